@@ -1,0 +1,23 @@
+"""Encoders that come with a language model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Modality:
+    """A vision or audio encoder and its projector."""
+
+    kind: str
+    """image | video | audio"""
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    heads: int
+    parameters: int
+    """Encoder and projector parameters (they are rarely sharded or quantized)."""
+    max_tokens_per_item: int
+    """Placeholder tokens of the largest item that vLLM profiles with."""
+    patch_tokens_per_item: int = 0
+    """Tokens inside the encoder before merging."""

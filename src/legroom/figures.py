@@ -1,0 +1,60 @@
+"""A number that says how sure it is and how it came about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Certainty = Literal["exact", "measured", "estimated"]
+_RANK: dict[Certainty, int] = {"exact": 0, "measured": 1, "estimated": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One line of the working behind a figure: `label` = `bytes`, because `how`."""
+
+    label: str
+    bytes: int
+    how: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """Bytes with their certainty, error band and working."""
+
+    bytes: int
+    kind: Certainty = "exact"
+    low: int = -1
+    high: int = -1
+    terms: tuple[Term, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.low == -1 and self.high == -1:
+            object.__setattr__(self, "low", self.bytes)
+            object.__setattr__(self, "high", self.bytes)
+
+    def __add__(self, other: Figure) -> Figure:
+        """The sum; bands add up, certainty is that of the less certain."""
+        kind = self.kind if _RANK[self.kind] >= _RANK[other.kind] else other.kind
+        return Figure(
+            self.bytes + other.bytes, kind, self.low + other.low, self.high + other.high, self.terms + other.terms
+        )
+
+    def named(self, label: str, how: str = "") -> Figure:
+        """The same figure with its working folded into one term."""
+        return replace(self, terms=(Term(label, self.bytes, how),))
+
+
+def exact(bytes_: int, label: str = "", how: str = "") -> Figure:
+    """A figure that is plain arithmetic on known facts."""
+    return Figure(bytes_, "exact", terms=(Term(label, bytes_, how),) if label else ())
+
+
+def estimated(bytes_: int, low: int, high: int, terms: tuple[Term, ...] = ()) -> Figure:
+    """A figure from a fitted model, with its band."""
+    return Figure(bytes_, "estimated", min(low, bytes_), max(high, bytes_), terms)
+
+
+def measured(bytes_: int, label: str = "", how: str = "") -> Figure:
+    """A figure read from this user's own log or GPU."""
+    return Figure(bytes_, "measured", terms=(Term(label, bytes_, how),) if label else ())

@@ -1,0 +1,38 @@
+"""Where every byte of one GPU goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from legroom.figures import Figure
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The memory of one rank, in vLLM's own accounting, and what the card will show beside it."""
+
+    total_bytes: int
+    budget_bytes: int
+    """What the release plans with: utilization x total."""
+    weights: Figure
+    activation: Figure
+    """Peak of the profile run above the weights."""
+    cuda_graph: Figure
+    """What the release subtracts for CUDA graphs (0 where it estimates none)."""
+    non_torch: Figure
+    kv_cache: Figure
+    """budget - weights - activation - cuda_graph - non_torch, or the explicit bytes. May be negative: then nothing fits."""
+    outside: Figure
+    """Used beside the budget: CUDA context, uncounted graphs, sampler tables, warm-up workspaces."""
+    rank: int = 0
+
+    @property
+    def peak_used_bytes(self) -> int:
+        """What nvidia-smi will show at the worst moment after start-up."""
+        inside = self.weights.bytes + self.activation.bytes + self.cuda_graph.bytes + self.non_torch.bytes
+        return inside + max(self.kv_cache.bytes, 0) + self.outside.bytes
+
+    @property
+    def headroom_bytes(self) -> int:
+        """What is left of the card at the peak; below zero, the server dies in a burst."""
+        return self.total_bytes - self.peak_used_bytes

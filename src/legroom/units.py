@@ -1,0 +1,58 @@
+"""Reading and writing sizes and counts the way people and vLLM write them."""
+
+from __future__ import annotations
+
+import re
+
+from legroom.errors import LegroomError
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+
+_BYTES = {
+    "": 1, "b": 1,
+    "k": 10**3, "kb": 10**3, "kib": KIB, "ki": KIB,
+    "m": 10**6, "mb": 10**6, "mib": MIB, "mi": MIB,
+    "g": 10**9, "gb": 10**9, "gib": GIB, "gi": GIB,
+    "t": 10**12, "tb": 10**12, "tib": 2**40, "ti": 2**40,
+}  # fmt: skip
+_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
+
+
+def cdiv(a: int, b: int) -> int:
+    """Division that rounds up."""
+    return -(-a // b)
+
+
+def round_up(a: int, multiple: int) -> int:
+    """The next multiple at or above `a`."""
+    return cdiv(a, multiple) * multiple
+
+
+def parse_bytes(text: str, what: str = "size") -> int:
+    """`79.10GiB`, `24 GB`, `16M` or plain bytes."""
+    found = _NUMBER.fullmatch(text)
+    unit = found.group(2).lower() if found else ""
+    if not found or unit not in _BYTES:
+        raise LegroomError(f"{what} {text!r} is not a size", "write it like 24GiB, 79.1GiB or 85899345920")
+    return int(float(found.group(1)) * _BYTES[unit])
+
+
+def parse_count(text: str, what: str = "number") -> int:
+    """`4096`, `32k` (1000s) or `32K` (1024s): vLLM's own human-readable integers, so `32k` is 32,000 and `32K` 32,768."""
+    found = _NUMBER.fullmatch(text)
+    scale = {
+        "": 1, "k": 10**3, "K": KIB, "m": 10**6, "M": MIB, "g": 10**9, "G": GIB, "t": 10**12, "T": 2**40,
+    }  # fmt: skip
+    if not found or found.group(2) not in scale:
+        raise LegroomError(f"{what} {text!r} is not a number", "write it like 4096, 32k (32,000) or 32K (32,768)")
+    return int(float(found.group(1)) * scale[found.group(2)])
+
+
+def gib(bytes_: float, digits: int = 2) -> str:
+    """`12.34 GiB`."""
+    return f"{bytes_ / GIB:.{digits}f} GiB"
+
+
+def human_bytes(bytes_: float) -> str:
+    """GiB from a tenth of one up, MiB below."""
+    return gib(bytes_) if abs(bytes_) >= GIB / 10 else f"{bytes_ / MIB:.1f} MiB"

@@ -1,0 +1,112 @@
+"""The flags of one vLLM server that matter to memory: as given (`ServeArgs`) and as the release resolves them (`EngineSettings`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Usage = Literal["serve", "llm"]
+
+
+@dataclass(frozen=True)
+class ServeArgs:
+    """What the user gave. None: not given, so the release's default applies. Field names are vLLM's own `dest` names."""
+
+    model: str = ""
+    usage: Usage = "serve"
+    """`vllm serve` or the `LLM` class: some defaults differ."""
+    dtype: str | None = None
+    quantization: str | None = None
+    kv_cache_dtype: str | None = None
+    max_model_len: int | None = None
+    """-1: fit the length to the memory (0.14+)."""
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    gpu_memory_utilization: float | None = None
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    block_size: int | None = None
+    tensor_parallel_size: int | None = None
+    pipeline_parallel_size: int | None = None
+    data_parallel_size: int | None = None
+    decode_context_parallel_size: int | None = None
+    prefill_context_parallel_size: int | None = None
+    enable_expert_parallel: bool | None = None
+    enforce_eager: bool | None = None
+    enable_chunked_prefill: bool | None = None
+    enable_prefix_caching: bool | None = None
+    async_scheduling: bool | None = None
+    disable_hybrid_kv_cache_manager: bool | None = None
+    cpu_offload_gb: float | None = None
+    swap_space: float | None = None
+    enable_lora: bool | None = None
+    max_loras: int | None = None
+    max_lora_rank: int | None = None
+    speculative_config: Mapping[str, Any] | None = None
+    compilation_config: Mapping[str, Any] | None = None
+    """Also holds `-O3` / `--compilation-config 3` as {"level": 3}; `cudagraph_mode`, `cudagraph_capture_sizes`, ..."""
+    cudagraph_capture_sizes: tuple[int, ...] | None = None
+    max_cudagraph_capture_size: int | None = None
+    max_seq_len_to_capture: int | None = None
+    limit_mm_per_prompt: Mapping[str, Any] | None = None
+    mm_processor_kwargs: Mapping[str, Any] | None = None
+    skip_mm_profiling: bool | None = None
+    language_model_only: bool | None = None
+    mamba_cache_dtype: str | None = None
+    mamba_ssm_cache_dtype: str | None = None
+    mamba_cache_mode: str | None = None
+    mamba_block_size: int | None = None
+    hf_overrides: Mapping[str, Any] | None = None
+    attention_backend: str | None = None
+    runner: str | None = None
+    performance_mode: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of the server that legroom saw (VLLM_*, PYTORCH_*, CUDA_VISIBLE_DEVICES, NCCL_*)."""
+    others: tuple[str, ...] = ()
+    """Every other flag as it was written, kept so that a command line survives the round trip."""
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """What the release makes of `ServeArgs` on one model and GPU: no None is left where the release has a value."""
+
+    release: str
+    engine: Literal["V0", "V1"]
+    runner: Literal["V1", "V2"]
+    """The model runner; V2 arrives with 0.22 for some architectures."""
+    usage: Usage
+    dtype: str
+    quantization: str | None
+    kv_cache_dtype: str
+    """Resolved: `auto` has become the checkpoint's own choice where the release honours it."""
+    max_model_len: int
+    auto_fit_len: bool
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    gpu_memory_utilization: float
+    kv_cache_memory_bytes: int | None
+    num_gpu_blocks_override: int | None
+    block_size: int | None
+    """As given by the user; None: the attention backend and the hybrid rules decide (`memory.kv`)."""
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    data_parallel_size: int
+    decode_context_parallel_size: int
+    prefill_context_parallel_size: int
+    enable_expert_parallel: bool
+    enforce_eager: bool
+    cudagraph_mode: str
+    """NONE | PIECEWISE | FULL | FULL_DECODE_ONLY | FULL_AND_PIECEWISE"""
+    cudagraph_capture_sizes: tuple[int, ...]
+    graph_estimate_applied: bool
+    """Whether the release subtracts its CUDA-graph estimate from the budget."""
+    enable_chunked_prefill: bool
+    enable_prefix_caching: bool
+    async_scheduling: bool
+    max_concurrent_batches: int
+    disable_hybrid_kv_cache_manager: bool
+    num_speculative_tokens: int
+    given: ServeArgs
+    notes: tuple[str, ...] = ()
+    """Sentences about what was clamped, ignored or replaced."""
