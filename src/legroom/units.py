@@ -38,7 +38,7 @@ def parse_bytes(text: str, what: str = "size") -> int:
 
 
 def parse_count(text: str, what: str = "number") -> int:
-    """`4096`, `32k` (1000s) or `32K` (1024s): vLLM's own human-readable integers, so `32k` is 32,000 and `32K` 32,768."""
+    """`4096`, `32k` or `32K`, as vLLM reads them: a small letter counts thousands, a capital 1024s."""
     found = _NUMBER.fullmatch(text)
     scale = {
         "": 1, "k": 10**3, "K": KIB, "m": 10**6, "M": MIB, "g": 10**9, "G": GIB, "t": 10**12, "T": 2**40,

@@ -1,0 +1,1 @@
+"""What is true of the world, as data with a source."""

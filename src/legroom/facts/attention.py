@@ -48,10 +48,7 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True)
 class StateSpace:
-    """A recurrent mixer with a state of constant size a sequence (Mamba, Mamba-2, gated delta net, lightning, short conv).
-
-    `state_shapes` are per sequence before tensor parallelism; `sharded_dims` says which axis of each shape TP divides.
-    """
+    """A recurrent mixer with a state of one size whatever the length: Mamba, gated delta net, short conv."""
 
     kind: str
     """mamba1 | mamba2 | gdn | kda | lightning | short_conv"""

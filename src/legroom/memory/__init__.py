@@ -1,0 +1,1 @@
+"""Bytes: pure functions from a deployment to a layout."""

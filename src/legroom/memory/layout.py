@@ -21,7 +21,7 @@ class Layout:
     """What the release subtracts for CUDA graphs (0 where it estimates none)."""
     non_torch: Figure
     kv_cache: Figure
-    """budget - weights - activation - cuda_graph - non_torch, or the explicit bytes. May be negative: then nothing fits."""
+    """budget - weights - activation - cuda_graph - non_torch, or the explicit bytes. Negative: nothing fits."""
     outside: Figure
     """Used beside the budget: CUDA context, uncounted graphs, sampler tables, warm-up workspaces."""
     rank: int = 0

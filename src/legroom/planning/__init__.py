@@ -1,0 +1,1 @@
+"""Searches over settings for a goal; calibration; scoring."""

@@ -1,0 +1,1 @@
+"""Drawing primitives: bars, tables, SVG. They know nothing of vLLM."""

@@ -1,0 +1,1 @@
+"""vLLM as seen from outside: command lines in, settings out."""

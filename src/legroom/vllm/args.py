@@ -1,4 +1,4 @@
-"""The flags of one vLLM server that matter to memory: as given (`ServeArgs`) and as the release resolves them (`EngineSettings`)."""
+"""The memory flags of one server: as given (`ServeArgs`) and as the release resolves them (`EngineSettings`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Usage = Literal["serve", "llm"]
 
 @dataclass(frozen=True)
 class ServeArgs:
-    """What the user gave. None: not given, so the release's default applies. Field names are vLLM's own `dest` names."""
+    """What the user gave; None means the release's default applies. Field names are vLLM's own `dest` names."""
 
     model: str = ""
     usage: Usage = "serve"
