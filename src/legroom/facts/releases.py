@@ -1,0 +1,120 @@
+"""vLLM releases in order, and what a version that people write means among them. Data in `data/releases.json`."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib import resources
+
+from legroom.errors import LegroomError
+
+_VERSION = re.compile(
+    r"v?(?P<numbers>\d{1,6}(?:\.\d{1,6}){0,4})"
+    r"(?:[-_.]?(?P<phase>a|b|c|rc|alpha|beta|pre|preview)[-_.]?(?P<phase_number>\d{0,6}))?"
+    r"(?:(?:[-_.]?(?:post|rev|r)[-_.]?|-)(?P<post>\d{1,6}))?"
+    r"(?:[-_.]?(?P<dev>dev)[-_.]?\d{0,8})?"
+    r"(?:\+(?P<local>[a-z0-9][a-z0-9._-]*))?"
+)
+_NEWEST_NAMES = {"latest", "nightly", "main", "stable"}
+
+_Key = tuple[tuple[int, ...], int, int, int]
+
+
+def _read(version: str) -> re.Match[str] | None:
+    return _VERSION.fullmatch(version.strip().lower())
+
+
+@lru_cache(maxsize=512)
+def _key(version: str) -> _Key:
+    """A key that sorts as Python packaging does: dev < rc < final < post."""
+    found = _read(version)
+    if found is None:
+        raise LegroomError(f"vLLM release {version!r} is not a version number", _hint())
+    numbers = tuple(int(part) for part in found["numbers"].split("."))
+    numbers += (0,) * (5 - len(numbers))
+    phase = -1 if found["phase"] else 0
+    if found["dev"] and not found["phase"] and found["post"] is None:
+        phase = -2
+    return numbers, phase, int(found["phase_number"] or 0) if found["phase"] else 0, int(found["post"] or -1) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """One vLLM release that legroom has facts of, and what was asked for."""
+
+    version: str
+    """The release whose facts apply, one of `known_releases()`."""
+    asked: str
+    """What the user wrote."""
+    note: str = ""
+    """A sentence, where the facts of another release than the one asked for apply."""
+
+    def at_least(self, version: str) -> bool:
+        """Whether this release is `version` or a later one."""
+        return _key(self.version) >= _key(version)
+
+    def before(self, version: str) -> bool:
+        """Whether this release comes before `version`."""
+        return _key(self.version) < _key(version)
+
+    def within(self, first: str, last: str) -> bool:
+        """Whether this release lies in a range, both ends included."""
+        return _key(first) <= _key(self.version) <= _key(last)
+
+    def __str__(self) -> str:
+        return self.version
+
+
+@cache
+def known_releases() -> tuple[str, ...]:
+    """Every release legroom has facts of, the oldest first."""
+    text = resources.files("legroom.facts").joinpath("data/releases.json").read_text("utf-8")
+    return tuple(json.loads(text)["releases"])
+
+
+def latest() -> Release:
+    """The newest release legroom has facts of."""
+    newest = known_releases()[-1]
+    return Release(newest, newest)
+
+
+def _hint() -> str:
+    known = known_releases()
+    return f"legroom knows the vLLM releases {known[0]} to {known[-1]}; write one like {known[-1]}"
+
+
+@lru_cache(maxsize=512)
+def release(version: str) -> Release:
+    """The release that `version` names; one that legroom has no facts of becomes the nearest below it, with a note.
+
+    Takes what people have: `0.10.2`, `v0.10.2`, `0.19`, `0.6.3.post1`, `0.10.2+cu128`, `0.11.1rc2`, `nightly`.
+    """
+    asked = version.strip()
+    known = known_releases()
+    if asked.lower() in _NEWEST_NAMES:
+        note = f"'{asked}' names no fixed release; the facts of {known[-1]}, the newest legroom knows, apply"
+        return Release(known[-1], asked, note)
+    found = _read(asked)
+    if found is None:
+        shown = asked if len(asked) <= 40 else asked[:40] + "..."
+        raise LegroomError(f"vLLM release {shown!r} is not a version number", _hint())
+    key = _key(asked)
+    for name in reversed(known):
+        if _key(name) == key:
+            return Release(name, asked)
+    if found["phase"]:
+        # A release candidate behaves like the release it leads up to, not like the one before.
+        final = (key[0], 0, 0, 0)
+        for name in known:
+            if _key(name) == final:
+                return Release(name, asked, f"vLLM {asked} is a pre-release; the facts of {name} apply")
+    below = [name for name in known if _key(name) < key]
+    if not below:
+        raise LegroomError(f"vLLM {asked} is older than any release legroom knows", _hint())
+    if below[-1] == known[-1]:
+        note = f"vLLM {asked} is newer than legroom's facts; those of {known[-1]}, the newest it knows, apply"
+    else:
+        note = f"legroom has no facts of vLLM {asked}; those of {below[-1]}, the nearest release below, apply"
+    return Release(below[-1], asked, note)
