@@ -1,0 +1,84 @@
+"""The checks vLLM makes while it starts, in its order, with its words and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from legroom.facts.releases import release as known_release
+from legroom.memory.failure import Failure
+from legroom.memory.overhead import cuda_context
+from legroom.units import GIB, gib
+
+if TYPE_CHECKING:
+    from legroom.facts.gpus import Gpu
+    from legroom.figures import Figure
+    from legroom.memory.kv_plan import KvPlan
+    from legroom.memory.layout import Layout
+    from legroom.vllm.args import EngineSettings
+
+
+def first_failure(
+    ranks: Sequence[Layout],
+    kv: KvPlan,
+    graphs: Figure,
+    settings: EngineSettings,
+    gpu: Gpu,
+    held_by_others_bytes: int = 0,
+) -> Failure | None:
+    """The check that ends the start-up, or None."""
+    free = gpu.total_bytes - cuda_context(gpu).bytes - held_by_others_bytes
+    return (
+        _free_at_start(ranks[0], free, settings, gpu)
+        or _first(_weights_load(rank, free, gpu) for rank in ranks)
+        or _first(_profile_run(rank, free, gpu) for rank in ranks)
+        or kv.failure
+        or _first(_after_kv(rank, graphs, free, settings, gpu) for rank in ranks)
+    )
+
+
+def _first(failures: Sequence[Failure | None] | object) -> Failure | None:
+    return next((failure for failure in failures if failure), None)  # type: ignore[attr-defined]
+
+
+def _free_at_start(rank: Layout, free: int, settings: EngineSettings, gpu: Gpu) -> Failure | None:
+    """0.9.1+ refuses to start when the free memory is below the budget, even when KV bytes are given."""
+    release = known_release(settings.release)
+    if not release.at_least("0.9.1") or free >= rank.budget_bytes:
+        return None
+    device = "device cuda:0 " if release.at_least("0.14.0") else "device "
+    return Failure(
+        "free_memory_lt_requested",
+        f"Free memory on {device}({free / GIB:.2f}/{gpu.total_bytes / GIB:.2f} GiB) on startup is less than desired "
+        f"GPU memory utilization ({settings.gpu_memory_utilization}, {rank.budget_bytes / GIB:.2f} GiB). Decrease GPU "
+        "memory utilization or reduce GPU memory used by other processes.",
+        rank.budget_bytes,
+        free,
+    )
+
+
+def _weights_load(rank: Layout, free: int, gpu: Gpu) -> Failure | None:
+    if rank.weights.bytes <= free:
+        return None
+    return Failure("weights_too_big", _oom(gpu, "while loading the weights"), rank.weights.bytes, free)
+
+
+def _profile_run(rank: Layout, free: int, gpu: Gpu) -> Failure | None:
+    needed = rank.weights.bytes + rank.activation.bytes + rank.non_torch.bytes
+    if needed <= free:
+        return None
+    return Failure("profiling_activation_peak", _oom(gpu, "in the profile run"), needed, free)
+
+
+def _after_kv(rank: Layout, graphs: Figure, free: int, settings: EngineSettings, gpu: Gpu) -> Failure | None:
+    """With the pool in place, graph capture must still find room: the activation peak is free again by then."""
+    needed = rank.weights.bytes + max(rank.kv_cache.bytes, 0) + rank.non_torch.bytes + graphs.bytes
+    if needed <= free:
+        return None
+    if graphs.bytes == 0:
+        return Failure("kv_allocation_oom", _oom(gpu, "while allocating the KV cache"), needed, free)
+    return Failure("cudagraph_capture_oom", _oom(gpu, "while capturing CUDA graphs"), needed, free)
+
+
+def _oom(gpu: Gpu, when: str) -> str:
+    return f"torch.OutOfMemoryError: CUDA out of memory ({when}). GPU 0 has a total capacity of {gib(gpu.total_bytes)}"

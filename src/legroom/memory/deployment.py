@@ -1,0 +1,114 @@
+"""The memory of a whole deployment: one layout a pipeline stage, the KV pool they share, and the check that fails, if any."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from legroom.facts.releases import release as known_release
+from legroom.figures import Figure, Term, exact, measured
+from legroom.memory import checks
+from legroom.memory.activation import activation
+from legroom.memory.graphs import graph_bytes, graph_estimate
+from legroom.memory.kv_plan import KvPlan, kv_plan
+from legroom.memory.layout import Layout
+from legroom.memory.overhead import non_torch, outside
+from legroom.memory.weights import weights
+
+if TYPE_CHECKING:
+    from legroom.facts.gpus import Gpu
+    from legroom.facts.model import Model
+    from legroom.memory.failure import Failure
+    from legroom.vllm.args import EngineSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """What this user's own start-ups showed for one GPU, model and release. None: not seen."""
+
+    weights_bytes: int | None = None
+    activation_bytes: int | None = None
+    non_torch_bytes: int | None = None
+    graph_estimate_bytes: int | None = None
+    graph_bytes: int | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentMemory:
+    """Every stage's layout, the KV pool, and the first check that fails."""
+
+    ranks: tuple[Layout, ...]
+    kv: KvPlan
+    graphs: Figure
+    """What CUDA-graph capture really takes on the tightest stage, counted or not."""
+    failure: Failure | None
+
+    @property
+    def tightest(self) -> Layout:
+        """The stage with the smallest KV pool: it decides for all."""
+        return min(self.ranks, key=lambda rank: rank.kv_cache.bytes)
+
+
+def deployment_memory(
+    model: Model,
+    gpu: Gpu,
+    settings: EngineSettings,
+    seen: Measurements | None = None,
+    held_by_others_bytes: int = 0,
+) -> DeploymentMemory:
+    """Run vLLM's accounting forward for every pipeline stage, then its checks in its order."""
+    ranks = tuple(
+        stage_layout(model, gpu, settings, stage, seen or Measurements())
+        for stage in range(settings.pipeline_parallel_size)
+    )
+    kv = kv_plan(model, settings, gpu, [rank.kv_cache.bytes for rank in ranks])
+    graphs = _seen(seen.graph_bytes if seen else None, graph_bytes(model, settings, gpu), seen)
+    failure = checks.first_failure(ranks, kv, graphs, settings, gpu, held_by_others_bytes)
+    return DeploymentMemory(ranks, kv, graphs, failure)
+
+
+def stage_layout(model: Model, gpu: Gpu, settings: EngineSettings, stage: int, seen: Measurements) -> Layout:
+    """One pipeline stage; its tensor-parallel ranks are alike."""
+    budget = budget_bytes(gpu, settings)
+    parts = (
+        _seen(seen.weights_bytes, weights(model, settings, gpu, stage), seen),
+        _seen(seen.activation_bytes, activation(model, settings, gpu, stage), seen),
+        _seen(seen.graph_estimate_bytes, graph_estimate(model, settings, gpu), seen),
+        _seen(seen.non_torch_bytes, non_torch(model, settings, gpu, stage), seen),
+    )
+    return Layout(
+        gpu.total_bytes, budget, *parts[:2], cuda_graph=parts[2], non_torch=parts[3],
+        kv_cache=kv_cache_figure(budget, parts, settings), outside=outside(model, settings, gpu, stage), rank=stage,
+    )  # fmt: skip
+
+
+def budget_bytes(gpu: Gpu, settings: EngineSettings) -> int:
+    """utilization x total; rounded up from 0.14.0 on, cut off before."""
+    budget = gpu.total_bytes * settings.gpu_memory_utilization
+    return math.ceil(budget) if known_release(settings.release).at_least("0.14.0") else int(budget)
+
+
+def kv_cache_figure(budget: int, parts: tuple[Figure, ...], settings: EngineSettings) -> Figure:
+    """What the release leaves for the KV cache: the rest of the budget, or the bytes that were asked for."""
+    if settings.kv_cache_memory_bytes is not None:
+        return exact(settings.kv_cache_memory_bytes, "kv_cache_memory_bytes", "as given; utilization is ignored")
+    left = budget - sum(part.bytes for part in parts)
+    # The parts' errors are independent of each other, so the band is their root sum of squares.
+    down = math.isqrt(sum((part.high - part.bytes) ** 2 for part in parts))
+    up = math.isqrt(sum((part.bytes - part.low) ** 2 for part in parts))
+    kinds = {part.kind for part in parts}
+    kind = "estimated" if "estimated" in kinds else "measured" if "measured" in kinds else "exact"
+    names = ("weights", "activation peak", "CUDA-graph estimate", "non-torch")
+    terms = (Term("budget", budget, "utilization x total"),) + tuple(
+        Term(name, -part.bytes) for name, part in zip(names, parts, strict=True)
+    )
+    return Figure(left, kind, left - down, left + up, terms)  # type: ignore[arg-type]
+
+
+def _seen(bytes_: int | None, otherwise: Figure, seen: Measurements | None) -> Figure:
+    if bytes_ is None:
+        return otherwise
+    label = otherwise.terms[0].label if otherwise.terms else "measured"
+    return measured(bytes_, label, f"measured: {seen.source if seen else ''}")

@@ -1,0 +1,80 @@
+"""A plan: one deployment, its memory, the verdict, and what would make it start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from legroom.errors import LegroomError
+from legroom.memory.deployment import DeploymentMemory, Measurements, deployment_memory
+from legroom.planning.verdict import Verdict, verdict
+from legroom.vllm.resolve import resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from legroom.facts.gpus import Gpu
+    from legroom.facts.model import Model
+    from legroom.facts.releases import Release
+    from legroom.memory.layout import Layout
+    from legroom.vllm.args import EngineSettings, ServeArgs
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a plan is made for: a model on some GPUs under one release."""
+
+    model: Model
+    gpu: Gpu
+    gpus: int
+    release: Release
+    seen: Measurements | None = None
+    """What this user's own start-ups measured, if anything."""
+    held_by_others_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A change of flags that makes the server start or hold, with the memory it will have."""
+
+    flags: Mapping[str, Any]
+    why: str
+    plan: Plan
+    trades: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One deployment and everything legroom knows about its memory."""
+
+    target: Target
+    args: ServeArgs
+    settings: EngineSettings
+    memory: DeploymentMemory
+    verdict: Verdict
+    reason: str
+    advice: tuple[Advice, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def layout(self) -> Layout:
+        """The tightest GPU's."""
+        return self.memory.tightest
+
+
+def plan(target: Target, args: ServeArgs) -> Plan:
+    """Predict what vLLM does with these flags, without advice."""
+    settings = resolve(args, target.model, target.gpu, target.release)
+    needed = settings.tensor_parallel_size * settings.pipeline_parallel_size * settings.data_parallel_size
+    if needed > target.gpus:
+        raise LegroomError(
+            f"the flags ask for {needed} GPUs (tensor x pipeline x data parallel) but only {target.gpus} are given",
+            f"say --gpus {needed}, or lower the parallel sizes",
+        )
+    memory = deployment_memory(target.model, target.gpu, settings, target.seen, target.held_by_others_bytes)
+    if settings.auto_fit_len and memory.kv.max_model_len != settings.max_model_len:
+        settings = replace(settings, max_model_len=memory.kv.max_model_len)
+    answer, reason = verdict(target.model, target.gpu, settings, memory)
+    notes = (*((target.release.note,) if target.release.note else ()), *settings.notes)
+    return Plan(target, args, settings, memory, answer, reason, notes=notes)
