@@ -1,8 +1,31 @@
-"""GPUs: the total CUDA really reports, bandwidth, compute capability. Data in `data/gpus.json`, a source each."""
+"""GPUs: the total CUDA really reports, bandwidth, compute capability. Data in `data/gpus.json`, a source each.
+
+`gpu("h100")` is forgiving about how a name is written and strict about what it means: a name that several
+cards share is read as the smallest of them and carries a `note`, and an unknown one is an error with the nearest names.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from legroom.errors import LegroomError
+from legroom.units import GIB, MIB, gib, parse_bytes
+
+SMALLEST_BYTES, LARGEST_BYTES = 256 * MIB, 4096 * GIB
+
+_VENDOR_WORDS = frozenset(
+    {"nvidia", "geforce", "tesla", "amd", "intel", "corporation", "instinct", "radeon", "generation"}
+)
+_SIZE = re.compile(r"\s*[0-9]+(?:\.[0-9]+)?\s*[KMGT]i?B?\s*", re.IGNORECASE)
+_SIZE_WORD = re.compile(r"([0-9]+)gb?")
+_COUNTED = re.compile(r"\s*([0-9]+)\s*[x×]\s+(.+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,9 +37,151 @@ class Gpu:
     """What cudaMemGetInfo reports as total, not the figure on the box."""
     bandwidth_bytes_s: float = 0.0
     compute_capability: tuple[int, int] = (0, 0)
+    """(0, 0): not known, as with an anonymous card. Vendors other than NVIDIA: the number of their architecture."""
     vendor: str = "nvidia"
     unified: bool = False
     """CPU and GPU share one memory (GB10, Jetson, APUs)."""
     bf16_flops: float = 0.0
     fp8_flops: float = 0.0
     source: str = ""
+    total_source: str = "given"
+    """logged | nvidia-smi (less the usual reserve) | derived | given (by the user)."""
+    total_low_bytes: int = 0
+    total_high_bytes: int = 0
+    """The band of totals seen: drivers differ in what they reserve."""
+    interconnect: str = ""
+    """nvlink | pcie | xgmi | xelink | none"""
+    note: str = ""
+    """What the reader should know of how this name was read, if anything."""
+
+    def __post_init__(self) -> None:
+        if not self.total_low_bytes:
+            object.__setattr__(self, "total_low_bytes", self.total_bytes)
+        if not self.total_high_bytes:
+            object.__setattr__(self, "total_high_bytes", self.total_bytes)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether more than the size is known of it."""
+        return self.compute_capability != (0, 0) or self.vendor not in ("nvidia", "unknown")
+
+
+def gpu(name: str) -> Gpu:
+    """The GPU that `name` means: any usual spelling, or a size such as `24GiB`."""
+    if _SIZE.fullmatch(name):
+        return _anonymous(name)
+    counted = _COUNTED.fullmatch(name)
+    if counted and _key(counted.group(2)) in _index():
+        raise LegroomError(
+            f"{name!r} names {counted.group(1)} GPUs", f"give the GPU ({counted.group(2)}) and the count apart"
+        )
+    found = _lookup(name)
+    if found is None:
+        hint = ", ".join(nearest_gpus(name))
+        raise LegroomError(f"GPU {name!r} is not known to legroom", f"nearest: {hint}; or give its size, like 24GiB")
+    return found
+
+
+def with_total(card: Gpu, total_bytes: int) -> Gpu:
+    """The same card with the total that the user's own machine reports."""
+    _check_size(total_bytes, gib(total_bytes))
+    return replace(
+        card, total_bytes=total_bytes, total_low_bytes=total_bytes, total_high_bytes=total_bytes, total_source="given"
+    )
+
+
+def all_gpus() -> tuple[Gpu, ...]:
+    """Every GPU in the facts, in the order of the data file."""
+    return tuple(_read(entry) for entry in _data()["gpus"])
+
+
+def nearest_gpus(name: str, limit: int = 4) -> tuple[str, ...]:
+    """The names in the facts that look most like `name`."""
+    wanted, index = _key(name), _index()
+    keys = difflib.get_close_matches(wanted, index, n=3 * limit, cutoff=0.3) or [
+        "h10080gb",
+        "a10080gb",
+        "rtx4090",
+        "l4",
+    ]
+    names = dict.fromkeys(index[key][0]["name"] for key in keys if key in index)
+    return tuple(names)[:limit]
+
+
+def _lookup(name: str) -> Gpu | None:
+    index = _index()
+    if hit := index.get(_key(name)):
+        return _read(*hit)
+    # "RTX A6000 48GB": a size that agrees with the only card of that name.
+    words = _words(name)
+    for i, word in enumerate(words):
+        size = _SIZE_WORD.fullmatch(word)
+        hit = index.get("".join(words[:i] + words[i + 1 :])) if size else None
+        if size and hit:
+            card = _read(*hit)
+            if abs(card.total_bytes / GIB / float(size.group(1)) - 1) < 0.12:
+                return card
+    return None
+
+
+def _words(name: str) -> list[str]:
+    words = [word for word in re.split(r"[^a-z0-9.+]+", name.lower().replace("gib", "gb")) if word]
+    return [word for word in words if word not in _VENDOR_WORDS]
+
+
+def _key(name: str) -> str:
+    return "".join(_words(name))
+
+
+def _anonymous(text: str) -> Gpu:
+    total_bytes = parse_bytes(text, "GPU memory")
+    _check_size(total_bytes, text)
+    note = ""
+    if not re.search(r"i", text, re.IGNORECASE):
+        note = f"{text.strip()} was read as {gib(total_bytes)}; cards report GiB, and less than the figure on the box"
+    return Gpu(name=f"a {gib(total_bytes)} GPU", total_bytes=total_bytes, source="given by size", note=note)
+
+
+def _check_size(total_bytes: int, text: str) -> None:
+    if not SMALLEST_BYTES <= total_bytes <= LARGEST_BYTES:
+        raise LegroomError(f"a GPU of {text} is not plausible", "give one GPU's memory, like 24GiB")
+
+
+@lru_cache(maxsize=1)
+def _data() -> Mapping[str, Any]:
+    text = Path(__file__).with_name("data").joinpath("gpus.json").read_text(encoding="utf-8")
+    data: Mapping[str, Any] = json.loads(text)
+    return data
+
+
+@lru_cache(maxsize=1)
+def _index() -> dict[str, tuple[Mapping[str, Any], str]]:
+    """Squeezed name -> the card's entry and the note of an ambiguous name."""
+    index: dict[str, tuple[Mapping[str, Any], str]] = {}
+    by_name = {entry["name"]: entry for entry in _data()["gpus"]}
+    for entry in by_name.values():
+        for alias in (entry["name"], *entry["aliases"]):
+            index.setdefault(_key(alias), (entry, ""))
+    for alias, (name, note) in _data()["ambiguous"].items():
+        index[_key(alias)] = (by_name[name], note)
+    return index
+
+
+def _read(entry: Mapping[str, Any], note: str = "") -> Gpu:
+    major, minor = entry["compute_capability"]
+    return Gpu(
+        name=entry["name"],
+        total_bytes=entry["total_bytes"],
+        bandwidth_bytes_s=entry["bandwidth_gb_s"] * 1e9,
+        compute_capability=(major, minor),
+        vendor=entry.get("vendor", "nvidia"),
+        unified=entry.get("unified", False),
+        bf16_flops=entry.get("bf16_tflops", 0) * 1e12,
+        fp8_flops=entry.get("fp8_tflops", 0) * 1e12,
+        source=entry["source"],
+        total_source=entry["total_source"],
+        total_low_bytes=int(entry["total_low_gib"] * GIB),
+        total_high_bytes=int(entry["total_high_gib"] * GIB),
+        interconnect=entry["interconnect"],
+        note=note or entry.get("note", ""),
+    )
