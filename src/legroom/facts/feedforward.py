@@ -28,10 +28,15 @@ class Experts:
     shared_intermediate_size: int = 0
     shared_gate: bool = False
     router_bias: bool = False
+    """The router's linear layer has a bias (gpt-oss)."""
+    correction_bias: bool = False
+    """One float per expert that balances the load (DeepSeek's e_score_correction_bias)."""
+    router_fp32: bool = False
+    """The router's weight is kept in float32 whatever the model's dtype."""
     latent_size: int = 0
     """> 0: experts work in this width instead of the hidden size (Nemotron-3, Kimi-K3)."""
     parallel_dense: Dense | None = None
-    """A dense block beside the experts in the same layer (Gemma-4, Llama-4 counts it as shared)."""
+    """A dense block beside the experts in the same layer (Gemma-4, Arctic)."""
 
 
 FeedForward = Dense | Experts
