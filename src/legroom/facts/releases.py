@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from importlib import resources
+from pathlib import Path
 
 from legroom.errors import LegroomError
 
@@ -70,7 +70,7 @@ class Release:
 @cache
 def known_releases() -> tuple[str, ...]:
     """Every release legroom has facts of, the oldest first."""
-    text = resources.files("legroom.facts").joinpath("data/releases.json").read_text("utf-8")
+    text = Path(__file__).with_name("data").joinpath("releases.json").read_text("utf-8")
     return tuple(json.loads(text)["releases"])
 
 

@@ -1,0 +1,93 @@
+"""What vLLM writes to its log and raises, by release: templates, patterns, fields. Data in `data/messages.json`."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+from legroom.facts.releases import Release, known_releases
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One value inside a message, in the order of the pattern's groups."""
+
+    expression: str
+    kind: str = ""
+    unit: str = ""
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One text that vLLM writes, in the releases of `spans`."""
+
+    id: str
+    level: str
+    """`info`, `warning`, ... or `exception:ValueError`."""
+    template: str
+    regex: str
+    spans: tuple[tuple[str, str], ...]
+    fields: tuple[Field, ...] = ()
+    families: tuple[str, ...] = ()
+    """Messages that say the same thing in different releases share a family."""
+    topics: tuple[str, ...] = ()
+
+    def pattern(self) -> re.Pattern[str]:
+        """The compiled pattern; its groups are `fields` in order."""
+        return _compiled(self.regex)
+
+
+@lru_cache(maxsize=4096)
+def _compiled(regex: str) -> re.Pattern[str]:
+    return re.compile(regex)
+
+
+def _message(entry: dict[str, Any], releases: tuple[str, ...]) -> Message:
+    fields = tuple(
+        Field(f.get("expr", ""), f.get("kind", ""), f.get("unit", ""), f.get("optional", False))
+        for f in entry.get("fields", ())
+    )
+    spans = tuple((releases[first], releases[last]) for first, last in entry["in"])
+    return Message(
+        entry["id"], entry["level"], entry["template"], entry["regex"], spans, fields, tuple(entry.get("family", ())),
+        tuple(entry.get("topics", ())),
+    )  # fmt: skip
+
+
+@cache
+def _load(name: str) -> tuple[Message, ...]:
+    text = Path(__file__).with_name("data").joinpath(f"{name}.json").read_text("utf-8")
+    releases = known_releases()
+    return tuple(_message(entry, releases) for entry in json.loads(text)["messages"])
+
+
+def core_messages() -> tuple[Message, ...]:
+    """The messages about memory, capacity and start-up."""
+    return _load("messages")
+
+
+def all_messages() -> tuple[Message, ...]:
+    """Every message known, the core ones first."""
+    return _load("messages") + _load("messages_other")
+
+
+def messages_of(release: Release, *, core_only: bool = True) -> tuple[Message, ...]:
+    """The messages that one release writes."""
+    source = core_messages() if core_only else all_messages()
+    return tuple(m for m in source if any(release.within(first, last) for first, last in m.spans))
+
+
+@cache
+def family(name: str) -> tuple[Message, ...]:
+    """The messages that say one thing, over the releases."""
+    return tuple(m for m in core_messages() if name in m.families)
+
+
+def in_family(name: str, release: Release) -> tuple[Message, ...]:
+    """How one release says one thing."""
+    return tuple(m for m in family(name) if any(release.within(first, last) for first, last in m.spans))
