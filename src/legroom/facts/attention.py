@@ -26,6 +26,8 @@ class Attention:
     sinks: bool = False
     causal: bool = True
     cross: bool = False
+    index_head_dim: int = 0
+    """> 0: block-sparse attention whose indexer keeps a key cache of its own (MiniMax-M3)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,8 @@ class Layer:
 
     mixer: Mixer | None
     feedforward: FeedForward | None
+    also: tuple[Mixer, ...] = ()
+    """Further mixers of the layer: cross attention of an encoder-decoder, the attention beside Falcon-H1's Mamba."""
 
 
 @dataclass(frozen=True, slots=True)

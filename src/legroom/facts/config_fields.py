@@ -1,0 +1,137 @@
+"""Reading a config.json safely: where the language model's fields are, their many names, and what is absurd."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from legroom.errors import LegroomError
+
+NESTED_KEYS = ("text_config", "llm_config", "language_config", "language_model_config", "text_model_config")
+"""Where multimodal checkpoints keep the config of their language model."""
+
+ALIASES: dict[str, tuple[str, ...]] = {
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers", "decoder_layers", "num_decoder_layers"),
+    "hidden_size": ("n_embd", "d_model", "dim", "model_dim", "embed_dim", "hidden_dim_size"),
+    "num_attention_heads": ("n_head", "num_heads", "n_heads", "decoder_attention_heads"),
+    "num_key_value_heads": (
+        "n_head_kv", "num_kv_heads", "n_kv_heads", "kv_heads", "multi_query_group_num", "num_attention_groups",
+        "num_query_groups",
+    ),
+    "head_dim": ("head_size", "hidden_size_per_head", "kv_channels", "attention_head_dim", "d_kv"),
+    "intermediate_size": (
+        "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", "inner_size", "decoder_ffn_dim", "hidden_dim",
+    ),
+    "vocab_size": ("padded_vocab_size", "n_vocab"),
+}  # fmt: skip
+"""The canonical name of a width, and the other names that released configs use for it."""
+
+_LIMITS = {
+    "num_hidden_layers": 2_000,
+    "hidden_size": 1_000_000,
+    "num_attention_heads": 100_000,
+    "num_key_value_heads": 100_000,
+    "head_dim": 100_000,
+    "intermediate_size": 10_000_000,
+    "vocab_size": 100_000_000,
+}
+
+
+@cache
+def config_defaults() -> dict[str, dict[str, Any]]:
+    """What a model type's configuration class fills in for fields its config.json leaves out."""
+    text = resources.files("legroom.facts").joinpath("data/config_defaults.json").read_text("utf-8")
+    defaults: dict[str, dict[str, Any]] = json.loads(text)["defaults"]
+    return defaults
+
+
+@cache
+def architecture_table() -> tuple[dict[str, str], frozenset[str]]:
+    """The architecture of a model type, and the architectures that vLLM serves."""
+    document = json.loads(resources.files("legroom.facts").joinpath("data/architectures.json").read_text("utf-8"))
+    return document["architectures"], frozenset(document["known"])
+
+
+def nested_text_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The sub-config of the language model, or None where the config is flat."""
+    for key in NESTED_KEYS:
+        nested = config.get(key)
+        if isinstance(nested, Mapping) and nested:
+            return nested
+    for key in ("thinker_config", "language_model", "decoder"):
+        nested = config.get(key)
+        if isinstance(nested, Mapping) and nested:
+            inner = nested_text_config(nested)
+            if inner is not None or any(name in nested for name in ("num_hidden_layers", "hidden_size")):
+                return inner or nested
+    return None
+
+
+def canonical_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The language model's fields under their canonical names, with its class's defaults for what is left out."""
+    nested = nested_text_config(config)
+    text = dict(nested if nested is not None else config)
+    if nested is not None:
+        for key in ("architectures", "dtype", "torch_dtype", "tie_word_embeddings", "quantization_config"):
+            if text.get(key) is None and config.get(key) is not None:
+                text[key] = config[key]
+    attn = text.get("attn_config")
+    if isinstance(attn, Mapping) and isinstance(attn.get("kv_n_heads"), int):
+        text.setdefault("num_key_value_heads", attn["kv_n_heads"])
+    for name, others in ALIASES.items():
+        if text.get(name) is None:
+            found = next((text[other] for other in others if text.get(other) is not None), None)
+            if found is not None:
+                text[name] = found
+    if text.get("num_hidden_layers") is None:  # Nemotron-3-Ultra only lists its layers
+        listed = text.get("layers_block_type") or text.get("layer_types")
+        if isinstance(listed, list) and listed:
+            text["num_hidden_layers"] = len(listed)
+    text["model_type"] = text_model_type(text, config)
+    essential = {"num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"}
+    for name, value in config_defaults().get(text["model_type"], {}).items():
+        # A flat config without its widths is a broken file; a nested one holds only what differs from its class.
+        if text.get(name) is None and (nested is not None or name not in essential):
+            text[name] = value
+    return text
+
+
+def text_model_type(text: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """The language model's own type: `qwen2_5_vl` is a `qwen2`, `llava (llama text)` a `llama`."""
+    model_type = str(text.get("model_type") or config.get("model_type") or "")
+    described = re.fullmatch(r"\S+ \((\S+) text\)", model_type)
+    if described:
+        return described.group(1)
+    defaults = config_defaults()
+    return f"{model_type}_text" if model_type not in defaults and f"{model_type}_text" in defaults else model_type
+
+
+def int_field(text: Mapping[str, Any], name: str, *, low: int = 1, default: int | None = None) -> int:
+    """A whole number of the config within sane bounds, or a clear refusal."""
+    value = text.get(name)
+    if value is None:
+        if default is not None:
+            return default
+        known = ", ".join((name, *ALIASES.get(name, ())[:3]))
+        raise LegroomError(f"the model config has no {name}", f"a config.json of a language model has one of: {known}")
+    if isinstance(value, list | tuple) and value and all(isinstance(item, int) for item in value):
+        value = max(value)  # OpenELM and DeciLM write one value a layer
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise LegroomError(f"{name} in the model config is {value!r}, not a whole number", "check the config.json")
+    high = _LIMITS.get(name, 2**40)
+    if not low <= value <= high:
+        raise LegroomError(
+            f"{name} in the model config is {value}, which no model has", f"it should lie between {low} and {high:,}"
+        )
+    return value
+
+
+def optional_int(text: Mapping[str, Any], name: str, low: int = 1) -> int | None:
+    """A whole number where the config gives one."""
+    return None if text.get(name) is None else int_field(text, name, low=low)

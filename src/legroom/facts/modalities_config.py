@@ -1,0 +1,237 @@
+"""Reads the encoders of a multimodal config.json: a tower of transformer blocks and a projector, by family.
+
+A family is a row of `data/towers.json`: the names its vision config uses, what its blocks are made of, which
+projector follows, and the tower to assume where a config says "there is vision" and nothing more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from legroom.facts.config_fields import nested_text_config
+from legroom.facts.linear import Linear
+from legroom.facts.modalities import Modality
+
+Config = Mapping[str, Any]
+
+
+def modalities(config: Config) -> tuple[Modality, ...]:
+    """The encoders that vLLM loads beside the language model of this config."""
+    family = _family(config)
+    row = families().get(family)
+    text = nested_text_config(config) or config
+    width = int(text.get("hidden_size") or text.get("n_embd") or 0)
+    found: list[Modality] = []
+    vision = config.get("vision_config")
+    if isinstance(vision, Mapping) and vision:
+        found.append(_tower(row or families()["_plain"], {**_defaults(row, width), **vision}, config, width, True))
+    elif row and (config.get("has_vision") or row.get("always")):
+        found.append(_tower(row, _defaults(row, width), config, width, False))
+    return tuple(found)
+
+
+@cache
+def families() -> dict[str, dict[str, Any]]:
+    """The rows of data/towers.json, aliases resolved."""
+    document = json.loads(resources.files("legroom.facts").joinpath("data/towers.json").read_text("utf-8"))
+    rows: dict[str, dict[str, Any]] = document["families"]
+    return {**rows, **{alias: rows[name] for alias, name in document["aliases"].items()}}
+
+
+def _family(config: Config) -> str:
+    stated = str(config.get("model_type") or "").split(" ")[0]
+    vision = config.get("vision_config")
+    inner = str(vision.get("model_type") or "") if isinstance(vision, Mapping) else ""
+    joined = f"{stated}+{inner}"
+    known = families()
+    for name in (joined, stated, stated.removesuffix("_text"), inner):
+        if name in known:
+            return name
+    return ""
+
+
+def _defaults(row: Mapping[str, Any] | None, width: int) -> dict[str, Any]:
+    """The usual tower of the family; some families pick it by the width of their language model."""
+    if row is None:
+        return {}
+    chosen: dict[str, Any] = dict(row.get("default", {}))
+    for limit, other in row.get("default_from_width", {}).items():
+        if width >= int(limit):
+            chosen.update(other)
+    return chosen
+
+
+def _field(row: Mapping[str, Any], vision: Config, name: str, fallback: int = 0) -> int:
+    for key in (row.get("names", {}).get(name), name):
+        value = vision.get(key) if key else None
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return int(value)
+        if isinstance(value, (list, tuple)) and value and isinstance(value[0], int):
+            return int(value[0])
+    return fallback
+
+
+def _tower(row: Mapping[str, Any], vision: Config, config: Config, width: int, exact: bool) -> Modality:
+    hidden = _field(row, vision, "hidden_size", 1024)
+    layers = _field(row, vision, "num_hidden_layers", 24)
+    heads = _field(row, vision, "num_attention_heads", 16)
+    ratio = vision.get("mlp_ratio")
+    inner = _field(row, vision, "intermediate_size", int(hidden * float(ratio)) if ratio else 4 * hidden)
+    layers += int(row.get("layers_offset", 0)) if "vision_feature_layer" in config or row.get("always_offset") else 0
+    style = set(row.get("style", ()))
+    weights = (
+        *_embedding(row, vision, style, hidden),
+        *_blocks(style, hidden, inner, layers, _field(row, vision, "qkv_hidden_size", hidden), heads),
+        *_PROJECTORS[str(row.get("projector", "none"))](row, vision, config, hidden, width),
+    )
+    tokens = int(row.get("tokens_per_item", 0)) or _tokens(row, vision)
+    return Modality(
+        str(row.get("kind", "image")),
+        hidden,
+        inner,
+        layers,
+        heads,
+        sum(weight.parameters for weight in weights),
+        tokens,
+        tokens * int(row.get("merge", 1)) ** 2,
+        weights,
+        exact,
+    )
+
+
+def _tokens(row: Mapping[str, Any], vision: Config) -> int:
+    size, patch = _field(row, vision, "image_size", 336), _field(row, vision, "patch_size", 14)
+    return max((size // max(patch * int(row.get("merge", 1)), 1)) ** 2, 1)
+
+
+def _norm(name: str, size: int, style: set[str], count: int = 1) -> Linear:
+    return Linear(name, size, bias="layer_norm" in style, count=count)
+
+
+def _embedding(row: Mapping[str, Any], vision: Config, style: set[str], hidden: int) -> list[Linear]:
+    patch = _field(row, vision, "patch_size", 14)
+    channels = _field(row, vision, "in_channels", 3) * _field(row, vision, "temporal_patch_size", 1) * patch * patch
+    out = [Linear("patch_embed", hidden, channels, bias="patch_bias" in style)]
+    positions = _field(row, vision, "num_position_embeddings", 0)
+    if "square_positions" in style:
+        positions = (_field(row, vision, "image_size", 336) // patch) ** 2
+    if "grid_positions" in style:
+        positions = _field(row, vision, "init_pos_emb_height", 64) * _field(row, vision, "init_pos_emb_width", 64)
+    if "table_positions" in style:
+        positions = 2 * _field(row, vision, "position_embedding_size", 10240)
+    if "class_token" in style:
+        positions += 1
+        out.append(Linear("class_embedding", hidden))
+    if positions:
+        out.append(Linear("position_embedding", positions, hidden))
+    if "pre_norm" in style:
+        out.append(_norm("pre_norm", hidden, style))
+    if "post_norm" in style:
+        out.append(_norm("post_norm", hidden, style))
+    return out
+
+
+def _blocks(style: set[str], hidden: int, inner: int, layers: int, qkv: int, heads: int) -> list[Linear]:
+    """Attention and feed-forward blocks. vLLM splits them over the tensor-parallel ranks like a decoder's."""
+    out = [
+        _norm("norm1", hidden, style, layers),
+        _norm("norm2", hidden, style, layers),
+        Linear("qkv", 3 * qkv, hidden, bias="qkv_bias" in style, split="out", count=layers),
+        Linear("proj", hidden, qkv, bias="o_bias" in style, split="in", count=layers),
+    ]
+    if "four_norms" in style:
+        out += [_norm("norm3", hidden, style, layers), _norm("norm4", hidden, style, layers)]
+    if "qk_norm" in style:
+        out += [Linear("q_norm", qkv // heads, count=layers), Linear("k_norm", qkv // heads, count=layers)]
+    if "layer_scale" in style:
+        out += [Linear("ls1", hidden, count=layers), Linear("ls2", hidden, count=layers)]
+    up = 2 * inner if "gated" in style else inner
+    out.append(Linear("fc1", up, hidden, bias="mlp_bias" in style, split="out", count=layers))
+    out.append(Linear("fc2", hidden, inner, bias="mlp_bias" in style, split="in", count=layers))
+    if "unsplit" in style:
+        return [Linear(w.name, w.outputs, w.inputs, w.bias, "", w.count) for w in out]
+    return out
+
+
+Projector = Callable[[Mapping[str, Any], Config, Config, int, int], list[Linear]]
+
+
+def _no_projector(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
+    return []
+
+
+def _mlp_projector(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
+    bias = bool(config.get("multimodal_projector_bias", True))
+    return [Linear("linear_1", width, hidden, bias, "out"), Linear("linear_2", width, width, bias, "in")]
+
+
+def _merger(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
+    """Qwen-VL: merge squares of patches, then two linears; DeepStack adds one merger a tapped layer."""
+    style = set(row.get("style", ()))
+    wide = hidden * _field(row, vision, "spatial_merge_size", 2) ** 2
+    out_size = _field(row, vision, "out_hidden_size", width) or width
+    tapped = vision.get("deepstack_visual_indexes")
+    count = len(tapped) if isinstance(tapped, (list, tuple)) else 0
+    mergers = [("merger", 1, hidden)] + ([("deepstack", count, wide)] if count else [])
+    out: list[Linear] = []
+    for name, copies, normed in mergers:
+        out.append(_norm(f"{name}.norm", normed, style, copies))
+        out.append(Linear(f"{name}.fc1", wide, wide, True, "out", copies))
+        out.append(Linear(f"{name}.fc2", out_size, wide, True, "in", copies))
+    return out
+
+
+def _patch_merger(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
+    """Moonshot: like the merger above, but on every rank whole."""
+    wide = hidden * 4
+    out = [
+        Linear("projector.norm", hidden, bias=True),
+        Linear("projector.fc1", wide, wide, True),
+        Linear("projector.fc2", width, wide, True),
+    ]
+    return [*out, Linear("final_norm", hidden, bias=True)]
+
+
+def _mistral3(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
+    merge = int(config.get("spatial_merge_size") or 2)
+    bias = bool(config.get("multimodal_projector_bias", False))
+    return [
+        Linear("projector.norm", hidden),
+        Linear("projector.merge", hidden, hidden * merge * merge),
+        Linear("linear_1", width, hidden, bias, "out"),
+        Linear("linear_2", width, width, bias, "in"),
+    ]
+
+
+def _gemma(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
+    return [Linear("projector", hidden, width), Linear("projector.norm", hidden)]
+
+
+def _internvl(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
+    wide = int(hidden * (1 / float(config.get("downsample_ratio") or 0.5)) ** 2)
+    return [
+        Linear("projector.norm", wide, bias=True),
+        Linear("projector.fc1", width, wide, True),
+        Linear("projector.fc2", width, width, True),
+    ]
+
+
+def _llama4(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
+    into, out = _field(row, vision, "projector_input_dim", 4096), _field(row, vision, "projector_output_dim", 4096)
+    inner = _field(row, vision, "intermediate_size", 5632)
+    wide = _field(row, vision, "vision_output_dim", out)
+    return [
+        Linear("adapter.fc1", into, inner, split="out"),
+        Linear("adapter.fc2", out, into, split="in"),
+        Linear("projector", width, wide, split="out"),
+    ]
+
+
+_PROJECTORS: dict[str, Projector] = {
+    "none": _no_projector, "mlp": _mlp_projector, "merger": _merger, "patch_merger": _patch_merger,
+    "mistral3": _mistral3, "gemma": _gemma, "internvl": _internvl, "llama4": _llama4,
+}  # fmt: skip
