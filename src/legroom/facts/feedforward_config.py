@@ -1,4 +1,4 @@
-"""Reads how each layer of a config.json transforms tokens: the widths, which layers hold experts, which hold nothing."""
+"""Reads how each layer of a config.json transforms tokens: its widths, and which layers hold experts or nothing."""
 
 from __future__ import annotations
 
@@ -57,6 +57,9 @@ def layer_count(config: Config) -> int:
         value = config.get(name)
         if isinstance(value, int) and not isinstance(value, bool):
             return value
+    pattern = config.get("hybrid_override_pattern") or config.get("layers_block_type")
+    if isinstance(pattern, (str, list, tuple)) and pattern:
+        return len(pattern)
     raise LegroomError("config.json does not say how many layers the model has", "it needs num_hidden_layers")
 
 
@@ -149,7 +152,8 @@ def _experts(config: Config, architecture: str) -> Experts | None:
 
 _SHARED_GATES = frozenset({"qwen2_moe", "qwen3_next", "qwen3_5_moe"})
 _FLOAT_ROUTERS = frozenset({
-    "minimax_m2", "minimax_m3", "nemotron_h", "step3p5", "step3p7", "glm4_moe", "ernie4_5_moe", "grok-1", "mimo_v2_flash",
+    "minimax_m2", "minimax_m3", "nemotron_h", "step3p5", "step3p7", "glm4_moe", "ernie4_5_moe", "grok-1",
+    "mimo_v2_flash",
 })  # fmt: skip
 _CORRECTED = frozenset({"minimax_m2", "minimax_m3", "nemotron_h", "ernie4_5_moe", "glm4_moe", "dots1", "kimi_linear"})
 
@@ -190,10 +194,7 @@ def _sparse_layers(config: Config, count: int) -> list[bool]:
     last = config.get("moe_layer_end_index")
     only = set(config.get("mlp_only_layers") or ())
     return [
-        i >= first
-        and i not in only
-        and (i + 1) % step == 0
-        and (not isinstance(last, int) or last < 0 or i <= last)
+        i >= first and i not in only and (i + 1) % step == 0 and (not isinstance(last, int) or last < 0 or i <= last)
         for i in range(count)
     ]
 

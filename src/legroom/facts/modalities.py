@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from legroom.facts.linear import Linear
+
 
 @dataclass(frozen=True, slots=True)
 class Modality:
@@ -21,3 +23,7 @@ class Modality:
     """Placeholder tokens of the largest item that vLLM profiles with."""
     patch_tokens_per_item: int = 0
     """Tokens inside the encoder before merging."""
+    weights: tuple[Linear, ...] = ()
+    """Every weight of the encoder and its projector, in the order vLLM creates them."""
+    exact: bool = True
+    """False: the checkpoint's config says nothing of its encoder, and the usual one of its family is assumed."""

@@ -85,7 +85,7 @@ def _tower(row: Mapping[str, Any], vision: Config, config: Config, width: int, e
     style = set(row.get("style", ()))
     weights = (
         *_embedding(row, vision, style, hidden),
-        *_blocks(style, hidden, inner, layers, _field(row, vision, "qkv_hidden_size", hidden), heads),
+        *_blocks(style, hidden, inner, layers, (_field(row, vision, "qkv_hidden_size", hidden), heads)),
         *_PROJECTORS[str(row.get("projector", "none"))](row, vision, config, hidden, width),
     )
     tokens = int(row.get("tokens_per_item", 0)) or _tokens(row, vision)
@@ -135,8 +135,9 @@ def _embedding(row: Mapping[str, Any], vision: Config, style: set[str], hidden: 
     return out
 
 
-def _blocks(style: set[str], hidden: int, inner: int, layers: int, qkv: int, heads: int) -> list[Linear]:
+def _blocks(style: set[str], hidden: int, inner: int, layers: int, attention: tuple[int, int]) -> list[Linear]:
     """Attention and feed-forward blocks. vLLM splits them over the tensor-parallel ranks like a decoder's."""
+    qkv, heads = attention
     out = [
         _norm("norm1", hidden, style, layers),
         _norm("norm2", hidden, style, layers),

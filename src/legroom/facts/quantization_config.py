@@ -13,7 +13,7 @@ Config = Mapping[str, Any]
 
 
 def quantization(config: Config) -> Quantization | None:
-    """The quantization of a checkpoint from its whole config.json, or None. Nested text configs are searched as vLLM does."""
+    """The quantization of a checkpoint from its whole config.json, or None; nested text configs are searched too."""
     section = _section(config)
     if section is None:
         return None
@@ -28,7 +28,7 @@ def quantization(config: Config) -> Quantization | None:
 
 
 def online_quantization(method: str) -> Quantization | None:
-    """What `--quantization METHOD` does to a checkpoint that is not quantized; None where that method needs one that is."""
+    """What `--quantization METHOD` makes of a plain checkpoint; None where that method needs a quantized one."""
     return _ONLINE.get(method)
 
 
@@ -51,7 +51,7 @@ def _method(section: Config) -> str:
             return "bitsandbytes"
         if "quant_algo" in section or "quantization" in section:
             return "modelopt"
-    return {"marlin": "gptq", "gptq_marlin": "gptq", "awq_marlin": "awq", "auto-round": "auto-round"}.get(method, method)
+    return {"marlin": "gptq", "gptq_marlin": "gptq", "awq_marlin": "awq"}.get(method, method)
 
 
 def _int(section: Config, *names: str, default: int) -> int:
