@@ -1,3 +1,36 @@
-"""legroom: GPU memory in vLLM serving as a thing you know."""
+"""legroom: GPU memory in vLLM serving as a thing you know.
+
+    import legroom
+    answer = legroom.plan("llama-3.1-8b", gpu="h100", max_model_len=32768)
+    print(answer)              # the picture
+    answer.layout.weights      # a Figure: bytes, kind, low, high, terms
+    answer.json()              # the document `legroom plan --json` prints
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from legroom.api import PlanReport as PlanReport
+    from legroom.api import layout as layout
+    from legroom.api import plan as plan
 
 __version__ = "0.1.0"
+
+_PUBLIC = ("PlanReport", "layout", "plan")
+
+__all__ = ["PlanReport", "__version__", "layout", "plan"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the API only when it is used: the command line should not pay for it."""
+    if name in _PUBLIC:
+        from legroom import api  # noqa: PLC0415
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'legroom' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

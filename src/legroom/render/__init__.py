@@ -1,1 +1,1 @@
-"""Drawing primitives: bars, tables, SVG. They know nothing of vLLM."""
+"""Pictures: drawing primitives (terminal, bar, text, svg) and what a plan or a sizing table looks like in them."""

@@ -1,0 +1,166 @@
+"""The Python API: plain values in, a typed object out that shows itself as text, JSON or a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import LegroomError
+from legroom.facts.gpus import gpu as known_gpu
+from legroom.facts.gpus import with_total
+from legroom.facts.models import load
+from legroom.facts.releases import latest
+from legroom.facts.releases import release as known_release
+from legroom.planning.plan import Plan, Target
+from legroom.planning.plan import plan as predict
+from legroom.units import parse_bytes
+from legroom.vllm.args import ServeArgs
+
+if TYPE_CHECKING:
+    from legroom.facts.releases import Release
+    from legroom.memory.layout import Layout
+    from legroom.planning.verdict import Verdict
+    from legroom.render.terminal import Style
+
+_FLAGS = frozenset(field.name for field in fields(ServeArgs)) - {"model", "usage", "env", "others"}
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """A plan that shows itself."""
+
+    plan: Plan
+
+    @property
+    def verdict(self) -> Verdict:
+        """`fits`, `tight` or `does_not_fit`."""
+        return self.plan.verdict
+
+    @property
+    def layout(self) -> Layout:
+        """Where every byte of the tightest GPU goes."""
+        return self.plan.layout
+
+    @property
+    def command(self) -> list[str]:
+        """The command line that was planned, ready to run."""
+        from legroom.vllm.command import command_line  # noqa: PLC0415
+
+        return command_line(self.plan.args, self.plan.target.release)
+
+    def text(self, style: Style | None = None, explain_math: bool = False) -> str:
+        """The picture, as the terminal shows it."""
+        from legroom.render.plan_text import plan_text  # noqa: PLC0415
+        from legroom.render.terminal import PLAIN  # noqa: PLC0415
+
+        return plan_text(self.plan, self.command, style or PLAIN, explain_math)
+
+    def svg(self) -> str:
+        """The picture, as an SVG document."""
+        from legroom.render.plan_svg import plan_svg  # noqa: PLC0415
+
+        return plan_svg(self.plan, self.command)
+
+    def json(self, explain_math: bool = False) -> dict[str, Any]:
+        """The document that `legroom plan --json` prints."""
+        from legroom.planning.plan_json import plan_json  # noqa: PLC0415
+
+        return plan_json(self.plan, self.command, explain_math)
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def plan(
+    model: str,
+    gpu: str,
+    *,
+    gpus: int | None = None,
+    vllm: str | None = None,
+    gpu_memory: str | None = None,
+    gpu_used: str | None = None,
+    env: Mapping[str, str] | None = None,
+    usage: str = "serve",
+    advice: bool = True,
+    **flags: Any,
+) -> PlanReport:
+    """Predict what vLLM does with `model` on `gpu`.
+
+    `flags` are vLLM's engine arguments by their Python names (`max_model_len=32768`); what is not given is the
+    release's default. `gpu_memory` overrides the card's total and `gpu_used` is what other processes hold of it.
+    """
+    unknown = sorted(set(flags) - _FLAGS)
+    if unknown:
+        raise LegroomError(f"{unknown[0]!r} is not an engine argument that memory depends on", _near(unknown[0]))
+    args = ServeArgs(model=model, usage=usage, env=dict(env or {}), **flags)  # type: ignore[arg-type]
+    release = known_release(vllm) if vllm else latest()
+    return PlanReport(make_plan(args, release, gpu, gpus, gpu_memory, gpu_used, advice=advice))
+
+
+def layout(model: str, gpu: str, **options: Any) -> Layout:
+    """Where every byte of the tightest GPU goes; the arguments are those of `plan`."""
+    return plan(model, gpu, advice=False, **options).layout
+
+
+def make_plan(
+    args: ServeArgs,
+    release: Release,
+    gpu: str,
+    gpus: int | None = None,
+    gpu_memory: str | None = None,
+    gpu_used: str | None = None,
+    *,
+    advice: bool = True,
+) -> Plan:
+    """The plan of parsed flags, with what this user's own start-ups measured, and with advice where it needs any."""
+    target = make_target(args, release, gpu, gpus, gpu_memory, gpu_used)
+    made = predict(with_measurements(target, args), args)
+    if advice and made.verdict != "fits":
+        from legroom.planning.advice import with_advice  # noqa: PLC0415
+
+        made = with_advice(made)
+    return made
+
+
+def make_target(
+    args: ServeArgs,
+    release: Release,
+    gpu: str,
+    gpus: int | None = None,
+    gpu_memory: str | None = None,
+    gpu_used: str | None = None,
+) -> Target:
+    """What the plan is for. Without a count, the flags' own parallel sizes say how many GPUs there are."""
+    card = known_gpu(gpu)
+    if gpu_memory is not None:
+        card = with_total(card, parse_bytes(gpu_memory, "--gpu-memory"))
+    used = parse_bytes(gpu_used, "--gpu-used") if gpu_used is not None else 0
+    if used > card.total_bytes:
+        raise LegroomError("--gpu-used is more than the card has", "give what other processes hold of one GPU")
+    asked = (args.tensor_parallel_size or 1) * (args.pipeline_parallel_size or 1) * (args.data_parallel_size or 1)
+    number = gpus if gpus is not None else max(asked, 1)
+    if number < 1:
+        raise LegroomError(f"{number} GPUs cannot serve a model", "say --gpus 1 or more")
+    return Target(load(args.model), card, number, release, held_by_others_bytes=used)
+
+
+def with_measurements(target: Target, args: ServeArgs) -> Target:
+    """The target with what `legroom calibrate` has stored for it, if there is a store."""
+    from legroom.planning.calibration_store import store_path  # noqa: PLC0415
+
+    if not store_path().exists():
+        return target
+    from legroom.planning.calibration import lookup  # noqa: PLC0415
+    from legroom.planning.calibration_store import read_store  # noqa: PLC0415
+    from legroom.vllm.resolve import resolve  # noqa: PLC0415
+
+    settings = resolve(args, target.model, target.gpu, target.release)
+    return replace(target, seen=lookup(read_store().observations, target, settings))
+
+
+def _near(name: str) -> str:
+    import difflib  # noqa: PLC0415
+
+    close = difflib.get_close_matches(name, _FLAGS, n=3)
+    return f"did you mean {', '.join(close)}?" if close else "use vLLM's Python names, like max_model_len"

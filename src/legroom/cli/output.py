@@ -1,0 +1,29 @@
+"""Writing a command's answer: JSON on stdout, or a file that the user named."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from legroom.errors import LegroomError
+
+
+def print_json(document: Any) -> None:
+    """Exactly one JSON document on stdout."""
+    json.dump(document, sys.stdout, indent=1, ensure_ascii=False)
+    sys.stdout.write("\n")
+
+
+def write_file(path: str, text: str, what: str) -> None:
+    """Write what the user asked for, or say why it could not be."""
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise LegroomError(f"could not write the {what} to {path}: {error.strerror}") from error
+
+
+def note(text: str) -> None:
+    """A remark beside the answer, on stderr."""
+    print(text, file=sys.stderr)

@@ -1,0 +1,97 @@
+"""The parts of a layout in the order and colours that every picture of it uses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from legroom.render.bar import Segment
+from legroom.units import GIB
+
+if TYPE_CHECKING:
+    from legroom.figures import Figure
+    from legroom.memory.layout import Layout
+    from legroom.planning.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One row of the legend: a share of the card, and the figure behind it where there is one."""
+
+    name: str
+    segment: Segment
+    figure: Figure | None
+    meaning: str
+
+
+def parts(layout: Layout) -> list[Part]:
+    """Inside the budget from the left, then what is used beside it, then what is left."""
+    inside = (
+        ("weights", layout.weights, "blue", "█", "W", "the model, as loaded"),
+        ("activations", layout.activation, "orange", "▓", "A", "peak of the profile run"),
+        ("CUDA graphs", layout.cuda_graph, "purple", "▒", "G", "what this release sets aside for them"),
+        ("non-torch", layout.non_torch, "brown", "░", "N", "libraries and NCCL"),
+        ("KV cache", layout.kv_cache, "green", "▞", "K", "what is left of the budget"),
+        ("outside", layout.outside, "red", "▚", "x", "used beside the budget: context, uncounted graphs, buffers"),
+    )
+    rows = [
+        Part(name, Segment(name, max(figure.bytes, 0), colour, glyph, letter), figure, meaning)
+        for name, figure, colour, glyph, letter, meaning in inside
+    ]
+    spare = max(layout.headroom_bytes, 0)
+    rows.append(Part("headroom", Segment("headroom", spare, "grey", "·", "."), None, "free at the peak"))
+    return rows
+
+
+def scale_bytes(layout: Layout) -> int:
+    """What the whole width of a bar stands for: the card, or more where the parts run over it."""
+    return max(layout.total_bytes, sum(part.segment.amount for part in parts(layout)))
+
+
+def certainty(figure: Figure) -> str:
+    """`exact`, `measured`, or the band of an estimate."""
+    if figure.kind != "estimated":
+        return figure.kind
+    low, high = figure.low / GIB, figure.high / GIB
+    digits = 2 if high - low >= 0.02 else 3
+    return f"estimated, {low:.{digits}f} to {high:.{digits}f}"
+
+
+def short_name(model_name: str) -> str:
+    """A model's name without the folders in front of it, Hub owners kept."""
+    pieces = [piece for piece in model_name.rstrip("/").split("/") if piece]
+    if pieces and pieces[-1] == "config.json":
+        pieces.pop()
+    if model_name.startswith(("/", ".", "~")) or len(pieces) > 2:
+        pieces = pieces[-1:]
+    return "/".join(pieces) or model_name
+
+
+def headline(plan: Plan) -> str:
+    """The answer in a sentence."""
+    target = plan.target
+    where = f"{target.gpus} x {target.gpu.name}"
+    start = f"{short_name(target.model.name)} on {where} with vLLM {target.release.version}"
+    spare = f"{max(plan.layout.headroom_bytes, 0) / GIB:.1f} GiB of each card stays free"
+    if plan.target.gpus == 1:
+        spare = spare.replace("each card", "the card")
+    if plan.verdict == "does_not_fit":
+        return f"{start} will not start."
+    if plan.verdict == "tight":
+        return f"{start} starts, but it is tight: {plan.reason}."
+    return f"{start} starts; {spare}."
+
+
+def flag_words(flags: Mapping[str, Any]) -> list[str]:
+    """`{"enforce_eager": True}` as `--enforce-eager`, the way it is typed."""
+    words: list[str] = []
+    for name, value in flags.items():
+        flag = "--" + name.replace("_", "-")
+        if value is True:
+            words.append(flag)
+        elif value is False:
+            words.append("--no-" + flag[2:])
+        elif value is not None:
+            words += [flag, str(value)]
+    return words

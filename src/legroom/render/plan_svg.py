@@ -1,0 +1,165 @@
+"""A plan as an SVG picture: the same facts as in the terminal, with the text as text."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from legroom.render.plan_parts import Part, certainty, flag_words, headline, parts, scale_bytes
+from legroom.render.svg import Svg
+from legroom.render.text import count, plural, wrap
+from legroom.units import KIB, gib, human_bytes
+
+if TYPE_CHECKING:
+    from legroom.memory.layout import Layout
+    from legroom.planning.plan import Advice, Plan
+
+_WIDTH, _LEFT, _BAR = 760.0, 28.0, 704.0
+_CHARS = 88
+"""Characters of the 13 px font that fit between the margins."""
+_VERDICT_CSS = {"fits": "good", "tight": "fair", "does_not_fit": "bad"}
+_VERDICT_WORD = {"fits": "fits", "tight": "tight", "does_not_fit": "does not fit"}
+
+
+def plan_svg(plan: Plan, command: Sequence[str]) -> str:
+    """The whole document."""
+    page = Svg(_WIDTH, headline(plan))
+    y = _title(page, plan, 40)
+    y = _failure(page, plan, y)
+    y = _card(page, plan, y + 16)
+    y = _legend(page, plan.layout, y + 14)
+    y = _kv(page, plan, y + 12)
+    y = _advice(page, plan, y + 8)
+    y = _command(page, command, y + 8)
+    return page.render(y + 18)
+
+
+def _title(page: Svg, plan: Plan, y: float) -> float:
+    word = _VERDICT_WORD[plan.verdict]
+    page.text(_LEFT, y, word, f"sans {_VERDICT_CSS[plan.verdict]}", size=20, bold=True)
+    lines = wrap(headline(plan), 100)
+    for line in lines:
+        y += 22
+        page.text(_LEFT, y, line, "sans ink", size=14)
+    return y
+
+
+def _failure(page: Svg, plan: Plan, y: float) -> float:
+    failure = plan.memory.failure
+    if failure is None:
+        return y
+    lines = wrap(failure.message, _CHARS - 4)
+    page.box(_LEFT, y + 14, 3, 18 * len(lines) + 8, fill="red")
+    page.box(_LEFT + 3, y + 14, _BAR - 3, 18 * len(lines) + 8, css="box")
+    y += 14
+    for line in lines:
+        y += 18
+        page.text(_LEFT + 14, y, line)
+    return y + 10
+
+
+def _card(page: Svg, plan: Plan, y: float) -> float:
+    layout = plan.layout
+    page.text(_LEFT, y + 12, f"{plan.target.gpu.name}, {gib(layout.total_bytes)}", "sans soft")
+    top, height = y + 22, 46.0
+    page.box(_LEFT, top, _BAR, height, css="room", round_=4)
+    scale, x = scale_bytes(layout), _LEFT
+    for part in parts(layout):
+        width = part.segment.amount / scale * _BAR
+        if part.figure is not None and width > 0:
+            tip = f"{part.name}: {gib(part.figure.bytes)} ({part.meaning})"
+            page.box(x, top, max(width, 1.0), height, fill=part.segment.colour, tip=tip)
+        if width > 12 + 7.0 * len(part.name):
+            ink = "#ffffff" if part.figure is not None else ""
+            page.text(x + 8, top + 19, part.name, "sans" if ink else "sans soft", fill=ink)
+            page.text(x + 8, top + 36, gib(part.segment.amount, 1), "sans" if ink else "sans soft", size=11.5, fill=ink)
+        x += width
+    return _budget_line(page, plan, top, height)
+
+
+def _budget_line(page: Svg, plan: Plan, top: float, height: float) -> float:
+    layout = plan.layout
+    scale = scale_bytes(layout)
+    x = _LEFT + layout.budget_bytes / scale * _BAR
+    page.line(x, top - 6, x, top + height + 8)
+    words = f"budget {gib(layout.budget_bytes)} = {plan.settings.gpu_memory_utilization:g} x total"
+    page.text(x - 4, top + height + 20, words, "sans soft", anchor="end", size=12)
+    if scale > layout.total_bytes:
+        edge = _LEFT + layout.total_bytes / scale * _BAR
+        page.line(edge, top - 6, edge, top + height + 8, dashed=True)
+        page.text(edge, top - 10, "end of the card", "sans soft", anchor="middle", size=12)
+    return top + height + 26
+
+
+def _legend(page: Svg, layout: Layout, y: float) -> float:
+    for part in parts(layout):
+        _legend_row(page, layout, part, y)
+        y += 21
+    return y
+
+
+def _legend_row(page: Svg, layout: Layout, part: Part, y: float) -> None:
+    bytes_ = part.figure.bytes if part.figure else layout.headroom_bytes
+    if part.figure:
+        page.box(_LEFT, y, 12, 12, fill=part.segment.colour, round_=2)
+    else:
+        page.box(_LEFT, y, 12, 12, css="room", round_=2)
+    page.text(_LEFT + 22, y + 11, part.name)
+    page.text(_LEFT + 220, y + 11, gib(bytes_), anchor="end")
+    page.text(_LEFT + 290, y + 11, f"{bytes_ / layout.total_bytes:.1%}", "soft", anchor="end")
+    page.text(_LEFT + 312, y + 11, certainty(part.figure) if part.figure else "total - all of the above", "soft")
+
+
+def _kv(page: Svg, plan: Plan, y: float) -> float:
+    kv = plan.memory.kv
+    if kv.num_blocks <= 0:
+        return y
+    per_token = f", {kv.bytes_per_token / KIB:,.1f} KiB a token" if kv.bytes_per_token else ""
+    for line in (
+        f"{plural(kv.num_blocks, 'KV block')} of {kv.block_size} = {count(kv.tokens)} tokens{per_token}",
+        f"{kv.max_concurrency:.2f} requests of the full {count(plan.settings.max_model_len)} tokens; "
+        f"the longest that fits is {count(kv.longest_len)}",
+    ):
+        page.text(_LEFT, y + 12, line)
+        y += 19
+    return y
+
+
+def _advice(page: Svg, plan: Plan, y: float) -> float:
+    if not plan.advice:
+        return y
+    verb = "start" if plan.verdict == "does_not_fit" else "hold"
+    y += 22
+    page.text(_LEFT, y, f"What makes it {verb}, the cheapest first", "sans ink", size=14, bold=True)
+    for advice in plan.advice:
+        y = _one_advice(page, advice, y + 14)
+    return y
+
+
+def _one_advice(page: Svg, advice: Advice, y: float) -> float:
+    after = advice.plan
+    caveat = "" if after.verdict == "fits" else "  (tight)"
+    page.text(_LEFT, y + 12, " ".join(flag_words(advice.flags)) + caveat, bold=True)
+    x, scale, width = _LEFT, scale_bytes(after.layout), 300.0
+    page.box(x, y + 20, width, 14, css="room", round_=2)
+    for part in parts(after.layout):
+        size = part.segment.amount / scale * width
+        if part.figure is not None and size > 0:
+            page.box(x, y + 20, size, 14, fill=part.segment.colour)
+        x += size
+    facts = f"KV {gib(after.layout.kv_cache.bytes)}, {after.memory.kv.max_concurrency:.2f} requests, "
+    page.text(_LEFT + width + 16, y + 31, facts + f"headroom {human_bytes(after.layout.headroom_bytes)}", "soft")
+    return y + 40
+
+
+def _command(page: Svg, command: Sequence[str], y: float) -> float:
+    if not command:
+        return y
+    lines = wrap(shlex.join(command), _CHARS - 4)
+    page.box(_LEFT, y + 8, _BAR, 19 * len(lines) + 12, css="box", round_=4)
+    y += 10
+    for number, line in enumerate(lines):
+        y += 19
+        page.text(_LEFT + 12, y, ("$ " if number == 0 else "    ") + line)
+    return y + 10

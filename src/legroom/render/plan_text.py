@@ -1,0 +1,204 @@
+"""A plan in the terminal: the answer first, then the card, the KV cache, and what would change it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from legroom.render.bar import bar, labels, ruler, swatch
+from legroom.render.plan_parts import Part, certainty, flag_words, headline, parts, scale_bytes
+from legroom.render.terminal import PLAIN, Style
+from legroom.render.text import columns, count, plural, wrap
+from legroom.units import KIB, gib, human_bytes
+
+if TYPE_CHECKING:
+    from legroom.figures import Figure
+    from legroom.memory.layout import Layout
+    from legroom.planning.plan import Advice, Plan
+
+_MARKS = {"fits": ("✓", "ok", "green"), "tight": ("!", "!", "orange"), "does_not_fit": ("✗", "x", "red")}
+_MARGIN = "  "
+
+
+def plan_text(plan: Plan, command: Sequence[str], style: Style = PLAIN, explain_math: bool = False) -> str:
+    """The whole picture, ending in a newline."""
+    blocks = [
+        list(_answer(plan, style)),
+        list(_failure(plan, style)),
+        list(_card(plan, style)),
+        list(_kv(plan, style)),
+        list(_ranks(plan, style)),
+        list(_advice(plan, style)),
+        list(_command(command, style)),
+        list(_math(plan, style)) if explain_math else [],
+        list(_notes(plan, style)),
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def _answer(plan: Plan, style: Style) -> Iterator[str]:
+    fancy, plain, colour = _MARKS[plan.verdict]
+    mark = style.pick(fancy, plain)
+    lines = wrap(headline(plan), style.width - len(mark) - 1)
+    for number, line in enumerate(lines):
+        lead = style.paint(mark, colour, "bold") if number == 0 else " " * len(mark)
+        yield f"{lead} {style.paint(line, 'bold')}"
+
+
+def _failure(plan: Plan, style: Style) -> Iterator[str]:
+    failure = plan.memory.failure
+    if failure is None:
+        return
+    edge = style.paint(style.pick("│", "|"), "red")
+    yield f"{_MARGIN}vLLM stops with:"
+    for line in wrap(failure.message, style.width - 4):
+        yield f"{_MARGIN}{edge} {line}"
+    short = failure.needed_bytes - failure.available_bytes
+    if short > 0:
+        yield (
+            f"{_MARGIN}{gib(failure.needed_bytes)} are needed, {gib(failure.available_bytes)} are there: "
+            + style.paint(f"{human_bytes(short)} short", "red", "bold")
+        )
+
+
+def _card(plan: Plan, style: Style) -> Iterator[str]:
+    layout = plan.layout
+    rows, width = parts(layout), style.width - 2 * len(_MARGIN)
+    segments = [part.segment for part in rows]
+    yield _MARGIN + style.paint(f"{plan.target.gpu.name}, {gib(layout.total_bytes)}{_which(plan)}", "bold")
+    yield _MARGIN + style.paint(labels(segments, width), "dim")
+    yield _MARGIN + bar(segments, width, style)
+    yield _MARGIN + style.paint(_budget_ruler(plan, width, style), "dim")
+    if layout.headroom_bytes < 0:
+        over = human_bytes(-layout.headroom_bytes)
+        yield _MARGIN + style.paint(f"the bar is {over} wider than the card", "red")
+    yield ""
+    yield from (_MARGIN + line for line in columns(list(_legend(layout, rows, style)), "<<>><"))
+
+
+def _which(plan: Plan) -> str:
+    if plan.target.gpus == 1:
+        return ""
+    stages = plan.settings.pipeline_parallel_size
+    return f" each (stage {plan.layout.rank + 1} of {stages} is the tightest)" if stages > 1 else " each"
+
+
+def _budget_ruler(plan: Plan, width: int, style: Style) -> str:
+    layout = plan.layout
+    position = round(layout.budget_bytes / scale_bytes(layout) * width)
+    share = plan.settings.gpu_memory_utilization
+    return ruler(position, width, f"budget {gib(layout.budget_bytes)} = {share:g} x total", style)
+
+
+def _legend(layout: Layout, rows: Sequence[Part], style: Style) -> Iterator[tuple[str, str, str, str, str]]:
+    for part in rows:
+        bytes_ = part.figure.bytes if part.figure else layout.headroom_bytes
+        share = f"{bytes_ / layout.total_bytes:.1%}"
+        sure = certainty(part.figure) if part.figure else "total - all of the above"
+        yield (swatch(part.segment, style, 2), part.name, gib(bytes_), share, style.paint(sure, "dim"))
+
+
+def _kv(plan: Plan, style: Style) -> Iterator[str]:
+    kv = plan.memory.kv
+    if kv.num_blocks <= 0:
+        return
+    length = plan.settings.max_model_len
+    per_token = f", {kv.bytes_per_token / KIB:,.1f} KiB a token" if kv.bytes_per_token else ""
+    rows = [
+        ("KV cache", f"{plural(kv.num_blocks, 'block')} of {kv.block_size} = {count(kv.tokens)} tokens{per_token}"),
+        ("concurrency", f"{kv.max_concurrency:.2f} requests of the full {count(length)} tokens"),
+        ("longest", f"{count(kv.longest_len)} tokens is the longest context that fits"),
+    ]
+    yield from (_MARGIN + line for line in columns([(style.paint(a, "bold"), b) for a, b in rows], "<<"))
+
+
+def _ranks(plan: Plan, style: Style) -> Iterator[str]:
+    ranks = plan.memory.ranks
+    if len(ranks) < 2:
+        return
+    yield f"{_MARGIN}{style.paint('pipeline stages', 'bold')}"
+    width = max(10, style.width - 44)
+    for rank in ranks:
+        mini = bar([part.segment for part in parts(rank)], width, style)
+        yield f"{_MARGIN}{rank.rank + 1:>2}  {mini}  weights {gib(rank.weights.bytes)}, KV {gib(rank.kv_cache.bytes)}"
+
+
+def _advice(plan: Plan, style: Style) -> Iterator[str]:
+    if not plan.advice:
+        if plan.verdict == "does_not_fit":
+            text = "No change of flags makes it start here; a smaller or quantized model, or more GPUs, would."
+            yield from wrap(text, style.width, _MARGIN)
+        return
+    verb = "start" if plan.verdict == "does_not_fit" else "hold"
+    yield style.paint(f"What makes it {verb}, the cheapest first", "bold")
+    for number, advice in enumerate(plan.advice, 1):
+        yield ""
+        yield from _one_advice(number, advice, style)
+
+
+def _one_advice(number: int, advice: Advice, style: Style) -> Iterator[str]:
+    after, width = advice.plan, max(16, (style.width - 6) // 2)
+    flags = " ".join(flag_words(advice.flags))
+    caveat = "" if after.verdict == "fits" else "  (tight)"
+    yield f"{number:>2}. {style.paint(flags, 'bold')}{caveat}"
+    layout, kv = after.layout, after.memory.kv
+    mini = bar([part.segment for part in parts(layout)], width, style)
+    facts = (
+        f"KV {gib(layout.kv_cache.bytes)}, {kv.max_concurrency:.2f} requests at {count(after.settings.max_model_len)}"
+    )
+    lines = wrap(facts, style.width - 6 - width - 2) or [""]
+    yield f"    {mini}  {lines[0]}"
+    spare = f"headroom {gib(layout.headroom_bytes)}"
+    for line in [*lines[1:], spare]:
+        yield " " * (6 + width) + line
+    if advice.trades:
+        yield from (style.paint(line, "dim") for line in wrap(f"costs: {advice.trades}", style.width, "    "))
+
+
+def _command(command: Sequence[str], style: Style) -> Iterator[str]:
+    """The command line in lines that can be pasted."""
+    if not command:
+        return
+    line, lines = "", []
+    for word in _phrases(command):
+        if line and len(line) + 1 + len(word) > style.width - 6:
+            lines.append(line)
+            line = word
+        else:
+            line = f"{line} {word}" if line else word
+    lines.append(line)
+    for number, text in enumerate(lines):
+        tail = " \\" if number < len(lines) - 1 else ""
+        yield f"{_MARGIN}{style.paint('$ ' if number == 0 else '    ', 'dim')}{text}{tail}"
+
+
+def _phrases(command: Sequence[str]) -> list[str]:
+    """A flag and its value stay on one line."""
+    phrases: list[str] = []
+    for word in map(shlex.quote, command):
+        if phrases and not word.startswith("-") and phrases[-1].startswith("--") and " " not in phrases[-1]:
+            phrases[-1] += f" {word}"
+        else:
+            phrases.append(word)
+    return phrases
+
+
+def _math(plan: Plan, style: Style) -> Iterator[str]:
+    yield style.paint("The working", "bold")
+    for part in parts(plan.layout):
+        if part.figure is None:
+            continue
+        yield ""
+        yield f"{_MARGIN}{style.paint(part.name, 'bold')}  {gib(part.figure.bytes, 3)}  {certainty(part.figure)}"
+        yield from _terms(part.figure, style)
+
+
+def _terms(figure: Figure, style: Style) -> Iterator[str]:
+    rows = [(term.label, human_bytes(term.bytes), style.paint(term.how, "dim")) for term in figure.terms]
+    yield from (_MARGIN * 2 + line for line in columns(rows, "<><"))
+
+
+def _notes(plan: Plan, style: Style) -> Iterator[str]:
+    for note in plan.notes:
+        yield from (style.paint(line, "dim") for line in wrap(f"note: {note}", style.width, _MARGIN, _MARGIN + " " * 6))

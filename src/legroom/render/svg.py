@@ -1,0 +1,88 @@
+"""A small SVG writer: boxes, lines and text that follow the reader's light or dark theme."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from xml.sax.saxutils import escape, quoteattr
+
+COLOURS = {
+    "blue": "#4c78a8", "orange": "#f2a33a", "purple": "#a584c9", "brown": "#a98b7b", "green": "#54a24b",
+    "red": "#d1605e", "grey": "#8a8f98",
+}  # fmt: skip
+
+_THEME = """
+  .page{fill:#ffffff} .ink{fill:#1f2328} .soft{fill:#59636e} .line{stroke:#59636e} .room{fill:#eaeef2}
+  .good{fill:#1a7f37} .fair{fill:#9a6700} .bad{fill:#cf222e} .box{fill:#f6f8fa}
+  @media (prefers-color-scheme: dark){
+    .page{fill:#0d1117} .ink{fill:#e6edf3} .soft{fill:#9198a1} .line{stroke:#9198a1} .room{fill:#262c36}
+    .good{fill:#3fb950} .fair{fill:#d29922} .bad{fill:#f85149} .box{fill:#151b23}
+  }
+  text{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace}
+  text{font-size:13px;white-space:pre}
+  .sans{font-family:system-ui,-apple-system,"Segoe UI","DejaVu Sans",sans-serif}
+"""
+
+
+@dataclass
+class Svg:
+    """A drawing that grows downwards; coordinates in pixels."""
+
+    width: float
+    title: str
+    body: list[str] = field(default_factory=list)
+
+    def box(
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        *,
+        fill: str = "",
+        css: str = "",
+        tip: str = "",
+        round_: float = 0,
+    ) -> None:
+        """A filled rectangle, by colour name or theme class, with a hover text."""
+        paint = f' fill="{COLOURS[fill]}"' if fill else f' class="{css}"'
+        corner = f' rx="{round_:g}"' if round_ else ""
+        inner = f"<title>{escape(tip)}</title></rect>" if tip else "</rect>"
+        self.body.append(
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"{paint}{corner}>{inner}'
+        )
+
+    def line(self, x1: float, y1: float, x2: float, y2: float, *, dashed: bool = False) -> None:
+        """A thin line."""
+        dash = ' stroke-dasharray="3 3"' if dashed else ""
+        self.body.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="line"{dash}/>')
+
+    def text(
+        self,
+        x: float,
+        y: float,
+        text: str,
+        css: str = "ink",
+        *,
+        anchor: str = "start",
+        size: float = 0,
+        bold: bool = False,
+        fill: str = "",
+    ) -> None:
+        """One line of text, kept as text."""
+        style = (f' font-size="{size:g}" style="font-size:{size:g}px"' if size else "") + (
+            ' font-weight="600"' if bold else ""
+        )
+        paint = f' fill="{fill}"' if fill else ""
+        where = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class={quoteattr(css)}'
+        self.body.append(f"<text {where}{style}{paint}>{escape(text)}</text>")
+
+    def render(self, height: float) -> str:
+        """The whole document."""
+        head = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width:g} {height:g}" width="{self.width:g}" '
+            f'height="{height:g}" role="img" aria-label={quoteattr(self.title)}>'
+        )
+        page = f'<rect class="page" width="{self.width:g}" height="{height:g}" rx="8"/>'
+        return "\n".join(
+            [head, f"<title>{escape(self.title)}</title>", f"<style>{_THEME}</style>", page, *self.body, "</svg>", ""]
+        )

@@ -1,0 +1,70 @@
+"""What the terminal at the other end can show: colour, Unicode, width."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TextIO
+
+_NARROWEST, _WIDEST = 50, 100
+
+_COLOURS = {
+    "blue": "38;5;68", "orange": "38;5;214", "purple": "38;5;140", "brown": "38;5;138", "green": "38;5;71",
+    "red": "38;5;167", "grey": "38;5;245", "bold": "1", "dim": "2", "underline": "4",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How to draw: with or without colour and Unicode, and how wide."""
+
+    width: int = 80
+    colour: bool = False
+    unicode: bool = True
+
+    def paint(self, text: str, *names: str) -> str:
+        """The text in the named colours, or as it is where there are none."""
+        if not self.colour or not names:
+            return text
+        return f"\x1b[{';'.join(_COLOURS[name] for name in names)}m{text}\x1b[0m"
+
+    def pick(self, fancy: str, plain: str) -> str:
+        """One of two spellings: Unicode or ASCII."""
+        return fancy if self.unicode else plain
+
+
+PLAIN = Style()
+
+
+def style_of(stream: TextIO, env: Mapping[str, str] | None = None) -> Style:
+    """The style that suits a stream; NO_COLOR, FORCE_COLOR, COLUMNS and TERM=dumb are honoured."""
+    env = os.environ if env is None else env
+    dumb = env.get("TERM") == "dumb"
+    return Style(width=_width(stream, env), colour=_colour(stream, env, dumb), unicode=not dumb and _unicode(stream))
+
+
+def _colour(stream: TextIO, env: Mapping[str, str], dumb: bool) -> bool:
+    if env.get("NO_COLOR"):
+        return False
+    if env.get("FORCE_COLOR", "0") not in ("", "0"):
+        return True
+    return stream.isatty() and not dumb
+
+
+def _unicode(stream: TextIO) -> bool:
+    try:
+        "█┤✓×".encode(getattr(stream, "encoding", None) or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def _width(stream: TextIO, env: Mapping[str, str]) -> int:
+    columns = env.get("COLUMNS", "")
+    if columns.isdigit() and int(columns) > 0:
+        width = int(columns)
+    else:
+        width = shutil.get_terminal_size((80, 24)).columns if stream.isatty() else 80
+    return max(_NARROWEST, min(width, _WIDEST))
