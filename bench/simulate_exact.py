@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""legroom simulate against the scheduler of a real vLLM, step by step, on random workloads.
+
+    simulate_exact.py VLLM_PYTHON [--workloads 1000] [--seed 0] [--record DIR] [--keep N]
+
+VLLM_PYTHON is the interpreter of an environment with vLLM 0.32 (a CPU build will do). It runs `simulate_oracle.py`
+of this folder, which drives vLLM's own Scheduler without a model. Every step is compared: who is scheduled how many
+tokens, who is preempted, who finishes, how many run and wait, how many blocks are free.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+
+def workload(rng: random.Random) -> dict[str, Any]:
+    """Settings and requests that press on the pool in one way or another."""
+    block_size = rng.choice([8, 16, 16, 16, 32, 64])
+    max_model_len = rng.choice([256, 512, 1024, 2048, 4096])
+    count = rng.choice([5, 20, 40, 60, 80, 120])
+    policy = rng.choice(["fcfs", "fcfs", "priority"])
+    caching = rng.random() < 0.6
+    chunked = rng.random() < 0.8
+    max_num_seqs = rng.choice([1, 2, 4, 8, 16, 32, 64, 128])
+    tokens = rng.choice([64, 128, 256, 512, 1024, 2048, 4096])
+    tokens = max(tokens, max_num_seqs, 0 if chunked else max_model_len)
+    need = -(-max_model_len // block_size)
+    blocks = 1 + need + rng.choice([0, 0, 1, 2, 5, need // 2, need, 2 * need])
+    lengths = rng.choice(["short", "mixed", "long", "chat"])
+    prefixes = rng.sample("abcdef", rng.randint(1, 4)) if rng.random() < 0.7 else []
+    exact_prefix = rng.random() < 0.3
+    spacing = rng.choice([[0], [0, 0, 1], [0, 1, 3, 10], [0, 0, 0, 0, 60], [5, 20, 50]])
+    requests = []
+    step = 0
+    for i in range(count):
+        step += rng.choice(spacing)
+        requests.append(request(rng, i, step, max_model_len, lengths, prefixes, policy, exact_prefix))
+    return {
+        "settings": {
+            "num_blocks": blocks, "block_size": block_size, "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": tokens, "max_model_len": max_model_len, "enable_prefix_caching": caching,
+            "enable_chunked_prefill": chunked, "scheduling_policy": policy,
+            "long_prefill_token_threshold": min(rng.choice([0, 0, 0, 16, 64, 100]), max_model_len),
+            "watermark": rng.choice([0.0, 0.0, 0.0, 0.01, 0.1]), "reserve_full_isl": rng.random() < 0.8,
+        },
+        "requests": requests,
+    }  # fmt: skip
+
+
+def request(
+    rng: random.Random, i: int, step: int, longest: int, lengths: str, prefixes: list[str], policy: str, exact: bool
+) -> dict[str, Any]:
+    """One request that fits the longest length."""
+    ranges = {"short": (1, 40), "mixed": (1, longest // 2), "long": (longest // 4, longest - 2), "chat": (20, 300)}
+    low, high = ranges[lengths]
+    prompt_len = min(max(1, rng.randint(low, max(low, high))), longest - 1)
+    output_len = min(max(1, int(rng.expovariate(1 / rng.choice([8, 60, 200])))), longest - prompt_len)
+    row: dict[str, Any] = {"id": f"r{i}", "arrival_step": step, "prompt_len": prompt_len, "output_len": output_len}
+    if prefixes and rng.random() < 0.7:
+        row["prefix_id"] = rng.choice(prefixes)
+        row["prefix_len"] = prompt_len if exact else rng.choice([prompt_len, rng.randint(1, prompt_len), 64, 100])
+    if policy == "priority":
+        row["priority"] = rng.choice([0, 0, 1, 2])
+    return row
+
+
+def ask_vllm(python: str, workloads: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The steps that vLLM's scheduler takes, one answer a workload."""
+    with tempfile.TemporaryDirectory() as folder:
+        questions, answers = Path(folder, "questions.jsonl"), Path(folder, "answers.jsonl")
+        questions.write_text("".join(json.dumps(item) + "\n" for item in workloads), encoding="utf-8")
+        subprocess.run([python, str(HERE / "simulate_oracle.py"), str(questions), str(answers)], check=True)
+        return [json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines()]
+
+
+def ask_legroom(item: dict[str, Any], engine: str) -> tuple[list[list[Any]], float]:
+    """legroom's steps in the same shape, and the seconds they took."""
+    from legroom.simulation.replay import simulate
+    from legroom.simulation.settings import KvGroup, SchedulerSettings
+    from legroom.simulation.traces import jsonl
+
+    options = dict(item["settings"])
+    options["groups"] = tuple(KvGroup(window) for window in options.pop("windows", [None]))
+    settings = SchedulerSettings(**options)
+    trace = jsonl.read((json.dumps(row) for row in item["requests"]), "random")
+    steps: list[list[Any]] = []
+    began = time.perf_counter()
+    simulate(
+        trace, settings,
+        lambda s: steps.append(
+            [s.step, s.scheduled, sorted(s.preempted), sorted(s.finished), s.running, s.waiting, s.free_blocks]
+        ),
+        engine=engine,
+    )  # fmt: skip
+    return steps, time.perf_counter() - began
+
+
+def first_difference(ours: list[list[Any]], theirs: list[list[Any]]) -> str:
+    """Empty if every step is the same."""
+    for mine, vllm in zip(ours, theirs, strict=False):
+        if mine != vllm:
+            return f"legroom {mine} vllm {vllm}"
+    return "" if len(ours) == len(theirs) else f"{len(ours)} steps, vllm {len(theirs)}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("vllm_python")
+    parser.add_argument("--workloads", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--engines", default="reference,fast")
+    parser.add_argument("--record", help="write the recordings to this .jsonl.gz")
+    parser.add_argument("--recorded", help="compare with recordings instead of asking vLLM")
+    args = parser.parse_args()
+    if args.recorded:
+        with gzip.open(args.recorded, "rt", encoding="utf-8") as lines:
+            recordings = [json.loads(line) for line in lines]
+    else:
+        rng = random.Random(args.seed)
+        items = [workload(rng) for _ in range(args.workloads)]
+        answers = ask_vllm(args.vllm_python, items)
+        recordings = [{**item, **answer} for item, answer in zip(items, answers, strict=True)]
+    if args.record:
+        with gzip.open(args.record, "wt", encoding="utf-8") as out:
+            out.writelines(json.dumps(recording) + "\n" for recording in recordings)
+    result: dict[str, Any] = {"workloads": len(recordings), "steps": sum(len(r["steps"]) for r in recordings)}
+    result["preemptions"] = sum(len(step[2]) for r in recordings for step in r["steps"])
+    vllm_seconds = sum(r["seconds"] for r in recordings)
+    for engine in args.engines.split(","):
+        same, seconds = 0, 0.0
+        for number, recording in enumerate(recordings):
+            steps, took = ask_legroom(recording, engine)
+            seconds += took
+            difference = first_difference(steps, recording["steps"])
+            same += not difference
+            if difference:
+                print(f"{engine}: workload {number} differs: {difference[:400]}\n  {recording['settings']}")
+        print(f"{engine:>10}: {same} of {len(recordings)} identical, {seconds:.1f} s (vLLM {vllm_seconds:.1f} s)")
+        result[engine] = {"identical": same, "seconds": round(seconds, 2)}
+    print(json.dumps(result))
+    return 0 if all(result[engine]["identical"] == len(recordings) for engine in args.engines.split(",")) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

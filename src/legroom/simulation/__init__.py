@@ -1,0 +1,1 @@
+"""The block pool and the scheduler of vLLM, replaying a trace without a model."""

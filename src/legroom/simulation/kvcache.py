@@ -1,0 +1,256 @@
+"""Which blocks a request holds: one table a group of layers, and the prefix cache over all of them."""
+
+from __future__ import annotations
+
+from legroom.simulation.blocks import Block, BlockPool
+from legroom.simulation.request import Request, Status
+from legroom.simulation.settings import SchedulerSettings
+from legroom.units import cdiv
+
+Hit = list[list[Block]]
+"""The cached blocks found for a request, per group."""
+
+
+class BlockTable:
+    """The blocks of full-attention layers: every block is kept until the request ends."""
+
+    def __init__(self, group: int, settings: SchedulerSettings, pool: BlockPool) -> None:
+        self.group = group
+        self.block_size = settings.block_size
+        self.pool = pool
+
+    def skipped_tokens(self, num_computed: int) -> int:
+        """Tokens at the start that attention never reads again."""
+        return 0
+
+    def most_blocks(self, num_tokens: int) -> int:
+        """Blocks the request will hold at once when admission asks whether all of it fits."""
+        return cdiv(num_tokens, self.block_size)
+
+    def is_worth_caching(self, request: Request, index: int) -> bool:
+        """Whether a later request could ever find this block useful."""
+        return True
+
+    def find_hit(self, hashes: list[int], max_blocks: int, groups: list[int]) -> Hit:
+        """The longest run of cached blocks from the start, found in every one of `groups`."""
+        hit: Hit = [[] for _ in groups]
+        for name in hashes[:max_blocks]:
+            found = [self.pool.find((group, name)) for group in groups]
+            if not all(found):
+                break
+            for blocks, block in zip(hit, found, strict=True):
+                assert block is not None
+                blocks.append(block)
+        return hit
+
+    def blocks_needed(self, request: Request, num_tokens: int, hit: list[Block], num_computed: int, whole: bool) -> int:
+        """Free blocks that holding `num_tokens` would use up; a hit that stands in the free queue uses up itself."""
+        required = self.most_blocks(num_tokens) if whole else cdiv(num_tokens, self.block_size)
+        held = len(request.blocks[self.group])
+        skipped = self.skipped_tokens(num_computed) // self.block_size
+        new = max(required - max(skipped, len(hit) + held), 0)
+        revived = hit[max(0, skipped - held) :]
+        return new + sum(block.ref_count == 0 and block is not self.pool.null_block for block in revived)
+
+    def adopt(self, request: Request, hit: list[Block], num_computed: int) -> None:
+        """Hold the cached blocks; those behind the window are not needed."""
+        skipped = self.skipped_tokens(num_computed) // self.block_size
+        kept = hit[skipped:]
+        self.pool.touch(kept)
+        request.blocks[self.group] = [*[self.pool.null_block] * skipped, *kept]
+        request.num_cached_blocks[self.group] = len(request.blocks[self.group])
+
+    def grow(self, request: Request, num_tokens: int) -> None:
+        """Hold enough blocks for `num_tokens`."""
+        blocks = request.blocks[self.group]
+        blocks.extend(self.pool.allocate(max(0, cdiv(num_tokens, self.block_size) - len(blocks))))
+
+    def drop_skipped(self, request: Request, num_computed: int) -> None:
+        """Give back the blocks behind the window."""
+        blocks = request.blocks[self.group]
+        end = min(self.skipped_tokens(num_computed) // self.block_size, len(blocks))
+        dropped: list[Block] = []
+        for index in range(end - 1, -1, -1):
+            block = blocks[index]
+            if block is self.pool.null_block:
+                break
+            assert isinstance(block, Block)
+            dropped.append(block)
+            blocks[index] = self.pool.null_block
+        self.pool.release(dropped)
+
+    def cache(self, request: Request, num_tokens: int) -> None:
+        """Make the full blocks of the first `num_tokens` findable."""
+        first, full = request.num_cached_blocks[self.group], num_tokens // self.block_size
+        for index in range(first, full):
+            block = request.blocks[self.group][index]
+            assert isinstance(block, Block)
+            if block is not self.pool.null_block and self.is_worth_caching(request, index):
+                self.pool.cache(block, (self.group, request.block_hashes[index]))
+        request.num_cached_blocks[self.group] = max(first, full)
+
+    def free(self, request: Request) -> None:
+        """Give everything back, the tail first: the start of a prompt is what others may share."""
+        self.pool.release(reversed(request.blocks[self.group]))  # type: ignore[arg-type]
+        request.blocks[self.group] = []
+        request.num_cached_blocks[self.group] = 0
+
+
+class WindowTable(BlockTable):
+    """The blocks of sliding-window layers: those behind the window are given back while the request runs."""
+
+    def __init__(self, group: int, settings: SchedulerSettings, pool: BlockPool, sliding_window: int) -> None:
+        super().__init__(group, settings, pool)
+        self.sliding_window = sliding_window
+        self.run_for_hit = cdiv(sliding_window - 1, self.block_size)
+        self.most_held = settings.window_blocks(sliding_window)
+
+    def skipped_tokens(self, num_computed: int) -> int:
+        return max(0, num_computed - self.sliding_window + 1)
+
+    def most_blocks(self, num_tokens: int) -> int:
+        return min(super().most_blocks(num_tokens), self.most_held)
+
+    def is_worth_caching(self, request: Request, index: int) -> bool:
+        # 0.32 keeps only the windows from which a later request can continue: before the prompt's last token (the
+        # same prompt again) and where another group found a longer shared prefix.
+        boundaries = (request.num_prompt_tokens - 1, request.shared_prefix_boundary)
+        ends = [boundary // self.block_size for boundary in boundaries if boundary]
+        return any(end - self.run_for_hit <= index < end for end in ends)
+
+    def find_hit(self, hashes: list[int], max_blocks: int, groups: list[int]) -> Hit:
+        """The last window's worth of cached blocks: what lies before it may be missing."""
+        null = self.pool.null_block
+        hit: Hit = [[null] * max_blocks for _ in groups]
+        run = 0
+        for index in range(max_blocks - 1, -1, -1):
+            found = [self.pool.find((group, hashes[index])) for group in groups]
+            if not all(found):
+                run = 0
+                continue
+            for blocks, block in zip(hit, found, strict=True):
+                assert block is not None
+                blocks[index] = block
+            run += 1
+            if run >= self.run_for_hit:
+                return [blocks[: index + run] for blocks in hit]
+        return [blocks[:run] for blocks in hit]
+
+
+class KvCache:
+    """All groups of one model over one pool."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self.settings = settings
+        self.pool = BlockPool(settings.num_blocks, settings.enable_prefix_caching)
+        self.tables = [
+            BlockTable(i, settings, self.pool)
+            if group.sliding_window is None
+            else WindowTable(i, settings, self.pool, group.sliding_window)
+            for i, group in enumerate(settings.groups)
+        ]
+        self._kinds: dict[int | None, list[int]] = {}
+        for i, group in enumerate(settings.groups):
+            self._kinds.setdefault(group.sliding_window, []).append(i)
+
+    def admit(self, request: Request) -> None:
+        """Give a request its empty tables."""
+        request.blocks = [[] for _ in self.tables]
+        request.num_cached_blocks = [0] * len(self.tables)
+
+    def find_hit(self, request: Request) -> tuple[Hit, int]:
+        """The longest cached prefix that every group can continue from, and its tokens."""
+        if not self.settings.enable_prefix_caching:
+            return [[] for _ in self.tables], 0
+        block_size = self.settings.block_size
+        # The last token is always computed: its logits are wanted.
+        length = (request.num_tokens - 1) // block_size
+        hit: Hit = [[] for _ in self.tables]
+        longest = 0
+        kinds = sorted(self._kinds.values(), key=lambda kind: isinstance(self.tables[kind[0]], WindowTable))
+        full = kinds[0] if not isinstance(self.tables[kinds[0][0]], WindowTable) else None
+        known_full = -1
+        while True:
+            current = length
+            for kind in kinds:
+                if kind is full and known_full >= 0:
+                    current = min(current, known_full)
+                    continue
+                found = self.tables[kind[0]].find_hit(request.block_hashes, current, kind)
+                current = len(found[0])
+                if kind is full:
+                    known_full = current
+                for group, blocks in zip(kind, found, strict=True):
+                    hit[group] = blocks
+                longest = max(longest, current)
+            if current >= length:
+                break
+            length = current
+            if len(kinds) == 1 or (len(kinds) == 2 and full is not None):
+                break
+        for group in full or ():
+            del hit[group][length:]
+        request.shared_prefix_boundary = longest * block_size if longest > length else 0
+        return hit, length * block_size
+
+    def allocate(
+        self,
+        request: Request,
+        num_new_tokens: int,
+        hit: Hit | None = None,
+        num_hit_tokens: int = 0,
+        whole_must_fit: bool = False,
+        others_run: bool = True,
+    ) -> bool:
+        """Hold slots for `num_new_tokens` more; False if the pool has too few free blocks.
+
+        Blocks behind a window are given back either way.
+        """
+        settings = self.settings
+        computed = min(request.num_computed_tokens + num_hit_tokens, settings.max_model_len)
+        is_admission = request.status is not Status.RUNNING
+        reserve = settings.watermark_blocks if is_admission and others_run else 0
+        if whole_must_fit:
+            whole = min(request.num_tokens, settings.max_model_len)
+            if self._blocks_needed(request, whole, hit, computed, True) + reserve > self.pool.num_free:
+                return False
+        slots = min(computed + num_new_tokens + settings.lookahead_tokens, settings.max_model_len)
+        for table in self.tables:
+            table.drop_skipped(request, max(0, computed - request.in_flight_tokens))
+        if self._blocks_needed(request, slots, hit, computed, False) + reserve > self.pool.num_free:
+            return False
+        if hit is not None and any(hit):
+            for table, blocks in zip(self.tables, hit, strict=True):
+                table.adopt(request, blocks, computed)
+        for table in self.tables:
+            table.grow(request, slots)
+        if settings.enable_prefix_caching:
+            # Draft tokens may be rejected: only tokens that are known for certain are cached.
+            self.cache(request, min(computed + num_new_tokens, request.num_tokens))
+        return True
+
+    def cache(self, request: Request, num_tokens: int) -> None:
+        """Make the full blocks of the first `num_tokens` findable in every group."""
+        for table in self.tables:
+            table.cache(request, num_tokens)
+
+    def slots_of(self, request: Request) -> tuple[int, int]:
+        """Slots the request holds, and the tokens stored in them."""
+        held = stored = 0
+        for table in self.tables:
+            skipped = table.skipped_tokens(request.num_computed_tokens) // table.block_size
+            dropped = sum(block is self.pool.null_block for block in request.blocks[table.group][: skipped + 1])
+            held += (len(request.blocks[table.group]) - dropped) * table.block_size
+            stored += request.num_computed_tokens - dropped * table.block_size
+        return held, stored
+
+    def free(self, request: Request) -> None:
+        """Give back every block of the request."""
+        for table in self.tables:
+            table.free(request)
+
+    def _blocks_needed(self, request: Request, num_tokens: int, hit: Hit | None, computed: int, whole: bool) -> int:
+        return sum(
+            table.blocks_needed(request, num_tokens, hit[i] if hit else [], computed, whole)
+            for i, table in enumerate(self.tables)
+        )

@@ -1,0 +1,116 @@
+"""The replay that reads like the scheduler: step by step, one object a request and a block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from legroom.simulation.rejection import admissible
+from legroom.simulation.request import Request
+from legroom.simulation.samples import Sampler
+from legroom.simulation.scheduler import Batch, Scheduler
+from legroom.simulation.settings import SchedulerSettings
+from legroom.simulation.timeline import Step, Tally, Timeline
+from legroom.simulation.tokens import prompt_tokens
+from legroom.simulation.trace import Trace
+
+StepSink = Callable[[Step], None]
+
+
+class Reference:
+    """Replays a trace through `Scheduler`, and keeps the books."""
+
+    def __init__(self, trace: Trace, settings: SchedulerSettings, on_step: StepSink | None = None) -> None:
+        self.trace = trace
+        self.settings = settings
+        self.scheduler = Scheduler(settings)
+        self.on_step = on_step
+        self.accepted, self.rejections = admissible(trace, settings)
+        self.requests: list[Request | None] = [None] * len(trace)
+        self.tally = Tally()
+        self.sampler = Sampler()
+        self.step = 0
+
+    def run(self) -> Timeline:
+        """Serve every request that can be served."""
+        arrivals = iter([(i, row) for i, row in enumerate(self.trace.rows()) if self.accepted[i]])
+        upcoming = next(arrivals, None)
+        while upcoming or self.scheduler.has_requests:
+            if upcoming and not self.scheduler.has_requests:
+                self.step = max(self.step, int(upcoming[1].arrival))
+            while upcoming and upcoming[1].arrival <= self.step:
+                self._arrive(*upcoming)
+                upcoming = next(arrivals, None)
+            self._one_step()
+            self.step += 1
+        return self._timeline()
+
+    def _arrive(self, index: int, row: object) -> None:
+        request_id, _, prompt_len, output_len, _, _, priority = row  # type: ignore[misc]
+        request = Request(request_id, index, prompt_len, output_len, self.settings.max_model_len, priority)
+        if self.settings.enable_prefix_caching:
+            request.token_ids = prompt_tokens(row)  # type: ignore[arg-type]
+        self.requests[index] = request
+        self.scheduler.add(request)
+
+    def _one_step(self) -> None:
+        scheduler, tally = self.scheduler, self.tally
+        batch = scheduler.schedule()
+        for request in batch.scheduled:
+            if request.first_sched_step < 0:
+                request.first_sched_step = self.step
+                tally.prompt_tokens += request.num_prompt_tokens
+        sampled, finished = scheduler.update(batch)
+        for request in sampled:
+            if request.first_token_step < 0:
+                request.first_token_step = self.step
+        for request in finished:
+            request.finish_step = self.step
+        self._keep_books(batch, finished)
+
+    def _keep_books(self, batch: Batch, finished: list[Request]) -> None:
+        scheduler, tally = self.scheduler, self.tally
+        free = scheduler.kv.pool.num_free
+        running, waiting = len(scheduler.running), len(scheduler.waiting)
+        used = self.settings.usable_blocks - free
+        tally.steps += 1
+        tally.preemptions += len(batch.preempted)
+        tally.scheduled_tokens += sum(batch.scheduled.values())
+        tally.recomputed_tokens += batch.recomputed_tokens
+        tally.cached_tokens += batch.cached_tokens
+        tally.finished += len(finished)
+        tally.peak_blocks = max(tally.peak_blocks, used)
+        tally.peak_running = max(tally.peak_running, running)
+        tally.peak_waiting = max(tally.peak_waiting, waiting)
+        for request in scheduler.running:
+            held, stored = scheduler.kv.slots_of(request)
+            tally.held_slot_steps += held
+            tally.stored_token_steps += stored
+        self.sampler.add(self.step, 1, used, running, waiting)
+        if self.on_step and batch.scheduled:
+            self.on_step(
+                Step(
+                    self.step,
+                    {request.id: tokens for request, tokens in batch.scheduled.items()},
+                    [request.id for request in batch.preempted],
+                    [request.id for request in finished],
+                    running,
+                    waiting,
+                    free,
+                )
+            )
+
+    def _timeline(self) -> Timeline:
+        known = self.requests
+        return Timeline(
+            self.settings,
+            self.trace,
+            self.tally,
+            [request.first_sched_step if request else -1 for request in known],
+            [request.first_token_step if request else -1 for request in known],
+            [request.finish_step if request else -1 for request in known],
+            [request.num_preemptions if request else 0 for request in known],
+            [int(arrival) for arrival in self.trace.arrivals],
+            self.sampler.samples(),
+            self.rejections,
+            last_step=self.step,
+        )

@@ -1,0 +1,27 @@
+"""Requests that vLLM turns away at the door, or that no pool of this size could ever finish."""
+
+from __future__ import annotations
+
+from array import array
+
+from legroom.simulation.settings import SchedulerSettings
+from legroom.simulation.timeline import Rejection
+from legroom.simulation.trace import Trace
+
+
+def admissible(trace: Trace, settings: SchedulerSettings) -> tuple[array[int], list[Rejection]]:
+    """1 for every request that can be served, 0 for the others, and why not."""
+    accepted = array("b", bytes([1]) * len(trace))
+    rejections: list[Rejection] = []
+    longest = settings.max_model_len
+    for i, (prompt_len, output_len) in enumerate(zip(trace.prompt_lens, trace.output_lens, strict=True)):
+        if prompt_len + output_len > longest:
+            why = f"{prompt_len} + {output_len} tokens exceed max-model-len {longest}"
+        elif settings.most_blocks_of(prompt_len, output_len) > settings.usable_blocks:
+            needed = settings.most_blocks_of(prompt_len, output_len)
+            why = f"needs {needed} blocks at its longest, the pool has {settings.usable_blocks}"
+        else:
+            continue
+        accepted[i] = 0
+        rejections.append(Rejection(trace.id_of(i), why))
+    return accepted, rejections

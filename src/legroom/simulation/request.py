@@ -1,0 +1,73 @@
+"""A request on its way through the scheduler."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+
+class Status(Enum):
+    """Where a request is in its life."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    PREEMPTED = auto()
+    FINISHED = auto()
+
+
+class Request:
+    """Lengths, progress, and the dates that latency is made of."""
+
+    __slots__ = (
+        "arrival_index", "block_hashes", "blocks", "draft_credit", "finish_step", "first_sched_step",
+        "first_token_step", "id", "in_flight_tokens", "most_tokens", "num_cached_blocks", "num_computed_tokens",
+        "num_draft_tokens", "num_output_tokens", "num_placeholders", "num_preemptions", "num_prompt_tokens",
+        "output_len", "peak_computed_tokens", "priority", "recomputed_tokens", "shared_prefix_boundary",
+        "stale_tokens", "status", "token_ids",
+    )  # fmt: skip
+
+    def __init__(
+        self, request_id: str, arrival_index: int, prompt_len: int, output_len: int, max_model_len: int, priority: int
+    ) -> None:
+        self.id = request_id
+        self.arrival_index = arrival_index
+        self.priority = priority
+        self.num_prompt_tokens = prompt_len
+        self.output_len = output_len
+        self.most_tokens = min(prompt_len + output_len, max_model_len)
+        self.num_output_tokens = 0
+        self.num_computed_tokens = 0
+        self.peak_computed_tokens = 0
+        self.recomputed_tokens = 0
+        self.num_draft_tokens = 0
+        self.draft_credit = 0.0
+        self.num_placeholders = 0
+        self.in_flight_tokens = 0
+        self.stale_tokens = 0
+        self.num_preemptions = 0
+        self.shared_prefix_boundary = 0
+        self.status = Status.WAITING
+        self.token_ids: list[int] = []
+        self.block_hashes: list[int] = []
+        self.blocks: list[list[object]] = []
+        self.num_cached_blocks: list[int] = []
+        self.first_sched_step = -1
+        self.first_token_step = -1
+        self.finish_step = -1
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and sampled tokens."""
+        return self.num_prompt_tokens + self.num_output_tokens
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the last sampled token was the last one wanted."""
+        return self.num_tokens >= self.most_tokens
+
+    @property
+    def urgency(self) -> tuple[int, int]:
+        """Smaller goes first: vLLM compares the priority, then the time of arrival."""
+        return (self.priority, self.arrival_index)
+
+    def __lt__(self, other: Request) -> bool:
+        return self.urgency < other.urgency

@@ -1,0 +1,207 @@
+"""vLLM's V1 scheduler (0.32): who gets how many tokens in the next step, and who is thrown out for it."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+
+from legroom.simulation.kvcache import KvCache
+from legroom.simulation.request import Request, Status
+from legroom.simulation.settings import SchedulerSettings
+from legroom.simulation.tokens import SAMPLED_TOKEN, BlockHasher
+
+
+class WaitingQueue:
+    """First come, first served; a preempted request goes back to the front."""
+
+    def __init__(self) -> None:
+        self._queue: deque[Request] = deque()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def add(self, request: Request) -> None:
+        """Queue an arrival."""
+        self._queue.append(request)
+
+    def put_back(self, request: Request) -> None:
+        """Queue a preempted request."""
+        self._queue.appendleft(request)
+
+    def first(self) -> Request:
+        """The request to be admitted next."""
+        return self._queue[0]
+
+    def pop(self) -> Request:
+        """Take the first request out."""
+        return self._queue.popleft()
+
+
+class PriorityWaitingQueue(WaitingQueue):
+    """The most urgent first, whether it has run before or not."""
+
+    def __init__(self) -> None:
+        self._heap: list[Request] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, request: Request) -> None:
+        heapq.heappush(self._heap, request)
+
+    put_back = add
+
+    def first(self) -> Request:
+        return self._heap[0]
+
+    def pop(self) -> Request:
+        return heapq.heappop(self._heap)
+
+
+@dataclass
+class Batch:
+    """One step's decisions."""
+
+    scheduled: dict[Request, int] = field(default_factory=dict)
+    preempted: list[Request] = field(default_factory=list)
+    cached_tokens: int = 0
+    """Prompt tokens of newly admitted requests that the prefix cache already held."""
+    recomputed_tokens: int = 0
+
+
+class Scheduler:
+    """The running list, the waiting queue and the token budget."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self.settings = settings
+        self.kv = KvCache(settings)
+        self.hasher = BlockHasher(settings.block_size) if settings.enable_prefix_caching else None
+        self.running: list[Request] = []
+        self.waiting = PriorityWaitingQueue() if settings.scheduling_policy == "priority" else WaitingQueue()
+
+    def add(self, request: Request) -> None:
+        """A request arrives."""
+        self.kv.admit(request)
+        if self.hasher:
+            self.hasher.extend(request.block_hashes, request.token_ids)
+        self.waiting.add(request)
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether anything is left to do."""
+        return bool(self.running) or bool(len(self.waiting))
+
+    def schedule(self) -> Batch:
+        """Decide one step: running requests first, then admissions if nobody had to be preempted."""
+        batch = Batch()
+        threshold = self._long_prefill_threshold()
+        budget = self._schedule_running(batch, self.settings.max_num_batched_tokens, threshold)
+        if not batch.preempted:
+            self._admit_waiting(batch, budget, threshold)
+        for request, tokens in batch.scheduled.items():
+            recomputed = max(0, min(tokens, request.peak_computed_tokens - request.num_computed_tokens))
+            batch.recomputed_tokens += recomputed
+            request.num_computed_tokens += tokens
+            request.in_flight_tokens += tokens
+            request.peak_computed_tokens = max(request.peak_computed_tokens, request.num_computed_tokens)
+        return batch
+
+    def _schedule_running(self, batch: Batch, budget: int, threshold: int) -> int:
+        index = 0
+        while index < len(self.running) and budget > 0:
+            request = self.running[index]
+            wanted = self._tokens_wanted(request, threshold, budget)
+            if wanted <= 0:
+                index += 1
+                continue
+            while not self.kv.allocate(request, wanted):
+                victim = self._victim()
+                place = self.running.index(victim)
+                del self.running[place]
+                index -= place < index
+                budget += batch.scheduled.pop(victim, 0)
+                self._preempt(victim, batch)
+                if victim is request:
+                    return budget
+            batch.scheduled[request] = wanted
+            budget -= wanted
+            index += 1
+        return budget
+
+    def _tokens_wanted(self, request: Request, threshold: int, budget: int) -> int:
+        known = request.num_tokens + request.num_draft_tokens + request.num_placeholders
+        wanted = known - request.num_computed_tokens
+        if 0 < threshold < wanted:
+            wanted = threshold
+        # The sampled token needs a position too.
+        room = self.settings.max_model_len - request.num_computed_tokens - 1
+        return min(wanted, budget, room)
+
+    def _admit_waiting(self, batch: Batch, budget: int, threshold: int) -> None:
+        settings = self.settings
+        while budget > 0 and len(self.waiting) and len(self.running) < settings.max_num_seqs:
+            request = self.waiting.first()
+            hit, num_hit_tokens = self.kv.find_hit(request)
+            wanted = request.num_tokens - num_hit_tokens
+            if 0 < threshold < wanted:
+                wanted = threshold
+            if wanted > budget and not settings.enable_chunked_prefill:
+                return
+            wanted = min(wanted, budget)
+            if not self.kv.allocate(
+                request, wanted, hit, num_hit_tokens, settings.reserve_full_isl, others_run=bool(self.running)
+            ):
+                return
+            self.waiting.pop()
+            self.running.append(request)
+            if request.num_preemptions == 0:
+                batch.cached_tokens += num_hit_tokens
+            request.status = Status.RUNNING
+            request.num_computed_tokens = num_hit_tokens
+            batch.scheduled[request] = wanted
+            budget -= wanted
+
+    def _long_prefill_threshold(self) -> int:
+        # Since 0.31 a prompt that is alone may use the whole budget.
+        alone = len(self.running) + len(self.waiting) <= 1
+        return 0 if alone else self.settings.long_prefill_token_threshold
+
+    def _victim(self) -> Request:
+        if self.settings.scheduling_policy == "priority":
+            return max(self.running, key=lambda request: request.urgency)
+        return self.running[-1]
+
+    def _preempt(self, request: Request, batch: Batch) -> None:
+        self.kv.free(request)
+        request.status = Status.PREEMPTED
+        request.num_computed_tokens = 0
+        request.num_draft_tokens = 0
+        request.num_placeholders = 0
+        request.num_preemptions += 1
+        self.waiting.put_back(request)
+        batch.preempted.append(request)
+
+    def update(self, batch: Batch) -> tuple[list[Request], list[Request]]:
+        """The step has run: who sampled a token, and who finished with it."""
+        sampled: list[Request] = []
+        finished: list[Request] = []
+        for request, tokens in batch.scheduled.items():
+            request.in_flight_tokens -= tokens
+            if request.num_computed_tokens < request.num_tokens:
+                continue
+            sampled.append(request)
+            self._append_token(request)
+            if request.is_done:
+                request.status = Status.FINISHED
+                self.kv.free(request)
+                finished.append(request)
+        if finished:
+            self.running = [request for request in self.running if request.status is Status.RUNNING]
+        return sampled, finished
+
+    def _append_token(self, request: Request) -> None:
+        request.num_output_tokens += 1
+        if self.hasher:
+            request.token_ids.append(SAMPLED_TOKEN)
+            self.hasher.extend(request.block_hashes, request.token_ids)

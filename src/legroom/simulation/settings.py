@@ -1,0 +1,108 @@
+"""What the scheduler is told before the first request arrives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from legroom.errors import LegroomError
+from legroom.units import cdiv
+
+Policy = Literal["fcfs", "priority"]
+Engine = Literal["V1", "V0"]
+
+
+@dataclass(frozen=True)
+class KvGroup:
+    """Layers that share one block table. `sliding_window` is None for full attention."""
+
+    sliding_window: int | None = None
+
+
+@dataclass(frozen=True)
+class SchedulerSettings:
+    """The flags that decide who runs, under vLLM's names, and the size of the pool they share."""
+
+    num_blocks: int
+    """As vLLM's `num_gpu_blocks`: the null block is one of them."""
+    block_size: int = 16
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    max_model_len: int = 8192
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    scheduling_policy: Policy = "fcfs"
+    watermark: float = 0.0
+    """Share of the pool kept free when a waiting request is admitted (0.32: 0; the V0 engine: 0.01)."""
+    reserve_full_isl: bool = True
+    """A waiting request is admitted only if its whole prompt fits, not just its first chunk."""
+    groups: tuple[KvGroup, ...] = (KvGroup(),)
+    num_speculative_tokens: int = 0
+    speculative_acceptance: float = 0.0
+    """Share of draft tokens that the target model accepts."""
+    draft_needs_kv: bool = True
+    """Whether the drafter writes KV of its own past the scheduled tokens (EAGLE, MTP, a draft model; not n-gram)."""
+    async_scheduling: bool = False
+    """One batch in flight ahead, as on GPUs; False: the synchronous scheduler."""
+    engine: Engine = "V1"
+    swap_blocks: int = 0
+    """V0 only: CPU blocks for groups of sequences that cannot be recomputed."""
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+            if getattr(self, name) < 1:
+                raise LegroomError(f"{name.replace('_', '-')} is {getattr(self, name)}, but must be at least 1")
+        if self.num_blocks < 2:
+            raise LegroomError(
+                f"a pool of {self.num_blocks} blocks holds nothing",
+                "vLLM keeps one block back (the null block): give at least 2",
+            )
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise LegroomError(
+                f"max-num-batched-tokens ({self.max_num_batched_tokens}) is below max-num-seqs ({self.max_num_seqs})",
+                "vLLM refuses this: raise --max-num-batched-tokens or lower --max-num-seqs",
+            )
+        if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
+            raise LegroomError(
+                f"without chunked prefill max-num-batched-tokens ({self.max_num_batched_tokens}) "
+                f"must reach max-model-len ({self.max_model_len})",
+                "vLLM refuses this: a prompt could never be scheduled",
+            )
+        if not 0 <= self.watermark < 1:
+            raise LegroomError(f"watermark is {self.watermark}, but must be at least 0 and below 1")
+        if not 0 <= self.speculative_acceptance <= 1:
+            raise LegroomError(f"speculative acceptance is {self.speculative_acceptance}, but must be between 0 and 1")
+
+    @property
+    def usable_blocks(self) -> int:
+        """The pool without the null block."""
+        return self.num_blocks - 1
+
+    @property
+    def watermark_blocks(self) -> int:
+        """Blocks that an admission must leave free."""
+        return int(self.watermark * self.num_blocks)
+
+    @property
+    def lookahead_tokens(self) -> int:
+        """Slots reserved past the scheduled tokens for the drafter's own KV."""
+        return self.num_speculative_tokens if self.draft_needs_kv else 0
+
+    def most_blocks_of(self, prompt_len: int, output_len: int) -> int:
+        """Blocks a request needs at its longest. The last token is sampled but its KV never stored."""
+        tokens = prompt_len + output_len - 1 + self.num_speculative_tokens + self.lookahead_tokens
+        tokens = min(tokens, self.max_model_len)
+        return sum(self._most_blocks_in(group, tokens) for group in self.groups)
+
+    def _most_blocks_in(self, group: KvGroup, tokens: int) -> int:
+        needed = cdiv(tokens, self.block_size)
+        if group.sliding_window is None:
+            return needed
+        return min(needed, self.window_blocks(group.sliding_window))
+
+    def window_blocks(self, sliding_window: int) -> int:
+        """Most blocks a sliding-window group holds at once: the window, the tokens in flight, one block of misfit."""
+        batches_in_flight = 2 if self.async_scheduling else 1
+        in_flight = batches_in_flight * self.max_num_batched_tokens
+        return cdiv(min(sliding_window - 1 + in_flight, self.max_model_len), self.block_size) + 1

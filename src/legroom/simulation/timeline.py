@@ -1,0 +1,157 @@
+"""What a replay found out: the totals, the life of every request, and the pool's use over time."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from legroom.simulation.settings import SchedulerSettings
+from legroom.simulation.trace import Trace
+
+
+class Step(NamedTuple):
+    """One step in which something was scheduled, as vLLM's scheduler would report it."""
+
+    step: int
+    scheduled: dict[str, int]
+    preempted: list[str]
+    finished: list[str]
+    running: int
+    waiting: int
+    free_blocks: int
+
+    def as_json(self) -> dict[str, Any]:
+        """The line of a `--timeline` file."""
+        return self._asdict()
+
+
+class Sample(NamedTuple):
+    """The state of the pool over a stretch of steps: the worst of each."""
+
+    step: int
+    used_blocks: int
+    running: int
+    waiting: int
+
+
+class Rejection(NamedTuple):
+    """A request that vLLM would not serve."""
+
+    id: str
+    why: str
+
+
+@dataclass
+class Tally:
+    """Counts that grow during a replay."""
+
+    steps: int = 0
+    preemptions: int = 0
+    scheduled_tokens: int = 0
+    recomputed_tokens: int = 0
+    prompt_tokens: int = 0
+    """Tokens of admitted prompts that were looked up in the prefix cache."""
+    cached_tokens: int = 0
+    finished: int = 0
+    peak_blocks: int = 0
+    peak_running: int = 0
+    peak_waiting: int = 0
+    held_slot_steps: int = 0
+    stored_token_steps: int = 0
+
+
+@dataclass
+class Timeline:
+    """The outcome of a replay."""
+
+    settings: SchedulerSettings
+    trace: Trace
+    tally: Tally
+    first_sched_steps: Sequence[int]
+    first_token_steps: Sequence[int]
+    finish_steps: Sequence[int]
+    preemption_counts: Sequence[int]
+    """Per request, in the order of arrival; -1 where it never came to that."""
+    arrival_steps: Sequence[int]
+    samples: list[Sample] = field(default_factory=list)
+    rejections: list[Rejection] = field(default_factory=list)
+    seconds_at_step: Sequence[float] | None = None
+    interrupted: bool = False
+    last_step: int = 0
+
+    @property
+    def queue_steps(self) -> array[int]:
+        """Steps between arrival and first being scheduled, of every request that was."""
+        return _differences(self.first_sched_steps, self.arrival_steps)
+
+    @property
+    def first_token_wait_steps(self) -> array[int]:
+        """Steps between arrival and the first sampled token."""
+        return _differences(self.first_token_steps, self.arrival_steps)
+
+    @property
+    def latency_steps(self) -> array[int]:
+        """Steps between arrival and the last token."""
+        return _differences(self.finish_steps, self.arrival_steps)
+
+    @property
+    def wasted_slot_ratio(self) -> float:
+        """Share of the allocated slots that held no token: internal fragmentation, averaged over steps."""
+        held = self.tally.held_slot_steps
+        return (held - self.tally.stored_token_steps) / held if held else 0.0
+
+    @property
+    def hit_ratio(self) -> float:
+        """Share of prompt tokens that the prefix cache already held."""
+        return self.tally.cached_tokens / self.tally.prompt_tokens if self.tally.prompt_tokens else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """The document that `legroom simulate --json` prints."""
+        tally = self.tally
+        return {
+            "steps": tally.steps,
+            "finished": tally.finished,
+            "preemptions": tally.preemptions,
+            "recomputed_tokens": tally.recomputed_tokens,
+            "peak_blocks": tally.peak_blocks,
+            "peak_running": tally.peak_running,
+            "rejected": len(self.rejections),
+            "wasted_slot_ratio": round(self.wasted_slot_ratio, 6),
+            "queue": _steps_json(self.queue_steps),
+            "first_token": _steps_json(self.first_token_wait_steps),
+            "latency": _steps_json(self.latency_steps),
+            "requests": len(self.trace),
+            "peak_waiting": tally.peak_waiting,
+            "usable_blocks": self.settings.usable_blocks,
+            "scheduled_tokens": tally.scheduled_tokens,
+            "prefix_cache": {
+                "hit_tokens": tally.cached_tokens,
+                "prompt_tokens": tally.prompt_tokens,
+                "hit_ratio": round(self.hit_ratio, 6),
+            },
+            "rejections": [rejection._asdict() for rejection in self.rejections[:100]],
+            "interrupted": self.interrupted,
+        }
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The nearest-rank percentile of sorted `values`."""
+    if not values:
+        return 0
+    rank = max(1, -(-len(values) * share // 1))
+    return values[min(len(values), int(rank)) - 1]
+
+
+def _differences(ends: Sequence[int], starts: Sequence[int]) -> array[int]:
+    return array("q", sorted(end - start for end, start in zip(ends, starts, strict=True) if end >= 0))
+
+
+def _steps_json(values: Sequence[int]) -> dict[str, float]:
+    return {
+        "p50_steps": percentile(values, 0.5),
+        "p90_steps": percentile(values, 0.9),
+        "p99_steps": percentile(values, 0.99),
+        "max": values[-1] if values else 0,
+    }

@@ -1,0 +1,136 @@
+"""The requests of a workload, one column a property."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from legroom.errors import LegroomError
+
+NO_PREFIX = -1
+
+
+class TraceRequest(NamedTuple):
+    """One row of a trace."""
+
+    id: str
+    arrival: float
+    prompt_len: int
+    output_len: int
+    prefix_id: str | None = None
+    prefix_len: int = 0
+    priority: int = 0
+
+
+@dataclass
+class Trace:
+    """Columns rather than objects, so that a day of traffic (a million requests) stays within tens of megabytes."""
+
+    name: str = "trace"
+    in_seconds: bool = False
+    """Whether `arrivals` are seconds (then step times are estimated) or scheduler steps (then all is exact)."""
+    ids: list[str] | None = None
+    """None: `r0`, `r1`, ... in the order of the file."""
+    arrivals: array[float] = field(default_factory=lambda: array("d"))
+    prompt_lens: array[int] = field(default_factory=lambda: array("q"))
+    output_lens: array[int] = field(default_factory=lambda: array("q"))
+    priorities: array[int] = field(default_factory=lambda: array("q"))
+    prefix_groups: array[int] = field(default_factory=lambda: array("q"))
+    """Index into `prefix_names`, or NO_PREFIX."""
+    prefix_lens: array[int] = field(default_factory=lambda: array("q"))
+    prefix_names: list[str] = field(default_factory=list)
+    _group_of: dict[str, int] = field(default_factory=dict, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.prompt_lens)
+
+    def add(
+        self,
+        prompt_len: int,
+        output_len: int,
+        arrival: float = 0,
+        request_id: str | None = None,
+        prefix_id: str | None = None,
+        prefix_len: int = 0,
+        priority: int = 0,
+    ) -> None:
+        """Append one request."""
+        if request_id is not None and self.ids is None:
+            self.ids = [f"r{i}" for i in range(len(self))]
+        if self.ids is not None:
+            self.ids.append(f"r{len(self)}" if request_id is None else request_id)
+        group = NO_PREFIX
+        if prefix_len > 0:
+            # A prefix without a name is the request's own: nobody else shares it.
+            name = prefix_id if prefix_id is not None else self.id_of(len(self))
+            group = self._group_of.setdefault(name, len(self.prefix_names))
+            if group == len(self.prefix_names):
+                self.prefix_names.append(name)
+        self.arrivals.append(arrival)
+        self.prompt_lens.append(prompt_len)
+        self.output_lens.append(output_len)
+        self.priorities.append(priority)
+        self.prefix_groups.append(group)
+        self.prefix_lens.append(min(prefix_len, prompt_len))
+
+    def id_of(self, index: int) -> str:
+        """The name of the request at `index`."""
+        return f"r{index}" if self.ids is None else self.ids[index]
+
+    def rows(self) -> Iterator[TraceRequest]:
+        """The requests one by one."""
+        for i in range(len(self)):
+            group = self.prefix_groups[i]
+            name = self.prefix_names[group] if group != NO_PREFIX else None
+            yield TraceRequest(
+                self.id_of(i), self.arrivals[i], self.prompt_lens[i], self.output_lens[i],
+                name, self.prefix_lens[i], self.priorities[i],
+            )  # fmt: skip
+
+    def checked(self) -> Trace:
+        """This trace in the order of arrival, once its lengths and ids make sense."""
+        if not len(self):
+            raise LegroomError(f"{self.name} holds no requests")
+        for what, column, least in (
+            ("prompt_len", self.prompt_lens, 1),
+            ("output_len", self.output_lens, 1),
+            ("prefix_len", self.prefix_lens, 0),
+            ("arrival", self.arrivals, 0),
+        ):
+            _check_column(self, what, column, least)
+        if self.ids is not None and len(set(self.ids)) != len(self.ids):
+            seen: set[str] = set()
+            twice = next(name for name in self.ids if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+            raise LegroomError(f"{self.name} uses the id {twice!r} twice", "ids tell requests apart: make them unique")
+        return self if self._in_order() else self._sorted()
+
+    def _in_order(self) -> bool:
+        arrivals = self.arrivals
+        return all(arrivals[i] <= arrivals[i + 1] for i in range(len(arrivals) - 1))
+
+    def _sorted(self) -> Trace:
+        order = sorted(range(len(self)), key=self.arrivals.__getitem__)
+        ids = [self.id_of(i) for i in order]
+        return Trace(
+            self.name, self.in_seconds, ids,
+            array("d", (self.arrivals[i] for i in order)),
+            array("q", (self.prompt_lens[i] for i in order)),
+            array("q", (self.output_lens[i] for i in order)),
+            array("q", (self.priorities[i] for i in order)),
+            array("q", (self.prefix_groups[i] for i in order)),
+            array("q", (self.prefix_lens[i] for i in order)),
+            self.prefix_names, self._group_of,
+        )  # fmt: skip
+
+
+def _check_column(trace: Trace, what: str, column: Sequence[float], least: int) -> None:
+    worst = min(column)
+    if worst >= least and worst == worst:  # noqa: PLR0124  a NaN is unequal to itself
+        return
+    row = next(i for i, value in enumerate(column) if not value >= least)
+    raise LegroomError(
+        f"{trace.name}: request {row + 1} ({trace.id_of(row)}) has {what} {column[row]:g}; it must be at least {least}",
+        "drop the request from the trace or mend it",
+    )
