@@ -1,0 +1,42 @@
+"""What a starting vLLM prints, by meaning: one pattern a line, for every release that words it so."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Literal
+
+LineKind = Literal["settings", "gpu", "memory", "capacity", "ready", "failure"]
+
+
+@dataclass(frozen=True, slots=True)
+class StartupLine:
+    """One line worth reading. A group's ending tells its unit: `_gib`, `_bytes`, `_count`, `_ratio`; else text."""
+
+    id: str
+    mark: str
+    """Plain text that every matching line holds."""
+    kind: LineKind
+    first_release: str
+    last_release: str
+    pattern: re.Pattern[str]
+
+
+@cache
+def startup_lines() -> tuple[StartupLine, ...]:
+    """Every known start-up line, in the order they are tried."""
+    text = resources.files("legroom.facts").joinpath("data/startup_lines.json").read_text("utf-8")
+    return tuple(
+        StartupLine(
+            line["id"],
+            line["mark"],
+            line["kind"],
+            line["releases"][0],
+            line["releases"][1],
+            re.compile(line["pattern"]),
+        )
+        for line in json.loads(text)["lines"]
+    )

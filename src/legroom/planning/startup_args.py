@@ -1,0 +1,106 @@
+"""The flags of a server as its own log prints them: `non-default args`, `Namespace(...)`, the engine's config line."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from legroom.vllm.args import ServeArgs
+
+_FIELDS = {field.name for field in fields(ServeArgs)} - {"usage", "env", "others"}
+_PAIR = re.compile(
+    r"""['"]?(?P<name>[a-z_]\w*)['"]?\s*[:=]\s*(?P<value>'[^']*'|"[^"]*"|True|False|None|-?\d+(?:\.\d+)?(?=[,)}\s]|$))"""
+)
+_ENGINE_FACTS = {
+    "model": re.compile(r"\bmodel=(?P<value>'[^']*'|[^,]+)"),
+    "dtype": re.compile(r"\bdtype=torch\.(?P<value>\w+)"),
+    "max_model_len": re.compile(r"\bmax_seq_len=(?P<value>\d+)"),
+    "tensor_parallel_size": re.compile(r"\btensor_parallel_size=(?P<value>\d+)"),
+    "pipeline_parallel_size": re.compile(r"\bpipeline_parallel_size=(?P<value>\d+)"),
+    "data_parallel_size": re.compile(r"\bdata_parallel_size=(?P<value>\d+)"),
+    "quantization": re.compile(r"\bquantization=(?P<value>[\w-]+)"),
+    "enforce_eager": re.compile(r"\benforce_eager=(?P<value>True|False)"),
+    "kv_cache_dtype": re.compile(r"\bkv_cache_dtype=(?P<value>[\w.]+)"),
+    "enable_prefix_caching": re.compile(r"\benable_prefix_caching=(?P<value>True|False)"),
+}
+_CAPTURE_SIZES = re.compile(r"['\"]?cudagraph_capture_sizes['\"]?\s*[:=]\s*\[(?P<sizes>[\d,\s]*)\]")
+
+
+def engine_facts(config: str) -> dict[str, Any]:
+    """What the `Initializing ... LLM engine` line tells of the resolved settings."""
+    facts: dict[str, Any] = {}
+    for name, pattern in _ENGINE_FACTS.items():
+        found = pattern.search(config)
+        if found:
+            value = _literal(found["value"])
+            if value is not None:
+                facts[name] = value
+    sizes = _CAPTURE_SIZES.search(config)
+    if sizes:
+        facts["cudagraph_capture_sizes"] = tuple(int(size) for size in sizes["sizes"].split(",") if size.strip())
+    return facts
+
+
+def merged_args(mapping: str | None, namespace: str | None, facts: Mapping[str, Any]) -> ServeArgs:
+    """The flags as given, with the resolved values of the engine's line where a flag was not printed."""
+    given: dict[str, Any] = {}
+    if namespace is not None:
+        given |= _pairs(namespace)
+    if mapping is not None:
+        given |= _mapping(mapping)
+    model = given.get("model") or given.get("model_tag") or facts.get("model") or ""
+    chosen = {name: _value(name, value) for name, value in given.items() if name in _FIELDS and value is not None}
+    for name, value in facts.items():
+        if name != "cudagraph_capture_sizes" and chosen.get(name) is None:
+            chosen[name] = value
+    if isinstance(given.get("dtype"), str) and given["dtype"] in ("auto", "torch.bfloat16", "torch.float16"):
+        chosen["dtype"] = facts.get("dtype", given["dtype"].removeprefix("torch."))
+    chosen["model"] = str(model)
+    return ServeArgs(**{name: value for name, value in chosen.items() if value is not None})
+
+
+def _value(name: str, value: Any) -> Any:
+    """Only values of the kind the field holds; an object's repr is no flag."""
+    kind = str(ServeArgs.__dataclass_fields__[name].type)
+    if kind.startswith("Mapping"):
+        return value if isinstance(value, dict) else None
+    if kind.startswith("tuple"):
+        return tuple(value) if isinstance(value, list | tuple) else None
+    if kind.startswith("bool"):
+        return value if isinstance(value, bool) else None
+    if kind.startswith("int"):
+        return value if isinstance(value, int) and not isinstance(value, bool) else _auto_len(name, value)
+    if kind.startswith("float"):
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return value if isinstance(value, str) else None
+
+
+def _auto_len(name: str, value: Any) -> int | None:
+    return -1 if name == "max_model_len" and value == "auto" else None
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    try:
+        read = ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return _pairs(text)  # it holds an object's repr, or the line was cut
+    return read if isinstance(read, dict) else {}
+
+
+def _pairs(text: str) -> dict[str, Any]:
+    """Names with plain values, outermost ones first; whatever else is in the text is passed over."""
+    pairs: dict[str, Any] = {}
+    for found in _PAIR.finditer(text):
+        pairs.setdefault(found["name"], _literal(found["value"]))
+    return pairs
+
+
+def _literal(text: str) -> Any:
+    text = text.strip()
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
