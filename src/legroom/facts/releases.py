@@ -59,6 +59,10 @@ class Release:
         """Whether this release comes before `version`."""
         return _key(self.version) < _key(version)
 
+    def after(self, version: str) -> bool:
+        """Whether this release comes after `version`."""
+        return _key(self.version) > _key(version)
+
     def within(self, first: str, last: str) -> bool:
         """Whether this release lies in a range, both ends included."""
         return _key(first) <= _key(self.version) <= _key(last)

@@ -45,7 +45,9 @@ class ServeArgs:
     max_lora_rank: int | None = None
     speculative_config: Mapping[str, Any] | None = None
     compilation_config: Mapping[str, Any] | None = None
-    """Also holds `-O3` / `--compilation-config 3` as {"level": 3}; `cudagraph_mode`, `cudagraph_capture_sizes`, ..."""
+    """Until 0.11.2 it also holds `-O3` / `--compilation-config 3` as {"level": 3}; `cudagraph_mode`, ..."""
+    optimization_level: int | None = None
+    """`-O0` to `-O3` from 0.12.0 on."""
     cudagraph_capture_sizes: tuple[int, ...] | None = None
     max_cudagraph_capture_size: int | None = None
     max_seq_len_to_capture: int | None = None

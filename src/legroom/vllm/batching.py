@@ -1,0 +1,189 @@
+"""How many tokens and requests a step may hold, and whether prompts are split and prefixes cached."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from legroom.facts.gpus import Gpu
+from legroom.facts.model import Model
+from legroom.facts.releases import Release
+from legroom.units import GIB
+from legroom.vllm.args import ServeArgs, Usage
+from legroom.vllm.given import other_value
+from legroom.vllm.traits import (
+    is_attention_free,
+    is_bidirectional,
+    is_encoder_decoder,
+    is_hybrid,
+    is_moe,
+    is_pooling,
+    slides_everywhere,
+    uses_mla,
+)
+
+_LONG_CONTEXT = 32768
+_MIN_BATCHED_TOKENS = 2048
+_POOLING_BATCHED_TOKENS = 32768
+_BATCHED_DP_TOKENS = 256
+_PREFIX_LM_TYPES = ("gemma4",)
+"""Multimodal models whose image tokens see each other, and that tell vLLM the size of their largest item (0.22+)."""
+_BATCHED_ALL2ALL = {"deepep_low_latency", "pplx", "nixl_ep", "mori_low_latency"}
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """The limits of one scheduler step."""
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    enable_chunked_prefill: bool
+    enable_prefix_caching: bool
+
+
+def batching_v1(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_model_len: int) -> Batching:
+    """The V1 engine's defaults, and its adjustments where the user left a value open."""
+    chunked = _chunked_prefill_v1(args, model, release)
+    tokens, seqs = device_defaults(gpu, release, args.usage)
+    if args.performance_mode == "throughput" and release.at_least("0.17.0"):
+        tokens, seqs = 2 * tokens, 2 * seqs
+    if args.max_num_seqs is not None:
+        seqs = args.max_num_seqs
+    given_tokens = args.max_num_batched_tokens
+    # 0.9.2 - 0.10.0 replaced even the user's value when chunked prefill was off.
+    if given_tokens is None or (not chunked and release.within("0.9.2", "0.10.0")):
+        tokens = _open_tokens_v1(
+            args, model, release, tokens=tokens, seqs=seqs, max_model_len=max_model_len, chunked=chunked
+        )
+    else:
+        tokens = given_tokens
+    if args.max_num_seqs is None and release.at_least("0.10.1"):
+        seqs = min(seqs, tokens)
+    return Batching(tokens, seqs, chunked, _prefix_caching_v1(args, model, release))
+
+
+def _open_tokens_v1(
+    args: ServeArgs, model: Model, release: Release, *, tokens: int, seqs: int, max_model_len: int, chunked: bool
+) -> int:
+    """max_num_batched_tokens where the user gave none."""
+    if release.at_least("0.20.0") and _is_batched_dp_moe(args, model):
+        tokens = _BATCHED_DP_TOKENS * (2 if args.performance_mode == "throughput" else 1)
+    if not chunked:
+        if release.at_least("0.11.1"):
+            tokens = max(max_model_len, tokens)
+        elif release.at_least("0.9.2"):
+            tokens = max_model_len
+    if release.at_least("0.22.0") and model.model_type.startswith(_PREFIX_LM_TYPES) and not args.language_model_only:
+        tokens = max(tokens, *(item.max_tokens_per_item for item in model.modalities), 0)
+    if release.at_least("0.11.1"):
+        tokens = min(seqs * max_model_len, tokens)
+    return tokens
+
+
+def _is_batched_dp_moe(args: ServeArgs, model: Model) -> bool:
+    return (
+        (args.data_parallel_size or 1) > 1
+        and bool(args.enable_expert_parallel)
+        and is_moe(model)
+        and other_value(args, "--all2all-backend") in _BATCHED_ALL2ALL
+    )
+
+
+def device_defaults(gpu: Gpu, release: Release, usage: Usage) -> tuple[int, int]:
+    """(max_num_batched_tokens, max_num_seqs) that the V1 engine starts from on this card."""
+    offline = usage == "llm"
+    name = gpu.name.lower()
+    if release.before("0.7.0"):
+        return (8192 if offline else 2048), 256
+    if release.before("0.8.5"):
+        large = "h100" in name or "h200" in name
+    else:
+        large = gpu.total_bytes >= 70 * GIB and (release.before("0.9.0") or "a100" not in name)
+    huge = release.at_least("0.28.0") and gpu.total_bytes >= 160 * GIB
+    if huge:
+        tokens = 16384
+    elif large:
+        tokens = 16384 if offline else 8192
+    else:
+        tokens = 8192 if offline else 2048
+    if release.before("0.8.0"):
+        return tokens, 256
+    if release.before("0.8.4"):
+        return tokens, 1024
+    return tokens, 1024 if large or huge else 256
+
+
+def _chunked_prefill_v1(args: ServeArgs, model: Model, release: Release) -> bool:
+    supported = not is_encoder_decoder(model)
+    if is_pooling(args, model):
+        supported = supported and not is_bidirectional(model)
+    elif release.before("0.11.1"):
+        # Generative models could not turn it off before 0.11.1.
+        return supported
+    return supported if args.enable_chunked_prefill is None else args.enable_chunked_prefill
+
+
+def _prefix_caching_v1(args: ServeArgs, model: Model, release: Release) -> bool:
+    if is_pooling(args, model):
+        supported = release.at_least("0.9.2") and not is_bidirectional(model) and not is_encoder_decoder(model)
+    elif is_encoder_decoder(model) or is_attention_free(model):
+        supported = False
+    else:
+        # Hybrid models: impossible until 0.11.0, an opt-in until 0.25.1, on since 0.26.0.
+        supported = not is_hybrid(model) or release.at_least("0.26.0")
+    if (is_hybrid(model) or is_attention_free(model)) and release.before("0.11.1"):
+        return False
+    if is_encoder_decoder(model):
+        return False
+    return supported if args.enable_prefix_caching is None else args.enable_prefix_caching
+
+
+def batching_v0(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_model_len: int) -> Batching:
+    """The V0 engine's defaults."""
+    chunked = _chunked_prefill_v0(args, model, gpu, release, max_model_len)
+    seqs = args.max_num_seqs if args.max_num_seqs is not None else 256
+    tokens = args.max_num_batched_tokens
+    if tokens is None:
+        tokens = _open_tokens_v0(args, model, release, max_model_len, chunked)
+        if release.at_least("0.9.0"):
+            tokens = min(tokens, seqs * max_model_len)
+    return Batching(tokens, seqs, chunked, bool(args.enable_prefix_caching))
+
+
+def _open_tokens_v0(args: ServeArgs, model: Model, release: Release, max_model_len: int, chunked: bool) -> int:
+    tokens = max(max_model_len, _MIN_BATCHED_TOKENS)
+    steps = other_value(args, "--num-scheduler-steps") or "1"
+    multi_step = steps.isdigit() and int(steps) > 1 and release.at_least("0.6.3")
+    if chunked and not multi_step:
+        tokens = _chunk_tokens_v0(release)
+    pooling = is_pooling(args, model)
+    if pooling and release.at_least("0.4.3") and (release.at_least("0.6.0") or not chunked):
+        tokens = max(tokens, _POOLING_BATCHED_TOKENS)
+    if model.modalities and release.at_least("0.6.0"):
+        tokens = max(tokens, 4096 if release.before("0.6.3") else 5120)
+    return tokens
+
+
+def _chunk_tokens_v0(release: Release) -> int:
+    if release.at_least("0.6.5"):
+        return _MIN_BATCHED_TOKENS
+    return 768 if release.version == "0.4.1" else 512
+
+
+def _chunked_prefill_v0(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_model_len: int) -> bool:
+    """0.5.3+ turns it on by itself for long contexts, where nothing speaks against it."""
+    if args.enable_chunked_prefill is not None:
+        return args.enable_chunked_prefill
+    if release.before("0.5.3") or max_model_len <= _LONG_CONTEXT or gpu.vendor != "nvidia":
+        return False
+    against = (
+        slides_everywhere(model) and other_value(args, "--disable-sliding-window") is None,
+        bool(args.speculative_config) or other_value(args, "--speculative-model") is not None,
+        bool(args.enable_lora),
+        other_value(args, "--enable-prompt-adapter") is not None,
+        release.before("0.7.0") and bool(args.enable_prefix_caching),
+        release.before("0.7.0") and (is_hybrid(model) or is_attention_free(model)),
+        release.at_least("0.6.4") and bool(model.modalities),
+        release.at_least("0.8.0") and uses_mla(model),
+        release.at_least("0.6.5") and is_pooling(args, model),
+    )
+    return not any(against)

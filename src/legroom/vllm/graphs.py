@@ -1,0 +1,214 @@
+"""CUDA graphs: the mode a release ends up with, the sizes it captures, and whether it counts them in the budget.
+
+Attention backends that cannot be captured in full narrow the mode further at load time; the ones vLLM picks by
+default on NVIDIA GPUs (FlashAttention, FlashInfer, FlashMLA) keep it, so that is what is modelled here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from legroom.facts.gpus import Gpu
+from legroom.facts.model import Model
+from legroom.facts.releases import Release
+from legroom.vllm.args import ServeArgs
+from legroom.vllm.given import env_flag, other_values
+from legroom.vllm.traits import has_state, is_encoder_decoder, is_pooling
+
+MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
+_MODE_NUMBERS = {0: "NONE", 1: "PIECEWISE", 2: "FULL"}
+_COMPILE_LEVELS = {"none": 0, "stock_torch_compile": 1, "dynamo_trace_once": 2, "vllm_compile": 3}
+_LARGEST_V0_SIZE = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPlan:
+    """The CUDA graphs a release will capture."""
+
+    mode: str
+    sizes: tuple[int, ...]
+
+
+def graph_plan(
+    args: ServeArgs,
+    model: Model,
+    gpu: Gpu,
+    release: Release,
+    *,
+    engine: str,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+) -> GraphPlan:
+    """Mode and capture sizes, ascending."""
+    if engine == "V0":
+        if args.enforce_eager:
+            return GraphPlan("NONE", ())
+        return GraphPlan("FULL_DECODE_ONLY", _sizes_v0(release, max_num_seqs))
+    mode = _mode_v1(args, model, gpu, release)
+    if mode == "NONE":
+        return GraphPlan("NONE", ())
+    sizes = _sizes_v1(args, gpu, release, max_num_seqs, max_num_batched_tokens)
+    return GraphPlan(mode, sizes) if sizes else GraphPlan("NONE", ())
+
+
+def estimate_applied(args: ServeArgs, gpu: Gpu, release: Release, *, engine: str, runner: str, mode: str) -> bool:
+    """Whether a graph estimate is subtracted from the budget before the KV cache is sized (0.18.0+)."""
+    if engine == "V0" or release.before("0.18.0") or mode == "NONE":
+        return False
+    asked = env_flag(args, "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
+    if not (release.at_least("0.20.0") if asked is None else asked):
+        return False
+    if runner == "V2" and release.before("0.29.0"):
+        return False  # the V2 runner's estimate was 0 until then
+    if gpu.vendor == "nvidia":
+        return True
+    if gpu.vendor == "amd":
+        return release.at_least("0.26.0")
+    return gpu.vendor == "intel" and release.at_least("0.31.0")
+
+
+def _compilation(args: ServeArgs) -> Mapping[str, Any]:
+    return args.compilation_config or {}
+
+
+def _compile_level(args: ServeArgs, release: Release) -> int:
+    """0 no torch.compile ... 3 vLLM's own: what piecewise graphs need."""
+    config = _compilation(args)
+    asked = config.get("mode", config.get("level"))
+    if isinstance(asked, str):
+        text = asked.lower().removeprefix("compilationmode.")
+        asked = int(text) if text.isdecimal() else _COMPILE_LEVELS.get(text)
+    if isinstance(asked, int) and not isinstance(asked, bool):
+        return asked
+    if release.at_least("0.12.0") and args.optimization_level == 0:
+        return 0
+    return 3
+
+
+def _mode_v1(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> str:
+    config = _compilation(args)
+    if args.enforce_eager or gpu.vendor not in ("nvidia", "amd") or config.get("use_cudagraph") is False:
+        return "NONE"
+    level = _compile_level(args, release)
+    mode = _asked_mode(config.get("cudagraph_mode"))
+    if mode is None:
+        mode = _default_mode(args, model, release, level)
+    if config.get("full_cuda_graph") and release.before("0.11.0"):
+        mode = "FULL"
+    if mode in ("PIECEWISE", "FULL_AND_PIECEWISE") and level != 3 and not config.get("splitting_ops"):
+        # 0.12 gave graphs up without torch.compile; newer releases keep the part that needs none.
+        mode = "FULL_DECODE_ONLY" if release.at_least("0.28.0") and mode == "FULL_AND_PIECEWISE" else "NONE"
+    if mode.startswith("FULL") and is_pooling(args, model) and release.at_least("0.11.0"):
+        return "PIECEWISE"
+    if is_encoder_decoder(model) and mode not in ("NONE", "FULL_DECODE_ONLY") and release.at_least("0.11.0"):
+        return "FULL_DECODE_ONLY" if release.at_least("0.13.0") else "PIECEWISE"
+    return mode
+
+
+def _asked_mode(value: Any) -> str | None:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return _MODE_NUMBERS.get(value)
+    text = str(value).upper().removeprefix("CUDAGRAPHMODE.") if value is not None else ""
+    return text if text in MODES else None
+
+
+def _default_mode(args: ServeArgs, model: Model, release: Release, level: int) -> str:
+    if release.at_least("0.12.0"):
+        by_level = {0: "NONE", 1: "PIECEWISE"}
+        return by_level.get(2 if args.optimization_level is None else args.optimization_level, "FULL_AND_PIECEWISE")
+    if level != 3:
+        return "NONE"
+    if release.at_least("0.11.0") or (release.at_least("0.10.2") and has_state(model)):
+        return "FULL_AND_PIECEWISE"
+    return "PIECEWISE"
+
+
+def _sizes_v0(release: Release, max_num_seqs: int) -> tuple[int, ...]:
+    """Decode batch sizes up to the first one that holds max_num_seqs."""
+    largest = _LARGEST_V0_SIZE if release.at_least("0.6.0") else 256
+    possible = [1, 2, 4, *range(8, largest + 1, 8)]
+    stop = next((size for size in possible if size >= max_num_seqs), possible[-1])
+    return tuple(size for size in possible if size <= stop)
+
+
+def _sizes_v1(
+    args: ServeArgs, gpu: Gpu, release: Release, max_num_seqs: int, max_num_batched_tokens: int
+) -> tuple[int, ...]:
+    config = _compilation(args)
+    asked = args.cudagraph_capture_sizes or _int_list(config.get("cudagraph_capture_sizes"))
+    legacy = _legacy_sizes(args) if release.within("0.9.0", "0.12.0") else ()
+    if not asked and len(legacy) > 1:
+        asked = legacy
+    if asked:
+        limit = max_num_batched_tokens if release.at_least("0.8.0") else max(asked)
+        return tuple(sorted({size for size in asked if 1 <= size <= limit}))
+    if release.before("0.11.1"):
+        top = legacy[0] if legacy else 512
+        if release.at_least("0.10.0") and not legacy:
+            top = min(2 * max_num_seqs, 512)
+        if release.before("0.8.0"):
+            return (1, 2, 4, *range(8, top + 1, 8))
+        return tuple(size for size in (1, 2, 4, *range(8, top + 1, 8)) if size <= max_num_batched_tokens)
+    return _strided_sizes(
+        args, gpu, release, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, legacy=legacy
+    )
+
+
+def _strided_sizes(
+    args: ServeArgs,
+    gpu: Gpu,
+    release: Release,
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    legacy: tuple[int, ...],
+) -> tuple[int, ...]:
+    """0.11.1+: steps of 8 to 256, of 16 beyond, and the sizes a full decode batch has."""
+    ceiling = 1024 if release.at_least("0.28.0") and gpu.compute_capability[0] == 10 else 512
+    query_len = 1 + num_speculative_tokens(args) if release.at_least("0.13.0") else 1
+    asked_top = args.max_cudagraph_capture_size or _compilation(args).get("max_cudagraph_capture_size")
+    if not asked_top and legacy:
+        asked_top = legacy[0]
+    open_top = not isinstance(asked_top, int)
+    top = min(max_num_seqs * query_len * 2, ceiling) if open_top else int(asked_top or 0)
+    decode = _decode_sizes(release, query_len, max_num_seqs, ceiling, top) if open_top else set()
+    top = min(top, max_num_batched_tokens)
+    dense = args.performance_mode == "interactivity" and release.at_least("0.17.0")
+    sizes = set(range(1, min(top, 32) + 1)) if dense else {size for size in (1, 2, 4) if size <= top}
+    sizes |= set(range(8, min(top + 1, 256), 8)) | set(range(256, top + 1, 16))
+    if release.at_least("0.20.1") and max_num_batched_tokens <= top:
+        sizes.add(max_num_batched_tokens)
+    sizes |= {size for size in decode if size <= max_num_batched_tokens}
+    return tuple(sorted(sizes))
+
+
+def _decode_sizes(release: Release, query_len: int, max_num_seqs: int, ceiling: int, top: int) -> set[int]:
+    """Sizes of uniform decode batches, which need not lie on a stride."""
+    if query_len > 1 and release.at_least("0.29.0"):
+        most = min(max_num_seqs, ceiling)
+        counts = {n for n in (1, 2, 4) if n <= most} | set(range(8, min(most + 1, 256), 8))
+        counts |= set(range(256, most + 1, 16)) | {most}
+        return {n * query_len for n in counts if n * query_len <= top}
+    if query_len == 1 and release.at_least("0.31.0") and max_num_seqs <= top:
+        return {max_num_seqs}
+    return set()
+
+
+def num_speculative_tokens(args: ServeArgs) -> int:
+    """Draft tokens a step, 0 without speculative decoding."""
+    value = (args.speculative_config or {}).get("num_speculative_tokens")
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def _legacy_sizes(args: ServeArgs) -> tuple[int, ...]:
+    """`--cuda-graph-sizes`: one value is the largest size, several are the sizes."""
+    values = other_values(args, "--cuda-graph-sizes") or ()
+    return tuple(int(value) for value in values if value.isdigit() and int(value) > 0)
+
+
+def _int_list(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple):
+        return ()
+    return tuple(item for item in value if isinstance(item, int) and not isinstance(item, bool))

@@ -1,0 +1,221 @@
+"""What a release makes of the flags: every default filled in, for one model on one GPU."""
+
+from __future__ import annotations
+
+from legroom.errors import LegroomError
+from legroom.facts.flags import default
+from legroom.facts.gpus import Gpu
+from legroom.facts.max_length import derived_max_len
+from legroom.facts.model import Model
+from legroom.facts.releases import Release
+from legroom.vllm.args import EngineSettings, ServeArgs
+from legroom.vllm.batching import batching_v0, batching_v1
+from legroom.vllm.engine import engine_of, runner_of
+from legroom.vllm.given import env_flag, is_given, other_value
+from legroom.vllm.graphs import estimate_applied, graph_plan, num_speculative_tokens
+from legroom.vllm.refusals import RefusedByVllm, check_given, check_length, check_settings
+from legroom.vllm.traits import has_chunked_attention, has_state, is_pooling
+
+_DTYPES = {
+    "half": "float16", "float16": "float16", "bfloat16": "bfloat16", "float": "float32", "float32": "float32",
+}  # fmt: skip
+_ASYNC_SPEC_METHODS = {"eagle", "eagle3", "mtp", "dflash", "dspark", "ngram_gpu", "draft_model"}
+
+
+def resolve(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> EngineSettings:
+    """The settings vLLM ends up with. Raises `LegroomError` where the release would refuse them."""
+    check_given(args, release)
+    notes: list[str] = [release.note] if release.note else []
+    engine, fallback = engine_of(args, model, gpu, release)
+    if fallback:
+        notes.append(fallback)
+    max_model_len = _max_model_len(args, model, release)
+    batch_rule = batching_v0 if engine == "V0" else batching_v1
+    batching = batch_rule(args, model, gpu, release, max_model_len)
+    runner = runner_of(args, model, gpu, release)
+    graphs = graph_plan(
+        args,
+        model,
+        gpu,
+        release,
+        engine=engine,
+        max_num_seqs=batching.max_num_seqs,
+        max_num_batched_tokens=batching.max_num_batched_tokens,
+    )
+    async_scheduling = engine == "V1" and _async_scheduling(args, model, release, runner)
+    pipeline = args.pipeline_parallel_size or 1
+    settings = EngineSettings(
+        release=release.version,
+        engine=engine,
+        runner=runner,
+        usage=args.usage,
+        dtype=_dtype(args, model, gpu, release, notes),
+        quantization=args.quantization or (model.quantization.method if model.quantization else None),
+        kv_cache_dtype=_kv_cache_dtype(args, model, release),
+        max_model_len=max_model_len,
+        auto_fit_len=args.max_model_len == -1,
+        max_num_seqs=batching.max_num_seqs,
+        max_num_batched_tokens=batching.max_num_batched_tokens,
+        gpu_memory_utilization=_utilization(args, release),
+        kv_cache_memory_bytes=args.kv_cache_memory_bytes,
+        num_gpu_blocks_override=args.num_gpu_blocks_override,
+        block_size=args.block_size,
+        tensor_parallel_size=args.tensor_parallel_size or 1,
+        pipeline_parallel_size=pipeline,
+        data_parallel_size=args.data_parallel_size or 1,
+        decode_context_parallel_size=args.decode_context_parallel_size or 1,
+        prefill_context_parallel_size=args.prefill_context_parallel_size or 1,
+        enable_expert_parallel=bool(args.enable_expert_parallel),
+        enforce_eager=bool(args.enforce_eager),
+        cudagraph_mode=graphs.mode,
+        cudagraph_capture_sizes=graphs.sizes,
+        graph_estimate_applied=estimate_applied(args, gpu, release, engine=engine, runner=runner, mode=graphs.mode),
+        enable_chunked_prefill=batching.enable_chunked_prefill,
+        enable_prefix_caching=batching.enable_prefix_caching,
+        async_scheduling=async_scheduling,
+        max_concurrent_batches=_concurrent_batches(async_scheduling, runner, pipeline),
+        disable_hybrid_kv_cache_manager=_hybrid_manager_off(args, model, release),
+        num_speculative_tokens=num_speculative_tokens(args),
+        given=args,
+        notes=tuple(notes + _ignored(args, release, engine)),
+    )
+    check_settings(settings, model)
+    return settings
+
+
+def _utilization(args: ServeArgs, release: Release) -> float:
+    if args.gpu_memory_utilization is not None:
+        return args.gpu_memory_utilization
+    return float(default("--gpu-memory-utilization", release))
+
+
+def _max_model_len(args: ServeArgs, model: Model, release: Release) -> int:
+    """The given length, or the one the release derives from the model's config."""
+    derived = model.max_position_embeddings
+    limit = derived
+    if model.config:
+        config = dict(model.config)
+        original = config.pop("original_max_position_embeddings", None)
+        # YaRN: until 0.27.1 the length is original x factor, later max_position_embeddings as it stands.
+        full = derived_max_len(config, config, yarn_multiplies=release.before("0.28.0"))
+        # LongRoPE: since 0.11.1 the server starts at the original length, and may be asked for the full one.
+        if original is None or release.before("0.11.1"):
+            derived = full if _has_scaling(config) else derived
+        limit = max(limit, full)
+    if args.hf_overrides or is_given(args, "--rope-scaling"):
+        limit = max(limit, args.max_model_len or 0)
+    if args.max_model_len is None or args.max_model_len == -1:
+        return derived
+    check_length(args, limit, model, release)
+    return args.max_model_len
+
+
+def _has_scaling(config: dict[str, object]) -> bool:
+    return bool(config.get("rope_scaling") or config.get("rope_parameters"))
+
+
+def _dtype(args: ServeArgs, model: Model, gpu: Gpu, release: Release, notes: list[str]) -> str:
+    """The precision of activations and unquantized weights."""
+    has_bf16 = gpu.compute_capability == (0, 0) or gpu.vendor != "nvidia" or gpu.compute_capability >= (8, 0)
+    asked = (args.dtype or "auto").lower().removeprefix("torch.")
+    if asked == "auto":
+        stored = _DTYPES.get(model.dtype, model.dtype)
+        if stored == "float32":
+            modern = release.at_least("0.9.1")
+            preferred = "float16" if is_pooling(args, model) and release.at_least("0.10.1") else "bfloat16"
+            return preferred if modern and has_bf16 else "float16"
+        if stored == "bfloat16" and not has_bf16 and release.at_least("0.9.1"):
+            notes.append(f"{gpu.name} has no bfloat16: vLLM {release} falls back to float16")
+            return "float16"
+    else:
+        if asked not in _DTYPES:
+            raise LegroomError(
+                f"--dtype {args.dtype} is not a precision vLLM knows", "use one of " + ", ".join(_DTYPES)
+            )
+        stored = _DTYPES[asked]
+    if stored == "bfloat16" and not has_bf16:
+        capability = ".".join(map(str, gpu.compute_capability))
+        said = (
+            "Bfloat16 is only supported on GPUs with compute capability of at least 8.0. "
+            f"Your {gpu.name} GPU has compute capability {capability}. You can use float16 instead by explicitly "
+            "setting the `dtype` flag in CLI, for example: --dtype=half."
+        )
+        raise RefusedByVllm(f"{gpu.name} (compute capability {capability}) has no bfloat16", "add --dtype half", said)
+    return stored
+
+
+def _kv_cache_dtype(args: ServeArgs, model: Model, release: Release) -> str:
+    """`auto` follows the checkpoint where the release does: ModelOpt since 0.11.1, compressed-tensors since 0.15.0."""
+    if args.kv_cache_dtype is not None and args.kv_cache_dtype != "auto":
+        return args.kv_cache_dtype
+    stored = model.quantization
+    if stored is None or stored.kv_cache_dtype is None:
+        return "auto"
+    if stored.kv_cache_dtype.startswith("nvfp4") and release.before("0.20.0"):
+        return "auto"
+    since = "0.11.1" if stored.method.startswith("modelopt") else "0.15.0"
+    return stored.kv_cache_dtype if release.at_least(since) else "auto"
+
+
+def _async_scheduling(args: ServeArgs, model: Model, release: Release, runner: str) -> bool:
+    if release.before("0.10.0"):
+        return False
+    if args.async_scheduling is not None:
+        return args.async_scheduling
+    if release.before("0.14.0"):
+        return False
+    spec = args.speculative_config or {}
+    method = str(spec.get("method") or ("draft_model" if spec.get("model") else ""))
+    pipeline = (args.pipeline_parallel_size or 1) > 1
+    against = (
+        bool(spec) and method not in _ASYNC_SPEC_METHODS and not method.endswith("_mtp"),
+        bool(spec.get("disable_padded_drafter_batch")),
+        is_pooling(args, model) and release.at_least("0.18.0"),
+        pipeline and release.before("0.15.0"),
+        pipeline and runner == "V1" and release.at_least("0.28.0"),
+        other_value(args, "--distributed-executor-backend") == "ray" and release.before("0.28.0"),
+        has_state(model) and args.mamba_cache_mode in ("align", "all") and release.within("0.15.0", "0.17.1"),
+    )
+    return not any(against)
+
+
+def _concurrent_batches(async_scheduling: bool, runner: str, pipeline: int) -> int:
+    """Steps in flight: a pipeline needs one a stage, async scheduling one more."""
+    if async_scheduling:
+        if runner == "V2":
+            return pipeline + 1
+        if pipeline == 1:
+            return 2
+    return pipeline
+
+
+def _hybrid_manager_off(args: ServeArgs, model: Model, release: Release) -> bool:
+    """Whether sliding-window and chunked layers are given as many blocks as full attention."""
+    if release.before("0.9.1"):
+        return True
+    if args.disable_hybrid_kv_cache_manager:
+        return True
+    chunked = has_chunked_attention(model)
+    allowed = env_flag(args, "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE")
+    eagle = str((args.speculative_config or {}).get("method", "")) in ("eagle", "eagle3", "mtp")
+    against = (
+        is_given(args, "--kv-transfer-config") and release.before("0.22.0"),
+        is_given(args, "--kv-events-config") and release.before("0.20.0"),
+        chunked and eagle and release.at_least("0.10.0"),
+        chunked and release.at_least("0.10.1") and not (release.at_least("0.14.0") if allowed is None else allowed),
+    )
+    return any(against)
+
+
+def _ignored(args: ServeArgs, release: Release, engine: str) -> list[str]:
+    """Flags that are read and then change nothing."""
+    notes = []
+    if engine == "V1" and args.swap_space is not None:
+        notes.append("--swap-space does nothing on the V1 engine: a preempted request is recomputed")
+    if engine == "V1" and args.max_seq_len_to_capture is not None:
+        notes.append("--max-seq-len-to-capture does nothing on the V1 engine")
+    if args.enable_chunked_prefill is False and engine == "V1" and release.before("0.11.1"):
+        notes.append(f"vLLM {release} keeps chunked prefill on for generative models whatever the flag says")
+    if args.num_gpu_blocks_override is not None and release.version == "0.9.1":
+        notes.append("vLLM 0.9.1 logs --num-gpu-blocks-override and does not apply it")
+    return notes
