@@ -1,0 +1,70 @@
+"""How right `legroom plan` is on published start-ups: every figure beside its target and what peers reach.
+
+    python bench/accuracy.py DATA_DIR          (startups.jsonl and models.json)
+
+The last line is JSON. Peers' figures are theirs on twelve H100 starts, so they are a scale, not a race.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+from legroom.planning import scoring_data
+from legroom.planning.scoring import Summary, score, summary
+
+PEERS = {
+    "weights mean": {"KV-planner": 0.005, "llm-d-planner": 0.010, "vramscout": 0.010, "kvfit": 0.021},
+    "KV mean": {
+        "llm-d-planner (fitted)": 0.012, "aiconfigurator": 0.044, "vramscout": 0.050, "llm-d-planner": 0.078,
+        "kvfit": 0.080, "hf-mem": 0.097,
+    },
+}  # fmt: skip
+
+
+def figures(whole: Summary) -> list[tuple[str, float, float, bool]]:
+    """(what, value, target, whether smaller is better)."""
+    weights, kv, card = (whole.spreads[name] for name in ("weights", "kv", "kv_of_card"))
+    return [
+        ("weights, median error", weights.median_by_source, 0.003, True),
+        ("weights, 90th percentile", weights.p90_by_source, 0.02, True),
+        ("KV bytes, median error", kv.median_by_source, 0.015, True),
+        ("KV bytes off, 90th percentile of the card", card.p90_by_source, 0.02, True),
+        ("tokens exact to rounding", whole.tokens_exact or 0.0, 0.97, False),
+        ("starts called right", whole.starts_right or 0.0, 0.97, False),
+        ("start-up failures called right", whole.failures_right or 0.0, 0.80, False),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    data = parser.parse_args().data
+    records = scoring_data.read_records(data / "startups.jsonl")
+    loaded = scoring_data.published_cases(records, scoring_data.read_models(data / "models.json"))
+    began = time.perf_counter()
+    results = score(loaded.cases)
+    took = time.perf_counter() - began
+    whole = summary(results)
+    print(f"{whole.records} start-ups, {whole.unanswered + len(loaded.bad)} unanswered, each source weighs the same")
+    for what, value, target, smaller in figures(whole):
+        met = value <= target if smaller else value >= target
+        sign = "<=" if smaller else ">="
+        print(f"  {what:44s} {value:8.2%}   target {sign} {target:.1%}   {'met' if met else 'MISSED'}")
+    for what, peers in PEERS.items():
+        ours = whole.spreads["weights" if what.startswith("weights") else "kv"].mean_by_source
+        ratios = ", ".join(f"{name} {theirs:.1%} ({theirs / ours:.1f}x ours)" for name, theirs in peers.items())
+        print(f"  {what} error: ours {ours:.2%}; {ratios}")
+    print(f"  one prediction: {1000 * took / max(1, len(results)):.1f} ms")
+    document = {what: round(value, 5) for what, value, _, _ in figures(whole)}
+    document |= {"records": whole.records, "unanswered": whole.unanswered, "seconds": round(took, 3)}
+    document |= {
+        "flat": {name: {"median": round(s.median, 5), "p90": round(s.p90, 5)} for name, s in whole.spreads.items()}
+    }
+    print(json.dumps(document))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,289 @@
+"""`legroom calibrate`: learn from the start-up logs of the user's own machine."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+
+if TYPE_CHECKING:
+    from legroom.facts.gpus import Gpu
+    from legroom.planning.calibration import Observation
+    from legroom.planning.plan import Plan
+    from legroom.planning.startup_log import Startup
+
+_LARGEST_LOG_BYTES = 256 * 2**20
+_TERMS = {
+    "weights_bytes": "weights",
+    "activation_bytes": "activation peak",
+    "non_torch_bytes": "non-torch memory",
+    "graph_estimate_bytes": "CUDA-graph estimate",
+    "graph_bytes": "CUDA graphs",
+}
+_EPILOG = """\
+examples:
+  legroom calibrate vllm.log --gpu h100
+  journalctl -u vllm | legroom calibrate -
+  legroom calibrate --show
+  legroom calibrate --forget 3f2a9c01d4
+
+The store is $LEGROOM_HOME/calibration.json, or calibration.json in $XDG_DATA_HOME/legroom (~/.local/share/legroom).
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Taught:
+    """What one start-up of one log came to."""
+
+    log: str
+    startup: Startup
+    observation: Observation | None
+    predicted: dict[str, int]
+    note: str = ""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """The options of `legroom calibrate`."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "calibrate",
+        help="learn from the start-up logs of your own machine",
+        description="Read vLLM start-up logs and remember what they measured; later plans use it and say `measured`.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("logs", nargs="*", metavar="LOG", help="start-up logs; - reads from a pipe")
+    parser.add_argument("--gpu", metavar="NAME", help="the GPU of the logs; most logs do not name it")
+    parser.add_argument("--model", metavar="MODEL", help="the model, where the log's name for it means nothing here")
+    parser.add_argument("--dry-run", action="store_true", help="show what would be learnt, and remember nothing")
+    parser.add_argument("--show", action="store_true", help="print what has been learnt")
+    parser.add_argument("--forget", nargs="?", const="", metavar="KEY", help="forget one entry by its key, or `all`")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do one of: show, forget, learn."""
+    if args.show:
+        return _show(args.json)
+    if args.forget is not None:
+        return _forget(args.forget, args.json)
+    if not args.logs:
+        raise LegroomError("no log given", "legroom calibrate LOG..., or --show, or --forget KEY")
+    return _learn(args)
+
+
+def _learn(args: argparse.Namespace) -> int:
+    from legroom.planning import calibration_store as store
+    from legroom.planning.calibration import remember
+
+    taught = [lesson for log in args.logs for lesson in _read_log(log, args.gpu, args.model)]
+    new = [lesson.observation for lesson in taught if lesson.observation is not None and lesson.observation.terms]
+    note = ""
+    if new and not args.dry_run:
+        path = store.store_path()
+        with store.locked(path):
+            observations, note = store.open_for_change(path)
+            for observation in new:
+                observations = remember(observations, observation)
+            store.write_store(observations, path)
+    if note:
+        print(f"note: {note}", file=sys.stderr)
+    if args.json:
+        print(json.dumps({"learnt": [_lesson_json(lesson) for lesson in taught]}, indent=1))
+    else:
+        print("\n".join(_lesson_lines(taught, remembered=bool(new) and not args.dry_run)))
+    return OK if new else ANSWER_IS_NO
+
+
+def _read_log(log: str, gpu_name: str | None, model_name: str | None) -> list[Taught]:
+    from legroom.planning.startup_log import read_startups
+
+    startups = read_startups(_text(log))
+    if not startups:
+        raise LegroomError(
+            f"{log} holds no vLLM start-up", "give the server's own output, from its first line to `startup complete`"
+        )
+    return [_teach(log, startup, gpu_name, model_name) for startup in startups]
+
+
+def _teach(log: str, startup: Startup, gpu_name: str | None, model_name: str | None) -> Taught:
+    from legroom.planning.calibration import observe
+
+    model = model_name or startup.args.model
+    try:
+        card = _card(startup, gpu_name)
+        planned, note = _predicted(startup, card, model)
+        settings = planned.settings if planned else None
+        today = datetime.date.today().isoformat()
+        observation = observe(startup, card, settings, model, source=Path(log).name, seen=today)
+    except LegroomError as error:
+        if error.hint:
+            raise
+        return Taught(log, startup, None, {}, error.message)
+    if not observation.terms:
+        note = note or "it prints no memory figures that legroom can reuse"
+    return Taught(log, startup, observation, _predictions(planned), note)
+
+
+def _card(startup: Startup, gpu_name: str | None) -> Gpu | None:
+    from legroom.facts.gpus import gpu, with_total
+
+    name = gpu_name or startup.gpu_name
+    if name is None:
+        return None
+    card = gpu(name)
+    return with_total(card, startup.gpu_total_bytes) if startup.gpu_total_bytes else card
+
+
+def _predicted(startup: Startup, card: Gpu | None, model: str) -> tuple[Plan | None, str]:
+    """What legroom would have said without this log. A model it cannot find limits what can be learnt."""
+    from legroom.facts.models import load
+    from legroom.facts.releases import release
+    from legroom.planning.plan import Target, plan
+
+    if card is None or startup.vllm is None:
+        return None, ""
+    if not model:
+        return None, "the log does not name its model (give --model); only what holds for any model is kept"
+    args = startup.args
+    gpus = (args.tensor_parallel_size or 1) * (args.pipeline_parallel_size or 1) * (args.data_parallel_size or 1)
+    try:
+        return plan(Target(load(model), card, gpus, release(startup.vllm)), args), ""
+    except LegroomError as error:
+        return None, f"{error.message} (give --model); only what holds for any model is kept"
+
+
+def _predictions(planned: Plan | None) -> dict[str, int]:
+    if planned is None:
+        return {}
+    layout = planned.layout
+    return {
+        "weights_bytes": layout.weights.bytes,
+        "activation_bytes": layout.activation.bytes,
+        "non_torch_bytes": layout.non_torch.bytes,
+        "graph_estimate_bytes": layout.cuda_graph.bytes,
+        "graph_bytes": planned.memory.graphs.bytes,
+        "kv_cache_bytes": layout.kv_cache.bytes,
+    }
+
+
+def _lesson_json(lesson: Taught) -> dict[str, Any]:
+    startup, seen = lesson.startup, lesson.observation
+    terms = seen.terms if seen else {}
+    return {
+        "log": lesson.log,
+        "lines": [startup.first_line, startup.last_line],
+        "key": seen.key if seen else None,
+        "model": seen.model if seen else startup.args.model,
+        "gpu": seen.gpu if seen else startup.gpu_name,
+        "vllm": startup.vllm,
+        "outcome": startup.outcome,
+        "failure": startup.failure.id if startup.failure else None,
+        "terms": {
+            name: {"measured_bytes": value, "predicted_bytes": lesson.predicted.get(name)}
+            for name, value in terms.items()
+        },
+        "available_kv_bytes": startup.available_kv_bytes,
+        "predicted_kv_bytes": lesson.predicted.get("kv_cache_bytes"),
+        "note": lesson.note or None,
+    }
+
+
+def _lesson_lines(taught: Sequence[Taught], remembered: bool) -> list[str]:
+    from legroom.render.text import columns
+    from legroom.units import human_bytes
+
+    lines: list[str] = []
+    for lesson in taught:
+        startup, seen = lesson.startup, lesson.observation
+        title = f"{lesson.log}: {startup.args.model or 'unnamed model'}, vLLM {startup.vllm or '(not said)'}"
+        lines.append(f"{title}, {startup.outcome}" + (f" ({startup.failure.id})" if startup.failure else ""))
+        rows = [["", "measured", "predicted", "off by"]]
+        for name, value in (seen.terms if seen else {}).items():
+            rows.append([f"  {_TERMS[name]}", human_bytes(value), *_compared(value, lesson.predicted.get(name))])
+        kv = startup.available_kv_bytes
+        if kv is not None and not startup.explicit_kv and len(rows) > 1:
+            rows.append(
+                ["  left for the KV cache", human_bytes(kv), *_compared(kv, lesson.predicted.get("kv_cache_bytes"))]
+            )
+        if len(rows) > 1:
+            lines += columns(rows, "<>>>")
+        if lesson.note:
+            lines.append(f"  {lesson.note}")
+        lines.append("")
+    lines.append(
+        "remembered; later plans of these use it and say `measured`" if remembered else "nothing was remembered"
+    )
+    return lines
+
+
+def _compared(measured: int, predicted: int | None) -> list[str]:
+    from legroom.units import human_bytes
+
+    if predicted is None:
+        return ["", ""]
+    sign = "+" if predicted >= measured else "-"
+    return [human_bytes(predicted), sign + human_bytes(abs(predicted - measured))]
+
+
+def _show(as_json: bool) -> int:
+    from legroom.planning.calibration import to_json
+    from legroom.planning.calibration_store import read_store, store_path
+    from legroom.render.text import columns
+    from legroom.units import human_bytes
+
+    stored = read_store()
+    if stored.problem:
+        raise LegroomError(stored.problem, "the next `legroom calibrate LOG` moves it aside and begins a new one")
+    if as_json:
+        document = {"store": str(store_path()), "observations": [to_json(seen) for seen in stored.observations]}
+        print(json.dumps(document, indent=1))
+        return OK
+    if not stored.observations:
+        print(f"nothing learnt yet ({store_path()})")
+        return OK
+    rows = [["key", "model", "GPU", "vLLM", "seen", "measured"]]
+    for seen in stored.observations:
+        terms = ", ".join(f"{_TERMS[name]} {human_bytes(value)}" for name, value in seen.terms.items())
+        rows.append([seen.key, seen.model or "-", seen.gpu, seen.release, seen.seen, terms])
+    print("\n".join(columns(rows, "<<<<<<")))
+    return OK
+
+
+def _forget(key: str, as_json: bool) -> int:
+    from legroom.planning import calibration_store as store
+
+    if not key:
+        raise LegroomError("forget what?", "name a key that --show prints, or `all`")
+    path = store.store_path()
+    with store.locked(path):
+        observations, note = store.open_for_change(path)
+        kept = () if key == "all" else tuple(seen for seen in observations if seen.key != key)
+        if len(kept) == len(observations) and key != "all":
+            raise LegroomError(f"nothing is stored under {key!r}", "legroom calibrate --show lists the keys")
+        store.write_store(kept, path)
+    if note:
+        print(f"note: {note}", file=sys.stderr)
+    forgotten = len(observations) - len(kept)
+    print(json.dumps({"forgotten": forgotten}) if as_json else f"forgot {forgotten} of {len(observations)}")
+    return OK
+
+
+def _text(log: str) -> str:
+    try:
+        if log == "-":
+            return sys.stdin.read(_LARGEST_LOG_BYTES)
+        path = Path(log)
+        if path.stat().st_size > _LARGEST_LOG_BYTES:
+            print(f"note: only the first {_LARGEST_LOG_BYTES >> 20} MiB of {log} are read", file=sys.stderr)
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.read(_LARGEST_LOG_BYTES)
+    except OSError as error:
+        raise LegroomError(f"{log} cannot be read: {error.strerror}", "give the path of a vLLM log") from error

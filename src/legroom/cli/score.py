@@ -1,0 +1,234 @@
+"""`legroom score`: how right legroom is on real start-ups."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import BAD_INPUT, OK, LegroomError
+
+if TYPE_CHECKING:
+    from legroom.planning.scoring import Result, Summary
+    from legroom.planning.scoring_data import Loaded
+
+_LONG = 40
+"""Below this many records no progress is shown; they take a moment."""
+_LABELS = {
+    "weights": "weights",
+    "kv": "KV bytes",
+    "kv_of_card": "KV bytes, of the card",
+    "tokens_per_byte": "tokens a KV byte",
+    "activation": "activation peak",
+    "peak_of_card": "peak use, of the card",
+}
+_EPILOG = """\
+DATA.jsonl holds one JSON object a start-up, either as published logs state it (model, gpu, vllm_version, flags,
+weights_gib, available_kv_gib, kv_tokens, outcome; model facts in models.json beside it) or as an instrumented run
+measured it (weights_bytes, available_kv_bytes, peak_activation, ...; config.json folders named with --configs).
+
+examples:
+  legroom score startups.jsonl
+  legroom score measured.jsonl --configs configs/
+  legroom score --from-logs /var/log/vllm --gpu h100
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """The options of `legroom score`."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "score",
+        help="check predictions against a file of real start-ups",
+        description="Predict every start-up of a file and print how far off each figure is.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("data", nargs="?", metavar="DATA.jsonl", help="start-ups, one JSON object a line")
+    parser.add_argument(
+        "--models", metavar="FILE", help="model facts of the records (default: models.json beside them)"
+    )
+    parser.add_argument("--configs", metavar="DIR", help="folders with a config.json each, for instrumented runs")
+    parser.add_argument("--from-logs", metavar="DIR", help="score a folder of vLLM start-up logs instead")
+    parser.add_argument("--gpu", metavar="NAME", help="the GPU of the logs, where they do not name it")
+    parser.add_argument("--worst", type=int, default=5, metavar="N", help="how many of the worst records to list (5)")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--out", metavar="FILE", help="write every record's errors to a JSON file")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Score, print, and say which records could not be used."""
+    from legroom.planning.scoring import score
+
+    loaded = _load(args)
+    results = score(loaded.cases, _progress(len(loaded.cases)))
+    document = _document(results, loaded)
+    if args.out:
+        _write(args.out, document, results)
+    if args.json:
+        print(json.dumps(document, indent=1))
+    else:
+        print("\n".join(report(results, loaded, args.worst)))
+    return OK
+
+
+def _load(args: argparse.Namespace) -> Loaded:
+    from legroom.planning import scoring_data
+
+    if bool(args.data) == bool(args.from_logs):
+        raise LegroomError("give a file of records or --from-logs DIR, one of the two", "see legroom score --help")
+    if args.from_logs:
+        from legroom.facts.models import load
+
+        return scoring_data.log_cases(Path(args.from_logs), load, args.gpu)
+    path = Path(args.data)
+    if path.is_dir():
+        path /= "startups.jsonl"
+    records = scoring_data.read_records(path)
+    if any(isinstance(record, dict) and scoring_data.is_gpu_run(record) for _, record in records):
+        configs = Path(args.configs) if args.configs else path.parent / "kit" / "configs"
+        if not configs.is_dir():
+            raise LegroomError("these runs need the models' configs", "name their folder: --configs DIR", BAD_INPUT)
+        return scoring_data.gpu_run_cases(records, configs)
+    models = Path(args.models) if args.models else path.with_name("models.json")
+    return scoring_data.published_cases(records, scoring_data.read_models(models))
+
+
+def _progress(total: int) -> Callable[[int, int], None] | None:
+    if total < _LONG or not sys.stderr.isatty():
+        return None
+
+    def show(done: int, of: int) -> None:
+        width = 30
+        filled = width * done // of
+        end = "\r\x1b[K" if done == of else ""
+        sys.stderr.write(f"\r[{'#' * filled}{'.' * (width - filled)}] {done}/{of}{end}")
+        sys.stderr.flush()
+
+    return show
+
+
+def _document(results: Sequence[Result], loaded: Loaded) -> dict[str, Any]:
+    from legroom.planning.scoring import GROUPS, summaries_by, summary
+
+    unanswered = [{"id": r.case.id, "why": r.why_unanswered} for r in results if r.why_unanswered]
+    return {
+        "summary": asdict(summary(results)),
+        "by": {
+            group: {value: asdict(some) for value, some in summaries_by(results, group).items()} for group in GROUPS
+        },
+        "bad": [asdict(bad) for bad in loaded.bad] + unanswered,
+        "passed_over": loaded.passed_over,
+    }
+
+
+def _write(path: str, document: dict[str, Any], results: Sequence[Result]) -> None:
+    from legroom.planning.scoring import result_json
+
+    try:
+        Path(path).write_text(
+            json.dumps({**document, "rows": [result_json(result) for result in results]}, indent=1), "utf-8"
+        )
+    except OSError as error:
+        raise LegroomError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def report(results: Sequence[Result], loaded: Loaded, worst: int) -> list[str]:
+    """The error table for people."""
+    from legroom.planning.scoring import GROUPS, summaries_by, summary
+
+    whole = summary(results)
+    lines = [f"{whole.records} start-ups predicted; {loaded.passed_over} say too little to be scored", ""]
+    lines += _error_table(whole)
+    lines += ["", *_verdict_lines(whole)]
+    for group in GROUPS:
+        parts = summaries_by(results, group)
+        if len(parts) > 1:
+            lines += ["", *_group_table(group, parts)]
+    lines += _worst_lines(results, worst)
+    lines += _bad_lines(results, loaded)
+    return lines
+
+
+def _error_table(whole: Summary) -> list[str]:
+    from legroom.render.text import columns
+
+    rows = [["error", "records", "sources", "median", "p90", "worst", "mean by source", "bias"]]
+    for measure, spread in whole.spreads.items():
+        rows.append(
+            [_LABELS[measure], str(spread.count), str(spread.sources), f"{spread.median:.2%}", f"{spread.p90:.2%}",
+             f"{spread.worst:.2%}", f"{spread.mean_by_source:.2%}", f"{spread.bias:+.2%}"]
+        )  # fmt: skip
+    return columns(rows, "<>>>>>>>")
+
+
+def _verdict_lines(whole: Summary) -> list[str]:
+    lines = []
+    if whole.tokens_exact is not None:
+        lines.append(f"tokens exact to rounding: {whole.tokens_exact:.1%}")
+    if whole.kv_within_2_percent_of_card is not None:
+        lines.append(f"KV bytes within 2 % of the card: {whole.kv_within_2_percent_of_card:.1%}")
+    if whole.peak_within_1_percent_of_card is not None:
+        lines.append(f"peak use within 1 % of the card: {whole.peak_within_1_percent_of_card:.1%}")
+    if whole.starts_right is not None:
+        lines.append(f"will it start: {whole.starts_right:.1%} of {whole.starts} starts right")
+    if whole.failures_right is not None:
+        lines.append(f"will it start: {whole.failures_right:.1%} of {whole.failures} start-up failures right")
+    return lines
+
+
+def _group_table(group: str, parts: dict[str, Summary]) -> list[str]:
+    from legroom.render.text import columns
+
+    rows = [[f"by {group}", "records", "weights", "KV", "KV of card", "bias", "tokens exact", "verdict"]]
+    for value, part in parts.items():
+        right = [count * share for count, share in _verdicts(part)]
+        judged = sum(count for count, _ in _verdicts(part))
+        rows.append(
+            [value[:44], str(part.records), _median(part, "weights"), _median(part, "kv"), _median(part, "kv_of_card"),
+             f"{part.spreads['kv_of_card'].bias:+.2%}" if "kv_of_card" in part.spreads else "",
+             "" if part.tokens_exact is None else f"{part.tokens_exact:.0%}",
+             f"{round(sum(right))}/{judged}" if judged else ""]
+        )  # fmt: skip
+    return columns(rows, "<>>>>>>>")
+
+
+def _verdicts(part: Summary) -> list[tuple[int, float]]:
+    pairs = ((part.starts, part.starts_right), (part.failures, part.failures_right))
+    return [(count, share) for count, share in pairs if share is not None]
+
+
+def _median(part: Summary, measure: str) -> str:
+    return f"{part.spreads[measure].median:.2%}" if measure in part.spreads else ""
+
+
+def _worst_lines(results: Sequence[Result], count: int) -> list[str]:
+    from legroom.render.text import columns
+
+    measured = [result for result in results if "kv_of_card" in result.errors]
+    measured.sort(key=lambda result: -abs(result.errors["kv_of_card"]))
+    if count <= 0 or not measured:
+        return []
+    rows = [["farthest off", "model", "GPU", "vLLM", "weights", "KV of card"]]
+    for result in measured[:count]:
+        target = result.case.target
+        weights = result.errors.get("weights")
+        rows.append(
+            [result.case.id, target.model.name[:44], target.gpu.name[:28], target.release.version,
+             "" if weights is None else f"{weights:+.2%}", f"{result.errors['kv_of_card']:+.2%}"]
+        )  # fmt: skip
+    return ["", *columns(rows, "<<<<>>")]
+
+
+def _bad_lines(results: Sequence[Result], loaded: Loaded) -> list[str]:
+    bad = [(bad.id, bad.why) for bad in loaded.bad]
+    bad += [(result.case.id, result.why_unanswered) for result in results if result.why_unanswered]
+    if not bad:
+        return []
+    shown = [f"  {id_}: {why}" for id_, why in bad[:20]]
+    more = [f"  ... and {len(bad) - 20} more"] if len(bad) > 20 else []
+    return ["", f"{len(bad)} records could not be used:", *shown, *more]

@@ -1,0 +1,212 @@
+"""What a user's own start-ups taught: from a `Startup` to observations, and back into a plan.
+
+A measured term is used again only where nothing it depends on has changed. The activation peak belongs to one model,
+release and set of batching flags; non-torch memory belongs to a GPU, a release and the parallel sizes, so it carries
+over to other models.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import LegroomError
+from legroom.memory.deployment import Measurements
+from legroom.units import GIB
+
+if TYPE_CHECKING:
+    from legroom.facts.gpus import Gpu
+    from legroom.planning.plan import Target
+    from legroom.planning.startup_log import Startup
+    from legroom.vllm.args import EngineSettings
+
+PRINTED_STEP_BYTES = GIB // 100
+"""vLLM prints memory in hundredths of a GiB, so a measured term is known to half of this either way."""
+
+TOTAL_TOLERANCE = 0.01
+"""Two cards of one name with totals this close are taken as the same card; drivers differ in what they reserve."""
+
+_PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size")
+_WEIGHTS = (
+    *_PARALLEL, "dtype", "quantization", "enable_expert_parallel", "enable_lora", "max_loras", "max_lora_rank",
+    "cpu_offload_gb", "speculative_config", "language_model_only",
+)  # fmt: skip
+_PROFILE = (
+    *_WEIGHTS, "engine", "runner", "max_num_seqs", "max_num_batched_tokens", "kv_cache_dtype", "enforce_eager",
+    "limit_mm_per_prompt", "mm_processor_kwargs", "skip_mm_profiling", "attention_backend",
+)  # fmt: skip
+TERM_SETTINGS: Mapping[str, tuple[str, ...]] = {
+    "weights_bytes": _WEIGHTS,
+    "activation_bytes": (*_PROFILE, "max_model_len"),
+    "non_torch_bytes": _PARALLEL,
+    "graph_estimate_bytes": (*_PROFILE, "cudagraph_mode", "cudagraph_capture_sizes"),
+    "graph_bytes": (*_PROFILE, "cudagraph_mode", "cudagraph_capture_sizes"),
+}
+"""Which settings each measured term depends on. `max_model_len` sets the V0 profile run's prompt lengths."""
+_ANY_MODEL = frozenset({"non_torch_bytes"})
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What one start-up measured, and under what."""
+
+    gpu: str
+    gpu_total_bytes: int | None
+    model: str
+    release: str
+    settings: Mapping[str, Any]
+    terms: Mapping[str, int]
+    source: str = ""
+    seen: str = ""
+    """The day it was learnt, as YYYY-MM-DD."""
+
+    @property
+    def key(self) -> str:
+        """A short name for what was run, the same for every start of it."""
+        what = json.dumps([self.gpu, self.model, self.release, self.settings], sort_keys=True, default=str)
+        return hashlib.sha256(what.encode()).hexdigest()[:10]
+
+
+def observe(
+    startup: Startup, gpu: Gpu | None, settings: EngineSettings | None, model: str, *, source: str = "", seen: str = ""
+) -> Observation:
+    """The observation that a start-up is worth. Without resolved `settings` only what needs no model is kept."""
+    if gpu is None:
+        raise LegroomError(
+            "the log does not name its GPU", "say which one it was: legroom calibrate LOG --gpu 'NVIDIA H100 80GB HBM3'"
+        )
+    if startup.vllm is None:
+        raise LegroomError("the log does not say which vLLM release wrote it", "give the whole start-up log")
+    terms = _terms(startup)
+    described = settings_key(settings) if settings is not None else _from_args(startup)
+    if settings is None:
+        terms = {name: value for name, value in terms.items() if name in _ANY_MODEL}
+    return Observation(
+        gpu.name, startup.gpu_total_bytes, model, _release(startup, settings), described, terms, source, seen
+    )
+
+
+def _terms(startup: Startup) -> dict[str, int]:
+    terms = {
+        "weights_bytes": startup.weights_bytes,
+        "activation_bytes": startup.activation_bytes,
+        "non_torch_bytes": startup.non_torch_bytes,
+        "graph_estimate_bytes": startup.graph_estimate_bytes,
+        "graph_bytes": startup.graph_bytes,
+    }
+    return {name: value for name, value in terms.items() if value is not None and value >= 0}
+
+
+def _release(startup: Startup, settings: EngineSettings | None) -> str:
+    from legroom.facts.releases import release  # noqa: PLC0415 (keeps `legroom plan` from reading it twice)
+
+    return settings.release if settings is not None else release(startup.vllm or "").version
+
+
+def settings_key(settings: EngineSettings) -> dict[str, Any]:
+    """The settings that any measured term depends on, in a form that survives JSON."""
+    names = {name for names in TERM_SETTINGS.values() for name in names}
+    return {name: _plain(_setting(settings, name)) for name in sorted(names)}
+
+
+def _setting(settings: EngineSettings, name: str) -> Any:
+    return getattr(settings, name) if hasattr(settings, name) else getattr(settings.given, name)
+
+
+def _from_args(startup: Startup) -> dict[str, Any]:
+    args = startup.args
+    sizes = {name: getattr(args, name, None) or 1 for name in _PARALLEL}
+    return {name: _plain(value) for name, value in sizes.items()}
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(value, default=str, sort_keys=True))
+
+
+def lookup(observations: Iterable[Observation], target: Target, settings: EngineSettings) -> Measurements | None:
+    """What was measured for this very deployment, term by term; None if nothing applies."""
+    wanted = settings_key(settings)
+    newest_first = list(observations)[::-1]
+    found: dict[str, int] = {}
+    sources: list[str] = []
+    for term, names in TERM_SETTINGS.items():
+        for seen in newest_first:
+            if term in seen.terms and _applies(seen, term, names, wanted, target):
+                found[term] = seen.terms[term]
+                sources.append(seen.source or seen.key)
+                break
+    if not found:
+        return None
+    return Measurements(**found, source=", ".join(dict.fromkeys(sources)))
+
+
+def _applies(seen: Observation, term: str, names: tuple[str, ...], wanted: Mapping[str, Any], target: Target) -> bool:
+    return (
+        seen.release == target.release.version
+        and same_card(seen, target.gpu)
+        and (term in _ANY_MODEL or same_model(seen.model, target.model.name))
+        and all(seen.settings.get(name) == wanted.get(name) for name in names)
+    )
+
+
+def same_card(seen: Observation, gpu: Gpu) -> bool:
+    """Whether an observation was made on this kind of card."""
+    if seen.gpu != gpu.name:
+        return False
+    return seen.gpu_total_bytes is None or abs(seen.gpu_total_bytes / gpu.total_bytes - 1) <= TOTAL_TOLERANCE
+
+
+def same_model(seen: str, asked: str) -> bool:
+    """Whether two names mean one checkpoint: a Hub id, a folder and a bare name may."""
+    return short_name(seen) == short_name(asked)
+
+
+def short_name(model: str) -> str:
+    """The last part of a Hub id or path, in small letters."""
+    return model.rstrip("/").rpartition("/")[2].lower()
+
+
+def usable_total(observations: Iterable[Observation], gpu: Gpu) -> int | None:
+    """The total this user's card reported, where it differs from the facts by more than vLLM's rounding."""
+    for seen in reversed(list(observations)):
+        total = seen.gpu_total_bytes
+        if total is not None and seen.gpu == gpu.name and same_card(seen, gpu):
+            return total if abs(total - gpu.total_bytes) > PRINTED_STEP_BYTES else None
+    return None
+
+
+def remember(observations: Iterable[Observation], new: Observation) -> tuple[Observation, ...]:
+    """The observations with a new one added; an earlier one of the same run keeps only terms the new one lacks."""
+    kept, terms = [], dict(new.terms)
+    for seen in observations:
+        if seen.key == new.key:
+            terms = {**seen.terms, **terms}
+        else:
+            kept.append(seen)
+    return (*kept, replace(new, terms=terms))
+
+
+def to_json(observation: Observation) -> dict[str, Any]:
+    """As stored and as printed by `--show --json`."""
+    return {"key": observation.key, **asdict(observation)}
+
+
+def from_json(entry: Mapping[str, Any]) -> Observation:
+    """Back from the store; a field that is missing or of the wrong kind is a ValueError."""
+    if not isinstance(entry, Mapping):
+        raise ValueError("an observation is not an object")
+    names = {item.name for item in fields(Observation)}
+    values = {name: value for name, value in entry.items() if name in names}
+    terms = values.get("terms")
+    if not isinstance(terms, dict) or not all(isinstance(value, int) for value in terms.values()):
+        raise ValueError("an observation has no terms")
+    if not all(isinstance(values.get(name), str) for name in ("gpu", "model", "release")):
+        raise ValueError("an observation does not say its gpu, model and release")
+    values["terms"] = {name: value for name, value in terms.items() if name in TERM_SETTINGS}
+    try:
+        return Observation(**values)
+    except TypeError as error:
+        raise ValueError(str(error)) from error

@@ -1,0 +1,334 @@
+"""Real start-ups to score on, from three kinds of places: published records, instrumented GPU runs, folders of logs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from legroom.errors import LegroomError
+from legroom.facts.config import model_from_config
+from legroom.facts.gpus import Gpu, gpu, with_total
+from legroom.facts.model import Model
+from legroom.facts.releases import release
+from legroom.planning.plan import Target
+from legroom.planning.scoring import Bad, Case, Printed
+from legroom.planning.startup_log import Startup, read_startups
+from legroom.planning.truth_models import UNSCORED_SOURCES, config_of
+from legroom.units import GIB
+from legroom.vllm.args import ServeArgs
+
+_LARGEST_FILE_BYTES = 512 * 2**20
+_VERSION = re.compile(r"(\d+)\.(\d+)(?:\.\d+)?")
+_OLDEST = (0, 4)
+_SCORED_QUANTIZATION = frozenset(
+    {"awq", "awq_marlin", "gptq", "gptq_marlin", "fp8", "bitsandbytes", "compressed-tensors", "mxfp4", "modelopt"}
+)
+"""Values of a record's `quantization` that are vLLM flag values; others describe the checkpoint in words."""
+_FREE_MEMORY_FAILURE = "free_memory_lt_requested"
+_RECORD_FLAGS = {
+    "tp": "tensor_parallel_size",
+    "pp": "pipeline_parallel_size",
+    "gpu_memory_utilization": "gpu_memory_utilization",
+    "max_model_len": "max_model_len",
+    "max_num_seqs": "max_num_seqs",
+    "max_num_batched_tokens": "max_num_batched_tokens",
+    "block_size": "block_size",
+    "dtype": "dtype",
+    "kv_cache_dtype": "kv_cache_dtype",
+    "quantization": "quantization",
+}
+_ARG_NAMES = frozenset(item.name for item in fields(ServeArgs))
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The cases of a source, the records that could not be read, and how many are not meant to be scored."""
+
+    cases: tuple[Case, ...]
+    bad: tuple[Bad, ...] = ()
+    passed_over: int = 0
+
+
+def read_records(path: Path) -> list[tuple[str, Mapping[str, Any] | str]]:
+    """Every line of a JSONL file as (name, record), or (name, what is wrong with it)."""
+    records: list[tuple[str, Mapping[str, Any] | str]] = []
+    for number, line in enumerate(_text(path).splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            records.append((f"line {number}", f"not JSON: {error}"))
+            continue
+        if isinstance(record, dict):
+            records.append((str(record.get("id") or f"line {number}"), record))
+        else:
+            records.append((f"line {number}", "not a JSON object"))
+    if not records:
+        raise LegroomError(f"{path} holds no records", "give a file with one JSON object a line")
+    return records
+
+
+def is_gpu_run(record: Mapping[str, Any]) -> bool:
+    """Whether a record is of an instrumented run (exact bytes) rather than of a published log."""
+    return "available_kv_bytes" in record or "init_snapshot" in record
+
+
+def read_models(path: Path) -> Mapping[str, Mapping[str, Any]]:
+    """The model facts that records refer to."""
+    try:
+        models = json.loads(_text(path))
+    except (ValueError, RecursionError) as error:
+        raise LegroomError(
+            f"{path} is not JSON: {error}", "give the models.json that belongs to the records"
+        ) from error
+    if not isinstance(models, dict):
+        raise LegroomError(f"{path} is not a JSON object of models", "give the models.json that belongs to the records")
+    return models
+
+
+def published_cases(
+    records: list[tuple[str, Mapping[str, Any] | str]], models: Mapping[str, Mapping[str, Any]]
+) -> Loaded:
+    """Cases from published start-ups; only those whose model, flags and card are known well enough are scored."""
+    known_models: dict[str, Model] = {}
+
+    def model(name: str) -> Model:
+        if name not in known_models:
+            known_models[name] = model_from_config(config_of(models[name]), name=name, source="start-up records")
+        return known_models[name]
+
+    return _collect(records, lambda record: _published(record, models, model))
+
+
+def gpu_run_cases(records: list[tuple[str, Mapping[str, Any] | str]], configs: Path) -> Loaded:
+    """Cases from instrumented runs; `configs` holds a folder with a config.json for every model."""
+    known_models: dict[str, Model] = {}
+
+    def model(name: str) -> Model:
+        if name not in known_models:
+            text = _text(configs / name / "config.json")
+            known_models[name] = model_from_config(json.loads(text), name=name, source="config.json")
+        return known_models[name]
+
+    return _collect(records, lambda record: _gpu_run(record, model))
+
+
+def _collect(
+    records: list[tuple[str, Mapping[str, Any] | str]], case_of: Callable[[Mapping[str, Any]], Case | None]
+) -> Loaded:
+    cases, bad, passed_over = [], [], 0
+    for name, record in records:
+        if isinstance(record, str):
+            bad.append(Bad(name, record))
+            continue
+        try:
+            case = case_of(record)
+        except LegroomError as error:
+            bad.append(Bad(name, error.message))
+        except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+            bad.append(Bad(name, f"{type(error).__name__}: {error}"))
+        else:
+            if case is None:
+                passed_over += 1
+            else:
+                cases.append(case)
+    return Loaded(tuple(cases), tuple(bad), passed_over)
+
+
+def _version(record: Mapping[str, Any]) -> str | None:
+    found = _VERSION.match(str(record.get("vllm_version") or ""))
+    if not found or (int(found[1]), int(found[2])) < _OLDEST:
+        return None
+    return found[0]
+
+
+def is_scored(record: Mapping[str, Any], models: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether a published record says enough to be predicted: model, release, flags, and the card or its total."""
+    facts = models.get(record.get("model") or "")
+    mixed_cards = "+" in (record.get("gpu") or "")
+    return bool(
+        _version(record)
+        and not mixed_cards
+        and record.get("good")
+        and record.get("flags_known")
+        and not record.get("approximate")
+        and facts
+        and facts.get("source") not in UNSCORED_SOURCES
+        and (record.get("gpu") or record.get("total_gpu_memory_gib"))
+    )
+
+
+def _published(
+    record: Mapping[str, Any], models: Mapping[str, Mapping[str, Any]], model: Callable[[str], Model]
+) -> Case | None:
+    if not is_scored(record, models):
+        return None
+    flags = {name: record[key] for key, name in _RECORD_FLAGS.items() if record.get(key) is not None}
+    if flags.get("quantization") not in _SCORED_QUANTIZATION:
+        flags.pop("quantization", None)
+    if record.get("enforce_eager"):
+        flags["enforce_eager"] = True
+    needed = (record.get("tp") or 1) * (record.get("pp") or 1)
+    target = Target(
+        model=model(record["model"]),
+        gpu=_card(record.get("gpu"), _bytes(record.get("total_gpu_memory_gib"))),
+        gpus=max(record.get("gpu_count") or 1, needed),
+        release=release(_version(record) or ""),
+    )
+    return Case(
+        id=str(record.get("id")),
+        source=re.sub(r"/(?:blob|issues|pull|tree)/.*", "", record.get("url") or ""),
+        target=target,
+        args=ServeArgs(model=record["model"], **flags),
+        printed=_printed(record),
+        groups={
+            "family": str(record.get("model_family") or ""),
+            "gpu": str(record.get("gpu") or ""),
+            "release": target.release.version,
+            "quantization": str(models[record["model"]].get("weight_quantization") or "none"),
+        },
+    )
+
+
+def _printed(record: Mapping[str, Any]) -> Printed:
+    tokens = record.get("kv_tokens") or (record.get("gpu_blocks") or 0) * (record.get("block_size") or 16)
+    outcome = {"started": True, "failed_startup": False}.get(str(record.get("outcome")))
+    if record.get("error_type") == _FREE_MEMORY_FAILURE:
+        outcome = None  # other processes held the memory; no plan could know
+    return Printed(
+        weights_bytes=_bytes(record.get("weights_gib")),
+        kv_bytes=_bytes(record.get("available_kv_gib")),
+        tokens=tokens or None,
+        total_bytes=_bytes(record.get("total_gpu_memory_gib")),
+        activation_bytes=_bytes(record.get("peak_activation_gib")),
+        started=outcome,
+        failure=str(record.get("error_type") or ""),
+    )
+
+
+def _gpu_run(record: Mapping[str, Any], model: Callable[[str], Model]) -> Case | None:
+    env = record.get("env") or {}
+    if not record.get("ok") or env.get("VLLM_DISABLE_COMPILE_CACHE"):
+        return None  # a start on a cold compile cache profiles more than every later one
+    total = record["init_snapshot"]["total_memory"]
+    flags = {name: value for name, value in (record.get("args") or {}).items() if name in _ARG_NAMES}
+    sizes = flags.get("cudagraph_capture_sizes")
+    if sizes is not None:
+        flags["cudagraph_capture_sizes"] = tuple(sizes)
+    version = str(record.get("vllm_version") or "0.26.0")
+    frees = [record[name]["mem"]["free"] for name in record if name.startswith("gen") and "mem" in record[name]]
+    ready = (record.get("mem_ready") or {}).get("free")
+    frees += [ready] if ready is not None else []
+    return Case(
+        id=str(record["id"]),
+        source=str(record["id"]),
+        target=Target(model(record["model"]), _card(record.get("gpu") or "NVIDIA H200", total), 1, release(version)),
+        args=ServeArgs(model=record["model"], env={name: str(value) for name, value in env.items()}, **flags),
+        printed=Printed(
+            weights_bytes=record["weights_bytes"],
+            kv_bytes=record["available_kv_bytes"],
+            tokens=record.get("kv_tokens"),
+            total_bytes=total,
+            activation_bytes=record["peak_activation"],
+            peak_used_bytes=total - min(frees) if frees else None,
+            started=True,
+        ),
+        groups={"family": str(record["model"]), "release": version, "gpu": str(record.get("gpu") or "NVIDIA H200")},
+    )
+
+
+def log_cases(folder: Path, load_model: Callable[[str], Model], gpu_name: str | None = None) -> Loaded:
+    """Cases from a folder of start-up logs; `load_model` finds a model by the name that the log gives."""
+    cases, bad = [], []
+    for path in _log_files(folder):
+        startups = read_startups(_text(path))
+        if not startups:
+            bad.append(Bad(path.name, "no vLLM start-up in it"))
+        for number, startup in enumerate(startups, 1):
+            name = path.name if len(startups) == 1 else f"{path.name}#{number}"
+            try:
+                cases.append(case_of_startup(startup, name, load_model, gpu_name))
+            except LegroomError as error:
+                bad.append(Bad(name, error.message))
+    if not cases and not bad:
+        raise LegroomError(f"{folder} holds no files", "give a folder of vLLM start-up logs")
+    return Loaded(tuple(cases), tuple(bad))
+
+
+def case_of_startup(
+    startup: Startup, name: str, load_model: Callable[[str], Model], gpu_name: str | None = None
+) -> Case:
+    """One start-up of a log as a case."""
+    if startup.vllm is None:
+        raise LegroomError("the log does not say which vLLM release wrote it")
+    if not startup.args.model:
+        raise LegroomError("the log does not name its model")
+    model = load_model(startup.args.model)
+    card = _card(gpu_name or startup.gpu_name, startup.gpu_total_bytes)
+    args = startup.args
+    needed = (args.tensor_parallel_size or 1) * (args.pipeline_parallel_size or 1) * (args.data_parallel_size or 1)
+    started: bool | None = {"started": True, "failed": False}.get(startup.outcome)
+    if startup.failure and startup.failure.id == _FREE_MEMORY_FAILURE:
+        started = None
+    target = Target(model, card, needed, release(startup.vllm))
+    return Case(
+        id=name,
+        source=name,
+        target=target,
+        args=args,
+        printed=Printed(
+            weights_bytes=startup.weights_bytes,
+            kv_bytes=startup.available_kv_bytes,
+            tokens=startup.tokens or _tokens_of_blocks(startup),
+            total_bytes=startup.gpu_total_bytes,
+            activation_bytes=startup.activation_bytes,
+            started=started,
+            failure=startup.failure.id if startup.failure else "",
+        ),
+        groups={
+            "family": model.model_type,
+            "gpu": card.name,
+            "release": target.release.version,
+            "quantization": model.quantization.method if model.quantization else "none",
+        },
+    )
+
+
+def _tokens_of_blocks(startup: Startup) -> int | None:
+    return startup.blocks * (startup.args.block_size or 16) if startup.blocks else None
+
+
+def _card(name: str | None, total_bytes: int | None) -> Gpu:
+    if name:
+        card = gpu(name)
+        return with_total(card, total_bytes) if total_bytes else card
+    if total_bytes:
+        card = gpu(f"{total_bytes / GIB:.4f}GiB")
+        return replace(card, total_bytes=total_bytes)
+    raise LegroomError("neither the GPU nor its memory is named", "say which GPU it was with --gpu")
+
+
+def _log_files(folder: Path) -> Iterator[Path]:
+    if not folder.is_dir():
+        raise LegroomError(f"{folder} is not a folder", "give a folder of vLLM start-up logs")
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.name.startswith(".") and path.suffix.lower() not in (".md", ".gz", ".zip"):
+            yield path
+
+
+def _bytes(gib: Any) -> int | None:
+    return None if gib is None else round(float(gib) * GIB)
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > _LARGEST_FILE_BYTES:
+            raise LegroomError(f"{path} is larger than {_LARGEST_FILE_BYTES >> 20} MiB", "give the start-up part of it")
+        return path.read_text("utf-8", errors="replace")
+    except OSError as error:
+        raise LegroomError(f"{path} cannot be read: {error.strerror}") from error
