@@ -113,7 +113,7 @@ def _has_indexer(text: Mapping[str, Any], index: int) -> bool:
         return False
     types = text.get("indexer_types")
     if isinstance(types, list) and index < len(types):
-        return types[index] != "shared"
+        return bool(types[index] != "shared")
     frequency = text.get("index_topk_freq")
     return not (isinstance(frequency, int) and frequency > 1 and index % frequency != 0)
 

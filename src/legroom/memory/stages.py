@@ -1,0 +1,47 @@
+"""Which layers each pipeline stage holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from legroom.errors import LegroomError
+from legroom.facts.releases import release as known_release
+
+if TYPE_CHECKING:
+    from legroom.vllm.args import EngineSettings
+
+
+def stage_sizes(num_layers: int, settings: EngineSettings) -> tuple[int, ...]:
+    """Layers a stage. Leftovers go to the last stage up to 0.7.3, then one each to the stages before the last."""
+    stages = settings.pipeline_parallel_size
+    written = settings.given.env.get("VLLM_PP_LAYER_PARTITION")
+    if written:
+        return _written_partition(written, num_layers, stages)
+    sizes = [num_layers // stages] * stages
+    left = num_layers % stages
+    if known_release(settings.release).before("0.8.0"):
+        sizes[-1] += left
+    else:
+        for index in range(2, left + 2):
+            sizes[-index] += 1
+    return tuple(sizes)
+
+
+def stage_range(num_layers: int, settings: EngineSettings, stage: int) -> range:
+    """The layer indices of one stage."""
+    sizes = stage_sizes(num_layers, settings)
+    start = sum(sizes[:stage])
+    return range(start, start + sizes[stage])
+
+
+def _written_partition(text: str, num_layers: int, stages: int) -> tuple[int, ...]:
+    try:
+        sizes = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        sizes = ()
+    if len(sizes) != stages or sum(sizes) != num_layers or min(sizes, default=-1) < 0:
+        raise LegroomError(
+            f"VLLM_PP_LAYER_PARTITION={text} does not split {num_layers} layers over {stages} stages",
+            "write one count a stage, adding up to the number of layers",
+        )
+    return sizes
