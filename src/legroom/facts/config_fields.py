@@ -30,6 +30,9 @@ ALIASES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """The canonical name of a width, and the other names that released configs use for it."""
 
+EXPERT_COUNTS = frozenset({"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"})
+"""The names of one number: a config that has one of them needs no default for the others."""
+
 _LIMITS = {
     "num_hidden_layers": 2_000,
     "hidden_size": 1_000_000,
@@ -93,9 +96,12 @@ def canonical_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
             text["num_hidden_layers"] = len(listed)
     text["model_type"] = text_model_type(text, config)
     essential = {"num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"}
+    withheld = {"q_lora_rank"}  # null means "no low rank" (DeepSeek-V2-Lite), and is often left out
+    if any(text.get(name) is not None for name in EXPERT_COUNTS):
+        withheld |= EXPERT_COUNTS
     for name, value in config_defaults().get(text["model_type"], {}).items():
         # A flat config without its widths is a broken file; a nested one holds only what differs from its class.
-        if text.get(name) is None and (nested is not None or name not in essential):
+        if text.get(name) is None and name not in withheld and (nested is not None or name not in essential):
             text[name] = value
     return text
 

@@ -25,7 +25,7 @@ _BIASED = frozenset({
 })  # fmt: skip
 """Model types whose linear layers have biases whether or not the config says so."""
 
-_EXPERT_COUNT = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts")
+_EXPERT_COUNT = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts", "num_moe_experts")
 _EXPERTS_PER_TOKEN = (
     "num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k", "top_k_experts",
     "num_selected_experts", "top_k", "moe_router_topk",
@@ -152,10 +152,10 @@ def _experts(config: Config, architecture: str) -> Experts | None:
 
 _SHARED_GATES = frozenset({"qwen2_moe", "qwen3_next", "qwen3_5_moe"})
 _FLOAT_ROUTERS = frozenset({
-    "minimax_m2", "minimax_m3", "nemotron_h", "step3p5", "step3p7", "glm4_moe", "ernie4_5_moe", "grok-1",
+    "minimax_m2", "minimax_m3", "minimax_m3_vl", "step3p5", "step3p7", "glm4_moe", "ernie4_5_moe", "grok-1",
     "mimo_v2_flash",
 })  # fmt: skip
-_CORRECTED = frozenset({"minimax_m2", "minimax_m3", "nemotron_h", "ernie4_5_moe", "glm4_moe", "dots1", "kimi_linear"})
+_CORRECTED = frozenset({"minimax_m2", "minimax_m3", "minimax_m3_vl", "nemotron_h", "ernie4_5_moe", "glm4_moe", "dots1", "kimi_linear"})
 
 
 def _correction_bias(config: Config, kind: str) -> bool:
@@ -171,7 +171,7 @@ def _shared_width(config: Config, kind: str, width: int) -> int:
     if kind == "granitemoe":
         return 0
     if stated:
-        return stated * (_first(config, _SHARED_COUNT) or 1) if kind == "minimax_m3" else stated
+        return stated * (_first(config, _SHARED_COUNT) or 1) if kind.startswith("minimax_m3") else stated
     return width * _first(config, _SHARED_COUNT)
 
 

@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Any
 
 from legroom.facts.config_fields import nested_text_config
-from legroom.facts.linear import Linear
+from legroom.facts.linear import Linear, Split
 from legroom.facts.modalities import Modality
 
 Config = Mapping[str, Any]
@@ -115,7 +115,8 @@ def _norm(name: str, size: int, style: set[str], count: int = 1) -> Linear:
 def _embedding(row: Mapping[str, Any], vision: Config, style: set[str], hidden: int) -> list[Linear]:
     patch = _field(row, vision, "patch_size", 14)
     channels = _field(row, vision, "in_channels", 3) * _field(row, vision, "temporal_patch_size", 1) * patch * patch
-    out = [Linear("patch_embed", hidden, channels, bias="patch_bias" in style)]
+    split: Split = "out" if "split_patch" in style else ""
+    out = [Linear("patch_embed", hidden, channels, "patch_bias" in style, split)]
     positions = _field(row, vision, "num_position_embeddings", 0)
     if "square_positions" in style:
         positions = (_field(row, vision, "image_size", 336) // patch) ** 2
@@ -138,10 +139,11 @@ def _embedding(row: Mapping[str, Any], vision: Config, style: set[str], hidden: 
 def _blocks(style: set[str], hidden: int, inner: int, layers: int, attention: tuple[int, int]) -> list[Linear]:
     """Attention and feed-forward blocks. vLLM splits them over the tensor-parallel ranks like a decoder's."""
     qkv, heads = attention
+    parts = 3 if "split_qkv" in style else 1
     out = [
         _norm("norm1", hidden, style, layers),
         _norm("norm2", hidden, style, layers),
-        Linear("qkv", 3 * qkv, hidden, bias="qkv_bias" in style, split="out", count=layers),
+        Linear("qkv", 3 * qkv // parts, hidden, "qkv_bias" in style, "out", parts * layers),
         Linear("proj", hidden, qkv, bias="o_bias" in style, split="in", count=layers),
     ]
     if "four_norms" in style:
@@ -150,8 +152,9 @@ def _blocks(style: set[str], hidden: int, inner: int, layers: int, attention: tu
         out += [Linear("q_norm", qkv // heads, count=layers), Linear("k_norm", qkv // heads, count=layers)]
     if "layer_scale" in style:
         out += [Linear("ls1", hidden, count=layers), Linear("ls2", hidden, count=layers)]
-    up = 2 * inner if "gated" in style else inner
-    out.append(Linear("fc1", up, hidden, bias="mlp_bias" in style, split="out", count=layers))
+    gates = 2 if "split_gate" in style else 1
+    up = (2 * inner if "gated" in style else inner) // gates
+    out.append(Linear("fc1", up, hidden, "mlp_bias" in style, "out", gates * layers))
     out.append(Linear("fc2", hidden, inner, bias="mlp_bias" in style, split="in", count=layers))
     if "unsplit" in style:
         return [Linear(w.name, w.outputs, w.inputs, w.bias, "", w.count) for w in out]
@@ -212,6 +215,20 @@ def _gemma(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, 
     return [Linear("projector", hidden, width), Linear("projector.norm", hidden)]
 
 
+def _gemma4(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
+    return [Linear("projector", width, hidden)]
+
+
+def _minimax(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
+    """A projector, then a merger of two by two patches."""
+    return [
+        Linear("linear_1", width, hidden, True, "out"),
+        Linear("linear_2", width, width, True, "in"),
+        Linear("merge_1", width, 4 * width, True, "out"),
+        Linear("merge_2", width, width, True, "in"),
+    ]
+
+
 def _internvl(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
     wide = int(hidden * (1 / float(config.get("downsample_ratio") or 0.5)) ** 2)
     return [
@@ -234,5 +251,5 @@ def _llama4(row: Mapping[str, Any], vision: Config, config: Config, hidden: int,
 
 _PROJECTORS: dict[str, Projector] = {
     "none": _no_projector, "mlp": _mlp_projector, "merger": _merger, "patch_merger": _patch_merger,
-    "mistral3": _mistral3, "gemma": _gemma, "internvl": _internvl, "llama4": _llama4,
+    "mistral3": _mistral3, "gemma": _gemma, "gemma4": _gemma4, "minimax": _minimax, "internvl": _internvl, "llama4": _llama4,
 }  # fmt: skip

@@ -1,0 +1,176 @@
+"""The cosine and sine tables of rotary embeddings: buffers that vLLM counts with the weights.
+
+One table serves every layer with the same parameters. It is computed in float32 and then cast, so building it also
+leaves free blocks behind in the allocator that later weights are put into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from legroom.facts.anatomy import Anatomy
+from legroom.facts.attention import Attention, LatentAttention
+from legroom.facts.releases import release as known_release
+
+if TYPE_CHECKING:
+    from legroom.facts.model import Model
+    from legroom.vllm.args import EngineSettings
+
+_SCALED_FROM_ORIGINAL = {"yarn", "deepseek_yarn", "deepseek_llama_scaling"}
+
+
+@dataclass(frozen=True, slots=True)
+class RopeCache:
+    """One table of `positions` x `dim`, built in the layer `layer`. `scaled`: the halves are multiplied by a factor."""
+
+    layer: int
+    positions: int
+    dim: int
+    element_bytes: int
+    scaled: bool = False
+    tables: tuple[int, ...] = ()
+    """LongRoPE: the lengths of the tables that are joined into one."""
+
+    @property
+    def bytes(self) -> int:
+        """What stays."""
+        return self.positions * self.dim * self.element_bytes
+
+
+def rope_caches(model: Model, anatomy: Anatomy, settings: EngineSettings, dtype_bytes: int) -> list[RopeCache]:
+    """Every table of the model, at the first layer that needs it."""
+    if anatomy.rope == "none":
+        return []
+    found: dict[tuple[Any, ...], RopeCache] = {}
+    for index, layer in enumerate(model.layers):
+        for mixer in (layer.mixer, *layer.also):
+            if isinstance(mixer, Attention) and not mixer.cross:
+                kind = "sliding_attention" if mixer.window or mixer.chunk else "full_attention"
+                key, cache = _table(model, anatomy, settings, dtype_bytes, (index, kind, mixer.head_dim))
+            elif isinstance(mixer, LatentAttention) and mixer.qk_rope_head_dim:
+                key, cache = _table(model, anatomy, settings, dtype_bytes, (index, "latent", mixer.qk_rope_head_dim))
+            else:
+                continue
+            found.setdefault(key, cache)
+    return list(found.values())
+
+
+def _parameters(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = config.get(name)
+        if isinstance(rope, Mapping) and rope:
+            inner = rope.get(kind)
+            if isinstance(inner, Mapping):
+                return inner
+            return {} if any(isinstance(value, Mapping) for value in rope.values()) else rope
+    return {}
+
+
+def _table(
+    model: Model, anatomy: Anatomy, settings: EngineSettings, dtype_bytes: int, where: tuple[int, str, int]
+) -> tuple[tuple[Any, ...], RopeCache]:
+    layer, kind, head_dim = where
+    config = model.config
+    rope = _parameters(config, kind)
+    local = anatomy.rope_layers == "by_type" and kind == "sliding_attention"
+    # Gemma-3 and ModernBERT scale their global layers alone.
+    if local and "sliding_attention" not in (config.get("rope_parameters") or {}):
+        rope = {}
+    rope_type = str(rope.get("rope_type") or rope.get("type") or "default")
+    dim = head_dim if kind == "latent" or rope_type == "proportional" else _rotary_dim(config, rope, head_dim)
+    length = int(config.get("max_position_embeddings") or model.max_position_embeddings)
+    factor = rope.get("factor")
+    scale = float(factor) if isinstance(factor, (int, float)) and not isinstance(factor, bool) else 1.0
+    original = rope.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
+    tables: tuple[int, ...] = ()
+    if rope_type in _SCALED_FROM_ORIGINAL:
+        length = int(int(original or length) * scale)
+    elif rope_type in ("linear", "dynamic"):
+        length = int(length * scale)
+    elif rope_type in ("longrope", "su"):
+        tables = (int(original or length), length)
+        length = sum(tables)
+    if _is_mrope(anatomy, rope):
+        length *= _mrope_factor(model, settings)
+    size = _element_bytes(model, anatomy, settings, (kind, rope_type, dim), dtype_bytes)
+    scaled = rope_type in _SCALED_FROM_ORIGINAL or bool(tables)
+    key = (kind if anatomy.rope_layers == "by_type" else "", length, dim, size)
+    return key, RopeCache(layer, length, dim, size, scaled, tables)
+
+
+def _rotary_dim(config: Mapping[str, Any], rope: Mapping[str, Any], head_dim: int) -> int:
+    for name in ("rotary_dim", "rope_dim"):
+        stated = rope.get(name) or config.get(name)
+        if isinstance(stated, int) and not isinstance(stated, bool) and 0 < stated <= head_dim:
+            return stated
+    for name in ("partial_rotary_factor", "rotary_pct", "rope_pct"):
+        stated = rope.get(name, config.get(name))
+        if isinstance(stated, (int, float)) and not isinstance(stated, bool) and 0 < stated <= 1:
+            return int(head_dim * stated)
+    return head_dim
+
+
+def _is_mrope(anatomy: Anatomy, rope: Mapping[str, Any]) -> bool:
+    return "mrope_section" in rope or anatomy.rope == "mrope"
+
+
+def _mrope_factor(model: Model, settings: EngineSettings) -> int:
+    """0.7.3+ stretches multimodal tables four times for long videos; 0.28+ not for Qwen3-VL and Qwen3.5."""
+    release = known_release(settings.release)
+    if release.before("0.7.3") or (release.at_least("0.28.0") and model.model_type.startswith("qwen3")):
+        return 1
+    return 4
+
+
+def _element_bytes(
+    model: Model, anatomy: Anatomy, settings: EngineSettings, what: tuple[str, str, int], dtype_bytes: int
+) -> int:
+    kind, rope_type, dim = what
+    if anatomy.rope_dtype == "float32":
+        return 4
+    # DeepSeek's scaled tables stay in float32 for FlashInfer's kernel, which only runs where nothing is compiled.
+    flashinfer = kind == "latent" and rope_type in _SCALED_FROM_ORIGINAL and dim in (64, 128, 256, 512)
+    if flashinfer and settings.enforce_eager and known_release(settings.release).at_least("0.10.2"):
+        return 4
+    return dtype_bytes
+
+
+def construction(cache: RopeCache) -> Iterator[tuple[str, int]]:
+    """The allocations and frees of building a table, in order: ("+", bytes) or ("-", index of an allocation)."""
+    tables = cache.tables or (cache.positions,)
+    count = 0
+    joined: list[int] = []
+    for positions in tables:
+        half = positions * cache.dim // 2 * 4
+        yield "+", 4 * positions
+        yield "+", half
+        start, parts = count, [count, count + 1]
+        count += 2
+        for _ in range(2):
+            yield "+", half
+            count += 1
+            if cache.scaled:
+                yield "+", half
+                yield "-", count - 1
+                count += 1
+            parts.append(count - 1)
+        yield "+", 2 * half
+        for part in (parts[1], parts[2], parts[3], start):
+            yield "-", part
+        if cache.tables:
+            yield "+", positions * cache.dim * cache.element_bytes
+            yield "-", count
+            joined.append(count + 1)
+            count += 2
+        else:
+            joined.append(count)
+            count += 1
+    if cache.tables:
+        yield "+", cache.bytes
+        for part in joined:
+            yield "-", part
+    elif cache.element_bytes != 4:
+        yield "+", cache.bytes
+        yield "-", joined[0]

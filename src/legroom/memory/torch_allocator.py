@@ -1,0 +1,94 @@
+"""PyTorch's CUDA caching allocator, as far as it decides what "allocated" means: rounding, splitting, best fit.
+
+vLLM reports the weights as what torch has allocated, and torch counts whole blocks. A block handed out is larger than
+the tensor where the rest of it is too small to split off, or where splitting is forbidden: 0.21+ loads models with
+`max_split_size_mb:20`, so that every block above 20 MiB is used whole.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from legroom.units import MIB, round_up
+
+_SMALLEST = 512
+_SMALL = MIB
+"""Up to here a tensor comes from 2 MiB segments that are split exactly, so only the rounding counts."""
+_LARGE_SEGMENT = 20 * MIB
+_LARGE_FROM = 10 * MIB
+_LARGE_STEP = 2 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A piece of a segment; `tensor_bytes` is what was asked for."""
+
+    size: int
+    segment: int
+    offset: int
+    tensor_bytes: int = 0
+
+
+@dataclass(slots=True)
+class TorchAllocator:
+    """The large pool of one device. `max_split_bytes` None: blocks of any size may be split."""
+
+    max_split_bytes: int | None = None
+    expandable: bool = False
+    allocated_bytes: int = 0
+    _free: list[tuple[int, int, int]] = field(default_factory=list)
+    """(size, segment, offset), sorted: the best fit is the first that is large enough."""
+    _segments: int = 0
+
+    def allocate(self, tensor_bytes: int) -> Block:
+        """Hand out a block for a tensor."""
+        size = max(round_up(tensor_bytes, _SMALLEST), _SMALLEST)
+        if size <= _SMALL or self.expandable:
+            self.allocated_bytes += size
+            return Block(size, -1, 0, tensor_bytes)
+        found = self._best_fit(size) or self._new_segment(size)
+        rest = found[0] - size
+        if rest > _SMALL and (self.max_split_bytes is None or size < self.max_split_bytes):
+            insort(self._free, (rest, found[1], found[2] + size))
+            found = (size, found[1], found[2])
+        self.allocated_bytes += found[0]
+        return Block(*found, tensor_bytes)
+
+    def free(self, block: Block) -> None:
+        """Take a block back, joined with the free blocks beside it."""
+        self.allocated_bytes -= block.size
+        if block.segment < 0:
+            return
+        size, start = block.size, block.offset
+        for other in [b for b in self._free if b[1] == block.segment]:
+            if other[2] + other[0] == start:
+                self._free.remove(other)
+                size, start = size + other[0], other[2]
+            elif start + size == other[2]:
+                self._free.remove(other)
+                size += other[0]
+        insort(self._free, (size, block.segment, start))
+
+    def allocate_all(self, sizes: Iterable[int]) -> None:
+        """Hand out blocks that stay."""
+        for tensor_bytes in sizes:
+            self.allocate(tensor_bytes)
+
+    def _best_fit(self, size: int) -> tuple[int, int, int] | None:
+        index = bisect_left(self._free, (size, -1, -1))
+        if index == len(self._free):
+            return None
+        found, limit = self._free[index], self.max_split_bytes
+        if limit is not None:
+            if size < limit <= found[0]:
+                return None
+            if size >= limit and found[0] >= size + _LARGE_SEGMENT:
+                return None
+        return self._free.pop(index)
+
+    def _new_segment(self, size: int) -> tuple[int, int, int]:
+        self._segments += 1
+        length = _LARGE_SEGMENT if size < _LARGE_FROM else round_up(size, _LARGE_STEP)
+        return length, self._segments, 0

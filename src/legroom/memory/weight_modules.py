@@ -1,0 +1,417 @@
+"""The modules of a layer as one rank holds them: shapes after tensor and expert parallelism, not how they are stored.
+
+Shapes mirror vLLM's model classes. Queries, keys and values are one matrix, and so are gate and up; a rank always keeps
+at least one KV head; norms, routers and the down-projections of latent attention are whole on every rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import singledispatch
+
+from legroom.errors import LegroomError
+from legroom.facts.anatomy import Anatomy
+from legroom.facts.attention import Attention, LatentAttention, Mixer, StateSpace
+from legroom.facts.feedforward import Dense, Experts, FeedForward
+from legroom.units import cdiv
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A matrix (or a stack of `copies` of them) on one rank; `inputs` 0 makes a vector."""
+
+    part: str
+    """The line of the working it belongs to: attention, feed-forward, experts, norms ..."""
+    name: str
+    outputs: int
+    inputs: int = 0
+    bias: bool = False
+    copies: int = 1
+    shards: tuple[str, ...] = ()
+    """The checkpoint's names of what vLLM fuses here; empty: the module's own name."""
+    quantizable: bool = False
+    dtype: str = ""
+    """Empty: the model's dtype."""
+    whole_inputs: int = 0
+    """Inputs before a row-parallel split, where group scales or g_idx depend on it."""
+
+    @property
+    def elements(self) -> int:
+        """Of the weight alone."""
+        return self.copies * self.outputs * max(self.inputs, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """How the work is divided: tensor parallel, and over how many ranks experts are spread (1: they are not)."""
+
+    tensor: int = 1
+    expert: int = 1
+
+
+def share(total: int, ranks: int, what: str) -> int:
+    """An equal share, or a clear refusal: vLLM asserts that it divides."""
+    if total % ranks:
+        raise LegroomError(
+            f"{what} {total} does not divide over tensor-parallel size {ranks}",
+            f"use a --tensor-parallel-size that divides {total}",
+        )
+    return total // ranks
+
+
+def norm(part: str, name: str, size: int, anatomy: Anatomy) -> list[Module]:
+    """One norm over `size`, with what the family's norm holds."""
+    if anatomy.norm == "none":
+        return []
+    return [Module(part, name, size, bias=anatomy.norm == "layer")]
+
+
+@singledispatch
+def mixer_modules(mixer: Mixer, hidden: int, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
+    """What one mixer holds on one rank."""
+    raise TypeError(type(mixer))
+
+
+@mixer_modules.register
+def _attention(mixer: Attention, hidden: int, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
+    heads = share(mixer.heads, ranks.tensor, "the number of attention heads")
+    kv_heads = max(1, mixer.kv_heads // ranks.tensor)
+    queries = heads * mixer.head_dim * (2 if mixer.output_gate else 1)
+    keys, values = kv_heads * mixer.head_dim, kv_heads * mixer.v_head_dim
+    index = mixer.index_head_dim
+    if index:
+        # MiniMax-M3 appends its indexer's queries (one head a KV head) and its single key to the same matrix.
+        keys += kv_heads * index + index
+    out = [
+        Module(
+            "attention",
+            "self_attn.qkv_proj",
+            queries + keys + values,
+            hidden,
+            mixer.qkv_bias,
+            shards=("q_proj", "k_proj", "v_proj"),
+            quantizable=True,
+        ),
+        Module(
+            "attention",
+            "self_attn.o_proj",
+            hidden,
+            heads * mixer.v_head_dim,
+            mixer.o_bias,
+            quantizable=True,
+            whole_inputs=mixer.heads * mixer.v_head_dim,
+        ),
+    ]
+    if mixer.sinks:
+        out.append(Module("attention", "self_attn.sinks", heads))
+    out += _qk_norms(mixer, anatomy, heads, kv_heads, ranks)
+    if index:
+        out += [Module("norms", "self_attn.index_q_norm", index), Module("norms", "self_attn.index_k_norm", index)]
+    return out
+
+
+def _qk_norms(mixer: Attention, anatomy: Anatomy, heads: int, kv_heads: int, ranks: Ranks) -> list[Module]:
+    kind = anatomy.qk_norm or ("head" if mixer.qk_norm else "")
+    width = mixer.head_dim
+    sizes = {
+        "head": (width, width),
+        "width": (heads * width, kv_heads * width),
+        "whole": (mixer.heads * width, mixer.kv_heads * width),
+        "per_head": (heads * width, kv_heads * width),
+    }.get(kind)
+    if sizes is None:
+        return []
+    names = ("self_attn.q_norm", "self_attn.k_norm")
+    return [Module("norms", name, size, bias=anatomy.qk_norm_bias) for name, size in zip(names, sizes, strict=True)]
+
+
+@mixer_modules.register
+def _latent(mixer: LatentAttention, hidden: int, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
+    if mixer.compress_ratio or mixer.window:
+        return _compressed_latent(mixer, hidden, ranks)
+    heads = share(mixer.heads, ranks.tensor, "the number of attention heads")
+    query_dim = heads * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim)
+    latent = mixer.kv_lora_rank + mixer.qk_rope_head_dim
+    out: list[Module] = []
+    if mixer.q_lora_rank:
+        out += [
+            Module(
+                "attention",
+                "self_attn.fused_qkv_a_proj",
+                mixer.q_lora_rank + latent,
+                hidden,
+                shards=("q_a_proj", "kv_a_proj_with_mqa"),
+                quantizable=True,
+            ),
+            Module("norms", "self_attn.q_a_layernorm", mixer.q_lora_rank),
+            Module("attention", "self_attn.q_b_proj", query_dim, mixer.q_lora_rank, quantizable=True),
+        ]
+    else:
+        out += [
+            Module("attention", "self_attn.kv_a_proj_with_mqa", latent, hidden, quantizable=True),
+            Module("attention", "self_attn.q_proj", query_dim, hidden, quantizable=True),
+        ]
+    expanded = heads * (mixer.qk_nope_head_dim + mixer.v_head_dim)
+    out += [
+        Module("norms", "self_attn.kv_a_layernorm", mixer.kv_lora_rank),
+        Module("attention", "self_attn.kv_b_proj", expanded, mixer.kv_lora_rank, quantizable=True),
+        Module(
+            "attention",
+            "self_attn.o_proj",
+            hidden,
+            heads * mixer.v_head_dim,
+            quantizable=True,
+            whole_inputs=mixer.heads * mixer.v_head_dim,
+        ),
+    ]
+    if mixer.output_gate:
+        out.append(Module("attention", "self_attn.g_proj", heads * mixer.v_head_dim, hidden, quantizable=True))
+    return out + _indexer(mixer, hidden)
+
+
+def _indexer(mixer: LatentAttention, hidden: int) -> list[Module]:
+    """DeepSeek sparse attention: the indexer is whole on every rank."""
+    if not mixer.index_head_dim:
+        return []
+    query_inputs = mixer.q_lora_rank or hidden
+    return [
+        Module(
+            "attention",
+            "self_attn.indexer.wq_b",
+            mixer.index_heads * mixer.index_head_dim,
+            query_inputs,
+            quantizable=True,
+        ),
+        Module("attention", "self_attn.indexer.wk_weights_proj", mixer.index_head_dim + mixer.index_heads, hidden),
+        Module("norms", "self_attn.indexer.k_norm", mixer.index_head_dim, bias=True, dtype="float32"),
+    ]
+
+
+def _compressed_latent(mixer: LatentAttention, hidden: int, ranks: Ranks) -> list[Module]:
+    """DeepSeek-V4: one latent head, low-rank queries, and the compressor of the layers that have one."""
+    heads = share(mixer.heads, ranks.tensor, "the number of attention heads")
+    width = mixer.kv_lora_rank + mixer.qk_rope_head_dim
+    rank = mixer.q_lora_rank or hidden
+    return [
+        Module("attention", "attn.fused_wqa_wkv", rank + width, hidden, quantizable=True, shards=("wq_a", "wkv")),
+        Module("norms", "attn.q_norm", rank),
+        Module("norms", "attn.kv_norm", width),
+        Module("attention", "attn.wq_b", heads * width, rank, quantizable=True),
+        Module("attention", "attn.attn_sink", heads, dtype="float32"),
+    ]
+
+
+@mixer_modules.register
+def _state_space(mixer: StateSpace, hidden: int, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
+    builder = _STATE_SPACES.get(mixer.kind)
+    if builder is None:
+        raise LegroomError(f"layers of kind {mixer.kind!r} are not known", "this architecture cannot be planned yet")
+    return builder(mixer, hidden, ranks.tensor)
+
+
+def _mamba2(mixer: StateSpace, hidden: int, tp: int) -> list[Module]:
+    inner, heads = (
+        share(mixer.width("intermediate_size"), tp, "mamba width"),
+        share(mixer.width("num_heads"), tp, "mamba heads"),
+    )
+    groups = mixer.width("n_groups")
+    # Groups that do not divide over the ranks are repeated until they do.
+    conv = inner + 2 * cdiv(groups, tp) * mixer.width("state_size")
+    return [
+        Module("attention", "mixer.A", heads, dtype="float32"),
+        Module("attention", "mixer.D", heads),
+        Module("attention", "mixer.dt_bias", heads),
+        Module("attention", "mixer.conv1d", conv, mixer.width("conv_kernel"), bias=True),
+        Module("attention", "mixer.in_proj", inner + conv + heads, hidden, quantizable=True),
+        Module("attention", "mixer.out_proj", hidden, inner, quantizable=True),
+        Module("norms", "mixer.norm", inner),
+    ]
+
+
+def _mamba1(mixer: StateSpace, hidden: int, tp: int) -> list[Module]:
+    inner = share(mixer.width("intermediate_size"), tp, "mamba width")
+    state, rank = mixer.width("state_size"), mixer.width("time_step_rank")
+    return [
+        Module("attention", "mixer.conv1d", inner, mixer.width("conv_kernel"), bias=True),
+        Module("attention", "mixer.in_proj", 2 * inner, hidden, quantizable=True),
+        Module("attention", "mixer.x_proj", rank + 2 * state, inner, quantizable=True),
+        Module("attention", "mixer.dt_proj", inner, rank, bias=True),
+        Module("attention", "mixer.A", inner, state, dtype="float32"),
+        Module("attention", "mixer.D", inner),
+        Module("attention", "mixer.out_proj", hidden, inner, quantizable=True),
+    ]
+
+
+def _gdn(mixer: StateSpace, hidden: int, tp: int) -> list[Module]:
+    value_heads = share(mixer.width("num_v_heads"), tp, "linear-attention value heads")
+    keys = share(mixer.width("num_k_heads") * mixer.width("head_k_dim"), tp, "linear-attention key width")
+    values = value_heads * mixer.width("head_v_dim")
+    return [
+        Module("attention", "linear_attn.dt_bias", value_heads),
+        Module("attention", "linear_attn.A_log", value_heads, dtype="float32"),
+        Module("attention", "linear_attn.conv1d", 2 * keys + values, mixer.width("conv_kernel")),
+        Module(
+            "attention",
+            "linear_attn.in_proj_qkvz",
+            2 * keys + 2 * values,
+            hidden,
+            quantizable=True,
+            shards=("in_proj_qkv", "in_proj_z"),
+        ),
+        Module(
+            "attention",
+            "linear_attn.in_proj_ba",
+            2 * value_heads,
+            hidden,
+            shards=("in_proj_b", "in_proj_a"),
+            quantizable=True,
+        ),
+        Module("norms", "linear_attn.norm", mixer.width("head_v_dim")),
+        Module("attention", "linear_attn.out_proj", hidden, values, quantizable=True),
+    ]
+
+
+def _kda(mixer: StateSpace, hidden: int, tp: int) -> list[Module]:
+    heads, dim, kernel = (
+        share(mixer.width("num_heads"), tp, "KDA heads"),
+        mixer.width("head_dim"),
+        mixer.width("conv_kernel"),
+    )
+    width = heads * dim
+    return [
+        Module(
+            "attention",
+            "self_attn.qkv_proj",
+            3 * width,
+            hidden,
+            quantizable=True,
+            shards=("q_proj", "k_proj", "v_proj"),
+        ),
+        Module("attention", "self_attn.f_a_proj", dim, hidden),
+        Module("attention", "self_attn.f_b_proj", width, dim),
+        Module("attention", "self_attn.dt_bias", width, dtype="float32"),
+        Module("attention", "self_attn.b_proj", heads, hidden),
+        *(Module("attention", f"self_attn.{which}_conv1d", width, kernel) for which in "qkv"),
+        Module("attention", "self_attn.A_log", heads, dtype="float32"),
+        Module("attention", "self_attn.g_a_proj", dim, hidden),
+        Module("attention", "self_attn.g_b_proj", width, dim),
+        Module("norms", "self_attn.o_norm", dim),
+        Module("attention", "self_attn.o_proj", hidden, width, quantizable=True),
+    ]
+
+
+def _lightning(mixer: StateSpace, hidden: int, tp: int) -> list[Module]:
+    heads, dim = share(mixer.width("num_heads"), tp, "linear-attention heads"), mixer.width("head_dim")
+    width = heads * dim
+    return [
+        Module("attention", "self_attn.qkv_proj", 3 * width, hidden, quantizable=True),
+        Module("attention", "self_attn.output_gate", width, hidden, quantizable=True),
+        Module("attention", "self_attn.out_proj", hidden, width, quantizable=True),
+        Module("norms", "self_attn.norm", width),
+    ]
+
+
+def _short_conv(mixer: StateSpace, hidden: int, tp: int) -> list[Module]:
+    width = share(mixer.width("intermediate_size"), tp, "convolution width")
+    return [
+        Module("attention", "conv.conv", width, mixer.width("conv_kernel")),
+        Module("attention", "conv.in_proj", 3 * width, hidden, quantizable=True),
+        Module("attention", "conv.out_proj", hidden, width, quantizable=True),
+    ]
+
+
+_STATE_SPACES = {
+    "mamba1": _mamba1, "mamba2": _mamba2, "gdn": _gdn, "kda": _kda, "lightning": _lightning, "short_conv": _short_conv,
+}  # fmt: skip
+
+
+@singledispatch
+def feedforward_modules(block: FeedForward, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
+    """What one feed-forward block holds on one rank."""
+    raise TypeError(type(block))
+
+
+@feedforward_modules.register
+def _dense(block: Dense, anatomy: Anatomy, ranks: Ranks, path: str = "mlp", part: str = "feed-forward") -> list[Module]:
+    width = share(block.intermediate_size, ranks.tensor, "the feed-forward width")
+    names = ("gate_proj", "up_proj") if block.gated else ()
+    up = "gate_up_proj" if block.gated else "up_proj"
+    return [
+        Module(
+            part,
+            f"{path}.{up}",
+            width * (2 if block.gated else 1),
+            block.hidden_size,
+            block.bias,
+            shards=names,
+            quantizable=True,
+        ),
+        Module(
+            part,
+            f"{path}.down_proj",
+            block.hidden_size,
+            width,
+            block.bias,
+            quantizable=True,
+            whole_inputs=block.intermediate_size,
+        ),
+    ]
+
+
+@feedforward_modules.register
+def _experts(block: Experts, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
+    hidden, work = block.hidden_size, block.latent_size or block.hidden_size
+    out = [
+        Module(
+            "router",
+            "mlp.gate",
+            block.num_experts,
+            hidden,
+            block.router_bias,
+            dtype="float32" if block.router_fp32 else "",
+        )
+    ]
+    if block.correction_bias:
+        out.append(Module("router", "mlp.gate.e_score_correction_bias", block.num_experts, dtype="float32"))
+    if anatomy.per_expert_scale:
+        out += [
+            Module("router", "router.scale", hidden),
+            Module("router", "router.per_expert_scale", block.num_experts),
+        ]
+    if block.shared_intermediate_size:
+        shared = Dense(hidden, block.shared_intermediate_size, block.gated)
+        out += _dense(shared, anatomy, ranks, "mlp.shared_experts", "shared experts")
+        if block.shared_gate:
+            out.append(Module("router", "mlp.shared_expert_gate", 1, hidden))
+    if block.latent_size:
+        out.append(Module("experts", "mlp.fc1_latent_proj", work, hidden, quantizable=True))
+        out.append(Module("experts", "mlp.fc2_latent_proj", hidden, work, quantizable=True))
+    if block.parallel_dense:
+        out += _dense(block.parallel_dense, anatomy, ranks)
+    return out + _routed(block, work, ranks)
+
+
+def _routed(block: Experts, work: int, ranks: Ranks) -> list[Module]:
+    """With expert parallelism a rank holds whole experts (the first ranks one more), else a slice of every one."""
+    spread = ranks.expert > 1
+    experts = cdiv(block.num_experts, ranks.expert) if spread else block.num_experts
+    width = block.intermediate_size if spread else share(block.intermediate_size, ranks.tensor, "the expert width")
+    up = Module(
+        "experts",
+        "mlp.experts.w13",
+        width * (2 if block.gated else 1),
+        work,
+        block.bias,
+        experts,
+        ("gate_proj", "up_proj") if block.gated else ("up_proj",),
+        True,
+    )
+    down = replace(
+        up,
+        name="mlp.experts.w2",
+        outputs=work,
+        inputs=width,
+        shards=("down_proj",),
+        whole_inputs=block.intermediate_size,
+    )
+    return [up, down]
