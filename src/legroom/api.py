@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,19 @@ if TYPE_CHECKING:
 _FLAGS = frozenset(field.name for field in fields(ServeArgs)) - {"model", "usage", "env", "others"}
 
 
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where it runs, as a user writes it."""
+
+    gpu: str
+    gpus: int | None = None
+    """None: as many as the parallel sizes of the flags need."""
+    memory: str | None = None
+    """Total of one GPU, in place of the one in the facts."""
+    used: str | None = None
+    """What other processes hold of one GPU."""
+
+
 @dataclass(frozen=True)
 class PlanReport:
     """A plan that shows itself."""
@@ -45,9 +59,7 @@ class PlanReport:
     @property
     def command(self) -> list[str]:
         """The command line that was planned, ready to run."""
-        from legroom.vllm.command import command_line  # noqa: PLC0415
-
-        return command_line(self.plan.args, self.plan.target.release)
+        return command_of(self.plan)
 
     def text(self, style: Style | None = None, explain_math: bool = False) -> str:
         """The picture, as the terminal shows it."""
@@ -95,7 +107,7 @@ def plan(
         raise LegroomError(f"{unknown[0]!r} is not an engine argument that memory depends on", _near(unknown[0]))
     args = ServeArgs(model=model, usage=usage, env=dict(env or {}), **flags)  # type: ignore[arg-type]
     release = known_release(vllm) if vllm else latest()
-    return PlanReport(make_plan(args, release, gpu, gpus, gpu_memory, gpu_used, advice=advice))
+    return PlanReport(make_plan(args, release, Machine(gpu, gpus, gpu_memory, gpu_used), advice=advice))
 
 
 def layout(model: str, gpu: str, **options: Any) -> Layout:
@@ -103,18 +115,9 @@ def layout(model: str, gpu: str, **options: Any) -> Layout:
     return plan(model, gpu, advice=False, **options).layout
 
 
-def make_plan(
-    args: ServeArgs,
-    release: Release,
-    gpu: str,
-    gpus: int | None = None,
-    gpu_memory: str | None = None,
-    gpu_used: str | None = None,
-    *,
-    advice: bool = True,
-) -> Plan:
+def make_plan(args: ServeArgs, release: Release, machine: Machine, *, advice: bool = True) -> Plan:
     """The plan of parsed flags, with what this user's own start-ups measured, and with advice where it needs any."""
-    target = make_target(args, release, gpu, gpus, gpu_memory, gpu_used)
+    target = make_target(args, release, machine)
     made = predict(with_measurements(target, args), args)
     if advice and made.verdict != "fits":
         from legroom.planning.advice import with_advice  # noqa: PLC0415
@@ -123,23 +126,16 @@ def make_plan(
     return made
 
 
-def make_target(
-    args: ServeArgs,
-    release: Release,
-    gpu: str,
-    gpus: int | None = None,
-    gpu_memory: str | None = None,
-    gpu_used: str | None = None,
-) -> Target:
+def make_target(args: ServeArgs, release: Release, machine: Machine) -> Target:
     """What the plan is for. Without a count, the flags' own parallel sizes say how many GPUs there are."""
-    card = known_gpu(gpu)
-    if gpu_memory is not None:
-        card = with_total(card, parse_bytes(gpu_memory, "--gpu-memory"))
-    used = parse_bytes(gpu_used, "--gpu-used") if gpu_used is not None else 0
+    card = known_gpu(machine.gpu)
+    if machine.memory is not None:
+        card = with_total(card, parse_bytes(machine.memory, "--gpu-memory"))
+    used = parse_bytes(machine.used, "--gpu-used") if machine.used is not None else 0
     if used > card.total_bytes:
         raise LegroomError("--gpu-used is more than the card has", "give what other processes hold of one GPU")
     asked = (args.tensor_parallel_size or 1) * (args.pipeline_parallel_size or 1) * (args.data_parallel_size or 1)
-    number = gpus if gpus is not None else max(asked, 1)
+    number = machine.gpus if machine.gpus is not None else max(asked, 1)
     if number < 1:
         raise LegroomError(f"{number} GPUs cannot serve a model", "say --gpus 1 or more")
     return Target(load(args.model), card, number, release, held_by_others_bytes=used)
@@ -157,6 +153,25 @@ def with_measurements(target: Target, args: ServeArgs) -> Target:
 
     settings = resolve(args, target.model, target.gpu, target.release)
     return replace(target, seen=lookup(read_store().observations, target, settings))
+
+
+def command_of(made: Plan) -> list[str]:
+    """The flags of a plan as a `vllm serve` line."""
+    words = ["vllm", "serve", made.args.model]
+    for name in sorted(_FLAGS):
+        value = getattr(made.args, name)
+        flag = "--" + name.replace("_", "-")
+        if value is True:
+            words.append(flag)
+        elif value is False:
+            words.append("--no-" + flag[2:])
+        elif isinstance(value, Mapping):
+            words += [flag, json.dumps(value)]
+        elif isinstance(value, tuple):
+            words += [flag, *map(str, value)]
+        elif value is not None:
+            words += [flag, str(value)]
+    return [*words, *made.args.others]
 
 
 def _near(name: str) -> str:

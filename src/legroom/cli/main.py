@@ -29,7 +29,7 @@ class Command:
 COMMANDS: tuple[Command, ...] = (
     Command("plan", "will vLLM start, and where does every byte of the GPU go?", "legroom.cli.plan"),
     Command("size", "which GPUs, and how many, hold this model?", "legroom.cli.size"),
-    Command("simulate", "does this setting hold the load? replay a trace through vLLM's scheduler", "legroom.cli.simulate"),
+    Command("simulate", "does a setting hold a load? replay it through vLLM's scheduler", "legroom.cli.simulate"),
     Command("calibrate", "learn from the start-up logs of your own machine", "legroom.cli.calibrate"),
     Command("score", "check predictions against a file of real start-ups", "legroom.cli.score"),
 )
@@ -92,7 +92,7 @@ def _run(words: list[str]) -> int:
         print(f"legroom {__version__}")
         return OK
     command = _find(words[0])
-    module: CommandModule = importlib.import_module(command.module)  # type: ignore[assignment]
+    module: CommandModule = importlib.import_module(command.module)
     parser = Parser(prog="legroom", add_help=False)
     chosen = module.add_parser(parser.add_subparsers(dest="command"))
     try:

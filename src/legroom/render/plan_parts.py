@@ -32,8 +32,8 @@ def parts(layout: Layout) -> list[Part]:
         ("activations", layout.activation, "orange", "▓", "A", "peak of the profile run"),
         ("CUDA graphs", layout.cuda_graph, "purple", "▒", "G", "what this release sets aside for them"),
         ("non-torch", layout.non_torch, "brown", "░", "N", "libraries and NCCL"),
-        ("KV cache", layout.kv_cache, "green", "▞", "K", "what is left of the budget"),
-        ("outside", layout.outside, "red", "▚", "x", "used beside the budget: context, uncounted graphs, buffers"),
+        ("KV cache", layout.kv_cache, "green", "▄", "K", "what is left of the budget"),
+        ("outside", layout.outside, "red", "╳", "x", "used beside the budget: context, uncounted graphs, buffers"),
     )
     rows = [
         Part(name, Segment(name, max(figure.bytes, 0), colour, glyph, letter), figure, meaning)

@@ -106,9 +106,14 @@ def _legend_row(page: Svg, layout: Layout, part: Part, y: float) -> None:
     else:
         page.box(_LEFT, y, 12, 12, css="room", round_=2)
     page.text(_LEFT + 22, y + 11, part.name)
+    if bytes_ < 0:
+        short = f"{gib(-bytes_)} missing" if part.figure else f"{gib(-bytes_)} over the card"
+        page.text(_LEFT + 220, y + 11, "none", anchor="end")
+        page.text(_LEFT + 312, y + 11, short, "bad")
+        return
     page.text(_LEFT + 220, y + 11, gib(bytes_), anchor="end")
     page.text(_LEFT + 290, y + 11, f"{bytes_ / layout.total_bytes:.1%}", "soft", anchor="end")
-    page.text(_LEFT + 312, y + 11, certainty(part.figure) if part.figure else "total - all of the above", "soft")
+    page.text(_LEFT + 312, y + 11, certainty(part.figure) if part.figure else "what stays free at the peak", "soft")
 
 
 def _kv(page: Svg, plan: Plan, y: float) -> float:

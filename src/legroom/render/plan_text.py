@@ -56,10 +56,8 @@ def _failure(plan: Plan, style: Style) -> Iterator[str]:
         yield f"{_MARGIN}{edge} {line}"
     short = failure.needed_bytes - failure.available_bytes
     if short > 0:
-        yield (
-            f"{_MARGIN}{gib(failure.needed_bytes)} are needed, {gib(failure.available_bytes)} are there: "
-            + style.paint(f"{human_bytes(short)} short", "red", "bold")
-        )
+        missing = style.paint(f"{human_bytes(short)} short", "red", "bold")
+        yield f"{_MARGIN}needs {gib(failure.needed_bytes)}, has {gib(failure.available_bytes)}: {missing}"
 
 
 def _card(plan: Plan, style: Style) -> Iterator[str]:
@@ -71,8 +69,8 @@ def _card(plan: Plan, style: Style) -> Iterator[str]:
     yield _MARGIN + bar(segments, width, style)
     yield _MARGIN + style.paint(_budget_ruler(plan, width, style), "dim")
     if layout.headroom_bytes < 0:
-        over = human_bytes(-layout.headroom_bytes)
-        yield _MARGIN + style.paint(f"the bar is {over} wider than the card", "red")
+        edge = round(layout.total_bytes / scale_bytes(layout) * width)
+        yield _MARGIN + style.paint(ruler(edge, width, f"the card ends here, {gib(layout.total_bytes)}", style), "red")
     yield ""
     yield from (_MARGIN + line for line in columns(list(_legend(layout, rows, style)), "<<>><"))
 
@@ -94,9 +92,13 @@ def _budget_ruler(plan: Plan, width: int, style: Style) -> str:
 def _legend(layout: Layout, rows: Sequence[Part], style: Style) -> Iterator[tuple[str, str, str, str, str]]:
     for part in rows:
         bytes_ = part.figure.bytes if part.figure else layout.headroom_bytes
-        share = f"{bytes_ / layout.total_bytes:.1%}"
-        sure = certainty(part.figure) if part.figure else "total - all of the above"
-        yield (swatch(part.segment, style, 2), part.name, gib(bytes_), share, style.paint(sure, "dim"))
+        mark = swatch(part.segment, style, 2)
+        if bytes_ < 0:
+            short = f"{gib(-bytes_)} missing" if part.figure else f"{gib(-bytes_)} over the card"
+            yield (mark, part.name, "none", "", style.paint(short, "red"))
+            continue
+        sure = certainty(part.figure) if part.figure else "what stays free at the peak"
+        yield (mark, part.name, gib(bytes_), f"{bytes_ / layout.total_bytes:.1%}", style.paint(sure, "dim"))
 
 
 def _kv(plan: Plan, style: Style) -> Iterator[str]:
@@ -138,20 +140,16 @@ def _advice(plan: Plan, style: Style) -> Iterator[str]:
 
 
 def _one_advice(number: int, advice: Advice, style: Style) -> Iterator[str]:
-    after, width = advice.plan, max(16, (style.width - 6) // 2)
+    after, width = advice.plan, max(12, style.width - 44)
     flags = " ".join(flag_words(advice.flags))
     caveat = "" if after.verdict == "fits" else "  (tight)"
     yield f"{number:>2}. {style.paint(flags, 'bold')}{caveat}"
     layout, kv = after.layout, after.memory.kv
     mini = bar([part.segment for part in parts(layout)], width, style)
-    facts = (
-        f"KV {gib(layout.kv_cache.bytes)}, {kv.max_concurrency:.2f} requests at {count(after.settings.max_model_len)}"
-    )
-    lines = wrap(facts, style.width - 6 - width - 2) or [""]
-    yield f"    {mini}  {lines[0]}"
-    spare = f"headroom {gib(layout.headroom_bytes)}"
-    for line in [*lines[1:], spare]:
-        yield " " * (6 + width) + line
+    length = count(after.settings.max_model_len)
+    holds = f"KV {gib(layout.kv_cache.bytes)}, holds {kv.max_concurrency:.2f} x {length}"
+    yield f"    {mini}  {holds}"
+    yield " " * (6 + width) + f"headroom {gib(layout.headroom_bytes)}"
     if advice.trades:
         yield from (style.paint(line, "dim") for line in wrap(f"costs: {advice.trades}", style.width, "    "))
 

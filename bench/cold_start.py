@@ -1,0 +1,104 @@
+"""How long a cold process takes: `legroom plan` of a bundled model beside hf-mem and kvfit, in one run.
+
+    python bench/cold_start.py [--runs 15] [--peers VENV] [--json FILE]
+
+hf-mem and kvfit ask the Hugging Face Hub on every call, so their full answer depends on the network. What is timed
+here is `--help`: their interpreter, imports and argument parser, before the first request leaves. That is the least
+any answer of theirs can take; legroom is timed to the full answer. Runs of all commands alternate, so that a busy
+machine slows all of them alike, and the first round (cold disk cache, no bytecode yet) is thrown away.
+
+Without `--peers`, the two are installed from the configured package index into a temporary environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from pathlib import Path
+
+PEERS = ("hf-mem", "kvfit")
+
+
+def install_peers(folder: Path) -> Path:
+    venv.create(folder, with_pip=True)
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, *PEERS], check=True, stderr=subprocess.DEVNULL)
+    return folder
+
+
+def commands(peers: Path) -> dict[str, list[str]]:
+    legroom = shutil.which("legroom", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    if legroom is None:
+        sys.exit("legroom is not installed beside this Python: pip install . first")
+    found = {
+        "legroom plan": [legroom, "plan", "llama-3.1-8b", "--gpu", "h100"],
+        "legroom plan --json": [legroom, "plan", "llama-3.1-8b", "--gpu", "h100", "--json"],
+        "legroom --help": [legroom, "--help"],
+    }
+    for peer in PEERS:
+        path = peers / "bin" / peer
+        if path.exists():
+            found[f"{peer} --help"] = [str(path), "--help"]
+    return found
+
+
+def timed(command: list[str]) -> float:
+    start = time.perf_counter()
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
+    elapsed = time.perf_counter() - start
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} failed: {done.stderr.decode(errors='replace')[-400:]}")
+    return elapsed
+
+
+def measure(table: dict[str, list[str]], runs: int) -> dict[str, list[float]]:
+    times: dict[str, list[float]] = {name: [] for name in table}
+    for number in range(runs + 1):
+        for name, command in table.items():
+            elapsed = timed(command)
+            if number:
+                times[name].append(elapsed)
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=15)
+    parser.add_argument("--peers", type=Path, help="an environment that has hf-mem and kvfit installed")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        peers = args.peers or install_peers(Path(folder) / "peers")
+        times = measure(commands(peers), args.runs)
+    ours = statistics.median(times["legroom plan"])
+    rows = {
+        name: {
+            "median_s": round(statistics.median(values), 4),
+            "fastest_s": round(min(values), 4),
+            "slowest_s": round(max(values), 4),
+            "times_legroom_plan": round(statistics.median(values) / ours, 2),
+        }
+        for name, values in times.items()
+    }
+    print(f"{'command':22}{'median':>10}{'fastest':>10}{'slowest':>10}{'x legroom plan':>16}")
+    for name, row in rows.items():
+        print(
+            f"{name:22}{row['median_s'] * 1000:>7.0f} ms{row['fastest_s'] * 1000:>7.0f} ms"
+            f"{row['slowest_s'] * 1000:>7.0f} ms{row['times_legroom_plan']:>16.2f}"
+        )
+    document = {"runs": args.runs, "python": sys.version.split()[0], "commands": rows}
+    if args.json:
+        args.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(document))
+
+
+if __name__ == "__main__":
+    main()
