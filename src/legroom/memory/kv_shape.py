@@ -15,7 +15,7 @@ from legroom.memory.kv_specs import CacheSpec, StateSpec
 from legroom.units import cdiv
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from legroom.facts.gpus import Gpu
     from legroom.facts.model import Model
@@ -150,13 +150,26 @@ def _shape(model: Model, settings: EngineSettings, gpu: Gpu) -> KvShape:
     release = known_release(settings.release)
     specs = [kv_specs(model, settings, gpu, rank) for rank in range(settings.pipeline_parallel_size)]
     size = block_size(model, settings, gpu)
-    shards = context_shards(settings)
     if settings.engine == "V0":
         return KvShape(release, "V0", size, (), _v0_stages(specs, size))
-    off = _hybrid_off(model, settings, release)
-    packed = _packs_pages(model, settings, gpu, release)
+    return shape_of_specs(
+        specs, release, size, shards=context_shards(settings), hybrid_off=_hybrid_off(model, settings, release),
+        packed=_packs_pages(model, settings, gpu),
+    )  # fmt: skip
+
+
+def shape_of_specs(
+    specs: Sequence[dict[str, CacheSpec]],
+    release: Release,
+    size: int,
+    *,
+    shards: int = 1,
+    hybrid_off: bool = False,
+    packed: bool = False,
+) -> KvShape:
+    """The V1 planner on the caches of every stage."""
     try:
-        groups, stage_groups = _grouped(specs, release, off, packed)
+        groups, stage_groups = _grouped(specs, release, hybrid_off, packed)
     except UnsupportedCache as problem:
         stages = tuple(Stage(one, (), 0) for one in specs)
         return KvShape(release, "V1", size, (), stages, shards, unsupported=str(problem))
@@ -169,7 +182,7 @@ def _shape(model: Model, settings: EngineSettings, gpu: Gpu) -> KvShape:
 
 
 def _grouped(
-    specs: list[dict[str, CacheSpec]], release: Release, off: bool, packed: bool
+    specs: Sequence[dict[str, CacheSpec]], release: Release, off: bool, packed: bool
 ) -> tuple[tuple[CacheGroup, ...], list[tuple[CacheGroup, ...]]]:
     if release.before("0.11.0"):
         own = [cache_groups(one, release, hybrid_off=off) for one in specs]
@@ -201,7 +214,6 @@ def _hybrid_off(model: Model, settings: EngineSettings, release: Release) -> boo
     return chunked and release.at_least("0.10.1") and not (allowed and not draft_mixers(model, settings))
 
 
-def _packs_pages(model: Model, settings: EngineSettings, gpu: Gpu, release: Release) -> bool:
+def _packs_pages(model: Model, settings: EngineSettings, gpu: Gpu) -> bool:
     """DeepSeek-V4's backend lays pages of several sizes side by side (0.20+)."""
-    del release
     return attention_backend(model, settings, gpu).name == "DEEPSEEK_SPARSE_SWA"
