@@ -29,6 +29,7 @@ _V2_ARCHITECTURES = (
     ("0.25.0", "0.25.1", {"DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM"}),
     ("0.26.0", "0.26.0", {"DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "InklingForCausalLM",
                           "InklingForConditionalGeneration", "LongcatFlashNgramForCausalLM", "Qwen2MoeForCausalLM"}),
+    ("0.28.0", "0.28.0", {"DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM", "GlmMoeDsaForCausalLM"}),
     ("0.27.0", "0.28.0", {"DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "InklingForCausalLM",
                           "InklingForConditionalGeneration", "KimiK3ForConditionalGeneration",
                           "LongcatFlashNgramForCausalLM", "Qwen2MoeForCausalLM"}),

@@ -49,7 +49,10 @@ def graph_plan(
     mode = _mode_v1(args, model, gpu, release)
     if mode == "NONE":
         return GraphPlan("NONE", ())
-    sizes = _sizes_v1(args, gpu, release, max_num_seqs, max_num_batched_tokens)
+    own_top = _own_top_size(model, release)
+    sizes = _sizes_v1(
+        args, gpu, release, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, own_top=own_top
+    )
     return GraphPlan(mode, sizes) if sizes else GraphPlan("NONE", ())
 
 
@@ -98,8 +101,8 @@ def _mode_v1(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> str:
     if config.get("full_cuda_graph") and release.before("0.11.0"):
         mode = "FULL"
     if mode in ("PIECEWISE", "FULL_AND_PIECEWISE") and level != 3 and not config.get("splitting_ops"):
-        # 0.12 gave graphs up without torch.compile; newer releases keep the part that needs none.
-        mode = "FULL_DECODE_ONLY" if release.at_least("0.28.0") and mode == "FULL_AND_PIECEWISE" else "NONE"
+        # Without torch.compile graphs were given up; 0.29+ keeps the part that needs none.
+        mode = "FULL_DECODE_ONLY" if release.at_least("0.29.0") and mode == "FULL_AND_PIECEWISE" else "NONE"
     if mode.startswith("FULL") and is_pooling(args, model) and release.at_least("0.11.0"):
         return "PIECEWISE"
     if is_encoder_decoder(model) and mode not in ("NONE", "FULL_DECODE_ONLY") and release.at_least("0.11.0"):
@@ -133,8 +136,21 @@ def _sizes_v0(release: Release, max_num_seqs: int) -> tuple[int, ...]:
     return tuple(size for size in possible if size <= stop)
 
 
+def _own_top_size(model: Model, release: Release) -> int | None:
+    """gpt-oss raises the largest captured size by itself."""
+    if model.architecture != "GptOssForCausalLM" or release.before("0.10.1"):
+        return None
+    return 992 if release.version == "0.11.0" else 1024
+
+
 def _sizes_v1(
-    args: ServeArgs, gpu: Gpu, release: Release, max_num_seqs: int, max_num_batched_tokens: int
+    args: ServeArgs,
+    gpu: Gpu,
+    release: Release,
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    own_top: int | None,
 ) -> tuple[int, ...]:
     config = _compilation(args)
     asked = args.cudagraph_capture_sizes or _int_list(config.get("cudagraph_capture_sizes"))
@@ -144,6 +160,9 @@ def _sizes_v1(
     if asked:
         limit = max_num_batched_tokens if release.at_least("0.8.0") else max(asked)
         return tuple(sorted({size for size in asked if 1 <= size <= limit}))
+    if own_top and release.before("0.11.1") and (not legacy or legacy[0] < own_top):
+        sizes = (1, 2, 4, *range(8, 256, 8), *range(256, own_top + 1, 16))
+        return tuple(size for size in sizes if size <= max_num_batched_tokens)
     if release.before("0.11.1"):
         top = legacy[0] if legacy else 512
         if release.at_least("0.10.0") and not legacy:
@@ -152,7 +171,12 @@ def _sizes_v1(
             return (1, 2, 4, *range(8, top + 1, 8))
         return tuple(size for size in (1, 2, 4, *range(8, top + 1, 8)) if size <= max_num_batched_tokens)
     return _strided_sizes(
-        args, gpu, release, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, legacy=legacy
+        args,
+        gpu,
+        release,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        asked_top=legacy[0] if legacy else own_top,
     )
 
 
@@ -163,14 +187,12 @@ def _strided_sizes(
     *,
     max_num_seqs: int,
     max_num_batched_tokens: int,
-    legacy: tuple[int, ...],
+    asked_top: int | None,
 ) -> tuple[int, ...]:
     """0.11.1+: steps of 8 to 256, of 16 beyond, and the sizes a full decode batch has."""
     ceiling = 1024 if release.at_least("0.28.0") and gpu.compute_capability[0] == 10 else 512
     query_len = 1 + num_speculative_tokens(args) if release.at_least("0.13.0") else 1
-    asked_top = args.max_cudagraph_capture_size or _compilation(args).get("max_cudagraph_capture_size")
-    if not asked_top and legacy:
-        asked_top = legacy[0]
+    asked_top = args.max_cudagraph_capture_size or _compilation(args).get("max_cudagraph_capture_size") or asked_top
     open_top = not isinstance(asked_top, int)
     top = min(max_num_seqs * query_len * 2, ceiling) if open_top else int(asked_top or 0)
     decode = _decode_sizes(release, query_len, max_num_seqs, ceiling, top) if open_top else set()

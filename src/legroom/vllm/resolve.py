@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from legroom.errors import LegroomError
 from legroom.facts.flags import default
 from legroom.facts.gpus import Gpu
 from legroom.facts.max_length import derived_max_len
@@ -13,12 +12,10 @@ from legroom.vllm.batching import batching_v0, batching_v1
 from legroom.vllm.engine import engine_of, runner_of
 from legroom.vllm.given import env_flag, is_given, other_value
 from legroom.vllm.graphs import estimate_applied, graph_plan, num_speculative_tokens
-from legroom.vllm.refusals import RefusedByVllm, check_given, check_length, check_settings
+from legroom.vllm.precision import activation_dtype, kv_cache_dtype
+from legroom.vllm.refusals import check_given, check_length, check_settings
 from legroom.vllm.traits import has_chunked_attention, has_state, is_pooling
 
-_DTYPES = {
-    "half": "float16", "float16": "float16", "bfloat16": "bfloat16", "float": "float32", "float32": "float32",
-}  # fmt: skip
 _ASYNC_SPEC_METHODS = {"eagle", "eagle3", "mtp", "dflash", "dspark", "ngram_gpu", "draft_model"}
 
 
@@ -29,6 +26,9 @@ def resolve(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> Engine
     engine, fallback = engine_of(args, model, gpu, release)
     if fallback:
         notes.append(fallback)
+    dtype, dtype_note = activation_dtype(args, model, gpu, release)
+    if dtype_note:
+        notes.append(dtype_note)
     max_model_len = _max_model_len(args, model, release)
     batch_rule = batching_v0 if engine == "V0" else batching_v1
     batching = batch_rule(args, model, gpu, release, max_model_len)
@@ -49,9 +49,9 @@ def resolve(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> Engine
         engine=engine,
         runner=runner,
         usage=args.usage,
-        dtype=_dtype(args, model, gpu, release, notes),
+        dtype=dtype,
         quantization=args.quantization or (model.quantization.method if model.quantization else None),
-        kv_cache_dtype=_kv_cache_dtype(args, model, release),
+        kv_cache_dtype=kv_cache_dtype(args, model, gpu, release),
         max_model_len=max_model_len,
         auto_fit_len=args.max_model_len == -1,
         max_num_seqs=batching.max_num_seqs,
@@ -96,8 +96,8 @@ def _max_model_len(args: ServeArgs, model: Model, release: Release) -> int:
     if model.config:
         config = dict(model.config)
         original = config.pop("original_max_position_embeddings", None)
-        # YaRN: until 0.27.1 the length is original x factor, later max_position_embeddings as it stands.
-        full = derived_max_len(config, config, yarn_multiplies=release.before("0.28.0"))
+        # YaRN: until 0.28.0 the length is original x factor, later max_position_embeddings as it stands.
+        full = derived_max_len(config, config, yarn_multiplies=release.before("0.29.0"))
         # LongRoPE: since 0.11.1 the server starts at the original length, and may be asked for the full one.
         if original is None or release.before("0.11.1"):
             derived = full if _has_scaling(config) else derived
@@ -112,49 +112,6 @@ def _max_model_len(args: ServeArgs, model: Model, release: Release) -> int:
 
 def _has_scaling(config: dict[str, object]) -> bool:
     return bool(config.get("rope_scaling") or config.get("rope_parameters"))
-
-
-def _dtype(args: ServeArgs, model: Model, gpu: Gpu, release: Release, notes: list[str]) -> str:
-    """The precision of activations and unquantized weights."""
-    has_bf16 = gpu.compute_capability == (0, 0) or gpu.vendor != "nvidia" or gpu.compute_capability >= (8, 0)
-    asked = (args.dtype or "auto").lower().removeprefix("torch.")
-    if asked == "auto":
-        stored = _DTYPES.get(model.dtype, model.dtype)
-        if stored == "float32":
-            modern = release.at_least("0.9.1")
-            preferred = "float16" if is_pooling(args, model) and release.at_least("0.10.1") else "bfloat16"
-            return preferred if modern and has_bf16 else "float16"
-        if stored == "bfloat16" and not has_bf16 and release.at_least("0.9.1"):
-            notes.append(f"{gpu.name} has no bfloat16: vLLM {release} falls back to float16")
-            return "float16"
-    else:
-        if asked not in _DTYPES:
-            raise LegroomError(
-                f"--dtype {args.dtype} is not a precision vLLM knows", "use one of " + ", ".join(_DTYPES)
-            )
-        stored = _DTYPES[asked]
-    if stored == "bfloat16" and not has_bf16:
-        capability = ".".join(map(str, gpu.compute_capability))
-        said = (
-            "Bfloat16 is only supported on GPUs with compute capability of at least 8.0. "
-            f"Your {gpu.name} GPU has compute capability {capability}. You can use float16 instead by explicitly "
-            "setting the `dtype` flag in CLI, for example: --dtype=half."
-        )
-        raise RefusedByVllm(f"{gpu.name} (compute capability {capability}) has no bfloat16", "add --dtype half", said)
-    return stored
-
-
-def _kv_cache_dtype(args: ServeArgs, model: Model, release: Release) -> str:
-    """`auto` follows the checkpoint where the release does: ModelOpt since 0.11.1, compressed-tensors since 0.15.0."""
-    if args.kv_cache_dtype is not None and args.kv_cache_dtype != "auto":
-        return args.kv_cache_dtype
-    stored = model.quantization
-    if stored is None or stored.kv_cache_dtype is None:
-        return "auto"
-    if stored.kv_cache_dtype.startswith("nvfp4") and release.before("0.20.0"):
-        return "auto"
-    since = "0.11.1" if stored.method.startswith("modelopt") else "0.15.0"
-    return stored.kv_cache_dtype if release.at_least(since) else "auto"
 
 
 def _async_scheduling(args: ServeArgs, model: Model, release: Release, runner: str) -> bool:

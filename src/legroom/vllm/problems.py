@@ -1,0 +1,106 @@
+"""What is wrong with a flag for one release, and what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from legroom.facts.flags import advice, flag_history, flags_of
+from legroom.facts.releases import Release
+
+ProblemKind = Literal["unknown", "removed", "not_yet", "renamed", "bad_value", "bad_choice", "ignored"]
+_FATAL: frozenset[ProblemKind] = frozenset({"unknown", "removed", "not_yet", "renamed", "bad_value", "bad_choice"})
+
+
+@dataclass(frozen=True, slots=True)
+class FlagProblem:
+    """One flag that the release does not take as it was written."""
+
+    flag: str
+    kind: ProblemKind
+    message: str
+    instead: str = ""
+    """What to write: a flag, a flag with its value, or empty where it is simply to be dropped."""
+
+    @property
+    def stops_vllm(self) -> bool:
+        """Whether vLLM would exit at it rather than start."""
+        return self.kind in _FATAL
+
+
+def explain_unknown(name: str, release: Release) -> FlagProblem:
+    """Why a release does not know a flag: gone, not there yet, or never there."""
+    history = flag_history(name)
+    if history is None:
+        return _never_existed(name, release)
+    if release.before(history.first):
+        return FlagProblem(
+            name,
+            "not_yet",
+            f"{name} came with vLLM {history.first}; {release} does not have it",
+            _older_way(name, release),
+        )
+    told = advice(name)
+    use = _usable(told.use, release) if told else ""
+    gone_in = history.removed_in or "a later release"
+    kind: ProblemKind = "renamed" if told and told.renamed and use else "removed"
+    message = f"{name} was {'renamed' if kind == 'renamed' else 'removed'} in vLLM {gone_in}"
+    if told and told.why:
+        message += f": {told.why}"
+    return FlagProblem(name, kind, message, use)
+
+
+def _never_existed(name: str, release: Release) -> FlagProblem:
+    told = advice(name)
+    if told:
+        message = f"no vLLM release has {name}" + (f": {told.why}" if told.why else "")
+        return FlagProblem(name, "unknown", message, _usable(told.use, release))
+    near = nearest_flags(name, release)
+    message = f"no vLLM release has {name}"
+    return FlagProblem(name, "unknown", message, near[0] if near else "")
+
+
+def _usable(use: str, release: Release) -> str:
+    """The replacement, unless this release lacks it too."""
+    flag = use.partition(" ")[0].partition(".")[0]
+    if not flag.startswith("--") or flag in flags_of(release) or flag.replace("--no-", "--", 1) in flags_of(release):
+        return use
+    return ""
+
+
+_OLDER_WAYS = {
+    "--cudagraph-capture-sizes": ("--cuda-graph-sizes", "--compilation-config '{\"cudagraph_capture_sizes\": [...]}'"),
+    "--attention-backend": ("VLLM_ATTENTION_BACKEND in the environment",),
+    "--runner": ("--task",),
+    "--convert": ("--task",),
+    "--kv-cache-memory-bytes": ("--gpu-memory-utilization", "--num-gpu-blocks-override"),
+    "--max-cudagraph-capture-size": ("--cuda-graph-sizes",),
+    "--speculative-config": ("--speculative-model",),
+    "--enable-log-requests": ("nothing: requests are logged unless --disable-log-requests is given",),
+    "--structured-outputs-config": ("--guided-decoding-backend",),
+    "--max-seq-len-to-capture": ("--max-context-len-to-capture",),
+    "--num-gpu-blocks-override": ("--forced-num-gpu-blocks",),
+    "--optimization-level": ("--compilation-config",),
+}
+
+
+def _older_way(name: str, release: Release) -> str:
+    for use in _OLDER_WAYS.get(name, ()):
+        if usable := _usable(use, release):
+            return usable
+    return ""
+
+
+def nearest_flags(name: str, release: Release, limit: int = 3) -> tuple[str, ...]:
+    """Flags of this release that look like a misspelt one, the likeliest first."""
+    import difflib  # noqa: PLC0415 - only a misspelt flag needs it
+
+    names = [flag for flag in flags_of(release) if flag.startswith("--")]
+    return tuple(difflib.get_close_matches(name, names, n=limit, cutoff=0.7))
+
+
+def unrecognized_message(problems: Iterable[FlagProblem]) -> str | None:
+    """The line vLLM leaves with when its parser does not know a flag, None where it knows them all."""
+    names = [p.flag for p in problems if p.kind in ("unknown", "removed", "not_yet", "renamed")]
+    return f"vllm: error: unrecognized arguments: {' '.join(names)}" if names else None
