@@ -167,6 +167,9 @@ class Reading:
 def _nearest_choice(text: str, allowed: tuple[Any, ...]) -> str:
     import difflib  # noqa: PLC0415 - only a misspelt value needs it
 
+    numbers = [choice for choice in allowed if isinstance(choice, int)]
+    if numbers and text.isdecimal():
+        return str(min(numbers, key=lambda choice: abs(choice - int(text))))
     near = difflib.get_close_matches(text, [str(choice) for choice in allowed], n=1)
     return near[0] if near else ""
 

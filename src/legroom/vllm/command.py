@@ -1,0 +1,105 @@
+"""Flags back to a command line that a release takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from legroom.facts.flags import Flag, flags_of
+from legroom.facts.releases import Release
+from legroom.vllm.args import ServeArgs
+from legroom.vllm.reading import FIELDS, SPECULATIVE_FIELDS, as_words, looks_like_flag
+
+
+def command(args: ServeArgs, release: Release) -> tuple[str, ...]:
+    """The words of a command that starts this server; a field the release has no flag for is left out."""
+    table = {flag.dest: flag for flag in flags_of(release).values()}
+    words = [*_head(args, release)]
+    for dest in FIELDS:
+        value = _value(args, dest, release)
+        if dest == "model" or value is None:
+            continue
+        if dest == "speculative_config" and dest not in table:
+            words += _legacy_speculative(value, table)
+        elif dest == "optimization_level" and dest in table:
+            words.append(f"-O{value}")
+        elif dest in table:
+            words += _flag_words(table[dest], value)
+    return (*words, *args.others)
+
+
+def env_words(args: ServeArgs) -> tuple[str, ...]:
+    """The environment as the assignments to write before the command."""
+    return tuple(f"{name}={value}" for name, value in args.env.items())
+
+
+def _head(args: ServeArgs, release: Release) -> tuple[str, ...]:
+    # `vllm serve` came with 0.5.2.
+    if release.at_least("0.5.2"):
+        return ("vllm", "serve", args.model) if args.model else ("vllm", "serve")
+    head = ("python", "-m", "vllm.entrypoints.openai.api_server")
+    return (*head, "--model", args.model) if args.model else head
+
+
+def _value(args: ServeArgs, dest: str, release: Release) -> Any:
+    """A field's value, with capture sizes inside the compilation config where they have no flag yet."""
+    value = getattr(args, dest)
+    if release.at_least("0.11.1"):
+        return value
+    if dest == "cudagraph_capture_sizes":
+        return None
+    if dest == "compilation_config" and args.cudagraph_capture_sizes is not None:
+        return {**(value or {}), "cudagraph_capture_sizes": list(args.cudagraph_capture_sizes)}
+    return value
+
+
+def _flag_words(flag: Flag, value: Any) -> list[str]:
+    if flag.kind in ("switch", "bool", "optbool"):
+        if value:
+            return [flag.name]
+        return {"bool": ["--no-" + flag.name[2:]], "optbool": [f"{flag.name}=False"]}.get(flag.kind, [])
+    if flag.name == "--compilation-config" and "-O" in flag.short_names and set(value) == {"level"}:
+        return [f"-O{value['level']}"]
+    if flag.kind == "pairs" and isinstance(value, Mapping):
+        return [flag.name, ",".join(f"{key}={count}" for key, count in value.items())]
+    words = (json.dumps(dict(value)),) if isinstance(value, Mapping) else as_words(value)
+    if len(words) == 1 and looks_like_flag(words[0]):
+        return [f"{flag.name}={words[0]}"]
+    return [flag.name, *words]
+
+
+def _legacy_speculative(config: Mapping[str, Any], table: Mapping[str, Flag]) -> Iterator[str]:
+    """The flags that carried speculative decoding until 0.8.2."""
+    for dest, key in SPECULATIVE_FIELDS.items():
+        if key in config and dest in table:
+            yield from _flag_words(table[dest], config[key])
+
+
+def with_flags(args: ServeArgs, changes: Mapping[str, Any]) -> ServeArgs:
+    """`args` with some flags changed, named like `max_model_len` or `--max-model-len`; None takes one back."""
+    fields: dict[str, Any] = {}
+    others = args.others
+    for name, value in changes.items():
+        dest = name.removeprefix("--").replace("-", "_")
+        if dest in FIELDS:
+            fields[dest] = tuple(value) if isinstance(value, list) else value
+        else:
+            others = _with_other(others, "--" + dest.replace("_", "-"), value)
+    return replace(args, others=others, **fields)
+
+
+def _with_other(others: tuple[str, ...], flag: str, value: Any) -> tuple[str, ...]:
+    kept: list[str] = []
+    skipping = False
+    for word in others:
+        if word.startswith("--"):
+            skipping = word.partition("=")[0] in (flag, "--no-" + flag[2:])
+        if not skipping:
+            kept.append(word)
+    if value is None:
+        return tuple(kept)
+    if value is False:
+        return (*kept, "--no-" + flag[2:])
+    return (*kept, flag, *as_words(value))
