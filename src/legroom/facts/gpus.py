@@ -6,7 +6,6 @@ cards share is read as the smallest of them and carries a `note`, and an unknown
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Mapping
@@ -97,6 +96,8 @@ def all_gpus() -> tuple[Gpu, ...]:
 
 def nearest_gpus(name: str, limit: int = 4) -> tuple[str, ...]:
     """The names in the facts that look most like `name`."""
+    import difflib  # noqa: PLC0415 - only on the way to an error message
+
     wanted, index = _key(name), _index()
     keys = difflib.get_close_matches(wanted, index, n=3 * limit, cutoff=0.3) or [
         "h10080gb",

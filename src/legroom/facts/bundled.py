@@ -1,0 +1,195 @@
+"""The models that come with legroom: their facts by name, with no network and no file of the model's own.
+
+`data/models/*.json` holds one family a file. An entry has the Hub `ids` it covers, a `source`, the published
+`parameters` and the `config` facts that memory depends on; a variant names its `base` and only what differs,
+often a `quantization` from `schemes.json`. `expanded` writes an entry out as a config.json would.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).with_name("data") / "models"
+_ROLES = frozenset({"instruct", "it", "chat", "base", "hf", "pt"})
+
+
+@dataclass(frozen=True, slots=True)
+class Bundled:
+    """One bundled model: its short name, the Hub ids that share the facts, and the facts."""
+
+    name: str
+    ids: tuple[str, ...]
+    source: str
+    parameters: int
+    """The published count, or 0 where the variant's own was not published."""
+    base: str | None
+    entry: Mapping[str, Any]
+
+
+def bundled_names() -> tuple[str, ...]:
+    """Short names of every bundled model, variants included."""
+    return tuple(_entries())
+
+
+def find(name: str) -> Bundled | None:
+    """The bundled model that a Hub id or a short name means, whatever its case; None where there is none."""
+    key = _index().get(name.strip().lower())
+    return _bundled(key) if key else None
+
+
+def mirrored(name: str) -> Bundled | None:
+    """The bundled model that a re-uploader's id (`unsloth/Llama-3.2-3B-Instruct`) is a copy of."""
+    owner, _, repo = name.strip().lower().partition("/")
+    if owner not in _mirrors() or not repo:
+        return None
+    key = _index().get(repo)
+    return _bundled(key) if key else None
+
+
+def variants(name: str) -> tuple[Bundled, ...]:
+    """The quantized checkpoints known of a bundled model, the model itself left out."""
+    found = find(name)
+    if found is None:
+        return ()
+    root = found.base or found.name
+    return tuple(_bundled(key) for key, entry in _entries().items() if entry.get("base") == root and key != found.name)
+
+
+def nearest(name: str, limit: int = 5) -> tuple[str, ...]:
+    """Bundled names and ids that look most like `name`."""
+    import difflib  # noqa: PLC0415 - only on the way to an error message
+
+    wanted = name.strip().lower()
+    names = _index()
+    close = difflib.get_close_matches(wanted, names, n=2 * limit, cutoff=0.55)
+    repo = wanted.rpartition("/")[2]
+    close += difflib.get_close_matches(repo, names, n=2 * limit, cutoff=0.55)
+    return tuple(dict.fromkeys(names[key] for key in close))[:limit]
+
+
+def expanded(model: Bundled) -> dict[str, Any]:
+    """The facts of a bundled model as a config.json would write them."""
+    entry = model.entry
+    inherited = expanded(_bundled(model.base)) if model.base else {}
+    config = _merged(inherited, _expand(entry.get("config", {})))
+    for key in entry.get("without", ()):
+        config.pop(key, None)
+    scheme = entry.get("quantization")
+    if scheme is not None:
+        quantization = _expand(_schemes()[scheme]) if isinstance(scheme, str) else _expand(scheme)
+        config["quantization_config"] = quantization
+    if entry.get("unquantized") and "quantization_config" in config:
+        # What a checkpoint leaves alone beyond its scheme's own list.
+        key = _ignore_key(config["quantization_config"])
+        kept = list(config["quantization_config"].get(key) or [])
+        config["quantization_config"] = {**config["quantization_config"], key: kept + _expand(entry["unquantized"])}
+    return config
+
+
+def _ignore_key(quantization: Mapping[str, Any]) -> str:
+    return (
+        "ignore" if quantization.get("quant_method") in ("compressed-tensors", "modelopt") else "modules_to_not_convert"
+    )
+
+
+def _merged(base: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in own.items():
+        if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping) and key.endswith("_config"):
+            merged[key] = _merged(dict(merged[key]), value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _expand(value: Any) -> Any:
+    """Undoes the short forms: `{"cycle": [...], "times": n}`, `{"runs": [[value, n], ...]}` and `{"names": [...]}`."""
+    if isinstance(value, Mapping):
+        if "cycle" in value:
+            return list(value["cycle"]) * value["times"] + list(value.get("then", ()))
+        if "runs" in value:
+            return [item for item, count in value["runs"] for _ in range(count)]
+        if "names" in value:
+            return [name for pattern in value["names"] for name in _names(pattern)]
+        return {key: _expand(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_expand(item) for item in value]
+    return value
+
+
+def _names(pattern: str | list[str]) -> Iterator[str]:
+    """`["model.layers.{}.mlp.gate", "3-60"]` is one name a layer."""
+    if isinstance(pattern, str):
+        yield pattern
+        return
+    template, spans = pattern
+    for span in spans.split(","):
+        first, _, last = span.partition("-")
+        for number in range(int(first), int(last or first) + 1):
+            yield template.replace("{}", str(number))
+
+
+@cache
+def _entries() -> dict[str, Mapping[str, Any]]:
+    entries: dict[str, Mapping[str, Any]] = {}
+    for path in sorted(FOLDER.glob("*.json")):
+        if path.name != "schemes.json":
+            entries.update(json.loads(path.read_text(encoding="utf-8")))
+    return entries
+
+
+@cache
+def _shared() -> Mapping[str, Any]:
+    shared: Mapping[str, Any] = json.loads((FOLDER / "schemes.json").read_text(encoding="utf-8"))
+    return shared
+
+
+def _schemes() -> Mapping[str, Any]:
+    schemes: Mapping[str, Any] = _shared()["schemes"]
+    return schemes
+
+
+def _mirrors() -> frozenset[str]:
+    return frozenset(_shared()["mirrors"])
+
+
+@cache
+def _index() -> dict[str, str]:
+    """Lower-cased name -> key. Hub ids first, then repository names and short names where they mean one model only."""
+    index: dict[str, str] = {}
+    for key, entry in _entries().items():
+        for name in (key, *entry.get("ids", ()), *entry.get("aliases", ())):
+            index.setdefault(name.lower(), key)
+    for key, entry in _entries().items():
+        for full in entry.get("ids", ()):
+            repo = full.rpartition("/")[2].lower()
+            index.setdefault(repo, key)
+            if "base" not in entry:
+                index.setdefault(_without_role(repo), key)
+    return index
+
+
+def _without_role(repo: str) -> str:
+    """`llama-3.1-8b-instruct` -> `llama-3.1-8b`."""
+    words = re.split(r"-", repo)
+    while len(words) > 1 and words[-1] in _ROLES:
+        words.pop()
+    return "-".join(words)
+
+
+def _bundled(key: str) -> Bundled:
+    entry = _entries()[key]
+    return Bundled(
+        name=key,
+        ids=tuple(entry.get("ids", ())),
+        source=entry["source"],
+        parameters=entry.get("parameters", 0),
+        base=entry.get("base"),
+        entry=entry,
+    )

@@ -1,0 +1,167 @@
+"""A GGUF file's header: the architecture it describes and the bytes and types of its tensors."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from legroom.errors import LegroomError
+from legroom.facts.config import model_from_config
+from legroom.facts.model import Model
+
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_STRING, _ARRAY = 8, 9
+_MOST_ENTRIES = 1_000_000
+_LONGEST_STRING = 16 * 2**20
+
+TYPES: dict[int, tuple[str, int, int]] = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 36), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
+}  # fmt: skip
+"""ggml's type number -> name, elements a block, bytes a block (ggml/src/ggml.c, ggml-common.h)."""
+
+_ARCHITECTURES = {
+    "llama": ("LlamaForCausalLM", "llama"),
+    "qwen2": ("Qwen2ForCausalLM", "qwen2"),
+    "qwen3": ("Qwen3ForCausalLM", "qwen3"),
+    "qwen2moe": ("Qwen2MoeForCausalLM", "qwen2_moe"),
+    "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe"),
+    "gemma": ("GemmaForCausalLM", "gemma"),
+    "gemma2": ("Gemma2ForCausalLM", "gemma2"),
+    "gemma3": ("Gemma3ForCausalLM", "gemma3_text"),
+    "phi3": ("Phi3ForCausalLM", "phi3"),
+    "starcoder2": ("Starcoder2ForCausalLM", "starcoder2"),
+    "command-r": ("CohereForCausalLM", "cohere"),
+    "gpt2": ("GPT2LMHeadModel", "gpt2"),
+    "stablelm": ("StableLmForCausalLM", "stablelm"),
+}
+"""llama.cpp's name of an architecture -> the names a config.json would have."""
+
+
+def read_gguf(path: Path) -> Model:
+    """The model of a GGUF file, with `checkpoint_bytes` the sum of its tensors."""
+    try:
+        with path.open("rb") as file:
+            metadata, tensors = _header(file, path.name)
+    except OSError as error:
+        raise LegroomError(f"{path} could not be read: {error.strerror or error}") from error
+    except (struct.error, UnicodeDecodeError, OverflowError) as error:
+        raise LegroomError(f"{path.name} is not a whole GGUF file", "download it again") from error
+    config = _config(metadata, tensors, path.name)
+    model = model_from_config(
+        config, name=str(metadata.get("general.name") or path.stem), source=f"GGUF header of {path.name}"
+    )
+    return replace(model, checkpoint_bytes=sum(size for _, _, size in tensors.values()))
+
+
+Tensors = dict[str, tuple[str, tuple[int, ...], int]]
+
+
+def _header(file: BinaryIO, name: str) -> tuple[dict[str, Any], Tensors]:
+    if file.read(4) != b"GGUF":
+        raise LegroomError(f"{name} is not a GGUF file", "it does not start with GGUF")
+    version, tensor_count, entry_count = struct.unpack("<IQQ", file.read(20))
+    if version not in (2, 3):
+        raise LegroomError(f"{name} is GGUF version {version}", "versions 2 and 3 are read")
+    if max(tensor_count, entry_count) > _MOST_ENTRIES:
+        raise LegroomError(f"{name} is not a GGUF file that can be read", "its counts are not plausible")
+    metadata = {}
+    for _ in range(entry_count):
+        key = _text(file)
+        metadata[key] = _value(file, _scalar(file, "<I"))
+    tensors: Tensors = {}
+    for _ in range(tensor_count):
+        title = _text(file)
+        dimensions = _scalar(file, "<I")
+        if dimensions > 8:
+            raise LegroomError(f"{name} is not a whole GGUF file", "download it again")
+        shape = struct.unpack(f"<{dimensions}Q", file.read(8 * dimensions))
+        kind, _offset = struct.unpack("<IQ", file.read(12))
+        tensors[title] = (_type_name(kind), shape, _tensor_bytes(kind, shape, name))
+    return metadata, tensors
+
+
+def _tensor_bytes(kind: int, shape: tuple[int, ...], name: str) -> int:
+    if kind not in TYPES:
+        raise LegroomError(f"{name} has tensors of a type ({kind}) that legroom does not know")
+    _, elements, size = TYPES[kind]
+    count = 1
+    for length in shape:
+        count *= length
+    return -(-count // elements) * size
+
+
+def _type_name(kind: int) -> str:
+    return TYPES[kind][0] if kind in TYPES else str(kind)
+
+
+def _scalar(file: BinaryIO, form: str) -> Any:
+    return struct.unpack(form, file.read(struct.calcsize(form)))[0]
+
+
+def _text(file: BinaryIO) -> str:
+    length = _scalar(file, "<Q")
+    if length > _LONGEST_STRING:
+        raise OverflowError
+    text: bytes = file.read(length)
+    if len(text) < length:
+        raise struct.error
+    return text.decode("utf-8")
+
+
+def _value(file: BinaryIO, kind: int) -> Any:
+    if kind == _STRING:
+        return _text(file)
+    if kind == _ARRAY:
+        inner, count = struct.unpack("<IQ", file.read(12))
+        if count > _LONGEST_STRING:
+            raise OverflowError
+        # Only its length matters here (the vocabulary); small ones may be one value a layer.
+        values = [_value(file, inner) for _ in range(count)]
+        return values if count <= 1024 else count
+    if kind not in _SCALARS:
+        raise struct.error
+    return _scalar(file, _SCALARS[kind])
+
+
+def _config(metadata: Mapping[str, Any], tensors: Tensors, name: str) -> dict[str, Any]:
+    short = str(metadata.get("general.architecture") or "")
+    if not short:
+        raise LegroomError(f"{name} does not say its architecture", "its general.architecture is missing")
+    architecture, model_type = _ARCHITECTURES.get(short, (short, short))
+
+    def field(key: str) -> Any:
+        return metadata.get(f"{short}.{key}")
+
+    embedding = tensors.get("token_embd.weight")
+    vocab = field("vocab_size") or metadata.get("tokenizer.ggml.tokens")
+    vocab_size = embedding[1][1] if embedding and len(embedding[1]) > 1 else vocab
+    config = {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "torch_dtype": "float16",
+        "hidden_size": field("embedding_length"),
+        "intermediate_size": field("feed_forward_length"),
+        "num_hidden_layers": field("block_count"),
+        "num_attention_heads": field("attention.head_count"),
+        "num_key_value_heads": field("attention.head_count_kv"),
+        "head_dim": field("attention.key_length"),
+        "sliding_window": field("attention.sliding_window"),
+        "max_position_embeddings": field("context_length"),
+        "num_experts": field("expert_count"),
+        "num_experts_per_tok": field("expert_used_count"),
+        "moe_intermediate_size": field("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": field("expert_shared_feed_forward_length"),
+        "vocab_size": vocab_size,
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "quantization_config": {"quant_method": "gguf"},
+    }
+    return {key: value for key, value in config.items() if value is not None}

@@ -1,0 +1,104 @@
+"""A model's facts from whatever the user has: a bundled name, a Hub id, a folder, a config.json or a GGUF file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from legroom.errors import LegroomError
+from legroom.facts.bundled import Bundled, bundled_names, expanded, find, mirrored, nearest, variants
+from legroom.facts.config import model_from_config
+from legroom.facts.model import Model
+from legroom.facts.model_files import config_of_folder, read_json_object
+from legroom.facts.safetensors_headers import Tensor, local_tensors, total_bytes
+
+__all__ = ["bundled_names", "load", "nearest", "variants"]
+
+
+def load(name_or_path: str, revision: str | None = None, offline: bool | None = None) -> Model:
+    """The model that a name or a path means.
+
+    A bundled name needs neither network nor files. `offline` None follows HF_HUB_OFFLINE; True stays on this machine.
+    A revision is a fact of the Hub, so a name given with one is looked up there.
+    """
+    text = name_or_path.strip()
+    if not text:
+        raise LegroomError("no model was named", "pass a Hub id, a folder with a config.json, or a config.json")
+    if "\0" in text or len(text) > 4096:
+        raise LegroomError("the model name is not a name or a path", "pass a Hub id or a path")
+    path = Path(text).expanduser()
+    if _exists(path):
+        return _from_path(path)
+    if revision is None and (found := find(text)):
+        return from_bundled(found, name=text)
+    if _looks_like_a_path(text):
+        raise LegroomError(f"there is no file or folder {text}", "check the path")
+    if revision is None and (found := mirrored(text)):
+        return from_bundled(found, name=text)
+    return _from_hub(text, revision, offline)
+
+
+def from_bundled(found: Bundled, name: str = "") -> Model:
+    """A bundled entry as a `Model`, named as the user named it if that was a Hub id."""
+    title = name if "/" in name else (found.ids[0] if found.ids else found.name)
+    return model_from_config(expanded(found), name=title, source=f"bundled: {found.source}")
+
+
+def _from_path(path: Path) -> Model:
+    if path.is_dir():
+        tensors = local_tensors(path)
+        name = path.resolve().name
+        return _with_tensors(model_from_config(config_of_folder(path), name=name, source=f"folder {name}"), tensors)
+    if path.suffix.lower() == ".gguf":
+        from legroom.facts.gguf import read_gguf  # noqa: PLC0415 - few users have one
+
+        return read_gguf(path)
+    name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
+    config = config_of_folder(path.parent) if path.name == "config.json" else read_json_object(path)
+    return model_from_config(config, name=name, source=f"file {path.name}")
+
+
+def _from_hub(name: str, revision: str | None, offline: bool | None) -> Model:
+    if not _is_hub_id(name):
+        raise _unknown(name, "is neither a bundled model, a path, nor a Hub id (owner/name)")
+    from legroom.facts import hub  # noqa: PLC0415 - huggingface_hub takes a third of a second to import
+
+    if offline is None:
+        offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
+    answer = hub.fetch(name, revision, offline)
+    model = model_from_config(answer.config, name=name, source=answer.source)
+    return replace(model, checkpoint_bytes=answer.checkpoint_bytes) if answer.checkpoint_bytes else model
+
+
+def _with_tensors(model: Model, tensors: Iterable[Tensor]) -> Model:
+    found = tuple(tensors)
+    return replace(model, checkpoint_bytes=total_bytes(found)) if found else model
+
+
+def _unknown(name: str, why: str) -> LegroomError:
+    close = nearest(name)
+    hint = (
+        f"nearest bundled: {', '.join(close)}"
+        if close
+        else "pass a Hub id, a folder with a config.json, or a config.json"
+    )
+    return LegroomError(f"{name!r} {why}", hint)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def _looks_like_a_path(text: str) -> bool:
+    return text.startswith(("/", "./", "../", "~")) or text.endswith((".json", ".gguf", os.sep)) or text.count("/") > 1
+
+
+def _is_hub_id(text: str) -> bool:
+    owner, slash, repo = text.partition("/")
+    allowed = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
+    return bool(slash and owner and repo) and set(owner + repo) <= allowed

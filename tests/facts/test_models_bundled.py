@@ -1,0 +1,105 @@
+import subprocess
+import sys
+
+import pytest
+
+from legroom.errors import LegroomError
+from legroom.facts import bundled
+from legroom.facts.models import bundled_names, load, nearest, variants
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("META-LLAMA/llama-3.1-8b-instruct", "llama-3.1-8b"),
+        ("meta-llama/Meta-Llama-3.1-8B", "llama-3.1-8b"),
+        ("llama-3.1-8b", "llama-3.1-8b"),
+        ("Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("qwen2.5-7b-instruct", "qwen2.5-7b"),
+        ("gemma-3-27b-it", "gemma-3-27b"),
+        ("gpt-oss-20b", "gpt-oss-20b"),
+        ("deepseek-ai/DeepSeek-R1", "deepseek-r1"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b-2507"),
+    ],
+)
+def test_a_bundled_model_is_found_by_hub_id_or_short_name(spelling: str, name: str) -> None:
+    found = bundled.find(spelling)
+    assert found is not None
+    assert found.name == name
+
+
+def test_at_least_a_hundred_architectures_are_bundled() -> None:
+    assert sum(1 for name in bundled_names() if bundled._bundled(name).base is None) >= 100
+
+
+def test_every_bundled_model_has_a_source_and_reads_as_a_model() -> None:
+    for name in bundled_names():
+        found = bundled._bundled(name)
+        assert found.source, name
+        model = load(name)
+        assert model.layers, name
+        assert model.source.startswith("bundled: ")
+
+
+def test_no_two_models_claim_the_same_hub_id() -> None:
+    owners: dict[str, str] = {}
+    for name in bundled_names():
+        for hub_id in bundled._bundled(name).ids:
+            assert owners.setdefault(hub_id.lower(), name) == name, hub_id
+
+
+def test_a_bundled_name_needs_no_hub_library() -> None:
+    script = (
+        "import sys; from legroom.facts.models import load; load('llama-3.1-8b');"
+        "assert 'huggingface_hub' not in sys.modules"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_a_model_keeps_the_hub_id_it_was_asked_by() -> None:
+    assert load("meta-llama/Llama-3.1-8B-Instruct").name == "meta-llama/Llama-3.1-8B-Instruct"
+    assert load("llama-3.1-8b").name == "meta-llama/Llama-3.1-8B"
+
+
+def test_a_known_re_uploader_of_an_unchanged_model_is_read_as_that_model() -> None:
+    assert load("unsloth/Llama-3.2-3B-Instruct").hidden_size == 3072
+
+
+def test_a_quantized_variant_has_its_bases_layers_and_its_own_quantization() -> None:
+    base, awq = load("Qwen/Qwen2.5-7B-Instruct"), load("Qwen/Qwen2.5-7B-Instruct-AWQ")
+    assert base.layers == awq.layers
+    assert base.quantization is None
+    assert awq.quantization is not None
+    assert (awq.quantization.method, awq.quantization.weight_bits) == ("awq", 4)
+
+
+def test_the_variants_of_a_model_are_listed_by_its_name_or_its_hub_id() -> None:
+    names = {found.name for found in variants("Qwen/Qwen2.5-7B-Instruct")}
+    assert names == {found.name for found in variants("qwen2.5-7b")}
+    assert any("awq" in name for name in names)
+    assert all(found.base == "qwen2.5-7b" for found in variants("qwen2.5-7b"))
+
+
+def test_a_near_miss_names_what_was_meant() -> None:
+    assert "llama-3.1-8b" in nearest("llama-3.1-8bb")
+    with pytest.raises(LegroomError) as error:
+        load("lama-3.1-8b")
+    assert error.value.exit_code == 2
+    assert "llama-3.1-8b" in error.value.hint
+
+
+def test_an_empty_name_is_refused() -> None:
+    with pytest.raises(LegroomError, match="no model"):
+        load("  ")
+
+
+def test_lists_are_written_short_and_read_long() -> None:
+    assert bundled._expand({"cycle": ["a", "b"], "times": 2, "then": ["a"]}) == ["a", "b", "a", "b", "a"]
+    assert bundled._expand({"runs": [["a", 2], ["b", 1]]}) == ["a", "a", "b"]
+    assert bundled._expand({"names": ["lm_head", ["layers.{}.mlp", "0-1,3"]]}) == [
+        "lm_head",
+        "layers.0.mlp",
+        "layers.1.mlp",
+        "layers.3.mlp",
+    ]

@@ -1,0 +1,140 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from legroom.errors import LegroomError
+from legroom.facts.bundled import expanded, find
+from legroom.facts.models import load
+from legroom.facts.safetensors_headers import bytes_by_dtype, local_tensors, total_bytes
+
+
+def llama_config() -> dict[str, Any]:
+    found = find("llama-3.2-1b")
+    assert found is not None
+    return expanded(found)
+
+
+def write_safetensors(path: Path, tensors: dict[str, tuple[str, list[int], int]]) -> None:
+    header, offset = {}, 0
+    for name, (dtype, shape, size) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+
+
+def test_a_folder_with_a_config_is_a_model_of_that_name(tmp_path: Path) -> None:
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(llama_config()))
+    model = load(str(folder))
+    assert (model.name, model.hidden_size, model.checkpoint_bytes) == ("my-model", 2048, None)
+
+
+def test_a_config_file_alone_is_a_model(tmp_path: Path) -> None:
+    path = tmp_path / "whatever.json"
+    path.write_text(json.dumps(llama_config()))
+    assert load(str(path)).name == "whatever"
+
+
+def test_safetensors_beside_the_config_give_the_checkpoints_bytes(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(llama_config()))
+    write_safetensors(tmp_path / "model.safetensors", {"a": ("BF16", [4, 8], 64), "b": ("F32", [2], 8)})
+    assert load(str(tmp_path)).checkpoint_bytes == 72
+    assert bytes_by_dtype(local_tensors(tmp_path)) == {"BF16": 64, "F32": 8}
+
+
+def test_the_index_says_which_files_count(tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "model-1.safetensors", {"a": ("BF16", [4], 8)})
+    write_safetensors(tmp_path / "model-2.safetensors", {"b": ("BF16", [4], 8)})
+    write_safetensors(tmp_path / "consolidated.safetensors", {"a": ("BF16", [8], 16)})
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert total_bytes(local_tensors(tmp_path)) == 16
+
+
+def test_an_incomplete_download_gives_no_total(tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "model-1.safetensors", {"a": ("BF16", [4], 8)})
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert local_tensors(tmp_path) == ()
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 64, b"\x10\0\0\0\0\0\0\0{", b"\x02\0\0\0\0\0\0\0[]" + b"1" * 9])
+def test_a_broken_safetensors_file_is_a_clear_message(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(llama_config()))
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(LegroomError) as error:
+        load(str(tmp_path))
+    assert error.value.exit_code == 2
+
+
+def test_a_modelopt_quantization_file_is_read_with_the_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(llama_config()))
+    quantization = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(quantization))
+    model = load(str(tmp_path))
+    assert model.quantization is not None
+    assert model.quantization.weight_bits == 8
+
+
+def test_an_old_gptq_quantization_file_is_read_with_the_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(llama_config()))
+    (tmp_path / "quantize_config.json").write_text(json.dumps({"bits": 4, "group_size": 64, "desc_act": True}))
+    model = load(str(tmp_path / "config.json"))
+    assert model.quantization is not None
+    assert (model.quantization.method, model.quantization.group_size) == ("gptq", 64)
+
+
+def test_a_folder_with_mistrals_params_only_is_a_model(tmp_path: Path) -> None:
+    params = {"dim": 4096, "n_layers": 32, "head_dim": 128, "hidden_dim": 14336, "n_heads": 32, "n_kv_heads": 8}
+    (tmp_path / "params.json").write_text(json.dumps({**params, "vocab_size": 32768, "max_seq_len": 32768}))
+    model = load(str(tmp_path))
+    assert (len(model.layers), model.hidden_size, model.max_position_embeddings) == (32, 4096, 32768)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"{", "not JSON"),
+        (b"", "not JSON"),
+        (b"[1, 2]", "JSON list"),
+        (b'"text"', "JSON str"),
+        (b"\x89PNG\xff\xfe", "not text"),
+        (b"[" * 100_000, "not JSON"),
+        (b"{}", "empty"),
+    ],
+)
+def test_a_file_that_is_no_config_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(LegroomError, match=words) as error:
+        load(str(path))
+    assert error.value.exit_code == 2
+
+
+def test_a_huge_file_is_refused_without_being_read(tmp_path: Path) -> None:
+    path = tmp_path / "model.bin"
+    with path.open("wb") as file:
+        file.truncate(50 * 2**30)  # sparse: reading it would take all memory
+    with pytest.raises(LegroomError, match="which no config"):
+        load(str(path))
+
+
+def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LegroomError, match=r"no config\.json"):
+        load(str(tmp_path))
+
+
+@pytest.mark.parametrize("path", ["./nothing/here", "/nowhere/config.json", "missing.gguf", "~/no-such-model-folder"])
+def test_a_path_to_nothing_is_said_to_be_missing(path: str) -> None:
+    with pytest.raises(LegroomError, match="no file or folder"):
+        load(path)
+
+
+def test_an_architecture_legroom_does_not_know_is_marked(tmp_path: Path) -> None:
+    config = {**llama_config(), "architectures": ["BrandNewForCausalLM"], "model_type": "brand_new"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert not load(str(tmp_path)).known
