@@ -26,7 +26,7 @@ def values_for(flag: Any, kind: str, version: str) -> st.SearchStrategy[Any]:
         return st.sampled_from([choice for choice in allowed if choice is not None])
     if kind.startswith("bool"):
         return st.booleans() if flag.kind != "switch" else st.just(True)
-    if kind.startswith("int"):
+    if kind.startswith("int") or flag.kind == "int":
         return st.integers(1, 10**9)
     if kind.startswith("float"):
         return st.floats(0.01, 1, allow_nan=False)
