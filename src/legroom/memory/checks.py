@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from legroom.facts.releases import release as known_release
@@ -27,7 +27,7 @@ def first_failure(
     held_by_others_bytes: int = 0,
 ) -> Failure | None:
     """The check that ends the start-up, or None."""
-    free = gpu.total_bytes - cuda_context(gpu).bytes - held_by_others_bytes
+    free = room_after_context(gpu, held_by_others_bytes)
     return (
         _free_at_start(ranks[0], free, settings, gpu)
         or _first(_weights_load(rank, free, gpu) for rank in ranks)
@@ -37,8 +37,13 @@ def first_failure(
     )
 
 
-def _first(failures: Sequence[Failure | None] | object) -> Failure | None:
-    return next((failure for failure in failures if failure), None)  # type: ignore[attr-defined]
+def room_after_context(gpu: Gpu, held_by_others_bytes: int = 0) -> int:
+    """What cudaMemGetInfo shows as free once the CUDA context exists."""
+    return gpu.total_bytes - cuda_context(gpu).bytes - held_by_others_bytes
+
+
+def _first(failures: Iterable[Failure | None]) -> Failure | None:
+    return next((failure for failure in failures if failure), None)
 
 
 def _free_at_start(rank: Layout, free: int, settings: EngineSettings, gpu: Gpu) -> Failure | None:

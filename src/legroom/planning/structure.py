@@ -1,0 +1,118 @@
+"""One combination of flags with utilization left open: the parts of its memory, and cheap answers for any budget."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import LegroomError
+from legroom.memory.checks import room_after_context
+from legroom.memory.deployment import Measurements, stage_layout
+from legroom.memory.kv_plan import plan_of_shape
+from legroom.memory.kv_shape import KvShape, kv_shape
+from legroom.units import human_bytes
+from legroom.vllm.resolve import resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from legroom.memory.layout import Layout
+    from legroom.planning.plan import Target
+    from legroom.planning.wish import Wish
+    from legroom.vllm.args import EngineSettings, ServeArgs
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """Everything about a deployment that does not depend on utilization."""
+
+    target: Target
+    settings: EngineSettings
+    flags: Mapping[str, Any]
+    stages: tuple[Layout, ...]
+    kv: KvShape
+    needed_bytes: tuple[int, ...]
+    """One request of full length on every stage, as the release's check counts it."""
+    request_blocks: float
+    """Blocks of one request of full length, as the release counts concurrency."""
+    room_bytes: int
+    """What is left of the card beside the CUDA context and other processes."""
+
+    def kv_bytes(self, utilization: float, band_kept: float) -> tuple[int, ...]:
+        """The pool of every stage, with a share of its error band held back."""
+        if self.settings.kv_cache_memory_bytes is not None:
+            return (self.settings.kv_cache_memory_bytes,) * len(self.stages)
+        shift = int((utilization - self.settings.gpu_memory_utilization) * self.target.gpu.total_bytes)
+        return tuple(
+            stage.kv_cache.bytes + shift - int((stage.kv_cache.bytes - stage.kv_cache.low) * band_kept)
+            for stage in self.stages
+        )
+
+    def concurrency(self, utilization: float, band_kept: float) -> float:
+        """Requests of full length the pool holds; 0 where the server would not start."""
+        if utilization * self.target.gpu.total_bytes > self.room_bytes:
+            return 0.0
+        blocks = 1 << 62
+        for number, pool in enumerate(self.kv_bytes(utilization, band_kept)):
+            if self.kv.checked_bytes(pool, number) < self.needed_bytes[number]:
+                return 0.0
+            width = self.kv.stages[number].bytes_per_block
+            blocks = min(blocks, pool // width if width else blocks)
+        return blocks / self.request_blocks
+
+    def headroom_bytes(self, utilization: float, band_kept: float) -> int:
+        """What is left of the fullest card at its peak."""
+        pools = self.kv_bytes(utilization, 0.0)
+        return min(
+            stage.headroom_bytes
+            + max(stage.kv_cache.bytes, 0)
+            - pool
+            - int((stage.outside.high - stage.outside.bytes) * band_kept)
+            for stage, pool in zip(self.stages, pools, strict=True)
+        )
+
+    def shortfall_bytes(self, wish: Wish) -> int:
+        """How many bytes the fullest card lacks for the wish, at the best."""
+        return max(self._needed(stage, wish) for stage in self.stages) - self.target.gpu.total_bytes
+
+    def why_short(self, wish: Wish) -> str:
+        """The closest miss, in words."""
+        stage = max(self.stages, key=lambda layout: self._needed(layout, wish))
+        return (
+            f"the closest setting needs {human_bytes(self._needed(stage, wish))} of {human_bytes(stage.total_bytes)}: "
+            f"weights {human_bytes(stage.weights.bytes)}, KV cache {human_bytes(self._pool(wish))} for "
+            f"{wish.concurrency:g} x {wish.context:,} tokens, the rest "
+            f"{human_bytes(self._needed(stage, wish) - stage.weights.bytes - self._pool(wish))}"
+        )
+
+    def _pool(self, wish: Wish) -> int:
+        blocks = math.ceil(wish.concurrency * self.request_blocks)
+        return max(blocks * stage.bytes_per_block for stage in self.kv.stages)
+
+    def _needed(self, stage: Layout, wish: Wish) -> int:
+        return stage.peak_used_bytes - max(stage.kv_cache.bytes, 0) + self._pool(wish)
+
+
+def structure(target: Target, args: ServeArgs, flags: Mapping[str, Any]) -> Structure | None:
+    """The structure of one combination of flags; None where the release refuses it or the weights cannot be loaded."""
+    try:
+        settings = resolve(replace(args, **flags), target.model, target.gpu, target.release)
+    except LegroomError:
+        return None
+    stages = tuple(
+        stage_layout(target.model, target.gpu, settings, stage, target.seen or Measurements())
+        for stage in range(settings.pipeline_parallel_size)
+    )
+    shape = kv_shape(target.model, settings, target.gpu)
+    plenty = plan_of_shape(shape, settings, [1 << 50] * len(stages))
+    return Structure(
+        target,
+        settings,
+        flags,
+        stages,
+        shape,
+        tuple(shape.needed_bytes(settings.max_model_len, number) for number in range(len(stages))),
+        plenty.num_blocks / plenty.max_concurrency if plenty.max_concurrency else 1.0,
+        room_after_context(target.gpu, target.held_by_others_bytes),
+    )
