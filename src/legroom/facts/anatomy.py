@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Any
+
+from legroom.facts.data_files import read_data
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Anatomy:
 
 @cache
 def _rows() -> dict[str, dict[str, Any]]:
-    document = json.loads(resources.files("legroom.facts").joinpath("data/anatomy.json").read_text("utf-8"))
+    document = read_data("anatomy.json")
     rows: dict[str, dict[str, Any]] = document["families"]
     return {**rows, **{alias: rows[name] for alias, name in document["aliases"].items()}}
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
 from typing import Any
 
 from legroom.errors import LegroomError
+from legroom.facts.data_files import read_data
 
 NESTED_KEYS = ("text_config", "llm_config", "language_config", "language_model_config", "text_model_config")
 """Where multimodal checkpoints keep the config of their language model."""
@@ -47,15 +46,14 @@ _LIMITS = {
 @cache
 def config_defaults() -> dict[str, dict[str, Any]]:
     """What a model type's configuration class fills in for fields its config.json leaves out."""
-    text = resources.files("legroom.facts").joinpath("data/config_defaults.json").read_text("utf-8")
-    defaults: dict[str, dict[str, Any]] = json.loads(text)["defaults"]
+    defaults: dict[str, dict[str, Any]] = read_data("config_defaults.json")["defaults"]
     return defaults
 
 
 @cache
 def architecture_table() -> tuple[dict[str, str], frozenset[str]]:
     """The architecture of a model type, and the architectures that vLLM serves."""
-    document = json.loads(resources.files("legroom.facts").joinpath("data/architectures.json").read_text("utf-8"))
+    document = read_data("architectures.json")
     return document["architectures"], frozenset(document["known"])
 
 

@@ -6,13 +6,12 @@ projector follows, and the tower to assume where a config says "there is vision"
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from functools import cache
-from importlib import resources
 from typing import Any
 
 from legroom.facts.config_fields import nested_text_config
+from legroom.facts.data_files import read_data
 from legroom.facts.linear import Linear, Split
 from legroom.facts.modalities import Modality
 
@@ -37,7 +36,7 @@ def modalities(config: Config) -> tuple[Modality, ...]:
 @cache
 def families() -> dict[str, dict[str, Any]]:
     """The rows of data/towers.json, aliases resolved."""
-    document = json.loads(resources.files("legroom.facts").joinpath("data/towers.json").read_text("utf-8"))
+    document = read_data("towers.json")
     rows: dict[str, dict[str, Any]] = document["families"]
     return {**rows, **{alias: rows[name] for alias, name in document["aliases"].items()}}
 

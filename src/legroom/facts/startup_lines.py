@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Literal
+
+from legroom.facts.data_files import read_data
 
 LineKind = Literal["settings", "gpu", "memory", "capacity", "ready", "failure"]
 
@@ -28,7 +28,6 @@ class StartupLine:
 @cache
 def startup_lines() -> tuple[StartupLine, ...]:
     """Every known start-up line, in the order they are tried."""
-    text = resources.files("legroom.facts").joinpath("data/startup_lines.json").read_text("utf-8")
     return tuple(
         StartupLine(
             line["id"],
@@ -38,5 +37,5 @@ def startup_lines() -> tuple[StartupLine, ...]:
             line["releases"][1],
             re.compile(line["pattern"]),
         )
-        for line in json.loads(text)["lines"]
+        for line in read_data("startup_lines.json")["lines"]
     )

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
-from importlib import resources
 from typing import Any
 
+from legroom.facts.data_files import read_data
 from legroom.facts.releases import Release
 from legroom.units import GIB
 
 
 @cache
 def _checks() -> tuple[dict[str, Any], ...]:
-    text = resources.files("legroom.facts").joinpath("data/kv_checks.json").read_text("utf-8")
-    return tuple(json.loads(text)["checks"])
+    return tuple(read_data("kv_checks.json")["checks"])
 
 
 def check_text(check: str, release: Release, **values: object) -> str:

@@ -7,7 +7,6 @@ over to other models.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -66,6 +65,8 @@ class Observation:
     @property
     def key(self) -> str:
         """A short name for what was run, the same for every start of it."""
+        import hashlib  # noqa: PLC0415 - a plan with nothing stored needs none of it
+
         what = json.dumps([self.gpu, self.model, self.release, self.settings], sort_keys=True, default=str)
         return hashlib.sha256(what.encode()).hexdigest()[:10]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TextIO
@@ -66,5 +65,12 @@ def _width(stream: TextIO, env: Mapping[str, str]) -> int:
     if columns.isdigit() and int(columns) > 0:
         width = int(columns)
     else:
-        width = shutil.get_terminal_size((80, 24)).columns if stream.isatty() else 80
+        width = _columns_of(stream)
     return max(_NARROWEST, min(width, _WIDEST))
+
+
+def _columns_of(stream: TextIO) -> int:
+    try:
+        return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 80
+    except (OSError, ValueError):
+        return 80
