@@ -5,13 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from legroom.facts.fit import constants
 from legroom.facts.releases import release as known_release
-from legroom.units import cdiv
 
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
     from legroom.facts.model import Model
     from legroom.vllm.args import EngineSettings
+
+# Bytes for each logit alive at once, beside the model's own copy: float32 logits, softmax and noise.
+_MASKING = 12
+# The sampler that sorts keeps values, 64-bit indices and the radix sort's own buffers: 36 beside the model's copy.
+_SORTING = 36
+# With speculative tokens a rejection sampler runs over one draft token a sequence: 28 beside the model's copy.
+_REJECTING = 28
+_FLOAT32 = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,48 +27,39 @@ class Sampling:
     """Bytes alive while the profile run samples, beside the hidden states."""
 
     bytes: int
+    kept_bytes: int
+    """The part that stays for the next call: a scratch row a running program."""
     how: str
-
-
-# Bytes for each logit alive at once in the sampler. 14: the model's own copy (2) + float32 (4) + softmax (4) + noise (4).
-_MASKED_SAMPLER = 14
-# Sorting in float32 keeps values, 64-bit indices and the radix sort's own buffers: 38 in all, measured 0.10-0.16.
-_SORTING_SAMPLER = 38
-_MULTIPROCESSORS = {
-    (9, 0): 132,
-    (8, 0): 108,
-    (8, 6): 84,
-    (8, 9): 128,
-    (7, 5): 40,
-    (10, 0): 148,
-    (12, 0): 188,
-    (12, 1): 48,
-}
 
 
 def sampling(model: Model, settings: EngineSettings, gpu: Gpu) -> Sampling:
     """The logits of every sequence, and what the release's sampler needs to draw from them."""
     release = known_release(settings.release)
     sequences = min(settings.max_num_seqs, settings.max_num_batched_tokens)
-    width = 2 if settings.dtype in ("bfloat16", "float16", "half") else 4
+    width = _FLOAT32 if settings.dtype == "float32" else 2
     logits = sequences * model.vocab_size
-    softcap = 2 if model.config.get("final_logit_softcapping") else 1
+    copies = 2 if model.config.get("final_logit_softcapping") else 1
     if settings.engine == "V1" and release.before("0.7.3"):
-        # All batched tokens got logits, and no sampler ran.
         everything = settings.max_num_batched_tokens * model.vocab_size
-        return Sampling(everything * width * softcap, "batched tokens x vocabulary")
+        return Sampling(everything * width * copies, 0, "batched tokens x vocabulary: every token gets logits")
     if settings.engine == "V1" and (settings.runner == "V2" or release.before("0.8.0")):
-        return Sampling(logits * width * softcap, "sequences x vocabulary, no sampler scratch")
-    if settings.engine == "V1" and release.at_least("0.17.0"):
-        programs = _MULTIPROCESSORS.get(gpu.compute_capability, 108)
-        rows = min(1 << (sequences - 1).bit_length(), programs) if sequences >= 8 else 0
-        scratch = rows * model.vocab_size * 4
-        return Sampling(
-            logits * (_MASKED_SAMPLER - 2 + width) + scratch, "14 bytes x sequences x vocabulary + top-k scratch"
-        )
-    return Sampling(logits * (_SORTING_SAMPLER - 2 + width), "38 bytes x sequences x vocabulary: the sampler sorts")
+        if settings.tensor_parallel_size > 1:
+            copies = max(copies, 2)
+        return Sampling(logits * width * copies, 0, "sequences x vocabulary; this runner profiles no sampler")
+    if settings.engine == "V1" and release.at_least("0.17.0") and sequences >= 8:
+        scratch = scratch_rows(gpu, sequences) * model.vocab_size * _FLOAT32
+        rejecting = settings.num_speculative_tokens > 0
+        each = (_REJECTING if rejecting else _MASKING) + width
+        return Sampling(logits * each + scratch, scratch, f"{each} bytes x sequences x vocabulary + top-k scratch")
+    each = _SORTING + width
+    return Sampling(logits * each, 0, f"{each} bytes x sequences x vocabulary: this sampler sorts")
 
 
-def gathered_logits_width(model: Model, ranks: int) -> int:
-    """The vocabulary one rank computes before the gather."""
-    return cdiv(model.vocab_size, ranks)
+def scratch_rows(gpu: Gpu, sequences: int) -> int:
+    """Rows of the top-k kernel's buffer: one a running program, at most one a multiprocessor."""
+    known = constants()["multiprocessors"]
+    by_name = next((count for name, count in known["by_name"].items() if name in gpu.name.lower()), None)
+    capability = ".".join(str(part) for part in gpu.compute_capability)
+    processors = int(by_name or known["by_capability"].get(capability, known["unknown"]))
+    programs = min(processors, sequences)
+    return min(1 << (programs - 1).bit_length(), processors)

@@ -1,0 +1,73 @@
+"""The profile run of a vision or audio encoder: one batch of items, and their outputs that wait for the text pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from legroom.facts.releases import release as known_release
+from legroom.units import cdiv
+
+if TYPE_CHECKING:
+    from legroom.facts.modalities import Modality
+    from legroom.facts.model import Model
+    from legroom.vllm.args import EngineSettings
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderProfile:
+    """What profiling the encoder allocates."""
+
+    peak_bytes: int
+    peak_how: str
+    kept_bytes: int
+    how: str
+
+
+def encoder_profile(model: Model, settings: EngineSettings) -> EncoderProfile | None:
+    """The most expensive modality at its largest, as often as the encoder's budget holds it; None: not profiled."""
+    item = _profiled_item(model, settings)
+    if item is None:
+        return None
+    budget = max(settings.max_num_batched_tokens, item.max_tokens_per_item)
+    allowed = settings.max_num_seqs * max(1, _allowed(settings, item.kind) or 1)
+    count = max(1, min(cdiv(budget, item.max_tokens_per_item), allowed))
+    if settings.engine == "V0":
+        count = max(1, min(settings.max_num_seqs, settings.max_num_batched_tokens // item.max_tokens_per_item))
+    width = 4 if settings.dtype == "float32" else 2
+    levels = 1 + len(_deep_levels(model))
+    kept = count * item.max_tokens_per_item * model.hidden_size * levels * width
+    patches = count * (item.patch_tokens_per_item or item.max_tokens_per_item)
+    # One block of the tower: the residual, its norm, qkv and the output, or both halves of the feed-forward block.
+    live = 2 * item.hidden_size + max(6 * item.hidden_size, 2 * item.intermediate_size + item.hidden_size)
+    peak = patches * live * width + kept
+    how = (
+        f"{count} {item.kind} items x {item.max_tokens_per_item} tokens x {levels * model.hidden_size} x {width} bytes"
+    )
+    return EncoderProfile(peak, f"{patches} patches x {live} x {width} bytes + outputs", kept, how)
+
+
+def _profiled_item(model: Model, settings: EngineSettings) -> Modality | None:
+    given, release = settings.given, known_release(settings.release)
+    if given.skip_mm_profiling or given.language_model_only:
+        return None
+    if settings.engine == "V1" and settings.runner == "V2" and release.before("0.27.0"):
+        return None  # the V2 runner profiled no encoder
+    items = [m for m in model.modalities if m.max_tokens_per_item > 0 and _allowed(settings, m.kind) != 0]
+    return max(items, key=lambda item: item.max_tokens_per_item, default=None)
+
+
+def _allowed(settings: EngineSettings, kind: str) -> int | None:
+    """Items a prompt that the user allows; None: the release's default."""
+    limit = (settings.given.limit_mm_per_prompt or {}).get(kind)
+    if isinstance(limit, Mapping):
+        limit = limit.get("count")
+    return limit if isinstance(limit, int) else None
+
+
+def _deep_levels(model: Model) -> tuple[int, ...]:
+    """Qwen3-VL hands the features of some inner blocks to the language model, too."""
+    vision = model.config.get("vision_config")
+    levels = vision.get("deepstack_visual_indexes") if isinstance(vision, Mapping) else None
+    return tuple(levels) if isinstance(levels, list | tuple) else ()

@@ -1,0 +1,56 @@
+"""The scratch memory of fused experts, by release and kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from legroom.facts.feedforward import Experts
+from legroom.facts.releases import release as known_release
+from legroom.units import cdiv
+
+if TYPE_CHECKING:
+    from legroom.facts.gpus import Gpu
+    from legroom.facts.model import Model
+    from legroom.vllm.args import EngineSettings
+
+_HOPPER = (9, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertScratch:
+    """Elements of the experts' buffers over all tokens of the profile run."""
+
+    kept_elements: int = 0
+    """Kept for good: alive in every other moment, and while sampling."""
+    passing_elements: int = 0
+    """Alive inside the experts alone."""
+
+
+def expert_scratch(model: Model, settings: EngineSettings, gpu: Gpu) -> ExpertScratch:
+    """The largest buffers that any expert layer asks for."""
+    blocks = {layer.feedforward for layer in model.layers if isinstance(layer.feedforward, Experts)}
+    if not blocks:
+        return ExpertScratch()
+    found = [_of_block(block, model, settings, gpu) for block in blocks]
+    return max(found, key=lambda scratch: scratch.kept_elements + scratch.passing_elements)
+
+
+def _of_block(block: Experts, model: Model, settings: EngineSettings, gpu: Gpu) -> ExpertScratch:
+    release = known_release(settings.release)
+    ranks = 1 if settings.enable_expert_parallel else settings.tensor_parallel_size
+    inner = cdiv(block.intermediate_size, ranks)
+    width = block.latent_size or block.hidden_size
+    gate_up = 2 * inner if block.gated else inner
+    tokens, top_k = settings.max_num_batched_tokens, block.experts_per_token
+    if settings.quantization == "mxfp4" and gpu.compute_capability[0] == _HOPPER[0]:
+        # Triton kernels: a gathered product and a scattered output, freed after each layer.
+        return ExpertScratch(passing_elements=tokens * top_k * (inner + width))
+    if release.at_least("0.13.0"):
+        # One workspace that only grows: two buffers, each wide enough for both products.
+        chunk = tokens if release.at_least("0.18.0") else min(tokens, 16 * 1024)
+        return ExpertScratch(kept_elements=chunk * top_k * (max(inner, width) + max(gate_up, width)))
+    chunk = min(tokens, 16 * 1024 if release.at_least("0.12.0") else 32 * 1024)
+    if release.before("0.8.0"):
+        return ExpertScratch(passing_elements=chunk * top_k * (gate_up + inner + width))
+    return ExpertScratch(passing_elements=chunk * top_k * (max(gate_up, width) + inner))
