@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,14 @@ from legroom.errors import LegroomError
 from legroom.facts.config import model_from_config
 from legroom.facts.gpus import Gpu, gpu, with_total
 from legroom.facts.model import Model
-from legroom.facts.releases import release
+from legroom.facts.releases import Release, release
 from legroom.planning.plan import Target
 from legroom.planning.scoring import Bad, Case, Printed
 from legroom.planning.startup_log import Startup, read_startups
 from legroom.planning.truth_models import UNSCORED_SOURCES, config_of
 from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
+from legroom.vllm.parse import parse_flags
 
 _LARGEST_FILE_BYTES = 512 * 2**20
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.\d+)?")
@@ -30,18 +31,17 @@ _SCORED_QUANTIZATION = frozenset(
 """Values of a record's `quantization` that are vLLM flag values; others describe the checkpoint in words."""
 _FREE_MEMORY_FAILURE = "free_memory_lt_requested"
 _RECORD_FLAGS = {
-    "tp": "tensor_parallel_size",
-    "pp": "pipeline_parallel_size",
-    "gpu_memory_utilization": "gpu_memory_utilization",
-    "max_model_len": "max_model_len",
-    "max_num_seqs": "max_num_seqs",
-    "max_num_batched_tokens": "max_num_batched_tokens",
-    "block_size": "block_size",
-    "dtype": "dtype",
-    "kv_cache_dtype": "kv_cache_dtype",
-    "quantization": "quantization",
+    "tp": "--tensor-parallel-size",
+    "pp": "--pipeline-parallel-size",
+    "gpu_memory_utilization": "--gpu-memory-utilization",
+    "max_model_len": "--max-model-len",
+    "max_num_seqs": "--max-num-seqs",
+    "max_num_batched_tokens": "--max-num-batched-tokens",
+    "block_size": "--block-size",
+    "dtype": "--dtype",
+    "kv_cache_dtype": "--kv-cache-dtype",
+    "quantization": "--quantization",
 }
-_ARG_NAMES = frozenset(item.name for item in fields(ServeArgs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,23 +168,24 @@ def _published(
 ) -> Case | None:
     if not is_scored(record, models):
         return None
-    flags = {name: record[key] for key, name in _RECORD_FLAGS.items() if record.get(key) is not None}
-    if flags.get("quantization") not in _SCORED_QUANTIZATION:
-        flags.pop("quantization", None)
+    flags = {flag: record[key] for key, flag in _RECORD_FLAGS.items() if record.get(key) is not None}
+    if flags.get("--quantization") not in _SCORED_QUANTIZATION:
+        flags.pop("--quantization", None)
     if record.get("enforce_eager"):
-        flags["enforce_eager"] = True
+        flags["--enforce-eager"] = True
+    written = release(_version(record) or "")
     needed = (record.get("tp") or 1) * (record.get("pp") or 1)
     target = Target(
         model=model(record["model"]),
         gpu=_card(record.get("gpu"), _bytes(record.get("total_gpu_memory_gib"))),
         gpus=max(record.get("gpu_count") or 1, needed),
-        release=release(_version(record) or ""),
+        release=written,
     )
     return Case(
         id=str(record.get("id")),
         source=re.sub(r"/(?:blob|issues|pull|tree)/.*", "", record.get("url") or ""),
         target=target,
-        args=ServeArgs(model=record["model"], **flags),
+        args=replace(_parsed(flags, written), model=record["model"]),
         printed=_printed(record),
         groups={
             "family": str(record.get("model_family") or ""),
@@ -193,6 +194,19 @@ def _published(
             "quantization": str(models[record["model"]].get("weight_quantization") or "none"),
         },
     )
+
+
+def _parsed(flags: Mapping[str, Any], written: Release) -> ServeArgs:
+    """The flags read as the release's own command line would; one that it refuses is an error."""
+    words: list[str] = []
+    for flag, value in flags.items():
+        text = json.dumps(value) if isinstance(value, dict) else str(value)
+        words += [flag] if value is True else [flag, text]
+    parsed = parse_flags(words, written)
+    refused = [problem.message for problem in parsed.problems if problem.stops_vllm]
+    if refused:
+        raise LegroomError("; ".join(refused))
+    return parsed.args
 
 
 def _printed(record: Mapping[str, Any]) -> Printed:
@@ -216,19 +230,17 @@ def _gpu_run(record: Mapping[str, Any], model: Callable[[str], Model]) -> Case |
     if not record.get("ok") or env.get("VLLM_DISABLE_COMPILE_CACHE"):
         return None  # a start on a cold compile cache profiles more than every later one
     total = record["init_snapshot"]["total_memory"]
-    flags = {name: value for name, value in (record.get("args") or {}).items() if name in _ARG_NAMES}
-    sizes = flags.get("cudagraph_capture_sizes")
-    if sizes is not None:
-        flags["cudagraph_capture_sizes"] = tuple(sizes)
-    version = str(record.get("vllm_version") or "0.26.0")
+    written = release(str(record.get("vllm_version") or "0.26.0"))
+    flags = {"--" + name.replace("_", "-"): value for name, value in (record.get("args") or {}).items()}
+    args = replace(_parsed(flags, written), model=record["model"], env={name: str(env[name]) for name in env})
     frees = [record[name]["mem"]["free"] for name in record if name.startswith("gen") and "mem" in record[name]]
     ready = (record.get("mem_ready") or {}).get("free")
     frees += [ready] if ready is not None else []
     return Case(
         id=str(record["id"]),
         source=str(record["id"]),
-        target=Target(model(record["model"]), _card(record.get("gpu") or "NVIDIA H200", total), 1, release(version)),
-        args=ServeArgs(model=record["model"], env={name: str(value) for name, value in env.items()}, **flags),
+        target=Target(model(record["model"]), _card(record.get("gpu") or "NVIDIA H200", total), 1, written),
+        args=args,
         printed=Printed(
             weights_bytes=record["weights_bytes"],
             kv_bytes=record["available_kv_bytes"],
@@ -238,7 +250,11 @@ def _gpu_run(record: Mapping[str, Any], model: Callable[[str], Model]) -> Case |
             peak_used_bytes=total - min(frees) if frees else None,
             started=True,
         ),
-        groups={"family": str(record["model"]), "release": version, "gpu": str(record.get("gpu") or "NVIDIA H200")},
+        groups={
+            "family": str(record["model"]),
+            "release": written.version,
+            "gpu": str(record.get("gpu") or "NVIDIA H200"),
+        },
     )
 
 
