@@ -36,7 +36,17 @@ def fetch(repo: str, revision: str | None = None, offline: bool = False) -> HubA
     """The config of a Hub model, from the cache where it is there, else from the Hub."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     files = _RepoFiles(repo, revision, offline)
-    path = files.get("config.json")
+    try:
+        path = files.get("config.json")
+    except LegroomError as error:
+        if offline or error.exit_code != UNREACHABLE:
+            raise
+        # Out of reach: what the cache has of it is used whole, or not at all.
+        files = _RepoFiles(repo, revision, offline=True)
+        try:
+            path = files.get("config.json")
+        except LegroomError:
+            raise error from None
     if path is not None:
         config = read_json_object(path)
     else:
@@ -53,7 +63,8 @@ def fetch(repo: str, revision: str | None = None, offline: bool = False) -> HubA
                 config = with_quantization_file(config, name, read_json_object(found))
                 break
     at = f"{repo}@{revision}" if revision else repo
-    return HubAnswer(config, f"config.json of {at} on the Hugging Face Hub", files.checkpoint_bytes())
+    where = "in the Hugging Face cache" if files.offline else "on the Hugging Face Hub"
+    return HubAnswer(config, f"config.json of {at} {where}", files.checkpoint_bytes())
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +88,10 @@ class _RepoFiles:
 
     def _download(self, filename: str) -> Path | None:
         from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache  # noqa: PLC0415
-        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError  # noqa: PLC0415
+        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError  # noqa: PLC0415
 
-        cached = try_to_load_from_cache(self.repo, filename, revision=self.revision)
         if self.offline:
+            cached = try_to_load_from_cache(self.repo, filename, revision=self.revision)
             if isinstance(cached, str):
                 return Path(cached)
             if filename != "config.json" or cached is not None:
@@ -91,13 +102,9 @@ class _RepoFiles:
             if size > LARGEST_CONFIG_BYTES:
                 raise LegroomError(f"{filename} of {self.repo} has {size / 1e6:,.0f} MB, which no config has")
             return Path(hf_hub_download(self.repo, filename, revision=self.revision))
-        except LocalEntryNotFoundError:
-            raise
-        except EntryNotFoundError:
-            return None
-        except OSError:
-            if isinstance(cached, str):
-                return Path(cached)
+        except (HfHubHTTPError, LocalEntryNotFoundError) as error:
+            if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
+                return None
             raise
 
     def _checkpoint_bytes(self) -> int | None:
@@ -145,8 +152,15 @@ def _told(repo: str, offline: bool, ask: Callable[[], Found]) -> Found:
         raise _unreachable(repo, offline, error) from error
     except errors.HfHubHTTPError as error:
         raise _http(repo, error) from error
-    except (OSError, ValueError) as error:
+    except (ValueError, *_transport_errors()) as error:
         raise _unreachable(repo, offline, error) from error
+
+
+def _transport_errors() -> tuple[type[Exception], ...]:
+    """No route, no name, no answer in time: an OSError, or the base error of the HTTP library huggingface_hub uses."""
+    from huggingface_hub.errors import HfHubHTTPError  # noqa: PLC0415
+
+    return (OSError, *(base for base in HfHubHTTPError.__bases__ if issubclass(base, Exception)))
 
 
 def _http(repo: str, error: Any) -> LegroomError:
