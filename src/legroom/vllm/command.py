@@ -65,7 +65,7 @@ def _flag_words(flag: Flag, value: Any) -> list[str]:
     if flag.kind == "pairs" and isinstance(value, Mapping):
         return [flag.name, ",".join(f"{key}={count}" for key, count in value.items())]
     if flag.kind in ("int", "human") and isinstance(value, float):
-        value = round(value)  # --swap-space took whole GiB until 0.5
+        value = round(value)  # --swap-space took whole GiB until 0.5.4
     words = (json.dumps(dict(value)),) if isinstance(value, Mapping) else as_words(value)
     if len(words) == 1 and looks_like_flag(words[0]):
         return [f"{flag.name}={words[0]}"]
