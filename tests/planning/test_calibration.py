@@ -14,7 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.errors import LegroomError
+from legroom.facts.attention import Attention
+from legroom.facts.feedforward import Dense
 from legroom.facts.gpus import Gpu, gpu, with_total
+from legroom.facts.model import Layer, Model
 from legroom.facts.releases import release
 from legroom.planning import calibration_store as store
 from legroom.planning.calibration import (
@@ -28,6 +31,7 @@ from legroom.planning.calibration import (
     to_json,
     usable_total,
 )
+from legroom.planning.log_model import shape_of
 from legroom.planning.startup_log import Startup
 from legroom.units import GIB
 
@@ -42,14 +46,20 @@ def settings(**changed: Any) -> Any:
     return SimpleNamespace(given=SimpleNamespace(), **values)
 
 
-def target(model: str = "org/some-7b", card: Gpu = H100, version: str = "0.26.0") -> Any:
-    return SimpleNamespace(model=SimpleNamespace(name=model), gpu=card, release=release(version))
+def model(name: str = "org/some-7b", layers: int = 2) -> Model:
+    block = Layer(Attention(8, 8, 64, 64), Dense(512, 1024))
+    return Model(name, "LlamaForCausalLM", "llama", "bfloat16", 512, 32000, 4096, (block,) * layers)
+
+
+def target(asked: Model | None = None, card: Gpu = H100, version: str = "0.26.0") -> Any:
+    return SimpleNamespace(model=asked or model(), gpu=card, release=release(version))
 
 
 def seen(**changed: Any) -> Observation:
     base = Observation(
         H100.name, None, "org/some-7b", "0.26.0", SETTINGS,
         {"weights_bytes": 7 * GIB, "activation_bytes": 2 * GIB, "non_torch_bytes": GIB}, "vllm.log",
+        shape=shape_of(model()),
     )  # fmt: skip
     return replace(base, **changed)
 
@@ -62,7 +72,7 @@ def test_the_same_deployment_gets_every_term_back() -> None:
 
 
 def test_non_torch_memory_carries_over_to_another_model_and_the_rest_does_not() -> None:
-    found = lookup([seen()], target(model="org/other-3b"), settings())
+    found = lookup([seen()], target(model("org/other-3b", layers=3)), settings())
     assert found is not None
     assert found.non_torch_bytes == GIB
     assert found.weights_bytes is None
@@ -104,9 +114,13 @@ def test_the_newest_of_two_observations_counts() -> None:
     assert found.activation_bytes == 2 * GIB, "a term that only the older log printed is kept"
 
 
-def test_a_folder_and_a_hub_id_of_one_checkpoint_are_one_model() -> None:
-    assert same_model("/models/Some-7B/", "org/some-7b")
-    assert not same_model("org/some-7b", "org/some-7b-awq")
+def test_a_folder_and_a_fine_tune_of_one_checkpoint_are_one_model() -> None:
+    assert same_model(seen(model="/models/v7"), model("else/some-7b-chat"))
+    assert not same_model(seen(model="/models/v7"), model("/models/v7", layers=3))
+
+
+def test_a_hub_id_is_the_same_model_even_if_legroom_reads_it_otherwise_now() -> None:
+    assert same_model(seen(shape="read-by-an-older-legroom"), model("Org/Some-7B"))
 
 
 def test_a_total_is_reported_only_where_it_differs_from_the_facts() -> None:

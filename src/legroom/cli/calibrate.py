@@ -120,9 +120,8 @@ def _teach(log: str, startup: Startup, gpu_name: str | None, model_name: str | N
     try:
         card = _card(startup, gpu_name)
         planned, note = _predicted(startup, card, model)
-        settings = planned.settings if planned else None
         today = datetime.date.today().isoformat()
-        observation = observe(startup, card, settings, model, source=Path(log).name, seen=today)
+        observation = observe(startup, card, planned, model, source=Path(log).name, seen=today)
     except LegroomError as error:
         if error.hint:
             raise
@@ -144,8 +143,8 @@ def _card(startup: Startup, gpu_name: str | None) -> Gpu | None:
 
 def _predicted(startup: Startup, card: Gpu | None, model: str) -> tuple[Plan | None, str]:
     """What legroom would have said without this log. A model it cannot find limits what can be learnt."""
-    from legroom.facts.models import load
     from legroom.facts.releases import release
+    from legroom.planning.log_model import model_of_log
     from legroom.planning.plan import Target, plan
 
     if card is None or startup.vllm is None:
@@ -155,7 +154,7 @@ def _predicted(startup: Startup, card: Gpu | None, model: str) -> tuple[Plan | N
     args = startup.args
     gpus = (args.tensor_parallel_size or 1) * (args.pipeline_parallel_size or 1) * (args.data_parallel_size or 1)
     try:
-        return plan(Target(load(model), card, gpus, release(startup.vllm)), args), ""
+        return plan(Target(model_of_log(model), card, gpus, release(startup.vllm)), args), ""
     except LegroomError as error:
         return None, f"{error.message} (give --model); only what holds for any model is kept"
 

@@ -82,9 +82,9 @@ def _load(args: argparse.Namespace) -> Loaded:
     if bool(args.data) == bool(args.from_logs):
         raise LegroomError("give a file of records or --from-logs DIR, one of the two", "see legroom score --help")
     if args.from_logs:
-        from legroom.facts.models import load
+        from legroom.planning.log_model import model_of_log
 
-        return scoring_data.log_cases(Path(args.from_logs), load, args.gpu)
+        return scoring_data.log_cases(Path(args.from_logs), model_of_log, args.gpu)
     path = Path(args.data)
     if path.is_dir():
         path /= "startups.jsonl"

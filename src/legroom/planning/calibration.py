@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.memory.deployment import Measurements
+from legroom.planning.log_model import shape_of
 from legroom.units import GIB
 
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
-    from legroom.planning.plan import Target
+    from legroom.facts.model import Model
+    from legroom.planning.plan import Plan, Target
     from legroom.planning.startup_log import Startup
     from legroom.vllm.args import EngineSettings
 
@@ -61,6 +63,8 @@ class Observation:
     source: str = ""
     seen: str = ""
     """The day it was learnt, as YYYY-MM-DD."""
+    shape: str = ""
+    """What the model is made of (`log_model.shape_of`), where the model was found."""
 
     @property
     def key(self) -> str:
@@ -72,9 +76,9 @@ class Observation:
 
 
 def observe(
-    startup: Startup, gpu: Gpu | None, settings: EngineSettings | None, model: str, *, source: str = "", seen: str = ""
+    startup: Startup, gpu: Gpu | None, planned: Plan | None, model: str, *, source: str = "", seen: str = ""
 ) -> Observation:
-    """The observation that a start-up is worth. Without resolved `settings` only what needs no model is kept."""
+    """The observation that a start-up is worth. Without a plan of it, only what holds for any model is kept."""
     if gpu is None:
         raise LegroomError(
             "the log does not name its GPU", "say which one it was: legroom calibrate LOG --gpu 'NVIDIA H100 80GB HBM3'"
@@ -82,11 +86,13 @@ def observe(
     if startup.vllm is None:
         raise LegroomError("the log does not say which vLLM release wrote it", "give the whole start-up log")
     terms = _terms(startup)
+    settings = planned.settings if planned is not None else None
+    shape = shape_of(planned.target.model) if planned is not None else ""
     described = settings_key(settings) if settings is not None else _from_args(startup)
     if settings is None:
         terms = {name: value for name, value in terms.items() if name in _ANY_MODEL}
     return Observation(
-        gpu.name, startup.gpu_total_bytes, model, _release(startup, settings), described, terms, source, seen
+        gpu.name, startup.gpu_total_bytes, model, _release(startup, settings), described, terms, source, seen, shape
     )
 
 
@@ -148,7 +154,7 @@ def _applies(seen: Observation, term: str, names: tuple[str, ...], wanted: Mappi
     return (
         seen.release == target.release.version
         and same_card(seen, target.gpu)
-        and (term in _ANY_MODEL or same_model(seen.model, target.model.name))
+        and (term in _ANY_MODEL or same_model(seen, target.model))
         and all(seen.settings.get(name) == wanted.get(name) for name in names)
     )
 
@@ -160,14 +166,11 @@ def same_card(seen: Observation, gpu: Gpu) -> bool:
     return seen.gpu_total_bytes is None or abs(seen.gpu_total_bytes / gpu.total_bytes - 1) <= TOTAL_TOLERANCE
 
 
-def same_model(seen: str, asked: str) -> bool:
-    """Whether two names mean one checkpoint: a Hub id, a folder and a bare name may."""
-    return short_name(seen) == short_name(asked)
-
-
-def short_name(model: str) -> str:
-    """The last part of a Hub id or path, in small letters."""
-    return model.rstrip("/").rpartition("/")[2].lower()
+def same_model(seen: Observation, asked: Model) -> bool:
+    """Whether an observation was of this model: made of the same parts, or called by the same Hub id."""
+    if seen.shape and seen.shape == shape_of(asked):
+        return True
+    return seen.model.count("/") == 1 and seen.model.lower() == asked.name.lower()
 
 
 def usable_total(observations: Iterable[Observation], gpu: Gpu) -> int | None:
