@@ -19,6 +19,7 @@ from legroom.facts.feedforward import Dense
 from legroom.facts.gpus import Gpu, gpu, with_total
 from legroom.facts.model import Layer, Model
 from legroom.facts.releases import release
+from legroom.figures import estimated, exact
 from legroom.planning import calibration_store as store
 from legroom.planning.calibration import (
     TERM_SETTINGS,
@@ -79,9 +80,7 @@ def test_non_torch_memory_carries_over_to_another_model_and_the_rest_does_not() 
     assert found.activation_bytes is None
 
 
-@pytest.mark.parametrize(
-    "name", ["max_num_batched_tokens", "max_num_seqs", "enforce_eager", "kv_cache_dtype", "runner"]
-)
+@pytest.mark.parametrize("name", ["max_num_batched_tokens", "max_num_seqs", "enforce_eager", "runner"])
 def test_an_activation_peak_is_not_used_where_a_setting_it_depends_on_differs(name: str) -> None:
     found = lookup([seen()], target(), settings(**{name: "other"}))
     assert found is not None
@@ -137,6 +136,32 @@ def test_without_a_known_model_only_what_any_model_shares_is_kept() -> None:
     found = lookup([observation], target(), settings())
     assert found is not None
     assert found.non_torch_bytes == GIB // 4
+
+
+def planned(weights: int = 7 * GIB, activation: int = GIB, pp: int = 1) -> Any:
+    layout = SimpleNamespace(weights=exact(weights), activation=estimated(activation, 0, 2 * GIB))
+    return SimpleNamespace(layout=layout, settings=settings(pipeline_parallel_size=pp), target=target())
+
+
+def test_weights_that_agree_with_the_exact_figure_are_not_worth_keeping() -> None:
+    startup = Startup(vllm="0.26.0", weights_bytes=7 * GIB + GIB // 300, activation_bytes=GIB)
+    assert dict(observe(startup, H100, planned(), "org/some-7b").terms) == {"activation_bytes": GIB}
+
+
+def test_weights_that_differ_from_the_exact_figure_are_kept() -> None:
+    startup = Startup(vllm="0.26.0", weights_bytes=8 * GIB)
+    assert dict(observe(startup, H100, planned(), "org/some-7b").terms) == {"weights_bytes": 8 * GIB}
+
+
+def test_the_larger_peak_of_a_first_start_is_not_kept() -> None:
+    startup = Startup(vllm="0.26.0", activation_bytes=2 * GIB, compiled=True)
+    assert observe(startup, H100, planned(), "org/some-7b").terms == {}
+    assert observe(replace(startup, compiled=False), H100, planned(), "org/some-7b").terms
+
+
+def test_of_pipeline_stages_only_what_they_share_is_kept() -> None:
+    startup = Startup(vllm="0.26.0", activation_bytes=GIB, non_torch_bytes=GIB)
+    assert dict(observe(startup, H100, planned(pp=2), "org/some-7b").terms) == {"non_torch_bytes": GIB}
 
 
 def test_a_log_without_a_gpu_name_asks_for_one() -> None:

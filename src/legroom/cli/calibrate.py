@@ -126,6 +126,11 @@ def _teach(log: str, startup: Startup, gpu_name: str | None, model_name: str | N
         if error.hint:
             raise
         return Taught(log, startup, None, {}, error.message)
+    if startup.compiled and "activation_bytes" not in observation.terms and startup.activation_bytes is not None:
+        note = (
+            note
+            or "a first start compiles and profiles more; its activation peak is not kept: calibrate on a later one"
+        )
     if not observation.terms:
         note = note or "it prints no memory figures that legroom can reuse"
     return Taught(log, startup, observation, _predictions(planned), note)

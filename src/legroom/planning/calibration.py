@@ -33,10 +33,10 @@ TOTAL_TOLERANCE = 0.01
 _PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size")
 _WEIGHTS = (
     *_PARALLEL, "dtype", "quantization", "enable_expert_parallel", "enable_lora", "max_loras", "max_lora_rank",
-    "cpu_offload_gb", "speculative_config", "language_model_only",
+    "cpu_offload_gb", "speculative_config", "language_model_only", "kv_cache_dtype",
 )  # fmt: skip
 _PROFILE = (
-    *_WEIGHTS, "engine", "runner", "max_num_seqs", "max_num_batched_tokens", "kv_cache_dtype", "enforce_eager",
+    *_WEIGHTS, "engine", "runner", "max_num_seqs", "max_num_batched_tokens", "enforce_eager",
     "limit_mm_per_prompt", "mm_processor_kwargs", "skip_mm_profiling", "attention_backend",
 )  # fmt: skip
 TERM_SETTINGS: Mapping[str, tuple[str, ...]] = {
@@ -85,26 +85,33 @@ def observe(
         )
     if startup.vllm is None:
         raise LegroomError("the log does not say which vLLM release wrote it", "give the whole start-up log")
-    terms = _terms(startup)
+    terms = _terms(startup, planned)
     settings = planned.settings if planned is not None else None
     shape = shape_of(planned.target.model) if planned is not None else ""
     described = settings_key(settings) if settings is not None else _from_args(startup)
-    if settings is None:
-        terms = {name: value for name, value in terms.items() if name in _ANY_MODEL}
     return Observation(
         gpu.name, startup.gpu_total_bytes, model, _release(startup, settings), described, terms, source, seen, shape
     )
 
 
-def _terms(startup: Startup) -> dict[str, int]:
-    terms = {
+def _terms(startup: Startup, planned: Plan | None) -> dict[str, int]:
+    printed = {
         "weights_bytes": startup.weights_bytes,
         "activation_bytes": startup.activation_bytes,
         "non_torch_bytes": startup.non_torch_bytes,
         "graph_estimate_bytes": startup.graph_estimate_bytes,
         "graph_bytes": startup.graph_bytes,
     }
-    return {name: value for name, value in terms.items() if value is not None and value >= 0}
+    terms = {name: value for name, value in printed.items() if value is not None and value >= 0}
+    if planned is None or planned.settings.pipeline_parallel_size > 1:
+        # Of a model nobody knows, or of stages that differ and are not told apart, only the shared part is certain.
+        return {name: value for name, value in terms.items() if name in _ANY_MODEL}
+    weights, activation = planned.layout.weights, planned.layout.activation
+    if weights.kind == "exact" and abs(terms.get("weights_bytes", 0) - weights.bytes) <= PRINTED_STEP_BYTES:
+        del terms["weights_bytes"]  # the exact figure says the same without the rounding of the print
+    if startup.compiled and terms.get("activation_bytes", 0) > activation.bytes + PRINTED_STEP_BYTES:
+        del terms["activation_bytes"]  # compiling took more than later starts will
+    return terms
 
 
 def _release(startup: Startup, settings: EngineSettings | None) -> str:

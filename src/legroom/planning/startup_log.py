@@ -81,6 +81,8 @@ class Startup:
     max_concurrency: float | None = None
     concurrency_len: int | None = None
     capture_sizes: tuple[int, ...] | None = None
+    compiled: bool = False
+    """torch.compile had to compile: a first start, whose profile run may take more than that of every later one."""
     outcome: Outcome = "incomplete"
     failure: StartupFailure | None = None
     first_line: int = 0
@@ -171,6 +173,7 @@ def _with_settings(startup: Startup, events: list[Event]) -> Startup:
         runner=_text(_first_value(events, "runner")),
         gpu_name=str(gpu).replace("_", " ").strip() if gpu else None,
         capture_sizes=facts.get("cudagraph_capture_sizes"),
+        compiled=_first_value(events, "compiled") is not None,
     )
 
 
