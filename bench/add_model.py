@@ -39,6 +39,8 @@ DROPPED = re.compile(
 )
 NULL_MATTERS = ("sliding_window", "q_lora_rank")
 """Fields whose null is not their default: no window, no low-rank queries."""
+LAYER = re.compile(r"(?<=layers\.)\d+(?=\.|$|\*)")
+EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.|$|\*)")
 ROPE_KEPT = ("rope_type", "type", "factor", "original_max_position_embeddings", "rope_theta", "partial_rotary_factor")
 
 
@@ -71,11 +73,24 @@ def _rope(rope: dict[str, Any]) -> dict[str, Any]:
 
 def _quantization(config: dict[str, Any]) -> dict[str, Any]:
     dropped = {"producer", "version", "fmt", "scale_fmt", "kv_cache_quant_algo_note", "quantization_status"}
+    if config.get("quantized_layers"):
+        # Mixed precision: the map of layers says it all, and the groups say it again.
+        dropped |= {"config_groups", "targets"}
     return {
-        key: _short(_quantization(value) if isinstance(value, dict) else value)
+        key: _mapped(value)
+        if key == "quantized_layers"
+        else _short(_quantization(value) if isinstance(value, dict) else value)
         for key, value in config.items()
         if key not in dropped and value is not None
     }
+
+
+def _mapped(layers: dict[str, Any]) -> dict[str, Any]:
+    """Layers that share a scheme become patterns with that scheme."""
+    groups: dict[str, list[str]] = {}
+    for name, scheme in layers.items():
+        groups.setdefault(json.dumps(scheme, sort_keys=True), []).append(name)
+    return {"each": [[_patterns(names)["names"], json.loads(scheme)] for scheme, names in groups.items()]}
 
 
 def _deci_block(block: dict[str, Any]) -> dict[str, Any]:
@@ -86,7 +101,7 @@ def _deci_block(block: dict[str, Any]) -> dict[str, Any]:
 def _short(value: Any) -> Any:
     if not isinstance(value, list) or len(value) < 6:
         return value
-    if all(isinstance(item, str) and re.search(r"\.\d+(\.|$)", item) is not None for item in value[-3:]):
+    if sum(isinstance(item, str) and LAYER.search(item) is not None for item in value) > len(value) // 2:
         return _patterns(value)
     for length in range(1, min(13, len(value) // 2 + 1)):
         times = len(value) // length
@@ -103,16 +118,26 @@ def _short(value: Any) -> Any:
 
 
 def _patterns(names: list[str]) -> dict[str, Any]:
-    """Names that differ in the layer number alone become one pattern with its layers."""
-    groups: dict[str, list[int]] = {}
+    """Names that differ in the numbers of layer and expert alone become one pattern with its spans."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    experts: dict[str, dict[int, list[int]]] = {}
     plain = []
     for name in names:
-        found = re.search(r"(?<=layers\.)\d+(?=\.|$|\*)", name)
-        if found:
-            groups.setdefault(name[: found.start()] + "{}" + name[found.end() :], []).append(int(found.group()))
-        else:
+        layer = LAYER.search(name)
+        if not layer:
             plain.append(name)
-    return {"names": plain + [[pattern, _spans(numbers)] for pattern, numbers in groups.items()]}
+            continue
+        template, number = name[: layer.start()] + "{}" + name[layer.end() :], int(layer.group())
+        expert = EXPERT.search(template)
+        if expert:
+            both = template[: expert.start()] + "{}" + template[expert.end() :]
+            experts.setdefault(both, {}).setdefault(number, []).append(int(expert.group()))
+        else:
+            groups.setdefault((template, ""), []).append(number)
+    for template, layers in experts.items():
+        for number, which in layers.items():
+            groups.setdefault((template, _spans(which)), []).append(number)
+    return {"names": plain + [[t, _spans(numbers), *([s] if s else [])] for (t, s), numbers in groups.items()]}
 
 
 def _spans(numbers: list[int]) -> str:

@@ -7,6 +7,7 @@ often a `quantization` from `schemes.json`. `expanded` writes an entry out as a 
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -109,7 +110,7 @@ def _merged(base: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _expand(value: Any) -> Any:
-    """Undoes the short forms: `{"cycle": [...], "times": n}`, `{"runs": [[value, n], ...]}` and `{"names": [...]}`."""
+    """Undoes the short forms of a list (`cycle` n `times`, `runs`, `names`) and of a map from names (`each`)."""
     if isinstance(value, Mapping):
         if "cycle" in value:
             return list(value["cycle"]) * value["times"] + list(value.get("then", ()))
@@ -117,6 +118,8 @@ def _expand(value: Any) -> Any:
             return [item for item, count in value["runs"] for _ in range(count)]
         if "names" in value:
             return [name for pattern in value["names"] for name in _names(pattern)]
+        if "each" in value:
+            return {name: item for patterns, item in value["each"] for pattern in patterns for name in _names(pattern)}
         return {key: _expand(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_expand(item) for item in value]
@@ -124,15 +127,18 @@ def _expand(value: Any) -> Any:
 
 
 def _names(pattern: str | list[str]) -> Iterator[str]:
-    """`["model.layers.{}.mlp.gate", "3-60"]` is one name a layer."""
+    """`["model.layers.{}.mlp.gate", "3-60"]` is one name a layer; a third item spans the experts of each."""
     if isinstance(pattern, str):
         yield pattern
         return
-    template, spans = pattern
-    for span in spans.split(","):
-        first, _, last = span.partition("-")
-        for number in range(int(first), int(last or first) + 1):
-            yield template.replace("{}", str(number))
+    template, *spans = pattern
+    for numbers in itertools.product(*(_numbers(span) for span in spans)):
+        yield template.format(*numbers)
+
+
+def _numbers(spans: str) -> list[int]:
+    pairs = (span.partition("-") for span in spans.split(","))
+    return [number for first, _, last in pairs for number in range(int(first), int(last or first) + 1)]
 
 
 @cache

@@ -1,0 +1,44 @@
+"""Every bundled architecture adds up to its parameter count, so a wrong width, layer or head count shows."""
+
+from dataclasses import replace
+
+import pytest
+
+from legroom.facts import bundled
+from legroom.facts.gpus import gpu
+from legroom.facts.models import bundled_names, load
+from legroom.facts.releases import release
+from legroom.memory.weights import parameter_bytes
+from legroom.vllm.args import ServeArgs
+from legroom.vllm.resolve import resolve
+
+TOLERANCE = 0.01
+UNPUBLISHED = {"kimi-k2", "kimi-k3", "mimo-7b", "minimax-m3"}
+"""Their owners publish rounded counts only ("1T", "7B")."""
+
+NOT_COUNTED = {
+    "whisper-large-v3": "the encoder of encoder-decoder models",
+    "whisper-large-v3-turbo": "the encoder of encoder-decoder models",
+    "minicpm3-4b": "low-rank queries and keys that are cached as plain heads",
+    "deepseek-v4-flash": "compressors and hyper-connections",
+}
+"""What the weights of these still lack, so that the count is not compared."""
+
+BASES = tuple(name for name in bundled_names() if bundled._bundled(name).base is None)
+
+
+def parameters(name: str) -> int:
+    model = replace(load(name), quantization=None)
+    card, version = gpu("h100"), release("0.26.0")
+    settings = resolve(ServeArgs(model=name, dtype="bfloat16", max_model_len=512), model, card, version)
+    return parameter_bytes(model, settings, card) // 2
+
+
+def test_every_architecture_has_its_parameter_count() -> None:
+    assert {name for name in BASES if not bundled._bundled(name).parameters} == UNPUBLISHED
+
+
+@pytest.mark.parametrize("name", [name for name in BASES if name not in UNPUBLISHED | NOT_COUNTED.keys()])
+def test_the_architecture_adds_up_to_the_parameter_count(name: str) -> None:
+    published = bundled._bundled(name).parameters
+    assert abs(parameters(name) / published - 1) < TOLERANCE
