@@ -118,12 +118,20 @@ def test_everything_is_forgotten_with_all(log: Path, capsys: pytest.CaptureFixtu
         (["calibrate"], "no log given"),
         (["calibrate", "/nowhere/vllm.log"], "cannot be read"),
         (["calibrate", "--forget"], "forget what?"),
-        (["calibrate", "--forget", "abc"], "nothing is stored under"),
+        (["calibrate", "--forget", "abc"], "nothing has been learnt yet"),
     ],
 )
 def test_a_wrong_call_is_a_message_and_code_2(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_key_that_is_not_stored_is_a_message_and_forgets_nothing(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["calibrate", str(log), "--gpu", "h100"])
+    assert main(["calibrate", "--forget", "abc"]) == 2
+    assert len(shown(capsys)) == 1
 
 
 def test_a_log_without_a_gpu_asks_for_one(log: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -267,6 +267,8 @@ def _forget(key: str, as_json: bool) -> int:
     if not key:
         raise LegroomError("forget what?", "name a key that --show prints, or `all`")
     path = store.store_path()
+    if not path.exists():
+        raise LegroomError("nothing has been learnt yet, so there is nothing to forget", "legroom calibrate LOG learns")
     with store.locked(path):
         observations, note = store.open_for_change(path)
         kept = () if key == "all" else tuple(seen for seen in observations if seen.key != key)

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
+from legroom.facts.releases import release as known_release
 from legroom.memory.deployment import Measurements
 from legroom.planning.log_model import shape_of
 from legroom.units import GIB
@@ -90,7 +91,15 @@ def observe(
     shape = shape_of(planned.target.model) if planned is not None else ""
     described = settings_key(settings) if settings is not None else _from_args(startup)
     return Observation(
-        gpu.name, startup.gpu_total_bytes, model, _release(startup, settings), described, terms, source, seen, shape
+        gpu.name,
+        startup.gpu_total_bytes,
+        model,
+        known_release(startup.vllm).version,
+        described,
+        terms,
+        source,
+        seen,
+        shape,
     )
 
 
@@ -112,12 +121,6 @@ def _terms(startup: Startup, planned: Plan | None) -> dict[str, int]:
     if startup.compiled and terms.get("activation_bytes", 0) > activation.bytes + PRINTED_STEP_BYTES:
         del terms["activation_bytes"]  # compiling took more than later starts will
     return terms
-
-
-def _release(startup: Startup, settings: EngineSettings | None) -> str:
-    from legroom.facts.releases import release  # noqa: PLC0415 (keeps `legroom plan` from reading it twice)
-
-    return settings.release if settings is not None else release(startup.vllm or "").version
 
 
 def settings_key(settings: EngineSettings) -> dict[str, Any]:
