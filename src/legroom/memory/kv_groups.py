@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from legroom.facts.releases import Release
+from legroom.memory.kv_messages import check_text
 from legroom.memory.kv_specs import (
     AttentionSpec,
     CacheSpec,
@@ -72,20 +73,27 @@ def cache_groups(
         return ()
     if hybrid_off or release.before("0.9.1"):
         specs = promoted(specs)
-    if len({spec.merge_key for spec in specs.values()}) == 1:
-        return (_group(specs, tuple(specs)),)
-    if release.at_least("0.11.0") and len({spec.type_key for spec in specs.values()}) == 1:
+        if not _is_one_type(specs, release):
+            raise UnsupportedCache(check_text("no_single_type", release))
+    if _is_one_type(specs, release):
         return (_group(specs, tuple(specs)),)
     if packed and len({spec.page_bytes for spec in specs.values()}) > 1:
         return _packed_groups(specs)
     try:
         specs = _one_page_size(specs, release)
     except UnsupportedCache:
-        if release.before("0.30.0") or not _latent_beside_window(specs):
+        if release.before("0.27.0") or not _latent_beside_window(specs):
             raise
         specs = promoted(specs)
         return (_group(specs, tuple(specs)),)
     return _equal_groups(specs, release)
+
+
+def _is_one_type(specs: Specs, release: Release) -> bool:
+    """One cache for all layers, or (0.11+) caches that hold the same tokens in pages of several sizes."""
+    if len({spec.merge_key for spec in specs.values()}) == 1:
+        return True
+    return release.at_least("0.11.0") and len({spec.type_key for spec in specs.values()}) == 1
 
 
 def promoted(specs: Specs) -> dict[str, CacheSpec]:
@@ -135,7 +143,7 @@ def _paged(name: str, spec: CacheSpec, largest: int, release: Release) -> CacheS
     if page == largest:
         return spec
     if release.before("0.12.0"):
-        raise UnsupportedCache("Hybrid KV cache with different page sizes is not supported")
+        raise UnsupportedCache("")  # an assertion without words
     if isinstance(spec, StateSpec) and release.at_least("0.26.0"):
         return spec.padded_to(largest)
     if largest % page == 0:
@@ -143,7 +151,7 @@ def _paged(name: str, spec: CacheSpec, largest: int, release: Release) -> CacheS
     latent = isinstance(spec, LatentSpec | LatentWindowSpec)
     if isinstance(spec, AttentionSpec) and release.at_least("0.24.0") and not latent:
         return spec.padded_to(largest)
-    raise UnsupportedCache(f"Layer {name}: page size is not divisible by the maximum page size and cannot be padded.")
+    raise UnsupportedCache(check_text("page_sizes", release, layer=name))
 
 
 def _equal_groups(specs: Specs, release: Release) -> tuple[CacheGroup, ...]:

@@ -61,7 +61,7 @@ def plan_of_shape(shape: KvShape, settings: EngineSettings, available_bytes: Seq
     """The cheap half: arithmetic on a shape."""
     if shape.is_empty:
         return _without_cache(shape, settings)
-    if shape.unsupported:
+    if shape.unsupported is not None:
         return _unsupported(shape, settings)
     available = _effective_bytes(shape, settings, available_bytes)
     checked = [shape.checked_bytes(bytes_, stage) for stage, bytes_ in enumerate(available)]
@@ -205,5 +205,6 @@ def _without_cache(shape: KvShape, settings: EngineSettings) -> KvPlan:
 
 
 def _unsupported(shape: KvShape, settings: EngineSettings) -> KvPlan:
-    failure = Failure("block_size_rule", shape.unsupported, 0, 0)
+    text = shape.unsupported or "NotImplementedError: this release cannot mix KV caches with pages of these sizes"
+    failure = Failure("block_size_rule", text, 0, 0)
     return KvPlan(0, shape.block_size, 0, 0.0, 0, 0, settings.max_model_len, 0, 0, None, (), failure)

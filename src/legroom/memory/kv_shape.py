@@ -47,8 +47,8 @@ class KvShape:
     groups: tuple[CacheGroup, ...]
     stages: tuple[Stage, ...]
     context_shards: int = 1
-    unsupported: str = ""
-    """The release has no plan for this mix of caches, and says so."""
+    unsupported: str | None = None
+    """The release has no plan for this mix of caches; its words, if it has any."""
     _lengths: dict[tuple[int, int, int], int] = field(default_factory=dict, compare=False, repr=False)
 
     @property
