@@ -40,6 +40,7 @@ def test_a_known_release_is_found_without_a_note(written: str, version: str) -> 
         ("1.0", "0.32.0"),
         ("nightly", "0.32.0"),
         ("latest", "0.32.0"),
+        ("nightly-0bfc7a15d", "0.32.0"),
     ],
 )
 def test_an_unknown_release_falls_to_the_nearest_one_and_says_so(written: str, version: str) -> None:

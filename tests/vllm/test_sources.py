@@ -285,7 +285,7 @@ def test_a_huge_binary_or_missing_file_is_refused(tmp_path: Path) -> None:
         assert word in caught.value.message
 
 
-WORDS = "vllm serve docker run -e A=1 --gpus sh -c ' \" ; | > vllm/vllm-openai:v0.9 --config ${X:- $ {{ python -m LLM( ) : -"
+WORDS = "vllm serve docker run -e A=1 sh -c ' \" ; | > vllm/vllm-openai:v0.9 --config ${X:- $ {{ python LLM( ) : -"
 PIECES = st.one_of(st.sampled_from([*WORDS.split(), "\\\n", "\n"]), st.text(max_size=8))
 
 

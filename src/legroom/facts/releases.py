@@ -17,7 +17,8 @@ _VERSION = re.compile(
     r"(?:[-_.]?(?P<dev>dev)[-_.]?\d{0,8})?"
     r"(?:\+(?P<local>[a-z0-9][a-z0-9._-]*))?"
 )
-_NEWEST_NAMES = {"latest", "nightly", "main", "stable"}
+_NEWEST_NAMES = re.compile(r"(?:latest|nightly|main|stable)(?:[-_ ][0-9a-z._ -]{0,60})?")
+"""Names without a number: an image's `latest`, a nightly wheel, with or without its commit."""
 
 _Key = tuple[tuple[int, ...], int, int, int]
 
@@ -97,7 +98,7 @@ def release(version: str) -> Release:
     """
     asked = version.strip()
     known = known_releases()
-    if asked.lower() in _NEWEST_NAMES:
+    if _NEWEST_NAMES.fullmatch(asked.lower()):
         note = f"'{asked}' names no fixed release; the facts of {known[-1]}, the newest legroom knows, apply"
         return Release(known[-1], asked, note)
     found = _read(asked)

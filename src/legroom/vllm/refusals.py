@@ -40,6 +40,9 @@ def check_given(args: ServeArgs, release: Release) -> None:
     utilization = args.gpu_memory_utilization
     if utilization is not None and not 0 < utilization <= 1:
         said = f"GPU memory utilization must be less than 1.0. Got {utilization}."
+        if release.at_least("0.11.1"):
+            bound = "less than or equal to 1" if utilization > 1 else "greater than 0"
+            said = f"gpu_memory_utilization: Input should be {bound}"
         raise RefusedByVllm(
             f"--gpu-memory-utilization {utilization} is not a share of the GPU",
             "give a value above 0 and up to 1",
