@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -59,26 +58,28 @@ class PlanReport:
     @property
     def command(self) -> list[str]:
         """The command line that was planned, ready to run."""
-        return command_of(self.plan)
+        from legroom.planning.ready_command import ready_command  # noqa: PLC0415
+
+        return ready_command(self.plan)
 
     def text(self, style: Style | None = None, explain_math: bool = False) -> str:
         """The picture, as the terminal shows it."""
         from legroom.render.plan_text import plan_text  # noqa: PLC0415
         from legroom.render.terminal import PLAIN  # noqa: PLC0415
 
-        return plan_text(self.plan, self.command, style or PLAIN, explain_math)
+        return plan_text(self.plan, style or PLAIN, explain_math)
 
     def svg(self) -> str:
         """The picture, as an SVG document."""
         from legroom.render.plan_svg import plan_svg  # noqa: PLC0415
 
-        return plan_svg(self.plan, self.command)
+        return plan_svg(self.plan)
 
     def json(self, explain_math: bool = False) -> dict[str, Any]:
         """The document that `legroom plan --json` prints."""
         from legroom.planning.plan_json import plan_json  # noqa: PLC0415
 
-        return plan_json(self.plan, self.command, explain_math)
+        return plan_json(self.plan, explain_math)
 
     def __str__(self) -> str:
         return self.text()
@@ -153,25 +154,6 @@ def with_measurements(target: Target, args: ServeArgs) -> Target:
 
     settings = resolve(args, target.model, target.gpu, target.release)
     return replace(target, seen=lookup(read_store().observations, target, settings))
-
-
-def command_of(made: Plan) -> list[str]:
-    """The flags of a plan as a `vllm serve` line."""
-    words = ["vllm", "serve", made.args.model]
-    for name in sorted(_FLAGS):
-        value = getattr(made.args, name)
-        flag = "--" + name.replace("_", "-")
-        if value is True:
-            words.append(flag)
-        elif value is False:
-            words.append("--no-" + flag[2:])
-        elif isinstance(value, Mapping):
-            words += [flag, json.dumps(value)]
-        elif isinstance(value, tuple):
-            words += [flag, *map(str, value)]
-        elif value is not None:
-            words += [flag, str(value)]
-    return [*words, *made.args.others]
 
 
 def _near(name: str) -> str:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from legroom.cli.output import note, print_json, write_file
-from legroom.cli.own_options import split
-from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+from legroom.cli.deployment import add_source_options, machine, parse, said
+from legroom.cli.output import print_json, write_file
+from legroom.errors import ANSWER_IS_NO, OK
 
 if TYPE_CHECKING:
-    from legroom.api import Machine
-    from legroom.facts.releases import Release
+    from legroom.api import PlanReport
     from legroom.planning.plan import Plan
-    from legroom.vllm.args import ServeArgs
-    from legroom.vllm.problems import FlagProblem
+
+__all__ = ["add_parser", "parse", "run"]
 
 _DESCRIPTION = """\
 Predict what `vllm serve MODEL` does on a GPU: whether it starts, where every byte of the card goes, how many KV
@@ -39,8 +36,6 @@ examples:
 exit codes: 0 it fits or is tight, 1 it does not fit, 2 the call is wrong, 3 something needed was unreachable
 """
 
-_SERVER_ENV = ("VLLM_", "PYTORCH_", "NCCL_")
-
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Describe the command's own options; vLLM's flags are not listed here."""
@@ -58,10 +53,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     where.add_argument("--gpu-memory", metavar="SIZE", help="total of one GPU as your machine reports it (79.10GiB)")
     where.add_argument("--gpu-used", metavar="SIZE", help="what other processes hold of it (2GiB)")
     where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
-    what = parser.add_argument_group("other ways to say what runs")
-    what.add_argument("--command", metavar="LINE", dest="line", help="a vllm serve, python -m or docker run line")
-    what.add_argument("--file", metavar="FILE", help="a Kubernetes manifest, compose file or vLLM --config YAML")
-    what.add_argument("--python", metavar="CALL", help="LLM(...) keyword arguments")
+    add_source_options(parser)
     wish = parser.add_argument_group("wishes (search for flags instead)")
     wish.add_argument("--want-context", metavar="LEN", help="tokens a request may have (32k)")
     wish.add_argument("--want-concurrency", metavar="N", help="requests of that length at once")
@@ -74,66 +66,28 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     out.add_argument("--explain-math", action="store_true", help="show the working behind every figure")
     out.add_argument("--cold", action="store_true", help="plan the first start, with a cold compile cache")
     out.add_argument("--no-advice", action="store_true", help="do not look for flags that mend it")
+    parser.set_defaults(prog="legroom plan")
     return parser
-
-
-def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
-    """Own options into a namespace; vLLM's words beside them."""
-    own, rest, after = split(parser, words)
-    args = parser.parse_args(own)
-    args.vllm_words, args.command_words = rest, after
-    return args
 
 
 def run(args: argparse.Namespace) -> int:
     """Plan, print, and answer with 0 or 1."""
     from legroom.api import PlanReport, make_plan
 
-    serve_args, release = deployment(args)
+    meant = said(args)
+    where = machine(args, meant)
     if args.want_context or args.want_concurrency or args.want_gpus:
         from legroom.cli.wish import run_wish
 
-        return run_wish(args, serve_args, release)
-    made = make_plan(serve_args, release, machine(args), advice=not args.no_advice)
+        return run_wish(args, meant.args, meant.release, where)
+    made = make_plan(meant.args, meant.release, where, advice=not args.no_advice)
+    made = replace(made, notes=(*meant.notes, *made.notes))
+    if args.cold:
+        from legroom.planning.cold import cold_start
+
+        made = cold_start(made)
     show(PlanReport(made), args)
     return exit_code(made)
-
-
-def machine(args: argparse.Namespace) -> Machine:
-    """Where it runs, from the options."""
-    from legroom.api import Machine
-
-    if args.gpu is None:
-        raise LegroomError(
-            "which GPU?", "say --gpu h100, a100-80gb, l40s, a10g, l4, rtx4090 ..., or a size such as --gpu 24GiB"
-        )
-    return Machine(args.gpu, count_of(args.gpus, "--gpus"), args.gpu_memory, args.gpu_used)
-
-
-def deployment(args: argparse.Namespace) -> tuple[ServeArgs, Release]:
-    """What runs, as flags of one release, from whichever way it was said."""
-    from legroom.facts.releases import latest
-    from legroom.facts.releases import release as known_release
-    from legroom.vllm.parse import parse_flags
-
-    release = known_release(args.vllm) if args.vllm else latest()
-    parsed = parse_flags(args.command_words + args.vllm_words, release)
-    refuse_problems(parsed.problems, release)
-    found = parsed.args
-    if not found.model:
-        raise LegroomError("which model?", "legroom plan MODEL --gpu NAME, or -- vllm serve ..., --command or --file")
-    return replace(found, env={**server_env(os.environ), **found.env}), release
-
-
-def refuse_problems(problems: Sequence[FlagProblem], release: Release) -> None:
-    """End with what vLLM would not take; say on stderr what it takes without effect."""
-    fatal = [problem for problem in problems if problem.stops_vllm]
-    if fatal:
-        message = "; ".join(problem.message for problem in fatal)
-        hints = [f"instead of {problem.flag}: {problem.instead}" for problem in fatal if problem.instead]
-        raise LegroomError(message, "; ".join(hints) or f"vLLM {release} stops at it: leave it out")
-    for problem in problems:
-        note(f"note: {problem.message}")
 
 
 def exit_code(made: Plan) -> int:
@@ -141,7 +95,7 @@ def exit_code(made: Plan) -> int:
     return ANSWER_IS_NO if made.verdict == "does_not_fit" else OK
 
 
-def show(report: Any, args: argparse.Namespace) -> None:
+def show(report: PlanReport, args: argparse.Namespace) -> None:
     """The answer in the form that was asked for."""
     if args.svg:
         write_file(args.svg, report.svg(), "picture")
@@ -151,17 +105,3 @@ def show(report: Any, args: argparse.Namespace) -> None:
     from legroom.render.terminal import style_of
 
     sys.stdout.write(report.text(style_of(sys.stdout), args.explain_math))
-
-
-def count_of(text: str | None, option: str) -> int | None:
-    """A whole number of GPUs, or None where the option was not given."""
-    if text is None:
-        return None
-    if not text.isdigit() or not 1 <= int(text) <= 4096:
-        raise LegroomError(f"{option} {text!r} is not a number of GPUs", f"write it like {option} 2")
-    return int(text)
-
-
-def server_env(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables of this process that a vLLM server started from it would read."""
-    return {name: value for name, value in env.items() if name.startswith(_SERVER_ENV)}

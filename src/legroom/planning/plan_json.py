@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from legroom.planning.cold import cold_start
+from legroom.planning.ready_command import ready_command
 
 if TYPE_CHECKING:
     from legroom.figures import Figure
@@ -16,7 +19,7 @@ FIGURES = ("weights", "activation", "cuda_graph", "non_torch", "kv_cache", "outs
 """The parts of a layout that carry a certainty."""
 
 
-def plan_json(plan: Plan, command: Sequence[str], explain_math: bool = False) -> dict[str, Any]:
+def plan_json(plan: Plan, explain_math: bool = False) -> dict[str, Any]:
     """The whole document. Bytes are integers, ratios 0..1."""
     kv = plan.memory.kv
     document: dict[str, Any] = {
@@ -42,10 +45,11 @@ def plan_json(plan: Plan, command: Sequence[str], explain_math: bool = False) ->
         "reason": plan.reason,
         "failure": failure_json(plan),
         "advice": [advice_json(advice) for advice in plan.advice],
-        "command": list(command),
+        "command": ready_command(plan),
         "confidence": {f"{name}_bytes": confidence_json(getattr(plan.layout, name)) for name in FIGURES},
+        "cold": cold_json(plan),
         "ranks": [{"stage": rank.rank, **layout_json(rank)} for rank in plan.memory.ranks],
-        "notes": list(plan.notes),
+        "notes": list(dict.fromkeys(plan.notes)),
     }
     if explain_math:
         document["terms"] = {f"{name}_bytes": terms_json(getattr(plan.layout, name)) for name in FIGURES}
@@ -92,6 +96,22 @@ def advice_json(advice: Advice) -> dict[str, Any]:
         "trades": advice.trades,
         "verdict": advice.plan.verdict,
         "layout": layout_json(advice.plan.layout),
+        "command": ready_command(advice.plan),
+    }
+
+
+def cold_json(plan: Plan) -> dict[str, Any] | None:
+    """The first start, with a cold compile cache; null where it is like any other."""
+    cold = cold_start(plan)
+    if cold is plan:
+        return None
+    kv = cold.memory.kv
+    return {
+        "verdict": cold.verdict,
+        "layout": layout_json(cold.layout),
+        "num_blocks": max(kv.num_blocks, 0),
+        "tokens": max(kv.tokens, 0),
+        "max_concurrency": kv.max_concurrency,
     }
 
 

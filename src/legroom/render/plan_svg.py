@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from legroom.planning.ready_command import ready_command
 from legroom.render.plan_parts import Part, certainty, flag_words, headline, parts, scale_bytes
 from legroom.render.svg import Svg
 from legroom.render.text import count, plural, wrap
@@ -22,7 +22,7 @@ _VERDICT_CSS = {"fits": "good", "tight": "fair", "does_not_fit": "bad"}
 _VERDICT_WORD = {"fits": "fits", "tight": "tight", "does_not_fit": "does not fit"}
 
 
-def plan_svg(plan: Plan, command: Sequence[str]) -> str:
+def plan_svg(plan: Plan) -> str:
     """The whole document."""
     page = Svg(_WIDTH, headline(plan))
     y = _title(page, plan, 40)
@@ -31,7 +31,7 @@ def plan_svg(plan: Plan, command: Sequence[str]) -> str:
     y = _legend(page, plan.layout, y + 14)
     y = _kv(page, plan, y + 12)
     y = _advice(page, plan, y + 8)
-    y = _command(page, command, y + 8)
+    y = _command(page, plan, y + 8)
     return page.render(y + 18)
 
 
@@ -158,10 +158,11 @@ def _one_advice(page: Svg, advice: Advice, y: float) -> float:
     return y + 40
 
 
-def _command(page: Svg, command: Sequence[str], y: float) -> float:
-    if not command:
+def _command(page: Svg, plan: Plan, y: float) -> float:
+    if plan.verdict == "does_not_fit" and not plan.advice:
         return y
-    lines = wrap(shlex.join(command), _CHARS - 4)
+    shown = plan.advice[0].plan if plan.verdict == "does_not_fit" else plan
+    lines = wrap(shlex.join(ready_command(shown)), _CHARS - 4)
     page.box(_LEFT, y + 8, _BAR, 19 * len(lines) + 12, css="box", round_=4)
     y += 10
     for number, line in enumerate(lines):

@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from legroom.planning.cold import cold_start
+from legroom.planning.ready_command import ready_command
 from legroom.render.bar import bar, labels, ruler, swatch
 from legroom.render.plan_parts import Part, certainty, flag_words, headline, parts, scale_bytes
 from legroom.render.terminal import PLAIN, Style
@@ -21,20 +23,24 @@ _MARKS = {"fits": ("✓", "ok", "green"), "tight": ("!", "!", "orange"), "does_n
 _MARGIN = "  "
 
 
-def plan_text(plan: Plan, command: Sequence[str], style: Style = PLAIN, explain_math: bool = False) -> str:
+def plan_text(plan: Plan, style: Style = PLAIN, explain_math: bool = False) -> str:
     """The whole picture, ending in a newline."""
     blocks = [
         list(_answer(plan, style)),
         list(_failure(plan, style)),
-        list(_card(plan, style)),
-        list(_kv(plan, style)),
-        list(_ranks(plan, style)),
+        [body_text(plan, style)],
         list(_advice(plan, style)),
-        list(_command(command, style)),
+        list(_ready(plan, style)),
         list(_math(plan, style)) if explain_math else [],
         list(_notes(plan, style)),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def body_text(plan: Plan, style: Style) -> str:
+    """The card, the KV cache and the pipeline stages."""
+    blocks = [list(_card(plan, style)), list(_kv(plan, style)), list(_ranks(plan, style))]
+    return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
 def _answer(plan: Plan, style: Style) -> Iterator[str]:
@@ -111,8 +117,16 @@ def _kv(plan: Plan, style: Style) -> Iterator[str]:
         ("KV cache", f"{plural(kv.num_blocks, 'block')} of {kv.block_size} = {count(kv.tokens)} tokens{per_token}"),
         ("concurrency", f"{kv.max_concurrency:.2f} requests of the full {count(length)} tokens"),
         ("longest", f"{count(kv.longest_len)} tokens is the longest context that fits"),
+        *_first_start(plan),
     ]
     yield from (_MARGIN + line for line in columns([(style.paint(a, "bold"), b) for a, b in rows], "<<"))
+
+
+def _first_start(plan: Plan) -> Iterator[tuple[str, str]]:
+    cold = cold_start(plan)
+    if cold is not plan:
+        kv = cold.memory.kv
+        yield "first start", f"{plural(max(kv.num_blocks, 0), 'block')} while the compile cache is cold"
 
 
 def _ranks(plan: Plan, style: Style) -> Iterator[str]:
@@ -140,24 +154,35 @@ def _advice(plan: Plan, style: Style) -> Iterator[str]:
 
 
 def _one_advice(number: int, advice: Advice, style: Style) -> Iterator[str]:
-    after, width = advice.plan, max(12, style.width - 44)
+    after = advice.plan
     flags = " ".join(flag_words(advice.flags))
     caveat = "" if after.verdict == "fits" else "  (tight)"
     yield f"{number:>2}. {style.paint(flags, 'bold')}{caveat}"
-    layout, kv = after.layout, after.memory.kv
-    mini = bar([part.segment for part in parts(layout)], width, style)
-    length = count(after.settings.max_model_len)
-    holds = f"KV {gib(layout.kv_cache.bytes)}, holds {kv.max_concurrency:.2f} x {length}"
-    yield f"    {mini}  {holds}"
-    yield " " * (6 + width) + f"headroom {gib(layout.headroom_bytes)}"
+    yield from mini_layout(after, style)
     if advice.trades:
         yield from (style.paint(line, "dim") for line in wrap(f"costs: {advice.trades}", style.width, "    "))
 
 
-def _command(command: Sequence[str], style: Style) -> Iterator[str]:
+def mini_layout(plan: Plan, style: Style) -> Iterator[str]:
+    """A small bar with what it holds beside it."""
+    width = max(12, style.width - 44)
+    layout, kv = plan.layout, plan.memory.kv
+    mini = bar([part.segment for part in parts(layout)], width, style)
+    length = count(plan.settings.max_model_len)
+    yield f"    {mini}  KV {gib(layout.kv_cache.bytes)}, holds {kv.max_concurrency:.2f} x {length}"
+    yield " " * (6 + width) + f"headroom {gib(layout.headroom_bytes)}"
+
+
+def _ready(plan: Plan, style: Style) -> Iterator[str]:
+    """What to run: the planned command, or the first that mends it."""
+    if plan.verdict != "does_not_fit":
+        yield from command_lines(ready_command(plan), style)
+    elif plan.advice:
+        yield from command_lines(ready_command(plan.advice[0].plan), style)
+
+
+def command_lines(command: Sequence[str], style: Style) -> Iterator[str]:
     """The command line in lines that can be pasted."""
-    if not command:
-        return
     line, lines = "", []
     for word in _phrases(command):
         if line and len(line) + 1 + len(word) > style.width - 6:
@@ -198,5 +223,5 @@ def _terms(figure: Figure, style: Style) -> Iterator[str]:
 
 
 def _notes(plan: Plan, style: Style) -> Iterator[str]:
-    for note in plan.notes:
+    for note in dict.fromkeys(plan.notes):
         yield from (style.paint(line, "dim") for line in wrap(f"note: {note}", style.width, _MARGIN, _MARGIN + " " * 6))

@@ -62,10 +62,7 @@ def _unicode(stream: TextIO) -> bool:
 
 def _width(stream: TextIO, env: Mapping[str, str]) -> int:
     columns = env.get("COLUMNS", "")
-    if columns.isdigit() and int(columns) > 0:
-        width = int(columns)
-    else:
-        width = _columns_of(stream)
+    width = int(columns) if columns.isdigit() and int(columns) > 0 else _columns_of(stream)
     return max(_NARROWEST, min(width, _WIDEST))
 
 

@@ -1,0 +1,142 @@
+"""What runs and where, from the words of a command: shared by the commands that take vLLM's flags."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
+
+from legroom.cli.own_options import split
+from legroom.errors import LegroomError
+
+if TYPE_CHECKING:
+    from legroom.api import Machine
+    from legroom.facts.releases import Release
+    from legroom.vllm.args import ServeArgs
+    from legroom.vllm.parse import ParsedArgs
+    from legroom.vllm.problems import FlagProblem
+    from legroom.vllm.sources import Deployment
+
+_SERVER_ENV = re.compile(r"(VLLM|PYTORCH|NCCL)_\w+")
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD")
+
+
+@dataclass(frozen=True)
+class Said:
+    """The flags that were meant, for one release."""
+
+    args: ServeArgs
+    release: Release
+    gpu_count: int | None = None
+    """What a manifest or a container line says."""
+    notes: tuple[str, ...] = ()
+
+
+def add_source_options(parser: argparse.ArgumentParser) -> None:
+    """The ways to say what runs other than MODEL and flags."""
+    what = parser.add_argument_group("other ways to say what runs")
+    what.add_argument("--command", metavar="LINE", dest="line", help="a vllm serve, python -m or docker run line")
+    what.add_argument(
+        "--file", metavar="FILE", help="a Kubernetes manifest, compose file, vLLM --config ..."
+    )
+    what.add_argument("--python", metavar="CALL", help="LLM(...) keyword arguments")
+
+
+def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+    """Own options into a namespace; vLLM's words beside them."""
+    own, rest, after = split(parser, words)
+    args = parser.parse_args(own)
+    args.vllm_words, args.command_words = rest, after
+    return args
+
+
+def said(args: argparse.Namespace) -> Said:
+    """What runs, from whichever way it was said; flags beside a line or a file are added to it and win."""
+    from legroom.facts.releases import latest
+    from legroom.facts.releases import release as known_release
+    from legroom.vllm.parse import parse_flags
+
+    asked = known_release(args.vllm) if args.vllm else None
+    source = _source(args, asked)
+    release = source.release if source else asked or latest()
+    flags = parse_flags(args.vllm_words, release)
+    problems = (*(source.problems if source else ()), *flags.problems)
+    refuse(problems, release)
+    found = _merged(source.args, flags) if source else flags.args
+    if not found.model:
+        raise LegroomError("which model?", f"{args.prog} MODEL --gpu NAME, or -- vllm serve ..., --command or --file")
+    env = {**server_env(os.environ), **found.env}
+    notes = (*(source.notes if source else ()), *(problem.message for problem in problems))
+    return Said(replace(found, env=env), release, source.gpu_count if source else None, notes)
+
+
+def machine(args: argparse.Namespace, meant: Said) -> Machine:
+    """Where it runs, from the options."""
+    from legroom.api import Machine
+
+    if args.gpu is None:
+        raise LegroomError(
+            "which GPU?", "say --gpu h100, a100-80gb, l40s, a10g, l4, rtx4090 ..., or a size such as --gpu 24GiB"
+        )
+    number = count_of(args.gpus, "--gpus")
+    return Machine(args.gpu, meant.gpu_count if number is None else number, args.gpu_memory, args.gpu_used)
+
+
+def _source(args: argparse.Namespace, asked: Release | None) -> Deployment | None:
+    ways = {
+        "-- ...": args.command_words, "--command": args.line, "--file": args.file, "--python": args.python,
+    }  # fmt: skip
+    used = [name for name, value in ways.items() if value]
+    if len(used) > 1:
+        raise LegroomError(f"{' and '.join(used)} both say what runs", "give one of them")
+    config = any(word.partition("=")[0] == "--config" for word in args.vllm_words)
+    if not used and not config:
+        return None
+    import shlex
+
+    from legroom.vllm import sources  # only here: a plain plan needs none of its readers
+
+    if args.file:
+        return sources.deployment_from_file(args.file, asked)
+    if args.python:
+        return sources.deployment_from_python(args.python, asked, "--python")
+    if used:
+        return sources.deployment_from_command(args.line or shlex.join(args.command_words), asked)
+    words, args.vllm_words = ["vllm", "serve", *args.vllm_words], []
+    return sources.deployment_from_command(shlex.join(words), asked)
+
+
+def _merged(base: ServeArgs, flags: ParsedArgs) -> ServeArgs:
+    """The flags of a line or a file with those given beside it on top."""
+    given = {
+        field.name: value
+        for field in fields(flags.args)
+        if field.name not in ("usage", "env", "others") and (value := getattr(flags.args, field.name)) not in (None, "")
+    }
+    return replace(base, others=base.others + flags.args.others, **given)
+
+
+def refuse(problems: Sequence[FlagProblem], release: Release) -> None:
+    """End with what vLLM would not take."""
+    fatal = [problem for problem in problems if problem.stops_vllm]
+    if fatal:
+        message = "; ".join(problem.message for problem in fatal)
+        hints = [f"instead of {problem.flag}: {problem.instead}" for problem in fatal if problem.instead]
+        raise LegroomError(message, "; ".join(hints) or f"vLLM {release} stops at it: leave it out")
+
+
+def count_of(text: str | None, option: str) -> int | None:
+    """A whole number of GPUs, or None where the option was not given."""
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= 4096):
+        raise LegroomError(f"{option} {text!r} is not a number of GPUs", f"write it like {option} 2")
+    return int(text)
+
+
+def server_env(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables of this process that a vLLM server started from it would read, keys and tokens left out."""
+    return {name: value for name, value in env.items() if _SERVER_ENV.fullmatch(name) and not _SECRET.search(name)}

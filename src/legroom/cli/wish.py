@@ -1,0 +1,139 @@
+"""`legroom plan --want-...`: the flags that hold a wish."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from legroom.cli.output import print_json, write_file
+from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from legroom.api import Machine
+    from legroom.facts.releases import Release
+    from legroom.planning.plan import Plan, Target
+    from legroom.planning.search import Found
+    from legroom.planning.wish import Wish
+    from legroom.vllm.args import ServeArgs
+
+MOST_GPUS = 8
+"""How far to count up where no number of GPUs was given."""
+
+
+def run_wish(args: argparse.Namespace, serve_args: ServeArgs, release: Release, machine: Machine) -> int:
+    """Search, print, and answer with 0 where something holds the wish."""
+    from legroom.api import make_target
+    from legroom.planning.search import find
+
+    most = _most_gpus(args, serve_args, machine)
+    target = make_target(serve_args, release, replace(machine, gpus=most))
+    wish = _wish(args, serve_args, target, most)
+    targets = with_variants(target, serve_args)
+    for count in wish.gpus:  # fewer GPUs come before every other consideration
+        found = find(targets, serve_args, replace(wish, gpus=(count,)))
+        if found.best:
+            break
+    found = replace(
+        found,
+        best=used_only(found.best) if found.best else None,
+        alternatives=tuple((used_only(plan), losses) for plan, losses in found.alternatives),
+    )
+    _show(found, target, serve_args, args)
+    return OK if found.best else ANSWER_IS_NO
+
+
+def _most_gpus(args: argparse.Namespace, serve_args: ServeArgs, machine: Machine) -> int:
+    from legroom.cli.deployment import count_of
+
+    asked = count_of(args.want_gpus, "--want-gpus") or machine.gpus
+    given = (serve_args.tensor_parallel_size or 1) * (serve_args.pipeline_parallel_size or 1)
+    return asked or (given if given > 1 else MOST_GPUS)
+
+
+def _wish(args: argparse.Namespace, serve_args: ServeArgs, target: Target, most: int) -> Wish:
+    from legroom.planning.wish import Wish
+    from legroom.units import parse_count
+
+    context = parse_count(args.want_context, "--want-context") if args.want_context else 0
+    context = context or serve_args.max_model_len or target.model.max_position_embeddings
+    concurrency = parse_count(args.want_concurrency, "--want-concurrency") if args.want_concurrency else 1
+    if context < 1 or concurrency < 1:
+        raise LegroomError("a wish must be at least 1", "write it like --want-context 32k --want-concurrency 16")
+    return Wish(context, float(concurrency), counts_up_to(most), args.policy)
+
+
+def counts_up_to(most: int) -> tuple[int, ...]:
+    """Powers of two below `most`, and `most` itself."""
+    counts = [1]
+    while counts[-1] * 2 < most:
+        counts.append(counts[-1] * 2)
+    return tuple(counts) if most == 1 else (*counts, most)
+
+
+def with_variants(target: Target, serve_args: ServeArgs) -> list[Target]:
+    """The model, and the quantized checkpoints known of it unless the user named a quantization."""
+    from legroom.facts.models import from_bundled, variants
+
+    if serve_args.quantization or target.model.quantization or not target.model.source.startswith("bundled"):
+        return [target]
+    return [target, *(replace(target, model=from_bundled(variant)) for variant in variants(target.model.name))]
+
+
+def used_only(plan: Plan) -> Plan:
+    """The plan on just the GPUs that it uses."""
+    settings = plan.settings
+    used = settings.tensor_parallel_size * settings.pipeline_parallel_size * settings.data_parallel_size
+    return replace(plan, target=replace(plan.target, gpus=used))
+
+
+def _show(found: Found, target: Target, serve_args: ServeArgs, args: argparse.Namespace) -> None:
+    if args.svg and found.best:
+        from legroom.render.plan_svg import plan_svg
+
+        write_file(args.svg, plan_svg(found.best), "picture")
+    if args.json:
+        print_json(_document(found, target, serve_args, args.explain_math))
+        return
+    from legroom.render.terminal import style_of
+    from legroom.render.wish_text import wish_text
+
+    sys.stdout.write(wish_text(found, style_of(sys.stdout)))
+
+
+def _document(found: Found, target: Target, serve_args: ServeArgs, explain_math: bool) -> dict[str, Any]:
+    from legroom.planning.plan import plan
+    from legroom.planning.plan_json import plan_json
+
+    search = {
+        "want_context": found.wish.context,
+        "want_concurrency": found.wish.concurrency,
+        "policy": found.wish.policy,
+        "considered": found.considered,
+        "gives_up": list(found.losses),
+        "short_by": found.short_by or None,
+        "alternatives": [_alternative(other, losses) for other, losses in found.alternatives],
+    }
+    if found.best:
+        return plan_json(found.best, explain_math) | {"search": search}
+    # Nothing holds the wish: what the flags alone would do, with the answer to the wish on top.
+    asked = replace(serve_args, max_model_len=serve_args.max_model_len or found.wish.context)
+    document = plan_json(plan(target, asked), explain_math)
+    return document | {"verdict": "does_not_fit", "reason": found.short_by, "search": search}
+
+
+def _alternative(plan: Plan, losses: Sequence[str]) -> dict[str, Any]:
+    from legroom.planning.plan_json import layout_json
+    from legroom.planning.ready_command import ready_command
+
+    return {
+        "gpus": plan.target.gpus,
+        "gives_up": list(losses),
+        "verdict": plan.verdict,
+        "max_concurrency": plan.memory.kv.max_concurrency,
+        "layout": layout_json(plan.layout),
+        "command": ready_command(plan),
+    }

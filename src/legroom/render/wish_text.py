@@ -1,0 +1,58 @@
+"""The answer to a wish: what holds it, what that gives up, and the other ways to pay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from legroom.planning.ready_command import ready_command
+from legroom.render.plan_parts import short_name
+from legroom.render.plan_text import body_text, command_lines, mini_layout
+from legroom.render.terminal import PLAIN, Style
+from legroom.render.text import count, wrap
+
+if TYPE_CHECKING:
+    from legroom.planning.plan import Plan
+    from legroom.planning.search import Found
+
+
+def wish_text(found: Found, style: Style = PLAIN) -> str:
+    """The whole answer, ending in a newline."""
+    wished = f"{found.wish.concurrency:g} requests of {count(found.wish.context)} tokens"
+    if found.best is None:
+        mark = style.paint(style.pick("✗", "x"), "red", "bold")
+        lines = wrap(f"No setting holds {wished}: {found.short_by}", style.width - 2)
+        tried = f"  {count(found.considered)} settings were weighed."
+        return (
+            "\n".join([f"{mark} {style.paint(lines[0], 'bold')}", *(f"  {line}" for line in lines[1:]), tried]) + "\n"
+        )
+    blocks = [
+        list(_answer(found, found.best, wished, style)),
+        list(command_lines(ready_command(found.best), style)),
+        [body_text(found.best, style)],
+        list(_alternatives(found, style)),
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def _answer(found: Found, best: Plan, wished: str, style: Style) -> Iterator[str]:
+    mark = style.paint(style.pick("✓", "ok"), "green", "bold")
+    head = f"{short_name(best.target.model.name)} on {best.target.gpus} x {best.target.gpu.name} holds {wished}."
+    lines = wrap(head, style.width - 2)
+    yield f"{mark} {style.paint(lines[0], 'bold')}"
+    yield from (f"  {style.paint(line, 'bold')}" for line in lines[1:])
+    paid = "; ".join(found.losses) if found.losses else "nothing beyond the defaults"
+    yield from wrap(f"It gives up: {paid}.", style.width, "  ")
+    yield from wrap(f"{count(found.considered)} settings were weighed; policy {found.wish.policy}.", style.width, "  ")
+
+
+def _alternatives(found: Found, style: Style) -> Iterator[str]:
+    if not found.alternatives:
+        return
+    yield style.paint("Other ways to pay", "bold")
+    for plan, losses in found.alternatives:
+        yield ""
+        yield from command_lines(ready_command(plan), style)
+        yield from mini_layout(plan, style)
+        paid = "; ".join(losses) if losses else "nothing beyond the defaults"
+        yield from (style.paint(line, "dim") for line in wrap(f"gives up: {paid}", style.width, "    "))
