@@ -1,4 +1,4 @@
-"""What a family's layers hold besides attention and feed-forward: norms, positions, biases. Data in `data/anatomy.json`."""
+"""What a family's layers hold besides attention and feed-forward: norms, positions. Data in `data/anatomy.json`."""
 
 from __future__ import annotations
 
@@ -44,6 +44,10 @@ class Anatomy:
     """Empty: the model's dtype."""
     rope_layers: str = "all"
     """Which layers have rotary embeddings of their own kind: all | by_type (local and global bases differ)."""
+    attention_path: str = "self_attn"
+    """What checkpoints call the attention module of a layer, its dense block, and its block of experts."""
+    mlp_path: str = "mlp"
+    moe_path: str = "mlp"
     scalars_per_layer: int = 0
     """Further buffers of a few bytes a layer; each takes 512 bytes of the allocator."""
     normalizer: bool = False

@@ -45,11 +45,13 @@ def _section(config: Config) -> Config | None:
 def _method(section: Config) -> str:
     method = str(section.get("quant_method") or "").lower()
     if not method:
+        if "quant_algo" in section:
+            return "modelopt"
         if "config_groups" in section:
             return "compressed-tensors"
         if section.get("load_in_4bit") or section.get("load_in_8bit"):
             return "bitsandbytes"
-        if "quant_algo" in section or "quantization" in section:
+        if "quantization" in section:
             return "modelopt"
     return {"marlin": "gptq", "gptq_marlin": "gptq", "awq_marlin": "awq"}.get(method, method)
 

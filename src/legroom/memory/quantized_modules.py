@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from functools import lru_cache
 
+from legroom.facts.anatomy import Anatomy
 from legroom.facts.quantization import Quantization
 from legroom.memory.weight_modules import Module
 
-_ALIASES = {
-    "self_attn": ("self_attn", "attn", "mixer", "attention"),
-    "linear_attn": ("linear_attn",),
-    "mlp": ("mlp", "block_sparse_moe", "feed_forward", "mixer", "ffn", "moe"),
-    "mixer": ("mixer", "mamba"),
-}
-"""The paths that families use for what legroom calls self_attn and mlp."""
 _PREFIXES = ("model.layers", "model.language_model.layers", "language_model.model.layers", "backbone.layers", "layers")
+_EXPERT_LEAVES = {"w13": ("gate_proj", "up_proj", "w1", "w3"), "w2": ("down_proj", "w2")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,27 +23,21 @@ class Patterns:
     """Names from `layers.` on, or whole names."""
     words: tuple[tuple[str, ...], ...]
     """Dotted parts that appear anywhere in a name."""
-    globs: tuple[str, ...]
-    regexes: tuple[re.Pattern[str], ...]
+    regex: re.Pattern[str] | None
+    """Globs and regular expressions, joined into one."""
 
     def match(self, name: str) -> bool:
-        """`name` starts at `layers.N.`."""
-        if name in self.exact:
-            return True
+        """`name` starts at `layers.N.` (or is a module outside the layers)."""
         parts = tuple(name.split("."))
-        for depth in range(2, len(parts)):
-            if ".".join(parts[:depth]) in self.exact:
-                return True
+        if any(".".join(parts[:depth]) in self.exact for depth in range(1, len(parts) + 1)):
+            return True
         if any(_contains(parts, words) for words in self.words):
             return True
-        return (
-            any(
-                any(fnmatchcase(full, glob) for glob in self.globs) or any(rx.match(full) for rx in self.regexes)
-                for full in (f"{prefix}{name.removeprefix('layers')}" for prefix in _PREFIXES)
-            )
-            if self.globs or self.regexes
-            else False
-        )
+        if self.regex is None:
+            return False
+        if not name.startswith("layers."):
+            return self.regex.match(name) is not None
+        return any(self.regex.match(prefix + name[len("layers") :]) for prefix in _PREFIXES)
 
 
 def _contains(parts: tuple[str, ...], words: tuple[str, ...]) -> bool:
@@ -56,58 +45,88 @@ def _contains(parts: tuple[str, ...], words: tuple[str, ...]) -> bool:
     return any(parts[i : i + size] == words for i in range(len(parts) - size + 1))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def patterns(names: tuple[str, ...]) -> Patterns:
     """Sort patterns once; a checkpoint may list tens of thousands."""
-    exact, words, globs, regexes = set(), [], [], []
+    exact, words, expressions = set(), [], []
     for name in names:
         if name.startswith("re:"):
-            regexes.append(re.compile(name[3:]))
+            expressions.append(name[3:])
         elif "*" in name or "?" in name:
-            globs += [name, f"{name}.*"]
+            expressions += [translate(name), translate(f"{name}.*")]
         elif "layers." in name:
             exact.add(name[name.index("layers.") :])
         else:
             words.append(tuple(name.split(".")))
-    return Patterns(frozenset(exact), tuple(words), tuple(globs), tuple(regexes))
+    try:
+        regex = re.compile("|".join(f"(?:{one})" for one in expressions)) if expressions else None
+    except re.error:
+        regex = None
+    return Patterns(frozenset(exact), tuple(words), regex)
 
 
-def scheme_of(module: Module, layer: int, quantization: Quantization | None) -> Quantization | None:
-    """The scheme of a module in layer `layer`; None: it is not quantized."""
-    if quantization is None or not module.quantizable:
-        return None
-    return _scheme_of(module.name, module.shards, layer, quantization)
+@lru_cache(maxsize=64)
+def _by_scheme(rules: tuple[tuple[str, Quantization], ...]) -> tuple[tuple[Quantization, Patterns], ...]:
+    """Rules grouped by their scheme, in the order in which schemes first appear."""
+    grouped: dict[Quantization, list[str]] = {}
+    for name, scheme in rules:
+        grouped.setdefault(scheme, []).append("*" if name == "Linear" else name)
+    return tuple((scheme, patterns(tuple(names))) for scheme, names in grouped.items())
 
 
-@lru_cache(maxsize=65536)
-def _scheme_of(name: str, shards: tuple[str, ...], layer: int, quantization: Quantization) -> Quantization | None:
-    names = _checkpoint_names(name, shards, layer)
-    ignored = patterns(quantization.ignored)
-    if any(ignored.match(one) for one in names):
-        return None
-    for pattern, scheme in quantization.rules:
-        if pattern == "Linear" or any(patterns((pattern,)).match(one) for one in names):
-            return scheme
-    if quantization.rules and not quantization.targets:
-        return None
-    targets = quantization.targets
-    if targets == ("Linear",):
-        return quantization
-    if targets == ("experts",):
-        return quantization if ".experts." in name else None
-    return quantization if any(patterns(targets).match(one) for one in names) else None
+class Schemes:
+    """The schemes of one checkpoint's modules."""
+
+    def __init__(self, quantization: Quantization | None, anatomy: Anatomy) -> None:
+        self._quantization = quantization
+        self._anatomy = anatomy
+        self._ignored = patterns(quantization.ignored) if quantization else None
+        self._rules = _by_scheme(quantization.rules) if quantization else ()
+
+    def of(self, module: Module, layer: int) -> Quantization | None:
+        """The scheme of a module in layer `layer`; None: it is not quantized."""
+        if self._quantization is None or not module.quantizable:
+            return None
+        return self._find(self._names(module, layer), ".experts." in module.name)
+
+    def of_lm_head(self) -> Quantization | None:
+        """The output layer is quantized only where the checkpoint names it."""
+        found = self._quantization
+        if found is None:
+            return None
+        for scheme, rule in self._rules:
+            if rule.match("lm_head") and ("lm_head",) in rule.words:
+                return scheme
+        return found if found.quantizes_lm_head and not (self._ignored and self._ignored.match("lm_head")) else None
+
+    def _find(self, names: list[str], expert: bool) -> Quantization | None:
+        found = self._quantization
+        assert found is not None and self._ignored is not None
+        if any(self._ignored.match(name) for name in names):
+            return None
+        for scheme, rule in self._rules:
+            if any(rule.match(name) for name in names):
+                return scheme
+        if found.targets == ("Linear",):
+            return found
+        if found.targets == ("experts",):
+            return found if expert else None
+        return found if found.targets and any(patterns(found.targets).match(name) for name in names) else None
+
+    def _names(self, module: Module, layer: int) -> list[str]:
+        """What checkpoints call this module: under its family's path, by its own name and by those it is fused from."""
+        head, _, rest = module.name.partition(".")
+        path = {
+            "self_attn": self._anatomy.attention_path,
+            "mlp": self._anatomy.mlp_path if rest in _DENSE else self._anatomy.moe_path,
+        }.get(head, head)
+        stem = f"layers.{layer}.{path}." if path else f"layers.{layer}."
+        if ".experts." in module.name:
+            leaf = rest.rpartition(".")[2]
+            return [f"{stem}experts", *(f"{stem}experts.0.{shard}" for shard in _EXPERT_LEAVES[leaf])]
+        inner, _, leaf = rest.rpartition(".")
+        inners = ("shared_experts.", "shared_expert.") if inner == "shared_experts" else (f"{inner}." if inner else "",)
+        return [f"{stem}{one}{name}" for one in inners for name in (leaf, *module.shards)]
 
 
-def _checkpoint_names(name: str, shards: tuple[str, ...], layer: int) -> list[str]:
-    head, _, rest = name.partition(".")
-    leaf = rest.rpartition(".")[2]
-    out: list[str] = []
-    for alias in _ALIASES.get(head, (head,)):
-        base = f"layers.{layer}.{alias}.{rest}"
-        out.append(base)
-        stem = base.removesuffix(leaf)
-        if ".experts." in name:
-            out += [f"{stem}0.{shard}" for shard in shards]
-        else:
-            out += [stem + shard for shard in shards]
-    return out
+_DENSE = {"gate_up_proj", "up_proj", "down_proj"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,12 +14,12 @@ from legroom.facts.quantization import Quantization
 from legroom.facts.quantization_config import online_quantization
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term
-from legroom.memory.quantized_modules import scheme_of
+from legroom.memory.quantized_modules import Schemes
 from legroom.memory.rope_cache import RopeCache, construction, rope_caches
 from legroom.memory.stages import stage_range
 from legroom.memory.torch_allocator import Block, TorchAllocator
 from legroom.memory.weight_modules import Module, Ranks, feedforward_modules, mixer_modules, norm
-from legroom.memory.weight_storage import Storage, StorageContext, storage
+from legroom.memory.weight_storage import Step, Storage, StorageContext, storage
 from legroom.units import MIB, cdiv, round_up
 
 if TYPE_CHECKING:
@@ -65,19 +65,19 @@ def loaded_modules(model: Model, settings: EngineSettings, context: StorageConte
     shape = anatomy(model.model_type, model.architecture)
     tp = settings.tensor_parallel_size
     ranks = Ranks(tp, tp * settings.data_parallel_size if settings.enable_expert_parallel else 1)
-    scheme = _scheme(model, settings)
+    schemes = Schemes(_quantization(model, settings), shape)
     stage = stage_range(len(model.layers), settings, pp_rank)
     first, last = pp_rank == 0, pp_rank == settings.pipeline_parallel_size - 1
     for module in _encoders(model, tp, first):
         yield Stored(module, storage(module, None, context))
     for module in _embeddings(model, shape, ranks, (first, last)):
         yield Stored(module, storage(module, None, context))
-    yield from _layers(model, shape, settings, ranks, (stage, scheme, context))
+    yield from _layers(model, shape, settings, ranks, (stage, schemes, context))
     for module in _outputs(model, shape, ranks, last):
-        yield Stored(module, storage(module, None, context))
+        yield Stored(module, storage(module, schemes.of_lm_head() if module.name == "lm_head" else None, context))
 
 
-def _scheme(model: Model, settings: EngineSettings) -> Quantization | None:
+def _quantization(model: Model, settings: EngineSettings) -> Quantization | None:
     if model.quantization is not None:
         return model.quantization
     return online_quantization(settings.quantization) if settings.quantization else None
@@ -123,7 +123,7 @@ def _outputs(model: Model, shape: Anatomy, ranks: Ranks, last: bool) -> Iterator
         return
     vocabulary = _vocabulary(model, ranks.tensor)
     if not model.tie_word_embeddings:
-        yield Module("lm_head", "lm_head", vocabulary, model.hidden_size, shape.lm_head_bias)
+        yield Module("lm_head", "lm_head", vocabulary, model.hidden_size, shape.lm_head_bias, quantizable=True)
 
 
 def _layers(
@@ -131,9 +131,9 @@ def _layers(
     shape: Anatomy,
     settings: EngineSettings,
     ranks: Ranks,
-    how: tuple[range, Quantization | None, StorageContext],
+    how: tuple[range, Schemes, StorageContext],
 ) -> Iterator[Stored]:
-    stage, scheme, context = how
+    stage, schemes, context = how
     ropes = rope_caches(model, shape, settings, context.dtype_bytes)
     built: dict[Layer, list[Module]] = {}
     pending = list(ropes)
@@ -145,7 +145,7 @@ def _layers(
         due = tuple(rope for rope in pending if rope.layer <= index and _same_kind(model, rope.layer, index))
         pending = [rope for rope in pending if rope not in due]
         for module in modules:
-            how_stored = storage(module, scheme_of(module, index, scheme), context)
+            how_stored = storage(module, schemes.of(module, index), context)
             at_output = due if due and module.name.endswith(("o_proj", "out_proj")) else ()
             yield Stored(module, how_stored, at_output)
             due = () if at_output else due
@@ -182,22 +182,19 @@ def _allocator(settings: EngineSettings, gpu: Gpu) -> TorchAllocator:
 
 def _load(allocator: TorchAllocator, stored: list[Stored]) -> None:
     """Build every module, then let each quantized one replace its tensors, as vLLM does after loading."""
-    replaced: list[tuple[list[Block], tuple[int, ...]]] = []
+    later: list[tuple[list[Block], tuple[Step, ...]]] = []
     for one in stored:
         blocks = [allocator.allocate(size) for size in one.storage.loaded]
-        if one.storage.final is not None:
-            replaced.append((blocks, one.storage.final))
+        if one.storage.after:
+            later.append((blocks, one.storage.after))
         for rope in one.ropes:
-            _build(allocator, rope)
-    for blocks, final in replaced:
-        allocator.allocate_all(final)
-        for block in blocks:
-            allocator.free(block)
+            _follow(allocator, [], construction(rope))
+    for blocks, steps in later:
+        _follow(allocator, blocks, steps)
 
 
-def _build(allocator: TorchAllocator, rope: RopeCache) -> None:
-    blocks: list[Block] = []
-    for action, value in construction(rope):
+def _follow(allocator: TorchAllocator, blocks: list[Block], steps: Iterable[Step]) -> None:
+    for action, value in steps:
         if action == "+":
             blocks.append(allocator.allocate(value))
         else:
@@ -207,10 +204,12 @@ def _build(allocator: TorchAllocator, rope: RopeCache) -> None:
 def _terms(stored: list[Stored]) -> list[Term]:
     parts: dict[str, int] = {}
     for one in stored:
-        scales = one.storage.scales
-        parts[one.module.part] = parts.get(one.module.part, 0) + sum(one.storage.kept) - scales
-        if scales:
-            parts["scales"] = parts.get("scales", 0) + scales
+        kept = one.storage.kept
+        weight = max(kept, default=0)
+        parts[one.module.part] = parts.get(one.module.part, 0) + weight
+        if len(kept) > 1:
+            beside = "biases" if one.module.bias and len(kept) == 2 else "scales"
+            parts[beside] = parts.get(beside, 0) + sum(kept) - weight
         for rope in one.ropes:
             parts["rope cache"] = parts.get("rope cache", 0) + rope.bytes
     return [Term(part, size) for part, size in parts.items() if size]
