@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
+from legroom.facts.models import load
 from legroom.planning.levers import LEVERS, Lever
 from legroom.planning.plan import Advice, Plan, plan
 from legroom.units import human_bytes
@@ -92,7 +93,8 @@ def _changed(start: Plan, flags: Mapping[str, Any]) -> Plan | None:
         args = replace(start.args, **flags)
         sizes = args.tensor_parallel_size, args.pipeline_parallel_size, args.data_parallel_size
         needed = math.prod(size or 1 for size in sizes)
-        return plan(replace(start.target, gpus=max(start.target.gpus, needed)), args)
+        model = load(flags["model"]) if "model" in flags else start.target.model
+        return plan(replace(start.target, model=model, gpus=max(start.target.gpus, needed)), args)
     except LegroomError:
         return None  # the release or the model does not take this value, so it is no advice
 

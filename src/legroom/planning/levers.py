@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from legroom.facts.bundled import variants
 from legroom.facts.releases import release as known_release
 from legroom.memory.kv_plan import kv_plan
 
@@ -110,7 +111,15 @@ def more_gpus(plan: Plan) -> Proposals:
         yield {"tensor_parallel_size": settings.tensor_parallel_size * times}
 
 
+def quantized_weights(plan: Plan) -> Proposals:
+    """A published quantized checkpoint of the same model."""
+    if plan.target.model.quantization is None:
+        for variant in variants(plan.target.model.name):
+            yield {"model": variant.ids[0] if variant.ids else variant.name}
+
+
 LEVERS: tuple[Lever, ...] = (
+    Lever("quantized weights", quantized_weights, "another checkpoint, with weights in fewer bits", 6),
     Lever("more GPUs", more_gpus, "the model runs on more GPUs, which talk to each other on every layer", 6),
     Lever("raise utilization", more_utilization, "less of the card is left for what vLLM does not count", 1),
     Lever("lower utilization", less_utilization, "a smaller KV pool", 1),

@@ -1,0 +1,91 @@
+"""A plan predicts what plain `vllm serve` would do."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from legroom.errors import LegroomError
+from legroom.facts.gpus import gpu, with_total
+from legroom.facts.models import load
+from legroom.facts.releases import known_releases, release
+from legroom.planning.plan import Target, plan
+from legroom.units import GIB
+from legroom.vllm.args import ServeArgs
+
+LLAMA = load("llama-3.1-8b")
+CARD = gpu("h200")
+
+
+def test_an_8b_model_with_its_full_context_does_not_start_on_a_24_gib_card(target):
+    made = plan(target(vllm="0.10.2"), ServeArgs())
+    assert made.verdict == "does_not_fit"
+    assert made.memory.failure is not None
+    assert made.memory.failure.id == "kv_too_small_for_max_len"
+    assert "max seq len (131072)" in made.memory.failure.message
+    assert "16.00 GiB KV cache is needed" in made.memory.failure.message
+
+
+def test_the_parts_of_a_layout_add_up_to_the_budget(target):
+    layout = plan(target(), ServeArgs(max_model_len=8192)).layout
+    inside = (layout.weights, layout.activation, layout.cuda_graph, layout.non_torch, layout.kv_cache)
+    assert sum(part.bytes for part in inside) == layout.budget_bytes
+
+
+def test_the_card_shows_more_than_the_budget_because_vllm_leaves_things_uncounted(target):
+    layout = plan(target("gemma-3-4b", "h200"), ServeArgs(max_model_len=8192)).layout
+    assert layout.outside.bytes > GIB
+    assert layout.peak_used_bytes > layout.budget_bytes
+    assert layout.headroom_bytes == layout.total_bytes - layout.peak_used_bytes
+
+
+def test_explicit_kv_bytes_are_taken_as_they_are(target):
+    made = plan(target(), ServeArgs(max_model_len=4096, kv_cache_memory_bytes=2 * GIB))
+    assert made.layout.kv_cache.bytes == 2 * GIB
+    assert made.layout.kv_cache.kind == "exact"
+
+
+def test_weights_larger_than_the_card_are_named_as_such(target):
+    made = plan(target(card="rtx 3060"), ServeArgs(max_model_len=2048))
+    assert made.memory.failure is not None
+    assert made.memory.failure.id == "weights_too_big"
+    assert made.memory.failure.needed_bytes > made.memory.failure.available_bytes
+
+
+def test_memory_held_by_others_fails_the_check_at_start():
+    busy = Target(LLAMA, CARD, 1, release("0.26.0"), held_by_others_bytes=40 * GIB)
+    failure = plan(busy, ServeArgs(max_model_len=8192)).memory.failure
+    assert failure is not None
+    assert failure.id == "free_memory_lt_requested"
+    assert "less than desired GPU memory utilization (0.92" in failure.message
+
+
+def test_more_gpus_than_there_are_is_a_clear_error(target):
+    with pytest.raises(LegroomError, match="ask for 4 GPUs"):
+        plan(target(gpus=2), ServeArgs(tensor_parallel_size=4))
+
+
+def test_auto_fit_takes_the_longest_length_that_fits(target):
+    made = plan(target(), ServeArgs(max_model_len=-1))
+    assert made.verdict != "does_not_fit"
+    assert 1024 < made.settings.max_model_len < 131072
+    assert made.memory.kv.max_concurrency >= 1.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    version=st.sampled_from(known_releases()),
+    total=st.integers(8, 192),
+    seqs=st.sampled_from([1, 16, 256, 1024]),
+    length=st.sampled_from([512, 8192, 131072]),
+)
+def test_any_release_card_and_batch_gives_a_consistent_plan(version, total, seqs, length):
+    where = Target(LLAMA, with_total(CARD, total * GIB), 1, release(version))
+    made = plan(where, ServeArgs(max_model_len=length, max_num_seqs=seqs))
+    layout, kv = made.layout, made.memory.kv
+    assert layout.kv_cache.low <= layout.kv_cache.bytes <= layout.kv_cache.high
+    assert (made.verdict == "does_not_fit") == (made.memory.failure is not None)
+    if made.memory.failure is None:
+        assert kv.num_blocks * kv.block_size >= length
+        assert kv.longest_len >= length

@@ -1,0 +1,71 @@
+"""A wish is answered with settings that grant it, or with what is missing."""
+
+from __future__ import annotations
+
+import pytest
+
+from legroom.planning.search import find
+from legroom.planning.wish import Wish
+from legroom.vllm.args import ServeArgs
+
+
+def test_the_best_setting_grants_the_wish(target):
+    found = find([target(card="h100")], ServeArgs(), Wish(32768, 8))
+    assert found.best is not None
+    assert found.best.settings.max_model_len == 32768
+    assert found.best.memory.kv.max_concurrency >= 8
+    assert found.best.settings.max_num_seqs >= 8
+    assert found.best.verdict != "does_not_fit"
+
+
+def test_a_setting_that_needs_no_sacrifice_makes_none(target):
+    found = find([target(card="h100")], ServeArgs(), Wish(8192, 4))
+    assert found.losses == ()
+    assert found.best is not None
+    assert found.best.args == ServeArgs(max_model_len=8192, tensor_parallel_size=1, pipeline_parallel_size=1)
+
+
+def test_flags_that_were_given_are_not_searched(target):
+    given = ServeArgs(max_num_batched_tokens=2048, gpu_memory_utilization=0.8)
+    found = find([target(card="h100")], given, Wish(16384, 4))
+    assert found.best is not None
+    assert found.best.settings.max_num_batched_tokens == 2048
+    assert found.best.settings.gpu_memory_utilization == 0.8
+
+
+def test_more_gpus_are_used_when_one_is_not_enough(target):
+    found = find([target(card="rtx 4090")], ServeArgs(), Wish(32768, 16, gpus=(1, 2, 4)))
+    assert found.best is not None
+    assert found.best.settings.tensor_parallel_size * found.best.settings.pipeline_parallel_size > 1
+
+
+def test_an_impossible_wish_says_what_is_missing(target):
+    found = find([target(card="rtx 3060")], ServeArgs(), Wish(131072, 64))
+    assert found.best is None
+    assert "weights" in found.short_by
+
+
+@pytest.mark.parametrize("wish", [(8192, 16), (32768, 4)])
+def test_a_safer_policy_keeps_at_least_as_much_headroom(target, wish):
+    from legroom.planning.verdict import headroom_left
+
+    def headroom(policy):
+        found = find([target(card="a100-40gb", vllm="0.19.0")], ServeArgs(), Wish(*wish, policy=policy))
+        assert found.best is not None
+        return headroom_left(found.best.layout, 1.0)
+
+    assert headroom("safe") >= 0
+    assert headroom("safe") >= headroom("tight") or headroom("tight") >= 0
+
+
+def test_a_quantized_variant_is_taken_only_when_the_original_does_not_do(target):
+    original, quantized = target("qwen3-32b", "rtx 5090"), target("qwen3-32b-awq", "rtx 5090")
+    found = find([original, quantized], ServeArgs(), Wish(8192, 2))
+    assert found.best is not None
+    assert found.best.target.model.name == quantized.model.name
+    assert any("quantized" in loss for loss in found.losses)
+
+
+def test_tens_of_thousands_of_settings_are_weighed(target):
+    found = find([target(card="h100")], ServeArgs(), Wish(32768, 8, gpus=(1, 2, 4, 8)))
+    assert found.considered > 50_000

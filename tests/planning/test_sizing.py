@@ -1,0 +1,33 @@
+"""Sizing finds the fewest GPUs of each kind."""
+
+from __future__ import annotations
+
+from legroom.facts.gpus import gpu
+from legroom.facts.models import load
+from legroom.facts.releases import release
+from legroom.planning.sizing import size
+from legroom.planning.wish import Wish
+from legroom.vllm.args import ServeArgs
+
+COUNTS = (1, 2, 4, 8)
+
+
+def fits(model: str, cards: list[str], context: int, concurrency: float = 1.0):
+    wish = Wish(context, concurrency, gpus=COUNTS)
+    return list(size(load(model), release("0.26.0"), ServeArgs(), wish, [gpu(card) for card in cards]))
+
+
+def test_a_70b_model_needs_several_cards_and_a_small_one_never_holds_it():
+    on_h100, on_3060 = fits("llama-3.1-70b", ["h100", "rtx 3060"], 8192)
+    assert on_h100.count in (2, 4)
+    assert on_3060.plan is None
+    assert on_3060.limiting
+
+
+def test_a_longer_context_never_needs_fewer_gpus():
+    short, long = (fits("llama-3.1-8b", ["rtx 4090"], context, 4)[0] for context in (4096, 65536))
+    assert 0 < short.count <= long.count
+
+
+def test_the_limiting_part_of_a_model_that_fills_the_card_is_its_weights():
+    assert fits("llama-3.1-8b", ["rtx 4090"], 4096)[0].limiting == "weights"
