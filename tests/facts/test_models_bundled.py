@@ -17,6 +17,7 @@ from legroom.facts.models import bundled_names, load, nearest, variants
         ("llama-3.1-8b", "llama-3.1-8b"),
         ("Llama-3.1-8B-Instruct", "llama-3.1-8b"),
         ("qwen2.5-7b-instruct", "qwen2.5-7b"),
+        ("Qwen2.5-7B-Instruct-AWQ", "qwen2.5-7b-awq"),
         ("gemma-3-27b-it", "gemma-3-27b"),
         ("gpt-oss-20b", "gpt-oss-20b"),
         ("deepseek-ai/DeepSeek-R1", "deepseek-r1"),
@@ -60,6 +61,7 @@ def test_a_bundled_name_needs_no_hub_library() -> None:
 def test_a_model_keeps_the_hub_id_it_was_asked_by() -> None:
     assert load("meta-llama/Llama-3.1-8B-Instruct").name == "meta-llama/Llama-3.1-8B-Instruct"
     assert load("llama-3.1-8b").name == "meta-llama/Llama-3.1-8B"
+    assert load("qwen2.5-7b-instruct").name == "Qwen/Qwen2.5-7B-Instruct"
 
 
 def test_a_known_re_uploader_of_an_unchanged_model_is_read_as_that_model() -> None:
@@ -103,3 +105,8 @@ def test_lists_are_written_short_and_read_long() -> None:
         "layers.1.mlp",
         "layers.3.mlp",
     ]
+
+
+def test_a_base_and_its_instruct_model_may_differ_in_length() -> None:
+    assert load("Qwen/Qwen2.5-7B").max_position_embeddings == 131072
+    assert load("Qwen/Qwen2.5-7B-Instruct").max_position_embeddings == 32768

@@ -1,8 +1,9 @@
 """The models that come with legroom: their facts by name, with no network and no file of the model's own.
 
 `data/models/*.json` holds one family a file. An entry has the Hub `ids` it covers, a `source`, the published
-`parameters` and the `config` facts that memory depends on; a variant names its `base` and only what differs,
-often a `quantization` from `schemes.json`. `expanded` writes an entry out as a config.json would.
+`parameters` (`counted`: not published to the digit, so counted from the config) and the `config` facts that memory
+depends on, `per_id` where one id has its own. A variant names its `base` and only what differs, often a `quantization`
+from `schemes.json`. `expanded` writes an entry out as a config.json would.
 """
 
 from __future__ import annotations
@@ -74,13 +75,15 @@ def nearest(name: str, limit: int = 5) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names[key] for key in close))[:limit]
 
 
-def expanded(model: Bundled) -> dict[str, Any]:
-    """The facts of a bundled model as a config.json would write them."""
+def expanded(model: Bundled, hub_id: str = "") -> dict[str, Any]:
+    """The facts of a bundled model as a config.json would write them; `hub_id` where its ids differ a little."""
     entry = model.entry
     inherited = expanded(_bundled(model.base)) if model.base else {}
     config = _merged(inherited, _expand(entry.get("config", {})))
     for key in entry.get("without", ()):
         config.pop(key, None)
+    own_of_id = {key.lower(): facts for key, facts in entry.get("per_id", {}).items()}
+    config.update(own_of_id.get(hub_id.lower(), {}))
     scheme = entry.get("quantization")
     if scheme is not None:
         quantization = _expand(_schemes()[scheme]) if isinstance(scheme, str) else _expand(scheme)

@@ -42,8 +42,9 @@ def load(name_or_path: str, revision: str | None = None, offline: bool | None = 
 
 def from_bundled(found: Bundled, name: str = "") -> Model:
     """A bundled entry as a `Model`, named as the user named it if that was a Hub id."""
-    title = name if "/" in name else (found.ids[0] if found.ids else found.name)
-    return model_from_config(expanded(found), name=title, source=f"bundled: {found.source}")
+    same_repo = [hub_id for hub_id in found.ids if hub_id.rpartition("/")[2].lower() == name.lower()]
+    title = name if "/" in name else (*same_repo, *found.ids, found.name)[0]
+    return model_from_config(expanded(found, title), name=title, source=f"bundled: {found.source}")
 
 
 def _from_path(path: Path) -> Model:
