@@ -7,8 +7,10 @@ from legroom.vllm.args import ServeArgs
 
 def other_values(args: ServeArgs, name: str) -> tuple[str, ...] | None:
     """The values of a flag kept in `others`: () for a bare switch, None where it was not given. The last one wins."""
-    found: tuple[str, ...] | None = None
     tokens = args.others
+    if not tokens:
+        return None
+    found: tuple[str, ...] | None = None
     for i, token in enumerate(tokens):
         flag, has_value, value = token.partition("=")
         if flag != name:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from legroom.errors import LegroomError
-from legroom.facts.attention import LatentAttention
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model
 from legroom.facts.releases import Release
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.refusals import RefusedByVllm
-from legroom.vllm.traits import is_pooling
+from legroom.vllm.traits import is_pooling, uses_sparse_mla
 
 _DTYPES = {
     "half": "float16", "float16": "float16", "bfloat16": "bfloat16", "float": "float32", "float32": "float32",
@@ -63,8 +62,7 @@ def kv_cache_dtype(args: ServeArgs, model: Model, gpu: Gpu, release: Release) ->
     glm_dsa = model.architecture == "GlmMoeDsaForCausalLM" and gpu.compute_capability[0] == 10
     if dtype == "auto" and glm_dsa and release.at_least("0.30.0"):
         dtype = "fp8_e4m3"
-    sparse = any(isinstance(layer.mixer, LatentAttention) and layer.mixer.index_heads for layer in model.layers)
-    return _sparse_dtype(dtype, gpu, release) if sparse else dtype
+    return _sparse_dtype(dtype, gpu, release) if uses_sparse_mla(model) else dtype
 
 
 def _checkpoint_dtype(model: Model, release: Release) -> str:

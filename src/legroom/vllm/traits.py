@@ -2,39 +2,91 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from legroom.facts.attention import Attention, LatentAttention, StateSpace
 from legroom.facts.feedforward import Experts
-from legroom.facts.model import Model
+from legroom.facts.model import Layer, Model
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.given import other_value
 
 _POOLING_TASKS = {"embed", "embedding", "classify", "score", "reward"}
 
 
+@dataclass(frozen=True, slots=True)
+class _LayerTraits:
+    """What one pass over the layers tells."""
+
+    has_state: bool
+    attention_free: bool
+    moe: bool
+    mla: bool
+    sparse_mla: bool
+    bidirectional: bool
+    slides_everywhere: bool
+    chunked: bool
+    heads: int | None
+
+
+_seen: dict[int, tuple[tuple[Layer, ...], _LayerTraits]] = {}
+_MOST_SEEN = 64
+
+
+def _traits(model: Model) -> _LayerTraits:
+    """One pass a model: a search resolves thousands of settings for the same one."""
+    held = _seen.get(id(model.layers))
+    if held is not None and held[0] is model.layers:
+        return held[1]
+    mixers = [layer.mixer for layer in model.layers if layer.mixer is not None]
+    attentions = [mixer for mixer in mixers if isinstance(mixer, Attention)]
+    latents = [mixer for mixer in mixers if isinstance(mixer, LatentAttention)]
+    states = [mixer for mixer in mixers if isinstance(mixer, StateSpace)]
+    with_heads = [mixer for mixer in mixers if isinstance(mixer, Attention | LatentAttention)]
+    found = _LayerTraits(
+        has_state=bool(states),
+        attention_free=bool(mixers) and len(states) == len(mixers),
+        moe=any(isinstance(layer.feedforward, Experts) for layer in model.layers),
+        mla=bool(latents),
+        sparse_mla=any(latent.index_heads for latent in latents),
+        bidirectional=bool(attentions) and not any(attention.causal for attention in attentions),
+        slides_everywhere=bool(attentions) and all(attention.window for attention in attentions),
+        chunked=any(attention.chunk for attention in attentions),
+        heads=with_heads[0].heads if with_heads else None,
+    )
+    if len(_seen) >= _MOST_SEEN:
+        _seen.clear()
+    _seen[id(model.layers)] = (model.layers, found)
+    return found
+
+
 def has_state(model: Model) -> bool:
     """Whether some layer keeps a recurrent state."""
-    return any(isinstance(layer.mixer, StateSpace) for layer in model.layers)
+    return _traits(model).has_state
 
 
 def is_attention_free(model: Model) -> bool:
     """Whether every layer that mixes tokens is recurrent."""
-    mixers = [layer.mixer for layer in model.layers if layer.mixer is not None]
-    return bool(mixers) and all(isinstance(mixer, StateSpace) for mixer in mixers)
+    return _traits(model).attention_free
 
 
 def is_hybrid(model: Model) -> bool:
     """Whether attention and recurrent layers are mixed."""
-    return has_state(model) and not is_attention_free(model)
+    return _traits(model).has_state and not _traits(model).attention_free
 
 
 def is_moe(model: Model) -> bool:
     """Whether some layer has experts."""
-    return any(isinstance(layer.feedforward, Experts) for layer in model.layers)
+    return _traits(model).moe
 
 
 def uses_mla(model: Model) -> bool:
     """Whether some layer is latent attention."""
-    return any(isinstance(layer.mixer, LatentAttention) for layer in model.layers)
+    return _traits(model).mla
+
+
+def uses_sparse_mla(model: Model) -> bool:
+    """Whether some layer is latent attention with an indexer (DeepSeek V3.2, GLM-5)."""
+    return _traits(model).sparse_mla
 
 
 def is_encoder_decoder(model: Model) -> bool:
@@ -54,24 +106,19 @@ def is_pooling(args: ServeArgs, model: Model) -> bool:
 
 def is_bidirectional(model: Model) -> bool:
     """Whether attention sees the whole input (BERT-like)."""
-    attentions = [layer.mixer for layer in model.layers if isinstance(layer.mixer, Attention)]
-    return bool(attentions) and not any(attention.causal for attention in attentions)
+    return _traits(model).bidirectional
 
 
 def slides_everywhere(model: Model) -> bool:
     """Whether every attention layer has a window: what the V0 engine calls a sliding-window model."""
-    attentions = [layer.mixer for layer in model.layers if isinstance(layer.mixer, Attention)]
-    return bool(attentions) and all(attention.window for attention in attentions)
+    return _traits(model).slides_everywhere
 
 
 def has_chunked_attention(model: Model) -> bool:
     """Whether some layer attends within chunks only (Llama 4)."""
-    return any(isinstance(layer.mixer, Attention) and layer.mixer.chunk for layer in model.layers)
+    return _traits(model).chunked
 
 
 def attention_heads(model: Model) -> int | None:
     """The head count that tensor parallelism must divide."""
-    for layer in model.layers:
-        if isinstance(layer.mixer, Attention | LatentAttention):
-            return layer.mixer.heads
-    return None
+    return _traits(model).heads
