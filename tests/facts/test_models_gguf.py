@@ -23,7 +23,7 @@ def tensor(name: str, shape: tuple[int, ...], kind: int) -> bytes:
     return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, 0)
 
 
-def write_gguf(path: Path) -> None:
+def write_gguf(path: Path, kind: int = 12) -> None:
     metadata = [
         entry("general.architecture", "llama"),
         entry("general.name", "Tiny Llama"),
@@ -35,7 +35,7 @@ def write_gguf(path: Path) -> None:
         entry("llama.context_length", 4096),
         entry("tokenizer.ggml.tokens", ["a", "b"]),
     ]
-    tensors = [tensor("token_embd.weight", (256, 1000), 12), tensor("output_norm.weight", (256,), 0)]
+    tensors = [tensor("token_embd.weight", (256, 1000), kind), tensor("output_norm.weight", (256,), 0)]
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
     path.write_bytes(head + b"".join(metadata) + b"".join(tensors))
 
@@ -49,6 +49,14 @@ def test_a_gguf_header_gives_the_architecture_and_the_bytes_of_its_tensors(tmp_p
     assert (model.max_position_embeddings, model.tie_word_embeddings) == (4096, True)
     # Q4_K: 144 bytes for 256 elements; F32: 4 for one.
     assert model.checkpoint_bytes == 1000 * 144 + 256 * 4
+    assert model.quantization is not None
+    assert (model.quantization.method, model.quantization.weight_bits) == ("gguf", 4)
+
+
+def test_a_gguf_file_of_half_precision_is_not_quantized(tmp_path: Path) -> None:
+    path = tmp_path / "half.gguf"
+    write_gguf(path, kind=1)
+    assert load(str(path)).quantization is None
 
 
 def test_every_cut_of_a_gguf_file_is_a_clear_message(tmp_path: Path) -> None:

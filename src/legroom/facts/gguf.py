@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import replace
@@ -162,6 +163,17 @@ def _config(metadata: Mapping[str, Any], tensors: Tensors, name: str) -> dict[st
         "shared_expert_intermediate_size": field("expert_shared_feed_forward_length"),
         "vocab_size": vocab_size,
         "tie_word_embeddings": "output.weight" not in tensors,
-        "quantization_config": {"quant_method": "gguf"},
+        "quantization_config": _quantization(tensors),
     }
     return {key: value for key, value in config.items() if value is not None}
+
+
+def _quantization(tensors: Tensors) -> dict[str, Any] | None:
+    """The width that most of the bytes are stored in; None where the file is not quantized."""
+    sums: dict[str, int] = {}
+    for kind, _, size in tensors.values():
+        sums[kind] = sums.get(kind, 0) + size
+    most = max(sums, key=lambda kind: sums[kind], default="")
+    if not re.match(r"(I?T?Q|MXFP)\d", most):
+        return None
+    return {"quant_method": "gguf", "bits": int(re.findall(r"\d+", most)[0])}

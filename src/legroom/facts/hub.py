@@ -152,8 +152,10 @@ def _told(repo: str, offline: bool, ask: Callable[[], Found]) -> Found:
         raise _unreachable(repo, offline, error) from error
     except errors.HfHubHTTPError as error:
         raise _http(repo, error) from error
-    except (ValueError, *_transport_errors()) as error:
-        raise _unreachable(repo, offline, error) from error
+    except Exception as error:
+        if isinstance(error, (ValueError, *_transport_errors())):
+            raise _unreachable(repo, offline, error) from error
+        raise
 
 
 def _transport_errors() -> tuple[type[Exception], ...]:
