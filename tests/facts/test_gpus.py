@@ -121,6 +121,7 @@ def test_the_users_own_total_replaces_the_fact() -> None:
     card = with_total(gpu("h100"), 79 * GIB)
     assert (card.total_bytes, card.total_low_bytes, card.total_high_bytes) == (79 * GIB,) * 3
     assert card.total_source == "given"
+    assert with_total(gpu("a100"), 79 * GIB).note == ""
     assert card.compute_capability == (9, 0)
 
 

@@ -85,7 +85,12 @@ def with_total(card: Gpu, total_bytes: int) -> Gpu:
     """The same card with the total that the user's own machine reports."""
     _check_size(total_bytes, gib(total_bytes))
     return replace(
-        card, total_bytes=total_bytes, total_low_bytes=total_bytes, total_high_bytes=total_bytes, total_source="given"
+        card,
+        total_bytes=total_bytes,
+        total_low_bytes=total_bytes,
+        total_high_bytes=total_bytes,
+        total_source="given",
+        note="",  # it told how the size was read, and now the size is known
     )
 
 

@@ -76,5 +76,5 @@ def plan(target: Target, args: ServeArgs) -> Plan:
     if settings.auto_fit_len and memory.kv.max_model_len != settings.max_model_len:
         settings = replace(settings, max_model_len=memory.kv.max_model_len)
     answer, reason = verdict(target.model, target.gpu, settings, memory)
-    notes = (*((target.release.note,) if target.release.note else ()), *settings.notes)
+    notes = (*(note for note in (target.release.note, target.gpu.note) if note), *settings.notes)
     return Plan(target, args, settings, memory, answer, reason, notes=notes)
