@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -329,6 +330,40 @@ def test_an_automatic_length_starts_from_the_models() -> None:
     assert (found.max_model_len, found.auto_fit_len) == (131072, True)
     with pytest.raises(LegroomError):
         settle("0.13.0", max_model_len=-1)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+LONGROPE = {
+    "max_position_embeddings": 131072,
+    "original_max_position_embeddings": 4096,
+    "rope_scaling": {"type": "longrope"},
+}
+
+
+@pytest.mark.parametrize(
+    ("version", "config", "given_args", "length"),
+    [
+        ("0.10.0", {"max_position_embeddings": 40960, "rope_scaling": YARN}, {}, 131072),
+        ("0.32.0", {"max_position_embeddings": 40960, "rope_scaling": YARN}, {}, 40960),
+        ("0.10.0", {"max_position_embeddings": 40960}, {"hf_overrides": {"rope_scaling": YARN}}, 131072),
+        (
+            "0.10.0",
+            {"max_position_embeddings": 40960},
+            {"hf_overrides": {"text_config": {"rope_scaling": YARN}}},
+            131072,
+        ),
+        ("0.9.0", {"max_position_embeddings": 40960}, {"others": ("--rope-scaling", json.dumps(YARN))}, 131072),
+        ("0.32.0", {"max_position_embeddings": 40960}, {"hf_overrides": {"max_position_embeddings": 99}}, 99),
+        ("0.11.0", LONGROPE, {}, 131072),
+        ("0.11.1", LONGROPE, {}, 4096),
+        ("0.11.1", LONGROPE, {"max_model_len": 100_000}, 100_000),
+    ],
+)
+def test_the_length_follows_rope_scaling_and_overrides(
+    version: str, config: dict[str, Any], given_args: dict[str, Any], length: int
+) -> None:
+    model = replace(LLAMA, config=config, max_position_embeddings=config["max_position_embeddings"])
+    assert settle(version, model, **given_args).max_model_len == length
 
 
 def test_flags_that_do_nothing_are_noted() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from legroom.facts.flags import default
 from legroom.facts.gpus import Gpu
-from legroom.facts.max_length import derived_max_len
 from legroom.facts.model import Model
 from legroom.facts.releases import Release
 from legroom.vllm.args import EngineSettings, ServeArgs
@@ -12,8 +11,9 @@ from legroom.vllm.batching import batching_v0, batching_v1
 from legroom.vllm.engine import engine_of, runner_of
 from legroom.vllm.given import env_flag, is_given, other_value
 from legroom.vllm.graphs import estimate_applied, graph_plan, num_speculative_tokens
+from legroom.vllm.lengths import max_model_len
 from legroom.vllm.precision import activation_dtype, kv_cache_dtype
-from legroom.vllm.refusals import check_given, check_length, check_settings
+from legroom.vllm.refusals import check_given, check_settings
 from legroom.vllm.traits import has_chunked_attention, has_state, is_pooling
 
 _ASYNC_SPEC_METHODS = {"eagle", "eagle3", "mtp", "dflash", "dspark", "ngram_gpu", "draft_model"}
@@ -29,9 +29,9 @@ def resolve(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> Engine
     dtype, dtype_note = activation_dtype(args, model, gpu, release)
     if dtype_note:
         notes.append(dtype_note)
-    max_model_len = _max_model_len(args, model, release)
+    length = max_model_len(args, model, release)
     batch_rule = batching_v0 if engine == "V0" else batching_v1
-    batching = batch_rule(args, model, gpu, release, max_model_len)
+    batching = batch_rule(args, model, gpu, release, length)
     runner = runner_of(args, model, gpu, release)
     graphs = graph_plan(
         args,
@@ -52,7 +52,7 @@ def resolve(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> Engine
         dtype=dtype,
         quantization=args.quantization or (model.quantization.method if model.quantization else None),
         kv_cache_dtype=kv_cache_dtype(args, model, gpu, release),
-        max_model_len=max_model_len,
+        max_model_len=length,
         auto_fit_len=args.max_model_len == -1,
         max_num_seqs=batching.max_num_seqs,
         max_num_batched_tokens=batching.max_num_batched_tokens,
@@ -87,31 +87,6 @@ def _utilization(args: ServeArgs, release: Release) -> float:
     if args.gpu_memory_utilization is not None:
         return args.gpu_memory_utilization
     return float(default("--gpu-memory-utilization", release))
-
-
-def _max_model_len(args: ServeArgs, model: Model, release: Release) -> int:
-    """The given length, or the one the release derives from the model's config."""
-    derived = model.max_position_embeddings
-    limit = derived
-    if model.config:
-        config = dict(model.config)
-        original = config.pop("original_max_position_embeddings", None)
-        # YaRN: until 0.28.0 the length is original x factor, later max_position_embeddings as it stands.
-        full = derived_max_len(config, config, yarn_multiplies=release.before("0.29.0"))
-        # LongRoPE: since 0.11.1 the server starts at the original length, and may be asked for the full one.
-        if original is None or release.before("0.11.1"):
-            derived = full if _has_scaling(config) else derived
-        limit = max(limit, full)
-    if args.hf_overrides or is_given(args, "--rope-scaling"):
-        limit = max(limit, args.max_model_len or 0)
-    if args.max_model_len is None or args.max_model_len == -1:
-        return derived
-    check_length(args, limit, model, release)
-    return args.max_model_len
-
-
-def _has_scaling(config: dict[str, object]) -> bool:
-    return bool(config.get("rope_scaling") or config.get("rope_parameters"))
 
 
 def _async_scheduling(args: ServeArgs, model: Model, release: Release, runner: str) -> bool:
