@@ -1,4 +1,4 @@
-"""The memory of a whole deployment: one layout a pipeline stage, the KV pool they share, and the check that fails, if any."""
+"""The memory of a deployment: one layout a pipeline stage, the KV pool they share, the check that fails, if any."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from legroom.facts.releases import release as known_release
-from legroom.figures import Figure, Term, exact, measured
+from legroom.figures import Certainty, Figure, Term, exact, measured
 from legroom.memory import checks
 from legroom.memory.activation import activation
 from legroom.memory.graphs import graph_bytes, graph_estimate
@@ -73,7 +73,7 @@ def stage_layout(model: Model, gpu: Gpu, settings: EngineSettings, stage: int, s
     """One pipeline stage; its tensor-parallel ranks are alike."""
     budget = budget_bytes(gpu, settings)
     parts = (
-        _seen(seen.weights_bytes, weights(model, settings, gpu, stage), seen),
+        _seen(seen.weights_bytes, _weights(model, settings, gpu, stage), seen),
         _seen(seen.activation_bytes, activation(model, settings, gpu, stage), seen),
         _seen(seen.graph_estimate_bytes, graph_estimate(model, settings, gpu), seen),
         _seen(seen.non_torch_bytes, non_torch(model, settings, gpu, stage), seen),
@@ -82,6 +82,30 @@ def stage_layout(model: Model, gpu: Gpu, settings: EngineSettings, stage: int, s
         gpu.total_bytes, budget, *parts[:2], cuda_graph=parts[2], non_torch=parts[3],
         kv_cache=kv_cache_figure(budget, parts, settings), outside=outside(model, settings, gpu, stage), rank=stage,
     )  # fmt: skip
+
+
+_WEIGHTS: dict[tuple[object, ...], tuple[Model, Gpu, Figure]] = {}
+_MOST_WEIGHTS = 512
+
+
+def _weights(model: Model, settings: EngineSettings, gpu: Gpu, stage: int) -> Figure:
+    """The weights of a stage, remembered: a search asks again and again with flags that do not touch them."""
+    given = settings.given
+    lora = (settings.max_num_batched_tokens, settings.max_num_seqs) if given.enable_lora else ()
+    key = (
+        id(model), id(gpu), stage, settings.release, settings.engine, settings.runner, settings.dtype,
+        settings.quantization, settings.kv_cache_dtype, settings.max_model_len, settings.tensor_parallel_size,
+        settings.pipeline_parallel_size, settings.data_parallel_size, settings.decode_context_parallel_size,
+        settings.enable_expert_parallel, given.enable_lora, given.max_loras, given.max_lora_rank, lora,
+        given.cpu_offload_gb, given.language_model_only, repr(given.speculative_config), repr(given.hf_overrides),
+        repr(given.limit_mm_per_prompt), given.attention_backend, given.runner, repr(given.env),
+    )  # fmt: skip
+    found = _WEIGHTS.get(key)
+    if found is None or found[0] is not model or found[1] is not gpu:
+        if len(_WEIGHTS) >= _MOST_WEIGHTS:
+            _WEIGHTS.clear()
+        found = _WEIGHTS[key] = (model, gpu, weights(model, settings, gpu, stage))
+    return found[2]
 
 
 def budget_bytes(gpu: Gpu, settings: EngineSettings) -> int:
@@ -99,12 +123,11 @@ def kv_cache_figure(budget: int, parts: tuple[Figure, ...], settings: EngineSett
     down = math.isqrt(sum((part.high - part.bytes) ** 2 for part in parts))
     up = math.isqrt(sum((part.bytes - part.low) ** 2 for part in parts))
     kinds = {part.kind for part in parts}
-    kind = "estimated" if "estimated" in kinds else "measured" if "measured" in kinds else "exact"
+    kind: Certainty = "estimated" if "estimated" in kinds else "measured" if "measured" in kinds else "exact"
     names = ("weights", "activation peak", "CUDA-graph estimate", "non-torch")
-    terms = (Term("budget", budget, "utilization x total"),) + tuple(
-        Term(name, -part.bytes) for name, part in zip(names, parts, strict=True)
-    )
-    return Figure(left, kind, left - down, left + up, terms)  # type: ignore[arg-type]
+    counted = (Term(name, -part.bytes) for name, part in zip(names, parts, strict=True))
+    terms = (Term("budget", budget, "utilization x total"), *counted)
+    return Figure(left, kind, left - down, left + up, terms)
 
 
 def _seen(bytes_: int | None, otherwise: Figure, seen: Measurements | None) -> Figure:

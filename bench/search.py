@@ -1,0 +1,55 @@
+"""How fast the search weighs settings: one command, a table and JSON.
+
+    python bench/search.py
+
+The limit is one second for 50,000 candidate settings on one core. Times are CPU seconds of this process, so that
+other work on the machine does not count.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+
+from legroom.facts.gpus import gpu
+from legroom.facts.models import load
+from legroom.facts.releases import release
+from legroom.planning.plan import Target
+from legroom.planning.search import find
+from legroom.planning.wish import Wish
+from legroom.vllm.args import ServeArgs
+
+LIMIT_S = 1.0
+PER = 50_000
+WISHES = [
+    ("llama-3.1-8b", "rtx 4090", Wish(32768, 8, (1, 2))),
+    ("llama-3.1-70b", "h100", Wish(32768, 16, (1, 2, 4, 8))),
+    ("gemma-3-27b", "a100-80gb", Wish(131072, 4, (1, 2, 4))),
+    ("qwen3-30b-a3b", "l40s", Wish(16384, 32, (1, 2, 4))),
+]
+
+
+def main() -> None:
+    rows = []
+    for name, card, wish in WISHES:
+        target = Target(load(name), gpu(card), max(wish.gpus), release("0.32.0"))
+        start = time.process_time()
+        found = find([target], ServeArgs(), wish)
+        spent = time.process_time() - start
+        rows.append(
+            {
+                "model": name, "gpu": card, "considered": found.considered, "cpu_s": round(spent, 3),
+                "s_per_50k": round(spent / found.considered * PER, 3), "granted": found.best is not None,
+            }
+        )  # fmt: skip
+    print(f"{'model':16} {'gpu':10} {'settings':>9} {'CPU s':>7} {'s / 50,000':>11} {'of limit':>9}")
+    for row in rows:
+        share = row["s_per_50k"] / LIMIT_S
+        print(
+            f"{row['model']:16} {row['gpu']:10} {row['considered']:9,} {row['cpu_s']:7.2f} {row['s_per_50k']:11.2f} {share:8.0%}"
+        )
+    print(json.dumps({"limit_s_per_50k": LIMIT_S, "worst": max(row["s_per_50k"] for row in rows), "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
