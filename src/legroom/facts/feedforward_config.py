@@ -155,7 +155,9 @@ _FLOAT_ROUTERS = frozenset({
     "minimax_m2", "minimax_m3", "minimax_m3_vl", "step3p5", "step3p7", "glm4_moe", "ernie4_5_moe", "grok-1",
     "mimo_v2_flash",
 })  # fmt: skip
-_CORRECTED = frozenset({"minimax_m2", "minimax_m3", "minimax_m3_vl", "nemotron_h", "ernie4_5_moe", "glm4_moe", "dots1", "kimi_linear"})
+_CORRECTED = frozenset({
+    "minimax_m2", "minimax_m3", "minimax_m3_vl", "nemotron_h", "ernie4_5_moe", "glm4_moe", "dots1", "kimi_linear",
+})  # fmt: skip
 
 
 def _correction_bias(config: Config, kind: str) -> bool:

@@ -250,5 +250,6 @@ def _llama4(row: Mapping[str, Any], vision: Config, config: Config, hidden: int,
 
 _PROJECTORS: dict[str, Projector] = {
     "none": _no_projector, "mlp": _mlp_projector, "merger": _merger, "patch_merger": _patch_merger,
-    "mistral3": _mistral3, "gemma": _gemma, "gemma4": _gemma4, "minimax": _minimax, "internvl": _internvl, "llama4": _llama4,
+    "mistral3": _mistral3, "gemma": _gemma, "gemma4": _gemma4, "minimax": _minimax, "internvl": _internvl,
+    "llama4": _llama4,
 }  # fmt: skip

@@ -34,6 +34,8 @@ class Module:
     """Empty: the model's dtype."""
     whole_inputs: int = 0
     """Inputs before a row-parallel split, where group scales or g_idx depend on it."""
+    slices: tuple[int, ...] = ()
+    """Outputs of each part that adapters treat on its own; empty: one part."""
 
     @property
     def elements(self) -> int:
@@ -91,6 +93,7 @@ def _attention(mixer: Attention, hidden: int, anatomy: Anatomy, ranks: Ranks) ->
             mixer.qkv_bias,
             shards=("q_proj", "k_proj", "v_proj"),
             quantizable=True,
+            slices=(queries, keys, values),
         ),
         Module(
             "attention",
@@ -345,6 +348,7 @@ def _dense(block: Dense, anatomy: Anatomy, ranks: Ranks, path: str = "mlp", part
             block.bias,
             shards=names,
             quantizable=True,
+            slices=(width, width) if block.gated else (),
         ),
         Module(
             part,
@@ -405,6 +409,7 @@ def _routed(block: Experts, work: int, ranks: Ranks) -> list[Module]:
         experts,
         ("gate_proj", "up_proj") if block.gated else ("up_proj",),
         True,
+        slices=(width, width) if block.gated else (),
     )
     down = replace(
         up,
@@ -412,6 +417,7 @@ def _routed(block: Experts, work: int, ranks: Ranks) -> list[Module]:
         outputs=work,
         inputs=width,
         shards=("down_proj",),
+        slices=(),
         whole_inputs=block.intermediate_size,
     )
     return [up, down]

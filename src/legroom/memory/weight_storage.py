@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -159,8 +160,8 @@ def _to_marlin(weight: int, zeros: int, scales: int) -> tuple[Step, ...]:
 def _to_machete(weight: int, zeros: int, scales: int) -> tuple[Step, ...]:
     """Machete keeps zero points as 16-bit numbers, already multiplied by the scales."""
     return (
-        ("+", weight), ("+", weight), ("-", 14), ("-", 7), ("+", 8 * zeros), ("+", scales), ("+", scales), ("+", scales),
-        ("-", 18), ("-", 17), ("-", 16), ("-", 13),
+        ("+", weight), ("+", weight), ("-", 14), ("-", 7), ("+", 8 * zeros), ("+", scales), ("+", scales),
+        ("+", scales), ("-", 18), ("-", 17), ("-", 16), ("-", 13),
     )  # fmt: skip
 
 
@@ -202,7 +203,8 @@ def _eight_bits(module: Module, scheme: Quantization, context: StorageContext) -
     if scheme.block:
         # Experts keep the scales of gate and up apart; fused linears share the block that both reach into.
         parts = shards if copies > 1 else 1
-        rows, columns = parts * cdiv(module.outputs // parts, scheme.block[0]), cdiv(module.inputs, scheme.block[1])
+        high, wide = _block(module, scheme.block, parts)
+        rows, columns = parts * cdiv(module.outputs // parts, high), cdiv(module.inputs, wide)
         loaded = (weight, copies * rows * columns * _FLOAT32)
         if context.fp8_kernels:
             return Storage(loaded)
@@ -221,13 +223,21 @@ def _eight_bits(module: Module, scheme: Quantization, context: StorageContext) -
     return Storage(loaded, replaced(weight, scales, *(0 for _ in activation)))
 
 
+def _block(module: Module, block: tuple[int, int], parts: int) -> tuple[int, int]:
+    """Experts whose slice does not divide into blocks get smaller ones."""
+    if module.copies == 1:
+        return block
+    width = module.outputs // parts if ".w13" in module.name else module.inputs
+    return math.gcd(block[0], width), math.gcd(block[1], width)
+
+
 def _mxfp8(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
     return Storage((module.elements, module.copies * module.outputs * _groups(module, scheme)))
 
 
 def _nvfp4(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
     """Two weights a byte, an FP8 scale a group of 16, a float a tensor, and one for its activations."""
-    groups = _groups(module, scheme)
+    groups = module.inputs // (scheme.group_size or 16)
     weight, scales = module.elements // 2, module.copies * module.outputs * groups
     scalar = module.copies * _shards(module) * _FLOAT32
     acts = (scalar if module.copies > 1 else module.copies * _shards(module) * _FLOAT32,)
@@ -267,7 +277,7 @@ def _hopper_triton(context: StorageContext) -> bool:
 
 
 def _mxfp4_sizes(module: Module, up: bool, context: StorageContext) -> tuple[int, int]:
-    """Rows and columns after rounding: the hidden size is one of them, the expert width (twice, for gate and up) the other."""
+    """Rows and columns after rounding: one is the hidden size, the other the expert width (of gate and up, twice)."""
     if _hopper_triton(context):
         hidden_step, width_step = 1, 64
     elif context.vendor == "amd":

@@ -1,0 +1,194 @@
+"""Everything one rank holds of a model, in the order vLLM creates it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from legroom.facts.anatomy import Anatomy, anatomy
+from legroom.facts.attention import Attention, LatentAttention
+from legroom.facts.feedforward import Experts
+from legroom.facts.model import Layer, Model
+from legroom.memory.draft_weights import draft_modules
+from legroom.memory.load_workspaces import before_layers, with_first_attention
+from legroom.memory.lora import extra_vocabulary, lora_buffers
+from legroom.memory.quantized_modules import Schemes
+from legroom.memory.rope_cache import RopeCache, rope_caches
+from legroom.memory.stages import stage_range
+from legroom.memory.weight_modules import Module, Ranks, feedforward_modules, mixer_modules, norm
+from legroom.memory.weight_scheme import scheme_in_use
+from legroom.memory.weight_storage import Storage, StorageContext, storage
+from legroom.units import cdiv, round_up
+
+if TYPE_CHECKING:
+    from legroom.facts.quantization import Quantization
+    from legroom.vllm.args import EngineSettings
+
+_VOCABULARY_PADDING = 64
+_ATTENTION_SCALARS = 4
+"""Scales of K, V, Q and probabilities: buffers of 4 bytes, 512 each to the allocator."""
+_QUANTIZED_SCALARS = 5
+"""More of them where the checkpoint's method also speaks for the KV cache."""
+_KV_METHODS = ("fp8", "compressed-tensors", "modelopt")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A module, how it is stored, and what comes into being right after it."""
+
+    module: Module
+    storage: Storage
+    ropes: tuple[RopeCache, ...] = ()
+    layer: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Build:
+    """What building the modules of one rank needs to know."""
+
+    model: Model
+    settings: EngineSettings
+    context: StorageContext
+    shape: Anatomy
+    ranks: Ranks
+    scheme: Quantization | None
+    schemes: Schemes
+    first: bool
+    last: bool
+
+
+def loaded_modules(model: Model, settings: EngineSettings, context: StorageContext, pp_rank: int) -> Iterator[Stored]:
+    """Every tensor of one rank: encoders, embeddings, layers, output layer, adapters, draft."""
+    shape = anatomy(model.model_type, model.architecture)
+    tp = settings.tensor_parallel_size
+    spread = tp * settings.data_parallel_size if settings.enable_expert_parallel else 1
+    scheme = scheme_in_use(model, settings)
+    last = settings.pipeline_parallel_size - 1
+    build = _Build(
+        model,
+        settings,
+        context,
+        shape,
+        Ranks(tp, spread),
+        scheme,
+        Schemes(scheme, shape),
+        pp_rank == 0,
+        pp_rank == last,
+    )
+    built = list(_base(build, stage_range(len(model.layers), settings, pp_rank)))
+    yield from built
+    for module in lora_buffers((one.module for one in built), model, settings, context.dtype_bytes):
+        yield Stored(module, storage(module, None, context))
+    if build.last:
+        for module in draft_modules(model, settings, shape, build.ranks):
+            yield Stored(module, storage(module, build.schemes.of(module, len(model.layers)), context))
+
+
+def _base(build: _Build, stage: range) -> Iterator[Stored]:
+    context = build.context
+    if not build.settings.given.language_model_only:
+        for module in _encoders(build.model, build.ranks.tensor):
+            yield Stored(module, storage(module, None, context))
+    for module in (*_embeddings(build), *before_layers(build.scheme, context)):
+        yield Stored(module, storage(module, None, context))
+    yield from _layers(build, stage)
+    for module in _outputs(build):
+        scheme = build.schemes.of_lm_head() if module.name == "lm_head" else None
+        yield Stored(module, storage(module, scheme, context))
+
+
+def _encoders(model: Model, tp: int) -> Iterator[Module]:
+    """vLLM builds encoders on every stage, their blocks split like a decoder's."""
+    for encoder in model.modalities:
+        for weight in encoder.weights:
+            outputs = cdiv(weight.outputs, tp) if weight.split == "out" else weight.outputs
+            inputs = cdiv(weight.inputs, tp) if weight.split == "in" else weight.inputs
+            module = Module("encoder", weight.name, outputs, inputs, weight.bias, dtype=weight.dtype)
+            for _ in range(weight.count):
+                yield module
+
+
+def _vocabulary(build: _Build) -> int:
+    """Rows of the tables on one rank: padded to a multiple of 64."""
+    rows = build.model.vocab_size + extra_vocabulary(build.settings)
+    return round_up(rows, _VOCABULARY_PADDING) // build.ranks.tensor
+
+
+def _embeddings(build: _Build) -> Iterator[Module]:
+    model, shape = build.model, build.shape
+    tied_end = build.last and model.tie_word_embeddings
+    if not (build.first or shape.embeddings_on == "all" or tied_end):
+        return
+    yield Module("embeddings", "embed_tokens", _vocabulary(build), model.hidden_size)
+    config = model.config
+    if shape.positions:
+        count = int(config.get(shape.positions) or model.max_position_embeddings) + shape.positions_offset
+        yield Module("embeddings", "embed_positions", count, model.hidden_size)
+    if shape.token_types:
+        yield Module("embeddings", "token_type", int(config.get(shape.token_types) or 2), model.hidden_size)
+    if shape.embedding_norm:
+        yield from norm("norms", "embed_norm", model.hidden_size, shape)
+    if shape.normalizer:
+        yield Module("buffers", "normalizer", 1)
+
+
+def _outputs(build: _Build) -> Iterator[Module]:
+    model, shape = build.model, build.shape
+    if shape.final_norm and (build.last or shape.final_norm_on == "all"):
+        yield from norm("norms", "norm", model.hidden_size, shape)
+    pooling = model.is_pooling or build.settings.given.runner == "pooling"
+    if pooling or not shape.lm_head or not (build.last or shape.lm_head_on == "all"):
+        return
+    if not model.tie_word_embeddings:
+        name = "lm_head"
+        yield Module(name, name, _vocabulary(build), model.hidden_size, shape.lm_head_bias, quantizable=True)
+
+
+def _layers(build: _Build, stage: range) -> Iterator[Stored]:
+    model, context = build.model, build.context
+    pending = rope_caches(model, build.shape, build.settings, context.dtype_bytes)
+    workspaces = with_first_attention(model, build.settings, context)
+    scalars = _ATTENTION_SCALARS
+    if build.scheme is not None and build.scheme.method.startswith(_KV_METHODS):
+        scalars += _QUANTIZED_SCALARS
+    known: dict[Layer, list[Module]] = {}
+    for index in stage:
+        layer = model.layers[index]
+        modules = known.get(layer)
+        if modules is None:
+            modules = known[layer] = _layer_modules(layer, model.hidden_size, build, scalars)
+        due = tuple(rope for rope in pending if _same_kind(model, rope.layer, index))
+        pending = [rope for rope in pending if rope not in due]
+        for module in modules:
+            at_output = due if module.name.endswith(("o_proj", "out_proj")) else ()
+            yield Stored(module, storage(module, build.schemes.of(module, index), context), at_output, index)
+            due = () if at_output else due
+            if module.name == "scale" and workspaces:
+                for one in workspaces:
+                    yield Stored(one, storage(one, None, context))
+                workspaces = []
+        if due:
+            yield Stored(Module("buffers", "none", 0), Storage(()), due)
+
+
+def _same_kind(model: Model, first: int, index: int) -> bool:
+    """Whether a stage that starts after layer `first` needs its table at `index`."""
+    return first == index or (first < index and model.layers[first].mixer == model.layers[index].mixer)
+
+
+def _layer_modules(layer: Layer, hidden: int, build: _Build, scalars: int) -> list[Module]:
+    shape, ranks = build.shape, build.ranks
+    out: list[Module] = []
+    for mixer in (layer.mixer, *layer.also):
+        if mixer is None:
+            continue
+        out += mixer_modules(mixer, hidden, shape, ranks)
+        if isinstance(mixer, (Attention, LatentAttention)):
+            out += [Module("buffers", "scale", 1, dtype="float32")] * scalars
+    if layer.feedforward is not None:
+        out += feedforward_modules(layer.feedforward, shape, ranks)
+    count = shape.norms + (shape.expert_norms if isinstance(layer.feedforward, Experts) else 0)
+    for number in range(count):
+        out += norm("norms", f"norm{number}", hidden, shape)
+    return out + [Module("buffers", "scalar", 1)] * shape.scalars_per_layer
