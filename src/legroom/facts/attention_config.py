@@ -68,6 +68,9 @@ def draft_mixers(text: Mapping[str, Any], layer_mixers: tuple[Mixer | None, ...]
     attention = [mixer for mixer in layer_mixers if isinstance(mixer, Attention | LatentAttention)]
     if not attention or not 0 < count < 64:
         return ()
+    if isinstance(attention[-1], LatentAttention) and attention[-1].window is not None:
+        first = int_field(text, "num_hidden_layers")
+        return tuple(_compressed_latent(text, first + index) for index in range(count))
     full = [mixer for mixer in attention if mixer.window is None]
     return ((full or attention)[-1],) * count
 

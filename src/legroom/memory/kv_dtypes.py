@@ -37,7 +37,9 @@ def head_token_bytes(head_dim: int, v_head_dim: int, kv_cache_dtype: str, model_
     """Keys, values and scales of one head of one token."""
     if kv_cache_dtype.endswith("_per_token_head"):
         halved = 2 if kv_cache_dtype.startswith("int4") else 1
-        return head_dim // halved + v_head_dim // halved + 2 * _SCALE_BYTES
+        # The backend for unequal key and value widths (MiMo-V2) packs no scales.
+        scales = 2 * _SCALE_BYTES if head_dim == v_head_dim else 0
+        return head_dim // halved + v_head_dim // halved + scales
     if kv_cache_dtype.startswith("nvfp4"):
         return sum(dim // 2 + dim // 16 for dim in (head_dim, v_head_dim))
     if kv_cache_dtype.startswith("turboquant_"):

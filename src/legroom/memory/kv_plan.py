@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from legroom.memory.failure import Failure
+from legroom.memory.kv_layers import WHOLE_REQUEST
 from legroom.memory.kv_messages import check_text, too_long_text
-from legroom.memory.kv_shape import LONGEST_LEN, KvShape, kv_shape
-from legroom.memory.kv_specs import StateSpec
+from legroom.memory.kv_shape import LONGEST_LEN, KvShape, demanded, kv_shape
 from legroom.units import cdiv
 
 if TYPE_CHECKING:
@@ -44,12 +44,29 @@ class KvPlan:
     """As asked, or as fitted to the memory."""
     needed_bytes: int
     """One request of max_model_len, as the release's check counts it."""
-    longest_len: int
-    """The longest max_model_len that passes the check, whatever the model or the flags allow."""
     state_blocks: int | None
     """Blocks for recurrent states, where max_num_seqs must not exceed them (hybrid models with full CUDA graphs)."""
-    groups: tuple[KvGroup, ...]
     failure: Failure | None
+    shape: KvShape = field(repr=False, compare=False)
+    checked_bytes: tuple[int, ...] = field(repr=False)
+    """What the length check of each stage plans with."""
+
+    @property
+    def longest_len(self) -> int:
+        """The longest max_model_len that passes the check, whatever the model or the flags allow."""
+        if self.shape.is_empty:
+            return LONGEST_LEN
+        if self.shape.unsupported is not None:
+            return 0
+        return min(self.shape.longest_len(bytes_, stage) for stage, bytes_ in enumerate(self.checked_bytes))
+
+    @property
+    def groups(self) -> tuple[KvGroup, ...]:
+        """The groups of the whole model; empty with V0, which has none."""
+        return tuple(
+            KvGroup(group.spec.kind, len(group.layers), group.block_size, group.spec.page_bytes)
+            for group in self.shape.groups
+        )
 
 
 def kv_plan(model: Model, settings: EngineSettings, gpu: Gpu, available_bytes: Sequence[int]) -> KvPlan:
@@ -70,7 +87,7 @@ def plan_of_shape(shape: KvShape, settings: EngineSettings, available_bytes: Seq
         length = min(length, *(shape.longest_len(bytes_, stage, length) for stage, bytes_ in enumerate(checked)))
     counts = [_stage_blocks(shape, settings, bytes_, stage) for stage, bytes_ in enumerate(available_bytes)]
     blocks = min(counts)
-    printed = blocks if shape.release.at_least("0.11.1") else counts[0]
+    printed = counts[0] if shape.era.first_stage_printed else blocks
     concurrency = _concurrency(shape, printed, length)
     tightest = counts.index(blocks)
     needed = shape.needed_bytes(max(length, 1), tightest)
@@ -83,24 +100,24 @@ def plan_of_shape(shape: KvShape, settings: EngineSettings, available_bytes: Seq
         bytes_per_token=_bytes_per_token(shape, tightest, max(length, 1)),
         max_model_len=length,
         needed_bytes=needed,
-        longest_len=min(shape.longest_len(bytes_, stage, LONGEST_LEN) for stage, bytes_ in enumerate(checked)),
         state_blocks=blocks if shape.has_states and shape.engine == "V1" else None,
-        groups=_groups(shape),
         failure=_failure(shape, settings, checked, length, blocks),
+        shape=shape,
+        checked_bytes=tuple(checked),
     )
 
 
-def _effective_bytes(shape: KvShape, settings: EngineSettings, available_bytes: Sequence[int]) -> list[int]:
+def _effective_bytes(shape: KvShape, settings: EngineSettings, available_bytes: Sequence[int]) -> Sequence[int]:
     """0.20.1+: an override of the block count also replaces the memory that the checks look at."""
     override = settings.num_gpu_blocks_override
-    if override is None or shape.engine == "V0" or shape.release.before("0.20.1"):
-        return list(available_bytes)
+    if override is None or not shape.era.override_replaces_memory:
+        return available_bytes
     return [override * stage.bytes_per_block for stage in shape.stages]
 
 
 def _stage_blocks(shape: KvShape, settings: EngineSettings, available_bytes: int, stage: int) -> int:
     override = settings.num_gpu_blocks_override
-    if override is not None and shape.release.version != "0.9.1":  # 0.9.1 logs the override and forgets it
+    if override is not None and not shape.era.override_forgotten:
         return override
     width = shape.stages[stage].bytes_per_block
     return max(available_bytes, 0) // width if width else LONGEST_LEN
@@ -109,28 +126,25 @@ def _stage_blocks(shape: KvShape, settings: EngineSettings, available_bytes: int
 def _concurrency(shape: KvShape, blocks: int, length: int) -> float:
     if length < 1:
         return 0.0
-    release = shape.release
-    if shape.engine == "V0" or release.before("0.9.1"):
+    if shape.era.concurrency_by_slots:
         return blocks * shape.block_size / length
-    groups = shape.stages[0].groups
-    if release.at_least("0.27.0"):
-        return blocks / max(1, sum(group.spec.blocks(length) for group in groups))
-    page = groups[0].spec.page_bytes
-    return blocks / max(1, cdiv(sum(group.spec.blocks(length) * group.spec.page_bytes for group in groups), page))
+    request = demanded(shape.printed, length)
+    if not shape.era.concurrency_by_blocks:
+        request = cdiv(request, shape.stages[0].groups[0].spec.page_bytes)
+    return blocks / max(1, request)
 
 
 def _tokens(shape: KvShape, blocks: int, concurrency: float, length: int) -> int:
     """The "KV cache size" line: plain slots, then slots over groups, then what full-length requests can use."""
-    release = shape.release
-    if shape.engine == "V0" or release.before("0.9.1"):
+    if shape.era.tokens_line == "slots":
         return blocks * shape.block_size
-    if release.at_least("0.20.1"):
+    if shape.era.tokens_line == "full-length requests":
         return int(concurrency * length)
     groups = shape.stages[0].groups
-    smallest = min(min(group.block_size, length) if isinstance(group.spec, StateSpec) else group.block_size
-                   for group in groups)  # fmt: skip
-    if release.version == "0.9.1":
+    if shape.release.version == "0.9.1":
         smallest = shape.block_size
+    else:  # a state that stands for a whole request counts as a block of max_model_len
+        smallest = min(length if group.block_size == WHOLE_REQUEST else group.block_size for group in groups)
     return blocks // len(groups) * smallest * shape.context_shards
 
 
@@ -141,12 +155,6 @@ def _bytes_per_token(shape: KvShape, stage: int, length: int) -> int:
     blocks = shape.blocks(length, stage)
     longest = max(length, shape.block_size)
     return cdiv(here.bytes_per_block * blocks, longest)
-
-
-def _groups(shape: KvShape) -> tuple[KvGroup, ...]:
-    return tuple(
-        KvGroup(group.spec.kind, len(group.layers), group.block_size, group.spec.page_bytes) for group in shape.groups
-    )
 
 
 def _failure(
@@ -173,7 +181,7 @@ def _failure(
 
 
 def _stages_in_order(shape: KvShape, checked: Sequence[int]) -> list[tuple[int, int]]:
-    if shape.release.within("0.14.0", "0.16.0"):
+    if shape.era.smallest_stage_alone:
         return [(0, min(checked))]
     return [(stage, bytes_) for stage, bytes_ in enumerate(checked) if shape.stages[stage].specs]
 
@@ -201,10 +209,10 @@ def _state_failure(shape: KvShape, settings: EngineSettings, blocks: int) -> Fai
 
 
 def _without_cache(shape: KvShape, settings: EngineSettings) -> KvPlan:
-    return KvPlan(0, shape.block_size, 0, 0.0, 0, 0, settings.max_model_len, 0, LONGEST_LEN, None, (), None)
+    return KvPlan(0, shape.block_size, 0, 0.0, 0, 0, settings.max_model_len, 0, None, None, shape, ())
 
 
 def _unsupported(shape: KvShape, settings: EngineSettings) -> KvPlan:
     text = shape.unsupported or "NotImplementedError: this release cannot mix KV caches with pages of these sizes"
     failure = Failure("block_size_rule", text, 0, 0)
-    return KvPlan(0, shape.block_size, 0, 0.0, 0, 0, settings.max_model_len, 0, 0, None, (), failure)
+    return KvPlan(0, shape.block_size, 0, 0.0, 0, 0, settings.max_model_len, 0, None, failure, shape, ())

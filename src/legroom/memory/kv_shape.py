@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from legroom.facts.attention import Attention
 from legroom.facts.releases import Release
 from legroom.facts.releases import release as known_release
 from legroom.memory.kv_block_size import attention_backend
+from legroom.memory.kv_era import Era, era
 from legroom.memory.kv_groups import CacheGroup, UnsupportedCache, cache_groups
-from legroom.memory.kv_layers import block_size, context_shards, draft_mixers, kv_specs
-from legroom.memory.kv_specs import CacheSpec, StateSpec
-from legroom.units import cdiv
+from legroom.memory.kv_layers import block_size, context_shards, kv_specs
+from legroom.memory.kv_specs import CacheSpec, FullAttentionSpec, StateSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,6 +25,18 @@ LONGEST_LEN = 1 << 27
 """Where a search for the longest length stops."""
 
 
+Demand = tuple[tuple[int, tuple[CacheSpec, ...]], ...]
+"""Terms of a sum: so many (bytes or groups) times the blocks of the greediest of these caches."""
+
+
+def demanded(demand: Demand, length: int) -> int:
+    """The sum for a request of some length."""
+    total = 0
+    for weight, specs in demand:
+        total += weight * (specs[0].blocks(length) if len(specs) == 1 else max(spec.blocks(length) for spec in specs))
+    return total
+
+
 @dataclass(frozen=True)
 class Stage:
     """The caches of one pipeline stage."""
@@ -34,6 +46,10 @@ class Stage:
     groups: tuple[CacheGroup, ...]
     bytes_per_block: int
     """What one block id costs on this stage: the widest group."""
+    blocks: Demand
+    """Block ids of one request."""
+    needed: Demand
+    """Bytes the release's own check wants for one request."""
 
 
 @dataclass(frozen=True)
@@ -41,63 +57,46 @@ class KvShape:
     """The plan of the KV cache before any bytes are divided by it."""
 
     release: Release
+    era: Era
     engine: str
     block_size: int
     """As the release reports it: tokens a block of the primary attention layers."""
     groups: tuple[CacheGroup, ...]
     stages: tuple[Stage, ...]
+    printed: Demand = ()
+    """What the concurrency line divides by: blocks of a request, or its bytes before 0.27."""
     context_shards: int = 1
     unsupported: str | None = None
     """The release has no plan for this mix of caches; its words, if it has any."""
+    is_empty: bool = False
+    """No layer keeps a cache: embedding models that attend both ways."""
+    has_states: bool = False
+    """Some layer keeps a recurrent state."""
     _lengths: dict[tuple[int, int, int], int] = field(default_factory=dict, compare=False, repr=False)
-
-    @property
-    def is_empty(self) -> bool:
-        """No layer keeps a cache: embedding models that attend both ways."""
-        return not any(stage.specs for stage in self.stages)
-
-    @property
-    def has_states(self) -> bool:
-        """Some layer keeps a recurrent state."""
-        return any(isinstance(spec, StateSpec) for stage in self.stages for spec in stage.specs.values())
 
     def blocks(self, length: int, stage: int = 0) -> int:
         """Block ids one request of this length takes, over all groups."""
-        return sum(group.blocks(length) for group in self.stages[stage].groups)
+        return demanded(self.stages[stage].blocks, length)
 
     def needed_bytes(self, length: int, stage: int = 0) -> int:
         """Bytes the release's own check wants for one request of this length."""
-        here = self.stages[stage]
-        release = self.release
-        if self.engine == "V0":
-            return cdiv(length, self.block_size) * here.bytes_per_block
-        if release.at_least("0.19.0"):
-            return here.bytes_per_block * self.blocks(length, stage)
-        if release.at_least("0.14.0"):
-            # Only the first group was counted, which makes hybrids look cheaper than they are. Up to 0.16 the whole
-            # model was checked against the smallest stage.
-            groups = here.groups if release.at_least("0.17.0") else self.groups
-            width = max(group.bytes_per_block if group.layers else 0 for group in groups)
-            return width * groups[0].blocks(length)
-        specs = here.specs.values()
-        if release.before("0.9.1"):
-            specs = [spec for group in here.groups for spec in group.specs]  # type: ignore[assignment]
-        return sum(spec.blocks(length) * spec.page_bytes for spec in specs)
+        return demanded(self.stages[stage].needed, length)
 
     def longest_len(self, available_bytes: int, stage: int = 0, limit: int = LONGEST_LEN) -> int:
         """The longest request that the release's check lets through, up to `limit`; 0 where one token is too many."""
         key = (available_bytes, stage, limit)
-        if key not in self._lengths:
+        found = self._lengths.get(key)
+        if found is None:
             if len(self._lengths) > 4096:
                 self._lengths.clear()
-            self._lengths[key] = _longest(lambda length: self.needed_bytes(length, stage) <= available_bytes, limit)
-        return self._lengths[key]
+            demand = self.stages[stage].needed
+            found = _longest(lambda length: demanded(demand, length) <= available_bytes, limit)
+            self._lengths[key] = found
+        return found
 
     def checked_bytes(self, available_bytes: int, stage: int = 0) -> int:
         """What the length check plans with: 0.29+ holds the null block back."""
-        if self.engine == "V1" and self.release.at_least("0.29.0"):
-            return available_bytes - self.stages[stage].bytes_per_block
-        return available_bytes
+        return available_bytes - self.stages[stage].bytes_per_block * self.era.null_block_held_back
 
 
 def _longest(fits: Callable[[int], bool], limit: int) -> int:
@@ -141,7 +140,6 @@ def _key(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[object, ...]
         settings.disable_hybrid_kv_cache_manager, settings.num_speculative_tokens, given.mamba_cache_dtype,
         given.mamba_ssm_cache_dtype, given.mamba_cache_mode, given.mamba_block_size, given.attention_backend,
         given.env.get("VLLM_ATTENTION_BACKEND"), given.env.get("VLLM_PP_LAYER_PARTITION"),
-        given.env.get("VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE"),
         str(speculative.get("method") or speculative.get("model")) if speculative else None,
     )  # fmt: skip
 
@@ -151,10 +149,10 @@ def _shape(model: Model, settings: EngineSettings, gpu: Gpu) -> KvShape:
     specs = [kv_specs(model, settings, gpu, rank) for rank in range(settings.pipeline_parallel_size)]
     size = block_size(model, settings, gpu)
     if settings.engine == "V0":
-        return KvShape(release, "V0", size, (), _v0_stages(specs, size))
+        return _v0_shape(specs, release, size)
     return shape_of_specs(
-        specs, release, size, shards=context_shards(settings), hybrid_off=_hybrid_off(model, settings, release),
-        packed=_packs_pages(model, settings, gpu),
+        specs, release, size, shards=context_shards(settings),
+        hybrid_off=settings.disable_hybrid_kv_cache_manager, packed=_packs_pages(model, settings, gpu),
     )  # fmt: skip
 
 
@@ -168,17 +166,55 @@ def shape_of_specs(
     packed: bool = False,
 ) -> KvShape:
     """The V1 planner on the caches of every stage."""
+    now = era(release.version, "V1")
+    empty = not any(specs)
+    states = any(isinstance(spec, StateSpec) for one in specs for spec in one.values())
     try:
         groups, stage_groups = _grouped(specs, release, hybrid_off, packed)
     except UnsupportedCache as problem:
-        stages = tuple(Stage(one, (), 0) for one in specs)
-        return KvShape(release, "V1", size, (), stages, shards, unsupported=str(problem))
-    stages = tuple(Stage(one, own, _bytes_per_block(own)) for one, own in zip(specs, stage_groups, strict=True))
-    if release.within("0.7.3", "0.8.1") and len(stages) > 1:
+        stages = tuple(Stage(one, (), 0, (), ()) for one in specs)
+        return KvShape(release, now, "V1", size, (), stages, (), shards, str(problem), empty, states)
+    widths = [_bytes_per_block(own) for own in stage_groups]
+    if release.within("0.7.3", "0.8.1"):
         # These releases sized every stage's blocks by the stage with the most layers.
-        widest = max(stage.bytes_per_block for stage in stages)
-        stages = tuple(Stage(stage.specs, stage.groups, widest) for stage in stages)
-    return KvShape(release, "V1", size, groups, stages, shards)
+        widths = [max(widths)] * len(widths)
+    stages = tuple(
+        Stage(one, own, width, _block_demand(own), _needed_demand(now, one, own, groups, release))
+        for one, own, width in zip(specs, stage_groups, widths, strict=True)
+    )
+    printed = _printed_demand(now, stages[0].groups)
+    return KvShape(release, now, "V1", size, groups, stages, printed, shards, None, empty, states)
+
+
+def _block_demand(groups: Sequence[CacheGroup]) -> Demand:
+    return tuple((count, specs) for specs, count in Counter(_distinct(group) for group in groups).items())
+
+
+def _needed_demand(
+    now: Era, specs: dict[str, CacheSpec], own: Sequence[CacheGroup], whole: Sequence[CacheGroup], release: Release
+) -> Demand:
+    if not specs:
+        return ()
+    if now.length_check == "all groups":
+        width = _bytes_per_block(own)
+        return tuple((width * count, caches) for count, caches in _block_demand(own))
+    if now.length_check == "layers":
+        # Up to 0.9.0 sliding layers were kept whole before the check.
+        layers = [spec for group in own for spec in group.specs] if release.before("0.9.1") else specs.values()
+        return tuple((spec.page_bytes * count, (spec,)) for spec, count in Counter(layers).items())
+    # Only the first group was counted, which makes hybrids look cheaper than they are.
+    counted = whole if now.length_check == "first group of the model" else own
+    return ((_bytes_per_block(counted), _distinct(counted[0])),)
+
+
+def _printed_demand(now: Era, groups: Sequence[CacheGroup]) -> Demand:
+    counts = Counter(group.spec for group in groups)
+    return tuple((count if now.concurrency_by_blocks else count * spec.page_bytes, (spec,))
+                 for spec, count in counts.items())  # fmt: skip
+
+
+def _distinct(group: CacheGroup) -> tuple[CacheSpec, ...]:
+    return tuple(dict.fromkeys(group.specs))
 
 
 def _grouped(
@@ -192,26 +228,20 @@ def _grouped(
     return groups, [tuple(group.on_stage(one) for group in groups) for one in specs]
 
 
-def _bytes_per_block(groups: tuple[CacheGroup, ...]) -> int:
+def _bytes_per_block(groups: Sequence[CacheGroup]) -> int:
     return max((group.bytes_per_block if group.layers else 0 for group in groups), default=0)
 
 
-def _v0_stages(specs: list[dict[str, CacheSpec]], size: int) -> tuple[Stage, ...]:
+def _v0_shape(specs: Sequence[dict[str, CacheSpec]], release: Release, size: int) -> KvShape:
     """V0: one page a layer, every layer whole, recurrent states kept outside the pool."""
-    pages = [
-        [spec.with_block_size(size).page_bytes for spec in one.values() if not isinstance(spec, StateSpec)]
-        for one in specs
-    ]
-    return tuple(Stage(one, (), max(own, default=0) * len(own)) for one, own in zip(specs, pages, strict=True))
-
-
-def _hybrid_off(model: Model, settings: EngineSettings, release: Release) -> bool:
-    """The flag, and chunked local attention, for which 0.10.1+ turns the hybrid manager off by itself."""
-    if settings.disable_hybrid_kv_cache_manager:
-        return True
-    chunked = any(isinstance(layer.mixer, Attention) and layer.mixer.chunk is not None for layer in model.layers)
-    allowed = settings.given.env.get("VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE", "0") == "1"
-    return chunked and release.at_least("0.10.1") and not (allowed and not draft_mixers(model, settings))
+    slots = FullAttentionSpec(size, 1, 1, 1, 1)
+    stages = []
+    for one in specs:
+        pages = [spec.with_block_size(size).page_bytes for spec in one.values() if not isinstance(spec, StateSpec)]
+        width = max(pages, default=0) * len(pages)
+        stages.append(Stage(one, (), width, ((1, (slots,)),), ((width, (slots,)),)))
+    empty = not any(stage.bytes_per_block for stage in stages)
+    return KvShape(release, era(release.version, "V0"), "V0", size, (), tuple(stages), is_empty=empty)
 
 
 def _packs_pages(model: Model, settings: EngineSettings, gpu: Gpu) -> bool:
