@@ -99,6 +99,11 @@ def test_a_later_value_wins() -> None:
     assert (args.max_num_seqs, args.others) == (16, ("--port", "2"))
 
 
+def test_dotted_keys_are_gathered_and_replace_json_given_whole() -> None:
+    args = args_of("vllm serve M --hf-overrides '{\"a\": 1}' --hf-overrides.b 2 --hf-overrides.c.d+ x,y")
+    assert args.hf_overrides == {"b": 2, "c": {"d": ["x", "y"]}}
+
+
 def test_environment_before_the_command_is_kept() -> None:
     args = args_of("VLLM_USE_V1=1 CUDA_VISIBLE_DEVICES=0,1 vllm serve M")
     assert args.env == {"VLLM_USE_V1": "1", "CUDA_VISIBLE_DEVICES": "0,1"}

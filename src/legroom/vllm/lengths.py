@@ -26,7 +26,7 @@ def max_model_len(args: ServeArgs, model: Model, release: Release) -> int:
 
 
 def overrides(args: ServeArgs) -> Mapping[str, Any]:
-    """What the flags put over the model's text config (--hf-overrides; --rope-scaling and --rope-theta until 0.11.0)."""
+    """What the flags put over the model's text config: --hf-overrides, until 0.11.0 also --rope-scaling."""
     given: dict[str, Any] = {}
     for flag, key in (("--rope-scaling", "rope_scaling"), ("--rope-theta", "rope_theta")):
         text = other_value(args, flag)

@@ -12,7 +12,7 @@ from legroom.facts.flags import Flag, choices, flags_of
 from legroom.facts.releases import Release
 from legroom.vllm.args import ServeArgs, Usage
 from legroom.vllm.problems import FlagProblem, ProblemKind
-from legroom.vllm.values import BadValue, merged, read_float, read_int, read_json, read_pairs
+from legroom.vllm.values import BadValue, read_float, read_int, read_json, read_pairs
 
 FIELDS = {f.name: str(f.type) for f in fields(ServeArgs) if f.name not in ("usage", "env", "others")}
 """The flags with a field of their own, by vLLM's `dest`, with the field's type."""
@@ -141,12 +141,9 @@ class Reading:
             self.problem("--optimization-level", "bad_value", message)
 
     def store_dotted(self) -> None:
-        """Lay the dotted keys over the JSON given whole, as vLLM does after reading everything."""
+        """Dotted keys are gathered into one JSON value that comes last, and so replaces one given whole."""
         for flag, value in self.dotted.values():
-            held: Any = self.values.get(flag.dest)
-            if held is None and flag.name in self.others:
-                held = json.loads(self.others[flag.name][0])
-            self.store(flag, merged(held if isinstance(held, Mapping) else {}, value))
+            self.store(flag, value)
 
     def to_args(self, usage: Usage, env: Mapping[str, str]) -> ServeArgs:
         """Everything read, as one value."""

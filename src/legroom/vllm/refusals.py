@@ -92,6 +92,24 @@ def check_settings(settings: EngineSettings, model: Model) -> None:
             said,
         )
     _check_heads(settings, model)
+    _check_stages(settings, model)
+    _check_block_size(settings, model)
+
+
+def _check_stages(settings: EngineSettings, model: Model) -> None:
+    stages, layers = settings.pipeline_parallel_size, len(model.layers)
+    if stages > layers:
+        raise LegroomError(
+            f"--pipeline-parallel-size {stages} is more than the {layers} layers of {model.name or 'the model'}",
+            f"use {layers} stages or fewer",
+        )
+
+
+def _check_block_size(settings: EngineSettings, model: Model) -> None:
+    """0.18+ has no list of sizes, its attention backends decide; each of them takes multiples of 16 at the least."""
+    size = settings.block_size
+    if size is not None and size % 16 and size not in (1, 8) and attention_heads(model) is not None:
+        raise LegroomError(f"--block-size {size} suits no attention backend", "use a multiple of 16")
 
 
 def _check_heads(settings: EngineSettings, model: Model) -> None:
