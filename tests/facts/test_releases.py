@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from legroom.errors import LegroomError
@@ -82,6 +82,7 @@ def test_the_known_releases_are_in_their_own_order() -> None:
 
 
 @given(st.text(max_size=30))
+@settings(deadline=None)
 def test_any_text_is_a_release_or_a_clear_refusal(text: str) -> None:
     try:
         found = release(text)

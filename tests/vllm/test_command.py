@@ -56,7 +56,7 @@ def serve_args(draw: st.DrawFn) -> tuple[ServeArgs, str]:
 
 
 @given(serve_args())
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 def test_a_command_reads_back_as_the_settings_it_was_written_from(case: tuple[ServeArgs, str]) -> None:
     args, version = case
     found = parse_flags([*env_words(args), *command(args, release(version))], release(version))

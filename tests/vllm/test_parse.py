@@ -171,7 +171,7 @@ WORDS = st.one_of(
 
 
 @given(st.lists(WORDS, max_size=12), st.sampled_from(known_releases()))
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 def test_any_words_are_read_without_failing(words: list[str], version: str) -> None:
     found = parse_flags(words, release(version))
     assert isinstance(found.args, ServeArgs)

@@ -395,7 +395,7 @@ ARGS = st.builds(
     st.sampled_from([H100, A100, A10, B200, MI300]),
     st.sampled_from(known_releases()),
 )
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_resolved_settings_hold_together(args: ServeArgs, model: Model, gpu: Gpu, version: str) -> None:
     try:
         found = resolve(args, model, gpu, release(version))
