@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ from legroom.vllm.resolve import resolve
 
 if TYPE_CHECKING:
     from legroom.vllm.args import EngineSettings, ServeArgs
+
+Flags = dict[str, Any]
 
 UTILIZATIONS = tuple(hundredths / 100 for hundredths in range(30, 99))
 TOKEN_BUDGETS = (16384, 8192, 4096, 2048, 1024)
@@ -60,19 +63,23 @@ class Found:
 def find(targets: Sequence[Target], args: ServeArgs, wish: Wish, most: int = 4) -> Found:
     """The best settings for a wish. `targets` are the model and its quantized variants, the original first.
 
-    Flags that `args` gives stay as they are; the others are searched.
+    Flags that `args` gives stay as they are; the others are searched, on the fewest GPUs first. Once a number of GPUs
+    grants the wish with nothing given up, more of them cannot do better.
     """
     asked = replace(args, max_model_len=args.max_model_len or wish.context)
     options: list[Option] = []
     considered = 0
     closest: Structure | None = None
-    for number, target in enumerate(targets):
-        for shape in _structures(target, asked, wish):
-            weighed, found = _walk_utilization(shape, asked, wish, variant=number)
-            considered += weighed
-            options += found
-            if closest is None or shape.shortfall_bytes(wish) < closest.shortfall_bytes(wish):
-                closest = shape
+    for parallel in _parallel_sizes(args, wish):
+        if any(not option.losses and option.gpus < math.prod(parallel.values()) for option in options):
+            break
+        for number, target in enumerate(targets):
+            for shape in _structures(target, asked, parallel, wish):
+                weighed, found = _walk_utilization(shape, asked, wish, variant=number)
+                considered += weighed
+                options += found
+                if closest is None or shape.shortfall_bytes(wish) < closest.shortfall_bytes(wish):
+                    closest = shape
     options.sort(key=lambda option: option.cost)
     plans = [(laid_out, option.losses) for option, laid_out in _starting(options, asked, most)]
     if not plans:
@@ -95,57 +102,57 @@ def _starting(options: Iterable[Option], asked: ServeArgs, most: int) -> Iterato
             return
 
 
-def _structures(target: Target, args: ServeArgs, wish: Wish) -> Iterator[Structure]:
-    """Every valid combination of the flags other than utilization."""
-    for parallel in _parallel_sizes(args, wish):
-        try:
-            base = resolve(replace(args, **parallel), target.model, target.gpu, target.release)
-        except LegroomError:
-            continue  # this model cannot be split that way
-        room = replace(target, gpus=max(target.gpus, *parallel.values(), math.prod(parallel.values())))
-        axes = _axes(target, args, base, wish)
-        for values in itertools.product(*(axis for _, axis in axes)):
-            flags = parallel | {name: value for (name, _), value in zip(axes, values, strict=True) if value is not None}
-            shape = structure(room, args, flags)
-            if shape is not None:
-                yield shape
+def _structures(target: Target, args: ServeArgs, parallel: Flags, wish: Wish) -> Iterator[Structure]:
+    """Every valid combination of the flags other than utilization, for one way to split the model."""
+    room = replace(target, gpus=max(target.gpus, math.prod(parallel.values())))
+    try:
+        base = resolve(replace(args, **parallel), target.model, target.gpu, target.release)
+    except LegroomError:
+        return  # this model cannot be split that way
+    for choice in itertools.product(*_axes(target, args, base, wish)):
+        flags: Flags = dict(parallel)
+        for part in choice:
+            flags |= part
+        shape = structure(room, args, flags)
+        if shape is not None:
+            yield shape
 
 
-def _parallel_sizes(args: ServeArgs, wish: Wish) -> Iterator[dict[str, Any]]:
+def _parallel_sizes(args: ServeArgs, wish: Wish) -> Iterator[Flags]:
     given = args.tensor_parallel_size, args.pipeline_parallel_size
     if given != (None, None):
         yield {"tensor_parallel_size": given[0] or 1, "pipeline_parallel_size": given[1] or 1}
         return
-    for count in wish.gpus:
+    for count in sorted(wish.gpus):
         for pipeline in (1, 2, 3, 4, 8):
-            if count % pipeline == 0 and (pipeline == 1 or count > 1):
+            if count % pipeline == 0:
                 yield {"tensor_parallel_size": count // pipeline, "pipeline_parallel_size": pipeline}
 
 
-def _axes(target: Target, args: ServeArgs, base: EngineSettings, wish: Wish) -> list[tuple[str, tuple[Any, ...]]]:
-    """The values to try for each flag that was not given; None leaves the release's default."""
-    budgets = [None, *(tokens for tokens in TOKEN_BUDGETS if tokens < base.max_num_batched_tokens)]
-    sequences = [None, *(seqs for seqs in SEQUENCES if wish.concurrency <= seqs < base.max_num_seqs)]
-    if base.max_num_seqs < wish.concurrency:
-        sequences = [int(-(-wish.concurrency // 1))]
-    graphs: list[tuple[str, tuple[Any, ...]]] = []
-    if args.enforce_eager is None:
-        graphs.append(("enforce_eager", (None, True)))
-    if args.max_cudagraph_capture_size is None and target.release.at_least("0.11.1"):
-        graphs.append(("max_cudagraph_capture_size", (None, *CAPTURE_LIMITS)))
-    kv_dtypes = (None, "fp8") if target.gpu.compute_capability >= (8, 9) and base.kv_cache_dtype == "auto" else (None,)
-    axes: list[tuple[str, tuple[Any, ...]]] = [
-        ("max_num_batched_tokens", (None,) if args.max_num_batched_tokens else tuple(budgets)),
-        ("max_num_seqs", (None,) if args.max_num_seqs else tuple(sequences)),
-        ("kv_cache_dtype", (None,) if args.kv_cache_dtype else kv_dtypes),
-        ("block_size", (None,) if args.block_size else _block_sizes(target)),
-    ]
-    return axes + graphs
+def _axes(target: Target, args: ServeArgs, base: EngineSettings, wish: Wish) -> list[list[Flags]]:
+    """For each flag that was not given, the values to try; an empty choice leaves the release's default."""
+    axes: list[list[Flags]] = []
+    if args.max_num_batched_tokens is None:
+        smaller = (tokens for tokens in TOKEN_BUDGETS if tokens < base.max_num_batched_tokens)
+        axes.append([{}, *({"max_num_batched_tokens": tokens} for tokens in smaller)])
+    if args.max_num_seqs is None and base.max_num_seqs < wish.concurrency:
+        axes.append([{"max_num_seqs": math.ceil(wish.concurrency)}])
+    elif args.max_num_seqs is None:
+        fewer = (seqs for seqs in SEQUENCES if wish.concurrency <= seqs < base.max_num_seqs)
+        axes.append([{}, *({"max_num_seqs": seqs} for seqs in fewer)])
+    if args.kv_cache_dtype is None and base.kv_cache_dtype == "auto" and target.gpu.compute_capability >= (8, 9):
+        axes.append([{}, {"kv_cache_dtype": "fp8"}])
+    if args.block_size is None:
+        axes.append([{}, *({"block_size": size} for size in _block_sizes(target))])
+    if args.enforce_eager is None and args.max_cudagraph_capture_size is None:
+        limits = CAPTURE_LIMITS if target.release.at_least("0.11.1") else ()
+        axes.append([{}, *({"max_cudagraph_capture_size": limit} for limit in limits), {"enforce_eager": True}])
+    return axes
 
 
-def _block_sizes(target: Target) -> tuple[int | None, ...]:
+def _block_sizes(target: Target) -> tuple[int, ...]:
     allowed = choices("--block-size", target.release)
-    return (None, 32) if allowed is None or 32 in allowed else (None,)
+    return (32,) if allowed is None or 32 in allowed else ()
 
 
 def _walk_utilization(shape: Structure, args: ServeArgs, wish: Wish, variant: int) -> tuple[int, list[Option]]:
@@ -156,17 +163,14 @@ def _walk_utilization(shape: Structure, args: ServeArgs, wish: Wish, variant: in
         utilizations = UTILIZATIONS
     band = BAND_KEPT[wish.policy]
     default = shape.settings.gpu_memory_utilization
-    best: tuple[float, float, float] | None = None
-    for utilization in utilizations:
-        concurrency = shape.concurrency(utilization, band)
-        if concurrency < wish.concurrency or shape.headroom_bytes(utilization, band) < 0:
-            continue
-        distance = abs(utilization - default)
-        if best is None or distance < best[0]:
-            best = distance, utilization, concurrency
-    if best is None:
+    # The pool grows with utilization and the headroom shrinks, so what grants the wish is one run of the list.
+    first = bisect_left(utilizations, wish.concurrency, key=lambda share: shape.concurrency(share, band))
+    last = bisect_left(utilizations, True, key=lambda share: shape.runs_over(share, band))
+    granting = utilizations[first:last]
+    if not granting:
         return len(utilizations), []
-    distance, utilization, concurrency = best
+    utilization = min(granting, key=lambda share: abs(share - default))
+    concurrency, distance = shape.concurrency(utilization, band), abs(utilization - default)
     flags = dict(shape.flags)
     if distance > 1e-9:
         flags["gpu_memory_utilization"] = utilization

@@ -50,9 +50,7 @@ class Structure:
         )
 
     def concurrency(self, utilization: float, band_kept: float) -> float:
-        """Requests of full length the pool holds; 0 where the server would not start."""
-        if utilization * self.target.gpu.total_bytes > self.room_bytes:
-            return 0.0
+        """Requests of full length the pool holds; 0 where not even one fits."""
         blocks = 1 << 62
         for number, pool in enumerate(self.kv_bytes(utilization, band_kept)):
             if self.kv.checked_bytes(pool, number) < self.needed_bytes[number]:
@@ -71,6 +69,11 @@ class Structure:
             - int((stage.outside.high - stage.outside.bytes) * band_kept)
             for stage, pool in zip(self.stages, pools, strict=True)
         )
+
+    def runs_over(self, utilization: float, band_kept: float) -> bool:
+        """Whether the card has no room for this much: at its peak, or for the budget when vLLM starts."""
+        budget = utilization * self.target.gpu.total_bytes
+        return budget > self.room_bytes or self.headroom_bytes(utilization, band_kept) < 0
 
     def shortfall_bytes(self, wish: Wish) -> int:
         """How many bytes the fullest card lacks for the wish, at the best."""
