@@ -110,3 +110,10 @@ def test_lists_are_written_short_and_read_long() -> None:
 def test_a_base_and_its_instruct_model_may_differ_in_length() -> None:
     assert load("Qwen/Qwen2.5-7B").max_position_embeddings == 131072
     assert load("Qwen/Qwen2.5-7B-Instruct").max_position_embeddings == 32768
+
+
+def test_a_revision_of_a_bundled_model_is_looked_up_and_the_way_out_is_named() -> None:
+    with pytest.raises(LegroomError) as error:
+        load("Qwen/Qwen2.5-7B-Instruct", revision="no-such-revision-in-any-cache", offline=True)
+    assert error.value.exit_code == 3
+    assert "leave the revision out" in error.value.hint

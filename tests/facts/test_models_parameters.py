@@ -17,14 +17,8 @@ UNPUBLISHED = {"internvl3-14b", "kimi-k2", "kimi-k3", "mimo-7b", "minimax-m3"}
 """Their owners publish rounded counts only ("1T", "7B")."""
 
 NOT_COUNTED = {
-    "whisper-large-v3": "the encoder of encoder-decoder models",
-    "whisper-large-v3-turbo": "the encoder of encoder-decoder models",
-    "minicpm3-4b": "low-rank queries and keys that are cached as plain heads",
     "deepseek-v4-flash": "compressors and hyper-connections",
-    "gemma-3n-e2b": "per-layer embeddings and the encoders",
-    "gemma-3n-e4b": "per-layer embeddings and the encoders",
     "llama-3.2-11b-vision": "cross-attention layers and the encoder",
-    "qwen2-audio-7b": "the audio encoder",
 }
 """What the weights of these still lack, so that the count is not compared."""
 

@@ -37,7 +37,12 @@ def load(name_or_path: str, revision: str | None = None, offline: bool | None = 
         raise LegroomError(f"there is no file or folder {text}", "check the path")
     if revision is None and (found := mirrored(text)):
         return from_bundled(found, name=text)
-    return _from_hub(text, revision, offline)
+    try:
+        return _from_hub(text, revision, offline)
+    except LegroomError as error:
+        if revision is not None and find(text):
+            error.hint = f"{text} is bundled: leave the revision out to use the bundled facts"
+        raise
 
 
 def from_bundled(found: Bundled, name: str = "") -> Model:
