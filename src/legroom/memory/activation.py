@@ -43,6 +43,14 @@ def activation_cold(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: i
     return estimated(cold, warm.low, cold + _spread(cold), (Term("first start", cold, how),))
 
 
+def forward_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
+    """What the greediest moment of a full batch allocates and frees again, without workspaces that stay."""
+    passing = expert_scratch(model, settings, gpu).passing_elements
+    width = element_bytes(settings)
+    found = (_moment_bytes(m, model, settings, passing, width) for m in _stage_moments(model, settings, pp_rank))
+    return max(found, default=0)
+
+
 def is_compiled(settings: EngineSettings) -> bool:
     """Whether torch.compile runs the model: V1 without --enforce-eager, unless the user turned compilation off."""
     config = settings.given.compilation_config or {}
@@ -79,10 +87,7 @@ def _activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) 
     return estimated(peak, peak - _spread(peak), peak + _spread(peak), terms)
 
 
-def _at_forward(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tuple[int, tuple[Term, ...]]:
-    """The greediest moment of this stage's layers."""
-    width, tokens = element_bytes(settings), settings.max_num_batched_tokens
-    scratch = expert_scratch(model, settings, gpu)
+def _stage_moments(model: Model, settings: EngineSettings, pp_rank: int) -> tuple[Moment, ...]:
     execution = Execution(
         settings.tensor_parallel_size,
         is_compiled(settings),
@@ -93,9 +98,16 @@ def _at_forward(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) 
     if settings.pipeline_parallel_size > 1:
         indices = stage_range(len(model.layers), settings, pp_rank)
         stage = model.layers[indices.start : indices.stop]
+    return moments(stage, model.hidden_size, model.model_type, execution)
+
+
+def _at_forward(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tuple[int, tuple[Term, ...]]:
+    """The greediest moment of this stage's layers."""
+    width, tokens = element_bytes(settings), settings.max_num_batched_tokens
+    scratch = expert_scratch(model, settings, gpu)
     best = 0
     best_terms: tuple[Term, ...] = ()
-    for moment in moments(stage, model.hidden_size, model.model_type, execution):
+    for moment in _stage_moments(model, settings, pp_rank):
         live = _moment_bytes(moment, model, settings, scratch.passing_elements, width)
         kept = scratch.kept_elements * width if moment.after_experts else 0
         if live + kept > best:

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from legroom.facts.fit import by_release, constants
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term, estimated
+from legroom.memory.activation import activation, cublas_workspace, element_bytes, forward_bytes, is_compiled
+from legroom.memory.activation_experts import expert_scratch
 from legroom.memory.graphs import graph_bytes, graph_estimate
+from legroom.memory.remember import remembered
+from legroom.memory.runner_buffers import runner_buffers, sampler_tables
+from legroom.memory.sampler import sampling
 from legroom.units import MIB
 
 if TYPE_CHECKING:
@@ -14,34 +20,108 @@ if TYPE_CHECKING:
     from legroom.facts.model import Model
     from legroom.vllm.args import EngineSettings
 
+_HOPPER = (9, 0)
+_FLOAT32 = 4
+
 
 def cuda_context(gpu: Gpu) -> Figure:
     """What a process holds on the card before it allocates anything."""
-    size = 527 * MIB if gpu.compute_capability >= (9, 0) else 420 * MIB
-    return estimated(size, size - 120 * MIB, size + 120 * MIB, (Term("CUDA context", size, "before any allocation"),))
+    fit = constants()["context"]
+    capability = ".".join(str(part) for part in gpu.compute_capability)
+    size = int(fit["mib_by_capability"].get(capability, fit["mib_unknown"]) * MIB)
+    spread = int(fit["band_mib"] * MIB)
+    term = Term("CUDA context", size, "held before the first allocation")
+    return estimated(size, max(0, size - spread), size + spread, (term,))
 
 
 def non_torch(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
-    """Modules, cuBLAS handles and NCCL, as the release charges them."""
-    release = known_release(settings.release)
-    if settings.engine == "V1" and release.at_least("0.9.1"):
-        base = 230 * MIB if release.at_least("0.14.0") else 100 * MIB
-    else:
-        base = 100 * MIB
-    nccl = (1850 * MIB if release.at_least("0.14.0") else 400 * MIB) if settings.tensor_parallel_size > 1 else 0
-    size = base + nccl
-    return estimated(size, size // 2, size * 2, (Term("non-torch", size, "modules, handles, NCCL"),))
+    """Modules, library handles and communication buffers, as the release charges them."""
+    return remembered(_non_torch, model, settings, gpu, pp_rank)
 
 
 def outside(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
-    """What the card holds beside the budget once the server is up."""
-    context = cuda_context(gpu)
-    graphs = max(0, graph_bytes(model, settings, gpu).bytes - graph_estimate(model, settings, gpu).bytes)
-    tables = settings.max_num_seqs * model.vocab_size * 4 if settings.runner == "V2" else 0
-    size = context.bytes + graphs + tables
-    terms = (
-        Term("CUDA context", context.bytes, "outside every term of the budget"),
-        Term("CUDA graphs beyond the estimate", graphs, ""),
-        Term("sampler tables", tables, "sequences x vocabulary x 4"),
-    )
-    return estimated(size, int(size * 0.7), int(size * 1.5), terms)
+    """What the card holds beside the budget once the server is up and has served its first full batches."""
+    return remembered(_outside, model, settings, gpu, pp_rank)
+
+
+def charges_device_wide(settings: EngineSettings) -> bool:
+    """0.6.4, and V1 up to 0.9.0: everything on the card that torch did not allocate counts, the CUDA context, too."""
+    release = known_release(settings.release)
+    if settings.engine == "V0":
+        return release.within("0.6.4", "0.6.4.post1")
+    return release.within("0.6.5", "0.9.0.1")
+
+
+def counts_runner_buffers(settings: EngineSettings) -> bool:
+    """0.27+ charges the fall of free memory, so buffers that the model runner made before the profile run count."""
+    return settings.engine == "V1" and known_release(settings.release).at_least("0.27.0")
+
+
+def _non_torch(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> Figure:
+    fit = constants()["non_torch"]
+    row = by_release(fit["base"], settings.release)
+    base = int(row["hopper_mib" if gpu.compute_capability >= _HOPPER else "other_mib"] * MIB)
+    terms = [Term("modules and handles", base, f"as measured on releases from {row['since']}")]
+    wire = communication_bytes(settings, gpu)
+    if wire:
+        terms.append(Term("communication", wire, f"{settings.tensor_parallel_size} tensor-parallel ranks"))
+    if charges_device_wide(settings):
+        terms.append(Term("CUDA context", cuda_context(gpu).bytes, "this release charges all that the card holds"))
+    if gpu.unified and known_release(settings.release).at_least("0.11.1"):
+        shared = int(fit["unified_mib"] * MIB)
+        terms.append(Term("host memory", shared, "CPU and GPU share one memory, and free memory is the system's"))
+    if counts_runner_buffers(settings):
+        terms.append(Term("runner buffers", sampler_tables(model, settings), "counted from 0.27 on"))
+    size = sum(term.bytes for term in terms)
+    spread = int(fit["fixed_band_mib"] * MIB) + int(fit["relative_band"] * (size - base))
+    return estimated(size, max(0, size - spread), size + spread, tuple(terms))
+
+
+def communication_bytes(settings: EngineSettings, gpu: Gpu) -> int:
+    """NCCL and all-reduce buffers that the release charges to itself."""
+    ranks = settings.tensor_parallel_size
+    if ranks * settings.pipeline_parallel_size == 1:
+        return 0
+    rows = constants()["non_torch"]["communication"]
+    row = by_release(rows["V0" if settings.engine == "V0" else "V1"], settings.release)
+    hopper = gpu.compute_capability >= _HOPPER and gpu.vendor == "nvidia"
+    # 0.17+ fuses all-reduce with the norm on Hopper and Blackwell; its workspace is the largest part.
+    fused = row.get("fused_mib") and hopper and is_compiled(settings) and ranks > 1
+    if fused and settings.pipeline_parallel_size == settings.data_parallel_size == 1:
+        return int((row["fused_mib"] + row["fused_mib_per_doubling"] * (ranks.bit_length() - 2)) * MIB)
+    first = row["hopper_mib"] if hopper else row["other_mib"]
+    return int((first + row["mib_per_doubling"] * max(0, ranks.bit_length() - 2)) * MIB)
+
+
+def _outside(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> Figure:
+    width = element_bytes(settings)
+    taken, guessed = graph_bytes(model, settings, gpu), graph_estimate(model, settings, gpu)
+    charged = activation(model, settings, gpu, pp_rank)
+    kept = expert_scratch(model, settings, gpu).kept_elements * width + cublas_workspace(gpu)
+    kept += sampling(model, settings, gpu).kept_bytes
+    buffers = runner_buffers(model, settings)
+    if counts_runner_buffers(settings):
+        buffers -= sampler_tables(model, settings)
+    cached = cached_bytes(model, settings, gpu, pp_rank)
+    terms = [
+        Term("runner buffers", buffers, "sampler tables, block tables and input buffers"),
+        Term("workspaces", kept, "experts, cuBLAS and sampler scratch that stay"),
+        Term("cached by torch", cached, "blocks of the largest batches that the allocator keeps"),
+        Term("CUDA graphs beyond the estimate", taken.bytes - guessed.bytes, "captured after the KV cache is sized"),
+        Term("charged activation", -charged.bytes, "the budget sets this aside for the same blocks"),
+    ]
+    if not charges_device_wide(settings):
+        terms.insert(0, Term("CUDA context", cuda_context(gpu).bytes, "outside every term of the budget"))
+    size = sum(term.bytes for term in terms)
+    fit = constants()["cached"]
+    spread = int(fit["band_mib"] * MIB) + int(0.15 * cached) + (taken.high - taken.bytes)
+    return estimated(size, size - spread, size + spread, tuple(terms))
+
+
+def cached_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
+    """What torch keeps reserved once the largest prefill and the largest sampling batch have run."""
+    fit = constants()["cached"][settings.runner if settings.engine == "V1" else "V1"]
+    last = pp_rank == settings.pipeline_parallel_size - 1
+    logits = min(settings.max_num_seqs, settings.max_num_batched_tokens) * model.vocab_size * _FLOAT32 if last else 0
+    forward = forward_bytes(model, settings, gpu, pp_rank)
+    return int(fit["mib"] * MIB + fit["per_logit_byte"] * logits + fit["per_forward_byte"] * forward)

@@ -1,0 +1,58 @@
+"""Buffers that the model runner keeps for as long as it lives: in no term of the budget before 0.27."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from legroom.facts.attention import Attention, LatentAttention, StateSpace
+from legroom.units import KIB, cdiv
+
+if TYPE_CHECKING:
+    from legroom.facts.model import Model
+    from legroom.vllm.args import EngineSettings
+
+_INT32 = 4
+_LARGEST_PREFILL_TOKENS = 64 * KIB
+
+
+def runner_buffers(model: Model, settings: EngineSettings) -> int:
+    """Sampler tables, block tables and input buffers of one rank."""
+    return sampler_tables(model, settings) + _block_tables(model, settings) + _latent_workspace(model, settings)
+
+
+def sampler_tables(model: Model, settings: EngineSettings) -> int:
+    """V2: a count for every sequence and token, two bit masks, and what a sequence's parameters need. V1: inputs."""
+    if settings.engine == "V1" and settings.runner == "V2":
+        masks = 2 * cdiv(model.vocab_size, 8)
+        return settings.max_num_seqs * (model.vocab_size * _INT32 + masks + 19 * KIB)
+    if settings.engine == "V0":
+        return 0
+    width = 4 if settings.dtype == "float32" else 2
+    return settings.max_num_batched_tokens * model.hidden_size * width
+
+
+def _block_tables(model: Model, settings: EngineSettings) -> int:
+    """One row a sequence for each KV group, as long as the longest sequence; V2 keeps a second copy for the batch."""
+    block_size = settings.block_size or 16
+    kinds = {_group_of(layer.mixer) for layer in model.layers if layer.mixer is not None}
+    copies = 2 if settings.runner == "V2" else 1
+    blocks = cdiv(settings.max_model_len, block_size)
+    return copies * max(1, len(kinds)) * settings.max_num_seqs * blocks * _INT32
+
+
+def _group_of(mixer: object) -> tuple[str, int]:
+    window = mixer.window if isinstance(mixer, Attention | LatentAttention) and mixer.window else 0
+    return ("state" if isinstance(mixer, StateSpace) else "attention", window)
+
+
+def _latent_workspace(model: Model, settings: EngineSettings) -> int:
+    """MLA gathers the latents of cached context here before it expands them (chunked prefill)."""
+    widths = [
+        layer.mixer.kv_lora_rank + layer.mixer.qk_rope_head_dim
+        for layer in model.layers
+        if isinstance(layer.mixer, LatentAttention)
+    ]
+    if not widths:
+        return 0
+    tokens = min(max(8 * settings.max_model_len, 256 * settings.max_num_seqs), _LARGEST_PREFILL_TOKENS)
+    return tokens * max(widths) * 2
