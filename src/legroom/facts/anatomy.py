@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -29,11 +30,14 @@ class Anatomy:
     embedding_norm: bool = False
     qk_norm: str = ""
     """head: one head's width each | width: all heads, split over ranks | whole: all heads on every rank | per_head:
-    a weight for every head of the rank | "" : none unless the attention says so, then head"""
+    a weight for every head of the rank | empty: none unless the attention says so, then `qk_norm_shape`"""
+    qk_norm_shape: str = "head"
     qk_norm_bias: bool = False
     positions: str = ""
     """The config field that counts learned positions."""
     positions_offset: int = 0
+    tables_split: bool = False
+    """Positions and token types are split over ranks like the vocabulary (BERT)."""
     token_types: str = ""
     lm_head_bias: bool = False
     lm_head: bool = True
@@ -42,6 +46,8 @@ class Anatomy:
     """rope | none | mrope"""
     rope_dtype: str = ""
     """Empty: the model's dtype."""
+    rotary: float = 1.0
+    """The part of a head that is rotated, where the config does not say."""
     rope_layers: str = "all"
     """Which layers have rotary embeddings of their own kind: all | by_type (local and global bases differ)."""
     attention_path: str = "self_attn"
@@ -54,8 +60,11 @@ class Anatomy:
     """Gemma keeps its embedding scale as a buffer."""
     per_expert_scale: bool = False
     """Gemma-4's router: a scale over the hidden size and one an expert."""
-    extra: str = ""
-    """A family with tensors of its own, by name (see memory.weight_extras)."""
+    attention_gate: str = ""
+    """A projection that gates the attention's output: width (all of it) | heads (one number a head)."""
+    mamba_norm: bool = True
+    mamba_input_norms: bool = False
+    """Jamba normalizes dt, B and C."""
 
 
 @cache
@@ -65,12 +74,18 @@ def _rows() -> dict[str, dict[str, Any]]:
     return {**rows, **{alias: rows[name] for alias, name in document["aliases"].items()}}
 
 
-@cache
-def anatomy(model_type: str, architecture: str) -> Anatomy:
-    """The anatomy of a family, by its architecture or else by the type of its language model."""
+def anatomy(model_type: str, architecture: str, config: Mapping[str, Any] | None = None) -> Anatomy:
+    """The anatomy of a family, by its architecture or else by the type of its language model.
+
+    A row may hold `when`: [field of the config, its value, what changes]. The last that holds wins.
+    """
     rows = _rows()
     base = model_type.removesuffix("_text")
-    for name in (architecture, model_type, base):
-        if name in rows:
-            return Anatomy(**rows[name])
-    return Anatomy()
+    row = next((rows[name] for name in (architecture, model_type, base) if name in rows), None)
+    if row is None:
+        return Anatomy()
+    plain = {key: value for key, value in row.items() if key != "when"}
+    for field, value, changes in row.get("when", ()):
+        if config is not None and config.get(field) == value:
+            plain.update(changes)
+    return Anatomy(**plain)

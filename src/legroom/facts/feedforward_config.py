@@ -98,6 +98,8 @@ def hidden_size(config: Config) -> int:
 
 def _width(config: Config, model_type: str) -> int:
     hidden = hidden_size(config)
+    if model_type in ("falcon", "RefinedWeb", "RefinedWebModel"):
+        return _first(config, ("ffn_hidden_size",)) or 4 * hidden
     if model_type == "mpt":
         return int(float(config.get("expansion_ratio") or 4) * hidden)
     names = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "inner_hidden_size", "encoder_ffn_dim")
@@ -153,15 +155,16 @@ def _experts(config: Config, architecture: str) -> Experts | None:
 _SHARED_GATES = frozenset({"qwen2_moe", "qwen3_next", "qwen3_5_moe"})
 _FLOAT_ROUTERS = frozenset({
     "minimax_m2", "minimax_m3", "minimax_m3_vl", "step3p5", "step3p7", "glm4_moe", "ernie4_5_moe", "grok-1",
-    "mimo_v2_flash",
+    "mimo_v2_flash", "afmoe",
 })  # fmt: skip
 _CORRECTED = frozenset({
     "minimax_m2", "minimax_m3", "minimax_m3_vl", "nemotron_h", "ernie4_5_moe", "glm4_moe", "dots1", "kimi_linear",
+    "afmoe",
 })  # fmt: skip
 
 
 def _correction_bias(config: Config, kind: str) -> bool:
-    if config.get("topk_method") == "noaux_tc" or config.get("use_moe_router_bias"):
+    if config.get("topk_method") == "noaux_tc" or config.get("use_moe_router_bias") or config.get("use_expert_bias"):
         return True
     return kind in _CORRECTED or bool(config.get("moe_router_enable_expert_bias"))
 
@@ -172,6 +175,8 @@ def _shared_width(config: Config, kind: str, width: int) -> int:
         return stated or width
     if kind == "granitemoe":
         return 0
+    if kind.startswith("hunyuan"):
+        return _width(config, kind) * _first(config, _SHARED_COUNT) if config.get("use_mixed_mlp_moe") else 0
     if stated:
         return stated * (_first(config, _SHARED_COUNT) or 1) if kind.startswith("minimax_m3") else stated
     return width * _first(config, _SHARED_COUNT)

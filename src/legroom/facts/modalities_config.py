@@ -6,6 +6,7 @@ projector follows, and the tower to assume where a config says "there is vision"
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
@@ -45,9 +46,11 @@ def _family(config: Config) -> str:
     stated = str(config.get("model_type") or "").split(" ")[0]
     vision = config.get("vision_config")
     inner = str(vision.get("model_type") or "") if isinstance(vision, Mapping) else ""
-    joined = f"{stated}+{inner}"
+    described = re.fullmatch(r"\S+ \((\S+) text\)", str(config.get("model_type") or ""))
+    text = nested_text_config(config) or {}
+    language = described.group(1) if described else str(text.get("model_type") or "")
     known = families()
-    for name in (joined, stated, stated.removesuffix("_text"), inner):
+    for name in (f"{stated}+{inner}", f"{stated}+{language}", stated, stated.removesuffix("_text"), inner):
         if name in known:
             return name
     return ""
@@ -169,7 +172,9 @@ def _no_projector(row: Mapping[str, Any], vision: Config, config: Config, hidden
 
 def _mlp_projector(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
     bias = bool(config.get("multimodal_projector_bias", True))
-    return [Linear("linear_1", width, hidden, bias, "out"), Linear("linear_2", width, width, bias, "in")]
+    tapped = config.get("vision_feature_layer")
+    inputs = hidden * (len(tapped) if isinstance(tapped, (list, tuple)) else int(row.get("projector_inputs", 1)))
+    return [Linear("linear_1", width, inputs, bias, "out"), Linear("linear_2", width, width, bias, "in")]
 
 
 def _merger(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
@@ -214,6 +219,21 @@ def _gemma(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, 
     return [Linear("projector", hidden, width), Linear("projector.norm", hidden)]
 
 
+def _cohere(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
+    """Pixel shuffle, then a gated pair: the first makes two halves, the second takes their product."""
+    factor = int(config.get("downsample_factor") or 2)
+    inner = int(config.get("alignment_intermediate_size") or 36864)
+    return [
+        Linear("linear_1", inner, hidden * factor * factor, True, "out"),
+        Linear("linear_2", width, inner // 2, True, "in"),
+    ]
+
+
+def _pixel_shuffle(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
+    factor = int(config.get("scale_factor") or 2)
+    return [Linear("connector", width, hidden * factor * factor)]
+
+
 def _gemma4(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
     return [Linear("projector", width, hidden)]
 
@@ -251,5 +271,5 @@ def _llama4(row: Mapping[str, Any], vision: Config, config: Config, hidden: int,
 _PROJECTORS: dict[str, Projector] = {
     "none": _no_projector, "mlp": _mlp_projector, "merger": _merger, "patch_merger": _patch_merger,
     "mistral3": _mistral3, "gemma": _gemma, "gemma4": _gemma4, "minimax": _minimax, "internvl": _internvl,
-    "llama4": _llama4,
+    "llama4": _llama4, "cohere": _cohere, "pixel_shuffle": _pixel_shuffle,
 }  # fmt: skip

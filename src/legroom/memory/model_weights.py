@@ -16,6 +16,7 @@ from legroom.memory.lora import extra_vocabulary, lora_buffers
 from legroom.memory.quantized_modules import Schemes
 from legroom.memory.rope_cache import RopeCache, rope_caches
 from legroom.memory.stages import stage_range
+from legroom.memory.weight_extras import layer_extras, model_extras
 from legroom.memory.weight_modules import Module, Ranks, feedforward_modules, mixer_modules, norm
 from legroom.memory.weight_scheme import scheme_in_use
 from legroom.memory.weight_storage import Storage, StorageContext, storage
@@ -60,7 +61,7 @@ class _Build:
 
 def loaded_modules(model: Model, settings: EngineSettings, context: StorageContext, pp_rank: int) -> Iterator[Stored]:
     """Every tensor of one rank: encoders, embeddings, layers, output layer, adapters, draft."""
-    shape = anatomy(model.model_type, model.architecture)
+    shape = anatomy(model.model_type, model.architecture, model.config)
     tp = settings.tensor_parallel_size
     spread = tp * settings.data_parallel_size if settings.enable_expert_parallel else 1
     scheme = scheme_in_use(model, settings)
@@ -115,6 +116,11 @@ def _vocabulary(build: _Build) -> int:
     return round_up(rows, _VOCABULARY_PADDING) // build.ranks.tensor
 
 
+def _table_rows(rows: int, build: _Build) -> int:
+    """Rows of a position or type table: whole, or padded and split like the vocabulary."""
+    return round_up(rows, _VOCABULARY_PADDING) // build.ranks.tensor if build.shape.tables_split else rows
+
+
 def _embeddings(build: _Build) -> Iterator[Module]:
     model, shape = build.model, build.shape
     tied_end = build.last and model.tie_word_embeddings
@@ -124,9 +130,11 @@ def _embeddings(build: _Build) -> Iterator[Module]:
     config = model.config
     if shape.positions:
         count = int(config.get(shape.positions) or model.max_position_embeddings) + shape.positions_offset
-        yield Module("embeddings", "embed_positions", count, model.hidden_size)
+        yield Module("embeddings", "embed_positions", _table_rows(count, build), model.hidden_size)
     if shape.token_types:
-        yield Module("embeddings", "token_type", int(config.get(shape.token_types) or 2), model.hidden_size)
+        rows = _table_rows(int(config.get(shape.token_types) or 2), build)
+        yield Module("embeddings", "token_type", rows, model.hidden_size)
+    yield from model_extras(config, model.hidden_size, len(model.layers), build.ranks.tensor)
     if shape.embedding_norm:
         yield from norm("norms", "embed_norm", model.hidden_size, shape)
     if shape.normalizer:
@@ -191,4 +199,5 @@ def _layer_modules(layer: Layer, hidden: int, build: _Build, scalars: int) -> li
     count = shape.norms + (shape.expert_norms if isinstance(layer.feedforward, Experts) else 0)
     for number in range(count):
         out += norm("norms", f"norm{number}", hidden, shape)
+    out += layer_extras(build.model.config, hidden, ranks.tensor)
     return out + [Module("buffers", "scalar", 1)] * shape.scalars_per_layer

@@ -79,7 +79,7 @@ def _table(
     if local and "sliding_attention" not in (config.get("rope_parameters") or {}):
         rope = {}
     rope_type = str(rope.get("rope_type") or rope.get("type") or "default")
-    dim = head_dim if kind == "latent" or rope_type == "proportional" else _rotary_dim(config, rope, head_dim)
+    dim = head_dim if kind == "latent" or rope_type == "proportional" else _rotary_dim(config, rope, head_dim, anatomy)
     length = int(config.get("max_position_embeddings") or model.max_position_embeddings)
     factor = rope.get("factor")
     scale = float(factor) if isinstance(factor, (int, float)) and not isinstance(factor, bool) else 1.0
@@ -100,7 +100,7 @@ def _table(
     return key, RopeCache(layer, length, dim, size, scaled, tables)
 
 
-def _rotary_dim(config: Mapping[str, Any], rope: Mapping[str, Any], head_dim: int) -> int:
+def _rotary_dim(config: Mapping[str, Any], rope: Mapping[str, Any], head_dim: int, anatomy: Anatomy) -> int:
     for name in ("rotary_dim", "rope_dim"):
         stated = rope.get(name) or config.get(name)
         if isinstance(stated, int) and not isinstance(stated, bool) and 0 < stated <= head_dim:
@@ -109,7 +109,7 @@ def _rotary_dim(config: Mapping[str, Any], rope: Mapping[str, Any], head_dim: in
         stated = rope.get(name, config.get(name))
         if isinstance(stated, (int, float)) and not isinstance(stated, bool) and 0 < stated <= 1:
             return int(head_dim * stated)
-    return head_dim
+    return int(head_dim * anatomy.rotary)
 
 
 def _is_mrope(anatomy: Anatomy, rope: Mapping[str, Any]) -> bool:

@@ -84,16 +84,18 @@ def _attention(mixer: Attention, hidden: int, anatomy: Anatomy, ranks: Ranks) ->
     if index:
         # MiniMax-M3 appends its indexer's queries (one head a KV head) and its single key to the same matrix.
         keys += kv_heads * index + index
+    if mixer.shares_kv:
+        keys = values = 0
     out = [
         Module(
             "attention",
-            "self_attn.qkv_proj",
+            "self_attn.q_proj" if mixer.shares_kv else "self_attn.qkv_proj",
             queries + keys + values,
             hidden,
             mixer.qkv_bias,
-            shards=("q_proj", "k_proj", "v_proj"),
+            shards=() if mixer.shares_kv else ("q_proj", "k_proj", "v_proj"),
             quantizable=True,
-            slices=(queries, keys, values),
+            slices=() if mixer.shares_kv else (queries, keys, values),
         ),
         Module(
             "attention",
@@ -105,6 +107,9 @@ def _attention(mixer: Attention, hidden: int, anatomy: Anatomy, ranks: Ranks) ->
             whole_inputs=mixer.heads * mixer.v_head_dim,
         ),
     ]
+    if anatomy.attention_gate:
+        gates = heads * (mixer.v_head_dim if anatomy.attention_gate == "width" else 1)
+        out.append(Module("attention", "self_attn.gate_proj", gates, hidden, quantizable=True))
     if mixer.sinks:
         out.append(Module("attention", "self_attn.sinks", heads))
     out += _qk_norms(mixer, anatomy, heads, kv_heads, ranks)
@@ -114,7 +119,7 @@ def _attention(mixer: Attention, hidden: int, anatomy: Anatomy, ranks: Ranks) ->
 
 
 def _qk_norms(mixer: Attention, anatomy: Anatomy, heads: int, kv_heads: int, ranks: Ranks) -> list[Module]:
-    kind = anatomy.qk_norm or ("head" if mixer.qk_norm else "")
+    kind = anatomy.qk_norm or (anatomy.qk_norm_shape if mixer.qk_norm else "")
     width = mixer.head_dim
     sizes = {
         "head": (width, width),
@@ -124,8 +129,8 @@ def _qk_norms(mixer: Attention, anatomy: Anatomy, heads: int, kv_heads: int, ran
     }.get(kind)
     if sizes is None:
         return []
-    names = ("self_attn.q_norm", "self_attn.k_norm")
-    return [Module("norms", name, size, bias=anatomy.qk_norm_bias) for name, size in zip(names, sizes, strict=True)]
+    names = ("self_attn.q_norm",) if mixer.shares_kv else ("self_attn.q_norm", "self_attn.k_norm")
+    return [Module("norms", name, size, bias=anatomy.qk_norm_bias) for name, size in zip(names, sizes, strict=False)]
 
 
 @mixer_modules.register
@@ -209,10 +214,10 @@ def _state_space(mixer: StateSpace, hidden: int, anatomy: Anatomy, ranks: Ranks)
     builder = _STATE_SPACES.get(mixer.kind)
     if builder is None:
         raise LegroomError(f"layers of kind {mixer.kind!r} are not known", "this architecture cannot be planned yet")
-    return builder(mixer, hidden, ranks.tensor)
+    return builder(mixer, hidden, ranks.tensor, anatomy)
 
 
-def _mamba2(mixer: StateSpace, hidden: int, tp: int) -> list[Module]:
+def _mamba2(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Module]:
     inner, heads = (
         share(mixer.width("intermediate_size"), tp, "mamba width"),
         share(mixer.width("num_heads"), tp, "mamba heads"),
@@ -227,13 +232,14 @@ def _mamba2(mixer: StateSpace, hidden: int, tp: int) -> list[Module]:
         Module("attention", "mixer.conv1d", conv, mixer.width("conv_kernel"), bias=True),
         Module("attention", "mixer.in_proj", inner + conv + heads, hidden, quantizable=True),
         Module("attention", "mixer.out_proj", hidden, inner, quantizable=True),
-        Module("norms", "mixer.norm", inner),
+        *([Module("norms", "mixer.norm", inner)] if anatomy.mamba_norm else ()),
     ]
 
 
-def _mamba1(mixer: StateSpace, hidden: int, tp: int) -> list[Module]:
+def _mamba1(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Module]:
     inner = share(mixer.width("intermediate_size"), tp, "mamba width")
     state, rank = mixer.width("state_size"), mixer.width("time_step_rank")
+    norms = (rank, state, state) if anatomy.mamba_input_norms else ()
     return [
         Module("attention", "mixer.conv1d", inner, mixer.width("conv_kernel"), bias=True),
         Module("attention", "mixer.in_proj", 2 * inner, hidden, quantizable=True),
@@ -242,10 +248,11 @@ def _mamba1(mixer: StateSpace, hidden: int, tp: int) -> list[Module]:
         Module("attention", "mixer.A", inner, state, dtype="float32"),
         Module("attention", "mixer.D", inner),
         Module("attention", "mixer.out_proj", hidden, inner, quantizable=True),
+        *(Module("norms", f"mixer.norm{n}", size) for n, size in enumerate(norms)),
     ]
 
 
-def _gdn(mixer: StateSpace, hidden: int, tp: int) -> list[Module]:
+def _gdn(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Module]:
     value_heads = share(mixer.width("num_v_heads"), tp, "linear-attention value heads")
     keys = share(mixer.width("num_k_heads") * mixer.width("head_k_dim"), tp, "linear-attention key width")
     values = value_heads * mixer.width("head_v_dim")
@@ -274,7 +281,7 @@ def _gdn(mixer: StateSpace, hidden: int, tp: int) -> list[Module]:
     ]
 
 
-def _kda(mixer: StateSpace, hidden: int, tp: int) -> list[Module]:
+def _kda(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Module]:
     heads, dim, kernel = (
         share(mixer.width("num_heads"), tp, "KDA heads"),
         mixer.width("head_dim"),
@@ -303,7 +310,7 @@ def _kda(mixer: StateSpace, hidden: int, tp: int) -> list[Module]:
     ]
 
 
-def _lightning(mixer: StateSpace, hidden: int, tp: int) -> list[Module]:
+def _lightning(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Module]:
     heads, dim = share(mixer.width("num_heads"), tp, "linear-attention heads"), mixer.width("head_dim")
     width = heads * dim
     return [
@@ -314,7 +321,7 @@ def _lightning(mixer: StateSpace, hidden: int, tp: int) -> list[Module]:
     ]
 
 
-def _short_conv(mixer: StateSpace, hidden: int, tp: int) -> list[Module]:
+def _short_conv(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Module]:
     width = share(mixer.width("intermediate_size"), tp, "convolution width")
     return [
         Module("attention", "conv.conv", width, mixer.width("conv_kernel")),
