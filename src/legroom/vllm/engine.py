@@ -110,6 +110,8 @@ def _v0_reasons(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> It
     yield from _model_reasons(args, model, release)
     yield from _speculative_reasons(args, release)
     yield from _experimental_reasons(args, release)
+    if gpu.vendor != "nvidia" and release.before("0.9.2"):
+        yield f"a GPU that is not NVIDIA's ({gpu.name})"
 
 
 def _kv_dtype_reasons(args: ServeArgs, gpu: Gpu, release: Release) -> Iterator[str]:
@@ -153,8 +155,10 @@ def _experimental_reasons(args: ServeArgs, release: Release) -> Iterator[str]:
     if args.enable_lora and release.before("0.8.3"):
         yield "--enable-lora"
     pipeline = (args.pipeline_parallel_size or 1) > 1
-    ray = other_value(args, "--distributed-executor-backend") == "ray"
-    if pipeline and (release.before("0.8.3") or (release.before("0.9.0") and not ray)):
+    executor = other_value(args, "--distributed-executor-backend")
+    # 0.8.3 wanted Ray for it, 0.9.0 any executor that was named, 0.9.1 took its own choice.
+    allowed = {"ray"} if release.before("0.9.0") else {"ray", "mp", "external_launcher"}
+    if pipeline and (release.before("0.8.3") or (release.before("0.9.1") and executor not in allowed)):
         yield "pipeline parallelism"
     backend = args.env.get("VLLM_ATTENTION_BACKEND", "")
     if backend == "XFORMERS" or (backend == "FLASHINFER" and release.before("0.8.5")):
