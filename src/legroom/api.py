@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -120,6 +120,7 @@ def make_plan(args: ServeArgs, release: Release, machine: Machine, *, advice: bo
     """The plan of parsed flags, with what this user's own start-ups measured, and with advice where it needs any."""
     target = make_target(args, release, machine)
     made = predict(with_measurements(target, args), args)
+    made = replace(made, notes=(*made.notes, *_remarks(target)))
     if advice and made.verdict != "fits":
         from legroom.planning.advice import with_advice  # noqa: PLC0415
 
@@ -154,6 +155,17 @@ def with_measurements(target: Target, args: ServeArgs) -> Target:
 
     settings = resolve(args, target.model, target.gpu, target.release)
     return replace(target, seen=lookup(read_store().observations, target, settings))
+
+
+def _remarks(target: Target) -> Iterator[str]:
+    """What the reader should know of how the GPU and the model were read."""
+    if target.gpu.note:
+        yield target.gpu.note
+    if not target.model.known:
+        yield (
+            f"legroom does not know the architecture {target.model.architecture or 'of this model'}: it is read as a "
+            "plain transformer, so weights are an estimate; KV bytes are exact if its attention is what the config says"
+        )
 
 
 def _near(name: str) -> str:
