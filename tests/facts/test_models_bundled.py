@@ -117,3 +117,11 @@ def test_a_revision_of_a_bundled_model_is_looked_up_and_the_way_out_is_named() -
         load("Qwen/Qwen2.5-7B-Instruct", revision="no-such-revision-in-any-cache", offline=True)
     assert error.value.exit_code == 3
     assert "leave the revision out" in error.value.hint
+
+
+def test_experts_stored_narrower_than_the_rest_are_known_as_such() -> None:
+    flash, requantized = load("deepseek-ai/DeepSeek-V4-Flash"), load("sgl-project/DeepSeek-V4-Flash-FP8")
+    assert flash.quantization is not None
+    assert requantized.quantization is not None
+    assert (flash.quantization.weight_bits, flash.quantization.experts_bits) == (8, 4)
+    assert requantized.quantization.experts_bits is None

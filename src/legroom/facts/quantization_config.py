@@ -24,7 +24,16 @@ def quantization(config: Config) -> Quantization | None:
             f"quantization method {method!r} is not known",
             f"methods known: {', '.join(sorted(set(_READERS)))}",
         )
-    return reader(section)
+    return _with_expert_dtype(reader(section), config, section)
+
+
+def _with_expert_dtype(found: Quantization, config: Config, section: Config) -> Quantization:
+    """DeepSeek-V4 stores its routed experts in 4 bits, and says so beside its fp8 quantization_config, not in it."""
+    if found.method != "fp8" or "fp4" not in (config.get("expert_dtype"), section.get("expert_dtype")):
+        return found
+    nvfp4 = str(section.get("moe_quant_algo")).upper() == "NVFP4"
+    experts = _MODELOPT["NVFP4"] if nvfp4 else Quantization("mxfp4", 4, 32, scale_bits=8, number="float")
+    return replace(found, experts_bits=4, rules=(*found.rules, ("experts", experts)))
 
 
 def online_quantization(method: str) -> Quantization | None:
@@ -130,7 +139,6 @@ def _fp8(section: Config) -> Quantization:
         ignored=_ignored(section, "ignored_layers", "modules_to_not_convert"),
         number="float",
         strategy="block" if block else "tensor",
-        experts_bits=4 if section.get("expert_dtype") == "fp4" else None,
     )
 
 
