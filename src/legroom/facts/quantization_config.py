@@ -234,6 +234,9 @@ def _mixed(section: Config, ignored: tuple[str, ...], kv_dtype: str | None) -> Q
             scheme = _weights_scheme(group, "modelopt")
             scheme = _MODELOPT["FP8"] if scheme.weight_bits == 8 else replace(scheme, method="modelopt_fp4")
             rules.extend((str(target), scheme) for target in group.get("targets") or ())
+    if not rules:
+        # The list lives in a file that is not here: such checkpoints keep attention in FP8, the rest in NVFP4.
+        rules = [("re:.*(self_attn|linear_attn).*", _MODELOPT["FP8"]), ("Linear", _MODELOPT["NVFP4"])]
     base = Quantization("modelopt_mixed", 8, number="float", strategy="tensor", targets=(), rules=tuple(rules))
     return replace(base, ignored=ignored, kv_cache_dtype=kv_dtype)
 

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from weight_cases import A100, AWQ, FP8_BLOCKS, GIB, GPT_OSS_20B, H100, LLAMA_8B, QWEN3_30B, T4, model, settings
+
+from legroom.facts.anatomy import Anatomy
+from legroom.facts.quantization_config import online_quantization, quantization
+from legroom.memory.quantized_modules import Schemes, patterns
+from legroom.memory.weight_modules import Module
+from legroom.memory.weight_storage import StorageContext, storage
+from legroom.memory.weights import parameter_bytes, weights
+
+LINEAR = Module("attention", "self_attn.o_proj", 4096, 2048, quantizable=True, whole_inputs=4096)
+EXPERTS = Module("experts", "mlp.experts.w13", 384, 2048, copies=8, shards=("gate_proj", "up_proj"), quantizable=True)
+ELEMENTS = 4096 * 2048
+AMPERE = StorageContext("bfloat16", "0.20.0", (8, 0))
+TURING = StorageContext("float16", "0.20.0", (7, 5))
+HOPPER = StorageContext("bfloat16", "0.20.0", (9, 0))
+
+
+def kept(section: dict[str, Any], context: StorageContext, module: Module = LINEAR) -> int:
+    return sum(storage(module, quantization({"quantization_config": section}), context).kept)
+
+
+def test_an_unquantized_module_takes_its_dtype_and_its_bias() -> None:
+    biased = Module("attention", "x", 10, 20, bias=True)
+    assert storage(biased, None, AMPERE).kept == (400, 20)
+
+
+def test_awq_holds_weights_zero_points_and_scales() -> None:
+    assert kept(AWQ, AMPERE) == ELEMENTS // 2 + ELEMENTS // 128 // 2 + ELEMENTS // 128 * 2
+
+
+def test_machete_on_hopper_keeps_zero_points_in_sixteen_bits() -> None:
+    assert kept(AWQ, HOPPER) == ELEMENTS // 2 + ELEMENTS // 128 * 2 + ELEMENTS // 128 * 2
+
+
+def test_gptq_keeps_its_group_index_only_where_marlin_cannot_drop_it() -> None:
+    plain = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
+    scales, zeros, index = ELEMENTS // 128 * 2, ELEMENTS // 128 // 2, 2048 * 4
+    assert kept(plain, AMPERE) == ELEMENTS // 2 + scales
+    assert kept(plain, TURING) == ELEMENTS // 2 + scales + zeros + index
+
+
+def test_gptq_with_act_order_holds_the_scales_of_all_groups_and_two_indices() -> None:
+    ordered = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": True}
+    assert kept(ordered, AMPERE) == ELEMENTS // 2 + 4096 * (4096 // 128) * 2 + 2 * 2048 * 4
+
+
+def test_fp8_blocks_have_a_float_each_and_a_half_for_every_output_on_ampere() -> None:
+    assert kept(FP8_BLOCKS, HOPPER) == ELEMENTS + 32 * 16 * 4
+    assert kept(FP8_BLOCKS, AMPERE) == ELEMENTS + 4096 * 16 * 2
+
+
+def test_fp8_blocks_of_sliced_experts_shrink_to_what_divides_the_slice() -> None:
+    assert kept(FP8_BLOCKS, HOPPER, EXPERTS) == 8 * (384 * 2048 + 2 * 3 * 32 * 4)
+
+
+def test_nvfp4_is_half_a_byte_and_a_byte_for_sixteen() -> None:
+    section = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+    assert kept(section, HOPPER) == ELEMENTS // 2 + ELEMENTS // 16 + 2 * 4
+
+
+def test_bitsandbytes_scales_stayed_quantized_until_0_9_1() -> None:
+    section = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    old, new = StorageContext("float16", "0.9.1", (7, 5)), StorageContext("float16", "0.9.2", (7, 5))
+    assert kept(section, new) == ELEMENTS // 2 + ELEMENTS // 64 * 4
+    assert kept(section, old) == ELEMENTS // 2 + ELEMENTS // 64 + ELEMENTS // 64 // 256 * 4
+
+
+def test_quantizing_while_loading_leaves_a_byte_a_weight() -> None:
+    scheme = online_quantization("fp8")
+    assert sum(storage(LINEAR, scheme, HOPPER).kept) == ELEMENTS + 4
+
+
+def test_gpt_oss_is_padded_by_the_kernel_of_the_gpu() -> None:
+    gpt_oss = model(GPT_OSS_20B)
+    # "Model loading took": 13.64 GiB on an H100 and 13.72 GiB on an A100, both 0.19.0.
+    assert weights(gpt_oss, settings("0.19.0"), H100).bytes / GIB == pytest.approx(13.64, rel=0.002)
+    assert weights(gpt_oss, settings("0.19.0"), A100).bytes / GIB == pytest.approx(13.72, rel=0.002)
+    two = settings("0.19.0", tensor_parallel_size=2)
+    assert weights(gpt_oss, two, H100).bytes / GIB == pytest.approx(7.01, rel=0.002)
+
+
+def test_embeddings_and_output_layer_stay_as_they_are() -> None:
+    section = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    quantized = weights(model(LLAMA_8B, quantization_config=section), settings("0.19.0"), T4)
+    tables = {term.label: term.bytes for term in quantized.terms}
+    assert tables["embeddings"] == tables["lm_head"] == 128256 * 4096 * 2
+
+
+def test_ignored_modules_are_matched_by_name_glob_and_expression() -> None:
+    found = patterns(("lm_head", "model.layers.3.mlp.gate", "language_model.layers.1*", "re:.*shared_experts.*"))
+    assert found.match("lm_head")
+    assert found.match("layers.3.mlp.gate")
+    assert not found.match("layers.3.mlp.gate_proj")
+    assert not found.match("layers.2.self_attn.q_proj")
+    assert found.match("layers.2.mlp.shared_experts.up_proj")
+
+
+def test_a_fused_module_is_ignored_when_one_of_its_parts_is() -> None:
+    ignoring = {**FP8_BLOCKS, "modules_to_not_convert": ["model.layers.0.self_attn.q_proj"]}
+    schemes = Schemes(quantization({"quantization_config": ignoring}), Anatomy())
+    fused = Module("attention", "self_attn.qkv_proj", 64, 64, shards=("q_proj", "k_proj", "v_proj"), quantizable=True)
+    assert schemes.of(fused, 0) is None
+    assert schemes.of(fused, 1) is not None
+
+
+def test_experts_are_found_under_the_path_of_their_family() -> None:
+    section = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["model.layers.0.mlp*"]}
+    scheme = quantization({"quantization_config": section})
+    assert Schemes(scheme, Anatomy()).of(EXPERTS, 0) is None
+    assert Schemes(scheme, Anatomy(moe_path="")).of(EXPERTS, 0) is not None
+
+
+def test_mixed_precision_gives_each_module_its_own_scheme() -> None:
+    section = {
+        "quant_method": "modelopt", "quant_algo": "MIXED_PRECISION",
+        "quantized_layers": {
+            "model.layers.0.self_attn.o_proj": {"quant_algo": "FP8"},
+            "model.layers.0.mlp.down_proj": {"quant_algo": "NVFP4"},
+        },
+    }  # fmt: skip
+    schemes = Schemes(quantization({"quantization_config": section}), Anatomy())
+    down = Module("feed-forward", "mlp.down_proj", 64, 64, quantizable=True)
+    bits = [
+        scheme and scheme.weight_bits for scheme in (schemes.of(LINEAR, 0), schemes.of(down, 0), schemes.of(down, 1))
+    ]
+    assert bits == [8, 4, None]
+
+
+def test_a_router_is_never_quantized() -> None:
+    plain = parameter_bytes(model(QWEN3_30B), settings(), H100)
+    eight = parameter_bytes(model(QWEN3_30B, quantization_config=FP8_BLOCKS), settings(), H100)
+    router = 48 * 128 * 2048 * 2
+    assert eight > plain // 2 + router // 2
