@@ -57,7 +57,7 @@ def _latent_backend(latent: LatentAttention, settings: EngineSettings, gpu: Gpu,
     if named in ("TRITON_MLA", "TRITON_MLA_VLLM_V1"):
         return Backend(named, 16, DEFAULT_BLOCK_SIZE)
     if major == 10:
-        return _latent_backend_blackwell(release, named)
+        return _latent_backend_blackwell(latent, release, named)
     if major == 9 and release.at_least("0.8.0"):
         # FlashMLA was the first choice on Hopper until FlashAttention's MLA kernel, which takes no fp8 cache.
         flash_attention = named == "FLASH_ATTN_MLA" or (release.at_least("0.18.0") and not quantized)
@@ -67,25 +67,26 @@ def _latent_backend(latent: LatentAttention, settings: EngineSettings, gpu: Gpu,
     return Backend("TRITON_MLA", 16, DEFAULT_BLOCK_SIZE)
 
 
-def _latent_backend_blackwell(release: Release, named: str) -> Backend:
-    if named == "CUTLASS_MLA" or (release.at_least("0.10.0") and release.before("0.12.0")):
+def _latent_backend_blackwell(latent: LatentAttention, release: Release, named: str) -> Backend:
+    """CUTLASS first, then FlashInfer for DeepSeek's own head width."""
+    if release.before("0.10.2") and named != "CUTLASS_MLA":
+        return Backend("TRITON_MLA", 16, DEFAULT_BLOCK_SIZE)
+    flashinfer = named == "FLASHINFER_MLA" or (release.at_least("0.15.0") and latent.qk_nope_head_dim == 128)
+    if named == "CUTLASS_MLA" or not flashinfer:
         return Backend("CUTLASS_MLA", 128, 128)
-    if release.at_least("0.18.0"):
-        return Backend("FLASHINFER_MLA", 32, 32)
-    if release.at_least("0.12.0"):
-        return Backend("FLASHINFER_MLA", 32, 64)
-    return Backend("TRITON_MLA", 16, DEFAULT_BLOCK_SIZE)
+    return Backend("FLASHINFER_MLA", 32, 32 if release.at_least("0.18.0") else 64)
 
 
 def block_size_before_alignment(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
-    """What the user gave, else what the backend prefers."""
+    """What the user gave, else what the backend prefers; MLA backends overruled the user until 0.17."""
     backend = attention_backend(model, settings, gpu)
     release = known_release(settings.release)
-    if settings.block_size and (release.at_least("0.18.0") or settings.block_size >= backend.preferred_block):
-        return settings.block_size
-    if settings.block_size and backend.preferred_block == DEFAULT_BLOCK_SIZE:
-        return settings.block_size
-    return backend.preferred_block
+    given = settings.block_size
+    if given is None:
+        return backend.preferred_block
+    overruled = release.before("0.18.0") and backend.preferred_block != DEFAULT_BLOCK_SIZE
+    multiple = release.at_least("0.12.0") and given % backend.preferred_block == 0
+    return backend.preferred_block if overruled and not multiple else given
 
 
 def state_cache_mode(model: Model, settings: EngineSettings) -> str:

@@ -33,12 +33,13 @@ def cache_element_bytes(kv_cache_dtype: str, model_dtype: str) -> int:
     raise LegroomError(f"kv_cache_dtype {kv_cache_dtype!r} is not one legroom knows", "try auto or fp8")
 
 
-def head_token_bytes(head_dim: int, v_head_dim: int, kv_cache_dtype: str, model_dtype: str) -> int:
-    """Keys, values and scales of one head of one token."""
+def head_token_bytes(
+    head_dim: int, v_head_dim: int, kv_cache_dtype: str, model_dtype: str, *, packs_scales: bool = True
+) -> int:
+    """Keys, values and scales of one head of one token. Not every backend has a place for per-token scales."""
     if kv_cache_dtype.endswith("_per_token_head"):
         halved = 2 if kv_cache_dtype.startswith("int4") else 1
-        # The backend for unequal key and value widths (MiMo-V2) packs no scales.
-        scales = 2 * _SCALE_BYTES if head_dim == v_head_dim else 0
+        scales = 2 * _SCALE_BYTES if packs_scales else 0
         return head_dim // halved + v_head_dim // halved + scales
     if kv_cache_dtype.startswith("nvfp4"):
         return sum(dim // 2 + dim // 16 for dim in (head_dim, v_head_dim))

@@ -138,7 +138,11 @@ def _attention_spec(mixer: Attention, terms: _Terms) -> CacheSpec:
     settings = terms.settings
     heads = _heads(mixer, settings)
     v_head_dim = mixer.v_head_dim if terms.release.at_least("0.14.0") else mixer.head_dim
-    token_bytes = heads * head_token_bytes(mixer.head_dim, v_head_dim, settings.kv_cache_dtype, settings.dtype)
+    # The backends for unequal key and value widths (MiMo-V2) and for block-sparse layers (MiniMax-M3) pack no scales.
+    token_bytes = heads * head_token_bytes(
+        mixer.head_dim, v_head_dim, settings.kv_cache_dtype, settings.dtype,
+        packs_scales=mixer.head_dim == v_head_dim and not mixer.index_head_dim,
+    )  # fmt: skip
     size = terms.block_size
     if mixer.cross:
         source = int(terms.model.config.get("max_source_positions") or settings.max_num_batched_tokens)
