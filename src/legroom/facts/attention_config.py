@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.facts.attention import Attention, LatentAttention, Mixer, StateSpace
+from legroom.facts.attention import Attention, LatentAttention, Mixer
 from legroom.facts.config_fields import int_field, optional_int
 from legroom.facts.layer_patterns import layer_kinds
 from legroom.facts.state_space_config import state_space
@@ -36,7 +36,7 @@ _ENCODER_ONLY = ("BertModel", "BertFor", "RobertaModel", "RobertaFor", "XLMRober
 def mixers(text: Mapping[str, Any], architecture: str) -> tuple[Mixer | None, ...]:
     """The main mixer of every layer; None where a layer has none (Nemotron-H blocks, DeciLM no-ops)."""
     kinds = layer_kinds(text, architecture)
-    return tuple(_mixer(text, architecture, index, kind, kinds) for index, kind in enumerate(kinds))
+    return tuple(_mixer(text, architecture, index, kind) for index, kind in enumerate(kinds))
 
 
 def further_mixers(text: Mapping[str, Any], architecture: str) -> tuple[tuple[Mixer, ...], ...]:
@@ -75,7 +75,7 @@ def draft_mixers(text: Mapping[str, Any], layer_mixers: tuple[Mixer | None, ...]
     return ((full or attention)[-1],) * count
 
 
-def _mixer(text: Mapping[str, Any], architecture: str, index: int, kind: str, kinds: tuple[str, ...]) -> Mixer | None:
+def _mixer(text: Mapping[str, Any], architecture: str, index: int, kind: str) -> Mixer | None:
     kind = kind.partition("+")[0]
     if kind == "none":
         return None
@@ -85,7 +85,7 @@ def _mixer(text: Mapping[str, Any], architecture: str, index: int, kind: str, ki
         return _compressed_latent(text, index)
     if is_latent(text):
         return _latent(text, index)
-    return _attention(text, architecture, kind, index, kinds)
+    return _attention(text, architecture, kind, index)
 
 
 def is_latent(text: Mapping[str, Any]) -> bool:
@@ -140,9 +140,7 @@ def _compressed_latent(text: Mapping[str, Any], index: int) -> LatentAttention:
     )
 
 
-def _attention(
-    text: Mapping[str, Any], architecture: str, kind: str, index: int, kinds: tuple[str, ...] = ()
-) -> Attention:
+def _attention(text: Mapping[str, Any], architecture: str, kind: str, index: int) -> Attention:
     heads, kv_heads, head_dim, v_head_dim = _head_shape(text, architecture, kind, index)
     plain = not text.get("attention_bias")
     return Attention(
@@ -275,6 +273,3 @@ def _sparse_index_dim(text: Mapping[str, Any], index: int) -> int:
     frequency = sparse.get("sparse_attention_freq")
     on = frequency[index] if isinstance(frequency, list) and index < len(frequency) else 1
     return int_field(sparse, "sparse_index_dim", default=128) if on else 0
-
-
-__all__ = ["StateSpace", "draft_mixers", "encoder_mixers", "further_mixers", "is_encoder_only", "is_latent", "mixers"]

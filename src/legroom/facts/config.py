@@ -25,7 +25,6 @@ def model_from_config(config: Mapping[str, Any], name: str = "", source: str = "
         raise LegroomError("the model config is empty or not a JSON object", "pass a model's config.json")
     text = canonical_text_config(config)
     architecture = architecture_of(config, text)
-    num_layers = int_field(text, "num_hidden_layers")
     layer_mixers = mixers(text, architecture)
     blocks = feedforwards(text, architecture)
     further = further_mixers(text, architecture)
@@ -51,7 +50,7 @@ def model_from_config(config: Mapping[str, Any], name: str = "", source: str = "
         encoder_layers=tuple(Layer(mixer, block) for mixer, block in zip(*_encoder(text, architecture), strict=True)),
         draft_layers=tuple(Layer(mixer, last_block) for mixer in draft_mixers(text, layer_mixers)),
         is_pooling=_is_pooling(architecture, layer_mixers),
-        known=architecture in architecture_table()[1] and num_layers > 0,
+        known=architecture in architecture_table()[1],
         config=text,
         source=source,
     )
@@ -104,6 +103,4 @@ def _is_pooling(architecture: str, layer_mixers: tuple[Mixer | None, ...]) -> bo
     attention = [mixer for mixer in layer_mixers if isinstance(mixer, Attention | LatentAttention)]
     encoder_only = bool(attention) and all(isinstance(mixer, Attention) and not mixer.causal for mixer in attention)
     heads = ("ForSequenceClassification", "RewardModel", "EmbeddingModel", "ForTokenClassification", "ForMaskedLM")
-    # vLLM serves a bare decoder (MistralModel, Qwen2Model) as an embedding model and drops its head.
-    bare = architecture.endswith("Model") and not architecture.endswith(("LMHeadModel", "ChatModel", "GLMModel"))
-    return encoder_only or bare or architecture.endswith(heads)
+    return encoder_only or architecture.endswith(heads)

@@ -52,7 +52,7 @@ def _latent_backend(latent: LatentAttention, settings: EngineSettings, gpu: Gpu,
         return Backend("DEEPSEEK_SPARSE_SWA", 32, _COMPRESSED_BLOCK_SIZE)
     if latent.index_heads or latent.index_head_dim:
         return Backend("FLASHMLA_SPARSE", 64, 64)
-    if settings.engine == "V0" and release.before("0.8.0"):
+    if release.before("0.8.0") or settings.given.env.get("VLLM_MLA_DISABLE") == "1":
         return Backend("TRITON_MLA", 16, DEFAULT_BLOCK_SIZE)
     if named in ("TRITON_MLA", "TRITON_MLA_VLLM_V1"):
         return Backend(named, 16, DEFAULT_BLOCK_SIZE)

@@ -6,7 +6,7 @@ into groups, and what happens when their pages differ in size.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -238,8 +238,3 @@ def _least_padding(counts: Sequence[int], floor: int) -> int:
         if best_waste is None or waste <= best_waste:
             best, best_waste = size, waste
     return best
-
-
-def page_sizes(groups: Sequence[CacheGroup]) -> Counter[int]:
-    """How many layers have each page size."""
-    return Counter(spec.page_bytes for group in groups for spec in group.specs)

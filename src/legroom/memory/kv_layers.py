@@ -182,6 +182,8 @@ def _retained_tokens(terms: _Terms) -> int:
 def _latent_specs(name: str, mixer: LatentAttention, terms: _Terms) -> dict[str, CacheSpec]:
     if mixer.window is not None:
         return _compressed_specs(name, mixer, terms)
+    if not keeps_latent(terms.settings):
+        return {name: _unfolded_spec(mixer, terms)}
     settings = terms.settings
     width = _latent_width(mixer)
     dtype = settings.kv_cache_dtype
@@ -201,6 +203,21 @@ def _latent_specs(name: str, mixer: LatentAttention, terms: _Terms) -> dict[str,
         index = mixer.index_head_dim + mixer.index_head_dim // 128 * 4  # fp8 keys and a float32 scale every 128
         specs[f"{name}.index"] = LatentSpec(terms.block_size, 1, index, 0, index, context_shards=shards, role="indexer")
     return specs
+
+
+def keeps_latent(settings: EngineSettings) -> bool:
+    """0.7.1+ caches the latent itself, unless told not to."""
+    return known_release(settings.release).at_least("0.7.1") and settings.given.env.get("VLLM_MLA_DISABLE", "0") != "1"
+
+
+def _unfolded_spec(mixer: LatentAttention, terms: _Terms) -> FullAttentionSpec:
+    """Latent attention cached as full heads; until 0.7.0 a head of 192 was padded to 256."""
+    head_dim = mixer.qk_nope_head_dim + mixer.qk_rope_head_dim
+    if terms.release.before("0.7.1"):
+        head_dim = max(head_dim, 256)
+    heads = max(1, mixer.heads // terms.settings.tensor_parallel_size)
+    token_bytes = heads * head_token_bytes(head_dim, head_dim, terms.settings.kv_cache_dtype, terms.settings.dtype)
+    return FullAttentionSpec(terms.block_size, heads, head_dim, head_dim, token_bytes)
 
 
 def _compressed_specs(name: str, mixer: LatentAttention, terms: _Terms) -> dict[str, CacheSpec]:

@@ -140,6 +140,7 @@ def _key(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[object, ...]
         settings.disable_hybrid_kv_cache_manager, settings.num_speculative_tokens, given.mamba_cache_dtype,
         given.mamba_ssm_cache_dtype, given.mamba_cache_mode, given.mamba_block_size, given.attention_backend,
         given.env.get("VLLM_ATTENTION_BACKEND"), given.env.get("VLLM_PP_LAYER_PARTITION"),
+        given.env.get("VLLM_MLA_DISABLE"),
         str(speculative.get("method") or speculative.get("model")) if speculative else None,
     )  # fmt: skip
 
