@@ -176,3 +176,10 @@ def test_any_words_are_read_without_failing(words: list[str], version: str) -> N
     found = parse_flags(words, release(version))
     assert isinstance(found.args, ServeArgs)
     assert all(problem.message for problem in found.problems)
+
+
+def test_a_build_between_two_releases_may_take_what_the_newer_one_takes():
+    parsed = parse_flags(["serve", "m", "--kv-cache-dtype", "int8_per_token_head"], release("0.19.2"))
+    assert parsed.args.kv_cache_dtype == "int8_per_token_head"
+    assert [problem.kind for problem in parsed.problems] == ["uncertain"]
+    assert not parsed.problems[0].stops_vllm

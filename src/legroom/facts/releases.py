@@ -85,6 +85,13 @@ def latest() -> Release:
     return Release(newest, newest)
 
 
+def successor(known: Release) -> Release | None:
+    """The release after this one, where a build that lies between two known releases may already do what it does."""
+    releases = known_releases()
+    after = releases.index(known.version) + 1
+    return Release(releases[after], known.asked) if known.note and after < len(releases) else None
+
+
 def _hint() -> str:
     known = known_releases()
     return f"legroom knows the vLLM releases {known[0]} to {known[-1]}; write one like {known[-1]}"

@@ -9,7 +9,7 @@ from typing import Literal
 from legroom.facts.flags import advice, flag_history, flags_of
 from legroom.facts.releases import Release
 
-ProblemKind = Literal["unknown", "removed", "not_yet", "renamed", "bad_value", "bad_choice", "ignored"]
+ProblemKind = Literal["unknown", "removed", "not_yet", "renamed", "bad_value", "bad_choice", "ignored", "uncertain"]
 _FATAL: frozenset[ProblemKind] = frozenset({"unknown", "removed", "not_yet", "renamed", "bad_value", "bad_choice"})
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from legroom.facts.flags import Flag, choices, flags_of
-from legroom.facts.releases import Release
+from legroom.facts.releases import Release, successor
 from legroom.vllm.args import ServeArgs, Usage
 from legroom.vllm.problems import FlagProblem, ProblemKind
 from legroom.vllm.values import BadValue, read_float, read_int, read_json, read_pairs
@@ -73,12 +73,21 @@ class Reading:
             self.problem(flag.name, "bad_value", f"{written} takes {expected}, got {text!r}")
             return
         allowed = choices(flag.name, self.release) if flag.kind in ("str", "int") else None
-        if allowed and value is not None and value not in allowed:
+        if allowed and value is not None and value not in allowed and not self._newer_takes(flag, value):
             listed = ", ".join(str(choice) for choice in allowed if choice is not None)
             message = f"{flag.name} {text} is not among the choices of vLLM {self.release}: {listed}"
             self.problem(flag.name, "bad_choice", message, _nearest_choice(text, allowed))
             return
         self.store(flag, value)
+
+    def _newer_takes(self, flag: Flag, value: Any) -> bool:
+        """Whether a build between two known releases may take the value because the newer one does."""
+        newer = successor(self.release)
+        if newer is None or value not in (choices(flag.name, newer) or ()):
+            return False
+        message = f"{flag.name} {value} came with vLLM {newer}; whether {self.release.asked} takes it is not known"
+        self.problem(flag.name, "uncertain", message)
+        return True
 
     def _convert(self, flag: Flag, text: str) -> Any:
         if text == "None" and flag.kind not in ("str", "maybe"):
