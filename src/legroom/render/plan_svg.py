@@ -106,7 +106,7 @@ def _legend_row(page: Svg, layout: Layout, part: Part, y: float) -> None:
     else:
         page.box(_LEFT, y, 12, 12, css="room", round_=2)
     page.text(_LEFT + 22, y + 11, part.name)
-    if bytes_ < 0:
+    if bytes_ < 0 and part.name != "outside":
         short = f"{gib(-bytes_)} missing" if part.figure else f"{gib(-bytes_)} over the card"
         page.text(_LEFT + 220, y + 11, "none", anchor="end")
         page.text(_LEFT + 312, y + 11, short, "bad")

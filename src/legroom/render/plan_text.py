@@ -99,7 +99,7 @@ def _legend(layout: Layout, rows: Sequence[Part], style: Style) -> Iterator[tupl
     for part in rows:
         bytes_ = part.figure.bytes if part.figure else layout.headroom_bytes
         mark = swatch(part.segment, style, 2)
-        if bytes_ < 0:
+        if bytes_ < 0 and part.name != "outside":
             short = f"{gib(-bytes_)} missing" if part.figure else f"{gib(-bytes_)} over the card"
             yield (mark, part.name, "none", "", style.paint(short, "red"))
             continue
@@ -165,12 +165,11 @@ def _one_advice(number: int, advice: Advice, style: Style) -> Iterator[str]:
 
 def mini_layout(plan: Plan, style: Style) -> Iterator[str]:
     """A small bar with what it holds beside it."""
-    width = max(12, style.width - 44)
+    width = max(10, style.width - 57)
     layout, kv = plan.layout, plan.memory.kv
     mini = bar([part.segment for part in parts(layout)], width, style)
-    length = count(plan.settings.max_model_len)
-    yield f"    {mini}  KV {gib(layout.kv_cache.bytes)}, holds {kv.max_concurrency:.2f} x {length}"
-    yield " " * (6 + width) + f"headroom {gib(layout.headroom_bytes)}"
+    holds = f"{kv.max_concurrency:.2f} x {count(plan.settings.max_model_len)}"
+    yield f"    {mini}  KV {gib(layout.kv_cache.bytes)}, holds {holds}, {gib(layout.headroom_bytes, 1)} free"
 
 
 def _ready(plan: Plan, style: Style) -> Iterator[str]:
