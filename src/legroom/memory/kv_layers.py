@@ -47,6 +47,12 @@ class _Terms:
     state_mode: str
     state_padding: int | None
 
+    @property
+    def kv_cache_dtype(self) -> str:
+        """V1's Falcon layers never hear of --kv-cache-dtype and keep the model's own precision."""
+        deaf = self.model.architecture == "FalconForCausalLM" and self.settings.engine == "V1"
+        return "auto" if deaf else self.settings.kv_cache_dtype
+
 
 def kv_specs(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> dict[str, CacheSpec]:
     """The cache spec of every layer of one stage, by layer name, in the model's order. Draft layers come last."""
@@ -140,7 +146,7 @@ def _attention_spec(mixer: Attention, terms: _Terms) -> CacheSpec:
     v_head_dim = mixer.v_head_dim if terms.release.at_least("0.14.0") else mixer.head_dim
     # The backends for unequal key and value widths (MiMo-V2) and for block-sparse layers (MiniMax-M3) pack no scales.
     token_bytes = heads * head_token_bytes(
-        mixer.head_dim, v_head_dim, settings.kv_cache_dtype, settings.dtype,
+        mixer.head_dim, v_head_dim, terms.kv_cache_dtype, settings.dtype,
         packs_scales=mixer.head_dim == v_head_dim and not mixer.index_head_dim,
     )  # fmt: skip
     size = terms.block_size
