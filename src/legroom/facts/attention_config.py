@@ -152,7 +152,7 @@ def _attention(text: Mapping[str, Any], architecture: str, kind: str, index: int
         chunk=int_field(text, "attention_chunk_size", default=8192) if kind == "chunked" else None,
         shares_kv=_shares_kv(text, index),
         k_equals_v=kind == "full" and bool(text.get("attention_k_eq_v", False)),
-        qkv_bias=_bias(text, architecture, _QKV_BIAS) or not plain,
+        qkv_bias=_bias(text, architecture, _QKV_BIAS) or not plain or bool(text.get("add_qkv_bias")),
         o_bias=_bias(text, architecture, _O_BIAS) or (not plain and "GptOss" not in architecture and _o_bias(text)),
         qk_norm=architecture.startswith(_QK_NORM) or bool(text.get("use_qk_norm") or text.get("qk_layernorm")),
         output_gate=architecture.startswith(_GATED_OUTPUT) or bool(text.get("attention_output_gate", False)),
@@ -175,7 +175,7 @@ def _bias(text: Mapping[str, Any], architecture: str, families: tuple[str, ...])
 
 
 def _o_bias(text: Mapping[str, Any]) -> bool:
-    return str(text.get("model_type")) in ("llama", "granite", "internlm", "seed_oss", "exaone4")
+    return str(text.get("model_type")) in ("llama", "granite", "internlm", "exaone4", "phimoe")
 
 
 def _window(text: Mapping[str, Any]) -> int:

@@ -94,7 +94,8 @@ def canonical_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
             text["num_hidden_layers"] = len(listed)
     text["model_type"] = text_model_type(text, config)
     essential = {"num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"}
-    withheld = {"q_lora_rank"}  # null means "no low rank" (DeepSeek-V2-Lite), and is often left out
+    # Null and 0 mean "has none" (DeepSeek-V2-Lite, Gemma-4-26B), and are often left out.
+    withheld = {"q_lora_rank", "hidden_size_per_layer_input"}
     if any(text.get(name) is not None for name in EXPERT_COUNTS):
         withheld |= EXPERT_COUNTS
     for name, value in config_defaults().get(text["model_type"], {}).items():

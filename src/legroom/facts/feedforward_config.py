@@ -81,8 +81,8 @@ _BY_ARCHITECTURE = {
 def _first(config: Config, names: Sequence[str]) -> int:
     for name in names:
         value = config.get(name)
-        if isinstance(value, (list, tuple)) and value:
-            value = max(value)
+        if isinstance(value, (list, tuple)):
+            value = max((one for one in value if isinstance(one, (int, float))), default=None)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
             return int(value)
     return 0
@@ -236,12 +236,12 @@ def _deci(config: Config, count: int) -> tuple[FeedForward | None, ...]:
     hidden = hidden_size(config)
     out: list[FeedForward | None] = []
     for block in config.get("block_configs") or ():
-        ffn = block.get("ffn") or {}
+        ffn = (block.get("ffn") if isinstance(block, Mapping) else None) or {}
         if ffn.get("no_op") or ffn.get("replace_with_linear"):
             out.append(None)
             continue
         stated = ffn.get("intermediate_size")
-        width = int(stated) if stated else _up(int(2 * float(ffn["ffn_mult"]) * hidden / 3), 256)
+        width = int(stated) if stated else _up(int(2 * float(ffn.get("ffn_mult") or 1) * hidden / 3), 256)
         out.append(Dense(hidden, width))
     return tuple(out[:count]) if out else (_dense(config, ""),) * count
 
@@ -267,6 +267,13 @@ def _granite_hybrid(config: Config, count: int) -> tuple[FeedForward | None, ...
     return ((replace(experts, shared_intermediate_size=width) if experts else shared),) * count
 
 
+def _at(widths: object, index: int) -> int:
+    """The width of one layer where a config lists them; 0 where it does not."""
+    if not isinstance(widths, (list, tuple)) or index >= len(widths) or not isinstance(widths[index], int):
+        return 0
+    return int(widths[index])
+
+
 def _gemma4(config: Config, count: int) -> tuple[FeedForward | None, ...]:
     hidden, width = hidden_size(config), _width(config, "gemma4")
     widths = config.get("intermediate_size")
@@ -275,7 +282,7 @@ def _gemma4(config: Config, count: int) -> tuple[FeedForward | None, ...]:
     experts = _experts(config, "") if config.get("enable_moe_block") or config.get("num_experts") else None
     out: list[FeedForward | None] = []
     for i in range(count):
-        own = int(widths[i]) if isinstance(widths, (list, tuple)) else width
+        own = _at(widths, i) or width
         dense = Dense(hidden, own * (2 if wide and i >= count - shared else 1))
         out.append(replace(experts, parallel_dense=dense) if experts else dense)
     return tuple(out)
@@ -283,9 +290,8 @@ def _gemma4(config: Config, count: int) -> tuple[FeedForward | None, ...]:
 
 def _gemma3n(config: Config, count: int) -> tuple[FeedForward | None, ...]:
     hidden, widths = hidden_size(config), config.get("intermediate_size")
-    if isinstance(widths, (list, tuple)):
-        return tuple(Dense(hidden, int(w)) for w in widths[:count])
-    return (_dense(config, ""),) * count
+    usual = _dense(config, "")
+    return tuple(Dense(hidden, _at(widths, i) or usual.intermediate_size) for i in range(count))
 
 
 def _llama4(config: Config, count: int) -> tuple[FeedForward | None, ...]:

@@ -234,6 +234,10 @@ def _pixel_shuffle(row: Mapping[str, Any], vision: Config, config: Config, hidde
     return [Linear("connector", width, hidden * factor * factor)]
 
 
+def _linear(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
+    return [Linear("projector", width, hidden, True)]
+
+
 def _gemma4(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
     return [Linear("projector", width, hidden)]
 
@@ -272,4 +276,5 @@ _PROJECTORS: dict[str, Projector] = {
     "none": _no_projector, "mlp": _mlp_projector, "merger": _merger, "patch_merger": _patch_merger,
     "mistral3": _mistral3, "gemma": _gemma, "gemma4": _gemma4, "minimax": _minimax, "internvl": _internvl,
     "llama4": _llama4, "cohere": _cohere, "pixel_shuffle": _pixel_shuffle,
+    "linear": _linear,
 }  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from legroom.facts.anatomy import Anatomy, anatomy
-from legroom.facts.attention import Attention, LatentAttention
+from legroom.facts.attention import Attention, LatentAttention, Mixer
 from legroom.facts.feedforward import Experts
 from legroom.facts.model import Layer, Model
 from legroom.memory.draft_weights import draft_modules
@@ -31,6 +31,8 @@ _ATTENTION_SCALARS = 4
 """Scales of K, V, Q and probabilities: buffers of 4 bytes, 512 each to the allocator."""
 _QUANTIZED_SCALARS = 5
 """More of them where the checkpoint's method also speaks for the KV cache."""
+_GENERATING_MODELS = ("LMHeadModel", "ChatModel", "ChatGLMModel")
+"""Classes that are called a model without a head, and have one."""
 _KV_METHODS = ("fp8", "compressed-tensors", "modelopt")
 
 
@@ -116,6 +118,12 @@ def _vocabulary(build: _Build) -> int:
     return round_up(rows, _VOCABULARY_PADDING) // build.ranks.tensor
 
 
+def _embedding_width(build: _Build) -> int:
+    """OPT-350m embeds in fewer numbers than its layers work with."""
+    stated = build.model.config.get("word_embed_proj_dim")
+    return stated if isinstance(stated, int) and stated > 0 else build.model.hidden_size
+
+
 def _table_rows(rows: int, build: _Build) -> int:
     """Rows of a position or type table: whole, or padded and split like the vocabulary."""
     return round_up(rows, _VOCABULARY_PADDING) // build.ranks.tensor if build.shape.tables_split else rows
@@ -126,8 +134,12 @@ def _embeddings(build: _Build) -> Iterator[Module]:
     tied_end = build.last and model.tie_word_embeddings
     if not (build.first or shape.embeddings_on == "all" or tied_end):
         return
-    yield Module("embeddings", "embed_tokens", _vocabulary(build), model.hidden_size)
     config = model.config
+    width = _embedding_width(build)
+    yield Module("embeddings", "embed_tokens", _vocabulary(build), width)
+    if width != model.hidden_size:
+        yield Module("embeddings", "project_in", model.hidden_size, width)
+        yield Module("embeddings", "project_out", width, model.hidden_size)
     if shape.positions:
         count = int(config.get(shape.positions) or model.max_position_embeddings) + shape.positions_offset
         yield Module("embeddings", "embed_positions", _table_rows(count, build), model.hidden_size)
@@ -145,12 +157,20 @@ def _outputs(build: _Build) -> Iterator[Module]:
     model, shape = build.model, build.shape
     if shape.final_norm and (build.last or shape.final_norm_on == "all"):
         yield from norm("norms", "norm", model.hidden_size, shape)
-    pooling = model.is_pooling or build.settings.given.runner == "pooling"
-    if pooling or not shape.lm_head or not (build.last or shape.lm_head_on == "all"):
+    if _is_pooling(build) or not shape.lm_head or not (build.last or shape.lm_head_on == "all"):
         return
     if not model.tie_word_embeddings:
         name = "lm_head"
         yield Module(name, name, _vocabulary(build), model.hidden_size, shape.lm_head_bias, quantizable=True)
+
+
+def _is_pooling(build: _Build) -> bool:
+    """Pooling models have no output layer. Checkpoints of a generating class that are named embeddings hold a list of
+    sentence-transformers modules, by which vLLM turns them into one."""
+    model = build.model
+    bare = model.architecture.endswith("Model") and not model.architecture.endswith(_GENERATING_MODELS)
+    named = "embedding" in model.name.lower()
+    return model.is_pooling or bare or named or build.settings.given.runner == "pooling"
 
 
 def _layers(build: _Build, stage: range) -> Iterator[Stored]:
@@ -185,13 +205,28 @@ def _same_kind(model: Model, first: int, index: int) -> bool:
     return first == index or (first < index and model.layers[first].mixer == model.layers[index].mixer)
 
 
+def _stored_mixer(mixer: Mixer, model: Model) -> Mixer:
+    """Latent weights that vLLM serves with full heads (MiniCPM3): the cache is one thing, the weights another."""
+    config = model.config
+    if not isinstance(mixer, Attention) or not isinstance(config.get("kv_lora_rank"), int):
+        return mixer
+    return LatentAttention(
+        mixer.heads,
+        int(config["kv_lora_rank"]),
+        config.get("q_lora_rank"),
+        int(config.get("qk_nope_head_dim") or 0),
+        int(config.get("qk_rope_head_dim") or 0),
+        int(config.get("v_head_dim") or 0),
+    )
+
+
 def _layer_modules(layer: Layer, hidden: int, build: _Build, scalars: int) -> list[Module]:
     shape, ranks = build.shape, build.ranks
     out: list[Module] = []
     for mixer in (layer.mixer, *layer.also):
         if mixer is None:
             continue
-        out += mixer_modules(mixer, hidden, shape, ranks)
+        out += mixer_modules(_stored_mixer(mixer, build.model), hidden, shape, ranks)
         if isinstance(mixer, (Attention, LatentAttention)):
             out += [Module("buffers", "scale", 1, dtype="float32")] * scalars
     if layer.feedforward is not None:

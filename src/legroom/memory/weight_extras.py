@@ -14,9 +14,14 @@ def _number(config: Mapping[str, Any], name: str, default: int = 0) -> int:
     return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else default
 
 
+def _layer_input_width(config: Mapping[str, Any]) -> int:
+    """Gemma-3n always has inputs of its own in every layer, Gemma-4 where it says so."""
+    return _number(config, "hidden_size_per_layer_input", 256 if _number(config, "altup_num_inputs") else 0)
+
+
 def model_extras(config: Mapping[str, Any], hidden: int, layers: int, tp: int) -> Iterator[Module]:
     """Beside the embeddings: a table of every layer's own inputs, and the projections of AltUp's further streams."""
-    width = _number(config, "hidden_size_per_layer_input")
+    width = _layer_input_width(config)
     if width:
         rows = round_up(_number(config, "vocab_size_per_layer_input", 262144), 64) // tp
         yield Module("embeddings", "embed_tokens_per_layer", rows, layers * width)
@@ -30,7 +35,7 @@ def model_extras(config: Mapping[str, Any], hidden: int, layers: int, tp: int) -
 def layer_extras(config: Mapping[str, Any], hidden: int, tp: int) -> list[Module]:
     """What each layer adds to use them."""
     out: list[Module] = []
-    width = _number(config, "hidden_size_per_layer_input")
+    width = _layer_input_width(config)
     if width:
         out += [
             Module("feed-forward", "per_layer_input_gate", width, hidden),
