@@ -103,4 +103,6 @@ def _is_pooling(architecture: str, layer_mixers: tuple[Mixer | None, ...]) -> bo
     attention = [mixer for mixer in layer_mixers if isinstance(mixer, Attention | LatentAttention)]
     encoder_only = bool(attention) and all(isinstance(mixer, Attention) and not mixer.causal for mixer in attention)
     heads = ("ForSequenceClassification", "RewardModel", "EmbeddingModel", "ForTokenClassification", "ForMaskedLM")
-    return encoder_only or architecture.endswith(heads)
+    # vLLM serves a bare decoder (MistralModel, Qwen2Model) as an embedding model and drops its head.
+    bare = architecture.endswith("Model") and not architecture.endswith(("LMHeadModel", "ChatModel", "GLMModel"))
+    return encoder_only or bare or architecture.endswith(heads)
