@@ -1,7 +1,8 @@
 """GPUs: the total CUDA really reports, bandwidth, compute capability. Data in `data/gpus.json`, a source each.
 
 `gpu("h100")` is forgiving about how a name is written and strict about what it means: a name that several
-cards share is read as the one vLLM is most often run on and carries a `note`, and an unknown one is an error with the nearest names.
+cards share is read as the one vLLM is most often run on and carries a `note`, and an unknown one is an error with
+the nearest names.
 """
 
 from __future__ import annotations
