@@ -51,6 +51,18 @@ def test_qwen_slides_only_when_told_to() -> None:
     assert kinds("qwen2", use_sliding_window=True) == "s" * 12
 
 
+def test_counts_of_layer_types_are_enough() -> None:
+    counts = {"sliding_attention": 9, "full_attention": 3}
+    assert kinds("gemma3_text", layer_type_counts=counts) == "sssf" * 3
+    assert kinds("gemma3_text", layer_type_counts={"sliding_attention": 10, "full_attention": 2}) == "sssssf" * 2
+    assert kinds("secret", layer_type_counts=counts) == "sssf" * 3
+
+
+def test_a_pattern_may_be_told_in_words() -> None:
+    assert kinds("secret", layer_pattern="2 sliding : 1 full") == "ssf" * 4
+    assert kinds("secret", layer_pattern="alternating sliding/full") == "sf" * 6
+
+
 def test_gemma_4_ends_on_a_full_layer() -> None:
     assert kinds("gemma4_text", num_hidden_layers=10) == "sssssfsssf"
 

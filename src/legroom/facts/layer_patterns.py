@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,13 +32,14 @@ def layer_kinds(text: Mapping[str, Any], architecture: str) -> tuple[str, ...]:
     """The kind of every layer of the language model."""
     count = int_field(text, "num_hidden_layers")
     model_type = str(text.get("model_type") or "")
-    kinds = (
-        _written_pattern(text, count, model_type)
-        or _block_configs(text)
-        or _state_space_families(text, count, model_type, architecture)
-        or _interleaved(text, count, model_type)
-        or ("sliding" if _all_sliding(text, model_type) else "full",) * count
-    )
+    kinds = _written_pattern(text, count, model_type) or _block_configs(text)
+    if not kinds:
+        known = _state_space_families(text, count, model_type, architecture) or _interleaved(text, count, model_type)
+        kinds = (
+            _counted(text, count, model_type, known)
+            or known
+            or ("sliding" if _all_sliding(text, model_type) else "full",) * count
+        )
     if len(kinds) < count:
         raise LegroomError(
             f"the model config lists {len(kinds)} layer types for {count} layers",
@@ -69,6 +71,32 @@ def _written_pattern(text: Mapping[str, Any], count: int, model_type: str) -> tu
         kda = set(linear_config["kda_layers"])
         return tuple("kda" if index + 1 in kda else "full" for index in range(count))
     return ()
+
+
+def _counted(text: Mapping[str, Any], count: int, model_type: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """Facts that only count the kinds: the family's pattern where it agrees, else full layers spread evenly."""
+    counts = text.get("layer_type_counts")
+    if not isinstance(counts, Mapping) or not all(isinstance(number, int) for number in counts.values()):
+        return ()
+    named = {_NAMES.get(str(kind), str(kind)): number for kind, number in counts.items() if number > 0}
+    full = named.get("full", 0)
+    others = [kind for kind in named if kind != "full"]
+    if sum(named.values()) != count or not full or len(others) != 1:
+        return ()
+    if known.count("full") == full:
+        return known
+    other = {"linear": _linear_kind(model_type), "mamba": "mamba2"}.get(others[0], others[0])
+    ends = {(turn + 1) * count // full - 1 for turn in range(full)}
+    return _without_window(tuple("full" if index in ends else other for index in range(count)), text)
+
+
+def _described(text: Mapping[str, Any]) -> int | None:
+    """A pattern told in words: `3 sliding : 1 full`, `alternating sliding/full`."""
+    words = str(text.get("layer_pattern") or "")
+    ratio = re.match(r"(\d+) sliding\s*:\s*1 full", words)
+    if ratio:
+        return int(ratio.group(1)) + 1
+    return 2 if words.startswith("alternating") else None
 
 
 def _without_window(kinds: tuple[str, ...], text: Mapping[str, Any]) -> tuple[str, ...]:
@@ -138,7 +166,7 @@ def _interleaved(text: Mapping[str, Any], count: int, model_type: str) -> tuple[
     written = text.get("sliding_window_pattern") or text.get("_sliding_window_pattern")
     if isinstance(written, str):
         return tuple("full" if written[index % len(written)] == "G" else "sliding" for index in range(count))
-    every = written if isinstance(written, int) and written > 0 else _FULL_EVERY.get(model_type)
+    every = written if isinstance(written, int) and written > 0 else _FULL_EVERY.get(model_type) or _described(text)
     if every and model_type not in _FULL_FIRST:
         kinds = ["full" if (index + 1) % every == 0 else "sliding" for index in range(count)]
         if model_type in ("gemma4", "gemma4_text"):
