@@ -1,34 +1,17 @@
-"""The state of a replay as columns: lists in plain Python, NumPy arrays when compiled."""
+"""The state of a replay as rows of numbers: small objects in plain Python, NumPy records when compiled."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-Column = Any
-"""A list of int or a NumPy array of int64: the kernel uses only what both can do."""
-
 # States of a request.
 WAITING, DECODING, PREFILLING, PREEMPTED, DONE, REJECTED = range(6)
-
-# Places in `Pool.counts`.
-BLANK, CACHED, FREE_IDS, FREE_RUNS, FREE_SLOTS, FAILED = range(6)
-"""Free blocks without and with cached content, stack heights, and whether a state arose that only the reference can do."""
-
-# Places in `Queues.counts`.
-RUNNING, PREFILLS, QUEUED, QUEUE_HEAD, NEXT_RANK, NEXT_ARRIVAL, STEP, BLOCKED, HELD, STORED, SHARED_DECODES, FINISHING = (
-    range(12)
-)
-
-# Places in `Books.totals`.
-(
-    STEPS, PREEMPTIONS, SCHEDULED_TOKENS, RECOMPUTED_TOKENS, PROMPT_TOKENS, CACHED_TOKENS, FINISHED, PEAK_BLOCKS,
-    PEAK_RUNNING, PEAK_WAITING, HELD_SLOT_STEPS, STORED_TOKEN_STEPS, SAMPLE_WIDTH,
-) = range(13)  # fmt: skip
 
 KEY_SPAN = 1 << 24
 """Blocks that one stream of content can have: a key is `stream * KEY_SPAN + block`."""
 ALL_BLOCKS = 1 << 40
 NONE = -1
+MOST_SAMPLES = 2048
 
 
 class Rules(NamedTuple):
@@ -45,7 +28,12 @@ class Rules(NamedTuple):
     reserve_full: int
     caching: int
     in_seconds: int
+    num_requests: int
     row_width: int
+    """Blocks in a row of the table."""
+    num_ids: int
+    """Blocks that can be told apart: all of them, or none without a prefix cache."""
+    hash_mask: int
     own_streams: int
     """The first of the streams that belong to one request each."""
 
@@ -59,102 +47,137 @@ class StepCost(NamedTuple):
     kv_token: float
 
 
-class Requests(NamedTuple):
-    """One entry a request."""
+class Sim(NamedTuple):
+    """Everything that changes. A row has the fields of the row type; a plain list or array has numbers."""
 
-    arrival: Column
-    prompt: Column
-    total: Column
-    """Prompt and output."""
-    urgency: Column
-    """Place in the order of (priority, arrival)."""
-    prefix: Column
-    """Stream of the shared prefix, or NONE."""
-    prefix_blocks: Column
-    straddle: Column
-    """Stream of the one block where prefix and own tokens meet, if others may have the same; else NONE."""
-    tail: Column
-    """Stream of what follows, if others may have the same; else NONE: nobody but the request itself can find it."""
-    shared_blocks: Column
-    """Blocks from the start that are told apart one by one; the rest are only counted."""
-    computed: Column
-    tokens: Column
-    """Known tokens; of a decoding request always `computed + 1`."""
-    base: Column
-    """Of a decoding request: tokens computed before step t are `base + t`."""
-    rank: Column
-    """Place in the running list: it is ordered by admission."""
-    state: Column
-    held: Column
-    cached: Column
-    """Told-apart blocks whose content can be found."""
-    run: Column
-    """The run of counted blocks that a preempted request left in the free queue, or NONE."""
-    slot: Column
-    chunk: Column
-    """Tokens in this step."""
-    stamp: Column
-    """The last step in which the slow path scheduled it."""
-    peak: Column
-    preemptions: Column
-    first_sched: Column
-    first_token: Column
-    finish: Column
+    state: Any
+    """One `StateRow`."""
+    requests: Any
+    blocks: Any
+    """Blocks that are told apart, then runs of counted blocks, then the end of the free queue."""
+    places: Any
+    """The hash table of the prefix cache."""
+    seats: Any
+    running: Any
+    """Requests, in the order of admission."""
+    due: Any
+    """Decoding requests, the one that finishes next at the end."""
+    table: Any
+    """The told-apart blocks of every seat, and a last row for what a look-up found."""
+    samples: Any
+    streams: Any
+    """Per prefix: the prefix it begins with, and for how many blocks."""
 
 
-class Pool(NamedTuple):
-    """Blocks. The free queue is `counts[BLANK]` blocks without content, then the list of cached ones.
+class Row:
+    """A row in plain Python: every field starts at 0 or NONE."""
 
-    A node of the list is a told-apart block, or a run: so many counted blocks of one request, the last of them first.
+    __slots__ = ()
+    starts_at_none: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        for name in self.__slots__:
+            setattr(self, name, NONE if name in self.starts_at_none else 0)
+
+
+class StateRow(Row):
+    """Counts of the moment, and totals."""
+
+    __slots__ = (
+        "blank", "blocked", "cached", "cached_tokens", "failed", "finished", "held", "held_slot_steps", "next_arrival",
+        "next_rank", "now", "num_finishing", "num_prefills", "num_running", "num_waiting", "peak_blocks",
+        "peak_running", "peak_waiting", "preemptions", "prompt_tokens", "queue_head", "recomputed_tokens",
+        "sample_width", "scheduled_tokens", "shared_decodes", "spare_ids", "spare_runs", "spare_slots", "step",
+        "steps", "stored", "stored_token_steps",
+    )  # fmt: skip
+
+
+class RequestRow(Row):
+    """One request. Of a decoding one, `tokens` and `computed` are not kept up: `base + step` tokens are computed.
+
+    `prefix`, `straddle` and `tail` name the streams of its content (see `content.py`), NONE where nobody else has it;
+    the first `shared_blocks` blocks are told apart, the rest are only counted. `rank` is its place in the running
+    list, `run` what it left in the free queue when it was preempted, `stamp` the step for which `chunk` tokens were
+    scheduled. `queued` and `by_urgency` belong to the waiting queue, not to the request in the same row.
     """
 
-    counts: Column
-    refs: Column
-    keys: Column
-    copy_next: Column
-    copy_prev: Column
-    copy_last: Column
-    before: Column
-    after: Column
-    run_count: Column
-    run_owner: Column
-    free_ids: Column
-    free_runs: Column
-    free_slots: Column
-    table: Column
-    found: Column
-    hash_keys: Column
-    hash_blocks: Column
+    __slots__ = (
+        "arrival", "base", "by_urgency", "cached", "chunk", "computed", "finish", "finish_s", "first_sched",
+        "first_token", "held", "peak", "preemptions", "prefix", "prefix_blocks", "prompt", "queued", "rank", "run",
+        "sched_s", "shared_blocks", "slot", "stamp", "state", "straddle", "tail", "token_s", "tokens", "total",
+        "urgency",
+    )  # fmt: skip
+    starts_at_none = ("finish", "first_sched", "first_token", "run", "stamp", "prefix", "straddle", "tail")
 
 
-class Queues(NamedTuple):
-    """Who runs, in order; who prefills; who finishes when; who waits."""
+class BlockRow(Row):
+    """A block that is told apart, or a run of counted blocks; `before` and `after` make the free queue.
 
-    counts: Column
-    running: Column
-    prefills: Column
-    due: Column
-    """Decoding requests, the one that finishes next at the end."""
-    phases: Column
-    """Decoding requests by the step, modulo the block size, in which they need a new block."""
-    shared_phases: Column
-    queue: Column
-    by_urgency: Column
-    finishing: Column
-    needs: Column
+    Blocks of equal content form a list from the one that was cached first. `spare_id` and `spare_run` are stacks.
+    """
+
+    __slots__ = (
+        "after", "before", "copy_last", "copy_next", "copy_prev", "key", "refs", "run_count", "run_owner", "spare_id",
+        "spare_run",
+    )  # fmt: skip
+    starts_at_none = ("key",)
 
 
-class Books(NamedTuple):
-    """What is being counted."""
+class PlaceRow(Row):
+    """A place of the hash table: a key and the first block with that content."""
 
-    totals: Column
-    samples: Column
-    clock: Column
-    """[now]: seconds at the start of the step."""
-    sched_s: Column
-    token_s: Column
-    finish_s: Column
+    __slots__ = ("block", "key")
+    starts_at_none = ("key",)
 
 
-MOST_SAMPLES = 2048
-SAMPLE_FIELDS = 3
+class SeatRow(Row):
+    """Lists as long as there are seats; `decodes` and `shared_decodes` are counted by step modulo the block size."""
+
+    __slots__ = ("decodes", "finishing", "need", "prefill", "shared_decodes", "spare_slot")
+
+
+class SampleRow(Row):
+    """The worst of a stretch of steps."""
+
+    __slots__ = ("running", "used", "waiting")
+    starts_at_none = ("used", "running", "waiting")
+
+
+_REALS = frozenset({"now", "arrival", "sched_s", "token_s", "finish_s"})
+
+
+def rows(kind: type[Row], count: int, compiled: bool) -> Any:
+    """`count` rows in their first state."""
+    if not compiled:
+        return [kind() for _ in range(count)]
+    import numpy as np
+
+    made = np.zeros(count, dtype=[(name, "f8" if name in _REALS else "i8") for name in kind.__slots__])
+    for name in kind.starts_at_none:
+        made[name] = NONE
+    return made
+
+
+def numbers(count: int, compiled: bool) -> Any:
+    """`count` zeros."""
+    if not compiled:
+        return [0] * count
+    import numpy as np
+
+    return np.zeros(count, dtype=np.int64)
+
+
+def fill(table: Any, field: str, values: Any, compiled: bool) -> None:
+    """Set a field of every row."""
+    if compiled:
+        import numpy as np
+
+        table[field][: len(values)] = np.asarray(values)
+        return
+    for row, value in zip(table, values, strict=False):
+        setattr(row, field, value)
+
+
+def column(table: Any, field: str, compiled: bool) -> Any:
+    """A field of every row."""
+    return table[field] if compiled else [getattr(row, field) for row in table]

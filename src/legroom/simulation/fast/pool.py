@@ -1,268 +1,286 @@
-"""The block pool over columns: the same verbs as `blocks.py` and `kvcache.py`."""
+"""The block pool over rows: the same verbs as `blocks.py` and `kvcache.py`.
+
+The free queue is `state.blank` blocks without content, then a list of cached ones. A node of the list is a block that
+is told apart, or a run: so many counted blocks of one request, the last of them first. Whose content nobody else can
+have need not be told apart, so that most requests cost a handful of operations, not one a block.
+"""
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 # ruff: noqa: ANN001, ANN201
 
 from __future__ import annotations
 
-from legroom.simulation.fast.columns import (
-    ALL_BLOCKS, BLANK, CACHED, FAILED, FREE_IDS, FREE_RUNS, FREE_SLOTS, KEY_SPAN, NONE,
-)  # fmt: skip
+from legroom.simulation.fast.columns import ALL_BLOCKS, KEY_SPAN, NONE
 from legroom.simulation.fast.jit import compilable
 
 
 @compilable
-def place_of(pool, key):
+def place_of(places, mask, key):
     """Where the hash table holds `key`, or the empty place where it would."""
-    mask = len(pool.hash_keys) - 1
     place = ((key ^ (key >> 20)) * 40503 >> 4) & mask
-    while pool.hash_keys[place] != NONE and pool.hash_keys[place] != key:
+    while places[place].key != NONE and places[place].key != key:
         place = (place + 1) & mask
     return place
 
 
 @compilable
-def drop_place(pool, hole):
+def drop_place(places, mask, hole):
     """Empty a place of the hash table and close the gap."""
-    mask = len(pool.hash_keys) - 1
-    pool.hash_keys[hole] = NONE
+    places[hole].key = NONE
     place = (hole + 1) & mask
-    while pool.hash_keys[place] != NONE:
-        key = pool.hash_keys[place]
+    while places[place].key != NONE:
+        key = places[place].key
         home = ((key ^ (key >> 20)) * 40503 >> 4) & mask
         if ((place - home) & mask) >= ((place - hole) & mask):
-            pool.hash_keys[hole] = key
-            pool.hash_blocks[hole] = pool.hash_blocks[place]
-            pool.hash_keys[place] = NONE
+            places[hole].key = key
+            places[hole].block = places[place].block
+            places[place].key = NONE
             hole = place
         place = (place + 1) & mask
 
 
 @compilable
-def unlink(pool, node):
+def unlink(blocks, node):
     """Take a node out of the free queue."""
-    before, after = pool.before[node], pool.after[node]
-    pool.after[before] = after
-    pool.before[after] = before
+    before, after = blocks[node].before, blocks[node].after
+    blocks[before].after = after
+    blocks[after].before = before
 
 
 @compilable
-def link_last(pool, node):
+def link_last(blocks, end, node):
     """Put a node at the back of the free queue."""
-    end = len(pool.after) - 1
-    last = pool.before[end]
-    pool.after[last] = node
-    pool.before[node] = last
-    pool.after[node] = end
-    pool.before[end] = node
+    last = blocks[end].before
+    blocks[last].after = node
+    blocks[node].before = last
+    blocks[node].after = end
+    blocks[end].before = node
 
 
 @compilable
-def make_findable(pool, block, key):
+def make_findable(blocks, places, mask, block, key):
     """Cache the content of a full block. Of equal contents the one cached first is found first."""
-    pool.keys[block] = key
-    pool.copy_next[block] = NONE
-    place = place_of(pool, key)
-    if pool.hash_keys[place] == NONE:
-        pool.hash_keys[place] = key
-        pool.hash_blocks[place] = block
-        pool.copy_prev[block] = NONE
-        pool.copy_last[block] = block
+    blocks[block].key = key
+    blocks[block].copy_next = NONE
+    place = place_of(places, mask, key)
+    if places[place].key == NONE:
+        places[place].key = key
+        places[place].block = block
+        blocks[block].copy_prev = NONE
+        blocks[block].copy_last = block
         return
-    first = pool.hash_blocks[place]
-    last = pool.copy_last[first]
-    pool.copy_next[last] = block
-    pool.copy_prev[block] = last
-    pool.copy_last[first] = block
+    first = places[place].block
+    last = blocks[first].copy_last
+    blocks[last].copy_next = block
+    blocks[block].copy_prev = last
+    blocks[first].copy_last = block
 
 
 @compilable
-def forget(pool, block):
+def forget(blocks, places, mask, block):
     """The content of a block is gone."""
-    place = place_of(pool, pool.keys[block])
-    following, preceding = pool.copy_next[block], pool.copy_prev[block]
+    place = place_of(places, mask, blocks[block].key)
+    following, preceding = blocks[block].copy_next, blocks[block].copy_prev
     if preceding != NONE:
-        pool.copy_next[preceding] = following
+        blocks[preceding].copy_next = following
         if following != NONE:
-            pool.copy_prev[following] = preceding
+            blocks[following].copy_prev = preceding
         else:
-            pool.copy_last[pool.hash_blocks[place]] = preceding
+            blocks[places[place].block].copy_last = preceding
     elif following != NONE:
-        pool.hash_blocks[place] = following
-        pool.copy_prev[following] = NONE
-        pool.copy_last[following] = pool.copy_last[block]
+        places[place].block = following
+        blocks[following].copy_prev = NONE
+        blocks[following].copy_last = blocks[block].copy_last
     else:
-        drop_place(pool, place)
-    pool.keys[block] = NONE
+        drop_place(places, mask, place)
+    blocks[block].key = NONE
 
 
 @compilable
-def take(pool, requests, count):
+def spare_run(sim, rules, run):
+    """A run is used up."""
+    state, blocks = sim.state[0], sim.blocks
+    unlink(blocks, run)
+    blocks[state.spare_runs].spare_run = run
+    state.spare_runs += 1
+
+
+@compilable
+def take(sim, rules, count):
     """Take blocks from the front of the free queue: blank ones first, then the least recently used content."""
-    counts = pool.counts
-    blank = min(count, counts[BLANK])
-    counts[BLANK] -= blank
-    count -= blank
-    end = len(pool.after) - 1
-    num_ids = len(pool.refs)
-    while count > 0:
-        node = pool.after[end]
-        if node >= num_ids:
-            run = node - num_ids
-            taken = min(count, pool.run_count[run])
-            pool.run_count[run] -= taken
-            if pool.run_count[run] == 0:
-                if pool.run_owner[run] != NONE:
-                    requests.run[pool.run_owner[run]] = NONE
-                unlink(pool, node)
-                pool.free_runs[counts[FREE_RUNS]] = run
-                counts[FREE_RUNS] += 1
-        else:
-            taken = 1
-            forget(pool, node)
-            unlink(pool, node)
-            pool.free_ids[counts[FREE_IDS]] = node
-            counts[FREE_IDS] += 1
-        counts[CACHED] -= taken
-        count -= taken
+    state = sim.state[0]
+    blank = min(count, state.blank)
+    state.blank -= blank
+    if count > blank:
+        take_cached(sim, rules, count - blank)
 
 
 @compilable
-def told_apart(pool):
+def take_cached(sim, rules, count):
+    """Take `count` blocks whose content is lost by that."""
+    state, blocks, requests = sim.state[0], sim.blocks, sim.requests
+    state.cached -= count
+    while count > 0:
+        node = blocks[2 * rules.num_ids].after
+        if node < rules.num_ids:
+            forget(blocks, sim.places, rules.hash_mask, node)
+            unlink(blocks, node)
+            blocks[state.spare_ids].spare_id = node
+            state.spare_ids += 1
+            count -= 1
+            continue
+        taken = min(count, blocks[node].run_count)
+        blocks[node].run_count -= taken
+        count -= taken
+        if blocks[node].run_count == 0:
+            if blocks[node].run_owner != NONE:
+                requests[blocks[node].run_owner].run = NONE
+            spare_run(sim, rules, node)
+
+
+@compilable
+def told_apart(sim):
     """An identity for a block that was just taken."""
-    pool.counts[FREE_IDS] -= 1
-    block = pool.free_ids[pool.counts[FREE_IDS]]
-    pool.refs[block] = 1
-    pool.keys[block] = NONE
+    state, blocks = sim.state[0], sim.blocks
+    state.spare_ids -= 1
+    block = blocks[state.spare_ids].spare_id
+    blocks[block].refs = 1
+    blocks[block].key = NONE
     return block
 
 
 @compilable
-def key_of(requests, streams, r, k):
+def key_of(sim, r, k):
     """The name of the content of block `k`: the stream it belongs to, and its place."""
-    if k < requests.prefix_blocks[r]:
-        stream = requests.prefix[r]
+    request = sim.requests[r]
+    stream = request.tail
+    if k < request.prefix_blocks:
+        stream = request.prefix
         # A prefix may itself begin with another one.
+        streams = sim.streams
         while k < streams[2 * stream + 1]:
             stream = streams[2 * stream]
-        return stream * KEY_SPAN + k
-    if requests.straddle[r] != NONE and k == requests.prefix_blocks[r]:
-        return requests.straddle[r] * KEY_SPAN + k
-    return requests.tail[r] * KEY_SPAN + k
+    elif k == request.prefix_blocks and request.straddle != NONE:
+        stream = request.straddle
+    return stream * KEY_SPAN + k
 
 
 @compilable
-def find_hit(pool, requests, streams, block_size, r):
+def find_hit(sim, rules, r):
     """Cached blocks from the start, and how many of them somebody is using."""
-    most = (requests.tokens[r] - 1) // block_size
-    shared = min(most, requests.shared_blocks[r])
+    request, blocks, places, table = sim.requests[r], sim.blocks, sim.places, sim.table
+    most = (request.tokens - 1) // rules.block_size
+    shared = min(most, request.shared_blocks)
+    found = rules.max_num_seqs * rules.row_width
     hit = used = 0
     while hit < shared:
-        place = place_of(pool, key_of(requests, streams, r, hit))
-        if pool.hash_keys[place] == NONE:
+        place = place_of(places, rules.hash_mask, key_of(sim, r, hit))
+        if places[place].key == NONE:
             return hit, used
-        block = pool.hash_blocks[place]
-        pool.found[hit] = block
-        if pool.refs[block] > 0:
+        block = places[place].block
+        table[found + hit] = block
+        if blocks[block].refs > 0:
             used += 1
         hit += 1
-    if hit == requests.shared_blocks[r] and requests.run[r] != NONE:
-        hit += min(pool.run_count[requests.run[r]], most - hit)
+    if hit == request.shared_blocks and request.run != NONE:
+        hit += min(blocks[request.run].run_count, most - hit)
     return hit, used
 
 
 @compilable
-def adopt(pool, requests, width, r, hit):
-    """Hold the blocks that `find_hit` found."""
-    counts = pool.counts
-    counts[FREE_SLOTS] -= 1
-    slot = pool.free_slots[counts[FREE_SLOTS]]
-    requests.slot[r] = slot
-    for k in range(min(hit, requests.shared_blocks[r])):
-        block = pool.found[k]
-        if pool.refs[block] == 0:
-            unlink(pool, block)
-            counts[CACHED] -= 1
-        pool.refs[block] += 1
-        pool.table[slot * width + k] = block
-    run = requests.run[r]
-    if hit > requests.shared_blocks[r]:
-        if pool.run_count[run] != hit - requests.shared_blocks[r]:
-            counts[FAILED] = 1
-        unlink(pool, run + len(pool.refs))
-        counts[CACHED] -= pool.run_count[run]
-        pool.free_runs[counts[FREE_RUNS]] = run
-        counts[FREE_RUNS] += 1
-        requests.run[r] = NONE
-    elif run != NONE:
-        counts[FAILED] = 1
-    requests.held[r] = hit
-    requests.cached[r] = hit
+def adopt(sim, rules, r, hit):
+    """Take a seat and hold the blocks that `find_hit` found."""
+    state, request, blocks, table = sim.state[0], sim.requests[r], sim.blocks, sim.table
+    state.spare_slots -= 1
+    request.slot = sim.seats[state.spare_slots].spare_slot
+    row, found = request.slot * rules.row_width, rules.max_num_seqs * rules.row_width
+    for k in range(min(hit, request.shared_blocks)):
+        block = table[found + k]
+        if blocks[block].refs == 0:
+            unlink(blocks, block)
+            state.cached -= 1
+        blocks[block].refs += 1
+        table[row + k] = block
+    if hit > request.shared_blocks:
+        if blocks[request.run].run_count != hit - request.shared_blocks:
+            state.failed = 1
+        state.cached -= blocks[request.run].run_count
+        spare_run(sim, rules, request.run)
+        request.run = NONE
+    elif request.run != NONE:
+        state.failed = 1
+    request.held = hit
+    request.cached = hit
 
 
 @compilable
-def grow(pool, requests, width, r, blocks):
+def grow(sim, rules, r, blocks):
     """Hold `blocks` blocks in all."""
-    take(pool, requests, blocks - requests.held[r])
-    for k in range(requests.held[r], min(blocks, requests.shared_blocks[r])):
-        pool.table[requests.slot[r] * width + k] = told_apart(pool)
-    requests.held[r] = blocks
+    request, table = sim.requests[r], sim.table
+    take(sim, rules, blocks - request.held)
+    row = request.slot * rules.row_width
+    for k in range(request.held, min(blocks, request.shared_blocks)):
+        table[row + k] = told_apart(sim)
+    request.held = blocks
 
 
 @compilable
-def cache_up_to(pool, requests, streams, width, r, blocks):
+def cache_up_to(sim, rules, r, blocks):
     """Make the first `blocks` blocks findable; counted ones are implied."""
-    for k in range(requests.cached[r], min(blocks, requests.shared_blocks[r])):
-        make_findable(pool, pool.table[requests.slot[r] * width + k], key_of(requests, streams, r, k))
-    requests.cached[r] = max(requests.cached[r], blocks)
+    request, table = sim.requests[r], sim.table
+    row = request.slot * rules.row_width
+    for k in range(request.cached, min(blocks, request.shared_blocks)):
+        make_findable(sim.blocks, sim.places, rules.hash_mask, table[row + k], key_of(sim, r, k))
+    request.cached = max(request.cached, blocks)
 
 
 @compilable
-def tell_apart_all(pool, requests, streams, width, r, cached_blocks, own_stream):
+def tell_apart_all(sim, rules, r, cached_blocks):
     """From now on every block of this request is told apart.
 
     A request that is thrown out in the very step that filled its last block leaves a block that it cannot find again,
     because its last token must be computed anew: a second copy of that block will come to be.
     """
-    first = min(requests.held[r], requests.shared_blocks[r])
-    requests.tail[r] = own_stream
-    requests.shared_blocks[r] = ALL_BLOCKS
-    for k in range(first, requests.held[r]):
-        block = told_apart(pool)
-        pool.table[requests.slot[r] * width + k] = block
+    request, table = sim.requests[r], sim.table
+    first = min(request.held, request.shared_blocks)
+    request.tail = rules.own_streams + r
+    request.shared_blocks = ALL_BLOCKS
+    for k in range(first, request.held):
+        block = told_apart(sim)
+        table[request.slot * rules.row_width + k] = block
         if k < cached_blocks:
-            make_findable(pool, block, key_of(requests, streams, r, k))
+            make_findable(sim.blocks, sim.places, rules.hash_mask, block, key_of(sim, r, k))
 
 
 @compilable
-def release(pool, requests, width, r, cached_blocks, owner):
+def release(sim, rules, r, cached_blocks, owner):
     """Give back every block of a request, the tail first; `owner` may come back for the counted ones."""
-    counts = pool.counts
-    held = requests.held[r]
-    shared = min(held, requests.shared_blocks[r])
+    state, request, blocks, table = sim.state[0], sim.requests[r], sim.blocks, sim.table
+    held = request.held
+    shared = min(held, request.shared_blocks)
     kept = max(0, min(held, cached_blocks) - shared)
+    end = 2 * rules.num_ids
     if kept > 0:
-        counts[FREE_RUNS] -= 1
-        run = pool.free_runs[counts[FREE_RUNS]]
-        pool.run_count[run] = kept
-        pool.run_owner[run] = owner
-        link_last(pool, run + len(pool.refs))
-        counts[CACHED] += kept
+        state.spare_runs -= 1
+        run = blocks[state.spare_runs].spare_run
+        blocks[run].run_count = kept
+        blocks[run].run_owner = owner
+        link_last(blocks, end, run)
         if owner != NONE:
-            requests.run[r] = run
-    counts[BLANK] += held - shared - kept
-    slot = requests.slot[r]
-    for k in range(shared - 1, -1, -1):
-        block = pool.table[slot * width + k]
-        pool.refs[block] -= 1
-        if pool.refs[block] == 0:
-            if pool.keys[block] == NONE:
-                pool.free_ids[counts[FREE_IDS]] = block
-                counts[FREE_IDS] += 1
-                counts[BLANK] += 1
+            request.run = run
+    state.cached += kept
+    state.blank += held - shared - kept
+    for place in range(request.slot * rules.row_width + shared - 1, request.slot * rules.row_width - 1, -1):
+        block = table[place]
+        blocks[block].refs -= 1
+        if blocks[block].refs == 0:
+            if blocks[block].key == NONE:
+                blocks[state.spare_ids].spare_id = block
+                state.spare_ids += 1
+                state.blank += 1
             else:
-                link_last(pool, block)
-                counts[CACHED] += 1
-    pool.free_slots[counts[FREE_SLOTS]] = slot
-    counts[FREE_SLOTS] += 1
-    requests.held[r] = 0
-    requests.cached[r] = 0
+                link_last(blocks, end, block)
+                state.cached += 1
+    sim.seats[state.spare_slots].spare_slot = request.slot
+    state.spare_slots += 1
+    request.held = 0
+    request.cached = 0

@@ -1,0 +1,95 @@
+"""What is written down at the end of a step, and how long steps take."""
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+# ruff: noqa: ANN001, ANN201
+
+from __future__ import annotations
+
+from legroom.simulation.fast.columns import MOST_SAMPLES, NONE
+from legroom.simulation.fast.jit import compilable
+
+
+@compilable
+def double_stretches(sim):
+    """Make room for more steps: every point stands for twice as many."""
+    state, samples = sim.state[0], sim.samples
+    half = MOST_SAMPLES // 2
+    for i in range(half):
+        one, other = samples[2 * i], samples[2 * i + 1]
+        used, running = max(one.used, other.used), max(one.running, other.running)
+        waiting = max(one.waiting, other.waiting)
+        samples[i].used, samples[i].running, samples[i].waiting = used, running, waiting
+    for i in range(half, MOST_SAMPLES):
+        samples[i].used = samples[i].running = samples[i].waiting = NONE
+    state.sample_width *= 2
+
+
+@compilable
+def sample(sim, first_step, steps, used):
+    """The worst of each stretch of steps; when the points run out, stretches double."""
+    state, samples = sim.state[0], sim.samples
+    last = first_step + steps - 1
+    while last // state.sample_width >= MOST_SAMPLES:
+        double_stretches(sim)
+    for stretch in range(first_step // state.sample_width, last // state.sample_width + 1):
+        point = samples[stretch]
+        point.used = max(point.used, used)
+        point.running = max(point.running, state.num_running)
+        point.waiting = max(point.waiting, state.num_waiting)
+
+
+@compilable
+def close_step(sim, rules):
+    """Book the end of the current step."""
+    state = sim.state[0]
+    used = rules.usable_blocks - state.blank - state.cached
+    state.steps += 1
+    state.peak_blocks = max(state.peak_blocks, used)
+    state.peak_running = max(state.peak_running, state.num_running)
+    state.peak_waiting = max(state.peak_waiting, state.num_waiting)
+    state.held_slot_steps += state.held * rules.block_size
+    state.stored_token_steps += state.stored
+    sample(sim, state.step, 1, used)
+
+
+@compilable
+def close_quiet_steps(sim, rules, quiet):
+    """Book the ends of `quiet` steps to come: tokens grow by one a request, blocks by those whose turn it is."""
+    state, seats, bs = sim.state[0], sim.seats, rules.block_size
+    decodes = state.num_running
+    held_steps = state.held * quiet
+    blocks = 0
+    for offset in range(min(bs, quiet)):
+        here = seats[(state.step + offset) % bs].decodes
+        turns = (quiet - offset + bs - 1) // bs
+        held_steps += here * (turns * (quiet - offset) - bs * turns * (turns - 1) // 2)
+        blocks += here * turns
+    state.held_slot_steps += held_steps * bs
+    state.stored_token_steps += state.stored * quiet + decodes * (quiet * (quiet + 1) // 2)
+    state.steps += quiet
+    used = rules.usable_blocks - state.blank - state.cached + blocks
+    state.peak_blocks = max(state.peak_blocks, used)
+    state.peak_running = max(state.peak_running, decodes)
+    sample(sim, state.step, quiet, used)
+
+
+@compilable
+def step_seconds(cost, tokens, stored):
+    """Seconds of one step: the slower of computing and reading memory."""
+    return cost.overhead + max(cost.token * tokens, cost.weights + cost.kv_token * stored)
+
+
+@compilable
+def span_seconds(cost, running, stored, steps):
+    """Seconds of `steps` steps in which `running` requests decode a token each; the first reads `stored` tokens."""
+    compute = cost.token * running
+    # Reading the cache grows by `running` tokens a step; after step `turn` it takes longer than computing.
+    turn = -1.0
+    if compute > cost.weights:
+        turn = float(steps)
+        if cost.kv_token > 0.0:
+            turn = (compute - cost.weights - cost.kv_token * stored) / (cost.kv_token * running)
+    early = min(int(turn) + 1, steps) if turn >= 0.0 else 0
+    late = steps - early
+    read = late * (cost.weights + cost.kv_token * stored)
+    read += cost.kv_token * running * (late * early + late * (late - 1) / 2.0)
+    return steps * cost.overhead + early * compute + read
