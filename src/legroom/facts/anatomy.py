@@ -39,6 +39,13 @@ class Anatomy:
     tables_split: bool = False
     """Positions and token types are split over ranks like the vocabulary (BERT)."""
     token_types: str = ""
+    whole_embeddings: bool = False
+    """The vocabulary is neither padded nor split."""
+    encoder_norms: int = 2
+    """Norms of a layer of the encoder, in an encoder-decoder."""
+    encoder_positions: str = ""
+    mel_convolutions: bool = False
+    """Two convolutions before the encoder (Whisper)."""
     lm_head_bias: bool = False
     lm_head: bool = True
     """False: no output layer at all (embedding models)."""

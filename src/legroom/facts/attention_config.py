@@ -23,9 +23,9 @@ _LATENT_TYPES = {
 """Model types whose attention vLLM serves as MLA (0.32.0); others with a kv_lora_rank keep full heads."""
 
 _QKV_BIAS = ("Qwen2", "QWen", "GPT2", "GPTNeoX", "GPTBigCode", "Bloom", "OPT", "Starcoder2", "PhiForCausal", "Bert",
-             "Roberta", "Whisper", "Bart", "GptOss", "MiMoForCausal")  # fmt: skip
-_O_BIAS = ("GPT2", "GPTNeoX", "GPTBigCode", "Bloom", "OPT", "Starcoder2", "PhiForCausal", "Bert", "Roberta", "Whisper",
-           "Bart", "GptOss")  # fmt: skip
+             "Roberta", "XLMRoberta", "Whisper", "Bart", "GptOss", "MiMoForCausal")  # fmt: skip
+_O_BIAS = ("GPT2", "GPTNeoX", "GPTBigCode", "Bloom", "OPT", "Starcoder2", "PhiForCausal", "Bert", "Roberta",
+           "XLMRoberta", "Whisper", "Bart", "GptOss")  # fmt: skip
 _QK_NORM = ("Qwen3", "Gemma3", "Gemma4", "Olmo2", "Olmo3", "Olmoe", "MiniMaxM2", "MiniMaxM3", "HunYuan", "Apertus")
 _GATED_OUTPUT = ("Qwen3Next", "Qwen3_5")
 _ENCODER_ONLY = ("BertModel", "BertFor", "RobertaModel", "RobertaFor", "XLMRoberta", "ModernBert", "NomicBert",
@@ -152,7 +152,7 @@ def _attention(text: Mapping[str, Any], architecture: str, kind: str, index: int
         chunk=int_field(text, "attention_chunk_size", default=8192) if kind == "chunked" else None,
         shares_kv=_shares_kv(text, index),
         k_equals_v=kind == "full" and bool(text.get("attention_k_eq_v", False)),
-        qkv_bias=_bias(text, architecture, _QKV_BIAS) or not plain or bool(text.get("add_qkv_bias")),
+        qkv_bias=_bias(text, architecture, _QKV_BIAS) or not plain or _states_qkv_bias(text),
         o_bias=_bias(text, architecture, _O_BIAS) or (not plain and "GptOss" not in architecture and _o_bias(text)),
         qk_norm=architecture.startswith(_QK_NORM) or bool(text.get("use_qk_norm") or text.get("qk_layernorm")),
         output_gate=architecture.startswith(_GATED_OUTPUT) or bool(text.get("attention_output_gate", False)),
@@ -172,6 +172,10 @@ def _bias(text: Mapping[str, Any], architecture: str, families: tuple[str, ...])
     if any(text.get(name) is False for name in ("use_bias", "bias", "enable_bias")):
         return False
     return architecture.startswith(families)
+
+
+def _states_qkv_bias(text: Mapping[str, Any]) -> bool:
+    return bool(text.get("add_qkv_bias") or text.get("use_qkv_bias"))
 
 
 def _o_bias(text: Mapping[str, Any]) -> bool:

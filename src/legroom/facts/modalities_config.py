@@ -31,6 +31,9 @@ def modalities(config: Config) -> tuple[Modality, ...]:
         found.append(_tower(row or families()["_plain"], {**_defaults(row, width), **vision}, config, width, True))
     elif row and (config.get("has_vision") or row.get("always")):
         found.append(_tower(row, _defaults(row, width), config, width, False))
+    audio = config.get("audio_config")
+    if isinstance(audio, Mapping) and audio.get("d_model") and audio.get("encoder_layers"):
+        found.append(_audio_tower(audio, width))
     return tuple(found)
 
 
@@ -103,6 +106,28 @@ def _tower(row: Mapping[str, Any], vision: Config, config: Config, width: int, e
         weights,
         exact,
     )
+
+
+def _audio_tower(audio: Config, width: int) -> Modality:
+    """Whisper's encoder, as Qwen-Audio, Ultravox and Voxtral use it: two convolutions over mel bins, then blocks."""
+    hidden, layers = int(audio["d_model"]), int(audio["encoder_layers"])
+    inner = int(audio.get("encoder_ffn_dim") or 4 * hidden)
+    heads = int(audio.get("encoder_attention_heads") or 20)
+    frames = int(audio.get("max_source_positions") or 1500)
+    weights = (
+        Linear("conv1", hidden, 3 * int(audio.get("num_mel_bins") or 128), True),
+        Linear("conv2", hidden, 3 * hidden, True),
+        Linear("positions", frames, hidden),
+        Linear("k_proj", hidden, hidden, count=layers),
+        Linear("q_v_out_proj", hidden, hidden, True, count=3 * layers),
+        Linear("norms", hidden, bias=True, count=2 * layers + 1),
+        Linear("fc1", inner, hidden, True, count=layers),
+        Linear("fc2", hidden, inner, True, count=layers),
+        Linear("projector", width, hidden, True),
+    )
+    tokens = frames // 2
+    parameters = sum(weight.parameters for weight in weights)
+    return Modality("audio", hidden, inner, layers, heads, parameters, tokens, frames, weights)
 
 
 def _tokens(row: Mapping[str, Any], vision: Config) -> int:

@@ -215,6 +215,9 @@ def _modelopt(section: Config) -> Quantization:
         return _mixed(inner, ignored, kv_dtype)
     if algo not in _MODELOPT:
         raise LegroomError(f"modelopt algorithm {algo!r} is not known", f"known: {', '.join(_MODELOPT)}")
+    if algo == "NVFP4" and not ignored:
+        # Every published checkpoint lists what it leaves alone; where the list got lost, it held the attention.
+        ignored = ("lm_head", "re:.*(self_attn|linear_attn).*")
     found = replace(_MODELOPT[algo], ignored=ignored, kv_cache_dtype=kv_dtype)
     size = inner.get("group_size")
     return replace(found, group_size=int(size)) if found.group_size and isinstance(size, int) and size > 0 else found

@@ -21,7 +21,7 @@ def draft_modules(model: Model, settings: EngineSettings, shape: Anatomy, ranks:
     """Embeddings and output layer are shared with the model; ngram and suffix methods load nothing."""
     method = draft_method(settings)
     if method in _PREDICTORS or method.endswith("mtp"):
-        for layer in model.draft_layers[:1]:
+        for layer in model.draft_layers:
             yield Module("draft", "mtp.eh_proj", model.hidden_size, 2 * model.hidden_size)
             yield from _layer(model, layer, shape, ranks)
             for name in ("enorm", "hnorm", "norm"):

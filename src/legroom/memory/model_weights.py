@@ -93,6 +93,8 @@ def _base(build: _Build, stage: range) -> Iterator[Stored]:
     if not build.settings.given.language_model_only:
         for module in _encoders(build.model, build.ranks.tensor):
             yield Stored(module, storage(module, None, context))
+    for module in _encoder(build):
+        yield Stored(module, storage(module, build.schemes.of(module, 0), context))
     for module in (*_embeddings(build), *before_layers(build.scheme, context)):
         yield Stored(module, storage(module, None, context))
     yield from _layers(build, stage)
@@ -112,8 +114,25 @@ def _encoders(model: Model, tp: int) -> Iterator[Module]:
                 yield module
 
 
+def _encoder(build: _Build) -> Iterator[Module]:
+    """The encoder of an encoder-decoder: what feeds it, its layers, and its last norm."""
+    model, shape, hidden = build.model, build.shape, build.model.hidden_size
+    if not model.encoder_layers:
+        return
+    if shape.mel_convolutions:
+        yield Module("encoder", "conv1", hidden, 3 * int(model.config.get("num_mel_bins") or 80), bias=True)
+        yield Module("encoder", "conv2", hidden, 3 * hidden, bias=True)
+    for layer in model.encoder_layers:
+        yield from _layer_modules(layer, hidden, build, _ATTENTION_SCALARS, shape.encoder_norms)
+    yield from norm("norms", "encoder.norm", hidden, shape)
+    if shape.encoder_positions:
+        yield Module("embeddings", "encoder.positions", int(model.config[shape.encoder_positions]), hidden)
+
+
 def _vocabulary(build: _Build) -> int:
     """Rows of the tables on one rank: padded to a multiple of 64."""
+    if build.shape.whole_embeddings:
+        return build.model.vocab_size
     rows = build.model.vocab_size + extra_vocabulary(build.settings)
     return round_up(rows, _VOCABULARY_PADDING) // build.ranks.tensor
 
@@ -220,7 +239,7 @@ def _stored_mixer(mixer: Mixer, model: Model) -> Mixer:
     )
 
 
-def _layer_modules(layer: Layer, hidden: int, build: _Build, scalars: int) -> list[Module]:
+def _layer_modules(layer: Layer, hidden: int, build: _Build, scalars: int, norms: int | None = None) -> list[Module]:
     shape, ranks = build.shape, build.ranks
     out: list[Module] = []
     for mixer in (layer.mixer, *layer.also):
@@ -231,7 +250,9 @@ def _layer_modules(layer: Layer, hidden: int, build: _Build, scalars: int) -> li
             out += [Module("buffers", "scale", 1, dtype="float32")] * scalars
     if layer.feedforward is not None:
         out += feedforward_modules(layer.feedforward, shape, ranks)
-    count = shape.norms + (shape.expert_norms if isinstance(layer.feedforward, Experts) else 0)
+    count = (shape.norms if norms is None else norms) + (
+        shape.expert_norms if isinstance(layer.feedforward, Experts) else 0
+    )
     for number in range(count):
         out += norm("norms", f"norm{number}", hidden, shape)
     out += layer_extras(build.model.config, hidden, ranks.tensor)
