@@ -14,6 +14,7 @@ from legroom.facts.releases import latest
 from legroom.facts.releases import release as known_release
 from legroom.planning.plan import Plan, Target
 from legroom.planning.plan import plan as predict
+from legroom.planning.store_path import store_path
 from legroom.units import parse_bytes
 from legroom.vllm.args import ServeArgs
 
@@ -145,8 +146,6 @@ def make_target(args: ServeArgs, release: Release, machine: Machine) -> Target:
 
 def with_measurements(target: Target, args: ServeArgs) -> Target:
     """The target with what `legroom calibrate` has stored for it, if there is a store."""
-    from legroom.planning.calibration_store import store_path  # noqa: PLC0415
-
     if not store_path().exists():
         return target
     from legroom.planning.calibration import lookup  # noqa: PLC0415

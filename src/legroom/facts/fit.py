@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import cache
-from importlib import resources
 from typing import Any
 
+from legroom.facts.data_files import read_data
 from legroom.facts.releases import release as known_release
 
 
 @cache
 def constants() -> dict[str, Any]:
     """Every fitted constant, by what it describes."""
-    text = resources.files("legroom.facts").joinpath("data/fit.json").read_text("utf-8")
-    found: dict[str, Any] = json.loads(text)
+    found: dict[str, Any] = read_data("fit.json")
     return found
 
 

@@ -68,6 +68,8 @@ class Gpu:
 
 def gpu(name: str) -> Gpu:
     """The GPU that `name` means: any usual spelling, or a size such as `24GiB`."""
+    if found := _as_written(name):
+        return found  # before sizes: 2080ti is a card, not 2080 TiB
     if _SIZE.fullmatch(name):
         return _anonymous(name)
     counted = _COUNTED.fullmatch(name)
@@ -113,6 +115,16 @@ def nearest_gpus(name: str, limit: int = 4) -> tuple[str, ...]:
     ]
     names = dict.fromkeys(index[key][0]["name"] for key in keys if key in index)
     return tuple(names)[:limit]
+
+
+def _as_written(name: str) -> Gpu | None:
+    """A name just as the facts spell it, found without squeezing every other name first."""
+    wanted = name.strip().lower()
+    meant, note = _data()["ambiguous"].get(wanted, (wanted, ""))
+    for entry in _data()["gpus"]:
+        if entry["name"] == meant or entry["name"].lower() == meant or meant in entry["aliases"]:
+            return _read(entry, note)
+    return None
 
 
 def _lookup(name: str) -> Gpu | None:

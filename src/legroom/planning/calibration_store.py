@@ -11,9 +11,11 @@ from pathlib import Path
 
 from legroom.errors import BAD_INPUT, LegroomError
 from legroom.planning.calibration import Observation, from_json, to_json
+from legroom.planning.store_path import store_path
+
+__all__ = ["Stored", "locked", "open_for_change", "read_store", "store_path", "write_store"]
 
 SCHEMA = 1
-_FILE = "calibration.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +25,6 @@ class Stored:
     observations: tuple[Observation, ...] = ()
     problem: str = ""
     """Why the file could not be read, if it could not."""
-
-
-def store_path() -> Path:
-    """`$LEGROOM_HOME`, else `$XDG_DATA_HOME/legroom`, else `~/.local/share/legroom`."""
-    home = os.environ.get("LEGROOM_HOME")
-    if home:
-        return Path(home).expanduser() / _FILE
-    data = os.environ.get("XDG_DATA_HOME")
-    return (Path(data) if data else Path.home() / ".local" / "share") / "legroom" / _FILE
 
 
 def read_store(path: Path | None = None) -> Stored:

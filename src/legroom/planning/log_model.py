@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from typing import TYPE_CHECKING
 
@@ -31,6 +30,8 @@ def model_of_log(name: str) -> Model:
 
 def shape_of(model: Model) -> str:
     """A short name for everything memory depends on in a model; fine-tunes of one checkpoint share it."""
+    import hashlib  # noqa: PLC0415 - a plan with nothing stored needs none of it
+
     parts = (
         model.architecture, model.hidden_size, model.vocab_size, model.layers, model.tie_word_embeddings,
         model.quantization, model.modalities, model.encoder_layers, model.is_pooling,
