@@ -104,11 +104,11 @@ def _starting(options: Iterable[Option], asked: ServeArgs, most: int) -> Iterato
 
 def _structures(target: Target, args: ServeArgs, parallel: Flags, wish: Wish) -> Iterator[Structure]:
     """Every valid combination of the flags other than utilization, for one way to split the model."""
-    room = replace(target, gpus=max(target.gpus, math.prod(parallel.values())))
     try:
         base = resolve(replace(args, **parallel), target.model, target.gpu, target.release)
     except LegroomError:
         return  # this model cannot be split that way
+    room = replace(target, gpus=max(target.gpus, base.tensor_parallel_size * base.pipeline_parallel_size))
     for choice in itertools.product(*_axes(target, args, base, wish)):
         flags: Flags = dict(parallel)
         for part in choice:
@@ -121,12 +121,13 @@ def _structures(target: Target, args: ServeArgs, parallel: Flags, wish: Wish) ->
 def _parallel_sizes(args: ServeArgs, wish: Wish) -> Iterator[Flags]:
     given = args.tensor_parallel_size, args.pipeline_parallel_size
     if given != (None, None):
-        yield {"tensor_parallel_size": given[0] or 1, "pipeline_parallel_size": given[1] or 1}
+        yield {}
         return
     for count in sorted(wish.gpus):
         for pipeline in (1, 2, 3, 4, 8):
             if count % pipeline == 0:
-                yield {"tensor_parallel_size": count // pipeline, "pipeline_parallel_size": pipeline}
+                sizes = {"tensor_parallel_size": count // pipeline, "pipeline_parallel_size": pipeline}
+                yield {name: size for name, size in sizes.items() if size > 1}
 
 
 def _axes(target: Target, args: ServeArgs, base: EngineSettings, wish: Wish) -> list[list[Flags]]:
@@ -179,8 +180,9 @@ def _walk_utilization(shape: Structure, args: ServeArgs, wish: Wish, variant: in
 
 def _option(shape: Structure, flags: dict[str, Any], variant: int, concurrency: float, distance: float) -> Option:
     losses: list[str] = []
+    bits = shape.target.model.quantization.weight_bits if variant and shape.target.model.quantization else 16
     if variant:
-        losses.append(f"quantized weights ({shape.target.model.name})")
+        losses.append(f"another checkpoint, its weights in {bits} bits")
     if flags.get("kv_cache_dtype") == "fp8":
         losses.append("keys and values in 8 bits")
     if flags.get("enforce_eager"):
@@ -195,6 +197,7 @@ def _option(shape: Structure, flags: dict[str, Any], variant: int, concurrency: 
     gpus = settings.tensor_parallel_size * settings.pipeline_parallel_size
     cost = (
         gpus,
+        16 - bits,
         variant,
         "kv_cache_dtype" in flags,
         bool(flags.get("enforce_eager")),
