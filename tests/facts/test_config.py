@@ -115,6 +115,13 @@ def test_a_config_without_any_length_means_2048_as_in_vllm() -> None:
     assert model_from_config(without("max_position_embeddings", model_type="secret")).max_position_embeddings == 2048
 
 
+def test_a_length_under_another_name_is_not_overruled_by_a_class_default() -> None:
+    starcoder = {"model_type": "gpt_bigcode", "n_embd": 6144, "n_layer": 40, "n_head": 48, "vocab_size": 49152}
+    starcoder |= {"multi_query": True, "n_positions": 8192}
+    assert model_from_config(starcoder).max_position_embeddings == 8192
+    assert attention(starcoder).kv_heads == 1
+
+
 def test_the_smallest_of_several_lengths_counts() -> None:
     assert model_from_config(without(seq_length=4096)).max_position_embeddings == 4096
 

@@ -32,6 +32,12 @@ ALIASES: dict[str, tuple[str, ...]] = {
 EXPERT_COUNTS = frozenset({"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"})
 """The names of one number: a config that has one of them needs no default for the others."""
 
+LENGTH_NAMES = (
+    "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length",
+    "max_target_positions", "max_sequence_length", "max_seq_length", "seq_len",
+)  # fmt: skip
+"""Where vLLM looks for the longest sequence."""
+
 _LIMITS = {
     "num_hidden_layers": 2_000,
     "hidden_size": 1_000_000,
@@ -98,6 +104,8 @@ def canonical_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     withheld = {"q_lora_rank", "hidden_size_per_layer_input"}
     if any(text.get(name) is not None for name in EXPERT_COUNTS):
         withheld |= EXPERT_COUNTS
+    if any(text.get(name) is not None for name in LENGTH_NAMES):
+        withheld |= {"max_position_embeddings"}
     for name, value in config_defaults().get(text["model_type"], {}).items():
         # A flat config without its widths is a broken file; a nested one holds only what differs from its class.
         if text.get(name) is None and name not in withheld and (nested is not None or name not in essential):

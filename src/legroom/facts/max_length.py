@@ -6,11 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from legroom.errors import LegroomError
+from legroom.facts.config_fields import LENGTH_NAMES
 
-_LENGTH_KEYS = (
-    "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length",
-    "max_target_positions", "max_sequence_length", "max_seq_length", "seq_len",
-)  # fmt: skip
 _ALREADY_SCALED = {"su", "longrope", "llama3"}
 _YARN = {"yarn", "deepseek_yarn", "deepseek_llama_scaling"}
 _FALLBACK_LEN = 2048
@@ -23,7 +20,7 @@ def derived_max_len(config: Mapping[str, Any], text: Mapping[str, Any], *, yarn_
     `yarn_multiplies`: older releases computed YaRN lengths as original length x factor; newer ones take
     max_position_embeddings as already scaled. The two agree for checkpoints that follow the convention.
     """
-    lengths = {key: _length(text, key) for key in _LENGTH_KEYS if text.get(key) is not None}
+    lengths = {key: _length(text, key) for key in LENGTH_NAMES if text.get(key) is not None}
     if not lengths:
         return _FALLBACK_LEN
     derived: float = lengths.get("model_max_length") or min(lengths.values())
