@@ -77,6 +77,7 @@ class Widths:
 def moments(layers: Sequence[Layer], hidden: int, model_type: str, how: Execution) -> tuple[Moment, ...]:
     """Every moment that may be the peak of a forward pass: one a kind of layer, block and side of the first experts."""
     held = max((held_by_mixer(layer.mixer, model_type, how.ranks) for layer in layers), default=0)
+    carried = max((carried_to_mixer(layer.mixer, model_type, how.ranks) for layer in layers), default=0)
     found: dict[tuple[Layer, bool], None] = {}
     after_experts = False
     for layer in layers:
@@ -88,7 +89,7 @@ def moments(layers: Sequence[Layer], hidden: int, model_type: str, how: Executio
         block = feedforward_moment(layer, Widths(hidden, model_type, how, own))
         if block:
             result.append(replace(block, after_experts=after or block.where == "experts"))
-        mixer = mixer_moment(layer, Widths(hidden, model_type, how, held))
+        mixer = mixer_moment(layer, Widths(hidden, model_type, how, carried))
         if mixer:
             result.append(replace(mixer, after_experts=after))
     return tuple(result)
@@ -105,6 +106,14 @@ def held_by_mixer(mixer: Mixer | None, model_type: str, ranks: int) -> int:
             return 2 * inner if model_type.startswith("qwen3_next") else projected + 2 * inner
         return projected + inner
     return 0
+
+
+def carried_to_mixer(mixer: Mixer | None, model_type: str, ranks: int) -> int:
+    """What is left of it when the next mixer starts: a gated delta net's normed output is gone by then."""
+    held = held_by_mixer(mixer, model_type, ranks)
+    if isinstance(mixer, StateSpace) and mixer.kind == "gdn" and not model_type.startswith("qwen3_next"):
+        return held - state_space_widths(mixer, ranks)[1]
+    return held
 
 
 def state_space_widths(mixer: StateSpace, ranks: int) -> tuple[int, int]:

@@ -1,0 +1,116 @@
+"""How the activation peak behaves by release, runner and width."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hypothesis import given
+from hypothesis import strategies as st
+from recorded_runs import H200, models, settle
+
+from legroom.facts.gpus import gpu
+from legroom.memory.activation import activation, cublas_workspace
+from legroom.memory.sampler import sampling, scratch_rows
+from legroom.units import MIB
+
+LLAMA = models()["t-llama-3.1-8b"]
+QWEN_MOE = models()["t-qwen3-30b-a3b"]
+GPT_OSS = models()["g-gptoss"]
+EAGER = {"enforce_eager": True, "max_model_len": 8192}
+
+
+def label(figure: object) -> list[str]:
+    return [term.label for term in figure.terms]  # type: ignore[attr-defined]
+
+
+def test_a_dense_peak_is_gate_up_product_two_hidden_states_and_the_attention_output() -> None:
+    settings = settle(LLAMA, max_num_batched_tokens=8192, max_num_seqs=64)
+    elements = 8192 * (3 * 14336 + 2 * 4096 + 4096)
+    assert activation(LLAMA, settings, H200).bytes == elements * 2 + 32 * MIB
+
+
+def test_terms_add_up_to_the_figure() -> None:
+    for model in models().values():
+        settings = settle(model, max_num_batched_tokens=2048, max_num_seqs=32)
+        figure = activation(model, settings, H200)
+        assert sum(term.bytes for term in figure.terms) == figure.bytes
+
+
+@given(st.integers(1, 64), st.integers(1, 8))
+def test_more_batched_tokens_never_need_less(thousands: int, more: int) -> None:
+    few = settle(QWEN_MOE, max_num_batched_tokens=1024 * thousands, max_num_seqs=64)
+    many = dataclasses.replace(few, max_num_batched_tokens=1024 * (thousands + more))
+    assert activation(QWEN_MOE, many, H200).bytes > activation(QWEN_MOE, few, H200).bytes
+
+
+@given(st.integers(8, 1024))
+def test_more_sequences_never_need_less(sequences: int) -> None:
+    few = settle(QWEN_MOE, max_num_batched_tokens=2048, max_num_seqs=sequences)
+    many = dataclasses.replace(few, max_num_seqs=sequences + 1)
+    assert activation(QWEN_MOE, many, H200).bytes >= activation(QWEN_MOE, few, H200).bytes
+
+
+def test_tensor_parallel_ranks_share_the_feed_forward_block() -> None:
+    one = settle(LLAMA, max_num_batched_tokens=8192, max_num_seqs=16)
+    two = dataclasses.replace(one, tensor_parallel_size=2)
+    assert activation(LLAMA, two, H200).bytes < 0.65 * activation(LLAMA, one, H200).bytes
+
+
+def test_the_v2_runner_profiles_no_sampler() -> None:
+    flags = {"max_num_batched_tokens": 2048, "max_num_seqs": 1024}
+    v2 = settle(LLAMA, **flags)
+    v1 = settle(LLAMA, env={"VLLM_USE_V2_MODEL_RUNNER": "0"}, **flags)
+    assert (v2.runner, v1.runner) == ("V2", "V1")
+    assert label(activation(LLAMA, v1, H200)) == ["logits and sampler"]
+    assert activation(LLAMA, v1, H200).bytes > 4 * activation(LLAMA, v2, H200).bytes
+
+
+def test_the_sampler_sorted_until_0_16_and_masks_since_0_17() -> None:
+    flags = {"max_num_batched_tokens": 8192, "max_num_seqs": 1024}
+    sorting = sampling(LLAMA, settle(LLAMA, "0.16.0", **flags), H200)
+    masking = sampling(LLAMA, settle(LLAMA, "0.17.0", **flags), H200)
+    assert sorting.bytes == 38 * 1024 * LLAMA.vocab_size
+    assert masking.bytes == 14 * 1024 * LLAMA.vocab_size + 132 * LLAMA.vocab_size * 4
+
+
+def test_speculative_tokens_double_the_sampler() -> None:
+    flags = {"max_num_batched_tokens": 2048, "max_num_seqs": 256}
+    plain = sampling(QWEN_MOE, settle(QWEN_MOE, **flags), H200)
+    spec = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
+    drafting = sampling(QWEN_MOE, settle(QWEN_MOE, speculative_config=spec, **flags), H200)
+    assert drafting.bytes - plain.bytes == 16 * 256 * QWEN_MOE.vocab_size
+
+
+def test_every_token_got_logits_in_the_first_v1_releases() -> None:
+    flags = {"max_num_batched_tokens": 4096, "max_num_seqs": 16, "max_model_len": 4096}
+    settings = settle(LLAMA, "0.7.0", env={"VLLM_USE_V1": "1"}, **flags)
+    assert settings.engine == "V1"
+    assert sampling(LLAMA, settings, H200).bytes == 4096 * LLAMA.vocab_size * 2
+
+
+def test_experts_keep_their_workspace_since_0_13() -> None:
+    flags = {"max_num_batched_tokens": 8192, "max_num_seqs": 64}
+    assert "experts' workspace" in label(activation(QWEN_MOE, settle(QWEN_MOE, "0.13.0", **flags), H200))
+    assert "experts' workspace" not in label(activation(QWEN_MOE, settle(QWEN_MOE, "0.12.0", **flags), H200))
+
+
+def test_mxfp4_experts_on_hopper_free_their_buffers_after_each_layer() -> None:
+    settings = settle(GPT_OSS, max_num_batched_tokens=8192, max_num_seqs=16)
+    assert "experts' workspace" not in label(activation(GPT_OSS, settings, H200))
+
+
+def test_cublas_takes_more_on_hopper() -> None:
+    assert cublas_workspace(H200) == 32 * MIB
+    assert cublas_workspace(gpu("NVIDIA A100-SXM4-40GB")) < 9 * MIB
+
+
+def test_the_top_k_scratch_has_a_row_a_program() -> None:
+    assert scratch_rows(H200, 1024) == 132
+    assert scratch_rows(H200, 16) == 16
+    assert scratch_rows(H200, 100) == 128
+
+
+def test_a_middle_pipeline_stage_does_not_sample() -> None:
+    flags = {"max_num_batched_tokens": 2048, "max_num_seqs": 1024, "pipeline_parallel_size": 2}
+    settings = settle(QWEN_MOE, **flags)
+    assert activation(QWEN_MOE, settings, H200, 0).bytes < activation(QWEN_MOE, settings, H200, 1).bytes

@@ -1,0 +1,85 @@
+"""Non-torch memory, and what is used beside the budget."""
+
+from __future__ import annotations
+
+from recorded_runs import H200, models, recorded, settle
+
+from legroom.facts.gpus import gpu
+from legroom.memory.activation import activation, activation_cold
+from legroom.memory.graphs import graph_estimate
+from legroom.memory.overhead import communication_bytes, cuda_context, non_torch, outside
+from legroom.memory.runner_buffers import runner_buffers, sampler_tables
+from legroom.units import GIB, MIB
+
+WHOLE = [run for run in recorded() if "kv_cache_bytes" in run.seen]
+LLAMA = models()["g-llama"]
+MOE = models()["g-qwen30b"]
+
+
+def test_kv_bytes_follow_to_a_third_of_a_percent() -> None:
+    for run in WHOLE:
+        what = (run.model, run.settings, H200)
+        peak = (activation_cold if run.compile == "cold" else activation)(*what).bytes
+        inside = run.seen["weights_bytes"] + peak + graph_estimate(*what).bytes + non_torch(*what).bytes
+        assert abs((run.seen["budget_bytes"] - inside) / run.seen["kv_cache_bytes"] - 1) < 0.0035, run.id
+
+
+def test_the_peak_use_of_the_card_follows_to_one_percent_of_it() -> None:
+    close = 0
+    for run in WHOLE:
+        what = (run.model, run.settings, H200)
+        used = run.seen["weights_bytes"] + run.seen["kv_cache_bytes"] + outside(*what).bytes
+        used += activation(*what).bytes + graph_estimate(*what).bytes + non_torch(*what).bytes
+        close += abs(used - run.seen["used_bytes"]) < 0.01 * H200.total_bytes
+    assert close / len(WHOLE) >= 0.9
+
+
+def test_the_context_is_outside_except_where_the_release_counts_the_whole_card() -> None:
+    counted = settle(LLAMA, "0.8.5", max_model_len=8192)
+    later = settle(LLAMA, "0.11.0", max_model_len=8192)
+    assert "CUDA context" in [term.label for term in non_torch(LLAMA, counted, H200).terms]
+    assert "CUDA context" not in [term.label for term in outside(LLAMA, counted, H200).terms]
+    assert "CUDA context" in [term.label for term in outside(LLAMA, later, H200).terms]
+
+
+def test_the_context_of_an_h200_is_the_one_measured() -> None:
+    assert abs(cuda_context(H200).bytes - 552402944) < MIB
+
+
+def test_the_v2_runner_keeps_a_count_for_every_sequence_and_token() -> None:
+    settings = settle(LLAMA, max_num_seqs=1024, max_model_len=8192)
+    assert settings.runner == "V2"
+    assert abs(sampler_tables(LLAMA, settings) - 551.6 * MIB) < 2 * MIB
+    assert runner_buffers(LLAMA, settings) > sampler_tables(LLAMA, settings)
+
+
+def test_runner_buffers_count_inside_the_budget_from_0_27_on() -> None:
+    before, since = (settle(LLAMA, version, max_num_seqs=1024, max_model_len=8192) for version in ("0.26.0", "0.27.0"))
+    grown = non_torch(LLAMA, since, H200).bytes - non_torch(LLAMA, before, H200).bytes
+    assert abs(grown - sampler_tables(LLAMA, since)) < 64 * MIB
+
+
+def test_one_gpu_needs_no_communication_buffers() -> None:
+    assert communication_bytes(settle(LLAMA), H200) == 0
+
+
+def test_fused_all_reduce_takes_its_workspace_on_hopper_from_0_17_on() -> None:
+    h100, a100 = gpu("NVIDIA H100 80GB HBM3"), gpu("NVIDIA A100-SXM4-80GB")
+    new = settle(LLAMA, "0.19.0", h100, tensor_parallel_size=2)
+    old = settle(LLAMA, "0.15.0", h100, tensor_parallel_size=2)
+    assert communication_bytes(new, h100) > 1.7 * GIB > communication_bytes(old, h100)
+    assert communication_bytes(settle(LLAMA, "0.19.0", a100, tensor_parallel_size=2), a100) < GIB / 2
+
+
+def test_terms_add_up() -> None:
+    for run in WHOLE:
+        for rule in (outside, non_torch):
+            figure = rule(run.model, run.settings, H200)
+            assert sum(term.bytes for term in figure.terms) == figure.bytes
+            assert figure.low <= figure.bytes <= figure.high
+
+
+def test_shared_memory_is_charged_for_the_host() -> None:
+    spark = gpu("NVIDIA GB10")
+    settings = settle(MOE, "0.25.1", spark, max_num_seqs=32)
+    assert non_torch(MOE, settings, spark).bytes > 2 * GIB
