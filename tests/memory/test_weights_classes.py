@@ -43,7 +43,7 @@ def cases() -> Iterator[Any]:
             yield pytest.param(record["config"], record["dtype"], ranks, stages, id=f"{record['name']} {ranks}")
 
 
-@pytest.mark.parametrize(("config", "dtype", "ranks", "stages"), cases())
+@pytest.mark.parametrize(("config", "dtype", "ranks", "stages"), list(cases()))
 def test_parameters_are_those_of_vllms_class(config: dict[str, Any], dtype: str, ranks: str, stages: list[int]) -> None:
     tp, _, pp = ranks.partition("x")
     chosen = settings(tensor_parallel_size=int(tp), pipeline_parallel_size=int(pp), dtype=dtype)

@@ -53,6 +53,8 @@ class Anatomy:
     """rope | none | mrope"""
     rope_dtype: str = ""
     """Empty: the model's dtype."""
+    rope_tables: int = 1
+    """Tables of the same size with other parameters (an indexer's, a compressor's)."""
     rotary: float = 1.0
     """The part of a head that is rotated, where the config does not say."""
     rope_layers: str = "all"

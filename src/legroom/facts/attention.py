@@ -46,6 +46,9 @@ class LatentAttention:
     window: int | None = None
     compress_ratio: int = 0
     output_gate: bool = False
+    o_groups: int = 0
+    o_lora_rank: int = 0
+    """> 0: the output projection is of low rank, one factor a group of heads (DeepSeek-V4)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,8 @@ def _compressed_latent(text: Mapping[str, Any], index: int) -> LatentAttention:
         index_head_dim=int_field(text, "index_head_dim", default=128) if ratio == 4 else 0,
         window=int_field(text, "sliding_window"),
         compress_ratio=int(ratio),
+        o_groups=int_field(text, "o_groups", default=8),
+        o_lora_rank=int_field(text, "o_lora_rank", default=1024),
     )
 
 

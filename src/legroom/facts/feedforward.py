@@ -35,6 +35,8 @@ class Experts:
     """The router's weight is kept in float32 whatever the model's dtype."""
     latent_size: int = 0
     """> 0: experts work in this width instead of the hidden size (Nemotron-3, Kimi-K3)."""
+    hash_vocabulary: int = 0
+    """> 0: experts are looked up by token in a table of this many rows, not chosen (first layers of DeepSeek-V4)."""
     parallel_dense: Dense | None = None
     """A dense block beside the experts in the same layer (Gemma-4, Arctic)."""
 

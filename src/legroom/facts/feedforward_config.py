@@ -327,7 +327,17 @@ def _phi3_small(config: Config, count: int) -> tuple[FeedForward | None, ...]:
     return (Dense(hidden_size(config), width, True, True),) * count
 
 
+def _deepseek_v4(config: Config, count: int) -> tuple[FeedForward | None, ...]:
+    experts = _experts(config, "")
+    if experts is None:
+        return (_dense(config, ""),) * count
+    hashed = replace(experts, correction_bias=False, hash_vocabulary=_first(config, ("vocab_size",)))
+    first = _first(config, ("num_hash_layers",))
+    return tuple(hashed if i < first else experts for i in range(count))
+
+
 _SPECIAL = {
+    "deepseek_v4": _deepseek_v4, "deepseek_ref": _deepseek_v4,
     "nemotron_h": _nemotron_h, "nemotron_h_puzzle": _nemotron_h, "nemotron-nas": _deci, "deci": _deci,
     "jamba": _jamba, "mamba": _none, "mamba2": _none, "falcon_mamba": _none, "granitemoehybrid": _granite_hybrid,
     "gemma4": _gemma4, "gemma3n": _gemma3n, "llama4": _llama4, "lfm2": _lfm2, "lfm2_moe": _lfm2, "arctic": _arctic,

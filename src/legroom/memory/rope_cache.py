@@ -54,7 +54,7 @@ def rope_caches(model: Model, anatomy: Anatomy, settings: EngineSettings, dtype_
             else:
                 continue
             found.setdefault(key, cache)
-    return list(found.values())
+    return [cache for cache in found.values() for _ in range(anatomy.rope_tables)]
 
 
 def _parameters(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:

@@ -1,4 +1,5 @@
-"""Tensors that only a few families have: inputs of every layer (Gemma-3n, Gemma-4 E), AltUp and Laurel (Gemma-3n)."""
+"""Tensors that only a few families have: inputs of every layer (Gemma-3n, Gemma-4 E), AltUp and Laurel (Gemma-3n),
+hyper-connections (DeepSeek-V4)."""
 
 from __future__ import annotations
 
@@ -27,14 +28,33 @@ def model_extras(config: Mapping[str, Any], hidden: int, layers: int, tp: int) -
         yield Module("embeddings", "embed_tokens_per_layer", rows, layers * width)
         yield Module("embeddings", "per_layer_model_projection", share(layers * width, tp, "the layer inputs"), hidden)
         yield Module("norms", "per_layer_projection_norm", width)
+    copies = _number(config, "hc_mult")
+    if copies:
+        yield Module("hyper-connections", "hc_head_fn", copies, copies * hidden, dtype="float32")
+        yield Module("hyper-connections", "hc_head_base", copies, dtype="float32")
+        yield Module("hyper-connections", "hc_head_scale", 1, dtype="float32")
     streams = _number(config, "altup_num_inputs")
     for number in range(2 * (streams - 1) if streams else 0):
         yield Module("embeddings", f"altup_projection{number}", share(hidden, tp, "the hidden size"), hidden)
 
 
+def _hyper_connections(config: Mapping[str, Any], hidden: int) -> list[Module]:
+    """DeepSeek-V4 mixes several copies of the residual stream, before attention and before the experts."""
+    copies = _number(config, "hc_mult")
+    if not copies:
+        return []
+    rows = (2 + copies) * copies
+    one = [
+        Module("hyper-connections", "hc_fn", rows, copies * hidden, dtype="float32"),
+        Module("hyper-connections", "hc_base", rows, dtype="float32"),
+        Module("hyper-connections", "hc_scale", 3, dtype="float32"),
+    ]
+    return 2 * one
+
+
 def layer_extras(config: Mapping[str, Any], hidden: int, tp: int) -> list[Module]:
     """What each layer adds to use them."""
-    out: list[Module] = []
+    out: list[Module] = _hyper_connections(config, hidden)
     width = _layer_input_width(config)
     if width:
         out += [

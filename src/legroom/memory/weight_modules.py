@@ -196,16 +196,42 @@ def _indexer(mixer: LatentAttention, hidden: int) -> list[Module]:
 
 
 def _compressed_latent(mixer: LatentAttention, hidden: int, ranks: Ranks) -> list[Module]:
-    """DeepSeek-V4: one latent head, low-rank queries, and the compressor of the layers that have one."""
+    """DeepSeek-V4: one latent head, low-rank queries and outputs, and the compressor of the layers that have one."""
     heads = share(mixer.heads, ranks.tensor, "the number of attention heads")
     width = mixer.kv_lora_rank + mixer.qk_rope_head_dim
     rank = mixer.q_lora_rank or hidden
-    return [
+    outputs = share(mixer.o_groups * mixer.o_lora_rank, ranks.tensor, "the low-rank output width")
+    into = mixer.heads * width // mixer.o_groups
+    out = [
+        Module("attention", "attn.attn_sink", max(heads, _SINK_HEADS), dtype="float32"),
         Module("attention", "attn.fused_wqa_wkv", rank + width, hidden, quantizable=True, shards=("wq_a", "wkv")),
         Module("norms", "attn.q_norm", rank),
-        Module("norms", "attn.kv_norm", width),
         Module("attention", "attn.wq_b", heads * width, rank, quantizable=True),
-        Module("attention", "attn.attn_sink", heads, dtype="float32"),
+        Module("norms", "attn.kv_norm", width),
+        Module("attention", "attn.wo_a", outputs, into, quantizable=True),
+        Module("attention", "attn.wo_b", hidden, outputs, quantizable=True),
+    ]
+    if mixer.index_head_dim:
+        queries = mixer.index_heads * mixer.index_head_dim
+        out.append(Module("attention", "attn.indexer.wq_b", queries, rank, quantizable=True))
+        out.append(Module("attention", "attn.indexer.weights_proj", mixer.index_heads, hidden))
+        out += _compressor("attn.indexer.compressor", mixer.compress_ratio, mixer.index_head_dim, hidden)
+    if mixer.compress_ratio:
+        out += _compressor("attn.compressor", mixer.compress_ratio, width, hidden)
+    return out
+
+
+_SINK_HEADS = 64
+"""The kernel pads the sinks of a rank to this many heads."""
+
+
+def _compressor(name: str, ratio: int, width: int, hidden: int) -> list[Module]:
+    """Folds `ratio` tokens into one state; short ratios overlap, and so hold two of everything."""
+    states = 2 * width if ratio == 4 else width
+    return [
+        Module("attention", f"{name}.ape", ratio, states, dtype="float32"),
+        Module("attention", f"{name}.fused_wkv_wgate", 2 * states, hidden),
+        Module("norms", f"{name}.norm", width),
     ]
 
 
@@ -384,6 +410,10 @@ def _experts(block: Experts, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
     ]
     if block.correction_bias:
         out.append(Module("router", "mlp.gate.e_score_correction_bias", block.num_experts, dtype="float32"))
+    if block.hash_vocabulary:
+        out.append(
+            Module("router", "mlp.gate.tid2eid", block.hash_vocabulary, block.experts_per_token, dtype="float32")
+        )
     if anatomy.per_expert_scale:
         out += [
             Module("router", "router.scale", hidden),
