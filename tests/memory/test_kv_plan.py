@@ -107,6 +107,13 @@ def test_draft_layers_take_their_share_of_the_pool() -> None:
     assert kv_plan(drafted, ngram, H100, [10 * GIB]).bytes_per_block == 32 * 65_536
 
 
+def test_an_eagle_head_is_one_full_layer_more() -> None:
+    speculative = {"method": "eagle3", "model": "some/head", "num_speculative_tokens": 2}
+    asked = settings(num_speculative_tokens=2, given=ServeArgs(speculative_config=speculative))
+    groups = kv_plan(GEMMA, asked, H100, [10 * GIB]).groups
+    assert sum(group.layers for group in groups if group.kind == "full") == 6
+
+
 def test_bidirectional_models_need_no_cache() -> None:
     bert = LLAMA | {"architectures": ["BertModel"], "model_type": "bert", "max_position_embeddings": 512}
     plan = kv_plan(model_from_config(bert), settings(max_model_len=512), H100, [GIB])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from legroom.facts.attention import Attention, LatentAttention, Mixer, StateSpace
@@ -23,6 +22,7 @@ from legroom.memory.kv_specs import (
 )
 from legroom.memory.kv_states import state_bytes
 from legroom.memory.stages import stage_range
+from legroom.records import dataclass
 
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
@@ -84,9 +84,10 @@ def draft_mixers(model: Model, settings: EngineSettings) -> tuple[Mixer, ...]:
         return ()
     if method.endswith(_MTP_METHODS):
         return tuple(layer.mixer for layer in model.draft_layers if layer.mixer is not None)
-    attention = [layer.mixer for layer in model.layers if isinstance(layer.mixer, Attention)]
-    # An EAGLE head is one decoder layer of the target's own width.
-    return (attention[-1],) if attention and method.startswith("eagle") else ()
+    attention = [layer.mixer for layer in model.layers if isinstance(layer.mixer, Attention | LatentAttention)]
+    full = [mixer for mixer in attention if mixer.window is None]
+    # An EAGLE head is one full-attention layer of the target's own width.
+    return ((full or attention)[-1],) if attention and method.startswith("eagle") else ()
 
 
 def _terms(model: Model, settings: EngineSettings, gpu: Gpu) -> _Terms:
