@@ -35,15 +35,14 @@ H100 = Gpu("NVIDIA H100 80GB HBM3", int(79.1 * 2**30), compute_capability=(9, 0)
 def rows(paths: list[Path]) -> Iterator[dict[str, Any]]:
     """The recorded cases; facts that many cases share are written once, by name."""
     for path in paths:
-        opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
-        with opened as lines:
-            facts: dict[str, Any] = {}
-            for line in lines:
-                row = json.loads(line)
-                if "facts_of" in row:
-                    facts[row["facts_of"]] = row["facts"]
-                    continue
-                yield row if "facts" in row else {**row, "facts": facts[row["model"]]}
+        written = path.read_bytes()
+        facts: dict[str, Any] = {}
+        for line in (gzip.decompress(written) if path.suffix == ".gz" else written).decode().splitlines():
+            row = json.loads(line)
+            if "facts_of" in row:
+                facts[row["facts_of"]] = row["facts"]
+                continue
+            yield row if "facts" in row else {**row, "facts": facts[row["model"]]}
 
 
 def settings_of(row: dict[str, Any], model: Model) -> EngineSettings:

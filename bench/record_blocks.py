@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Ask an installed vLLM's own planner for block counts, and write the answers down as a fixture.
 
-    VLLM_PYTHON bench/record_blocks.py --out tests/fixtures/vllm_blocks.jsonl [--configs FILE...] [--bundled NAME...]
-                                       [--only TEXT] [--prelude FILE]
+    VLLM_PYTHON bench/record_blocks.py --out tests/fixtures/vllm_blocks.jsonl.gz [--configs FILE...]
+                                       [--bundled NAME...|all] [--only TEXT] [--prelude FILE] [--merge FILE...]
 
 Run it with the Python of the environment that vLLM is installed in. The model class of each config is built on the
 meta device, so neither weights nor much memory is needed; tensor- and pipeline-parallel ranks are imitated. On a
 machine without a GPU, `--prelude` names a Python file that is run first and may stand in for the CUDA platform.
 
-A line holds what legroom knows of the model's caches (not its config), the flags, and vLLM's answers.
+A line holds what legroom knows of one model's caches (not its config), or one set of flags with vLLM's answers.
+`--merge` takes over the cases of earlier recordings.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import gzip
 import json
 import os
 import runpy
@@ -23,7 +25,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
@@ -110,6 +112,9 @@ class Planner:
         arguments = ["--model", str(folder), "--skip-tokenizer-init", "--load-format", "dummy", "--enforce-eager"]
         parsed = self.parser.parse_args([*arguments, *case.flags])
         vllm_config = self.engine_args.from_cli_args(parsed).create_engine_config(UsageContext.OPENAI_API_SERVER)
+        model_config = vllm_config.model_config
+        if case.pp > 1 and not model_config.registry.is_pp_supported_model(model_config.architectures, model_config):
+            raise NotImplementedError("vLLM does not split this architecture into stages")
         with set_current_vllm_config(vllm_config):
             if self.started:
                 state.destroy_model_parallel()
@@ -221,12 +226,24 @@ def sources(options: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
     return [(name, config) for name, config in found if options.only in name]
 
 
+def opened(path: Path, mode: str) -> IO[str]:
+    """A recording, packed where its name says so."""
+    return gzip.open(path, mode, encoding="utf-8") if path.suffix == ".gz" else path.open(mode, encoding="utf-8")  # type: ignore[return-value]
+
+
+def write(out: IO[str], row: dict[str, Any]) -> None:
+    """One line, at once, so that a broken run keeps what it has."""
+    out.write(json.dumps(row, separators=(",", ":")) + "\n")
+    out.flush()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--configs", nargs="*", default=[])
     parser.add_argument("--bundled", nargs="*", default=[])
     parser.add_argument("--only", default="")
     parser.add_argument("--prelude")
+    parser.add_argument("--merge", nargs="*", default=[])
     parser.add_argument("--full", action="store_true", help="the wide matrix for every model")
     parser.add_argument("--out", required=True)
     options = parser.parse_args()
@@ -237,9 +254,15 @@ def main() -> None:
     planner = Planner()
     import vllm
 
+    version = vllm.__version__.partition("+")[0]
     seen: set[str] = set()
     known: set[str] = set()
-    with Path(options.out).open("w", encoding="utf-8") as out:
+    with opened(Path(options.out), "wt") as out:
+        for path in options.merge:
+            with opened(Path(path), "rt") as lines:
+                for line in lines:
+                    out.write(line)
+                    known.add(json.dumps(json.loads(line).get("facts")))
         for name, config in sources(options):
             started, failed, answered = time.monotonic(), 0, 0
             model = model_from_config(config, name)
@@ -258,10 +281,10 @@ def main() -> None:
                     if failed > 3 and not answered:
                         break
                     continue
-                row = {"model": name, "vllm": vllm.__version__.partition("+")[0], "flags": case.flags, "tp": case.tp}
-                row |= {"pp": case.pp, **answer, "facts": facts}
-                out.write(json.dumps(row, separators=(",", ":")) + "\n")
-                out.flush()
+                row = {"model": name, "vllm": version, "flags": case.flags, "tp": case.tp, "pp": case.pp, **answer}
+                if not answered:
+                    write(out, {"facts_of": name, "facts": facts})
+                write(out, row)
                 answered += 1
             print(f"{name}: {time.monotonic() - started:.0f} s, {failed} failed", file=sys.stderr)
     with contextlib.suppress(Exception):
