@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from legroom.facts.attention import LatentAttention
+from legroom.facts.feedforward import Experts
 from legroom.facts.fit import constants
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term, estimated
 from legroom.memory.activation_encoder import encoder_profile
 from legroom.memory.activation_experts import expert_scratch
-from legroom.memory.activation_layers import Execution, Moment, moments
-from legroom.memory.remember import remembered
+from legroom.memory.activation_layers import Execution, Moment, moments, stage_kinds
+from legroom.memory.remember import of_structure, remembered
 from legroom.memory.sampler import sampling
 from legroom.memory.stages import stage_range
 from legroom.units import KIB, MIB, cdiv
@@ -94,11 +95,8 @@ def _stage_moments(model: Model, settings: EngineSettings, pp_rank: int) -> tupl
         _quantizes_activations(model),
         bool(model.quantization and model.quantization.block and model.quantization.weight_bits == 8),
     )
-    stage = model.layers
-    if settings.pipeline_parallel_size > 1:
-        indices = stage_range(len(model.layers), settings, pp_rank)
-        stage = model.layers[indices.start : indices.stop]
-    return moments(stage, model.hidden_size, model.model_type, execution)
+    indices = stage_range(len(model.layers), settings, pp_rank)
+    return of_structure(moments, model, indices.start, indices.stop, execution)
 
 
 def _at_forward(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tuple[int, tuple[Term, ...]]:
@@ -136,7 +134,8 @@ def _expanded_prefill(model: Model, settings: EngineSettings) -> int:
     block_size = settings.block_size or 64
     asked = max(8 * settings.max_model_len, 4 * settings.max_num_seqs * block_size)
     tokens = max(min(asked, _LARGEST_PREFILL_TOKENS), settings.max_num_seqs * block_size)
-    mixers = [layer.mixer for layer in model.layers if isinstance(layer.mixer, LatentAttention)]
+    kinds = of_structure(stage_kinds, model).kinds
+    mixers = [layer.mixer for layer, _ in kinds if isinstance(layer.mixer, LatentAttention)]
     ranks = settings.tensor_parallel_size
     return max(tokens * cdiv(m.heads, ranks) * (m.qk_nope_head_dim + m.v_head_dim) for m in mixers)
 
@@ -162,7 +161,7 @@ def _quantizes_activations(model: Model) -> bool:
 
 def _never_calls_cublas(model: Model) -> bool:
     scheme = model.quantization
-    experts = any(hasattr(layer.feedforward, "num_experts") for layer in model.layers)
+    experts = any(isinstance(layer.feedforward, Experts) for layer, _ in of_structure(stage_kinds, model).kinds)
     return scheme is not None and not experts and scheme.method != "mxfp4"
 
 

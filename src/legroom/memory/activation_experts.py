@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from legroom.facts.feedforward import Experts
 from legroom.facts.releases import release as known_release
+from legroom.memory.activation_layers import stage_kinds
+from legroom.memory.remember import of_structure
+from legroom.records import dataclass
 from legroom.units import cdiv
 
 if TYPE_CHECKING:
@@ -29,7 +31,8 @@ class ExpertScratch:
 
 def expert_scratch(model: Model, settings: EngineSettings, gpu: Gpu) -> ExpertScratch:
     """The largest buffers that any expert layer asks for."""
-    blocks = {layer.feedforward for layer in model.layers if isinstance(layer.feedforward, Experts)}
+    kinds = of_structure(stage_kinds, model).kinds
+    blocks = {layer.feedforward for layer, _ in kinds if isinstance(layer.feedforward, Experts)}
     if not blocks:
         return ExpertScratch()
     found = [_of_block(block, model, settings, gpu) for block in blocks]

@@ -10,16 +10,16 @@ cut; without it, Python's local variables keep a few hidden states that the comp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.facts.attention import Attention, LatentAttention, Mixer, StateSpace
 from legroom.facts.feedforward import Dense, Experts
+from legroom.records import dataclass
 from legroom.units import cdiv
 
 if TYPE_CHECKING:
-    from legroom.facts.model import Layer
+    from legroom.facts.model import Layer, Model
 
 # Hidden states alive beside an eager feed-forward block: each family's code holds on to others.
 _EAGER_HIDDEN = {
@@ -74,24 +74,38 @@ class Widths:
         return self.execution.compiled
 
 
-def moments(layers: Sequence[Layer], hidden: int, model_type: str, how: Execution) -> tuple[Moment, ...]:
-    """Every moment that may be the peak of a forward pass: one a kind of layer, block and side of the first experts."""
-    held = max((held_by_mixer(layer.mixer, model_type, how.ranks) for layer in layers), default=0)
-    carried = max((carried_to_mixer(layer.mixer, model_type, how.ranks) for layer in layers), default=0)
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The kinds of layers of a pipeline stage, each once, and whether experts ran before it."""
+
+    kinds: tuple[tuple[Layer, bool], ...]
+
+
+def stage_kinds(model: Model, start: int = 0, stop: int | None = None) -> Stage:
+    """Every kind of layer once a side of the first experts: the greediest sets the peak, however many there are."""
     found: dict[tuple[Layer, bool], None] = {}
     after_experts = False
-    for layer in layers:
+    for layer in model.layers[start:stop]:
         found[layer, after_experts] = None
         after_experts = after_experts or isinstance(layer.feedforward, Experts)
+    return Stage(tuple(found))
+
+
+def moments(model: Model, start: int, stop: int, how: Execution) -> tuple[Moment, ...]:
+    """Every moment that may be the peak of a forward pass: one a kind of layer, block and side of the first experts."""
+    stage, hidden, model_type = stage_kinds(model, start, stop), model.hidden_size, model.model_type
+    mixers = [layer.mixer for layer, _ in stage.kinds]
+    held = max((held_by_mixer(mixer, model_type, how.ranks) for mixer in mixers), default=0)
+    carried = max((carried_to_mixer(mixer, model_type, how.ranks) for mixer in mixers), default=0)
     result = []
-    for layer, after in found:
+    for layer, after in stage.kinds:
         own = held_by_mixer(layer.mixer, model_type, how.ranks) if layer.mixer else held
         block = feedforward_moment(layer, Widths(hidden, model_type, how, own))
         if block:
             result.append(replace(block, after_experts=after or block.where == "experts"))
-        mixer = mixer_moment(layer, Widths(hidden, model_type, how, carried))
-        if mixer:
-            result.append(replace(mixer, after_experts=after))
+        mixer_at = mixer_moment(layer, Widths(hidden, model_type, how, carried))
+        if mixer_at:
+            result.append(replace(mixer_at, after_experts=after))
     return tuple(result)
 
 

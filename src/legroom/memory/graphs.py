@@ -13,7 +13,8 @@ from legroom.facts.feedforward import Experts
 from legroom.facts.fit import by_release, constants
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term, estimated, exact
-from legroom.memory.remember import remembered
+from legroom.memory.activation_layers import stage_kinds
+from legroom.memory.remember import of_structure, remembered
 from legroom.units import MIB
 
 # Attention splits a decode batch over the processors up to about this many sequences.
@@ -70,7 +71,7 @@ def _taken(model: Model, settings: EngineSettings, gpu: Gpu, _: int) -> Figure:
     driver = each * (pieces * fit["piecewise_mib"] + full * fit["full_mib"])
     largest = min(_largest_full(settings) if full else _largest(settings) // 4, _LARGEST_SPLIT)
     pool = fit["pool_mib"] + fit["pool_mib_per_token"] * largest
-    if any(isinstance(layer.feedforward, Experts) for layer in model.layers):
+    if any(isinstance(layer.feedforward, Experts) for layer, _ in of_structure(stage_kinds, model).kinds):
         pool += fit["pool_mib_experts"]
     taken = int((driver + pool) * MIB)
     spread = int(taken * fit["relative_band"])
@@ -103,9 +104,12 @@ def captures(settings: EngineSettings) -> tuple[int, int]:
 
 def layer_nodes(model: Model) -> float:
     """Layers of this model, counted in those of a plain transformer: MLA launches more kernels."""
-    heavy = constants()["graphs"]["heavy_layer"]
-    many = sum(1 for layer in model.layers if isinstance(layer.mixer, LatentAttention))
-    return float(len(model.layers) - many + heavy * many)
+    heavier: float = constants()["graphs"]["heavy_layer"] - 1.0
+    return len(model.layers) + heavier * of_structure(_latent_layers, model)
+
+
+def _latent_layers(model: Model) -> int:
+    return sum(1 for layer in model.layers if isinstance(layer.mixer, LatentAttention))
 
 
 def _largest(settings: EngineSettings) -> int:

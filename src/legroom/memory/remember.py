@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
@@ -11,9 +11,24 @@ if TYPE_CHECKING:
     from legroom.figures import Figure
     from legroom.vllm.args import EngineSettings
 
+_Found = TypeVar("_Found")
 _Rule = Callable[["Model", "EngineSettings", "Gpu", int], "Figure"]
 _LIMIT = 4096
 _seen: dict[tuple[object, ...], tuple[Model, Figure]] = {}
+
+
+_structure: dict[tuple[object, ...], tuple[Model, object]] = {}
+
+
+def of_structure(rule: Callable[..., _Found], model: Model, *rest: object) -> _Found:
+    """`rule(model, *rest)`, computed once: for what depends on the model's structure and a few small values alone."""
+    key = (rule, id(model), *rest)
+    found = _structure.get(key)
+    if found is None or found[0] is not model:
+        if len(_structure) >= _LIMIT:
+            _structure.clear()
+        found = _structure[key] = (model, rule(model, *rest))
+    return found[1]  # type: ignore[return-value]
 
 
 def remembered(rule: _Rule, model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> Figure:

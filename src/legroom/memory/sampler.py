@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from legroom.facts.fit import constants
 from legroom.facts.releases import release as known_release
+from legroom.records import dataclass
 
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
