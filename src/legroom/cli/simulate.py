@@ -1,51 +1,230 @@
-"""`legroom simulate`: how a pool and a scheduler hold a load."""
+"""`legroom simulate`: does this setting hold the load?"""
 
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
-from typing import Any
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from legroom.cli.output import print_json
-from legroom.errors import OK, LegroomError
+from legroom.cli.deployment import add_source_options
+from legroom.cli.output import note, print_json, write_file
+from legroom.cli.own_options import split
+from legroom.cli.progress import ProgressBar
+from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+
+if TYPE_CHECKING:
+    from legroom.simulation.choose import Choice
+    from legroom.simulation.fast.columns import StepCost
+    from legroom.simulation.settings import SchedulerSettings
+    from legroom.simulation.timeline import Timeline
+    from legroom.simulation.trace import Trace
+
+_DESCRIPTION = """\
+Replay a trace of requests through the decisions of vLLM's scheduler and block pool, without a model or a GPU:
+preemptions, queueing, KV use over time. In steps the replay is exact (V1 engine as of 0.32); in seconds it is an
+estimate. The pool is --blocks, or that of the deployment that --model, --gpu and any vLLM flags describe."""
+
+_EPILOG = """\
+traces: JSONL ("arrival" in seconds or "arrival_step", "prompt_len", "output_len", and optionally "id", "prefix_id",
+"prefix_len", "priority"), Mooncake JSONL, the Azure LLM and BurstGPT CSVs, ShareGPT JSON, a vLLM request log
+
+examples:
+  legroom simulate trace.jsonl --blocks 4000 --max-num-seqs 64
+  legroom simulate azure.csv --model llama-3.1-8b --gpu h100 --svg load.svg
+  legroom simulate --synthetic 'poisson rate=8 prompt=lognormal(1200,0.8) output=lognormal(300,0.6)' \\
+      --model qwen3-8b --gpu l4 --choose
+
+exit codes: 0 it holds, 1 nothing meets the goal of --choose, 2 the call or the trace is wrong
+"""
+
+_POLICIES = ("fcfs", "priority")
+_SCHEDULER_FLAGS = (
+    "max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len", "enable_prefix_caching",
+    "enable_chunked_prefill", "async_scheduling",
+)  # fmt: skip
+"""Flags that the plan of a deployment must know too."""
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Describe the command's options."""
-    parser: argparse.ArgumentParser = subparsers.add_parser("simulate", help="replay a trace")
-    parser.add_argument("trace", nargs="?")
-    parser.add_argument("--blocks", type=int)
-    parser.add_argument("--block-size", type=int, default=16)
-    parser.add_argument("--max-num-seqs", type=int, default=256)
-    parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
-    parser.add_argument("--max-model-len", type=int)
-    parser.add_argument("--no-enable-prefix-caching", dest="prefix", action="store_false")
-    parser.add_argument("--scheduling-policy", choices=("fcfs", "priority"), default="fcfs")
-    parser.add_argument("--timeline")
-    parser.add_argument("--json", action="store_true")
+    """Describe the command's own options; other vLLM flags belong to the deployment."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "simulate",
+        usage="legroom simulate TRACE (--blocks N | --model MODEL --gpu NAME) [options] [any vLLM flag]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    load = parser.add_argument_group("the load")
+    load.add_argument("--synthetic", metavar="MIX", help="a made-up mix in place of TRACE")
+    load.add_argument("--seed", type=int, default=0, help="of the made-up mix (default: 0)")
+    load.add_argument("--format", choices=("jsonl", "mooncake", "azure", "burstgpt", "sharegpt", "vllm-log"),
+                      help="of TRACE (default: found out)")  # fmt: skip
+    load.add_argument("--limit", type=int, metavar="N", help="read only the first N lines of TRACE")
+    _add_pool_options(parser)
+    _add_scheduler_options(parser)
+    _add_choose_options(parser)
+    out = parser.add_argument_group("output")
+    out.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    out.add_argument("--timeline", metavar="FILE", help="write every step to a .jsonl or .parquet file")
+    out.add_argument("--svg", metavar="FILE", help="write the picture as SVG too")
+    parser.set_defaults(prog="legroom simulate")
     return parser
 
 
-def run(args: argparse.Namespace) -> int:
-    """Replay and report."""
-    from legroom.simulation.replay import simulate
-    from legroom.simulation.settings import SchedulerSettings
-    from legroom.simulation.traces import jsonl
+def _add_pool_options(parser: argparse.ArgumentParser) -> None:
+    pool = parser.add_argument_group("the pool")
+    pool.add_argument("--blocks", type=int, metavar="N", help="KV blocks, the null block included (num_gpu_blocks)")
+    pool.add_argument("--model", metavar="MODEL", help="plan the pool of this model")
+    pool.add_argument("--gpu", metavar="NAME", help="on this GPU, or a size (24GiB)")
+    pool.add_argument("--gpus", metavar="N", help="how many")
+    pool.add_argument("--gpu-memory", metavar="SIZE", help="total of one GPU as your machine reports it")
+    pool.add_argument("--gpu-used", metavar="SIZE", help="what other processes hold of it")
+    pool.add_argument("--vllm", metavar="VERSION", help="vLLM release of the plan (default: the newest known)")
+    pool.add_argument("--step-ms", type=float, metavar="MS", help="what a step takes, in place of the estimate")
+    pool.add_argument(
+        "--measured-step-ms", type=float, metavar="MS", help="scale the estimate to this time between tokens"
+    )
+    pool.add_argument("--measured-running", type=float, default=1, metavar="N", help="requests running when measured")
+    pool.add_argument("--measured-tokens", type=float, default=0, metavar="N", help="tokens in the pool when measured")
+    add_source_options(parser)
 
-    if args.blocks is None:
-        raise LegroomError("how large is the pool?", "give --blocks N")
-    with Path(args.trace).open(encoding="utf-8") as lines:
-        trace = jsonl.read(lines, args.trace)
-    longest = max(p + o for p, o in zip(trace.prompt_lens, trace.output_lens, strict=True))
-    settings = SchedulerSettings(
-        args.blocks, args.block_size, args.max_num_seqs, args.max_num_batched_tokens,
-        args.max_model_len or longest, args.prefix, scheduling_policy=args.scheduling_policy,
-    )  # fmt: skip
-    if args.timeline:
-        with Path(args.timeline).open("w", encoding="utf-8") as out:
-            timeline = simulate(trace, settings, lambda step: out.write(json.dumps(step.as_json()) + "\n") and None)
+
+def _add_scheduler_options(parser: argparse.ArgumentParser) -> None:
+    flags = parser.add_argument_group("the scheduler (vLLM's flags)")
+    for name in ("--max-num-seqs", "--max-num-batched-tokens", "--block-size", "--max-model-len"):
+        flags.add_argument(name, metavar="N", help=argparse.SUPPRESS if name == "--max-model-len" else None)
+    for name in ("--enable-prefix-caching", "--enable-chunked-prefill", "--async-scheduling"):
+        flags.add_argument(name, action=argparse.BooleanOptionalAction, default=None)
+    flags.add_argument("--scheduler-reserve-full-isl", action=argparse.BooleanOptionalAction, default=True)
+    flags.add_argument("--scheduling-policy", choices=_POLICIES, default="fcfs")
+    flags.add_argument("--long-prefill-token-threshold", type=int, default=0, metavar="N")
+    flags.add_argument("--watermark", type=float, metavar="SHARE")
+    flags.add_argument("--num-speculative-tokens", type=int, default=0, metavar="K", help="draft tokens a step")
+    flags.add_argument("--acceptance", type=float, default=0.7, metavar="SHARE", help="of draft tokens (default: 0.7)")
+    flags.add_argument("--sliding-windows", metavar="W,W,...", help="groups of layers: a window each, 0 for full")
+    flags.add_argument("--v0", action="store_true", help="the V0 engine's rules (0.4 to 0.7)")
+    flags.add_argument("--swap-blocks", type=int, default=0, metavar="N", help="V0: CPU blocks to swap to")
+
+
+def _add_choose_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("searching flags")
+    group.add_argument("--choose", action="store_true", help="try 200 settings and show the best")
+    group.add_argument("--slo-first-token", type=float, metavar="S", help="p99 of the first token, in seconds or steps")
+    group.add_argument("--slo-latency", type=float, metavar="S", help="p99 of the whole answer")
+    group.add_argument("--allow-preemptions", type=int, default=0, metavar="N")
+    group.add_argument("--workers", type=int, metavar="N", help="processes (default: one a core)")
+    group.add_argument("--engine", choices=("processes", "ray"), default="processes")
+
+
+def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+    """Own options into a namespace; TRACE and vLLM's words beside them."""
+    own, rest, after = split(parser, words)
+    args = parser.parse_args(own)
+    args.trace = rest.pop(0) if rest and not rest[0].startswith("-") else None
+    args.vllm_words, args.command_words = rest, after
+    for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len"):
+        value = getattr(args, name)
+        if value is not None:
+            from legroom.units import parse_count
+
+            setattr(args, name, parse_count(value, "--" + name.replace("_", "-")))
+    return args
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replay once, or search, and report."""
+    trace = _trace(args)
+    from legroom.cli.simulate_pool import pool_of
+
+    pool = pool_of(args, trace)
+    for remark in pool.notes:
+        note(remark)
+    if args.choose:
+        return _choose(args, trace, pool)
+    timeline = _replay(args, trace, pool.settings, pool.cost)
+    if args.svg:
+        from legroom.simulation.report import timeline_svg
+
+        write_file(args.svg, timeline_svg(timeline), "picture")
+    if args.json:
+        print_json(timeline.as_json())
     else:
-        timeline = simulate(trace, settings)
-    print_json(timeline.as_json())
+        from legroom.render.terminal import style_of
+        from legroom.simulation.report import timeline_text
+
+        sys.stdout.write(timeline_text(timeline, style_of(sys.stdout)))
     return OK
+
+
+def _trace(args: argparse.Namespace) -> Trace:
+    if args.synthetic is not None:
+        if args.trace is not None:
+            raise LegroomError(f"both {args.trace} and --synthetic say what the load is", "give one of them")
+        from legroom.simulation.traces import synthetic
+
+        return synthetic.read(args.synthetic, args.seed).checked()
+    if args.trace is None:
+        raise LegroomError("which trace?", "legroom simulate TRACE, or --synthetic 'poisson rate=8 ...'")
+    from legroom.simulation.traces.reading import read_trace
+
+    return read_trace(args.trace, args.format, args.limit).checked()
+
+
+def _replay(args: argparse.Namespace, trace: Trace, settings: SchedulerSettings, cost: StepCost | None) -> Timeline:
+    from legroom.simulation.replay import simulate
+
+    bar = ProgressBar("simulating")
+    try:
+        if not args.timeline:
+            return simulate(trace, settings, cost=cost, progress=bar)
+        from legroom.cli.simulate_steps import step_writer
+
+        with step_writer(args.timeline) as write:
+            return simulate(trace, settings, write, cost=cost, progress=bar)
+    finally:
+        bar.clear()
+
+
+def _choose(args: argparse.Namespace, trace: Trace, pool: Any) -> int:
+    from legroom.simulation.choose import Goal, choose
+
+    bar = ProgressBar("searching")
+    goal = Goal(args.allow_preemptions, args.slo_first_token, args.slo_latency)
+    try:
+        choice = choose(trace, pool.candidates(), goal, workers=args.workers, runner=args.engine, progress=bar)
+    finally:
+        bar.clear()
+    if args.json:
+        document = choice.as_json()
+        document["command"] = pool.command(choice.best.flags) if choice.best else None
+        print_json(document)
+    else:
+        _show_choice(choice, pool)
+    return OK if choice.best else ANSWER_IS_NO
+
+
+def _show_choice(choice: Choice, pool: Any) -> None:
+    from legroom.render.terminal import style_of
+    from legroom.render.text import columns, count
+
+    style, unit = style_of(sys.stdout), "s" if choice.in_seconds else "steps"
+    rows = [("", "tokens/" + ("s" if choice.in_seconds else "step"), f"first token p99 ({unit})",
+             f"latency p99 ({unit})", "preemptions", "peak", "hits", "flags")]  # fmt: skip
+    shown = choice.frontier[:12]
+    if choice.best and choice.best not in shown:
+        shown = [choice.best, *shown]
+    for outcome in shown:
+        flags = " ".join(pool.flag_words(outcome.flags))
+        rows.append((
+            style.pick("▶", ">") if outcome is choice.best else "", f"{outcome.throughput:,.1f}",
+            f"{outcome.first_token_p99:,.2f}", f"{outcome.latency_p99:,.2f}", count(outcome.preemptions),
+            f"{outcome.peak_share:.0%}", f"{outcome.hit_ratio:.0%}", flags,
+        ))  # fmt: skip
+    print(f"{len(choice.outcomes)} settings tried; those that no other beats:\n")
+    print("\n".join(columns(rows, "<>>>>>><")))
+    if choice.best:
+        print(f"\n{style.paint(' '.join(pool.command(choice.best.flags)), 'bold')}")
+    else:
+        print("\nNone of them meets the goal.")

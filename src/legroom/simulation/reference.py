@@ -4,23 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from legroom.simulation.fast.books import step_seconds
+from legroom.simulation.fast.columns import StepCost
+from legroom.simulation.fast.engine import Progress
 from legroom.simulation.rejection import admissible
 from legroom.simulation.request import Request
 from legroom.simulation.samples import Sampler
 from legroom.simulation.scheduler import Batch, Scheduler
 from legroom.simulation.settings import SchedulerSettings
-from legroom.simulation.timeline import Step, Tally, Timeline
+from legroom.simulation.timeline import Clocks, Step, Tally, Timeline
 from legroom.simulation.tokens import prompt_tokens
-from legroom.simulation.trace import Trace
+from legroom.simulation.trace import Trace, TraceRequest
 
 StepSink = Callable[[Step], None]
+_STEPS_A_REPORT = 2000
 
 
 class Reference:
     """Replays a trace through `Scheduler`, and keeps the books."""
 
-    def __init__(self, trace: Trace, settings: SchedulerSettings, on_step: StepSink | None = None) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        settings: SchedulerSettings,
+        on_step: StepSink | None = None,
+        cost: StepCost | None = None,
+        progress: Progress | None = None,
+    ) -> None:
         self.trace = trace
+        self.cost = cost
+        self.progress = progress
+        self.now_s = 0.0
+        self.clocks = Clocks.of(len(trace)) if trace.in_seconds else None
         self.settings = settings
         self.scheduler = Scheduler(settings)
         self.on_step = on_step
@@ -31,40 +46,65 @@ class Reference:
         self.step = 0
 
     def run(self) -> Timeline:
-        """Serve every request that can be served."""
-        arrivals = iter([(i, row) for i, row in enumerate(self.trace.rows()) if self.accepted[i]])
+        """Serve every request that can be served, or until the user interrupts."""
+        interrupted = False
+        try:
+            self._serve()
+        except KeyboardInterrupt:
+            interrupted = True
+        return self._timeline(interrupted)
+
+    def _serve(self) -> None:
+        arrivals = ((i, row) for i, row in enumerate(self.trace.rows()) if self.accepted[i])
         upcoming = next(arrivals, None)
         while upcoming or self.scheduler.has_requests:
             if upcoming and not self.scheduler.has_requests:
-                self.step = max(self.step, int(upcoming[1].arrival))
-            while upcoming and upcoming[1].arrival <= self.step:
+                self._skip_idle(upcoming[1].arrival)
+            while upcoming and upcoming[1].arrival <= (self.now_s if self.clocks else self.step):
                 self._arrive(*upcoming)
                 upcoming = next(arrivals, None)
             self._one_step()
             self.step += 1
-        return self._timeline()
+            if self.progress and self.step % _STEPS_A_REPORT == 0:
+                self.progress(self.tally.finished / len(self.trace))
 
-    def _arrive(self, index: int, row: object) -> None:
-        request_id, _, prompt_len, output_len, _, _, priority = row  # type: ignore[misc]
-        request = Request(request_id, index, prompt_len, output_len, self.settings.max_model_len, priority)
+    def _skip_idle(self, arrival: float) -> None:
+        if self.clocks:
+            self.now_s = max(self.now_s, arrival)
+        else:
+            self.step = max(self.step, int(arrival))
+
+    def _arrive(self, index: int, row: TraceRequest) -> None:
+        request = Request(row.id, index, row.prompt_len, row.output_len, self.settings.max_model_len, row.priority)
         if self.settings.enable_prefix_caching:
-            request.token_ids = prompt_tokens(row)  # type: ignore[arg-type]
+            request.token_ids = prompt_tokens(row)
         self.requests[index] = request
         self.scheduler.add(request)
 
     def _one_step(self) -> None:
-        scheduler, tally = self.scheduler, self.tally
+        scheduler, tally, clocks = self.scheduler, self.tally, self.clocks
         batch = scheduler.schedule()
         for request in batch.scheduled:
             if request.first_sched_step < 0:
                 request.first_sched_step = self.step
                 tally.prompt_tokens += request.num_prompt_tokens
+                if clocks:
+                    clocks.sched_s[request.arrival_index] = self.now_s
+        if self.cost:
+            stored = sum(request.num_computed_tokens for request in scheduler.running)
+            self.now_s += step_seconds(  # type: ignore[no-untyped-call]
+                self.cost, sum(batch.scheduled.values()), stored
+            )
         sampled, finished = scheduler.update(batch)
         for request in sampled:
             if request.first_token_step < 0:
                 request.first_token_step = self.step
+                if clocks:
+                    clocks.token_s[request.arrival_index] = self.now_s
         for request in finished:
             request.finish_step = self.step
+            if clocks:
+                clocks.finish_s[request.arrival_index] = self.now_s
         self._keep_books(batch, finished)
 
     def _keep_books(self, batch: Batch, finished: list[Request]) -> None:
@@ -99,7 +139,7 @@ class Reference:
                 )
             )
 
-    def _timeline(self) -> Timeline:
+    def _timeline(self, interrupted: bool) -> Timeline:
         known = self.requests
         return Timeline(
             self.settings,
@@ -112,5 +152,7 @@ class Reference:
             [int(arrival) for arrival in self.trace.arrivals],
             self.sampler.samples(),
             self.rejections,
-            last_step=self.step,
+            self.clocks,
+            interrupted,
+            self.step,
         )

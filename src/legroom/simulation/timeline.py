@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -63,6 +63,20 @@ class Tally:
 
 
 @dataclass
+class Clocks:
+    """When things happened, in seconds; per request, in the order of arrival, 0 where they did not."""
+
+    sched_s: MutableSequence[float]
+    token_s: MutableSequence[float]
+    finish_s: MutableSequence[float]
+
+    @classmethod
+    def of(cls, count: int) -> Clocks:
+        """Nothing has happened yet."""
+        return cls(*(array("d", bytes(8 * count)) for _ in range(3)))
+
+
+@dataclass
 class Timeline:
     """The outcome of a replay."""
 
@@ -77,13 +91,18 @@ class Timeline:
     arrival_steps: Sequence[int]
     samples: list[Sample] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)
-    seconds_at_step: Sequence[float] | None = None
+    clocks: Clocks | None = None
+    """Where the trace tells arrivals in seconds."""
     interrupted: bool = False
     last_step: int = 0
 
     @property
     def queue_steps(self) -> array[int]:
         """Steps between arrival and first being scheduled, of every request that was."""
+        if self.clocks is not None:
+            # A trace in seconds has no arrival steps: count in steps of the average length.
+            step_s = self.makespan_s / max(1, self.tally.steps)
+            return array("q", (round(wait / step_s) if step_s else 0 for wait in self.seconds["queue_s"]))
         return _differences(self.first_sched_steps, self.arrival_steps)
 
     @property
@@ -95,6 +114,42 @@ class Timeline:
     def latency_steps(self) -> array[int]:
         """Steps between arrival and the last token."""
         return _differences(self.finish_steps, self.arrival_steps)
+
+    @property
+    def seconds(self) -> dict[str, list[float]]:
+        """Waits in seconds, sorted, of the requests that got that far; empty where the trace counts steps."""
+        clocks, arrivals = self.clocks, self.trace.arrivals
+        if clocks is None:
+            return {}
+        return {
+            name: sorted(
+                float(at - arrival) for at, arrival, step in zip(times, arrivals, reached, strict=True) if step >= 0
+            )
+            for name, times, reached in (
+                ("queue_s", clocks.sched_s, self.first_sched_steps),
+                ("first_token_s", clocks.token_s, self.first_token_steps),
+                ("latency_s", clocks.finish_s, self.finish_steps),
+            )
+        }
+
+    @property
+    def makespan_s(self) -> float:
+        """From the first arrival to the last token."""
+        if self.clocks is None or not self.tally.finished:
+            return 0.0
+        return float(max(self.clocks.finish_s)) - self.trace.arrivals[0]
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens of the requests that finished."""
+        return sum(
+            output_len for output_len, step in zip(self.trace.output_lens, self.finish_steps, strict=True) if step >= 0
+        )
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        """Throughput, where the trace tells seconds."""
+        return self.output_tokens / self.makespan_s if self.makespan_s > 0 else 0.0
 
     @property
     def wasted_slot_ratio(self) -> float:
@@ -110,7 +165,7 @@ class Timeline:
     def as_json(self) -> dict[str, Any]:
         """The document that `legroom simulate --json` prints."""
         tally = self.tally
-        return {
+        document = {
             "steps": tally.steps,
             "finished": tally.finished,
             "preemptions": tally.preemptions,
@@ -134,6 +189,22 @@ class Timeline:
             "rejections": [rejection._asdict() for rejection in self.rejections[:100]],
             "interrupted": self.interrupted,
         }
+        if self.clocks is not None:
+            document["seconds"] = {
+                "kind": "estimated",
+                "makespan_s": round(self.makespan_s, 3),
+                "output_tokens_per_s": round(self.output_tokens_per_s, 3),
+                **{
+                    name: {
+                        "p50": round(percentile(values, 0.5), 4),
+                        "p90": round(percentile(values, 0.9), 4),
+                        "p99": round(percentile(values, 0.99), 4),
+                        "max": round(values[-1], 4) if values else 0,
+                    }
+                    for name, values in self.seconds.items()
+                },
+            }
+        return document
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -22,9 +22,8 @@ def stream(name: str, length: int) -> list[int]:
 
 def prompt_tokens(request: TraceRequest) -> list[int]:
     """The whole prompt."""
-    shared = min(request.prefix_len, request.prompt_len)
-    prefix_name = request.prefix_id if request.prefix_id is not None else request.id
-    return stream("P" + prefix_name, shared) + stream("U" + request.id, request.prompt_len - shared)
+    shared = [token for name, start, end in request.prefix for token in stream("P" + name, end)[start:]]
+    return shared + stream("U" + request.id, request.prompt_len - len(shared))
 
 
 class BlockHasher:

@@ -19,8 +19,8 @@ class TraceRequest(NamedTuple):
     arrival: float
     prompt_len: int
     output_len: int
-    prefix_id: str | None = None
-    prefix_len: int = 0
+    prefix: tuple[tuple[str, int, int], ...] = ()
+    """The shared start of the prompt: streams of tokens, and from where to where they are read."""
     priority: int = 0
 
 
@@ -41,6 +41,9 @@ class Trace:
     """Index into `prefix_names`, or NO_PREFIX."""
     prefix_lens: array[int] = field(default_factory=lambda: array("q"))
     prefix_names: list[str] = field(default_factory=list)
+    prefix_parents: list[tuple[int, int]] = field(default_factory=list)
+    """Per prefix: the prefix it begins with (or NO_PREFIX) and for how many tokens."""
+    prefix_reach: dict[int, int] = field(default_factory=dict, repr=False)
     _group_of: dict[str, int] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
@@ -65,15 +68,32 @@ class Trace:
         if prefix_len > 0:
             # A prefix without a name is the request's own: nobody else shares it.
             name = prefix_id if prefix_id is not None else self.id_of(len(self))
-            group = self._group_of.setdefault(name, len(self.prefix_names))
-            if group == len(self.prefix_names):
-                self.prefix_names.append(name)
+            known = self._group_of.get(name)
+            group = self.add_prefix(name) if known is None else known
         self.arrivals.append(arrival)
         self.prompt_lens.append(prompt_len)
         self.output_lens.append(output_len)
         self.priorities.append(priority)
         self.prefix_groups.append(group)
         self.prefix_lens.append(min(prefix_len, prompt_len))
+
+    def add_prefix(self, name: str, parent: int = NO_PREFIX, parent_len: int = 0) -> int:
+        """Name a prefix that begins with `parent_len` tokens of another one."""
+        group = self._group_of[name] = len(self.prefix_names)
+        self.prefix_names.append(name)
+        self.prefix_parents.append((parent, parent_len))
+        return group
+
+    def prefix_segments(self, group: int, length: int) -> list[tuple[str, int, int]]:
+        """The first `length` tokens of a prefix as (stream, from, to), from the start on."""
+        segments: list[tuple[str, int, int]] = []
+        while length > 0:
+            parent, parent_len = self.prefix_parents[group]
+            start = min(parent_len, length)
+            if start < length:
+                segments.append((self.prefix_names[group], start, length))
+            group, length = parent, start
+        return segments[::-1]
 
     def id_of(self, index: int) -> str:
         """The name of the request at `index`."""
@@ -83,11 +103,10 @@ class Trace:
         """The requests one by one."""
         for i in range(len(self)):
             group = self.prefix_groups[i]
-            name = self.prefix_names[group] if group != NO_PREFIX else None
+            prefix = tuple(self.prefix_segments(group, self.prefix_lens[i])) if group != NO_PREFIX else ()
             yield TraceRequest(
-                self.id_of(i), self.arrivals[i], self.prompt_lens[i], self.output_lens[i],
-                name, self.prefix_lens[i], self.priorities[i],
-            )  # fmt: skip
+                self.id_of(i), self.arrivals[i], self.prompt_lens[i], self.output_lens[i], prefix, self.priorities[i]
+            )
 
     def checked(self) -> Trace:
         """This trace in the order of arrival, once its lengths and ids make sense."""
@@ -121,7 +140,7 @@ class Trace:
             array("q", (self.priorities[i] for i in order)),
             array("q", (self.prefix_groups[i] for i in order)),
             array("q", (self.prefix_lens[i] for i in order)),
-            self.prefix_names, self._group_of,
+            self.prefix_names, self.prefix_parents, self.prefix_reach, self._group_of,
         )  # fmt: skip
 
 

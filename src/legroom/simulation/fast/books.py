@@ -1,6 +1,5 @@
 """What is written down at the end of a step, and how long steps take."""
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
-# ruff: noqa: ANN001, ANN201
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Sim(NamedTuple):
 class Row:
     """A row in plain Python: every field starts at 0 or NONE."""
 
-    __slots__ = ()
+    __slots__: tuple[str, ...] = ()
     starts_at_none: tuple[str, ...] = ()
 
     def __init__(self) -> None:

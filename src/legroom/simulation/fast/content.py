@@ -50,7 +50,8 @@ class _Sorter:
     def prefix_token(self, group: int, place: int) -> int:
         known = self.prefix_tokens.get(group, [])
         if place >= len(known):
-            known = stream("P" + self.trace.prefix_names[group], 2 * place + 16)
+            parts = self.trace.prefix_segments(group, 2 * place + 16)
+            known = [token for name, start, end in parts for token in stream("P" + name, end)[start:]]
             self.prefix_tokens[group] = known
         return known[place]
 
@@ -98,15 +99,20 @@ def sort_contents(trace: Trace, block_size: int) -> Contents:
         if group == NO_PREFIX and prompt_len > _FEW:
             continue
         prefix[r], prefix_blocks[r], straddle[r], tail[r] = sorter.sort(r)
-    _leave_out_loners(prefix, prefix_blocks, straddle, tail)
+    _leave_out_loners(trace, prefix, prefix_blocks, straddle, tail)
     for r in range(count):
         shared[r] = ALL_BLOCKS if tail[r] != NONE else prefix_blocks[r] + (straddle[r] != NONE)
     return Contents(prefix, prefix_blocks, straddle, tail, shared, len(trace.prefix_names) + len(sorter.streams))
 
 
-def _leave_out_loners(prefix: list[int], prefix_blocks: list[int], straddle: list[int], tail: list[int]) -> None:
+def _leave_out_loners(
+    trace: Trace, prefix: list[int], prefix_blocks: list[int], straddle: list[int], tail: list[int]
+) -> None:
     """Content that only one request has need not be told apart."""
     readers, twins = Counter(prefix), Counter(tail)
+    # A prefix that begins another one is read by the readers of both.
+    readers.update(parent for parent, _ in trace.prefix_parents for _ in range(2))
+    readers.update(group for group, (parent, _) in enumerate(trace.prefix_parents) if parent != NO_PREFIX)
     for r, group in enumerate(prefix):
         if tail[r] != NONE and twins[tail[r]] == 1:
             tail[r] = NONE

@@ -8,14 +8,29 @@ from typing import Any
 
 from legroom.simulation.fast import kernel
 from legroom.simulation.fast.columns import (
-    MOST_SAMPLES, NONE, REJECTED, WAITING, BlockRow, PlaceRow, RequestRow, Rules, SampleRow, SeatRow, Sim, StateRow, StepCost,
-    column, fill, numbers, rows,
+    MOST_SAMPLES,
+    NONE,
+    REJECTED,
+    WAITING,
+    BlockRow,
+    PlaceRow,
+    RequestRow,
+    Rules,
+    SampleRow,
+    SeatRow,
+    Sim,
+    StateRow,
+    StepCost,
+    column,
+    fill,
+    numbers,
+    rows,
 )  # fmt: skip
 from legroom.simulation.fast.content import Contents, sort_contents
 from legroom.simulation.fast.jit import compiled
 from legroom.simulation.rejection import admissible
 from legroom.simulation.settings import SchedulerSettings
-from legroom.simulation.timeline import Sample, Tally, Timeline
+from legroom.simulation.timeline import Clocks, Sample, Tally, Timeline
 from legroom.simulation.trace import Trace
 from legroom.units import cdiv
 
@@ -71,8 +86,15 @@ class FastReplay:
             due=numbers(rules.max_num_seqs + 1, numba),
             table=numbers((rules.max_num_seqs + 1) * rules.row_width, numba),
             samples=rows(SampleRow, MOST_SAMPLES, numba),
-            streams=numbers(2 * len(self.trace.prefix_names), numba),
+            streams=self._streams(),
         )
+
+    def _streams(self) -> Any:
+        streams = numbers(2 * len(self.trace.prefix_names) + 2, self.use_numba)
+        for group, (parent, parent_len) in enumerate(self.trace.prefix_parents):
+            streams[2 * group] = parent
+            streams[2 * group + 1] = parent_len // self.rules.block_size
+        return streams
 
     def _state(self) -> Any:
         rules, state = self.rules, rows(StateRow, 1, self.use_numba)
@@ -151,8 +173,9 @@ class FastReplay:
             arrivals,
             list(self._samples()),
             self.rejections,
-            interrupted=interrupted,
-            last_step=self._total("step"),
+            Clocks(*(self._column(name) for name in ("sched_s", "token_s", "finish_s"))) if trace.in_seconds else None,
+            interrupted,
+            self._total("step"),
         )
 
     def _samples(self) -> Iterator[Sample]:

@@ -1,6 +1,5 @@
 """The scheduler over rows: the same decisions as `scheduler.py`, many steps at a time."""
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
-# ruff: noqa: ANN001, ANN201
 
 from __future__ import annotations
 
@@ -8,10 +7,24 @@ from legroom.simulation.fast.books import close_quiet_steps, close_step, span_se
 from legroom.simulation.fast.columns import ALL_BLOCKS, DECODING, DONE, NONE, PREEMPTED, PREFILLING, REJECTED
 from legroom.simulation.fast.jit import compilable
 from legroom.simulation.fast.pool import (
-    adopt, cache_up_to, find_hit, grow, release, take, tell_apart_all, told_apart,
+    adopt,
+    cache_up_to,
+    find_hit,
+    grow,
+    release,
+    take,
+    tell_apart_all,
+    told_apart,
 )  # fmt: skip
 from legroom.simulation.fast.queues import (
-    drop_prefill, due_step, first_waiting, leave_queue, leave_running, sort_finishing, start_decoding, stop_decoding,
+    drop_prefill,
+    due_step,
+    first_waiting,
+    leave_queue,
+    leave_running,
+    sort_finishing,
+    start_decoding,
+    stop_decoding,
     wait,
 )  # fmt: skip
 

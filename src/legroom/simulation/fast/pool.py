@@ -5,7 +5,6 @@ is told apart, or a run: so many counted blocks of one request, the last of them
 have need not be told apart, so that most requests cost a handful of operations, not one a block.
 """
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
-# ruff: noqa: ANN001, ANN201
 
 from __future__ import annotations
 

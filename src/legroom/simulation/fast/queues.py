@@ -1,6 +1,5 @@
 """Who waits, who runs, who finishes when: lists over rows."""
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
-# ruff: noqa: ANN001, ANN201
 
 from __future__ import annotations
 

@@ -1,0 +1,171 @@
+"""The pool and the cost of a step that the options of `legroom simulate` describe."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import LegroomError
+from legroom.simulation.choose import SEARCHED, Candidate, grid
+from legroom.simulation.settings import KvGroup, SchedulerSettings
+from legroom.simulation.steptime import Hardware, calibrated, fixed, roofline
+from legroom.simulation.trace import Trace
+
+if TYPE_CHECKING:
+    from legroom.planning.plan import Plan
+    from legroom.simulation.fast.columns import StepCost
+
+_UTILIZATIONS = (0.9, 0.95)
+_DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 2048, "block_size": 16}
+_PLANNED = (
+    "max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len", "enable_prefix_caching",
+    "enable_chunked_prefill", "async_scheduling",
+)  # fmt: skip
+
+
+@dataclass
+class PoolChoice:
+    """Settings for one replay, and the way to make others like them."""
+
+    args: argparse.Namespace
+    trace: Trace
+    settings: SchedulerSettings
+    cost: StepCost | None
+    notes: list[str] = field(default_factory=list)
+    meant: Any = None
+    base: list[str] = field(default_factory=list)
+
+    def candidates(self) -> list[Candidate]:
+        """Every setting that vLLM would take."""
+        given = {name for name in _PLANNED if getattr(self.args, name) is not None}
+        searched = dict(SEARCHED)
+        if self.meant is not None and self.meant.args.gpu_memory_utilization is None:
+            # A second utilization in place of a second block size: the kernels of most GPUs want 16.
+            searched["block_size"] = (16,)
+            searched["gpu_memory_utilization"] = _UTILIZATIONS
+        return list(self._make(grid(given, searched)))
+
+    def _make(self, flags: Iterator[dict[str, Any]]) -> Iterator[Candidate]:
+        tokens = self.settings.num_blocks * self.settings.block_size
+        for combination in flags:
+            try:
+                if self.meant is not None:
+                    settings, cost = _planned(self.args, self.trace, self.meant, combination)
+                else:
+                    size = combination.get("block_size", self.settings.block_size)
+                    settings = replace(self.settings, **combination, num_blocks=tokens // size)
+                    cost = self.cost
+            except LegroomError:
+                continue
+            yield Candidate(combination, settings, cost)
+
+    def flag_words(self, flags: dict[str, Any]) -> list[str]:
+        """Flags as they are written."""
+        words: list[str] = []
+        for name, value in flags.items():
+            option = name.replace("_", "-")
+            if isinstance(value, bool):
+                words.append(f"--{option}" if value else f"--no-{option}")
+            else:
+                words += [f"--{option}", str(value)]
+        return words
+
+    def command(self, flags: dict[str, Any]) -> list[str]:
+        """The server's command line with these flags."""
+        return ["vllm", "serve", *self.base, *self.flag_words(flags)]
+
+
+def pool_of(args: argparse.Namespace, trace: Trace) -> PoolChoice:
+    """From --blocks, or from the plan of a deployment."""
+    is_planned = bool(args.model or args.line or args.file or args.python or args.command_words)
+    if args.blocks is None and not is_planned:
+        raise LegroomError("how large is the pool?", "give --blocks N, or --model MODEL --gpu NAME to plan it")
+    if args.blocks is not None and not is_planned and args.vllm_words:
+        raise LegroomError(f"{args.vllm_words[0]} is not an option of legroom simulate", "see legroom simulate --help")
+    if not is_planned:
+        flags = {name: value for name in _PLANNED if (value := getattr(args, name)) is not None}
+        settings = _settings(args, trace, args.blocks, {**_DEFAULTS, **flags})
+        return PoolChoice(args, trace, settings, _fixed_cost(args, trace), base=["MODEL"])
+    from legroom.cli.deployment import said
+
+    if args.model:
+        args.vllm_words = [args.model, *args.vllm_words]
+    meant = said(args)
+    settings, cost = _planned(args, trace, meant, {})
+    base = [meant.args.model, *args.vllm_words[1 if args.model else 0 :]]
+    return PoolChoice(args, trace, settings, cost, list(meant.notes), meant, base)
+
+
+def _fixed_cost(args: argparse.Namespace, trace: Trace) -> StepCost | None:
+    if args.step_ms is not None:
+        return fixed(args.step_ms / 1000)
+    if trace.in_seconds:
+        raise LegroomError(
+            f"{trace.name} tells arrivals in seconds, and how long a step takes is not known",
+            "give --model and --gpu for an estimate, or --step-ms 30",
+        )
+    return None
+
+
+def _planned(
+    args: argparse.Namespace, trace: Trace, meant: Any, flags: dict[str, Any]
+) -> tuple[SchedulerSettings, StepCost | None]:
+    from legroom.api import make_plan
+    from legroom.cli.deployment import machine
+
+    given = {name: value for name in _PLANNED if (value := getattr(args, name)) is not None}
+    serve = replace(meant.args, **given, **flags)
+    plan = make_plan(serve, meant.release, machine(args, meant), advice=False)
+    if args.blocks is None and plan.verdict == "does_not_fit":
+        raise LegroomError("this deployment does not start, so there is no pool", plan.reason)
+    engine = plan.settings
+    blocks = args.blocks if args.blocks is not None else plan.memory.kv.num_blocks
+    resolved = {
+        "max_num_seqs": engine.max_num_seqs, "max_num_batched_tokens": engine.max_num_batched_tokens,
+        "block_size": plan.memory.kv.block_size, "max_model_len": engine.max_model_len,
+        "enable_prefix_caching": engine.enable_prefix_caching,
+        "enable_chunked_prefill": engine.enable_chunked_prefill, "async_scheduling": False,
+    }  # fmt: skip
+    if args.async_scheduling is not None:
+        resolved["async_scheduling"] = args.async_scheduling
+    cost = (
+        fixed(args.step_ms / 1000) if args.step_ms is not None else _roofline(args, plan) if trace.in_seconds else None
+    )
+    return _settings(args, trace, blocks, resolved), cost
+
+
+def _roofline(args: argparse.Namespace, plan: Plan) -> StepCost:
+    weights = float(plan.layout.weights.bytes)
+    gpu = plan.target.gpu
+    # Two operations a weight; the bytes of a weight are taken as two where nothing says otherwise.
+    cost = roofline(
+        Hardware(weights, float(plan.memory.kv.bytes_per_token), weights, gpu.bandwidth_bytes_s, gpu.bf16_flops)
+    )
+    if args.measured_step_ms is not None:
+        cost = calibrated(cost, args.measured_step_ms / 1000, args.measured_running, args.measured_tokens)
+    return cost
+
+
+def _settings(args: argparse.Namespace, trace: Trace, blocks: int, flags: dict[str, Any]) -> SchedulerSettings:
+    flags = dict(flags)
+    if flags.get("max_model_len") is None:
+        flags["max_model_len"] = max(
+            prompt + output for prompt, output in zip(trace.prompt_lens, trace.output_lens, strict=True)
+        )
+    windows = [int(word) for word in args.sliding_windows.split(",")] if args.sliding_windows else [0]
+    watermark = args.watermark if args.watermark is not None else (0.01 if args.v0 else 0.0)
+    return SchedulerSettings(
+        num_blocks=blocks,
+        scheduling_policy=args.scheduling_policy,
+        long_prefill_token_threshold=args.long_prefill_token_threshold,
+        watermark=watermark,
+        reserve_full_isl=args.scheduler_reserve_full_isl,
+        groups=tuple(KvGroup(window or None) for window in windows),
+        num_speculative_tokens=args.num_speculative_tokens,
+        speculative_acceptance=args.acceptance,
+        engine="V0" if args.v0 else "V1",
+        swap_blocks=args.swap_blocks,
+        **{name: value for name, value in flags.items() if name in SchedulerSettings.__dataclass_fields__},
+    )

@@ -1,0 +1,37 @@
+"""ShareGPT: a JSON list of conversations. As vLLM's benchmark does, the first question and its answer are a request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from legroom.errors import LegroomError
+from legroom.simulation.trace import Trace
+
+CHARACTERS_A_TOKEN = 4
+"""Of English text, with the tokenizers of current models. Without a tokenizer, lengths are an estimate."""
+
+
+def looks_like(head: str) -> bool:
+    """Whether it is a list of conversations."""
+    return head.lstrip().startswith("[") and '"conversations"' in head
+
+
+def read(lines: Iterable[str], name: str) -> Trace:
+    """All requests arrive at once: the file tells no times."""
+    try:
+        conversations = json.loads("".join(lines))
+    except json.JSONDecodeError as error:
+        raise LegroomError(f"{name} is not JSON: {error.msg} in line {error.lineno}") from None
+    trace = Trace(name)
+    for conversation in conversations:
+        turns = conversation.get("conversations") if isinstance(conversation, dict) else None
+        if isinstance(turns, list) and len(turns) >= 2:
+            trace.add(_tokens(turns[0]), _tokens(turns[1]))
+    return trace
+
+
+def _tokens(turn: Any) -> int:
+    text = turn.get("value", "") if isinstance(turn, dict) else ""
+    return max(1, len(text) // CHARACTERS_A_TOKEN)

@@ -1,0 +1,100 @@
+"""A made-up mix: `poisson rate=8 prompt=lognormal(1200,0.8) output=uniform(10,400) requests=5000`."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Callable
+
+from legroom.errors import LegroomError
+from legroom.simulation.trace import Trace
+
+_WORD = re.compile(r"(\w+)=((?:[^\s()]|\([^)]*\))+)|(\S+)")
+_CALL = re.compile(r"(\w+)\(([^)]*)\)")
+_LONGEST = 10_000_000
+_MOST_REQUESTS = 20_000_000
+_EXAMPLE = "write it like 'poisson rate=8 prompt=lognormal(1200,0.8) output=uniform(10,400) requests=5000'"
+
+Draw = Callable[[random.Random], float]
+
+
+def read(spec: str, seed: int = 0) -> Trace:
+    """Arrivals `poisson`, `uniform` or `bursts` (of `burst=N` requests), all at `rate` a second; lengths by a law.
+
+    `long=SHARE,LENGTH` makes a share of the prompts ultra-long; `prefix=GROUPS,LENGTH` lets prompts share prefixes.
+    """
+    words: dict[str, str] = {}
+    process = ""
+    for found in _WORD.finditer(spec):
+        if found[3]:
+            process = found[3]
+        else:
+            words[found[1]] = found[2]
+    known = {"rate", "prompt", "output", "requests", "burst", "long", "prefix"}
+    if unknown := set(words) - known:
+        raise LegroomError(f"the synthetic mix does not know {min(unknown)!r}", _EXAMPLE)
+    if process not in ("poisson", "uniform", "bursts"):
+        raise LegroomError(f"arrivals can be poisson, uniform or bursts, not {process!r}", _EXAMPLE)
+    return _make(process, words, random.Random(seed))
+
+
+def _make(process: str, words: dict[str, str], rng: random.Random) -> Trace:
+    rate = _number(words.get("rate", "1"), "rate")
+    count = int(_number(words.get("requests", "1000"), "requests"))
+    if rate <= 0 or not 1 <= count <= _MOST_REQUESTS:
+        raise LegroomError("rate must be above 0 and requests between 1 and 20 million", _EXAMPLE)
+    prompt, output = _law(words.get("prompt", "lognormal(500,0.8)")), _law(words.get("output", "lognormal(150,0.8)"))
+    burst = int(_number(words.get("burst", "20"), "burst")) if process == "bursts" else 1
+    long_share, long_length = _pair(words.get("long", "0,1"), "long")
+    groups, prefix_len = _pair(words.get("prefix", "0,0"), "prefix")
+    trace = Trace("synthetic", in_seconds=True)
+    at = 0.0
+    for i in range(count):
+        if i % max(1, burst) == 0:
+            gap = burst / rate
+            at += gap if process == "uniform" else rng.expovariate(1 / gap)
+        length = long_length if long_share and rng.random() < long_share else prompt(rng)
+        name = f"prefix{rng.randrange(int(groups))}" if groups >= 1 else None
+        trace.add(_tokens(length), _tokens(output(rng)), at, None, name, int(prefix_len) if name else 0)
+    return trace
+
+
+def _law(text: str) -> Draw:
+    call = _CALL.fullmatch(text)
+    if not call:
+        value = _number(text, "a length")
+        return lambda rng: value
+    numbers = [_number(part, text) for part in call[2].split(",")]
+    if call[1] == "lognormal" and len(numbers) == 2 and numbers[0] > 0:
+        # The first number is the median.
+        middle, spread = math.log(numbers[0]), numbers[1]
+        return lambda rng: rng.lognormvariate(middle, spread)
+    if call[1] == "uniform" and len(numbers) == 2:
+        return lambda rng: rng.uniform(*numbers)
+    if call[1] in ("exponential", "geometric") and len(numbers) == 1 and numbers[0] > 0:
+        return lambda rng: rng.expovariate(1 / numbers[0])
+    raise LegroomError(
+        f"{text!r} is not a law of lengths", "use N, lognormal(median,sigma), uniform(a,b), exponential(m)"
+    )
+
+
+def _number(text: str, what: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise LegroomError(f"{what}: {text.strip()!r} is not a number", _EXAMPLE) from None
+    if not math.isfinite(value):
+        raise LegroomError(f"{what}: {text.strip()!r} is not a finite number", _EXAMPLE)
+    return value
+
+
+def _pair(text: str, what: str) -> tuple[float, float]:
+    parts = text.strip("()").split(",")
+    if len(parts) != 2:
+        raise LegroomError(f"{what} takes two numbers, not {text!r}", _EXAMPLE)
+    return _number(parts[0], what), _number(parts[1], what)
+
+
+def _tokens(length: float) -> int:
+    return max(1, min(int(length), _LONGEST))

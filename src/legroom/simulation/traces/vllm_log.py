@@ -1,0 +1,52 @@
+"""The log of a vLLM server with `--enable-log-requests`: one `Received request` line a request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import datetime
+
+from legroom.simulation.trace import Trace
+from legroom.simulation.traces.sharegpt import CHARACTERS_A_TOKEN
+
+_RECEIVED = re.compile(r"Received request (?P<id>[^\s:]+):")
+_STAMP = re.compile(r"(?:(?P<year>\d{4})-)?(?P<month>\d\d)-(?P<day>\d\d)[ T](?P<time>\d\d:\d\d:\d\d)")
+_MAX_TOKENS = re.compile(r"\bmax_tokens=(\d+)")
+_TOKEN_IDS = re.compile(r"prompt_token_ids: \[([\d,\s]*)\]")
+_PROMPT = re.compile(r"prompt: (['\"])(?P<text>.*?)\1, (?:params|sampling_params|prompt_token_ids)", re.DOTALL)
+
+
+def looks_like(head: str) -> bool:
+    """Whether any of the first lines is such a line."""
+    return _RECEIVED.search(head) is not None
+
+
+def read(lines: Iterable[str], name: str) -> Trace:
+    """A request may use all of its `max_tokens`; the log does not tell how many it did use."""
+    trace = Trace(name, in_seconds=True)
+    start: float | None = None
+    for line in lines:
+        received = _RECEIVED.search(line)
+        limit = _MAX_TOKENS.search(line)
+        if not received or not limit:
+            continue
+        at = _seconds(line)
+        start = at if start is None else start
+        trace.add(_prompt_len(line), int(limit[1]), max(0.0, at - start), received["id"])
+    return trace
+
+
+def _prompt_len(line: str) -> int:
+    ids = _TOKEN_IDS.search(line)
+    if ids and ids[1].strip():
+        return ids[1].count(",") + 1
+    prompt = _PROMPT.search(line)
+    return max(1, len(prompt["text"]) // CHARACTERS_A_TOKEN) if prompt else 1
+
+
+def _seconds(line: str) -> float:
+    stamp = _STAMP.search(line)
+    if not stamp:
+        return 0.0
+    year = stamp["year"] or "2000"
+    return datetime.fromisoformat(f"{year}-{stamp['month']}-{stamp['day']}T{stamp['time']}").timestamp()
