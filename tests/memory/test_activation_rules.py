@@ -114,3 +114,10 @@ def test_a_middle_pipeline_stage_does_not_sample() -> None:
     flags = {"max_num_batched_tokens": 2048, "max_num_seqs": 1024, "pipeline_parallel_size": 2}
     settings = settle(QWEN_MOE, **flags)
     assert activation(QWEN_MOE, settings, H200, 0).bytes < activation(QWEN_MOE, settings, H200, 1).bytes
+
+
+def test_until_0_6_3_cached_blocks_were_charged_too() -> None:
+    flags = {"max_num_batched_tokens": 8192, "max_model_len": 8192}
+    before, since = (activation(LLAMA, settle(LLAMA, version, **flags), H200) for version in ("0.6.3", "0.6.4"))
+    assert "reserved but unused" in label(before)
+    assert before.bytes > 1.2 * since.bytes

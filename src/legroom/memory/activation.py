@@ -85,7 +85,19 @@ def _activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) 
         terms += (Term("logits and sampler", at_sampling, how),)
     else:
         peak, terms = at_forward + images, terms + forward_terms
-    return estimated(peak, peak - _spread(peak), peak + _spread(peak), terms)
+    slack = _reserved_slack(peak, settings)
+    if slack:
+        terms += (Term("reserved but unused", slack, "before 0.6.4 all that torch held on to was charged"),)
+    spread = _spread(peak) + slack // 2
+    return estimated(peak + slack, peak + slack - spread, peak + slack + spread, terms)
+
+
+def _reserved_slack(peak: int, settings: EngineSettings) -> int:
+    """Until 0.6.3 free memory was read before torch gave its cached blocks back, so fragmentation counted."""
+    if known_release(settings.release).at_least("0.6.4"):
+        return 0
+    fit = constants()["reserved_slack"]
+    return int(peak * fit["relative"] + fit["fixed_mib"] * MIB)
 
 
 def _stage_moments(model: Model, settings: EngineSettings, pp_rank: int) -> tuple[Moment, ...]:
