@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
@@ -15,6 +15,7 @@ from legroom.facts.releases import release as known_release
 from legroom.planning.plan import Plan, Target
 from legroom.planning.plan import plan as predict
 from legroom.planning.store_path import store_path
+from legroom.records import dataclass
 from legroom.units import parse_bytes
 from legroom.vllm.args import ServeArgs
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
+
+from legroom.records import dataclass
 
 Certainty = Literal["exact", "measured", "estimated"]
 _RANK: dict[Certainty, int] = {"exact": 0, "measured": 1, "estimated": 2}

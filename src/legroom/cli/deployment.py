@@ -6,11 +6,12 @@ import argparse
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from legroom.cli.own_options import split
 from legroom.errors import LegroomError
+from legroom.records import dataclass
 
 if TYPE_CHECKING:
     from legroom.api import Machine

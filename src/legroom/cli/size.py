@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.cli.deployment import count_of, refuse, server_env
 from legroom.cli.output import print_json
 from legroom.cli.own_options import split
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+from legroom.records import dataclass
 
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from legroom.facts.data_files import read_data
+from legroom.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@ and its tensors in `memory.weights`; nothing else asks which kind a layer is."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from legroom.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ when asked for, because a plan needs the first alone.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 from legroom.facts.releases import Release, known_releases
+from legroom.records import dataclass
 
 Kind = Literal[
     "switch", "bool", "optbool", "int", "human", "float", "str", "maybe", "json", "pairs", "list:str", "list:int",

@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
+from legroom.records import dataclass
 from legroom.units import GIB, MIB, gib, parse_bytes
 
 SMALLEST_BYTES, LARGEST_BYTES = 256 * MIB, 4096 * GIB

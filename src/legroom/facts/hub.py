@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +15,7 @@ from legroom.errors import UNREACHABLE, LegroomError
 from legroom.facts.bundled import nearest
 from legroom.facts.mistral_params import config_from_params
 from legroom.facts.model_files import LARGEST_CONFIG_BYTES, QUANTIZATION_FILES, read_json_object, with_quantization_file
+from legroom.records import dataclass
 
 Found = TypeVar("Found")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from legroom.records import dataclass
 
 Split = Literal["", "out", "in"]
 """Replicated on every rank, split by outputs (column parallel) or by inputs (row parallel)."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from legroom.facts.releases import Release, known_releases
+from legroom.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

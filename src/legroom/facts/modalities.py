@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from legroom.facts.linear import Linear
+from legroom.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,13 @@ the parts of a layer live in `facts.attention` and `facts.feedforward`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from legroom.facts.attention import Mixer
 from legroom.facts.feedforward import FeedForward
 from legroom.facts.modalities import Modality
 from legroom.facts.quantization import Quantization
+from legroom.records import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 
 from legroom.errors import LegroomError
+from legroom.records import dataclass
 
 _VERSION = re.compile(
     r"v?(?P<numbers>\d{1,6}(?:\.\d{1,6}){0,4})"

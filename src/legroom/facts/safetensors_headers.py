@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
+from legroom.records import dataclass
 
 LARGEST_HEADER_BYTES = 100 * 2**20
 """The format's own limit."""

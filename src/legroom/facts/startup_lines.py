@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
 from legroom.facts.data_files import read_data
+from legroom.records import dataclass
 
 LineKind = Literal["settings", "gpu", "memory", "capacity", "ready", "failure"]
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from legroom.facts.releases import release as known_release
+from legroom.records import dataclass
 from legroom.units import cdiv
 
 if TYPE_CHECKING:

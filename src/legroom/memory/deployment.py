@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from legroom.facts.releases import release as known_release
@@ -15,6 +14,7 @@ from legroom.memory.kv_plan import KvPlan, kv_plan
 from legroom.memory.layout import Layout
 from legroom.memory.overhead import non_torch, outside
 from legroom.memory.weights import weights
+from legroom.records import dataclass
 
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu

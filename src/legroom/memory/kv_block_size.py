@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import lcm
 from typing import TYPE_CHECKING
 
 from legroom.facts.attention import Attention, LatentAttention, StateSpace
 from legroom.facts.releases import Release
 from legroom.facts.releases import release as known_release
+from legroom.records import dataclass
 from legroom.units import cdiv
 
 if TYPE_CHECKING:

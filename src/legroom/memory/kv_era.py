@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
 from legroom.facts.releases import release as known_release
+from legroom.records import dataclass
 
 LengthCheck = Literal["slots", "layers", "first group of the model", "first group", "all groups"]
 TokensLine = Literal["slots", "slots over groups", "full-length requests"]

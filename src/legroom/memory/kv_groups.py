@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from legroom.facts.releases import Release
 from legroom.memory.kv_messages import check_text
@@ -22,6 +22,7 @@ from legroom.memory.kv_specs import (
     SlidingWindowSpec,
     StateSpec,
 )
+from legroom.records import dataclass
 from legroom.units import cdiv
 
 Specs = Mapping[str, CacheSpec]

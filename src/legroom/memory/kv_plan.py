@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from legroom.memory.failure import Failure
 from legroom.memory.kv_layers import WHOLE_REQUEST
 from legroom.memory.kv_messages import check_text, too_long_text
 from legroom.memory.kv_shape import LONGEST_LEN, KvShape, demanded, kv_shape
+from legroom.records import dataclass, field
 from legroom.units import cdiv
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from legroom.facts.releases import Release
@@ -13,6 +12,7 @@ from legroom.memory.kv_era import Era, era
 from legroom.memory.kv_groups import CacheGroup, UnsupportedCache, cache_groups
 from legroom.memory.kv_layers import block_size, context_shards, kv_specs
 from legroom.memory.kv_specs import CacheSpec, FullAttentionSpec, StateSpec
+from legroom.records import dataclass, field
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,9 +7,10 @@ alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
+from legroom.records import dataclass
 from legroom.units import cdiv, round_up
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from legroom.figures import Figure
+from legroom.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,25 @@ def cuda_context(gpu: Gpu) -> Figure:
     return estimated(size, max(0, size - spread), size + spread, (term,))
 
 
+def held_at_start(settings: EngineSettings, gpu: Gpu) -> Figure:
+    """What is gone from the card when vLLM first looks at its free memory: the context, and NCCL from 0.11 on."""
+    wire = _wire_before_snapshot(settings, gpu)
+    if not wire:
+        return cuda_context(gpu)
+    term = Term("communication", wire, "NCCL starts before the release takes its first look (0.11+)")
+    return cuda_context(gpu) + estimated(wire, wire // 2, wire + wire // 2, (term,))
+
+
+def _wire_before_snapshot(settings: EngineSettings, gpu: Gpu) -> int:
+    ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    if ranks == 1 or settings.engine == "V0" or known_release(settings.release).before("0.11.0"):
+        return 0
+    fit = constants()["non_torch"]["before_snapshot"]
+    hopper = gpu.compute_capability >= _HOPPER and gpu.vendor == "nvidia"
+    first = fit["hopper_mib" if hopper else "other_mib"]
+    return int((first + fit["mib_per_doubling"] * (ranks.bit_length() - 2)) * MIB)
+
+
 def non_torch(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
     """Modules, library handles and communication buffers, as the release charges them."""
     return remembered(_non_torch, model, settings, gpu, pp_rank)
@@ -112,6 +131,9 @@ def _outside(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> 
     ]
     if not charges_device_wide(settings):
         terms.insert(0, Term("CUDA context", cuda_context(gpu).bytes, "outside every term of the budget"))
+    wire = _wire_before_snapshot(settings, gpu)
+    if wire:
+        terms.insert(1, Term("communication", wire, "NCCL starts before the budget's first look at the card"))
     size = sum(term.bytes for term in terms)
     fit = constants()["cached"]
     spread = int(fit["band_mib"] * MIB) + int(0.15 * cached) + (taken.high - taken.bytes)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from fnmatch import translate
 from functools import lru_cache
 
 from legroom.facts.anatomy import Anatomy
 from legroom.facts.quantization import Quantization
 from legroom.memory.weight_modules import Module
+from legroom.records import dataclass
 
 _PREFIXES = ("model.layers", "model.language_model.layers", "language_model.model.layers", "backbone.layers", "layers")
 _EXPERT_LEAVES = {"w13": ("gate_proj", "up_proj", "w1", "w3"), "w2": ("down_proj", "w2")}

@@ -7,12 +7,12 @@ leaves free blocks behind in the allocator that later weights are put into.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from legroom.facts.anatomy import Anatomy
 from legroom.facts.attention import Attention, LatentAttention
 from legroom.facts.releases import release as known_release
+from legroom.records import dataclass
 
 if TYPE_CHECKING:
     from legroom.facts.model import Model

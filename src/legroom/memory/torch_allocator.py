@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
+from legroom.records import dataclass, field
 from legroom.units import MIB, round_up
 
 _SMALLEST = 512

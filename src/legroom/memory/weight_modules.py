@@ -6,13 +6,14 @@ at least one KV head; norms, routers and the down-projections of latent attentio
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import singledispatch
 
 from legroom.errors import LegroomError
 from legroom.facts.anatomy import Anatomy
 from legroom.facts.attention import Attention, LatentAttention, Mixer, StateSpace
 from legroom.facts.feedforward import Dense, Experts, FeedForward
+from legroom.records import dataclass
 from legroom.units import cdiv
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from legroom.facts.quantization import Quantization
 from legroom.facts.releases import release as known_release
 from legroom.memory.weight_modules import Module
+from legroom.records import dataclass
 from legroom.units import cdiv, round_up
 
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.facts.releases import release as known_release
 from legroom.memory.deployment import Measurements
 from legroom.planning.log_model import shape_of
+from legroom.records import dataclass
 from legroom.units import GIB
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from legroom.errors import BAD_INPUT, LegroomError
 from legroom.planning.calibration import Observation, from_json, to_json
 from legroom.planning.store_path import store_path
+from legroom.records import dataclass
 
 __all__ = ["Stored", "locked", "open_for_change", "read_store", "store_path", "write_store"]
 

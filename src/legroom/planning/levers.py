@@ -6,12 +6,12 @@ A lever proposes; whether a proposal works is for the memory model to say (`plan
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from legroom.facts.bundled import variants
 from legroom.facts.releases import release as known_release
 from legroom.memory.kv_plan import kv_plan
+from legroom.records import dataclass
 
 if TYPE_CHECKING:
     from legroom.planning.plan import Plan

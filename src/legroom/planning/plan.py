@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
 from legroom.memory.deployment import DeploymentMemory, Measurements, deployment_memory
 from legroom.planning.verdict import Verdict, verdict
+from legroom.records import dataclass
 from legroom.vllm.resolve import resolve
 
 if TYPE_CHECKING:

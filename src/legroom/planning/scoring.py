@@ -10,11 +10,11 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.planning.plan import Plan, plan
+from legroom.records import dataclass, field
 from legroom.units import GIB
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from legroom.planning.plan import Target
 from legroom.planning.scoring import Bad, Case, Printed
 from legroom.planning.startup_log import Startup, read_startups
 from legroom.planning.truth_models import UNSCORED_SOURCES, config_of
+from legroom.records import dataclass
 from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.parse import parse_flags

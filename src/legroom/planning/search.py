@@ -10,7 +10,7 @@ import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
@@ -19,6 +19,7 @@ from legroom.planning.plan import Plan, Target, plan
 from legroom.planning.structure import Structure, structure
 from legroom.planning.verdict import BAND_KEPT
 from legroom.planning.wish import Wish
+from legroom.records import dataclass
 from legroom.vllm.resolve import resolve
 
 if TYPE_CHECKING:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.planning.plan import Target
 from legroom.planning.search import find
 from legroom.planning.wish import Wish
+from legroom.records import dataclass
 
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu

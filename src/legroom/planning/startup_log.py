@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from legroom.facts.releases import release as known_release
 from legroom.facts.startup_lines import LineKind, startup_lines
 from legroom.planning.startup_args import engine_facts, merged_args
+from legroom.records import dataclass, field
 from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
 

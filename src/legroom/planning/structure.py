@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
@@ -11,6 +11,7 @@ from legroom.memory.checks import room_after_context
 from legroom.memory.deployment import Measurements, stage_layout
 from legroom.memory.kv_plan import plan_of_shape
 from legroom.memory.kv_shape import KvShape, kv_shape
+from legroom.records import dataclass
 from legroom.units import human_bytes
 from legroom.vllm.resolve import resolve
 

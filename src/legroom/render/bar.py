@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from legroom.records import dataclass
 from legroom.render.terminal import Style
 
 

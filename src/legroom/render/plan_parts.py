@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from legroom.records import dataclass
 from legroom.render.bar import Segment
 from legroom.units import GIB
 

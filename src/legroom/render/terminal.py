@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TextIO
+
+from legroom.records import dataclass
 
 _NARROWEST, _WIDEST = 50, 100
 

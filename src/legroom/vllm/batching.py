@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model
 from legroom.facts.releases import Release
+from legroom.records import dataclass
 from legroom.units import GIB
 from legroom.vllm.args import ServeArgs, Usage
 from legroom.vllm.given import other_value

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 
 from legroom.facts.releases import known_releases
+from legroom.records import dataclass, field
 from legroom.vllm.shell import ASSIGNMENT, basename
 
 _NO_VALUE = {

@@ -7,12 +7,12 @@ default on NVIDIA GPUs (FlashAttention, FlashInfer, FlashMLA) keep it, so that i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model
 from legroom.facts.releases import Release
+from legroom.records import dataclass
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.given import env_flag, other_values
 from legroom.vllm.traits import has_state, is_encoder_decoder, is_pooling

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.facts.flags import all_flag_names, flags_of
 from legroom.facts.releases import Release
+from legroom.records import dataclass, field
 from legroom.vllm.containers import visible_gpus, with_entrypoint
 from legroom.vllm.shell import basename, expand, server_commands, server_start
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from legroom.facts.flags import Flag, flag_kind_ever, flags_of
 from legroom.facts.releases import Release
+from legroom.records import dataclass
 from legroom.vllm.args import ServeArgs, Usage
 from legroom.vllm.problems import FlagProblem, explain_unknown
 from legroom.vllm.reading import NUMBER, Reading

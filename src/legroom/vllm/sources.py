@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from legroom.errors import LegroomError
 from legroom.facts.releases import Release, latest, release
+from legroom.records import dataclass
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.containers import container_run, image_release, visible_gpus
 from legroom.vllm.given import other_value

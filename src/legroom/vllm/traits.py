@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from legroom.facts.attention import Attention, LatentAttention, StateSpace
 from legroom.facts.feedforward import Experts
 from legroom.facts.model import Layer, Model
+from legroom.records import dataclass
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.given import other_value
 
