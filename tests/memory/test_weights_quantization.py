@@ -3,12 +3,25 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from weight_cases import A100, AWQ, FP8_BLOCKS, GIB, GPT_OSS_20B, H100, LLAMA_8B, QWEN3_30B, T4, model, settings
+from weight_cases import (
+    A100,
+    AWQ,
+    DEEPSEEK_V2_LITE,
+    FP8_BLOCKS,
+    GIB,
+    GPT_OSS_20B,
+    H100,
+    LLAMA_8B,
+    QWEN3_30B,
+    T4,
+    model,
+    settings,
+)
 
 from legroom.facts.anatomy import Anatomy
 from legroom.facts.quantization_config import online_quantization, quantization
+from legroom.memory.module import Module
 from legroom.memory.quantized_modules import Schemes, patterns
-from legroom.memory.weight_modules import Module
 from legroom.memory.weight_storage import StorageContext, storage
 from legroom.memory.weights import parameter_bytes, weights
 
@@ -136,3 +149,13 @@ def test_a_router_is_never_quantized() -> None:
     eight = parameter_bytes(model(QWEN3_30B, quantization_config=FP8_BLOCKS), settings(), H100)
     router = 48 * 128 * 2048 * 2
     assert eight > plain // 2 + router // 2
+
+
+def test_a_quantized_latent_projection_is_kept_a_second_time_in_sixteen_bits() -> None:
+    plain = parameter_bytes(model(DEEPSEEK_V2_LITE), settings(), H100)
+    quantized = parameter_bytes(model(DEEPSEEK_V2_LITE, quantization_config=FP8_BLOCKS), settings(), H100)
+    ignoring = {**FP8_BLOCKS, "modules_to_not_convert": [f"model.layers.{i}.self_attn.kv_b_proj" for i in range(27)]}
+    without = parameter_bytes(model(DEEPSEEK_V2_LITE, quantization_config=ignoring), settings(), H100)
+    matrix = 27 * 4096 * 512
+    assert quantized - without == matrix + 27 * 32 * 4 * 4
+    assert plain > without

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from legroom.facts.anatomy import Anatomy
 from legroom.facts.model import Layer
-from legroom.memory.weight_modules import Module, Ranks, feedforward_modules, mixer_modules, norm
+from legroom.memory.module import Module, Ranks
+from legroom.memory.weight_modules import feedforward_modules, mixer_modules, norm
 
 if TYPE_CHECKING:
     from legroom.facts.model import Model

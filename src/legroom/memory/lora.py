@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from legroom.facts.releases import release as known_release
-from legroom.memory.weight_modules import Module
+from legroom.memory.module import Module
 from legroom.units import round_up
 
 if TYPE_CHECKING:

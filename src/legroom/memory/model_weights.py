@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.facts.anatomy import Anatomy, anatomy
@@ -13,13 +13,15 @@ from legroom.facts.model import Layer, Model
 from legroom.memory.draft_weights import draft_modules
 from legroom.memory.load_workspaces import before_layers, with_first_attention
 from legroom.memory.lora import extra_vocabulary, lora_buffers
+from legroom.memory.module import Module, Ranks
 from legroom.memory.quantized_modules import Schemes
 from legroom.memory.rope_cache import RopeCache, rope_caches
 from legroom.memory.stages import stage_range
 from legroom.memory.weight_extras import layer_extras, model_extras
-from legroom.memory.weight_modules import Module, Ranks, feedforward_modules, mixer_modules, norm
+from legroom.memory.weight_modules import feedforward_modules, mixer_modules, norm
 from legroom.memory.weight_scheme import scheme_in_use
 from legroom.memory.weight_storage import Storage, StorageContext, storage
+from legroom.records import dataclass
 from legroom.units import cdiv, round_up
 
 if TYPE_CHECKING:
@@ -209,7 +211,12 @@ def _layers(build: _Build, stage: range) -> Iterator[Stored]:
         pending = [rope for rope in pending if rope not in due]
         for module in modules:
             at_output = due if module.name.endswith(("o_proj", "out_proj")) else ()
-            yield Stored(module, storage(module, build.schemes.of(module, index), context), at_output, index)
+            scheme = build.schemes.of(module, index)
+            yield Stored(module, storage(module, scheme, context), at_output, index)
+            if scheme is not None and module.name == "self_attn.kv_b_proj":
+                # MLA multiplies by this matrix in 16 bits when it decodes: a quantized one is kept twice.
+                copy = replace(module, name="self_attn.kv_b_copy", quantizable=False)
+                yield Stored(copy, storage(copy, None, context), (), index)
             due = () if at_output else due
             if module.name == "scale" and workspaces:
                 for one in workspaces:

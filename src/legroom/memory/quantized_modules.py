@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from legroom.facts.anatomy import Anatomy
 from legroom.facts.quantization import Quantization
-from legroom.memory.weight_modules import Module
+from legroom.memory.module import Module
 from legroom.records import dataclass
 
 _PREFIXES = ("model.layers", "model.language_model.layers", "language_model.model.layers", "backbone.layers", "layers")

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from legroom.memory.weight_modules import Module, share
+from legroom.memory.module import Module, share
 from legroom.units import round_up
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from legroom.facts.quantization import Quantization
 from legroom.facts.releases import release as known_release
-from legroom.memory.weight_modules import Module
+from legroom.memory.module import Module
 from legroom.records import dataclass
 from legroom.units import cdiv, round_up
 
