@@ -121,3 +121,18 @@ def test_until_0_6_3_cached_blocks_were_charged_too() -> None:
     before, since = (activation(LLAMA, settle(LLAMA, version, **flags), H200) for version in ("0.6.3", "0.6.4"))
     assert "reserved but unused" in label(before)
     assert before.bytes > 1.2 * since.bytes
+
+
+def test_deep_gemm_pads_the_rows_of_every_expert() -> None:
+    fp8 = models()["g-qwen30bfp8"]
+    flags = {"max_num_batched_tokens": 8192, "max_num_seqs": 16}
+    padded = activation(fp8, settle(fp8, **flags), H200)
+    plain = activation(fp8, settle(fp8, env={"VLLM_USE_DEEP_GEMM": "0"}, **flags), H200)
+    assert padded.bytes - plain.bytes == 128 * 127 * (2048 + 2048) * 2
+
+
+def test_a_pooling_server_has_no_sampler() -> None:
+    flags = {"max_num_batched_tokens": 2048, "max_num_seqs": 1024, "env": {"VLLM_USE_V2_MODEL_RUNNER": "0"}}
+    generating = activation(LLAMA, settle(LLAMA, **flags), H200)
+    pooling = activation(LLAMA, settle(LLAMA, runner="pooling", **flags), H200)
+    assert pooling.bytes < generating.bytes / 3

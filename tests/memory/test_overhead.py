@@ -7,7 +7,7 @@ from recorded_runs import H200, models, recorded, settle
 from legroom.facts.gpus import gpu
 from legroom.memory.activation import activation, activation_cold
 from legroom.memory.graphs import graph_estimate
-from legroom.memory.overhead import communication_bytes, cuda_context, non_torch, outside
+from legroom.memory.overhead import communication_bytes, cuda_context, held_at_start, non_torch, outside
 from legroom.memory.runner_buffers import runner_buffers, sampler_tables
 from legroom.units import GIB, MIB
 
@@ -83,3 +83,11 @@ def test_shared_memory_is_charged_for_the_host() -> None:
     spark = gpu("NVIDIA GB10")
     settings = settle(MOE, "0.25.1", spark, max_num_seqs=32)
     assert non_torch(MOE, settings, spark).bytes > 2 * GIB
+
+
+def test_nccl_starts_before_the_first_look_at_free_memory_since_0_11() -> None:
+    h100 = gpu("NVIDIA H100 80GB HBM3")
+    before, since = (settle(LLAMA, version, h100, tensor_parallel_size=2) for version in ("0.10.2", "0.11.0"))
+    assert held_at_start(before, h100).bytes == cuda_context(h100).bytes
+    assert 1.4 * GIB < held_at_start(since, h100).bytes < 2.1 * GIB
+    assert "communication" in [term.label for term in outside(LLAMA, since, h100).terms]

@@ -16,6 +16,7 @@ from legroom.memory.remember import of_structure, remembered
 from legroom.memory.sampler import sampling
 from legroom.memory.stages import stage_range
 from legroom.units import KIB, MIB, cdiv
+from legroom.vllm.traits import is_pooling
 
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
@@ -154,7 +155,7 @@ def _expanded_prefill(model: Model, settings: EngineSettings) -> int:
 
 def _at_sampling(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tuple[int, str]:
     """Hidden states and the sampler, on the stage that samples."""
-    if pp_rank != settings.pipeline_parallel_size - 1 or model.is_pooling:
+    if pp_rank != settings.pipeline_parallel_size - 1 or is_pooling(settings.given, model):
         return 0, ""
     sample = sampling(model, settings, gpu)
     sequences = min(settings.max_num_seqs, settings.max_num_batched_tokens)

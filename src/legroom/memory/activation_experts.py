@@ -9,7 +9,7 @@ from legroom.facts.releases import release as known_release
 from legroom.memory.activation_layers import stage_kinds
 from legroom.memory.remember import of_structure
 from legroom.records import dataclass
-from legroom.units import cdiv
+from legroom.units import cdiv, round_up
 
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from legroom.vllm.args import EngineSettings
 
 _HOPPER = (9, 0)
+_DEEP_GEMM_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,16 @@ def expert_scratch(model: Model, settings: EngineSettings, gpu: Gpu) -> ExpertSc
     return max(found, key=lambda scratch: scratch.kept_elements + scratch.passing_elements)
 
 
+def _uses_deep_gemm(model: Model, settings: EngineSettings, gpu: Gpu, inner: int, width: int) -> bool:
+    """Block-wise fp8 experts on Hopper and Blackwell servers pad each expert's rows (in the wheel since 0.20)."""
+    scheme = model.quantization
+    if scheme is None or scheme.block is None or scheme.weight_bits != 8 or gpu.compute_capability[0] not in (9, 10):
+        return False
+    asked = {settings.given.env.get(name) for name in ("VLLM_USE_DEEP_GEMM", "VLLM_MOE_USE_DEEP_GEMM")}
+    aligned = inner % _DEEP_GEMM_ROWS == 0 and width % _DEEP_GEMM_ROWS == 0
+    return "0" not in asked and aligned and known_release(settings.release).at_least("0.20.0")
+
+
 def _of_block(block: Experts, model: Model, settings: EngineSettings, gpu: Gpu) -> ExpertScratch:
     release = known_release(settings.release)
     ranks = 1 if settings.enable_expert_parallel else settings.tensor_parallel_size
@@ -52,7 +63,11 @@ def _of_block(block: Experts, model: Model, settings: EngineSettings, gpu: Gpu) 
     if release.at_least("0.13.0"):
         # One workspace that only grows: two buffers, each wide enough for both products.
         chunk = tokens if release.at_least("0.18.0") else min(tokens, 16 * 1024)
-        return ExpertScratch(kept_elements=chunk * top_k * (max(inner, width) + max(gate_up, width)))
+        rows = chunk * top_k
+        if _uses_deep_gemm(model, settings, gpu, inner, width):
+            local = cdiv(block.num_experts, settings.tensor_parallel_size // ranks)
+            rows = round_up(rows + min(rows, local) * (_DEEP_GEMM_ROWS - 1), _DEEP_GEMM_ROWS)
+        return ExpertScratch(kept_elements=rows * (max(inner, width) + max(gate_up, width)))
     chunk = min(tokens, 16 * 1024 if release.at_least("0.12.0") else 32 * 1024)
     if release.before("0.8.0"):
         return ExpertScratch(passing_elements=chunk * top_k * (gate_up + inner + width))

@@ -43,7 +43,7 @@ def remembered(rule: _Rule, model: Model, settings: EngineSettings, gpu: Gpu, pp
         settings.num_speculative_tokens, settings.data_parallel_size, settings.gpu_memory_utilization,
         given.enable_lora, given.max_loras, given.max_lora_rank, given.skip_mm_profiling, given.language_model_only,
         repr(given.limit_mm_per_prompt), repr(given.compilation_config), repr(given.mm_processor_kwargs),
-        repr(given.env),
+        repr(given.env), given.runner, given.others,
     )  # fmt: skip
     found = _seen.get(key)
     # An id may be used again once its model is gone, so the model itself is kept and compared.
