@@ -7,8 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 from legroom import __version__
 from legroom.errors import BAD_INPUT, OK, LegroomError
@@ -17,8 +16,7 @@ _INTERRUPTED = 130
 _BUG = 70
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(NamedTuple):
     """One row of the table: only the chosen command's module is imported."""
 
     name: str
@@ -94,7 +92,8 @@ def _run(words: list[str]) -> int:
     command = _find(words[0])
     module: CommandModule = importlib.import_module(command.module)
     parser = Parser(prog="legroom", add_help=False)
-    chosen = module.add_parser(parser.add_subparsers(dest="command"))
+    # Saying `prog` keeps argparse from formatting a usage line just to find it.
+    chosen = module.add_parser(parser.add_subparsers(dest="command", prog="legroom"))
     try:
         # A command that takes vLLM's flags too splits its own words off first.
         parse = getattr(module, "parse", None)
