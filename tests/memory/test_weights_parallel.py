@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -91,3 +93,18 @@ def test_stages_and_ranks_hold_at_least_the_whole_model(tp: int, pp: int, vocab:
     chosen = settings(tensor_parallel_size=tp, pipeline_parallel_size=pp)
     parts = [parameter_bytes(model(TINY, vocab_size=vocab), chosen, H100, stage) for stage in range(pp)]
     assert sum(parts) * tp >= whole
+
+
+def test_an_unknown_architecture_is_scaled_to_the_size_of_its_files() -> None:
+    stranger = replace(model(TINY), known=False)
+    whole = parameter_bytes(stranger, settings(), H100)
+    heavier = replace(stranger, checkpoint_bytes=int(whole * 1.5))
+    plain, scaled = (weights(one, settings(tensor_parallel_size=2), H100) for one in (stranger, heavier))
+    assert scaled.bytes == pytest.approx(plain.bytes * 1.5, rel=1e-6)
+    assert scaled.kind == "estimated"
+    assert sum(one.bytes for one in scaled.terms) == scaled.bytes
+
+
+def test_the_files_of_a_known_architecture_change_nothing() -> None:
+    known = model(TINY)
+    assert weights(replace(known, checkpoint_bytes=1), settings(), H100).bytes == weights(known, settings(), H100).bytes

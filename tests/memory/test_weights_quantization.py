@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -60,6 +61,12 @@ def test_gptq_keeps_its_group_index_only_where_marlin_cannot_drop_it() -> None:
 def test_gptq_with_act_order_holds_the_scales_of_all_groups_and_two_indices() -> None:
     ordered = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": True}
     assert kept(ordered, AMPERE) == ELEMENTS // 2 + 4096 * (4096 // 128) * 2 + 2 * 2048 * 4
+
+
+def test_asking_for_awq_or_gptq_by_name_forbids_repacking() -> None:
+    plain = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
+    assert kept(AWQ, replace(HOPPER, asked="awq")) == kept(AWQ, AMPERE)
+    assert kept(plain, replace(AMPERE, asked="gptq")) == kept(plain, TURING)
 
 
 def test_fp8_blocks_have_a_float_each_and_a_half_for_every_output_on_ampere() -> None:

@@ -62,6 +62,8 @@ class StorageContext:
     release: str = "0.32.0"
     capability: tuple[int, int] = (9, 0)
     vendor: str = "nvidia"
+    asked: str | None = None
+    """--quantization as the user gave it: `awq` and `gptq` forbid to repack for faster kernels."""
 
     @property
     def dtype_bytes(self) -> int:
@@ -131,7 +133,7 @@ def _awq(module: Module, scheme: Quantization, context: StorageContext) -> Stora
     weight = module.elements * scheme.weight_bits // 8
     scales = module.copies * groups * module.outputs
     sizes = (weight, scales * scheme.weight_bits // 8, scales * context.dtype_bytes)
-    if not (context.ampere and context.at_least("0.5.4")):
+    if not (context.ampere and context.at_least("0.5.4")) or context.asked == "awq":
         return Storage(sizes)
     if module.copies == 1 and context.at_least("0.19.0"):
         kernel = _to_machete if _machete(module, scheme, context) else _to_marlin
@@ -180,7 +182,8 @@ def _gptq(module: Module, scheme: Quantization, context: StorageContext) -> Stor
     scales = module.copies * groups * module.outputs
     zeros, index = scales * scheme.weight_bits // 8, module.copies * module.inputs * _INT32
     loaded = (weight, index, zeros, scales * context.dtype_bytes)
-    if not (context.ampere and context.at_least("0.4.2") and scheme.weight_bits in (4, 8)):
+    marlin = context.ampere and context.at_least("0.4.2") and scheme.weight_bits in (4, 8)
+    if not marlin or context.asked == "gptq":
         return Storage(loaded)
     steps = replaced(weight, index if scheme.act_order else 0, zeros if scheme.zero_point else 0, loaded[3])
     return Storage(loaded, (*steps, ("+", index)) if scheme.act_order else steps)

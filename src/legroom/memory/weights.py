@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.facts.releases import release as known_release
@@ -52,7 +53,7 @@ def _key(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tupl
     """All that the weights depend on; a search asks for the same few over and over."""
     given = settings.given
     return (
-        id(model), pp_rank, settings.release, settings.runner, settings.dtype, settings.quantization,
+        id(model), pp_rank, settings.release, settings.runner, settings.dtype, settings.quantization, given.quantization,
         settings.kv_cache_dtype.startswith("fp8"), settings.tensor_parallel_size, settings.pipeline_parallel_size,
         settings.data_parallel_size, settings.enable_expert_parallel, settings.enforce_eager, gpu.compute_capability,
         gpu.vendor, given.cpu_offload_gb, given.enable_lora, given.max_loras, given.max_lora_rank,
@@ -72,14 +73,32 @@ def _weights(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> 
     terms.append(Term("allocator", total - tensors, "torch hands out whole blocks"))
     if offloaded:
         terms.append(Term("offloaded", 0, f"{offloaded / GIB:.2f} GiB live in CPU memory (--cpu-offload-gb)"))
-    if is_estimated(settings) or not all(one.exact for one in model.modalities):
+    share = _checkpoint_share(model, settings, gpu)
+    if share is not None:
+        stored_bytes = int(total * share)
+        terms.append(Term("checkpoint", stored_bytes - total, "what the files hold beyond what the config explains"))
+        band = int(stored_bytes * _ASSUMED_BAND)
+        return Figure(stored_bytes, "estimated", stored_bytes - band, stored_bytes + band, tuple(terms))
+    if is_estimated(settings) or not model.known or not all(one.exact for one in model.modalities):
         band = int(total * _ASSUMED_BAND)
         return Figure(total, "estimated", total - band, total + band, tuple(terms))
-    return Figure(total, "exact" if model.known else "estimated", terms=tuple(terms))
+    return Figure(total, "exact", terms=tuple(terms))
+
+
+def _checkpoint_share(model: Model, settings: EngineSettings, gpu: Gpu) -> float | None:
+    """How the size of the files compares with the config's, where the config does not say all: an architecture that
+    legroom does not know, and GGUF, whose tensors have many widths. None: the config is the better witness."""
+    vague = not model.known or (model.quantization is not None and model.quantization.method == "gguf")
+    if not vague or not model.checkpoint_bytes:
+        return None
+    whole = replace(settings, tensor_parallel_size=1, pipeline_parallel_size=1, enable_expert_parallel=False)
+    explained = parameter_bytes(model, whole, gpu)
+    return model.checkpoint_bytes / explained if explained else None
 
 
 def _context(settings: EngineSettings, gpu: Gpu) -> StorageContext:
-    return StorageContext(settings.dtype, settings.release, gpu.compute_capability, gpu.vendor)
+    asked = settings.given.quantization
+    return StorageContext(settings.dtype, settings.release, gpu.compute_capability, gpu.vendor, asked)
 
 
 def _allocator_conf(settings: EngineSettings) -> str:
