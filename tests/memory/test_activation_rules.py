@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from recorded_runs import H200, models, settle
 
 from legroom.facts.gpus import gpu
+from legroom.facts.modalities import Modality
 from legroom.memory.activation import activation, cublas_workspace
 from legroom.memory.sampler import sampling, scratch_rows
 from legroom.units import MIB
@@ -136,3 +137,14 @@ def test_a_pooling_server_has_no_sampler() -> None:
     generating = activation(LLAMA, settle(LLAMA, **flags), H200)
     pooling = activation(LLAMA, settle(LLAMA, runner="pooling", **flags), H200)
     assert pooling.bytes < generating.bytes / 3
+
+
+def test_encoder_outputs_wait_for_the_text_pass() -> None:
+    image = Modality("image", 1024, 4096, 24, 16, 0, max_tokens_per_item=3025, patch_tokens_per_item=12100)
+    seeing = dataclasses.replace(QWEN_MOE, modalities=(image,))
+    flags = {"max_num_batched_tokens": 8192, "max_num_seqs": 1024}
+    blind = activation(QWEN_MOE, settle(QWEN_MOE, **flags), H200)
+    figure = activation(seeing, settle(seeing, **flags), H200)
+    assert figure.bytes - blind.bytes == 3 * 3025 * QWEN_MOE.hidden_size * 2
+    skipped = settle(seeing, skip_mm_profiling=True, **flags)
+    assert activation(seeing, skipped, H200).bytes == blind.bytes

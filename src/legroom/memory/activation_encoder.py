@@ -36,7 +36,8 @@ def encoder_profile(model: Model, settings: EngineSettings) -> EncoderProfile | 
     if settings.engine == "V0":
         count = max(1, min(settings.max_num_seqs, settings.max_num_batched_tokens // item.max_tokens_per_item))
     width = 4 if settings.dtype == "float32" else 2
-    levels = 1 + len(_deep_levels(model))
+    # Qwen3-VL hands the features of three inner blocks to the language model, too.
+    levels = 4 if model.model_type.startswith("qwen3_vl") else 1
     kept = count * item.max_tokens_per_item * model.hidden_size * levels * width
     patches = count * (item.patch_tokens_per_item or item.max_tokens_per_item)
     # One block of the tower: the residual, its norm, qkv and the output, or both halves of the feed-forward block.
@@ -64,10 +65,3 @@ def _allowed(settings: EngineSettings, kind: str) -> int | None:
     if isinstance(limit, Mapping):
         limit = limit.get("count")
     return limit if isinstance(limit, int) else None
-
-
-def _deep_levels(model: Model) -> tuple[int, ...]:
-    """Qwen3-VL hands the features of some inner blocks to the language model, too."""
-    vision = model.config.get("vision_config")
-    levels = vision.get("deepstack_visual_indexes") if isinstance(vision, Mapping) else None
-    return tuple(levels) if isinstance(levels, list | tuple) else ()
