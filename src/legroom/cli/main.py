@@ -27,6 +27,7 @@ class Command(NamedTuple):
 COMMANDS: tuple[Command, ...] = (
     Command("plan", "will vLLM start, and where does every byte of the GPU go?", "legroom.cli.plan"),
     Command("size", "which GPUs, and how many, hold this model?", "legroom.cli.size"),
+    Command("diagnose", "why did it fail? the proof, the cause, the command that will work", "legroom.cli.diagnose"),
     Command("simulate", "does a setting hold a load? replay it through vLLM's scheduler", "legroom.cli.simulate"),
     Command("calibrate", "learn from the start-up logs of your own machine", "legroom.cli.calibrate"),
     Command("score", "check predictions against a file of real start-ups", "legroom.cli.score"),

@@ -1,0 +1,117 @@
+"""`legroom diagnose`: what happened, the lines that prove it, why, and the command that will work."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from legroom.cli.output import print_json
+from legroom.errors import ANSWER_IS_NO, BAD_INPUT, OK, LegroomError
+
+if TYPE_CHECKING:
+    from legroom.diagnosis.diagnose import Reading
+    from legroom.diagnosis.repair import Hints
+
+__all__ = ["add_parser", "run"]
+
+_DESCRIPTION = """\
+Read a vLLM log and say what happened, in which phase, proven by its lines; why, with this log's numbers; the command
+that will work, with the memory it will have; what else could be done and what not to try. Files may be plain, gzip or
+zstd."""
+
+_EPILOG = """\
+examples:
+  legroom diagnose vllm.log
+  kubectl logs my-pod | legroom diagnose -
+  legroom diagnose --systemd vllm.service
+  legroom diagnose --docker my-vllm --gpu a100-80gb
+  legroom diagnose vllm.log --command 'vllm serve Qwen/Qwen3-8B --max-model-len 32768' --gpu rtx4090
+
+exit codes: 0 no problem found, 1 a problem was found, 2 the call is wrong or the log cannot be read or is not vLLM's
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Describe the command's options."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "diagnose",
+        usage="legroom diagnose [FILE ... | -] [options]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("files", nargs="*", metavar="FILE", help="log files; - is standard input (the default)")
+    where = parser.add_argument_group("other places to read from")
+    where.add_argument("--systemd", metavar="UNIT", help="the journal of a systemd unit")
+    where.add_argument("--docker", metavar="NAME", help="the log of a Docker container")
+    known = parser.add_argument_group("what the log may not say")
+    known.add_argument("--command", metavar="LINE", dest="line", help="the vllm serve line that was run")
+    known.add_argument("--model", metavar="MODEL", help="a Hub id or a folder with a config.json")
+    known.add_argument("--gpu", metavar="NAME", help="a GPU (h100, rtx4090 ...) or a size (24GiB)")
+    known.add_argument("--gpus", metavar="N", help="how many GPUs the machine has")
+    known.add_argument("--vllm", metavar="VERSION", help="the vLLM release")
+    out = parser.add_argument_group("output")
+    out.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    out.add_argument("--lang", choices=("en", "zh"), default="en", help="language of the answer (default: en)")
+    out.add_argument("--all-runs", action="store_true", help="explain every restart in full, not only the last")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read, diagnose, print; 1 where a problem was found."""
+    hints = _hints(args)
+    readings = [_read(name, pieces, hints) for name, pieces in _sources(args)]
+    if args.json:
+        from legroom.diagnosis.diagnosis_json import readings_json
+
+        print_json(readings_json(readings))
+    else:
+        from legroom.render.diagnosis_text import readings_text
+        from legroom.render.terminal import style_of
+
+        sys.stdout.write(readings_text(readings, style_of(sys.stdout), args.lang, args.all_runs))
+    return exit_code(readings)
+
+
+def exit_code(readings: list[Reading]) -> int:
+    """1 where the last run of a log has a problem, 2 where nothing could be made of any."""
+    verdicts = [reading.runs[0].verdict if reading.runs else "not understood" for reading in readings]
+    if any(verdict in ("cause found", "not a memory problem") for verdict in verdicts):
+        return ANSWER_IS_NO
+    return OK if any(verdict == "no problem found" for verdict in verdicts) else BAD_INPUT
+
+
+def _hints(args: argparse.Namespace) -> Hints:
+    from legroom.cli.deployment import count_of
+    from legroom.diagnosis.repair import Hints
+
+    return Hints(args.line, args.model, args.gpu, count_of(args.gpus, "--gpus"), args.vllm)
+
+
+def _sources(args: argparse.Namespace) -> Iterator[tuple[str, Iterator[bytes]]]:
+    from legroom.diagnosis import reader
+
+    for name, value in (("--systemd", args.systemd), ("--docker", args.docker)):
+        if value is not None and (not value or value.startswith("-")):
+            raise LegroomError(f"{name} needs a name, not {value!r}")
+    if args.systemd:
+        yield (
+            args.systemd,
+            reader.pieces_of_command(["journalctl", "--no-pager", "-o", "cat", "-u", args.systemd], args.systemd),
+        )
+    if args.docker:
+        yield args.docker, reader.pieces_of_command(["docker", "logs", args.docker], args.docker)
+    names = args.files or ([] if args.systemd or args.docker else ["-"])
+    if names.count("-") > 1:
+        raise LegroomError("standard input can be read once", "give - once")
+    for name in names:
+        yield ("standard input", reader.pieces_of_stdin()) if name == "-" else (name, reader.pieces_of_file(name))
+
+
+def _read(name: str, pieces: Iterator[bytes], hints: Hints) -> Reading:
+    from legroom.diagnosis.diagnose import read_log
+
+    return read_log(pieces, name, hints)

@@ -1,0 +1,167 @@
+"""One run of a server as its log tells it: the evidence in order, the first failure, the phase, the deployment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from legroom.diagnosis.evidence import Evidence
+from legroom.diagnosis.platforms import Engine, Platform
+from legroom.diagnosis.torch_oom import TorchOom, parse_oom
+from legroom.planning.startup_log import Startup
+
+Phase = Literal["startup_load", "startup_profile", "startup_kv", "startup_graph", "serving", "shutdown"]
+
+FAILING = ("failure", "host")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the causes look at."""
+
+    evidence: tuple[Evidence, ...]
+    startup: Startup
+    engine: Engine
+    platform: Platform
+    source: str = ""
+    lines: int = 0
+    phase_given: Phase | None = None
+    extra: dict[str, str] = field(default_factory=dict)
+
+    def all(self, *ids: str) -> tuple[Evidence, ...]:
+        """Every evidence with one of these ids, in order."""
+        return tuple(evidence for evidence in self.evidence if evidence.id in ids)
+
+    def first(self, *ids: str) -> Evidence | None:
+        """The first evidence with one of these ids."""
+        return next((evidence for evidence in self.evidence if evidence.id in ids), None)
+
+    def last(self, *ids: str) -> Evidence | None:
+        """The last evidence with one of these ids."""
+        return next((evidence for evidence in reversed(self.evidence) if evidence.id in ids), None)
+
+    def has(self, *ids: str) -> bool:
+        """Whether the log says one of these."""
+        return self.first(*ids) is not None
+
+    @cached_property
+    def first_failure(self) -> Evidence | None:
+        """The first failure in time over all ranks; what follows it are its echoes."""
+        failures = [evidence for evidence in self.evidence if evidence.role in FAILING]
+        if not failures:
+            return self.first("exception")
+        timed = [evidence for evidence in failures if evidence.time]
+        if len(timed) == len(failures):
+            return min(timed, key=lambda evidence: (evidence.time, evidence.line))
+        return failures[0]
+
+    @cached_property
+    def oom(self) -> TorchOom | None:
+        """The first sized out-of-memory error, the most complete text of it."""
+        parsed = [oom for evidence in self.all("torch_oom") if (oom := parse_oom(evidence))]
+        if not parsed:
+            return None
+        same = [oom for oom in parsed if oom.wanted_bytes == parsed[0].wanted_bytes]
+        return max(same, key=lambda oom: (oom.total_bytes is not None, oom.torch_bytes is not None))
+
+    @cached_property
+    def is_oom(self) -> bool:
+        """A GPU allocation failed, with or without sizes."""
+        return self.has("torch_oom", "torch_oom_unsized", "cuda_oom", "cublas_alloc", "sampler_warmup_oom", "cumem_oom")
+
+    @cached_property
+    def frames(self) -> frozenset[str]:
+        """Which known places the traceback of the first failure went through."""
+        return frozenset(evidence.id for evidence in self._around_failure() if evidence.role == "frame")
+
+    def _around_failure(self) -> Iterator[Evidence]:
+        failure = self.first_failure
+        if failure is None:
+            yield from self.evidence
+            return
+        for evidence in self.evidence:
+            if failure.line - 200 <= evidence.line <= failure.line + 60:
+                yield evidence
+
+    @cached_property
+    def milestones(self) -> tuple[Evidence, ...]:
+        """What the start-up had reached when the first failure came."""
+        failure = self.first_failure
+        before = [evidence for evidence in self.evidence if evidence.role in ("milestone", "once", "stats")]
+        return tuple(evidence for evidence in before if failure is None or evidence.line < failure.line)
+
+    @cached_property
+    def reached(self) -> Phase | None:
+        """The phase that the last milestone before the failure opened; None: none was passed, or none is shown."""
+        order = ("startup_load", "startup_profile", "startup_kv", "startup_graph", "serving")
+        passed = [evidence.phase for evidence in self.milestones if evidence.phase in order]
+        if not passed:
+            return None
+        return max(passed, key=order.index)  # type: ignore[arg-type]
+
+    @cached_property
+    def site(self) -> str:
+        """Where the failing allocation was asked for: a kind of place finer than a phase, empty where unknown.
+
+        Frames tell more than milestones: a traceback shows where the program really was.
+        """
+        for site, frames in _SITES:
+            if self.frames & frames:
+                return site
+        if self.has("sampler_warmup_oom"):
+            return "sampler"
+        return {
+            "startup_load": "load", "startup_profile": "profile", "startup_kv": "kv", "startup_graph": "graph",
+            "serving": "serving",
+        }.get(self.reached or "", "")  # fmt: skip
+
+    @cached_property
+    def phase(self) -> Phase | None:
+        """The phase in which the first failure happened."""
+        if self.phase_given:
+            return self.phase_given
+        failure = self.first_failure
+        site: Phase | None = _SITE_PHASE.get(self.site)
+        if failure is not None and failure.phase and failure.id not in ("free_below_desired", "cumem_oom"):
+            return failure.phase  # type: ignore[return-value]
+        if site:
+            return site
+        if failure is not None and failure.phase:
+            return failure.phase  # type: ignore[return-value]
+        if failure is not None and failure.at in ("engine.py", "[engine.py", "async_llm_engine.py"):
+            return "serving"
+        if self.has("engine_dead", "failed_execution_dump", "preempted"):
+            return "serving"
+        return self.reached
+
+    @property
+    def neighbours_bytes(self) -> int | None:
+        """What other processes held of the card when the server started, where the log lets it be computed."""
+        total, free = self.startup.gpu_total_bytes, self.startup.free_at_start_bytes
+        if total is None or free is None:
+            return None
+        return total - free
+
+
+_SITES: tuple[tuple[str, frozenset[str]], ...] = (
+    ("wake", frozenset({"frame_wake"})),
+    ("sampler", frozenset({"frame_dummy_sampler"})),
+    ("quant", frozenset({"frame_quant"})),
+    ("graph", frozenset({"frame_capture"})),
+    ("profile", frozenset({"frame_profile"})),
+    ("build", frozenset({"frame_create_weights"})),
+    ("load", frozenset({"frame_load"})),
+    ("kv", frozenset({"frame_kv_alloc"})),
+    ("graph", frozenset({"frame_warmup"})),
+    ("spec", frozenset({"frame_spec"})),
+    ("lora", frozenset({"frame_lora"})),
+    ("serving", frozenset({"frame_serving", "frame_logits"})),
+    ("device", frozenset({"frame_device_init"})),
+)
+_SITE_PHASE: dict[str, Phase] = {
+    "wake": "serving", "sampler": "startup_graph", "quant": "startup_load", "graph": "startup_graph",
+    "profile": "startup_profile", "build": "startup_load", "load": "startup_load", "kv": "startup_kv",
+    "serving": "serving", "device": "startup_load", "spec": "serving", "lora": "serving",
+}  # fmt: skip

@@ -1,0 +1,75 @@
+"""Free plus reserved-but-unallocated memory would cover the request; no single piece does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from legroom.diagnosis.case import Case
+from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
+from legroom.diagnosis.workbench import Workbench
+from legroom.units import GIB, gib
+
+CAUSE, ENTRY = "allocator_fragmentation", "LR406"
+
+
+def examine(case: Case) -> Finding | None:
+    """The arithmetic of torch's own numbers; a clear place or a large non-torch share outranks it."""
+    oom = case.oom
+    if oom is None or not oom.covered_by_reserve or oom.free_was_enough or oom.unallocated_bytes is None:
+        return None
+    confidence = 0.74
+    if case.site:
+        confidence = 0.5
+    elif (oom.non_torch_bytes or 0) > 2.5 * GIB:
+        confidence = 0.6  # something outside torch is the larger oddity
+    if (
+        oom.unallocated_bytes >= oom.wanted_bytes
+        and (oom.total_bytes or 0)
+        and oom.unallocated_bytes > (oom.total_bytes or 0) // 20
+    ):
+        confidence += 0.1
+    why = (
+        f"{gib(oom.unallocated_bytes)} are reserved but unused and {gib(oom.free_bytes or 0)} free: together "
+        f"{gib(oom.unallocated_bytes + (oom.free_bytes or 0))}, more than "
+        f"the {gib(oom.wanted_bytes)} asked for. No single piece is that "
+        "large."
+    )
+    return Finding(CAUSE, ENTRY, confidence, proof(case.first("torch_oom")), why)
+
+
+def remedies(bench: Workbench) -> Iterator[Fix | None]:
+    """Join the pieces where that is allowed; else leave more room."""
+    oom = bench.case.oom
+    name = (
+        "PYTORCH_ALLOC_CONF"
+        if bench.known.release_said and bench.known.release.at_least("0.11.1")
+        else "PYTORCH_CUDA_ALLOC_CONF"
+    )
+    env = {name: "expandable_segments:True"}
+    clash = (bench.known.args.tensor_parallel_size or 1) > 1
+    join = Fix(
+        "allocator_conf",
+        "Expandable segments join free pieces into one.",
+        env=env,
+        command=bench.command({}, env),
+        confidence=0.65,
+        steps=("with tensor parallelism add --disable-custom-all-reduce: the two clash",) if clash else (),
+    )
+    yield join
+    need = max((oom.wanted_bytes - (oom.free_bytes or 0)) if oom else 0, 0)
+    yield bench.lower_utilization(need, "A few per cent outside the pool absorb the pieces.", 0.5)
+    yield Fix(
+        "engine_version_or_V0",
+        "Later releases free temporary weights in one piece.",
+        steps=("pip install -U vllm",),
+        confidence=0.35,
+    )
+
+
+DEAD_ENDS = (
+    DeadEnd("expandable_segments with sleep mode before 0.20", "the sleep-mode pool refuses them with an assertion"),
+    DeadEnd(
+        "restart periodically because the KV pool fragments",
+        "it cannot: any free block serves; only torch's allocator can",
+    ),
+)

@@ -1,0 +1,122 @@
+"""CUDA-graph capture, or graph memory outside the budget, is what runs out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from legroom.diagnosis.case import Case
+from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
+from legroom.diagnosis.workbench import Workbench
+from legroom.units import GIB, gib
+
+CAUSE, ENTRY = "cudagraph_capture_oom", "LR302"
+
+
+def examine(case: Case) -> Finding | None:
+    """A traceback through capture, or a failure after the pool was sized and before the server was ready."""
+    notice = case.last("capturing")
+    if not case.is_oom:
+        if case.has("registering_graphs") and not case.has("server_ready", "engine_ready", "request_served"):
+            why = (
+                "The log ends in the middle of registering CUDA-graph "
+                "buffers, after the pool had taken the whole budget."
+            )
+            return Finding(CAUSE, ENTRY, 0.5, proof(case.last("registering_graphs"), case.last("profile_v0")), why)
+        if case.has("sigkill", "killed_word") and not case.has("killed_process", "oom_killer"):
+            why = "The process was killed from outside; capture is one of the moments at which memory peaks."
+            return Finding(CAUSE, ENTRY, 0.3, proof(case.first("sigkill", "killed_word")), why)
+        return None
+    error = case.first("torch_oom", "cuda_oom", "torch_oom_unsized")
+    return Finding(CAUSE, ENTRY, _confidence(case), proof(case.last("profile_v0"), notice, error), _why(case))
+
+
+def _confidence(case: Case) -> float:
+    oom = case.oom
+    if case.site == "sampler":
+        return 0.4
+    if case.site == "graph":
+        return 0.86 if case.frames & {"frame_capture"} or case.has("capturing") or not oom else 0.7
+    if case.site == "kv" and not case.frames and (case.has("capturing") or (oom and oom.pools_bytes)):
+        return 0.8  # the pool was sized, and torch already has a private pool: capture had begun
+    if (
+        case.has("capturing")
+        and not case.has("engine_ready", "server_ready", "captured")
+        and case.site not in ("quant", "build", "profile")
+    ):
+        return 0.75
+    if oom is None and case.has("cuda_oom") and case.site in ("", "kv"):
+        return 0.5  # the driver's own message without sizes: graphs are allocated past torch
+    if oom and oom.pools_bytes and not case.site:
+        return 0.55
+    return 0.25 if case.site in ("serving", "") else 0.1
+
+
+def _why(case: Case) -> str:
+    startup, oom = case.startup, case.oom
+    total, share = startup.gpu_total_bytes, startup.args.gpu_memory_utilization
+    room = ""
+    if total and share:
+        room = f" Outside the budget of {share:g} x {gib(total)} only {gib(round(total * (1 - share)))} are left."
+    elif oom and oom.free_bytes is not None and oom.total_bytes:
+        room = f" {gib(oom.free_bytes)} of {gib(oom.total_bytes)} were free."
+    return (
+        "The KV cache has taken the whole budget before graphs are "
+        "captured; the graphs need memory beside it (before 0.20 "
+        f"all of it, since then what the estimate missed).{room}"
+    )
+
+
+def remedies(bench: Workbench) -> Iterator[Fix | None]:
+    """Room outside the pool, or fewer graphs."""
+    case = bench.case
+    oom = case.oom
+    need = (oom.wanted_bytes - (oom.free_bytes or 0) if oom else 0) + (case.startup.graph_bytes or 0)
+    if case.engine.generation == "V1" and not (bench.known.release_said and bench.known.release.at_least("0.11.0")):
+        yield Fix(
+            "engine_version_or_V0",
+            "The V1 engine of 0.8 to 0.10 captures far more graphs than V0 does; later releases count them.",
+            env={"VLLM_USE_V1": "0"},
+            command=bench.command({}, {"VLLM_USE_V1": "0"}),
+            confidence=0.5,
+            steps=("or upgrade: from 0.20 on graphs are inside the budget",),
+        )
+    elif bench.known.release_said and bench.known.release.at_least("0.22.0") and case.startup.runner != "V1":
+        yield Fix(
+            "engine_version_or_V0",
+            "Model Runner V2 reserves nothing for graphs; the V1 runner does.",
+            env={"VLLM_USE_V2_MODEL_RUNNER": "0"},
+            command=bench.command({}, {"VLLM_USE_V2_MODEL_RUNNER": "0"}),
+            confidence=0.4,
+        )
+    yield bench.lever("fewer captured graphs", "eager_or_fewer_graphs", "Fewer and smaller graphs take less.", 0.6)
+    yield bench.lower_utilization(
+        max(need, GIB // 4), "Graphs are captured beside the pool: a smaller pool leaves room for them.", 0.6
+    )
+    yield bench.change(
+        "eager_or_fewer_graphs",
+        {"enforce_eager": True},
+        "Without graphs nothing is captured.",
+        trades="slower decoding, most of all for small batches",
+        confidence=0.55,
+    )
+    seqs = bench.known.args.max_num_seqs
+    yield bench.lever(
+        "fewer sequences", "max_num_seqs", "The largest graph follows the number of sequences.", 0.45
+    ) or (
+        bench.change(
+            "max_num_seqs",
+            {"max_num_seqs": max((seqs or 256) // 4, 8)},
+            "The largest graph follows the number of sequences.",
+            trades="fewer requests run at once",
+            confidence=0.4,
+        )
+        if bench.base is None
+        else None
+    )
+
+
+DEAD_ENDS = (
+    DeadEnd("raise gpu_memory_utilization", "it takes away the very room that capture needs"),
+    DeadEnd("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0", "it reserves less for graphs, not more"),
+    DeadEnd("torch.cuda.empty_cache()", "graph pools are not in torch's cache"),
+)

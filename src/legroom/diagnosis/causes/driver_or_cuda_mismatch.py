@@ -1,0 +1,58 @@
+"""Toolkit, driver and architecture do not go together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from legroom.diagnosis.case import Case
+from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
+from legroom.diagnosis.workbench import Workbench
+
+CAUSE, ENTRY = "driver_or_cuda_mismatch", "LR902"
+_MESSAGES = (
+    "no_kernel_image",
+    "ptx_toolchain",
+    "driver_old",
+    "arch_unsupported",
+    "libs_missing",
+    "driver_nccl_capture",
+)
+
+
+def examine(case: Case) -> Finding | None:
+    """Messages that name the driver, the toolkit or the architecture."""
+    error = case.first(*_MESSAGES)
+    if error is None:
+        return None
+    driver = case.first("driver_version")
+    have = f" The log shows driver {driver.facts.get('driver')}." if driver else ""
+    why = (
+        "The kernels were built for another driver, toolkit or GPU "
+        f"generation than the ones here. No memory setting matters.{have}"
+    )
+    return Finding(CAUSE, ENTRY, 0.94, proof(error, driver), why)
+
+
+def remedies(bench: Workbench) -> Iterator[Fix | None]:
+    """Bring driver, toolkit and build together."""
+    yield Fix(
+        "driver",
+        "The driver must be at least as new as the CUDA that vLLM and torch were built with.",
+        steps=(
+            "nvidia-smi shows the driver and the newest CUDA it serves",
+            "upgrade the driver, or install the vLLM wheel or image of an older CUDA",
+        ),
+        confidence=0.7,
+    )
+    yield Fix(
+        "engine_version_or_V0",
+        "The build must carry kernels for this GPU generation.",
+        steps=(
+            "use a release whose wheels support the GPU's compute "
+            "capability, or build from source with TORCH_CUDA_ARCH_LIST set",
+        ),
+        confidence=0.5,
+    )
+
+
+DEAD_ENDS = (DeadEnd("any memory flag", "nothing was short"),)

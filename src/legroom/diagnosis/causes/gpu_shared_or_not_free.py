@@ -1,0 +1,211 @@
+"""Memory of the card is held or moved by another process, an orphan of an earlier run, or it is the wrong card."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from legroom.diagnosis.case import Case
+from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
+from legroom.diagnosis.workbench import Workbench
+from legroom.units import GIB, MIB, gib
+
+CAUSE, ENTRY = "gpu_shared_or_not_free", "LR103"
+
+
+def examine(case: Case) -> Finding | None:
+    """Somebody else's bytes: printed by the start-up check, by torch, or left over when vLLM's own are taken off."""
+    for look in (
+        _start_check,
+        _moved_while_profiling,
+        _wrong_device,
+        _listed_by_torch,
+        _counted_as_own,
+        _at_device_init,
+    ):
+        found = look(case)
+        if found:
+            return found
+    return None
+
+
+def _start_check(case: Case) -> Finding | None:
+    check = case.first("free_below_desired", "free_below_desired_bare")
+    if check is None:
+        return None
+    total, free, desired = (check.facts.get(name) for name in ("total_bytes", "free_bytes", "desired_bytes"))
+    confidence = 0.9
+    if not isinstance(free, int) or not isinstance(total, int) or not isinstance(desired, int):
+        return Finding(
+            CAUSE,
+            ENTRY,
+            0.7,
+            proof(check),
+            "The card had less free memory at start-up than the share vLLM was told to take.",
+        )
+    if case.platform.unified and free > total // 6:
+        confidence = 0.55  # on shared memory the page cache counts as used
+    why = (
+        f"At start-up {gib(free)} of {gib(total)} were free, but "
+        f"{check.facts.get('utilization_ratio')} x {gib(total)} = "
+        f"{gib(desired)} are to be taken: {gib(desired - free)} short. {gib(total - free)} were in use before vLLM "
+        "allocated anything."
+    )
+    return Finding(CAUSE, ENTRY, confidence, proof(check), why)
+
+
+def _moved_while_profiling(case: Case) -> Finding | None:
+    error = case.first("profiling_error")
+    if error is None:
+        return None
+    before, after = error.facts.get("initial_bytes"), error.facts.get("current_bytes")
+    if isinstance(before, int) and isinstance(after, int) and before == after:
+        return None
+    numbers = f" ({before} -> {after} bytes)" if before is not None else ""
+    why = (
+        f"Free memory grew while vLLM measured its own use{numbers}: another process on the same card released memory "
+        "in between, so the measurement is worthless and vLLM stops."
+    )
+    return Finding(CAUSE, ENTRY, 0.55 if case.platform.trainer else 0.85, proof(error), why)
+
+
+def _wrong_device(case: Case) -> Finding | None:
+    loaded = next((item for item in case.all("weights_loaded") if item.facts.get("weights_bytes") == 0), None)
+    if loaded is None or not case.first_failure:
+        return None
+    why = "vLLM measured 0 bytes of weights: the model went to another GPU than the one being measured."
+    return Finding(CAUSE, ENTRY, 0.7 if not case.platform.trainer else 0.5, proof(loaded, case.first_failure), why)
+
+
+def _listed_by_torch(case: Case) -> Finding | None:
+    oom = case.oom
+    if oom is None or oom.total_bytes is None:
+        return None
+    others = oom.neighbours_bytes
+    if others < max(512 * MIB, oom.total_bytes // 20) or others < oom.wanted_bytes:
+        return None
+    own = f"this process {gib(oom.own_bytes)}" if oom.own_bytes else "this one the rest"
+    why = (
+        f"Other processes hold {gib(others)} of the {gib(oom.total_bytes)} card ({own}). Without them the "
+        f"{gib(oom.wanted_bytes)} that failed would have fitted."
+    )
+    siblings = 0.35 if oom.own_bytes is None else 0.0  # several entries without "this process" may be the job's ranks
+    return Finding(CAUSE, ENTRY, 0.9 - siblings, proof(case.first("torch_oom")), why)
+
+
+def _counted_as_own(case: Case) -> Finding | None:
+    """Releases that charged other processes' memory to this one end with no cache blocks on a shared card."""
+    error = case.first("no_cache_blocks")
+    if error is None:
+        return None
+    startup, engine = case.startup, case.engine
+    held = case.neighbours_bytes
+    if held is not None and held > 2 * GIB:
+        why = f"{gib(held)} of the card were in use before vLLM started; what is left of the budget is not enough."
+        return Finding(CAUSE, ENTRY, 0.8, proof(error), why)
+    parts = (startup.weights_bytes, startup.activation_bytes, startup.gpu_total_bytes)
+    if all(part is not None for part in parts) or startup.available_kv_bytes is not None:
+        weights, total = startup.weights_bytes or 0, startup.gpu_total_bytes or 0
+        if total and weights and weights < total // 4:
+            why = (
+                f"The weights take {gib(weights)} of {gib(total)}, yet nothing is left for the KV cache: memory that "
+                "others took or released while vLLM measured is charged to it."
+            )
+            return Finding(CAUSE, ENTRY, 0.7, proof(error), why)
+        return None
+    charging = any(engine.within(*span) for span in (("0.4.0", "0.4.0"), ("0.6.4", "0.6.4.post1")))
+    if engine.within("0.7.0", "0.9.0.1") and engine.generation == "V1":
+        charging = True
+    if engine.version is None:
+        # Style tells: a V1 engine that logs this without a KV line above it is older than 0.9.1.
+        charging = (engine.generation == "V1" and not case.has("available_kv")) or _late_2024(case)
+    why = (
+        "Nothing is left for the KV cache. In this generation of "
+        "vLLM the measurement counted the memory of every process "
+        "on the card, so a neighbour or an orphaned worker is charged to this one."
+    )
+    return Finding(CAUSE, ENTRY, 0.66 if charging else 0.5, proof(error), why)
+
+
+def _late_2024(case: Case) -> bool:
+    """0.6.4 appeared in November 2024; its V0 engine wrote no opening bracket and had `engine.py`."""
+    return any(item.time[:2] in ("11", "12") and item.at == "engine.py" for item in case.evidence if item.time)
+
+
+def _at_device_init(case: Case) -> Finding | None:
+    error = case.first("cuda_oom", "cublas_alloc")
+    if error is None or case.site != "device":
+        return None
+    why = "Not even a CUDA context could be created: the card was full before this process allocated anything."
+    return Finding(CAUSE, ENTRY, 0.5 if case.platform.unified else 0.66, proof(error), why)
+
+
+def remedies(bench: Workbench) -> Iterator[Fix | None]:
+    """Free the card first; then start one after the other; only then take less."""
+    case = bench.case
+    free_it = Fix(
+        "free_gpu_or_kill_orphans",
+        "Whoever holds the memory has to give it back; an orphaned worker of an earlier run is the usual one.",
+        steps=(
+            "nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv",
+            "end the orphan by its PID; its title is VLLM::EngineCore or VLLM::Worker, not `vllm serve`",
+            "if that card belongs to somebody else, choose a free one: CUDA_VISIBLE_DEVICES=N",
+        ),
+        confidence=0.75,
+    )
+    in_turn = Fix(
+        "sequence_starts_or_wait",
+        "Two instances that start together charge each other's memory; one after the other they do not.",
+        steps=("start the second instance only after the first has printed `Application startup complete`",),
+        confidence=0.55,
+    )
+    newer = _accounting_fix(bench)
+    if case.has("no_cache_blocks"):
+        yield from (in_turn, free_it, newer) if newer is None else (newer, in_turn, free_it)
+    elif case.has("profiling_error"):
+        yield from (in_turn, free_it, newer)
+    else:
+        yield free_it
+        yield _take_less(bench)
+        yield in_turn
+
+
+def _accounting_fix(bench: Workbench) -> Fix | None:
+    release = bench.known.release
+    if bench.known.release_said and release.at_least("0.9.1"):
+        return None
+    return Fix(
+        "engine_version_or_V0",
+        "vLLM 0.9.1 and later do not charge other processes' memory to this one.",
+        steps=("pip install 'vllm>=0.9.1'",),
+        confidence=0.6,
+    )
+
+
+def _take_less(bench: Workbench) -> Fix | None:
+    check = bench.case.first("free_below_desired")
+    free, total = (check.facts.get(name) if check else None for name in ("free_bytes", "total_bytes"))
+    if not isinstance(free, int) or not isinstance(total, int) or total <= 0:
+        return None
+    share = math.floor((free - GIB // 2) / total * 100) / 100
+    if share < 0.1:
+        return None
+    return bench.change(
+        "lower_util",
+        {"gpu_memory_utilization": share},
+        f"{gib(free)} are free: {share:g} x {gib(total)} = "
+        f"{gib(int(share * total))} fits into them with half a GiB to spare.",
+        trades="a smaller KV pool",
+        confidence=0.5,
+    )
+
+
+DEAD_ENDS = (
+    DeadEnd("raise gpu_memory_utilization", "the memory is not there: it is somebody else's"),
+    DeadEnd(
+        "torch.cuda.empty_cache() in your program",
+        "it empties the cache of that process only; the engine is another one",
+    ),
+    DeadEnd("kill by the pattern `vllm serve`", "workers have another title and survive it"),
+    DeadEnd("device='cuda:N'", "the measurement may still read another card; CUDA_VISIBLE_DEVICES decides for both"),
+)

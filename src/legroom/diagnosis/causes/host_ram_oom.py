@@ -1,0 +1,141 @@
+"""Memory of the machine, not of the GPU: RAM, a cgroup, /dev/shm, pinned memory, address space."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from legroom.diagnosis.case import Case
+from legroom.diagnosis.evidence import Evidence
+from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
+from legroom.diagnosis.workbench import Workbench
+from legroom.units import KIB, gib
+
+CAUSE, ENTRY = "host_ram_oom", "LR501"
+_CERTAIN = (
+    "killed_process",
+    "mmap_failed",
+    "shm_small",
+    "shm_no_space",
+    "shm_insufficient",
+    "ray_node_memory",
+    "pinned_failed",
+    "cannot_allocate",
+    "too_large_swap",
+)
+_LIKELY = ("oom_killer", "ray_worker_died", "bus_error")
+_POSSIBLE = ("sigkill", "killed_word")
+
+
+def examine(case: Case) -> Finding | None:
+    """The kernel, the container platform, Ray or a failed host allocation says so."""
+    for ids, certainty in ((_CERTAIN, 0.9), (_LIKELY, 0.72), (_POSSIBLE, 0.6)):
+        error = case.first(*ids)
+        if error is not None:
+            proven = proof(case.first("shm_small", "nccl_system_error"), error)
+            return Finding(CAUSE, ENTRY, _confidence(case, error, certainty), proven, _why(case))
+    oom = case.oom
+    if oom and oom.free_was_enough:
+        why = (
+            f"{gib(oom.free_bytes or 0)} of the card were free and only "
+            f"{gib(oom.wanted_bytes)} asked for: the host could not back it."
+        )
+        return Finding(CAUSE, ENTRY, 0.5, proof(case.first("torch_oom"), case.first("prefetch_ram_short")), why)
+    if case.has("nccl_system_error"):
+        why = "NCCL's system call failed; the usual reason in a container is a /dev/shm of 64 MiB."
+        return Finding(CAUSE, ENTRY, 0.5, proof(case.first("nccl_system_error")), why)
+    return None
+
+
+def _confidence(case: Case, error: Evidence, certainty: float) -> float:
+    first = case.first_failure
+    if error.id not in _CERTAIN and first is not None and first.role == "failure" and first.line < error.line:
+        return min(certainty, 0.45)  # the GPU side failed first; being killed came after
+    on_shared_memory = case.platform.unified and error.id in ("oom_killer", "killed_process")
+    return min(certainty, 0.6) if case.has("driver_no_memory") or on_shared_memory else certainty
+
+
+def _why(case: Case) -> str:
+    killed = case.first("killed_process")
+    if killed:
+        anon = killed.facts.get("anon_count")
+        size = f" It held {gib(anon * KIB)} of RAM." if isinstance(anon, int) else ""
+        scope = "the container's limit" if "cgroup" in str(killed.facts.get("scope", "")) else "the machine's RAM"
+        return f"The kernel killed {killed.facts.get('victim')} because {scope} was used up.{size}"
+    shm = case.first("shm_small", "shm_no_space", "shm_insufficient", "bus_error")
+    if shm:
+        available = shm.facts.get("bytes_count")
+        have = f" It has {gib(available)}." if isinstance(available, int) else ""
+        return (
+            "/dev/shm is too small for the buffers that processes on one "
+            f"machine share; Docker gives 64 MiB unless told otherwise.{have}"
+        )
+    mapped = case.first("mmap_failed")
+    if mapped:
+        return (
+            f"The system could not map a file of {gib(int(mapped.facts.get('bytes_count', 0)))}: "
+            "RAM, address space or an overcommit limit is exhausted."
+        )
+    if case.first("pinned_failed"):
+        return (
+            "Pinned host memory could not be had: it must be real RAM, "
+            "in one registration, within the locked-memory limit."
+        )
+    if case.first("sigkill", "killed_word") and not case.first("oom_killer", "ray_worker_died"):
+        return (
+            "The process was ended by SIGKILL, most often by the kernel's or the "
+            "container's memory limit; exit code 137 alone proves only the signal."
+        )
+    return "A process on the host ran out of RAM and was killed; no GPU setting changes that."
+
+
+def remedies(bench: Workbench) -> Iterator[Fix | None]:
+    """Give the host what it lacks."""
+    case = bench.case
+    if case.has("shm_small", "shm_no_space", "shm_insufficient", "bus_error", "nccl_system_error"):
+        yield Fix(
+            "more_host_ram_or_shm",
+            "/dev/shm must hold the buffers that the ranks share.",
+            steps=(
+                "docker run --shm-size=10g ... (or --ipc=host)",
+                "Kubernetes: an emptyDir with medium: Memory mounted at /dev/shm",
+            ),
+            confidence=0.75,
+        )
+    else:
+        yield Fix(
+            "more_host_ram_or_shm",
+            "The host or the container needs more RAM than it has.",
+            steps=(
+                "raise the container's memory limit (resources.limits.memory, docker --memory)",
+                "free -g; dmesg | grep -i oom shows who was killed",
+                "lower what pins host memory: KV offloading, --cpu-offload-gb, --swap-space",
+            ),
+            confidence=0.6,
+        )
+    yield Fix(
+        "sequence_starts_or_wait",
+        "Every rank reads the checkpoint at the same time; in turn they need less at once.",
+        flags={"max_parallel_loading_workers": 1} if case.engine.generation == "V0" else {},
+        steps=("load with fewer processes at once, or start instances one after the other",),
+        confidence=0.45,
+    )
+    yield Fix(
+        "checkpoint_format",
+        "Small safetensors shards are mapped, not read: .bin files and one huge file need their size in RAM.",
+        steps=("re-save the checkpoint as safetensors with max_shard_size=2GB",),
+        confidence=0.5,
+    )
+    if case.has("sigkill", "killed_word"):
+        yield Fix(
+            "engine_version_or_V0",
+            "If the host has plenty of RAM, the kill came from elsewhere; another engine or release may pass.",
+            env={"VLLM_USE_V1": "0"},
+            steps=("check dmesg first; then try another release",),
+            confidence=0.35,
+        )
+
+
+DEAD_ENDS = (
+    DeadEnd("lower gpu_memory_utilization, max_model_len or max_num_seqs", "they are of the GPU; the host ran out"),
+    DeadEnd("read exit code 137 as proof", "it proves SIGKILL only; look for the kernel's line"),
+)

@@ -1,0 +1,119 @@
+"""Running requests exhaust the pool: they are preempted, recomputed or stall instead of failing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from legroom.diagnosis.case import Case
+from legroom.diagnosis.evidence import Evidence
+from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
+from legroom.diagnosis.workbench import Workbench
+
+CAUSE, ENTRY = "kv_preemption_thrash", "LR403"
+_FULL = 95.0
+
+
+def examine(case: Case) -> Finding | None:
+    """vLLM's own warning or counters, or a pool that stays full while requests wait."""
+    preempted = case.all("preempted")
+    failed = case.first("swap_exhausted", "block_pool_guard")
+    counted = [item for item in case.all("preemptions_metric", "engine_stats") if _number(item, "preemptions") > 0]
+    full = [item for item in case.all("engine_stats") if _usage(item) >= _FULL]
+    waiting = [item for item in case.all("engine_stats") if _usage(item) >= 90 and _number(item, "waiting") > 0]
+    confidence = 0.0
+    if failed:
+        confidence = 0.93
+    elif preempted:
+        confidence = 0.85
+    elif counted or waiting:
+        confidence = 0.8
+    elif full:
+        confidence = 0.6
+    if not confidence:
+        return None
+    if case.has("failed_execution_dump") and not failed:
+        confidence = 0.5  # the step crashed; a preemption before it is a side show
+    proven = proof(preempted[:1], preempted[-1:], failed, waiting[:2], full[:2], counted[-1:])
+    return Finding(CAUSE, ENTRY, confidence, proven, _why(case, preempted, waiting or full))
+
+
+def _why(case: Case, preempted: tuple[Evidence, ...], stats: list[Evidence]) -> str:
+    last = preempted[-1] if preempted else None
+    count = last.facts.get("preemptions_count") if last else None
+    parts = []
+    if last is not None:
+        parts.append(f"{count if count is not None else len(preempted)} preemptions ({last.facts.get('mode')})")
+    if stats:
+        worst = max(stats, key=_usage)
+        parts.append(
+            f"KV usage {_usage(worst):g} % with {worst.facts.get('running_count')} "
+            f"running and {worst.facts.get('waiting_count')} waiting"
+        )
+    shown = "; ".join(parts) or "the pool ran out of blocks"
+    return (
+        f"{shown}. The pool was allocated at start-up and does not "
+        "grow: the requests that run want more tokens at once than it "
+        "holds, so work already done is thrown away and repeated."
+    )
+
+
+def _usage(item: Evidence) -> float:
+    value = item.facts.get("kv_usage_ratio")
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _number(item: Evidence, stem: str) -> float:
+    for ending in ("count", "ratio"):
+        value = item.facts.get(f"{stem}_{ending}")
+        if isinstance(value, int | float):
+            return float(value)
+    return 0.0
+
+
+def remedies(bench: Workbench) -> Iterator[Fix | None]:
+    """Admit fewer requests, or make the pool larger."""
+    case = bench.case
+    running = [item.facts.get("running_count") for item in case.all("engine_stats")]
+    most = max((count for count in running if isinstance(count, int)), default=0)
+    if case.has("swap_exhausted"):
+        yield Fix(
+            "swap_space",
+            "The V0 engine swaps preempted requests to host memory, and that is used up.",
+            flags={"swap_space": 32},
+            command=bench.command({"swap_space": 32.0}),
+            trades="32 GiB of host RAM a GPU",
+            confidence=0.6,
+        )
+    seqs = max(most * 3 // 4, 1) if most else max((bench.known.args.max_num_seqs or 256) // 2, 1)
+    yield bench.change(
+        "max_num_seqs",
+        {"max_num_seqs": seqs},
+        "Fewer requests at once keep their blocks to the end.",
+        trades="more requests wait",
+        confidence=0.6,
+    )
+    yield bench.lever("raise utilization", "raise_util", "A larger pool, where the card has room.", 0.45)
+    yield Fix(
+        "max_model_len",
+        "Requests that may grow less need fewer blocks; bound max_tokens too.",
+        steps=("lower --max-model-len to what your requests really use, and cap max_tokens",),
+        confidence=0.45,
+    )
+    yield bench.change(
+        "kv_cache_dtype",
+        {"kv_cache_dtype": "fp8"},
+        "Twice the tokens in the same pool.",
+        trades="keys and values in 8 bits",
+        confidence=0.4,
+    )
+    yield bench.lever("more GPUs", "more_or_fewer_gpus_tp_pp", "More GPUs, a larger pool.", 0.35)
+
+
+DEAD_ENDS = (
+    DeadEnd(
+        "--swap-space on the V1 engine",
+        "V1 recomputes a preempted request and never swaps; the flag is gone since 0.18",
+    ),
+    DeadEnd("restart periodically", "the pool cannot fragment: any free block serves any request"),
+    DeadEnd("alert on a full pool alone", "a full pool is healthy; waiting or preempted requests are the sign"),
+)

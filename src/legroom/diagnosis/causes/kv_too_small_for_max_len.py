@@ -1,0 +1,123 @@
+"""One request of max_model_len does not fit into the KV pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from legroom.diagnosis.case import Case
+from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
+from legroom.diagnosis.workbench import Workbench
+from legroom.units import gib, human_bytes
+
+CAUSE, ENTRY = "kv_too_small_for_max_len", "LR203"
+
+
+def examine(case: Case) -> Finding | None:
+    """vLLM's own check, in the wording of any release."""
+    error = case.first("kv_bytes_short", "kv_tokens_short")
+    estimate = case.first("estimated_max_len")
+    if error is None and estimate is None:
+        return None
+    return Finding(CAUSE, ENTRY, 0.93 if error else 0.7, proof(error, estimate), _why(case))
+
+
+def longest_len(case: Case) -> int | None:
+    """The length that the log itself says would fit."""
+    tokens, estimate, error = (
+        case.first("kv_tokens_short"),
+        case.first("estimated_max_len"),
+        case.first("kv_bytes_short"),
+    )
+    for evidence in (tokens, estimate):
+        fits = evidence.facts.get("fits_len_count") if evidence else None
+        if isinstance(fits, int) and fits > 0:
+            return fits
+    if error is None:
+        return None
+    wanted, needed, has = (error.facts.get(name) for name in ("max_model_len_count", "needed_bytes", "available_bytes"))
+    if isinstance(wanted, int) and isinstance(needed, int) and isinstance(has, int) and needed > 0 and has > 0:
+        return int(wanted * has / needed)
+    return None
+
+
+def _why(case: Case) -> str:
+    error = case.first("kv_bytes_short")
+    if error is not None:
+        needed, has = error.facts.get("needed_bytes"), error.facts.get("available_bytes")
+        wanted = error.facts.get("max_model_len_count")
+        if isinstance(needed, int) and isinstance(has, int) and isinstance(wanted, int):
+            return (
+                f"One request of {wanted:,} tokens needs {gib(needed)} of "
+                f"KV cache and {gib(has)} are left: {gib(needed - has)} "
+                f"short. At {needed / max(wanted, 1) / 1024:,.1f} KiB a token, {longest_len(case) or 0:,} tokens fit."
+            )
+    tokens = case.first("kv_tokens_short")
+    if tokens is not None:
+        wanted, fits = tokens.facts.get("max_model_len_count"), tokens.facts.get("fits_len_count")
+        return f"One request may be {wanted:,} tokens long, and the pool holds {fits:,}."
+    return f"The pool holds one request of {longest_len(case) or 0:,} tokens, which is less than max_model_len."
+
+
+def remedies(bench: Workbench) -> Iterator[Fix | None]:
+    """A length that fits; where little is missing, a little more of the card; fewer bytes a token; more cards."""
+    fits = longest_len(bench.case)
+    if fits:
+        step = 1024 if fits >= 4096 else 16
+        length = max(fits // step * step, 16)
+        yield bench.change(
+            "max_model_len",
+            {"max_model_len": length},
+            f"The pool holds one request of {fits:,} tokens.",
+            trades="requests longer than this are refused",
+            confidence=0.75,
+        )
+    else:
+        yield bench.lever("shorter context", "max_model_len", "The longest length the pool holds.", 0.7)
+    short = _short_bytes(bench)
+    if short is not None:
+        why = f"Only {human_bytes(short)} are missing and the card has more than that outside the budget."
+        yield (
+            bench.lever("raise utilization", "raise_util", why, 0.5)
+            if bench.base
+            else bench.raise_utilization(short, why)
+        )
+    yield bench.lever(
+        "fewer sequences", "max_num_seqs", "Fewer dummy sequences leave more of the budget to the pool.", 0.45
+    )
+    yield bench.lever(
+        "smaller batches", "max_num_batched_tokens", "A smaller peak leaves more of the budget to the pool.", 0.45
+    )
+    yield bench.lever("fp8 KV cache", "kv_cache_dtype", "Keys and values in 8 bits take half.", 0.45) or (
+        bench.change(
+            "kv_cache_dtype",
+            {"kv_cache_dtype": "fp8"},
+            "Keys and values in 8 bits take half the bytes a token.",
+            trades="keys and values are stored in 8 bits",
+            confidence=0.4,
+        )
+        if bench.base is None
+        else None
+    )
+    yield bench.lever("more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, the same context fits.", 0.4)
+
+
+def _short_bytes(bench: Workbench) -> int | None:
+    error = bench.case.first("kv_bytes_short")
+    needed, has = (error.facts.get(name) if error else None for name in ("needed_bytes", "available_bytes"))
+    return needed - has if isinstance(needed, int) and isinstance(has, int) else None
+
+
+DEAD_ENDS = (
+    DeadEnd(
+        "raise gpu_memory_utilization to 0.95 and more for a large shortfall",
+        "it moves the failure into capture or serving: what is outside the budget is needed there",
+    ),
+    DeadEnd(
+        "expect max_model_len to shrink the pool",
+        "the pool is what is left of the budget; a shorter length lowers the requirement, not the pool",
+    ),
+    DeadEnd(
+        "--swap-space or --max-num-on-the-fly-batches",
+        "the first is not KV memory of the GPU, the second is in no release",
+    ),
+)

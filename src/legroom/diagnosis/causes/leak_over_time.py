@@ -1,0 +1,78 @@
+"""Memory that grows with uptime or with the number of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from legroom.diagnosis.case import Case
+from legroom.diagnosis.evidence import Evidence
+from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
+from legroom.diagnosis.workbench import Workbench
+from legroom.units import KIB, gib
+
+CAUSE, ENTRY = "leak_over_time", "LR405"
+
+
+def examine(case: Case) -> Finding | None:
+    """The same process, later, with more; never less."""
+    series: dict[str, list[tuple[int, Evidence]]] = {}
+    for item in case.all("ps_row", "resident_metric"):
+        value = item.facts.get("rss_count")
+        resident = item.facts.get("resident_ratio")
+        amount = value * KIB if isinstance(value, int) else int(resident) if isinstance(resident, float) else 0
+        series.setdefault(str(item.facts.get("pid", "")), []).append((amount, item))
+    for points in series.values():
+        amounts = [amount for amount, _ in points]
+        if len(points) >= 3 and amounts == sorted(amounts) and amounts[-1] > amounts[0] * 1.1:
+            why = (
+                f"One process grows from {gib(amounts[0])} to "
+                f"{gib(amounts[-1])} of host memory and never gives any back."
+            )
+            return Finding(CAUSE, ENTRY, 0.85, proof([item for _, item in points]), why)
+    return _residue(case)
+
+
+def _residue(case: Case) -> Finding | None:
+    left = [item for item in case.all("sleep_freed") if isinstance(item.facts.get("left_bytes"), int)]
+    amounts = [int(item.facts["left_bytes"]) for item in left]
+    if len(left) >= 3 and amounts == sorted(amounts) and amounts[-1] > amounts[0] * 1.1:
+        why = f"After every sleep more stays in use: {gib(amounts[0])}, then {gib(amounts[-1])}."
+        return Finding(CAUSE, ENTRY, 0.6, proof(left), why)
+    return None
+
+
+def remedies(bench: Workbench) -> Iterator[Fix | None]:
+    """Another release, bounded caches, fewer graphs; or more room and a planned restart."""
+    yield Fix(
+        "engine_version_or_V0",
+        "Leaks are fixed release by release.",
+        steps=("upgrade; compare growth per 1,000 requests before and after",),
+        confidence=0.5,
+    )
+    if (bench.case.has("ps_row") and bench.known.release.before("0.5.0")) or bench.case.has("ps_row"):
+        yield bench.change(
+            "eager_or_fewer_graphs",
+            {"enforce_eager": True},
+            "In old releases captured graphs and their NCCL work grew on the host.",
+            trades="slower decoding",
+            confidence=0.45,
+        )
+    yield Fix(
+        "limit_multimodal",
+        "Caches of preprocessed media live in host memory.",
+        flags={"mm_processor_cache_gb": 0},
+        steps=("--mm-processor-cache-gb 0 (older: --disable-mm-preprocessor-cache)",),
+        confidence=0.4,
+    )
+    yield Fix(
+        "more_host_ram_or_shm",
+        "Until it is fixed: a limit with room, and a restart at a quiet hour.",
+        steps=("set a memory limit and restart before it is reached",),
+        confidence=0.3,
+    )
+
+
+DEAD_ENDS = (
+    DeadEnd("lower gpu_memory_utilization", "what grows is host memory or outside the pool"),
+    DeadEnd("blame the KV cache", "the pool is allocated at start and never grows"),
+)

@@ -1,0 +1,110 @@
+"""Adapters, draft weights or their buffers, which the profile run does not see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from legroom.diagnosis.case import Case
+from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
+from legroom.diagnosis.workbench import Workbench
+from legroom.units import GIB, gib
+
+CAUSE, ENTRY = "lora_or_spec_decode_extra", "LR303"
+_LARGE_NON_TORCH = int(2.5 * GIB)
+"""Plain servers stay below it; LoRA graphs and drafts with their own communicators do not."""
+
+
+def examine(case: Case) -> Finding | None:
+    """The traceback goes through them, they are on, or memory outside torch is larger than a plain server's."""
+    rank = case.first("lora_rank")
+    if rank:
+        why = (
+            f"An adapter of rank {rank.facts.get('rank_count')} meets --max-lora-rank {rank.facts.get('limit_count')}."
+        )
+        return Finding(CAUSE, ENTRY, 0.8, proof(rank), why)
+    if not case.is_oom:
+        return None
+    oom = case.oom
+    on = case.first("lora_on", "spec_on") is not None or bool(
+        case.startup.args.enable_lora or case.startup.args.speculative_config
+    )
+    inside = bool(case.frames & {"frame_spec", "frame_lora"})
+    non_torch = oom.non_torch_bytes if oom and not oom.neighbours_bytes else None
+    large = non_torch is not None and non_torch > _LARGE_NON_TORCH and not (oom and oom.free_was_enough)
+    confidence = 0.0
+    if inside:
+        confidence = 0.9
+    elif on and large:
+        confidence = 0.85
+    elif on:
+        confidence = 0.65 if case.site in ("graph", "serving", "sampler") else 0.45
+    elif large:
+        confidence = 0.71 if case.site in ("", "graph") else 0.87 if case.site == "sampler" else 0.45
+    if not confidence:
+        return None
+    proven = proof(case.first("lora_on", "spec_on"), case.first("frame_spec", "frame_lora"), case.first("torch_oom"))
+    return Finding(CAUSE, ENTRY, confidence, proven, _why(case, non_torch if large else None))
+
+
+def _why(case: Case, non_torch: int | None) -> str:
+    if non_torch is not None and case.oom and case.oom.torch_bytes is not None:
+        return (
+            f"{gib(non_torch)} of the card are used outside torch "
+            f"({gib(case.oom.total_bytes or 0)} - {gib(case.oom.free_bytes or 0)} "
+            f"free - {gib(case.oom.torch_bytes)} torch - "
+            f"{gib(case.oom.unallocated_bytes or 0)} unused reserve). A plain server stays "
+            "below 2.5 GiB; adapter graphs and draft models with their own "
+            "communicators do not, and the profile run sees none of it."
+        )
+    return (
+        "Adapters or the draft model bring weights, KV and buffers of their own that the profile run does not measure."
+    )
+
+
+def remedies(bench: Workbench) -> Iterator[Fix | None]:
+    """Do without, make it smaller, or leave room for it."""
+    case, args = bench.case, bench.known.args
+    spec = case.has("spec_on", "frame_spec") or args.speculative_config is not None
+    lora = case.has("lora_on", "frame_lora") or bool(args.enable_lora)
+    oom = case.oom
+    need = oom.wanted_bytes - (oom.free_bytes or 0) if oom else GIB
+    if spec or not lora:
+        yield Fix(
+            "other_engine_feature_off",
+            "Without the draft model its weights, KV and buffers are gone.",
+            flags={"speculative_config": None},
+            command=bench.command({"speculative_config": None}),
+            trades="slower generation for few requests",
+            confidence=0.5,
+        )
+    if lora:
+        yield Fix(
+            "other_engine_feature_off",
+            "Fewer and smaller adapter slots: buffers grow with max_loras x max_lora_rank.",
+            flags={"max_loras": 1, "max_lora_rank": args.max_lora_rank or 16},
+            command=bench.command({"max_loras": 1}),
+            confidence=0.5,
+        )
+    yield bench.lower_utilization(max(need, 0), "What the profile run does not see must fit outside the budget.", 0.55)
+    seqs = args.max_num_seqs or 256
+    yield bench.change(
+        "max_num_seqs",
+        {"max_num_seqs": max(seqs // 4, 4)},
+        "Speculative depth multiplies what every sequence needs.",
+        trades="fewer requests run at once",
+        confidence=0.45,
+    )
+    yield bench.change(
+        "eager_or_fewer_graphs",
+        {"enforce_eager": True},
+        "Adapter graphs are captured once more for every size.",
+        trades="slower decoding",
+        confidence=0.4,
+    )
+    yield bench.lever("more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs there is room for both.", 0.35)
+
+
+DEAD_ENDS = (
+    DeadEnd("expandable_segments alone", "the memory is in use outside torch, not in pieces inside it"),
+    DeadEnd("change --cpu-offload-gb together with adapters", "that combination does not start whatever the size"),
+)

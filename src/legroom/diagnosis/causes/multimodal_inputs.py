@@ -1,0 +1,119 @@
+"""Size or number of images, videos and audio - real or dummy - the encoder's cache, or its attention fallback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from legroom.diagnosis.case import Case
+from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
+from legroom.diagnosis.workbench import Workbench
+from legroom.units import gib
+
+CAUSE, ENTRY = "multimodal_inputs", "LR402"
+
+
+def examine(case: Case) -> Finding | None:
+    """The encoder cache's own message, a traceback through the encoder, or a request larger than the card."""
+    cache = case.first("encoder_cache_short", "mm_item_limit")
+    if cache:
+        item, size = cache.facts.get("item_tokens_count"), cache.facts.get("cache_tokens_count")
+        numbers = f" The item has {item} tokens and the cache {size}." if item is not None else ""
+        return Finding(
+            CAUSE, ENTRY, 0.93, proof(cache), f"A media item is larger than the encoder cache was made for.{numbers}"
+        )
+    if not case.is_oom:
+        return None
+    oom, vision = case.oom, bool(case.frames & {"frame_vision"})
+    confidence = 0.0
+    if oom and oom.larger_than_card:
+        confidence = 0.9
+    elif vision:
+        confidence = 0.87 if case.site in ("serving", "") else 0.8
+    elif _dummies_suspected(case):
+        confidence = 0.5
+    if not confidence:
+        return None
+    return Finding(CAUSE, ENTRY, confidence, proof(case.first("frame_vision"), case.first("torch_oom")), _why(case))
+
+
+def _dummies_suspected(case: Case) -> bool:
+    if case.has("mm_profile_too_short", "encoder_budget") and case.site == "profile":
+        return True
+    oom = case.oom
+    return bool(oom and not case.site and oom.total_bytes and oom.wanted_bytes > oom.total_bytes // 4)
+
+
+def _why(case: Case) -> str:
+    oom = case.oom
+    if oom and oom.larger_than_card:
+        of = f" on a card of {gib(oom.total_bytes)}" if oom.total_bytes else ""
+        return (
+            f"{gib(oom.wanted_bytes)} were asked for in one piece{of}: "
+            "no setting of the KV cache matters. Attention over all "
+            "patches of a large image without a flash kernel takes "
+            "patches x patches; the image must become smaller or the "
+            "kernel another."
+        )
+    return (
+        "The vision or audio encoder runs over all patches of its "
+        "inputs at once; their number and size set what it needs."
+    )
+
+
+def remedies(bench: Workbench) -> Iterator[Fix | None]:
+    """Fewer and smaller media; a cache that holds them."""
+    cache = bench.case.first("encoder_cache_short")
+    limits = {"image": 1, "video": 0}
+    item = cache.facts.get("item_tokens_count") if cache else None
+    limit = Fix(
+        "limit_multimodal",
+        "Dummy and real media are bounded by these limits; passed to the engine, not only to the client.",
+        flags={"limit_mm_per_prompt": limits, "mm_processor_kwargs": {"max_pixels": 1003520}},
+        command=bench.command({"limit_mm_per_prompt": limits, "mm_processor_kwargs": {"max_pixels": 1003520}}),
+        confidence=0.6,
+    )
+    if isinstance(item, int):
+        tokens = max(1 << (item - 1).bit_length(), bench.known.args.max_num_batched_tokens or 0, 2048)
+        yield bench.change(
+            "max_num_batched_tokens",
+            {"max_num_batched_tokens": tokens},
+            f"The encoder cache is sized from it and must hold an item of {item} tokens.",
+            trades="a larger activation peak",
+            confidence=0.55,
+        )
+        yield limit
+        yield Fix(
+            "engine_version_or_V0",
+            "A cache of size 0 is a bug of the release.",
+            steps=("pip install -U vllm",),
+            confidence=0.45,
+        )
+        return
+    yield limit
+    yield Fix(
+        "engine_version_or_V0",
+        "A build with a flash-attention kernel for the vision encoder does not need patches x patches.",
+        steps=("use a release and build whose log names a flash backend for the encoder",),
+        confidence=0.4,
+    )
+    tokens = bench.known.args.max_num_batched_tokens or 8192
+    yield bench.change(
+        "max_num_batched_tokens",
+        {"max_num_batched_tokens": max(tokens // 2, 2048)},
+        "Fewer media tokens are encoded at once.",
+        trades="long prompts take more steps",
+        confidence=0.4,
+    )
+    yield Fix(
+        "limit_multimodal",
+        "If only text is served, do not load or profile the encoder's inputs at all.",
+        flags={"limit_mm_per_prompt": {"image": 0, "video": 0}},
+        command=bench.command({"limit_mm_per_prompt": {"image": 0, "video": 0}}),
+        confidence=0.4,
+    )
+
+
+DEAD_ENDS = (
+    DeadEnd("change gpu_memory_utilization", "the request is the same at every ratio"),
+    DeadEnd("raise max_model_len as the warning advises", "it makes room for more media tokens and so for more memory"),
+)

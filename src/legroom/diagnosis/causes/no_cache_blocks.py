@@ -1,0 +1,99 @@
+"""Budget minus weights minus peak is zero or less, and no neighbour explains it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from legroom.diagnosis.case import Case
+from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
+from legroom.diagnosis.workbench import Workbench
+from legroom.units import GIB, gib
+
+CAUSE, ENTRY = "no_cache_blocks", "LR201"
+
+
+def examine(case: Case) -> Finding | None:
+    """The check itself, or accounting lines that already show it."""
+    error = case.first("no_cache_blocks")
+    startup = case.startup
+    negative = startup.available_kv_bytes is not None and startup.available_kv_bytes <= 0
+    if error is None and not negative and startup.blocks != 0:
+        return None
+    proven = proof(case.last("profile_v0"), case.last("available_kv"), case.last("kv_sized"), error)
+    known = startup.weights_bytes is not None and (startup.activation_bytes is not None or negative)
+    return Finding(CAUSE, ENTRY, 0.85 if known else 0.6, proven, _why(case))
+
+
+def _why(case: Case) -> str:
+    startup = case.startup
+    total, weights, peak = startup.gpu_total_bytes, startup.weights_bytes, startup.activation_bytes
+    share = startup.args.gpu_memory_utilization
+    if total is None or weights is None or peak is None:
+        return "utilization x total, less the weights and the peak of the profile run, leaves nothing for the KV cache."
+    rest = startup.available_kv_bytes
+    others = startup.non_torch_bytes or 0
+    return (
+        f"{'' if share is None else f'{share:g} x '}{gib(total)} less "
+        f"{gib(weights)} weights, {gib(peak)} activation peak and "
+        f"{gib(others)} non-torch memory leaves {gib(rest) if rest is not None else 'nothing'} for the KV cache."
+    )
+
+
+def remedies(bench: Workbench) -> Iterator[Fix | None]:
+    """Raise the budget where the card has room; else make weights or peak smaller."""
+    case, startup = bench.case, bench.case.startup
+    missing = max(-(startup.available_kv_bytes or 0), 0) + GIB
+    yield bench.lever(
+        "raise utilization", "raise_util", "Weights and peak are above the budget, and the card has room.", 0.7
+    ) or (
+        bench.raise_utilization(
+            missing, f"The pool is {gib(missing - GIB)} below zero; the card has that much outside the budget."
+        )
+        if startup.gpu_total_bytes
+        else None
+    )
+    tokens = bench.known.args.max_num_batched_tokens
+    yield bench.lever("smaller batches", "max_num_batched_tokens", "A smaller dummy batch has a smaller peak.") or (
+        bench.change(
+            "max_num_batched_tokens",
+            {"max_num_batched_tokens": max((tokens or 8192) // 4, 2048)},
+            "The peak of the profile run follows the tokens of a step.",
+            trades="long prompts take more steps",
+            confidence=0.4,
+        )
+        if bench.base is None
+        else None
+    )
+    yield bench.lever("fewer sequences", "max_num_seqs", "Fewer dummy sequences have a smaller peak.")
+    if case.engine.generation == "V0" and bench.base is None:
+        yield Fix(
+            "max_model_len",
+            "In the V0 engine the dummy batch is as long as max_model_len.",
+            steps=("give --max-model-len explicitly, as short as your requests allow",),
+            confidence=0.5,
+        )
+    yield bench.lever("quantized weights", "checkpoint_format", "Smaller weights leave room for the pool.")
+    yield bench.lever("more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, each has room for a pool.")
+    if bench.base is None:
+        yield Fix(
+            "engine_version_or_V0",
+            "What a release counts has changed: if an earlier one started with the same flags, it is the accounting.",
+            steps=("pip install the last vLLM that started",),
+            confidence=0.35,
+        )
+        yield Fix(
+            "raise_util",
+            "If the profile lines above the error show weights + peak just above the budget, raise it.",
+            steps=("run again with --gpu-memory-utilization 0.95 and look at the profile lines",),
+            confidence=0.35,
+        )
+
+
+DEAD_ENDS = (
+    DeadEnd("lower gpu_memory_utilization", "the budget is too small already"),
+    DeadEnd("--swap-space", "swap is of the V0 engine and is not KV memory of the GPU; it is gone since 0.18"),
+    DeadEnd(
+        "a 4-bit checkpoint to shrink the KV cache",
+        "KV entries follow kv_cache_dtype; only the weights shrink, and that room becomes pool",
+    ),
+)

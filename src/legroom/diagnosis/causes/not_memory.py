@@ -1,0 +1,163 @@
+"""Looks like memory, is not: kernel faults, assertions, NCCL without shortage, limits of a kernel, plain bugs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from legroom.diagnosis.case import Case
+from legroom.diagnosis.evidence import Evidence
+from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
+from legroom.diagnosis.workbench import Workbench
+
+CAUSE, ENTRY = "not_memory", "LR901"
+_REASONS = {
+    "illegal_access": "A kernel touched an address that is not its own. "
+    "The words speak of memory, but nothing was short.",
+    "device_assert": "An assertion inside a kernel failed, most often an index "
+    "out of range: a token id, a position, a block number.",
+    "kernel_assertion": "An assertion inside a kernel failed, most often an index "
+    "out of range: a token id, a position, a block number.",
+    "kernel_launch": "A kernel could not be launched or failed in itself; the amount of memory has no part in it.",
+    "xid": "The driver reports a fault of the GPU itself.",
+    "kernel_shared_memory": "A kernel wants more shared memory of a streaming multiprocessor than "
+    "the chip has. That is a few KiB on the chip, not the card's memory.",
+    "backend_workspace": "A fixed workspace of the attention backend is too "
+    "small; its size is a constant, the card has room.",
+    "workspace_locked": "A kernel asked for workspace after start-up had fixed "
+    "its size: a bug or an unsupported shape, not a shortage.",
+    "custom_allreduce_invalid": "Custom all-reduce cannot share this kind of allocation between processes "
+    "(expandable segments or the sleep-mode pool). It is a clash of settings.",
+    "expandable_vs_pool": "The sleep-mode pool refuses expandable segments: a clash of settings.",
+    "nccl_unhandled_cuda": "NCCL met a CUDA error that is not `out of memory`: "
+    "driver, topology or a rank that had died before.",
+    "nccl_other_cuda": "NCCL met a CUDA error that is not `out of memory`: "
+    "driver, topology or a rank that had died before.",
+    "nccl_invalid_usage": "NCCL was used in a way it does not support; it says nothing of a shortage.",
+    "nccl_system_error": "A system call of NCCL failed: network, permissions, or shared memory between processes.",
+    "nccl_timeout": "A collective operation did not finish: one rank was late or had died.",
+    "rpc_timeout": "One process did not answer another in time; it says nothing of a shortage.",
+}
+
+
+def examine(case: Case) -> Finding | None:
+    """The first failure is one of the known look-alikes, or an exception that no memory message goes with."""
+    error = case.first("profiling_error")
+    if (
+        error
+        and error.facts.get("initial_bytes") is not None
+        and error.facts.get("initial_bytes") == error.facts.get("current_bytes")
+    ):
+        why = (
+            "Free memory before and after is the same, so nobody took or "
+            "released any: the check itself is wrong for this platform."
+        )
+        return Finding(CAUSE, ENTRY, 0.93, proof(error), why)
+    found = _known(case)
+    if found:
+        return found
+    if case.has("failed_execution_dump") and not case.is_oom:
+        why = "A model step crashed and its input was saved; no allocation failed."
+        return Finding(CAUSE, ENTRY, 0.7, proof(case.first("failed_execution_dump"), case.last("exception")), why)
+    return _any_exception(case)
+
+
+def _known(case: Case) -> Finding | None:
+    items = [item for item in case.evidence if item.id in _REASONS]
+    if not items:
+        return None
+    error = items[0]
+    confidence = (
+        0.6 if error.id in ("rpc_timeout", "nccl_system_error") else 0.93 if error.id != "nccl_unhandled_cuda" else 0.85
+    )
+    if case.has("nccl_oom"):
+        confidence = 0.2
+    elif case.has("shm_small", "shm_no_space"):
+        confidence = min(confidence, 0.4)
+    elif _shortage_first(case, error):
+        confidence = 0.3
+    return Finding(CAUSE, ENTRY, confidence, proof(error), _REASONS[error.id])
+
+
+def _shortage_first(case: Case, error: Evidence) -> bool:
+    """A real shortage before it explains the look-alike as its echo."""
+    shortage = case.first(
+        "torch_oom",
+        "cuda_oom",
+        "torch_oom_unsized",
+        "no_cache_blocks",
+        "kv_bytes_short",
+        "sampler_warmup_oom",
+        "cumem_oom",
+        "free_below_desired",
+        "oom_killer",
+        "killed_process",
+    )
+    return shortage is not None and shortage.line <= error.line
+
+
+def _any_exception(case: Case) -> Finding | None:
+    error = case.first("exception")
+    if error is None or case.is_oom or any(item.role in ("failure", "host") for item in case.evidence):
+        return None
+    kind = str(error.facts.get("type", "an exception")).rpartition(".")[2]
+    confidence = 0.35 if case.has("preempted", "kv_usage_metric") else 0.6
+    why = f"The log ends in {kind}, and nothing in it speaks of memory running out."
+    return Finding(CAUSE, ENTRY, confidence, proof(error), why)
+
+
+def remedies(bench: Workbench) -> Iterator[Fix | None]:
+    """What to do instead of turning memory knobs."""
+    case = bench.case
+    if case.has("custom_allreduce_invalid", "expandable_vs_pool"):
+        yield Fix(
+            "allocator_conf",
+            "Without expandable segments the clash is gone.",
+            steps=("unset PYTORCH_CUDA_ALLOC_CONF / PYTORCH_ALLOC_CONF",),
+            confidence=0.65,
+        )
+        yield Fix(
+            "disable_custom_allreduce_or_nccl_env",
+            "Without custom all-reduce nothing has to be shared.",
+            flags={"disable_custom_all_reduce": True},
+            command=(*bench.command({}), "--disable-custom-all-reduce"),
+            trades="slower all-reduce",
+            confidence=0.6,
+        )
+    elif case.has("nccl_unhandled_cuda", "nccl_other_cuda", "nccl_invalid_usage", "nccl_timeout", "nccl_system_error"):
+        yield Fix(
+            "disable_custom_allreduce_or_nccl_env",
+            "NCCL's own log names the call that failed.",
+            env={"NCCL_DEBUG": "INFO"},
+            command=bench.command({}, {"NCCL_DEBUG": "INFO"}),
+            confidence=0.5,
+        )
+        yield Fix(
+            "driver",
+            "Driver, topology or a container without peer access are the usual reasons.",
+            steps=("try NCCL_P2P_DISABLE=1; check nvidia-smi topo -m and the driver",),
+            confidence=0.4,
+        )
+    elif case.has("kernel_shared_memory", "backend_workspace"):
+        yield Fix(
+            "flag",
+            "Another attention backend has other limits.",
+            steps=("choose another --attention-backend (before 0.15: VLLM_ATTENTION_BACKEND)",),
+            confidence=0.5,
+        )
+    yield Fix(
+        "engine_version_or_V0",
+        "A kernel fault is a bug: another release may not have it.",
+        steps=("upgrade, or go back to the last release that worked",),
+        confidence=0.4,
+    )
+    yield Fix(
+        "report",
+        "Find the kernel that fails.",
+        env={"CUDA_LAUNCH_BLOCKING": "1"},
+        command=bench.command({"enforce_eager": True}, {"CUDA_LAUNCH_BLOCKING": "1"}),
+        steps=("run once with CUDA_LAUNCH_BLOCKING=1 and --enforce-eager: the traceback then points at it",),
+        confidence=0.4,
+    )
+
+
+DEAD_ENDS = (DeadEnd("any memory flag", "nothing was short; none of them changes this"),)

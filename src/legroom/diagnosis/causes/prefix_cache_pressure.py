@@ -1,0 +1,68 @@
+"""Cached blocks, or their alignment, change how full the pool looks or what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from legroom.diagnosis.case import Case
+from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
+from legroom.diagnosis.workbench import Workbench
+
+CAUSE, ENTRY = "prefix_cache_pressure", "LR404"
+
+
+def examine(case: Case) -> Finding | None:
+    """Usage that only climbs while nothing waits and nothing is preempted: blocks kept for reuse, not requests."""
+    metric = case.all("kv_usage_metric")
+    stats = case.all("engine_stats")
+    if case.has("preempted", "swap_exhausted") or case.is_oom:
+        return None
+    if metric and not stats and not case.has("preemptions_metric"):
+        why = (
+            "KV usage climbs and no request waits or is preempted. "
+            "Cached prefixes stay in the pool until their blocks are "
+            "needed; they are given up on demand, so a full pool alone is no fault."
+        )
+        return Finding(CAUSE, ENTRY, 0.7, proof(metric[:1], metric[-1:]), why)
+    evicting = [
+        item
+        for item in stats
+        if isinstance(item.facts.get("prefix_hit_ratio"), float)
+        and item.facts["prefix_hit_ratio"] < 5  # type: ignore[operator]
+        and isinstance(item.facts.get("kv_usage_ratio"), float)
+        and item.facts["kv_usage_ratio"] > 90  # type: ignore[operator]
+    ]
+    if evicting:
+        why = (
+            "The pool is nearly full and prefixes are hardly reused: "
+            "cached blocks are evicted before anybody needs them again."
+        )
+        return Finding(CAUSE, ENTRY, 0.4, proof(evicting[:2]), why)
+    return None
+
+
+def remedies(bench: Workbench) -> Iterator[Fix | None]:
+    """Mostly nothing; or more pool, so that prefixes live longer."""
+    yield Fix(
+        "report",
+        "Watch vllm:num_requests_waiting and vllm:num_preemptions_total: while both are quiet nothing is wrong.",
+        steps=("no restart is needed; cached blocks are given up on demand",),
+        confidence=0.6,
+    )
+    yield bench.lever("raise utilization", "raise_util", "A larger pool keeps prefixes longer.", 0.35)
+    yield Fix(
+        "other_engine_feature_off",
+        "If prompts share nothing, caching only costs hashing.",
+        flags={"enable_prefix_caching": False},
+        command=bench.command({"enable_prefix_caching": False}),
+        confidence=0.3,
+    )
+
+
+DEAD_ENDS = (
+    DeadEnd(
+        "restart when KV usage passes 90 %",
+        "cached blocks are evictable; a restart throws the cache away and gains nothing",
+    ),
+    DeadEnd("turn prefix caching off to save memory", "it neither saves nor costs pool memory by itself"),
+)

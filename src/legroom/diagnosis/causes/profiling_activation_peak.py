@@ -1,0 +1,145 @@
+"""The profile or warm-up run - batched tokens, dummy sequences, dummy images, the sampler - is what runs out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from legroom.diagnosis.case import Case
+from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
+from legroom.diagnosis.workbench import Workbench
+from legroom.units import GIB, gib
+
+CAUSE, ENTRY = "profiling_activation_peak", "LR301"
+
+
+def examine(case: Case) -> Finding | None:
+    """The sampler's own message, a traceback through the profile run, or a request of a size only dummies have."""
+    warmup = case.first("sampler_warmup_oom")
+    starved = _starved(case)
+    if not case.is_oom and not starved:
+        return None
+    confidence = starved or _confidence(case)
+    if not confidence:
+        return None
+    proven = proof(warmup, case.first("torch_oom", "cuda_oom"), case.last("weights_loaded"), case.last("profile_v0"))
+    return Finding(CAUSE, ENTRY, confidence, proven, _why(case))
+
+
+def _confidence(case: Case) -> float:
+    oom = case.oom
+    if case.site == "sampler":
+        return 0.86
+    if oom and oom.free_was_enough:
+        return 0.3
+    if case.site == "profile":
+        return 0.6 if case.frames & {"frame_vision"} and oom and oom.larger_than_card else 0.84
+    if oom is None:
+        return 0.0
+    if oom.larger_than_card:
+        return 0.6
+    if case.site:
+        return 0.3 if case.site in ("graph", "kv") else 0.0
+    if oom.wanted_bytes >= max(2 * GIB, (oom.total_bytes or 0) // 10) and not oom.pools_bytes:
+        return 0.72  # no single weight is that large; a dummy batch through one layer is
+    if oom.pools_bytes and oom.wanted_bytes >= GIB:
+        return 0.73  # after capture, one piece of a gigabyte: sequences x vocabulary, the sampler's warm-up
+    return 0.35
+
+
+def _starved(case: Case) -> float:
+    """The run passed but took so much that the pool is too small."""
+    startup = case.startup
+    if not case.has("no_cache_blocks", "kv_bytes_short", "kv_tokens_short") or startup.activation_bytes is None:
+        return 0.0
+    weights = startup.weights_bytes or 0
+    return 0.8 if startup.activation_bytes > max(weights // 2, 3 * GIB) else 0.3
+
+
+def _why(case: Case) -> str:
+    warmup, oom = case.first("sampler_warmup_oom"), case.oom
+    if warmup is not None:
+        return (
+            "After the KV cache had been allocated, the sampler was "
+            f"warmed up with {warmup.facts.get('dummy_requests_count')} "
+            "dummy requests: logits and their sorted copies take "
+            "sequences x vocabulary x 4 bytes each, and the room beside "
+            "the pool was smaller."
+        )
+    if oom is not None:
+        return (
+            f"The dummy batch of the profile run asked for {gib(oom.wanted_bytes)} in one piece. Its size follows "
+            "max_num_batched_tokens, max_num_seqs and the media limits; gpu_memory_utilization does not change it."
+        )
+    peak = case.startup.activation_bytes
+    return (
+        f"The profile run peaks at {gib(peak)} beside the weights, which starves the KV cache."
+        if peak
+        else "The profile run failed."
+    )
+
+
+def remedies(bench: Workbench) -> Iterator[Fix | None]:
+    """Smaller dummies: sequences for the sampler, tokens for the layers, limits for media."""
+    case, args = bench.case, bench.known.args
+    warmup = case.first("sampler_warmup_oom")
+    after_pool = case.site in ("sampler", "graph")
+    dummies = warmup.facts.get("dummy_requests_count") if warmup else None
+    seqs = dummies if isinstance(dummies, int) else args.max_num_seqs or 256
+    yield bench.lever(
+        "fewer sequences", "max_num_seqs", "Logits and their copies grow with sequences x vocabulary.", 0.65
+    ) or (
+        bench.change(
+            "max_num_seqs",
+            {"max_num_seqs": max(seqs // 4, 1)},
+            "Logits and their copies grow with sequences x vocabulary.",
+            trades="fewer requests run at once",
+            confidence=0.6,
+        )
+        if bench.base is None
+        else None
+    )
+    if case.frames & {"frame_vision"} or case.has("mm_profile_too_short", "encoder_budget"):
+        yield Fix(
+            "limit_multimodal",
+            "The dummy images and videos are as large and as many as the limits allow.",
+            flags={"limit_mm_per_prompt": {"image": 1, "video": 0}, "mm_processor_kwargs": {"max_pixels": 1003520}},
+            command=bench.command({"limit_mm_per_prompt": {"image": 1, "video": 0}}),
+            confidence=0.6,
+        )
+    if after_pool:
+        need = case.oom.wanted_bytes - (case.oom.free_bytes or 0) if case.oom else GIB
+        yield bench.lower_utilization(
+            max(need, 0), "The warm-up comes after the pool: a smaller pool leaves room for it.", 0.55
+        )
+    tokens = args.max_num_batched_tokens or 8192
+    yield bench.lever(
+        "smaller batches", "max_num_batched_tokens", "The peak grows with the tokens of a step.", 0.6
+    ) or (
+        bench.change(
+            "max_num_batched_tokens",
+            {"max_num_batched_tokens": max(tokens // 4, 1024)},
+            "The peak grows with the tokens of a step.",
+            trades="long prompts take more steps",
+            confidence=0.5,
+        )
+        if bench.base is None
+        else None
+    )
+    if case.engine.generation == "V0" or not case.engine.generation:
+        yield Fix(
+            "max_model_len",
+            "In the V0 engine the dummy batch is as long as max_model_len, which may come from RoPE scaling.",
+            steps=("give --max-model-len explicitly, as short as your requests allow",),
+            confidence=0.45,
+        )
+    yield bench.lever("quantized weights", "checkpoint_format", "Smaller weights leave room for the run.", 0.4)
+
+
+DEAD_ENDS = (
+    DeadEnd(
+        "change gpu_memory_utilization while the profile run fails",
+        "the run is not bounded by it: the same byte counts at 0.9, 0.8, 0.6 and 0.5",
+    ),
+    DeadEnd("raise max_model_len as the multimodal warning advises", "that makes the dummy batch larger"),
+    DeadEnd("--swap-space 0", "swap has no part in the profile run"),
+)

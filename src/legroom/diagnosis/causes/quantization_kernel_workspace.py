@@ -1,0 +1,89 @@
+"""Repacking, online quantization or a kernel's workspace needs a second copy that does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from legroom.diagnosis.case import Case
+from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
+from legroom.diagnosis.workbench import Workbench
+from legroom.units import GIB, gib
+
+CAUSE, ENTRY = "quantization_kernel_workspace", "LR102"
+
+
+def examine(case: Case) -> Finding | None:
+    """A failure in the code that converts weights, or between shards: parameters exist by then, so this is a copy."""
+    if not case.is_oom and not case.has("backend_workspace"):
+        return None
+    shards = case.last("shards")
+    percent = shards.facts.get("percent_count") if shards else None
+    confidence = 0.0
+    if case.site == "quant":
+        confidence = 0.85
+    elif (
+        case.site == "load"
+        and isinstance(percent, int)
+        and percent < 100
+        and not case.frames & {"frame_create_weights"}
+    ):
+        confidence = 0.7
+    elif case.site == "load" and percent == 100 and not case.has("weights_loaded"):
+        confidence = 0.55
+    elif case.has("backend_workspace"):
+        confidence = 0.4
+    if not confidence:
+        return None
+    frames = [evidence for evidence in case.evidence if evidence.id == "frame_quant"][-2:]
+    return Finding(
+        CAUSE, ENTRY, confidence, proof(frames, shards, case.first("torch_oom", "backend_workspace")), _why(case)
+    )
+
+
+def _why(case: Case) -> str:
+    wanted = f" of {gib(case.oom.wanted_bytes)}" if case.oom else ""
+    return (
+        f"All parameters exist before the first shard is read, so the allocation{wanted} that failed is a second copy: "
+        "weights being repacked for a kernel, quantized while "
+        "loading, or a kernel's workspace. It needs room beside the "
+        "weights for a moment."
+    )
+
+
+def remedies(bench: Workbench) -> Iterator[Fix | None]:
+    """Another release or checkpoint, so that no second copy is made; or room for it."""
+    said = f" (this is {bench.known.release})" if bench.known.release_said else ""
+    yield Fix(
+        "engine_version_or_V0",
+        f"What is copied while loading differs from release to release{said}: the one before the failure began starts.",
+        steps=(
+            "pin the last release that worked, e.g. pip install vllm==X",
+            "or take the newest one, where the copy may be gone",
+        ),
+        confidence=0.55,
+    )
+    yield bench.lever(
+        "quantized weights", "checkpoint_format", "A checkpoint that is already quantized needs no copy at all.", 0.6
+    ) or Fix(
+        "checkpoint_format",
+        "A checkpoint that is already in the kernel's format is not converted on the GPU.",
+        steps=("use a published FP8, AWQ or GPTQ checkpoint instead of --quantization on a bf16 one",),
+        confidence=0.5,
+    )
+    if bench.case.site in ("graph", "serving", "profile"):
+        need = bench.case.oom.wanted_bytes if bench.case.oom else GIB
+        yield bench.lower_utilization(need, "A workspace that is made late needs room beside the pool.", 0.5)
+    yield bench.lever(
+        "more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, the copy fits beside the weights.", 0.5
+    )
+
+
+DEAD_ENDS = (
+    DeadEnd(
+        "lower max_model_len or max_num_seqs",
+        "the copy is of weights; 85k -> 5k tokens and 100 -> 1 sequences changed nothing",
+    ),
+    DeadEnd(
+        "lower gpu_memory_utilization for a failure while loading", "the ratio bounds neither weights nor their copies"
+    ),
+)

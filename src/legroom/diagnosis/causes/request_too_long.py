@@ -1,0 +1,68 @@
+"""A request is longer than the server was configured for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from legroom.diagnosis.case import Case
+from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
+from legroom.diagnosis.workbench import Workbench
+
+CAUSE, ENTRY = "request_too_long", "LR408"
+_MESSAGES = ("context_exceeded", "prompt_too_long", "prompt_over_context", "max_tokens_too_large")
+
+
+def examine(case: Case) -> Finding | None:
+    """The server's refusal; nothing is wrong with the memory."""
+    error = case.first(*_MESSAGES)
+    if error is None:
+        return None
+    asked = error.facts.get("asked_count")
+    limit = error.facts.get("limit_count", error.facts.get("limit2_count"))
+    numbers = (
+        f"{asked:,} tokens against a limit of {limit:,}"
+        if asked is not None and limit is not None
+        else "over the limit"
+    )
+    why = (
+        f"A request was refused: {numbers}. The limit is the smaller of "
+        "max_model_len and, without chunked prefill, max_num_batched_tokens."
+    )
+    crashed = case.is_oom or case.has("illegal_access", "no_cache_blocks")
+    return Finding(CAUSE, ENTRY, 0.5 if crashed else 0.92, proof(error), why)
+
+
+def remedies(bench: Workbench) -> Iterator[Fix | None]:
+    """A larger limit if memory allows, or a shorter request."""
+    error = bench.case.first(*_MESSAGES)
+    asked = error.facts.get("asked_count") if error else None
+    if error is not None and error.id == "prompt_too_long" and isinstance(asked, int):
+        tokens = -(-asked // 1024) * 1024
+        yield bench.change(
+            "max_num_batched_tokens",
+            {
+                "max_num_batched_tokens": tokens,
+                "max_model_len": max(tokens, bench.known.args.max_model_len or 0) or None,
+            },
+            f"Without chunked prefill a prompt of {asked:,} tokens must fit into one step.",
+            trades="a larger activation peak",
+            confidence=0.6,
+        )
+    if isinstance(asked, int):
+        length = -(-asked // 1024) * 1024
+        yield bench.change(
+            "max_model_len",
+            {"max_model_len": length},
+            f"The request needs {asked:,} tokens.",
+            trades="one request may take more of the pool",
+            confidence=0.55,
+        )
+    yield Fix(
+        "request",
+        "Shorten the prompt or ask for fewer tokens.",
+        steps=("prompt tokens + max_tokens must stay within max_model_len",),
+        confidence=0.6,
+    )
+
+
+DEAD_ENDS = (DeadEnd("change gpu_memory_utilization", "the limit is a setting, not memory"),)

@@ -1,0 +1,122 @@
+"""A transient of real traffic - a prefill chunk, logits, log-probabilities - fails while serving."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from legroom.diagnosis.case import Case
+from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
+from legroom.diagnosis.workbench import Workbench
+from legroom.units import GIB, gib, human_bytes
+
+CAUSE, ENTRY = "runtime_activation_burst", "LR401"
+
+
+def examine(case: Case) -> Finding | None:
+    """An allocation that fails inside a model step, after the server was ready."""
+    if not case.is_oom:
+        if case.has("captured", "kv_sized") and case.has("frame_serving") and not _other_failure(case):
+            why = "The log ends in a model step right after start-up, with the pool holding the whole budget."
+            return Finding(CAUSE, ENTRY, 0.45, proof(case.first("frame_serving"), case.last("profile_v0")), why)
+        return None
+    confidence = _confidence(case)
+    if not confidence:
+        return None
+    proven = proof(
+        case.first("torch_oom", "cuda_oom", "torch_oom_unsized"), case.first("engine_dead"), case.first("frame_logits")
+    )
+    return Finding(CAUSE, ENTRY, confidence, proven, _why(case))
+
+
+def _other_failure(case: Case) -> bool:
+    return case.first_failure is not None and case.first_failure.id != "exception"
+
+
+def _confidence(case: Case) -> float:
+    oom = case.oom
+    if oom and (oom.larger_than_card or oom.free_was_enough):
+        return 0.2
+    error = case.first("torch_oom", "cuda_oom", "torch_oom_unsized")
+    running = error is not None and error.at in (
+        "engine.py",
+        "[engine.py",
+        "async_llm_engine.py",
+        "[async_llm_engine.py",
+    )
+    if case.site == "serving" or (not case.site and (running or case.has("engine_dead", "failed_execution_dump"))):
+        return 0.86
+    if case.site in ("spec", "lora"):
+        return 0.5
+    if case.site == "graph" and case.has("request_served"):
+        return 0.6
+    if not case.site:
+        return 0.45 if oom and oom.pools_bytes else 0.4
+    return 0.0
+
+
+def _why(case: Case) -> str:
+    oom = case.oom
+    if oom is None:
+        return "A model step of real traffic needed more than what was left beside the KV cache."
+    free = f"{gib(oom.free_bytes)} were free" if oom.free_bytes is not None else "less was free"
+    logits = (
+        " The traceback goes through logits or log-probabilities, which grow with tokens x vocabulary."
+        if case.frames & {"frame_logits"}
+        else ""
+    )
+    return (
+        f"While serving, a step asked for {gib(oom.wanted_bytes)} "
+        f"for a moment and {free}. The pool keeps its size, so what "
+        f"a step needs above the profiled peak must fit into what utilization leaves outside.{logits}"
+    )
+
+
+def remedies(bench: Workbench) -> Iterator[Fix | None]:
+    """More room outside the pool, or smaller steps."""
+    case, args = bench.case, bench.known.args
+    oom = case.oom
+    need = max(oom.wanted_bytes - (oom.free_bytes or 0), 0) if oom else GIB
+    tokens = args.max_num_batched_tokens or 8192
+    smaller = bench.change(
+        "max_num_batched_tokens",
+        {"max_num_batched_tokens": max(tokens // 2, 1024)},
+        "A step of half the tokens needs half of the transient.",
+        trades="long prompts take more steps",
+        confidence=0.6,
+    )
+    lower = bench.lower_utilization(
+        need, f"{human_bytes(need)} more must stay free while serving; the pool has to leave them.", 0.65
+    )
+    yield lower
+    yield smaller
+    if case.frames & {"frame_logits"}:
+        yield Fix(
+            "request",
+            "Log-probabilities of whole prompts take tokens x vocabulary x 4 bytes.",
+            steps=("ask for fewer prompt_logprobs, or chunk the prompts (chunked prefill)",),
+            confidence=0.5,
+        )
+    if oom and oom.total_bytes and bench.known.release.at_least("0.10.2"):
+        pool = case.startup.available_kv_bytes
+        if pool and pool > need + GIB:
+            yield bench.change(
+                "kv_cache_memory_bytes",
+                {"kv_cache_memory_bytes": pool - need - GIB // 2},
+                "The pool in bytes: exactly what the transient needs is taken off it.",
+                trades="a smaller KV pool",
+                confidence=0.5,
+            )
+    yield bench.lever(
+        "more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, a step's transient is split too.", 0.35
+    )
+
+
+DEAD_ENDS = (
+    DeadEnd(
+        "raise gpu_memory_utilization",
+        "every confirmed failure of this kind was cured by lowering "
+        "it; raising makes the pool larger and the room smaller",
+    ),
+    DeadEnd("torch.cuda.empty_cache() between requests", "it runs in another process, and the memory is in use"),
+    DeadEnd("believe the idle nvidia-smi", "a prefill takes 0.5 to 1.5 GiB more for a moment"),
+)

@@ -1,0 +1,95 @@
+"""A trainer and the engine share the card, or sleep and wake-up leave something behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from legroom.diagnosis.case import Case
+from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
+from legroom.diagnosis.workbench import Workbench
+from legroom.units import GIB, gib
+
+CAUSE, ENTRY = "sleep_mode_or_rlhf_colocation", "LR407"
+
+
+def examine(case: Case) -> Finding | None:
+    """The sleep-mode allocator's own error, a wake-up in the traceback, or a trainer around the engine."""
+    cumem = case.first("cumem_oom")
+    trainer = case.first("trainer")
+    if cumem or (case.is_oom and "frame_wake" in case.frames):
+        why = (
+            "Waking up maps the engine's memory again, and somebody "
+            "else - usually the trainer or its optimizer on the same "
+            "card - holds it by now."
+        )
+        return Finding(
+            CAUSE, ENTRY, 0.93, proof(case.first("frame_wake"), cumem or case.first("torch_oom", "cuda_oom")), why
+        )
+    oom = case.oom
+    if oom and oom.pools_bytes > 4 * GIB and not case.has("captured", "capturing"):
+        why = (
+            f"{gib(oom.pools_bytes)} sit in private pools although no "
+            "graph has been captured: the sleep-mode allocator keeps "
+            "what was freed."
+        )
+        return Finding(CAUSE, ENTRY, 0.9, proof(case.first("weights_peak"), case.first("torch_oom")), why)
+    if trainer and (case.has("profiling_error", "no_cache_blocks", "free_below_desired") or case.is_oom):
+        why = (
+            "A training framework runs the engine on GPUs that it uses "
+            "itself: its weights, gradients and optimizer are on the card too."
+        )
+        return Finding(
+            CAUSE, ENTRY, 0.88 if case.has("profiling_error") else 0.8, proof(trainer, case.first_failure), why
+        )
+    if case.has("sleep_on") and case.is_oom:
+        return Finding(
+            CAUSE,
+            ENTRY,
+            0.4,
+            proof(case.first("sleep_on")),
+            "Sleep mode is on; its pool cannot give memory back to others.",
+        )
+    return None
+
+
+def remedies(bench: Workbench) -> Iterator[Fix | None]:
+    """Leave the trainer its share; wake in the right order."""
+    share = round(max(min(bench.utilization - 0.25, 0.6), 0.3), 2)
+    lower = bench.change(
+        "lower_util",
+        {"gpu_memory_utilization": share},
+        "Trainer and engine share the card: 0.9 -> 0.7, 0.6, 0.45 or 0.3 is what worked, by the trainer's size.",
+        trades="a smaller KV pool during rollout",
+        confidence=0.6,
+    )
+    newer = Fix(
+        "engine_version_or_V0",
+        "What sleep and wake-up keep has changed often.",
+        steps=("try the release before the failure began, or the newest",),
+        confidence=0.45,
+    )
+    order = Fix(
+        "sequence_starts_or_wait",
+        "Weights first, KV cache after the trainer has let go.",
+        steps=("wake_up(tags=['weights']), sync weights, free the trainer's cache, then wake_up(tags=['kv_cache'])",),
+        confidence=0.5,
+    )
+    off = Fix(
+        "other_engine_feature_off",
+        "Without sleep mode its pool is gone.",
+        flags={"enable_sleep_mode": False},
+        steps=("run without --enable-sleep-mode",),
+        confidence=0.4,
+    )
+    if bench.case.has("weights_peak") or bench.case.site == "quant":
+        yield from (newer, off, lower)
+    else:
+        yield from (lower, newer if bench.case.has("cumem_oom") else order, order, off)
+
+
+DEAD_ENDS = (
+    DeadEnd(
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "the sleep-mode pool refuses it (assertion before 0.20)"
+    ),
+    DeadEnd("torch.cuda.empty_cache() in the trainer alone", "optimizer states and gradients are in use, not cached"),
+)

@@ -1,0 +1,108 @@
+"""Ranks or pipeline stages carry unequal or duplicated shares, and the poorest one decides for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from legroom.diagnosis.case import Case
+from legroom.diagnosis.causes.kv_too_small_for_max_len import longest_len
+from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
+from legroom.diagnosis.workbench import Workbench
+from legroom.units import gib
+
+CAUSE, ENTRY = "tp_kv_head_replication_or_pp_imbalance", "LR204"
+
+
+def examine(case: Case) -> Finding | None:
+    """KV sizes or weights that differ between ranks; or a pipeline together with a pool that is too small."""
+    pools = _by_process(case, "available_kv", "available_bytes")
+    weights = _by_process(case, "weights_loaded", "weights_bytes")
+    error = case.first("no_cache_blocks", "kv_bytes_short", "kv_tokens_short")
+    if error is None and not case.is_oom:
+        return None
+    uneven = next((values for values in (pools, weights) if _uneven(values)), None)
+    if uneven:
+        low, high = min(uneven.values()), max(uneven.values())
+        why = (
+            f"The ranks are not alike: {gib(low)} on the poorest, "
+            f"{gib(high)} on the richest. The poorest decides for all."
+        )
+        return Finding(
+            CAUSE, ENTRY, 0.95 if error else 0.6, proof(case.all("available_kv", "weights_loaded"), error), why
+        )
+    staged = case.first("pp_on") or ((case.startup.args.pipeline_parallel_size or 1) > 1 and case.first_failure)
+    if staged and error:
+        why = (
+            "With pipeline stages the smallest pool of any stage "
+            "counts; the first and last carry embeddings and the head."
+        )
+        return Finding(CAUSE, ENTRY, 0.62, proof(case.first("pp_on"), error), why)
+    if error:
+        return Finding(
+            CAUSE, ENTRY, 0.2, proof(error), "Unequal ranks cannot be ruled out: this log shows one of them."
+        )
+    return None
+
+
+def _by_process(case: Case, id_: str, fact: str) -> dict[str, int]:
+    """The last value that each process printed."""
+    values: dict[str, int] = {}
+    for item in case.all(id_):
+        value = item.facts.get(fact)
+        if isinstance(value, int):
+            values[f"{item.process}/{item.rank}/{item.pid}"] = value
+    return values
+
+
+def _uneven(values: dict[str, int]) -> bool:
+    return len(values) > 1 and max(values.values()) - min(values.values()) > max(values.values()) * 0.15
+
+
+def remedies(bench: Workbench) -> Iterator[Fix | None]:
+    """Even out the stages."""
+    stages = bench.known.args.pipeline_parallel_size
+    yield Fix(
+        "more_or_fewer_gpus_tp_pp",
+        "Fewer layers on the first and last stage leave room there for embeddings and head.",
+        env={"VLLM_PP_LAYER_PARTITION": "a,b,..."} if not stages else {"VLLM_PP_LAYER_PARTITION": _partition(bench)},
+        steps=("write one number of layers a stage, smaller at both ends; their sum is the model's layer count",),
+        confidence=0.6,
+    )
+    fits = longest_len(bench.case)
+    if fits:
+        yield bench.change(
+            "max_model_len",
+            {"max_model_len": max(fits // 1024 * 1024, 128)},
+            "The poorest stage holds this much; vLLM's estimate may be too high for uneven stages.",
+            trades="requests longer than this are refused",
+            confidence=0.45,
+        )
+    yield Fix(
+        "engine_version_or_V0",
+        "Later releases put remainder layers on the middle stages.",
+        steps=("pip install -U vllm",),
+        confidence=0.35,
+    )
+    yield Fix(
+        "more_or_fewer_gpus_tp_pp",
+        "Tensor-parallel sizes up to the number of KV heads shard the KV cache; beyond it every rank holds a copy.",
+        steps=("use a tensor-parallel size that divides the KV heads, and pipeline stages for the rest",),
+        confidence=0.4,
+    )
+
+
+def _partition(bench: Workbench) -> str:
+    stages = bench.known.args.pipeline_parallel_size or 1
+    if bench.base is None or stages < 2:
+        return ",".join(["N"] * max(stages, 2))
+    layers = len(bench.base.target.model.layers)
+    inner = -(-(layers + 2) // stages)
+    ends = [inner - 1] + [inner] * (stages - 2) + [inner - 1]
+    ends[len(ends) // 2] -= sum(ends) - layers
+    return ",".join(str(count) for count in ends)
+
+
+DEAD_ENDS = (
+    DeadEnd("add GPUs evenly", "the poorest rank decides, and KV takes what sharding frees on the others"),
+    DeadEnd("reckon with size / GPUs", "embeddings, heads and replicated KV heads are not divided"),
+)

@@ -1,0 +1,119 @@
+"""CPU and GPU share one pool, or a virtual machine limits it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from legroom.diagnosis.case import Case
+from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
+from legroom.diagnosis.workbench import Workbench
+from legroom.units import GIB, gib
+
+CAUSE, ENTRY = "unified_memory_or_wsl", "LR502"
+
+
+def examine(case: Case) -> Finding | None:
+    """The driver's own shortage, free memory that could not be had, or a shared-memory platform under any shortage."""
+    driver = case.first("driver_no_memory", "tegra_assert")
+    if driver:
+        why = (
+            "The GPU driver asked the kernel for pages and got none: GPU and "
+            "CPU share one memory here, and the page cache counts as used."
+        )
+        return Finding(CAUSE, ENTRY, 0.92, proof(driver, case.first("oom_killer")), why)
+    oom = case.oom
+    if oom and oom.free_was_enough and not oom.larger_than_card:
+        why = (
+            f"{gib(oom.free_bytes or 0)} of {gib(oom.total_bytes or 0)} were "
+            f"free and only {gib(oom.wanted_bytes)} asked for. The card is not "
+            "short: what backs its memory is - the RAM of a WSL or "
+            "virtual machine, or the one memory that CPU and GPU share."
+        )
+        return Finding(
+            CAUSE, ENTRY, 0.88, proof(case.first("torch_oom"), case.first("prefetch_ram_short"), case.first("wsl")), why
+        )
+    shared = case.platform.unified or case.platform.wsl
+    short = case.is_oom or case.has(
+        "free_below_desired",
+        "free_below_desired_bare",
+        "no_cache_blocks",
+        "oom_killer",
+        "killed_process",
+        "sigkill",
+        "cannot_allocate",
+        "rpc_timeout",
+    )
+    check = case.first("free_below_desired")
+    if shared and short:
+        why = (
+            "CPU and GPU draw on one memory here: files in the page "
+            "cache, other programs and the GPU's own allocations compete."
+        )
+        confidence = 0.75 if not check or _much_free(case) else 0.6
+        return Finding(
+            CAUSE, ENTRY, confidence, proof(case.first("unified", "wsl", "nv_sysmem"), case.first_failure), why
+        )
+    if case.has("free_below_desired_bare", "free_below_desired") or (case.site == "device" and case.is_oom):
+        total = check.facts.get("total_bytes") if check else None
+        like = (
+            isinstance(total, int) and 100 * GIB < total < 130 * GIB
+        )  # GB10 and large APUs; no discrete card lies there
+        why = (
+            "If this machine shares its memory between CPU and GPU, "
+            "the page cache counts as used and free memory moves."
+        )
+        return Finding(CAUSE, ENTRY, 0.6 if like else 0.4, proof(case.first_failure), why)
+    if case.has("rpc_timeout"):
+        return Finding(
+            CAUSE, ENTRY, 0.25, proof(case.first("rpc_timeout")), "A machine that swaps shared memory stops answering."
+        )
+    return None
+
+
+def _much_free(case: Case) -> bool:
+    check = case.first("free_below_desired")
+    free, total = (check.facts.get(name) if check else None for name in ("free_bytes", "total_bytes"))
+    return isinstance(free, int) and isinstance(total, int) and free > total // 6
+
+
+def remedies(bench: Workbench) -> Iterator[Fix | None]:
+    """Give memory back to the pool that both sides share."""
+    case = bench.case
+    drop = Fix(
+        "drop_page_cache",
+        "Files in the page cache count as used on shared memory.",
+        steps=("sync; echo 3 | sudo tee /proc/sys/vm/drop_caches   (before the start)", "wait until free -g shows it"),
+        confidence=0.6,
+    )
+    wsl = Fix(
+        "more_host_ram_or_shm",
+        "The virtual machine's RAM backs what the driver hands out.",
+        steps=("raise memory= in .wslconfig (or the VM's RAM) above the checkpoint's size, then wsl --shutdown",),
+        confidence=0.6,
+    )
+    wait = Fix(
+        "sequence_starts_or_wait",
+        "After a stop the memory comes back slowly.",
+        steps=("wait until free -g is back before the next start",),
+        confidence=0.5,
+    )
+    share = round(max(bench.utilization - 0.1, 0.3), 2)
+    lower = bench.change(
+        "lower_util",
+        {"gpu_memory_utilization": share},
+        "The system needs its part of the one memory.",
+        trades="a smaller KV pool",
+        confidence=0.5,
+    )
+    if case.platform.wsl or case.has("prefetch_ram_short"):
+        yield from (wsl, drop, lower)
+    elif case.site == "device":
+        yield from (wait, drop, lower)
+    else:
+        yield from (drop, lower, wait, wsl)
+
+
+DEAD_ENDS = (
+    DeadEnd("chase the printed free number", "it moves with the page cache"),
+    DeadEnd("add swap", "GPU allocations cannot be swapped out"),
+)

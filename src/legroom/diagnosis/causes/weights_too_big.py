@@ -1,0 +1,107 @@
+"""The weights, as they are really stored, do not fit while the model is built or loaded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from legroom.diagnosis.case import Case
+from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
+from legroom.diagnosis.workbench import Workbench
+from legroom.units import GIB, gib
+
+CAUSE, ENTRY = "weights_too_big", "LR101"
+
+
+def examine(case: Case) -> Finding | None:
+    """An allocation that fails while modules are created is a parameter: only weights are made there."""
+    oom = case.oom
+    if not case.is_oom or (oom and (oom.larger_than_card or oom.free_was_enough)):
+        return None
+    confidence = _confidence(case)
+    if not confidence:
+        return None
+    proven = proof(case.first("load_oom_hint"), case.first("torch_oom", "cuda_oom"), case.last("shards"))
+    return Finding(CAUSE, ENTRY, confidence, proven, _why(case))
+
+
+def _confidence(case: Case) -> float:
+    oom = case.oom
+    if case.site == "build" or case.has("load_oom_hint"):
+        return 0.88
+    if case.site == "load":
+        # Parameters are created before the first shard is read, so a failure between shards is some second copy.
+        shards = case.last("shards")
+        return 0.6 if shards and not case.frames else 0.8
+    if case.site == "quant":
+        return 0.45
+    if case.site or oom is None or oom.torch_bytes is None or oom.total_bytes is None:
+        return 0.2 if not case.site else 0.0
+    full = oom.torch_bytes / oom.total_bytes
+    if full > 0.94 and not oom.pools_bytes and (oom.unallocated_bytes or 0) < oom.total_bytes // 100:
+        # Hardly anything reserved and unused, no graph pool: nothing was ever freed, as while parameters are made.
+        return 0.7
+    return 0.3
+
+
+def _why(case: Case) -> str:
+    oom = case.oom
+    if oom is None or oom.torch_bytes is None or oom.total_bytes is None:
+        return "The GPU was full before the model was completely built; nothing but weights is allocated at that point."
+    return (
+        f"torch already holds {gib(oom.torch_bytes)} of "
+        f"{gib(oom.total_bytes)} and asks for {gib(oom.wanted_bytes)} more "
+        "while the model is still being built. Nothing but weights is allocated at that point, and "
+        "gpu_memory_utilization does not bound them."
+    )
+
+
+def remedies(bench: Workbench) -> Iterator[Fix | None]:
+    """Fewer bytes of weights, or more cards; no flag of the KV cache helps."""
+    smaller = bench.lever(
+        "quantized weights", "checkpoint_format", "A checkpoint with weights in fewer bits fits.", 0.7
+    )
+    yield smaller or Fix(
+        "checkpoint_format",
+        "Only smaller weights fit: a quantized checkpoint (FP8, AWQ, GPTQ), or fp16 files instead of fp32.",
+        steps=(
+            "choose a quantized checkpoint of the same model",
+            "check it first: legroom plan CHECKPOINT --gpu YOUR-GPU",
+        ),
+        confidence=0.6,
+        trades="another checkpoint, with weights in fewer bits",
+    )
+    more = bench.lever("more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, the weights fit.", 0.7)
+    yield more or bench.change(
+        "more_or_fewer_gpus_tp_pp",
+        {"tensor_parallel_size": 2 * (bench.known.args.tensor_parallel_size or 1)},
+        "Split over twice as many GPUs, each holds half of the weights.",
+        trades="twice as many GPUs",
+        confidence=0.5,
+        steps=("legroom size MODEL says how many of which GPU hold it",),
+    )
+    oom = bench.case.oom
+    missing = math.ceil(((oom.wanted_bytes if oom else 0) + 4 * GIB) / GIB)
+    yield bench.change(
+        "cpu_offload",
+        {"cpu_offload_gb": float(missing)},
+        "A part of the weights can stay in host RAM.",
+        confidence=0.3,
+        trades="every step copies that part over the bus: many times slower",
+    )
+
+
+DEAD_ENDS = (
+    DeadEnd(
+        "lower gpu_memory_utilization",
+        "it does not bound the weights: 0.1 fails at the same byte as 0.9, although vLLM's own message advises it",
+    ),
+    DeadEnd(
+        "lower max_model_len or max_num_seqs", "nothing of the KV cache is allocated yet when the weights are created"
+    ),
+    DeadEnd("limit images or pixels", "the profile run comes later"),
+    DeadEnd(
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        "hardly anything is reserved and unused, so there is nothing to join",
+    ),
+)

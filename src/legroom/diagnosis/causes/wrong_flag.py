@@ -1,0 +1,101 @@
+"""A flag is ignored, removed, misspelt or never arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from legroom.diagnosis.case import Case
+from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
+from legroom.diagnosis.workbench import Workbench
+from legroom.errors import LegroomError
+
+CAUSE, ENTRY = "wrong_flag", "LR903"
+_REFUSED = (
+    "unrecognized_arguments",
+    "invalid_choice",
+    "argument_error",
+    "unexpected_keyword",
+    "v1_unsupported_flag",
+    "len_over_derived",
+    "batched_below_len",
+    "heads_not_divisible",
+    "pydantic_extra",
+    "unknown_env",
+    "unsupported_arg_combo",
+)
+
+
+def examine(case: Case) -> Finding | None:
+    """The parser's or the engine's own refusal."""
+    error = case.first(*_REFUSED)
+    if error is None:
+        ignored = case.first("flag_ignored")
+        if ignored is None or case.first_failure is None:
+            return None
+        return Finding(CAUSE, ENTRY, 0.3, proof(ignored), f"{ignored.facts.get('flag')} is ignored in this release.")
+    confidence = 0.5 if case.is_oom or case.has("no_cache_blocks", "kv_bytes_short", "kv_tokens_short") else 0.92
+    return Finding(CAUSE, ENTRY, confidence, proof(error), _why(error.id, {**error.facts}))
+
+
+def _why(id_: str, facts: dict[str, object]) -> str:
+    if id_ == "unrecognized_arguments":
+        return f"vLLM does not know {facts.get('words')}: misspelt, of another release, or not a flag at all."
+    if id_ == "len_over_derived":
+        return (
+            f"--max-model-len {facts.get('asked_count')} is more than "
+            f"the {facts.get('limit_count')} the model was made for."
+        )
+    if id_ == "batched_below_len":
+        return (
+            "Without chunked prefill a whole prompt must fit into one step, "
+            "so max_num_batched_tokens may not be below max_model_len."
+        )
+    if id_ == "unexpected_keyword":
+        return (
+            f"{facts.get('callee')} does not take {facts.get('name')!r}: "
+            "the parts of this installation are of different releases."
+        )
+    if id_ == "v1_unsupported_flag":
+        return (
+            f"{facts.get('flag')} belongs to the V0 engine; the V1 "
+            "engine does not have it and vLLM falls back or refuses."
+        )
+    if id_ == "unknown_env":
+        return f"No vLLM release reads {facts.get('name')}."
+    return "The flags as given were refused; nothing was allocated yet."
+
+
+def remedies(bench: Workbench) -> Iterator[Fix | None]:
+    """Name the right flag where the facts know it."""
+    error = bench.case.first(*_REFUSED)
+    words = str(error.facts.get("words", "")).split() if error else []
+    for word in words:
+        if word.startswith("--"):
+            yield _better(bench, word)
+    yield Fix(
+        "flag",
+        "Take out or correct what was refused.",
+        steps=("legroom plan -- vllm serve ... checks every flag against your release",),
+        confidence=0.5,
+    )
+    yield Fix(
+        "engine_version_or_V0",
+        "If the flag is of another release, run that one.",
+        steps=("vllm --version; compare with the documentation you follow",),
+        confidence=0.35,
+    )
+
+
+def _better(bench: Workbench, word: str) -> Fix | None:
+    from legroom.vllm.parse import parse_flags  # noqa: PLC0415 - only for a refused flag
+
+    try:
+        problems = parse_flags([word], bench.known.release).problems
+    except LegroomError as error:
+        return Fix("flag", f"{error.message} {error.hint or ''}".strip(), confidence=0.7)
+    if not problems:
+        return None
+    return Fix("flag", problems[0].message, steps=(f"correct {word.partition('=')[0]}",), confidence=0.7)
+
+
+DEAD_ENDS = (DeadEnd("change the memory settings", "the server stopped before it allocated anything"),)

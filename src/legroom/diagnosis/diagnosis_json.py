@@ -1,0 +1,127 @@
+"""A diagnosis as the JSON document that other programs rely on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from legroom.diagnosis.case import Case
+from legroom.diagnosis.diagnose import Reading
+from legroom.diagnosis.finding import Finding, Fix
+from legroom.diagnosis.masking import masked, masked_all
+from legroom.diagnosis.report import Diagnosis
+from legroom.planning.plan_json import layout_json
+
+_LONGEST_TEXT = 1000
+
+
+def readings_json(readings: Sequence[Reading]) -> dict[str, Any]:
+    """The whole document: the run that matters most, and the other runs and files beside it."""
+    diagnoses = [(reading, run) for reading in readings for run in reading.runs]
+    if not diagnoses:
+        document: dict[str, Any] = {
+            "verdict": "not understood", "phase": None, "findings": [], "deployment": _no_deployment()
+        }  # fmt: skip
+    else:
+        document = diagnosis_json(diagnoses[0][1])
+        document["runs"] = [{"source": reading.source, **diagnosis_json(run)} for reading, run in diagnoses[1:]]
+    document["sources"] = [
+        {"source": reading.source, "lines": reading.lines, "bytes": reading.bytes, "runs": len(reading.runs)}
+        for reading in readings
+    ]
+    masked_document: dict[str, Any] = masked_all(document)
+    return masked_document
+
+
+def diagnosis_json(diagnosis: Diagnosis) -> dict[str, Any]:
+    """One run."""
+    return {
+        "verdict": diagnosis.verdict,
+        "phase": diagnosis.phase,
+        "findings": [finding_json(finding) for finding in diagnosis.findings],
+        "deployment": deployment_json(diagnosis.case),
+        "memory": memory_json(diagnosis.case),
+    }
+
+
+def finding_json(finding: Finding) -> dict[str, Any]:
+    """One cause with its proof."""
+    return {
+        "cause": finding.cause,
+        "entry": finding.entry,
+        "confidence": round(finding.confidence, 3),
+        "evidence": [
+            {
+                "line": evidence.line, "text": masked(evidence.text)[:_LONGEST_TEXT], "id": evidence.id,
+                "facts": dict(evidence.facts), "phase": evidence.phase, "process": evidence.process,
+                "rank": evidence.rank, "pid": evidence.pid, "time": evidence.time,
+            }
+            for evidence in finding.evidence
+        ],
+        "why": finding.why,
+        "fixes": [fix_json(fix) for fix in finding.fixes],
+        "dead_ends": [{"action": end.action, "why_fails": end.why_fails} for end in finding.dead_ends],
+    }  # fmt: skip
+
+
+def fix_json(fix: Fix) -> dict[str, Any]:
+    """One way out."""
+    return {
+        "kind": fix.kind,
+        "flags": {name: _plain(value) for name, value in fix.flags.items()},
+        "env": dict(fix.env),
+        "steps": list(fix.steps),
+        "command": list(fix.command),
+        "why": fix.why,
+        "trades": fix.trades,
+        "layout": layout_json(fix.layout) if fix.layout else None,
+        "confidence": round(fix.confidence, 3),
+    }
+
+
+def deployment_json(case: Case) -> dict[str, Any]:
+    """What ran, as far as the log shows."""
+    startup = case.startup
+    args = {
+        name: _plain(value)
+        for name in startup.args.__dataclass_fields__
+        if (value := getattr(startup.args, name)) not in (None, {}, (), "") and name not in ("model", "usage", "others")
+    }
+    return {
+        "model": startup.args.model or None,
+        "vllm": startup.vllm,
+        "engine": case.engine.generation or None,
+        "gpu": startup.gpu_name,
+        "gpu_total_bytes": startup.gpu_total_bytes,
+        "args": args,
+    }
+
+
+def memory_json(case: Case) -> dict[str, Any]:
+    """The memory that the server itself reported."""
+    startup = case.startup
+    names = (
+        "weights",
+        "activation",
+        "non_torch",
+        "graph_estimate",
+        "graph",
+        "available_kv",
+        "gpu_total",
+        "free_at_start",
+    )
+    found: dict[str, Any] = {f"{name}_bytes": getattr(startup, f"{name}_bytes") for name in names}
+    found |= {"blocks": startup.blocks, "tokens": startup.tokens, "max_concurrency": startup.max_concurrency}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _no_deployment() -> dict[str, Any]:
+    return {"model": None, "vllm": None, "engine": None, "gpu": None, "gpu_total_bytes": None, "args": {}}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    return value

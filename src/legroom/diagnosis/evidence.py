@@ -1,0 +1,142 @@
+"""Lines -> typed evidence: which message, with which numbers, in which phase, from which process, when."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+
+from legroom.diagnosis.linear import PatternSet, compiled, escaped
+from legroom.diagnosis.lines import Line
+from legroom.facts.evidence import Message, Role, messages
+from legroom.units import GIB
+
+Value = int | float | str
+
+WINDOW_LINES = 6
+"""A message is looked for over this many lines: terminals and people wrap them."""
+_WINDOW_CHARS = 6000
+_UNITS = {"bytes": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
+          "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}  # fmt: skip
+_NUMBER = re.compile(r"\d[\d,]*(?:\.\d*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One thing the log says."""
+
+    id: str
+    role: Role
+    line: int
+    text: str
+    """The line as it stands, without colours."""
+    facts: Mapping[str, Value] = field(default_factory=dict)
+    phase: str | None = None
+    process: str = ""
+    rank: int | None = None
+    pid: int | None = None
+    time: str = ""
+    at: str = ""
+    window: str = ""
+    """The text from the match on, over the lines that follow: what a message wrapped over several lines says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A line that holds a mark, and the few lines after it."""
+
+    line: Line
+    following: tuple[Line, ...] = ()
+
+
+def read_evidence(passages: Iterable[Passage]) -> Iterator[Evidence]:
+    """Everything the passages say, in their order."""
+    for passage in passages:
+        yield from evidence_of(passage)
+
+
+def evidence_of(passage: Passage) -> list[Evidence]:
+    """What one line says."""
+    line = passage.line
+    first = line.text[:_WINDOW_CHARS]
+    window = " ".join((first, *(follower.text.strip()[:1000] for follower in passage.following)))[: 2 * _WINDOW_CHARS]
+    found: list[Evidence] = []
+    for index in _all_patterns().matching(window):
+        message = messages()[index]
+        match = compiled(_pattern(message)).search(window)
+        if match is None or match.start() >= max(len(first), 1):
+            continue
+        facts = typed({name: text for name, text in match.groupdict().items() if text is not None})
+        found.append(
+            Evidence(
+                message.id, message.role, line.number, line.raw.strip(), facts, message.phase,
+                line.process, line.rank, line.pid, line.time, line.at, window[match.start() :],
+            )
+        )  # fmt: skip
+    return _without_weaker(found)
+
+
+_COVERED = {
+    "torch_oom": ("torch_oom_unsized", "cuda_oom", "exception", "expandable_on"),
+    "sampler_warmup_oom": ("torch_oom_unsized", "exception"),
+    "nccl_oom": ("nccl_other_cuda", "cuda_oom"),
+    "cumem_oom": ("cuda_oom", "torch_oom_unsized"),
+    "free_below_desired": ("free_below_desired_bare",),
+    "pinned_failed": ("cuda_oom",),
+    "illegal_access": ("kernel_launch",),
+}
+
+
+def _without_weaker(found: list[Evidence]) -> list[Evidence]:
+    """A line's general reading is dropped where a special one says the same and more."""
+    ids = {evidence.id for evidence in found}
+    covered = {weak for strong, weaker in _COVERED.items() if strong in ids for weak in weaker}
+    if any(evidence.role in ("failure", "host") for evidence in found):
+        covered.add("exception")
+    banner = "server_banner" in ids  # settings name functions and features that are not running yet
+    return [evidence for evidence in found if evidence.id not in covered and not (banner and evidence.role == "frame")]
+
+
+def typed(groups: Mapping[str, str]) -> dict[str, Value]:
+    """Numbers with their units, by the ending of each group's name; one that does not read is left out."""
+    values: dict[str, Value] = {}
+    for name, text in groups.items():
+        stem, _, unit = name.rpartition("_")
+        try:
+            if unit == "gib":
+                values[f"{stem}_bytes"] = round(float(text) * GIB)
+            elif unit == "size":
+                values[f"{stem}_bytes"] = size_bytes(text)
+            elif unit == "count":
+                values[name] = int(text.replace(",", "")[:18])
+            elif unit == "ratio":
+                values[name] = float(text.rstrip("."))
+            else:
+                values[name] = text
+        except (ValueError, OverflowError):
+            continue
+    return values
+
+
+def size_bytes(text: str) -> int:
+    """`1.96 GiB` in bytes."""
+    number = _NUMBER.match(text.strip())
+    if number is None:
+        raise ValueError(text)
+    unit = text.strip()[number.end() :].strip() or "bytes"
+    return round(float(number[0].replace(",", "")) * _UNITS[unit])
+
+
+def marks() -> tuple[str, ...]:
+    """Every plain text worth stopping at."""
+    return tuple(dict.fromkeys(mark for message in messages() for mark in message.marks))
+
+
+@cache
+def _all_patterns() -> PatternSet:
+    return PatternSet(_pattern(message) for message in messages())
+
+
+def _pattern(message: Message) -> str:
+    return message.pattern or "|".join(escaped(mark) for mark in message.marks)

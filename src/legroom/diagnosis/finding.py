@@ -1,0 +1,74 @@
+"""What a diagnosis is made of: findings, each with its proof, its fixes and its dead ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from legroom.diagnosis.evidence import Evidence
+    from legroom.memory.layout import Layout
+    from legroom.planning.plan import Plan
+
+FixKind = Literal[
+    "max_model_len", "lower_util", "raise_util", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes",
+    "kv_cache_dtype", "eager_or_fewer_graphs", "checkpoint_format", "more_or_fewer_gpus_tp_pp", "cpu_offload",
+    "limit_multimodal", "free_gpu_or_kill_orphans", "sequence_starts_or_wait", "engine_version_or_V0", "allocator_conf",
+    "disable_custom_allreduce_or_nccl_env", "other_engine_feature_off", "more_host_ram_or_shm", "drop_page_cache",
+    "swap_space", "request", "flag", "driver", "report",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fix:
+    """One change that mends it: flags, environment or steps on the host."""
+
+    kind: FixKind
+    why: str
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    """By vLLM's Python names; None as a value: take the flag away."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    steps: tuple[str, ...] = ()
+    confidence: float = 0.5
+    trades: str = ""
+    command: tuple[str, ...] = ()
+    plan: Plan | None = None
+    """The plan that the new flags lead to, where the model, the GPU and the release are known."""
+    before: Layout | None = None
+    """Where every byte went in the run that failed, on the same card."""
+
+    @property
+    def layout(self) -> Layout | None:
+        """Where every byte will go."""
+        return self.plan.layout if self.plan else None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadEnd:
+    """What not to try, and why."""
+
+    action: str
+    why_fails: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One cause, how sure, and the lines that prove it."""
+
+    cause: str
+    entry: str
+    confidence: float
+    evidence: tuple[Evidence, ...]
+    why: str
+    fixes: tuple[Fix, ...] = ()
+    dead_ends: tuple[DeadEnd, ...] = ()
+
+
+def proof(*items: Evidence | Sequence[Evidence] | None) -> tuple[Evidence, ...]:
+    """The lines given, without gaps and repetitions, in the order of the log."""
+    found: dict[tuple[int, str], Evidence] = {}
+    for item in items:
+        for evidence in (item,) if item is not None and not isinstance(item, Sequence) else item or ():
+            found.setdefault((evidence.line, evidence.id), evidence)
+    return tuple(sorted(found.values(), key=lambda evidence: evidence.line))[:6]

@@ -1,0 +1,42 @@
+"""Secrets out of everything that is printed: tokens, keys, passwords, prompts, and links, which are nobody's advice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from legroom.diagnosis.linear import compiled
+
+MASK = "[masked]"
+_SECRETS = (
+    r"(?i)((?:api[-_]?key|token|secret|password|passwd|authorization|bearer|access[-_]key)['\"]?\s{0,3}[=:]\s{0,3}['\"]?"
+    r"(?:bearer )?)(\[[^\]]{0,200}\]|[^\s'\",;)}\]]{3,})",
+    r"()\b(hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{8,}|gh[pousr]_[A-Za-z0-9]{16,}|AKIA[0-9A-Z]{12,}|nvapi-[A-Za-z0-9_-]{8,}"
+    r"|xox[a-z]-[A-Za-z0-9-]{8,}|eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_.-]{10,}|AIza[0-9A-Za-z_-]{20,})",
+    r"(--(?:api-key|hf-token)[ =]+)(\S+)",
+    r"(\w+://[^\s/:@]{1,80}:)([^\s/@]{1,200})@",
+)
+_PROMPT = r"(prompt(?:_token_ids)?['\"]?: ?)('(?:[^'\\]|\\.)*'?|\"(?:[^\"\\]|\\.)*\"?|\[[0-9, ]*\]?)"
+_LINK = r"https?://[^\s)'\"<>]+"
+
+
+def masked(text: str) -> str:
+    """The text with every secret, prompt and link replaced."""
+    for pattern in (*_SECRETS, _PROMPT):
+        text = compiled(pattern).sub(r"\1" + MASK, text)
+    return str(compiled(_LINK).sub("[link]", text))
+
+
+def masked_all(value: Any) -> Any:
+    """The same for everything inside a JSON value."""
+    if isinstance(value, str):
+        return masked(value)
+    if isinstance(value, dict):
+        return {key: MASK if _names_secret(str(key)) and inner else masked_all(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [masked_all(inner) for inner in value]
+    return value
+
+
+def _names_secret(key: str) -> bool:
+    lowered = key.lower()
+    return any(word in lowered for word in ("api_key", "hf_token", "secret", "password"))

@@ -1,0 +1,100 @@
+"""What kind of vLLM and what kind of machine wrote a log, told by its style where it does not say so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from legroom.diagnosis.evidence import Evidence
+from legroom.errors import LegroomError
+from legroom.facts.releases import release as known_release
+from legroom.planning.startup_log import Startup
+
+_V1_FILES = frozenset(
+    {
+        "core.py",
+        "core_client.py",
+        "gpu_worker.py",
+        "gpu_model_runner.py",
+        "async_llm.py",
+        "loggers.py",
+        "kv_cache_utils.py",
+        "multiproc_executor.py",
+        "v1_core.py",
+    }
+)
+_V0_FILES = frozenset(
+    {
+        "engine.py",
+        "llm_engine.py",
+        "async_llm_engine.py",
+        "worker.py",
+        "model_runner.py",
+        "scheduler.py",
+        "multiproc_worker_utils.py",
+        "distributed_gpu_executor.py",
+        "worker_base.py",
+        "metrics.py",
+        "gpu_executor.py",
+        "executor_base.py",
+        "model_runner_base.py",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The engine generation, and the releases the log can come from."""
+
+    generation: Literal["V0", "V1", ""] = ""
+    version: str | None = None
+    """As printed; None where the log does not say."""
+    before_brackets: bool | None = None
+    """The logger wrote `file.py:1]` without an opening bracket: releases before 0.8."""
+
+    def within(self, first: str, last: str) -> bool | None:
+        """Whether the release lies in a range; None where that is not known."""
+        if self.version is None:
+            return None
+        try:
+            return known_release(self.version).within(first, last)
+        except LegroomError:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """The machine, as far as memory cares."""
+
+    unified: bool = False
+    """CPU and GPU share one memory."""
+    wsl: bool = False
+    rocm: bool = False
+    trainer: bool = False
+    """A training framework runs the engine on its own GPUs."""
+
+
+def engine_of(evidence: Iterable[Evidence], startup: Startup) -> Engine:
+    """By the version where it is printed, else by the files that log and how they write it."""
+    files = [item.at for item in evidence if item.at]
+    names = {name.lstrip("[") for name in files}
+    generation: Literal["V0", "V1", ""] = ""
+    if any("EngineCore" in item.process for item in evidence) or names & _V1_FILES:
+        generation = "V1"
+    elif names & _V0_FILES:
+        generation = "V0"
+    return Engine(generation, startup.vllm, not files[0].startswith("[") if files else None)
+
+
+def platform_of(evidence: Iterable[Evidence], startup: Startup) -> Platform:
+    """What the log shows of the machine."""
+    items = tuple(evidence)
+    ids = {item.id for item in items}
+    unified = "unified" in ids or "nv_sysmem" in ids or "tegra_assert" in ids
+    return Platform(
+        unified or bool(startup.gpu_name and "GB10" in startup.gpu_name),
+        "wsl" in ids,
+        any(item.facts.get("platform") == "HIP" for item in items),
+        "trainer" in ids,
+    )

@@ -1,0 +1,147 @@
+"""Where log text comes from: files plain or packed, standard input, journald, Docker. Bytes, a piece at a time."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import IO, Any
+
+from legroom.errors import LegroomError
+
+PIECE_BYTES = 2 << 20
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_OTHER_PACKED = {b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+_UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+
+
+def pieces_of_file(path: str) -> Iterator[bytes]:
+    """The bytes of a log file, unpacked where it is gzip or zstd."""
+    where = Path(path).expanduser()
+    if where.is_dir():
+        raise LegroomError(
+            f"{path} is a directory", f"name a log file in it: legroom diagnose {path.rstrip('/')}/*.log"
+        )
+    try:
+        stream = where.open("rb")
+    except FileNotFoundError:
+        raise LegroomError(f"there is no file {path}", "give the path of a vLLM log, or - for standard input") from None
+    except OSError as error:
+        raise LegroomError(f"cannot read {path}: {error.strerror or error}", "check its permissions") from None
+    with stream:
+        yield from _pieces(stream, path)
+
+
+def pieces_of_stdin() -> Iterator[bytes]:
+    """Standard input; a terminal there means that nothing was piped."""
+    stream = sys.stdin
+    if stream is None or stream.closed or stream.isatty():
+        raise LegroomError("no log was given", "legroom diagnose vllm.log, or: kubectl logs POD | legroom diagnose -")
+    yield from _pieces(stream.buffer, "standard input")
+
+
+def pieces_of_command(words: list[str], what: str, timeout_s: float = 600.0) -> Iterator[bytes]:
+    """What another program prints of a log, such as `journalctl -u UNIT`."""
+    try:
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+    except FileNotFoundError:
+        raise LegroomError(f"{words[0]} is not on this machine", f"write the log of {what} to a file first") from None
+    except OSError as error:
+        raise LegroomError(f"cannot run {words[0]}: {error.strerror or error}") from None
+    assert process.stdout is not None
+    head = b""
+    with closing(process.stdout):
+        for piece in _pieces(process.stdout, what):
+            head = head or piece[:400]
+            yield piece
+    if process.wait(timeout=timeout_s) != 0:
+        said = head.decode("utf-8", "replace").strip().splitlines()
+        raise LegroomError(f"{words[0]} could not give the log of {what}: {said[0] if said else 'no reason given'}")
+
+
+def _pieces(stream: IO[bytes], name: str) -> Iterator[bytes]:
+    try:
+        head = stream.read(PIECE_BYTES)
+        if not head:
+            raise LegroomError(f"{name} is empty", "check that the server's output really goes there")
+        rest = _unpacked(stream, head, name)
+        first = next(rest, b"")
+        if not first:
+            raise LegroomError(f"{name} is empty once unpacked", "check how it was written")
+        yield from _as_utf8(first, rest, name)
+    except (OSError, EOFError, zlib.error) as error:
+        raise LegroomError(f"cannot read {name}: {error}", "the file may be damaged or cut short") from None
+
+
+def _unpacked(stream: IO[bytes], head: bytes, name: str) -> Iterator[bytes]:
+    for magic, kind in _OTHER_PACKED.items():
+        if head.startswith(magic):
+            raise LegroomError(f"{name} is a {kind} archive", "unpack it first; gzip and zstd are read as they are")
+    if head.startswith(_GZIP):
+        joined: Any = _Joined(head, stream)
+        yield from _read_all(gzip.GzipFile(fileobj=joined), tolerant=True)
+    elif head.startswith(_ZSTD):
+        yield from _read_all(_zstd_reader(_Joined(head, stream), name))
+    else:
+        yield head
+        yield from _read_all(stream)
+
+
+def _read_all(stream: Any, tolerant: bool = False) -> Iterator[bytes]:
+    seen = False
+    while True:
+        try:
+            piece = stream.read(PIECE_BYTES)
+        except (EOFError, zlib.error):
+            if tolerant and seen:  # a packed log cut at its end: what was there has been read
+                return
+            raise
+        if not piece:
+            return
+        seen = True
+        yield piece
+
+
+def _zstd_reader(stream: Any, name: str) -> Any:
+    try:
+        import zstandard  # noqa: PLC0415 - only for packed files
+    except ImportError:
+        raise LegroomError(f"{name} is packed with zstd", "pip install zstandard, or unpack it with zstd -d") from None
+    return zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
+
+
+class _Joined:
+    """The bytes already read, then the rest of the stream."""
+
+    def __init__(self, head: bytes, rest: IO[bytes]) -> None:
+        self._head, self._rest = head, rest
+
+    def read(self, size: int = -1) -> bytes:
+        if not self._head:
+            return self._rest.read(size)
+        if size < 0:
+            taken, self._head = self._head + self._rest.read(), b""
+            return taken
+        taken, self._head = self._head[:size], self._head[size:]
+        return taken
+
+
+def _as_utf8(first: bytes, rest: Iterator[bytes], name: str) -> Iterator[bytes]:
+    for mark, encoding in _UTF16.items():
+        if first.startswith(mark):
+            decoder = codecs.getincrementaldecoder(encoding)("replace")
+            yield decoder.decode(first[len(mark) :]).encode("utf-8", "replace")
+            for piece in rest:
+                yield decoder.decode(piece).encode("utf-8", "replace")
+            return
+    sample = first[:65536]
+    unprintable = sum(sample.count(bytes([code])) for code in range(9))
+    if unprintable > max(8, len(sample) // 20):
+        raise LegroomError(f"{name} is a binary file, not a log", "give the text that vLLM printed")
+    yield first
+    yield from rest

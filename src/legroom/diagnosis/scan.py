@@ -1,0 +1,189 @@
+"""A log of any size -> the few passages worth reading. One automaton over all marks; never a loop over all lines.
+
+Marks that turn out to be everywhere (request logs, statistics, a crash loop) are sampled after a while: the first and
+the last of each piece, so that what changes over time is still seen and the time stays bounded by the bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Generator, Iterable, Iterator
+from functools import cache
+
+from legroom.diagnosis.evidence import WINDOW_LINES, Passage
+from legroom.diagnosis.finder import Finder, make_finder
+from legroom.diagnosis.lines import LONGEST_LINE, read_line
+from legroom.facts.evidence import messages
+from legroom.facts.startup_lines import startup_lines
+
+MOST_PER_MARK = 1500
+"""After this many lines with one mark it is sampled."""
+_HUGE = 8 << 20
+_LARGE = 12 << 20
+_LAST = 1 << 20
+_AROUND = 16 * 1024
+# Marks of start-up lines that are too short to stop at; these say the same and are rarer.
+_BETTER = {
+    " took ": ("loading took", "weights took"),
+    "tart": (),
+    "model": ("█", "▄"),
+    "|": ("| NVIDIA", "NVIDIA "),
+    "GPU ": (),
+    " blocks: ": ("# GPU blocks", "# CUDA blocks", "# cuda blocks", "# CPU blocks"),
+    "version 0.": ("version 0.",),
+}
+
+
+class Scanner:
+    """Reads pieces of bytes once, in order, and remembers how much there was."""
+
+    def __init__(self) -> None:
+        self.lines = 0
+        self.bytes = 0
+        self.counts: Counter[bytes] = Counter()
+        self._sampled: set[bytes] = set(_stat_marks())
+        self._once: tuple[bytes, ...] = _once_marks()
+        self._finder: Finder | None = None
+        self._large = False
+
+    def passages(self, pieces: Iterable[bytes]) -> Iterator[Passage]:
+        """The passages of one log, in order."""
+        buffer, at = b"", 0
+        for piece in pieces:
+            self.bytes += len(piece)
+            self._grow()
+            buffer = buffer + piece if buffer else piece
+            end = _cut(buffer)
+            if end == 0 and len(buffer) > _HUGE:
+                yield from self._huge(buffer, at)
+                buffer = buffer[-_AROUND:]
+            elif end:
+                at = yield from self._search(buffer, end, at)
+                buffer = buffer[end:]
+        if len(buffer) > _HUGE and buffer.count(b"\n") < 2:
+            yield from self._huge(buffer, at)
+            at += 1
+        elif buffer:
+            at = yield from self._search(buffer, len(buffer), at, last=len(buffer) < _LAST)
+            at += not buffer.endswith(b"\n")
+        self.lines = at
+
+    def _search(self, buffer: bytes, end: int, at: int, last: bool = False) -> Generator[Passage, None, int]:
+        """Report every line of buffer[:end] that holds a mark; the number of lines up to there comes back."""
+        sampled = deque(sorted(self._samples(buffer, end)))
+        finder = make_finder(_every_mark(), large=False) if last and len(self._sampled) > 3 else self._marks()
+        position, counted, number = 0, 0, at
+        hits = finder.find(buffer, position, end)
+        while True:
+            hit, mark = next(hits, (end, b""))
+            if hit < position:
+                continue
+            start = max(buffer.rfind(b"\n", position, hit) + 1, position) if mark else end
+            while sampled and sampled[0] < start:
+                sample = sampled.popleft()
+                if sample >= position:
+                    number += buffer.count(b"\n", counted, sample)
+                    counted = sample
+                    yield passage_at(buffer, sample, number + 1)
+            number += buffer.count(b"\n", counted, start)
+            counted = start
+            if not mark:
+                return number
+            yield passage_at(buffer, start, number + 1, hit)
+            newline = buffer.find(b"\n", hit, end)
+            position = newline + 1 if newline >= 0 else end
+            if self._is_everywhere(mark):
+                hits = self._marks().find(buffer, position, end)
+
+    def _samples(self, buffer: bytes, end: int) -> set[int]:
+        """Starts of the lines that hold a mark which is only sampled."""
+        starts: set[int] = set()
+        for mark in self._sampled:
+            first = buffer.find(mark, 0, end)
+            if first >= 0:
+                last = buffer.rfind(mark, first, end)
+                middle = buffer.find(mark, (first + last) // 2, end)
+                starts |= {buffer.rfind(b"\n", 0, hit) + 1 for hit in (first, middle, last) if hit >= 0}
+        for mark in self._once:
+            first = buffer.find(mark, 0, end)
+            if first >= 0:
+                starts.add(buffer.rfind(b"\n", 0, first) + 1)
+                self._once = ()  # that a request was served is all that has to be known
+                break
+        return starts
+
+    def _is_everywhere(self, mark: bytes) -> bool:
+        self.counts[mark] += 1
+        if self.counts[mark] != MOST_PER_MARK:
+            return False
+        self._sampled.add(mark)
+        self._finder = None
+        return True
+
+    def _grow(self) -> None:
+        if not self._large and self.bytes > _LARGE:
+            self._large, self._finder = True, None
+
+    def _marks(self) -> Finder:
+        if self._finder is None:
+            wanted = tuple(mark for mark in _every_mark() if mark not in self._sampled)
+            self._finder = make_finder(wanted, self._large)
+        return self._finder
+
+    def _huge(self, buffer: bytes, at: int) -> Iterator[Passage]:
+        """A line of many megabytes: what surrounds each mark in it, a bounded number of times."""
+        position = 0
+        for _ in range(64):
+            hit, mark = next(self._marks().find(buffer, position, len(buffer)), (0, b""))
+            if not mark:
+                return
+            yield passage_at(buffer, max(hit - 2000, 0), at + 1, hit)
+            position = hit + _AROUND
+
+
+def _cut(buffer: bytes) -> int:
+    """Where to stop searching: behind a newline that has enough lines after it for a wrapped message."""
+    end = len(buffer)
+    for _ in range(WINDOW_LINES + 1):
+        end = buffer.rfind(b"\n", 0, end)
+        if end < 0:
+            return 0
+    return end + 1
+
+
+def passage_at(buffer: bytes, start: int, number: int, hit: int | None = None) -> Passage:
+    """The line that begins at `start`, and the few after it."""
+    if hit is not None and hit - start > LONGEST_LINE // 2:
+        start = hit - 2000  # deep inside a long line: what surrounds the mark
+    lines = []
+    position = start
+    for offset in range(WINDOW_LINES):
+        newline = buffer.find(b"\n", position)
+        stop = newline if newline >= 0 else len(buffer)
+        raw = buffer[position : min(stop, position + LONGEST_LINE)].decode("utf-8", "replace")
+        lines.append(read_line(number + offset, raw))
+        if newline < 0 or stop - position > LONGEST_LINE:
+            break
+        position = newline + 1
+        if position >= len(buffer):
+            break
+    return Passage(lines[0], tuple(lines[1:]))
+
+
+@cache
+def _every_mark() -> tuple[bytes, ...]:
+    found = [mark for message in messages() if message.role not in ("once",) for mark in message.marks]
+    for line in startup_lines():
+        found += _BETTER.get(line.mark, (line.mark,))
+    found += ["Application startup complete"]
+    return tuple(dict.fromkeys(mark.encode() for mark in found if len(mark) > 1 or mark in "█▄"))
+
+
+@cache
+def _stat_marks() -> tuple[bytes, ...]:
+    return tuple(mark.encode() for message in messages() if message.role == "stats" for mark in message.marks)
+
+
+@cache
+def _once_marks() -> tuple[bytes, ...]:
+    return tuple(mark.encode() for message in messages() if message.role == "once" for mark in message.marks)

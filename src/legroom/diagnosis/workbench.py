@@ -1,0 +1,198 @@
+"""Where fixes are made: every change of flags is tried on the memory model before it is offered."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from legroom.diagnosis.case import Case
+from legroom.diagnosis.finding import Fix, FixKind
+from legroom.diagnosis.repair import Hints, Known, base_plan, known_of
+from legroom.errors import LegroomError
+from legroom.units import GIB
+from legroom.vllm.command import command
+
+if TYPE_CHECKING:
+    from legroom.planning.plan import Plan
+
+_HIGHEST, _LOWEST = 0.97, 0.2
+
+
+class Workbench:
+    """One case, what is known of its deployment, and the tools to compute a change."""
+
+    def __init__(self, case: Case, hints: Hints | None = None) -> None:
+        self.case = case
+        self._hints = hints or Hints()
+
+    @cached_property
+    def known(self) -> Known:
+        """The deployment."""
+        return known_of(self.case, self._hints)
+
+    @cached_property
+    def base(self) -> Plan | None:
+        """The run as it was, as a plan."""
+        return base_plan(self.case, self.known)
+
+    @property
+    def utilization(self) -> float:
+        """The share of the card that was asked for."""
+        check = self.case.first("free_below_desired")
+        said = check.facts.get("utilization_ratio") if check else None
+        if isinstance(said, float):
+            return said
+        given = self.known.args.gpu_memory_utilization
+        if given is not None:
+            return given
+        # 0.9 up to 0.19, 0.92 from 0.20 on.
+        return 0.92 if self.known.release_said and self.known.release.at_least("0.20.0") else 0.9
+
+    @property
+    def total_bytes(self) -> int | None:
+        """The card's memory as the log or the user gives it."""
+        return self.known.total_bytes or (self.known.gpu.total_bytes if self.known.gpu else None)
+
+    def change(
+        self,
+        kind: FixKind,
+        flags: Mapping[str, Any],
+        why: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        steps: tuple[str, ...] = (),
+        trades: str = "",
+        confidence: float = 0.6,
+    ) -> Fix | None:
+        """A fix by flags or environment; None where the memory model says that it would not start."""
+        planned = self.tried(flags) if flags else None
+        if self.base is not None and flags and planned is None:
+            return None
+        if planned is not None:
+            from legroom.planning.advice import why as in_numbers  # noqa: PLC0415
+
+            why = f"{why} {in_numbers(self.base, planned)}." if self.base is not None else why
+            confidence = min(0.95, confidence + (0.2 if planned.verdict == "fits" else 0.1))
+        before = self.base.layout if self.base is not None and planned is not None else None
+        line = self.command(flags, env)
+        return Fix(kind, why, dict(flags), dict(env or {}), steps, confidence, trades, line, planned, before)
+
+    def best(
+        self,
+        kind: FixKind,
+        proposals: Iterable[Mapping[str, Any]],
+        why: str,
+        *,
+        trades: str = "",
+        confidence: float = 0.6,
+    ) -> Fix | None:
+        """The first proposal that fits on the memory model, else the first that starts; needs a known deployment."""
+        if self.base is None:
+            return None
+        tight: Fix | None = None
+        for flags in proposals:
+            fix = self.change(kind, flags, why, trades=trades, confidence=confidence)
+            if fix and fix.plan and fix.plan.verdict == "fits":
+                return fix
+            tight = tight or fix
+        return tight
+
+    def lever(self, name: str, kind: FixKind, why: str, confidence: float = 0.6) -> Fix | None:
+        """One of planning's levers, pulled as far as it has to be."""
+        if self.base is None:
+            return None
+        from legroom.planning.levers import LEVERS  # noqa: PLC0415
+
+        lever = next(lever for lever in LEVERS if lever.name == name)
+        return self.best(kind, lever.propose(self.base), why, trades=lever.trades, confidence=confidence)
+
+    def tried(self, flags: Mapping[str, Any]) -> Plan | None:
+        """The plan that these flags lead to, if it starts."""
+        if self.base is None:
+            return None
+        from legroom.facts.models import load  # noqa: PLC0415
+        from legroom.planning.plan import plan  # noqa: PLC0415
+
+        try:
+            args = replace(self.base.args, **flags)
+            sizes = (args.tensor_parallel_size, args.pipeline_parallel_size, args.data_parallel_size)
+            needed = math.prod(size or 1 for size in sizes)
+            target = replace(self.base.target, gpus=max(self.base.target.gpus, needed))
+            if flags.keys() & _MEASURED_ANEW:
+                target = replace(target, seen=None)  # what this run measured was of other settings
+            if "model" in flags:
+                target = replace(target, model=load(str(flags["model"])))
+            made = plan(target, args)
+        except (LegroomError, TypeError):
+            return None
+        return made if made.verdict != "does_not_fit" else None
+
+    def command(self, flags: Mapping[str, Any], env: Mapping[str, str] | None = None) -> tuple[str, ...]:
+        """The line to run, as far as the log shows it; MODEL stands for a model that it does not show."""
+        known = self.known
+        fields = {name: value for name, value in flags.items() if name in known.args.__dataclass_fields__}
+        args = replace(known.args, **{"model": known.args.model or "MODEL", **fields})
+        assignments = (f"{name}={value}" for name, value in (env or {}).items())
+        return (*assignments, *command(args, known.release))
+
+    def lower_utilization(self, need_bytes: int, why: str, confidence: float = 0.65) -> Fix | None:
+        """As much less of the card as the failed request needs beside the pool, with a margin."""
+        total = self.total_bytes
+        if total is None:
+            step = max(self.utilization - 0.05, _LOWEST)
+            return self.change(
+                "lower_util",
+                {"gpu_memory_utilization": round(step, 2)},
+                why,
+                trades="a smaller KV pool",
+                confidence=confidence - 0.1,
+            )
+        margin = max(GIB // 2, need_bytes // 4)
+        lowest = self.utilization - max((need_bytes + margin) / total, 0.01)
+        value = math.floor(lowest * 100) / 100
+        if value < _LOWEST:
+            return None
+        proposals = [{"gpu_memory_utilization": round(value - step / 100, 2)} for step in range(0, 15)]
+        return self.best(
+            "lower_util", proposals, why, trades="a smaller KV pool", confidence=confidence
+        ) or self.change("lower_util", proposals[0], why, trades="a smaller KV pool", confidence=confidence)
+
+    def raise_utilization(self, need_bytes: int, why: str, spare_bytes: int = GIB // 2) -> Fix | None:
+        """As much more of the card as is missing, if that leaves room outside the budget."""
+        total = self.total_bytes
+        if total is None:
+            return None
+        value = math.ceil((self.utilization + need_bytes / total) * 100) / 100
+        graphs = self.case.startup.graph_bytes or 0
+        if value > _HIGHEST or (1 - value) * total < spare_bytes + graphs:
+            return None
+        return self.change(
+            "raise_util",
+            {"gpu_memory_utilization": value},
+            why,
+            confidence=0.55,
+            trades="less of the card is left for what vLLM does not count",
+        )
+
+
+_MEASURED_ANEW = frozenset(
+    {
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "model",
+        "quantization",
+        "max_num_batched_tokens",
+        "max_num_seqs",
+        "enforce_eager",
+        "max_cudagraph_capture_size",
+        "enable_lora",
+        "speculative_config",
+        "limit_mm_per_prompt",
+        "kv_cache_dtype",
+        "cpu_offload_gb",
+        "max_loras",
+    }
+)

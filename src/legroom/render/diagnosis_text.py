@@ -1,0 +1,260 @@
+"""A diagnosis in the terminal, in the order of a good compiler: what, where, why, the fix, other ways, dead ends."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from legroom.diagnosis.masking import masked
+from legroom.facts.diagnosis_texts import Language, cause_title, heading, how_to_verify, phase_title
+from legroom.render.bar import Segment, bar, swatch
+from legroom.render.plan_parts import flag_words, parts, scale_bytes
+from legroom.render.terminal import PLAIN, Style
+from legroom.render.text import wrap
+from legroom.units import gib
+
+if TYPE_CHECKING:
+    from legroom.diagnosis.case import Case
+    from legroom.diagnosis.diagnose import Reading
+    from legroom.diagnosis.evidence import Evidence
+    from legroom.diagnosis.finding import Finding, Fix
+    from legroom.diagnosis.report import Diagnosis
+    from legroom.memory.layout import Layout
+
+_MARGIN = "  "
+_LONGEST_SHOWN = 220
+
+
+def readings_text(
+    readings: Sequence[Reading], style: Style = PLAIN, language: Language = "en", all_runs: bool = False
+) -> str:
+    """Every log that was read, the last run of each in full."""
+    blocks: list[str] = []
+    for reading in readings:
+        lead = [style.paint(reading.source, "bold")] if len(readings) > 1 else []
+        if not reading.runs:
+            blocks.append("\n".join([*lead, heading("not_understood", language)]))
+            continue
+        shown = reading.runs if all_runs else reading.runs[:1]
+        blocks.append("\n\n".join([*lead, *(diagnosis_text(run, style, language) for run in shown)]))
+        if len(reading.runs) > len(shown):
+            blocks.append("\n".join(_earlier(reading.runs[len(shown) :], style, language)))
+    return "\n\n".join(blocks) + "\n"
+
+
+def diagnosis_text(diagnosis: Diagnosis, style: Style = PLAIN, language: Language = "en") -> str:
+    """One run."""
+    if not diagnosis.findings:
+        return "\n".join(_without_findings(diagnosis, style, language))
+    first = diagnosis.findings[0]
+    blocks = [
+        list(_what(diagnosis, first, style, language)),
+        list(_lines(diagnosis, first, style)),
+        list(_why(first, style, language)),
+        list(_fix(first, style, language)),
+        list(_alternatives(first, style, language)),
+        list(_dead_ends(first, style, language)),
+        list(_verify(diagnosis, first, style, language)),
+        list(_maybe(diagnosis.findings[1:], style, language)),
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def _what(diagnosis: Diagnosis, finding: Finding, style: Style, language: Language) -> Iterator[str]:
+    error = finding.confidence >= 0.4
+    word = style.paint(
+        f"error[{finding.entry}]" if error else f"maybe[{finding.entry}]", "red" if error else "orange", "bold"
+    )
+    yield f"{word}: {style.paint(cause_title(finding.cause, language), 'bold')}"
+    phase = phase_title(diagnosis.phase, language)
+    if phase:
+        yield f"{_MARGIN}{style.paint(heading('phase', language), 'dim')}: {phase} ({_sureness(finding, language)})"
+    ran = _deployment(diagnosis.case)
+    if ran:
+        yield f"{_MARGIN}{style.paint(ran, 'dim')}"
+
+
+def _sureness(finding: Finding, language: Language) -> str:
+    name = "sure" if finding.confidence >= 0.85 else "likely" if finding.confidence >= 0.6 else "possible"
+    return f"{heading(name, language)}, {finding.confidence:.0%}"
+
+
+def _deployment(case: Case) -> str:
+    startup = case.startup
+    gpu = startup.gpu_name or (f"a card of {gib(startup.gpu_total_bytes)}" if startup.gpu_total_bytes else "")
+    said = (startup.args.model, f"vLLM {startup.vllm}" if startup.vllm else "", gpu)
+    return masked(" · ".join(part for part in said if part))
+
+
+def _lines(diagnosis: Diagnosis, finding: Finding, style: Style) -> Iterator[str]:
+    if not finding.evidence:
+        return
+    width = len(str(max(evidence.line for evidence in finding.evidence)))
+    edge = style.paint(style.pick("│", "|"), "blue")
+    yield f"{' ' * width}{style.paint(style.pick('──▶', '-->'), 'blue')} {diagnosis.case.source}"
+    decisive = _decisive(finding)
+    last = None
+    for evidence in finding.evidence:
+        if last is not None and evidence.line > last + 1:
+            yield f"{' ' * width} {style.paint('...', 'dim')}"
+        if evidence.line == last:
+            continue
+        last = evidence.line
+        text = _shown(evidence)
+        room = max(style.width - width - 4, 30)
+        for number, piece in enumerate(wrap(text, room) or [""]):
+            label = style.paint(str(evidence.line).rjust(width), "blue") if number == 0 else " " * width
+            yield f"{label} {edge} {piece}"
+        if evidence is decisive:
+            mark = style.pick("╰─", "^^")
+            yield f"{' ' * width} {edge} {style.paint(f'{mark} {evidence.id}', 'red')}"
+
+
+def _decisive(finding: Finding) -> Evidence | None:
+    failing = [evidence for evidence in finding.evidence if evidence.role in ("failure", "host")]
+    return failing[0] if failing else finding.evidence[-1] if finding.evidence else None
+
+
+def _shown(evidence: Evidence) -> str:
+    text = masked(" ".join(evidence.text.split()))
+    return text if len(text) <= _LONGEST_SHOWN * 2 else text[: _LONGEST_SHOWN * 2] + " ..."
+
+
+def _why(finding: Finding, style: Style, language: Language) -> Iterator[str]:
+    yield style.paint(f"{heading('why', language)}:", "bold")
+    yield from wrap(finding.why, style.width, _MARGIN)
+
+
+def _fix(finding: Finding, style: Style, language: Language) -> Iterator[str]:
+    if not finding.fixes:
+        return
+    fix = finding.fixes[0]
+    yield style.paint(f"{heading('fix', language)}:", "green", "bold") + f" {_short(fix)}"
+    yield from wrap(masked(fix.why), style.width, _MARGIN)
+    if (fix.flags or fix.env) and fix.command:
+        yield ""
+        yield _MARGIN * 2 + style.paint(masked(_line(fix)), "bold")
+    for step in fix.steps:
+        yield from wrap(step, style.width, f"{_MARGIN}- ", _MARGIN * 2)
+    if fix.trades:
+        yield from wrap(f"costs: {fix.trades}", style.width, _MARGIN)
+    if fix.plan is not None:
+        yield ""
+        yield from _side_by_side(fix, style, language)
+
+
+def _line(fix: Fix) -> str:
+    env = [word for word in fix.command if word.partition("=")[0] in fix.env]
+    rest = list(fix.command[len(env) :])
+    return " ".join([*env, shlex.join(rest)])
+
+
+def _side_by_side(fix: Fix, style: Style, language: Language) -> Iterator[str]:
+    """The card before and after, on one scale, so that the bars can be compared."""
+    assert fix.plan is not None
+    layouts: list[tuple[str, Layout]] = [(heading("after", language), fix.plan.layout)]
+    if fix.before is not None:
+        layouts.insert(0, (heading("before", language), fix.before))
+    widest = max(scale_bytes(layout) for _, layout in layouts)
+    room = style.width - 2 * len(_MARGIN) - 10
+    for name, layout in layouts:
+        segments: list[Segment] = [part.segment for part in parts(layout)]
+        width = max(round(room * sum(segment.amount for segment in segments) / widest), 8)
+        yield f"{_MARGIN}{name.ljust(8)} {bar(segments, width, style)}"
+        kv, spare = gib(max(layout.kv_cache.bytes, 0)), gib(layout.headroom_bytes)
+        yield f"{_MARGIN}{' ' * 9}KV cache {kv}, headroom {spare} of {gib(layout.total_bytes)}"
+    named = [part.segment for part in parts(fix.plan.layout) if part.segment.amount > 0]
+    yield f"{_MARGIN}{' ' * 9}{'  '.join(f'{swatch(segment, style)} {segment.label}' for segment in named)}"
+
+
+def _short(fix: Fix) -> str:
+    words = flag_words(fix.flags)
+    env = [f"{name}={value}" for name, value in fix.env.items()]
+    return masked(" ".join([*env, *words]))
+
+
+def _alternatives(finding: Finding, style: Style, language: Language) -> Iterator[str]:
+    rest = finding.fixes[1:]
+    if not rest:
+        return
+    yield style.paint(f"{heading('alternatives', language)}:", "bold")
+    for number, fix in enumerate(rest, 2):
+        head = _short(fix)
+        text = f"{head}: {fix.why}" if head else fix.why
+        yield from wrap(masked(text), style.width, f"{_MARGIN}{number}. ", _MARGIN + "   ")
+        for step in fix.steps:
+            yield from wrap(step, style.width, f"{_MARGIN}   - ", _MARGIN + "     ")
+        if fix.trades:
+            yield from wrap(f"costs: {fix.trades}", style.width, f"{_MARGIN}   ")
+
+
+def _dead_ends(finding: Finding, style: Style, language: Language) -> Iterator[str]:
+    if not finding.dead_ends:
+        return
+    yield style.paint(f"{heading('dead_ends', language)}:", "red", "bold")
+    for end in finding.dead_ends:
+        yield from wrap(f"{end.action}: {end.why_fails}", style.width, f"{_MARGIN}{style.pick('✗', 'x')} ", _MARGIN * 2)
+
+
+def _verify(diagnosis: Diagnosis, finding: Finding, style: Style, language: Language) -> Iterator[str]:
+    if finding.cause in ("host_ram_oom", "unified_memory_or_wsl"):
+        kind = "host"
+    elif diagnosis.phase == "serving":
+        kind = "serving"
+    else:
+        kind = "startup" if diagnosis.phase else "other"
+    yield style.paint(f"{heading('verify', language)}:", "bold")
+    yield from wrap(how_to_verify(kind, language), style.width, _MARGIN)
+    yield _MARGIN + style.paint(f"{heading('explain', language)}: legroom explain {finding.entry}", "dim")
+
+
+def _maybe(rest: Sequence[Finding], style: Style, language: Language) -> Iterator[str]:
+    likely = [finding for finding in rest if finding.confidence >= 0.3][:3]
+    if not likely:
+        return
+    yield style.paint(f"{heading('maybe', language)}:", "bold")
+    for finding in likely:
+        title = cause_title(finding.cause, language)
+        yield f"{_MARGIN}{finding.entry} {title} ({finding.confidence:.0%})"
+
+
+def _without_findings(diagnosis: Diagnosis, style: Style, language: Language) -> Iterator[str]:
+    if diagnosis.verdict == "not understood":
+        yield heading("not_understood", language)
+        return
+    yield f"{style.paint(style.pick('✓', 'ok'), 'green', 'bold')} {style.paint(heading('healthy', language), 'bold')}"
+    ran = _deployment(diagnosis.case)
+    if ran:
+        yield f"{_MARGIN}{ran}"
+    rows = list(_memory(diagnosis.case))
+    if rows:
+        yield f"{_MARGIN}{heading('memory', language)}:"
+        yield from (f"{_MARGIN * 2}{name.ljust(16)} {value}" for name, value in rows)
+
+
+def _memory(case: Case) -> Iterator[tuple[str, str]]:
+    startup = case.startup
+    for name, value in (
+        ("card", startup.gpu_total_bytes),
+        ("weights", startup.weights_bytes),
+        ("activation peak", startup.activation_bytes),
+        ("non-torch", startup.non_torch_bytes),
+        ("CUDA graphs", startup.graph_bytes),
+        ("KV cache", startup.available_kv_bytes),
+    ):
+        if value is not None:
+            yield name, gib(value)
+    if startup.tokens is not None:
+        yield "tokens", f"{startup.tokens:,}"
+    if startup.max_concurrency is not None and startup.concurrency_len is not None:
+        yield "concurrency", f"{startup.max_concurrency:g} requests of {startup.concurrency_len:,} tokens"
+
+
+def _earlier(runs: Sequence[Diagnosis], style: Style, language: Language) -> Iterator[str]:
+    yield style.paint(f"{heading('runs', language)}:", "bold")
+    for run in runs:
+        what = cause_title(run.findings[0].cause, language) if run.findings else heading("healthy", language)
+        first = run.case.evidence[0].line if run.case.evidence else run.case.startup.first_line
+        entry = f" [{run.findings[0].entry}]" if run.findings else ""
+        yield f"{_MARGIN}line {first}: {what}{entry}"
