@@ -33,4 +33,9 @@ install_into_venv() {
   .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".$1" && touch "$stamp"
 }
 
+# An editable install leaves no bytecode, and where PYTHONDONTWRITEBYTECODE is set none would ever be kept.
+compile_bytecode() {
+  .venv/bin/python -m compileall -q src/legroom
+}
+
 make_venv

@@ -45,7 +45,7 @@ def test_a_stream_that_cannot_encode_blocks_gets_ascii():
 def test_the_width_follows_columns_within_reason():
     assert style_of(Stream(tty=False), {"COLUMNS": "90"}).width == 90
     assert style_of(Stream(tty=False), {"COLUMNS": "500"}).width == 100
-    assert style_of(Stream(tty=False), {"COLUMNS": "10"}).width == 50
+    assert style_of(Stream(tty=False), {"COLUMNS": "10"}).width == 66
     assert style_of(Stream(tty=False), {"COLUMNS": "wide"}).width == 80
 
 

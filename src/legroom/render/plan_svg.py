@@ -113,7 +113,7 @@ def _legend_row(page: Svg, layout: Layout, part: Part, y: float) -> None:
         return
     page.text(_LEFT + 220, y + 11, gib(bytes_), anchor="end")
     page.text(_LEFT + 290, y + 11, f"{bytes_ / layout.total_bytes:.1%}", "soft", anchor="end")
-    page.text(_LEFT + 312, y + 11, certainty(part.figure) if part.figure else "what stays free at the peak", "soft")
+    page.text(_LEFT + 312, y + 11, certainty(part.figure) if part.figure else "free at the peak", "soft")
 
 
 def _kv(page: Svg, plan: Plan, y: float) -> float:

@@ -103,7 +103,7 @@ def _legend(layout: Layout, rows: Sequence[Part], style: Style) -> Iterator[tupl
             short = f"{gib(-bytes_)} missing" if part.figure else f"{gib(-bytes_)} over the card"
             yield (mark, part.name, "none", "", style.paint(short, "red"))
             continue
-        sure = certainty(part.figure) if part.figure else "what stays free at the peak"
+        sure = certainty(part.figure) if part.figure else "free at the peak"
         yield (mark, part.name, gib(bytes_), f"{bytes_ / layout.total_bytes:.1%}", style.paint(sure, "dim"))
 
 

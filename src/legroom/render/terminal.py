@@ -8,7 +8,7 @@ from typing import TextIO
 
 from legroom.records import dataclass
 
-_NARROWEST, _WIDEST = 50, 100
+_NARROWEST, _WIDEST = 66, 100
 
 _COLOURS = {
     "blue": "38;5;68", "orange": "38;5;214", "purple": "38;5;140", "brown": "38;5;138", "green": "38;5;71",
