@@ -152,8 +152,11 @@ def _attention_spec(mixer: Attention, terms: _Terms) -> CacheSpec:
     )  # fmt: skip
     size = terms.block_size
     if mixer.cross:
-        source = int(terms.model.config.get("max_source_positions") or settings.max_num_batched_tokens)
-        return CrossAttentionSpec(size, heads, mixer.head_dim, v_head_dim, token_bytes, encoder_tokens=source)
+        # 0.11+ reserves for the whole encoder budget of a step, 0.10.2 for the longest input.
+        budget = settings.max_num_batched_tokens
+        if terms.release.before("0.11.0"):
+            budget = int(terms.model.config.get("max_source_positions") or budget)
+        return CrossAttentionSpec(size, heads, mixer.head_dim, v_head_dim, token_bytes, encoder_tokens=budget)
     if mixer.window is not None:
         return SlidingWindowSpec(
             size, heads, mixer.head_dim, v_head_dim, token_bytes,
