@@ -88,6 +88,7 @@ def _kda(text: Mapping[str, Any]) -> dict[str, int]:
         "num_heads": int_field(linear, "num_heads"),
         "head_dim": int_field(linear, "head_dim"),
         "conv_kernel": int_field(linear, "short_conv_kernel_size", default=4),
+        "full_rank_gate": int(bool(linear.get("use_full_rank_gate"))),
     }
 
 

@@ -79,6 +79,12 @@ def _kda(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Modu
         mixer.width("conv_kernel"),
     )
     width = heads * dim
+    gate = [
+        Module("attention", "self_attn.g_a_proj", dim, hidden),
+        Module("attention", "self_attn.g_b_proj", width, dim),
+    ]
+    if mixer.width("full_rank_gate"):
+        gate = [Module("attention", "self_attn.g_proj", width, hidden, quantizable=True)]
     return [
         Module(
             "attention",
@@ -92,10 +98,9 @@ def _kda(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Modu
         Module("attention", "self_attn.f_b_proj", width, dim),
         Module("attention", "self_attn.dt_bias", width, dtype="float32"),
         Module("attention", "self_attn.b_proj", heads, hidden),
-        *(Module("attention", f"self_attn.{which}_conv1d", width, kernel) for which in "qkv"),
+        *(Module("attention", f"self_attn.{which}_conv1d", width, kernel, dtype="float32") for which in "qkv"),
         Module("attention", "self_attn.A_log", heads, dtype="float32"),
-        Module("attention", "self_attn.g_a_proj", dim, hidden),
-        Module("attention", "self_attn.g_b_proj", width, dim),
+        *gate,
         Module("norms", "self_attn.o_norm", dim),
         Module("attention", "self_attn.o_proj", hidden, width, quantizable=True),
     ]

@@ -53,8 +53,8 @@ def _key(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tupl
     """All that the weights depend on; a search asks for the same few over and over."""
     given = settings.given
     return (
-        id(model), pp_rank, settings.release, settings.runner, settings.dtype, settings.quantization, given.quantization,
-        settings.kv_cache_dtype.startswith("fp8"), settings.tensor_parallel_size, settings.pipeline_parallel_size,
+        id(model), pp_rank, settings.release, settings.runner, settings.dtype, settings.quantization,
+        given.quantization, settings.kv_cache_dtype.startswith("fp8"), settings.tensor_parallel_size, settings.pipeline_parallel_size,
         settings.data_parallel_size, settings.enable_expert_parallel, settings.enforce_eager, gpu.compute_capability,
         gpu.vendor, given.cpu_offload_gb, given.enable_lora, given.max_loras, given.max_lora_rank,
         settings.max_num_batched_tokens if given.enable_lora or "index_topk" in model.config else 0,
