@@ -54,12 +54,13 @@ def _key(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tupl
     given = settings.given
     return (
         id(model), pp_rank, settings.release, settings.runner, settings.dtype, settings.quantization,
-        given.quantization, settings.kv_cache_dtype.startswith("fp8"), settings.tensor_parallel_size, settings.pipeline_parallel_size,
-        settings.data_parallel_size, settings.enable_expert_parallel, settings.enforce_eager, gpu.compute_capability,
-        gpu.vendor, given.cpu_offload_gb, given.enable_lora, given.max_loras, given.max_lora_rank,
+        given.quantization, settings.kv_cache_dtype.startswith("fp8"), settings.tensor_parallel_size,
+        settings.pipeline_parallel_size, settings.data_parallel_size, settings.enable_expert_parallel,
+        settings.enforce_eager, gpu.compute_capability, gpu.vendor, given.cpu_offload_gb, given.enable_lora,
+        given.max_loras, given.max_lora_rank,
         settings.max_num_batched_tokens if given.enable_lora or "index_topk" in model.config else 0,
-        given.language_model_only, given.runner,
-        repr(given.speculative_config), given.env.get("VLLM_PP_LAYER_PARTITION"), _allocator_conf(settings),
+        given.language_model_only, given.runner, repr(given.speculative_config),
+        given.env.get("VLLM_PP_LAYER_PARTITION"), _allocator_conf(settings),
     )  # fmt: skip
 
 
