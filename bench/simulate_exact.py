@@ -24,7 +24,7 @@ from typing import Any
 HERE = Path(__file__).parent
 
 
-def workload(rng: random.Random) -> dict[str, Any]:
+def workload(rng: random.Random, kind: str = "plain") -> dict[str, Any]:
     """Settings and requests that press on the pool in one way or another."""
     block_size = rng.choice([8, 16, 16, 16, 32, 64])
     max_model_len = rng.choice([256, 512, 1024, 2048, 4096])
@@ -37,6 +37,11 @@ def workload(rng: random.Random) -> dict[str, Any]:
     tokens = max(tokens, max_num_seqs, 0 if chunked else max_model_len)
     need = -(-max_model_len // block_size)
     blocks = 1 + need + rng.choice([0, 0, 1, 2, 5, need // 2, need, 2 * need])
+    windows: list[int | None] = [None]
+    if kind == "hybrid":
+        window = rng.choice([16, 33, 64, 128, 300])
+        windows = rng.choice([[None, window], [None, window, window], [window], [window, None], [None, None, window]])
+        blocks = 1 + (blocks - 1) * len(windows)
     lengths = rng.choice(["short", "mixed", "long", "chat"])
     prefixes = rng.sample("abcdef", rng.randint(1, 4)) if rng.random() < 0.7 else []
     exact_prefix = rng.random() < 0.3
@@ -53,6 +58,8 @@ def workload(rng: random.Random) -> dict[str, Any]:
             "enable_chunked_prefill": chunked, "scheduling_policy": policy,
             "long_prefill_token_threshold": min(rng.choice([0, 0, 0, 16, 64, 100]), max_model_len),
             "watermark": rng.choice([0.0, 0.0, 0.0, 0.01, 0.1]), "reserve_full_isl": rng.random() < 0.8,
+            **({"windows": windows} if kind == "hybrid" else {}),
+            **({"async_scheduling": True} if kind == "async" else {}),
         },
         "requests": requests,
     }  # fmt: skip
@@ -84,8 +91,8 @@ def ask_vllm(python: str, workloads: list[dict[str, Any]]) -> list[dict[str, Any
         return [json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines()]
 
 
-def ask_legroom(item: dict[str, Any], engine: str) -> tuple[list[list[Any]], float]:
-    """legroom's steps in the same shape, and the seconds they took."""
+def ask_legroom(item: dict[str, Any], engine: str) -> tuple[str, float]:
+    """The first difference from what vLLM did, or nothing, and the seconds legroom took."""
     from legroom.simulation.replay import simulate
     from legroom.simulation.settings import KvGroup, SchedulerSettings
     from legroom.simulation.traces import jsonl
@@ -93,17 +100,38 @@ def ask_legroom(item: dict[str, Any], engine: str) -> tuple[list[list[Any]], flo
     options = dict(item["settings"])
     options["groups"] = tuple(KvGroup(window) for window in options.pop("windows", [None]))
     settings = SchedulerSettings(**options)
-    trace = jsonl.read((json.dumps(row) for row in item["requests"]), "random")
+    trace = jsonl.read((json.dumps(row) for row in item["requests"]), "random").checked()
     steps: list[list[Any]] = []
+
+    def keep(s: Any) -> None:
+        steps.append([s.step, s.scheduled, sorted(s.preempted), sorted(s.finished), s.running, s.waiting, s.free_blocks])
+
     began = time.perf_counter()
-    simulate(
-        trace, settings,
-        lambda s: steps.append(
-            [s.step, s.scheduled, sorted(s.preempted), sorted(s.finished), s.running, s.waiting, s.free_blocks]
-        ),
-        engine=engine if engine == "reference" else "fast",
-    )  # fmt: skip
-    return steps, time.perf_counter() - began
+    timeline = simulate(trace, settings, keep if engine == "reference" else None, engine=engine)
+    seconds = time.perf_counter() - began
+    if engine == "reference":
+        return first_difference(steps, item["steps"]), seconds
+    return different_lives(trace, timeline, item), seconds
+
+
+def different_lives(trace: Any, timeline: Any, item: dict[str, Any]) -> str:
+    """The engines that jump show no steps: compare every request's dates, and the pool's peak."""
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for step, scheduled, _, finished, *_ in item["steps"]:
+        for name in scheduled:
+            first.setdefault(name, step)
+        last.update(dict.fromkeys(finished, step))
+    for i in range(len(trace)):
+        name = trace.id_of(i)
+        ours = (timeline.first_sched_steps[i], timeline.finish_steps[i], timeline.preemption_counts[i])
+        theirs = (first.get(name, -1), last.get(name, -1), item["preempted"].get(name, 0))
+        if tuple(map(int, ours)) != theirs:
+            return f"{name}: first scheduled, finished, preempted {ours}, vllm {theirs}"
+    peak = max(item["settings"]["num_blocks"] - 1 - step[6] for step in item["steps"])
+    tokens = sum(sum(step[1].values()) for step in item["steps"])
+    ours = (timeline.tally.peak_blocks, timeline.tally.scheduled_tokens)
+    return "" if ours == (peak, tokens) else f"peak blocks and tokens {ours}, vllm {(peak, tokens)}"
 
 
 def first_difference(ours: list[list[Any]], theirs: list[list[Any]]) -> str:
@@ -119,6 +147,7 @@ def main() -> int:
     parser.add_argument("vllm_python")
     parser.add_argument("--workloads", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kind", choices=("plain", "hybrid", "async"), default="plain")
     parser.add_argument("--engines", default="reference,fast")
     parser.add_argument("--record", help="write the recordings to this .jsonl.gz")
     parser.add_argument("--recorded", help="compare with recordings instead of asking vLLM")
@@ -128,7 +157,7 @@ def main() -> int:
             recordings = [json.loads(line) for line in lines]
     else:
         rng = random.Random(args.seed)
-        items = [workload(rng) for _ in range(args.workloads)]
+        items = [workload(rng, args.kind) for _ in range(args.workloads)]
         answers = ask_vllm(args.vllm_python, items)
         recordings = [{**item, **answer} for item, answer in zip(items, answers, strict=True)]
     if args.record:
@@ -140,9 +169,8 @@ def main() -> int:
     for engine in args.engines.split(","):
         same, seconds = 0, 0.0
         for number, recording in enumerate(recordings):
-            steps, took = ask_legroom(recording, engine)
+            difference, took = ask_legroom(recording, engine)
             seconds += took
-            difference = first_difference(steps, recording["steps"])
             same += not difference
             if difference:
                 print(f"{engine}: workload {number} differs: {difference[:400]}\n  {recording['settings']}")

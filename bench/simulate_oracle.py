@@ -4,7 +4,7 @@
     simulate_oracle.py QUESTIONS.jsonl ANSWERS.jsonl
 
 A question: {"settings": {...}, "requests": [...]}; an answer: {"steps": [[step, scheduled, preempted, finished,
-running, waiting, free_blocks], ...], "seconds": 0.0}. There is no model: every sampled token is the same one, prompts
+running, waiting, free_blocks], ...], "preempted": {id: times}, "seconds": 0.0}. There is no model: every sampled token is the same one, prompts
 are made-up tokens, and requests of one prefix_id begin with the same ones.
 """
 
@@ -199,7 +199,7 @@ def main() -> None:
             drive = Drive(scheduler, hasher, item["requests"], batches)
             began = time.perf_counter()
             drive.run()
-            answer = {"steps": drive.steps, "seconds": round(time.perf_counter() - began, 4)}
+            answer = {"steps": drive.steps, "preempted": drive.preempted, "seconds": round(time.perf_counter() - began, 4)}
             out.write(json.dumps(answer, separators=(",", ":")) + "\n")
     sys.stdout.flush()
     os._exit(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from legroom.simulation.fast.books import step_seconds
@@ -11,8 +12,9 @@ from legroom.simulation.rejection import admissible
 from legroom.simulation.request import Request
 from legroom.simulation.samples import Sampler
 from legroom.simulation.scheduler import Batch, Scheduler
+from legroom.simulation.scheduler_v0 import SchedulerV0
 from legroom.simulation.settings import SchedulerSettings
-from legroom.simulation.timeline import Clocks, Step, Tally, Timeline
+from legroom.simulation.timeline import Clocks, Rejection, Step, Tally, Timeline
 from legroom.simulation.tokens import prompt_tokens
 from legroom.simulation.trace import Trace, TraceRequest
 
@@ -35,9 +37,11 @@ class Reference:
         self.cost = cost
         self.progress = progress
         self.now_s = 0.0
+        self.in_flight: deque[Batch] = deque()
+        self.batches_in_flight = 2 if settings.async_scheduling else 1
         self.clocks = Clocks.of(len(trace)) if trace.in_seconds else None
         self.settings = settings
-        self.scheduler = Scheduler(settings)
+        self.scheduler = SchedulerV0(settings) if settings.engine == "V0" else Scheduler(settings)
         self.on_step = on_step
         self.accepted, self.rejections = admissible(trace, settings)
         self.requests: list[Request | None] = [None] * len(trace)
@@ -57,8 +61,8 @@ class Reference:
     def _serve(self) -> None:
         arrivals = ((i, row) for i, row in enumerate(self.trace.rows()) if self.accepted[i])
         upcoming = next(arrivals, None)
-        while upcoming or self.scheduler.has_requests:
-            if upcoming and not self.scheduler.has_requests:
+        while upcoming or self.scheduler.has_requests or self.in_flight:
+            if upcoming and not self.scheduler.has_requests and not self.in_flight:
                 self._skip_idle(upcoming[1].arrival)
             while upcoming and upcoming[1].arrival <= (self.now_s if self.clocks else self.step):
                 self._arrive(*upcoming)
@@ -95,7 +99,7 @@ class Reference:
             self.now_s += step_seconds(  # type: ignore[no-untyped-call]
                 self.cost, sum(batch.scheduled.values()), stored
             )
-        sampled, finished = scheduler.update(batch)
+        sampled, finished = self._settle(batch)
         for request in sampled:
             if request.first_token_step < 0:
                 request.first_token_step = self.step
@@ -106,6 +110,22 @@ class Reference:
             if clocks:
                 clocks.finish_s[request.arrival_index] = self.now_s
         self._keep_books(batch, finished)
+        if not batch.scheduled and not batch.preempted and not self.in_flight and not finished:
+            self._give_up_on_first()
+
+    def _give_up_on_first(self) -> None:
+        """Nothing runs and the first in line still cannot: it never will."""
+        if len(self.scheduler.waiting) and not self.scheduler.running:
+            request = self.scheduler.waiting.pop()
+            self.rejections.append(Rejection(request.id, "can never be scheduled: the pool is too small for it"))
+
+    def _settle(self, batch: Batch) -> tuple[list[Request], list[Request]]:
+        """The oldest batch in flight comes back, once there are as many as the engine keeps, or nothing new to run."""
+        if batch.scheduled:
+            self.in_flight.append(batch)
+        if self.in_flight and (len(self.in_flight) >= self.batches_in_flight or not batch.scheduled):
+            return self.scheduler.update(self.in_flight.popleft())
+        return [], []
 
     def _keep_books(self, batch: Batch, finished: list[Request]) -> None:
         scheduler, tally = self.scheduler, self.tally

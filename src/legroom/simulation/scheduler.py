@@ -37,6 +37,10 @@ class WaitingQueue:
         """Take the first request out."""
         return self._queue.popleft()
 
+    def remove(self, request: Request) -> None:
+        """Take a request out, wherever it stands."""
+        self._queue.remove(request)
+
 
 class PriorityWaitingQueue(WaitingQueue):
     """The most urgent first, whether it has run before or not."""
@@ -48,15 +52,23 @@ class PriorityWaitingQueue(WaitingQueue):
         return len(self._heap)
 
     def add(self, request: Request) -> None:
+        """Queue a request by its urgency."""
         heapq.heappush(self._heap, request)
 
     put_back = add
 
     def first(self) -> Request:
+        """The most urgent request."""
         return self._heap[0]
 
     def pop(self) -> Request:
+        """Take the most urgent request out."""
         return heapq.heappop(self._heap)
+
+    def remove(self, request: Request) -> None:
+        """Take a request out, wherever it stands."""
+        self._heap.remove(request)
+        heapq.heapify(self._heap)
 
 
 @dataclass
@@ -65,6 +77,10 @@ class Batch:
 
     scheduled: dict[Request, int] = field(default_factory=dict)
     preempted: list[Request] = field(default_factory=list)
+    samples: set[Request] = field(default_factory=set)
+    """Requests whose known tokens are all computed with this step: they sample a token."""
+    drafts: dict[Request, int] = field(default_factory=dict)
+    """Draft tokens that this step verifies."""
     cached_tokens: int = 0
     """Prompt tokens of newly admitted requests that the prefix cache already held."""
     recomputed_tokens: int = 0
@@ -100,19 +116,30 @@ class Scheduler:
         if not batch.preempted:
             self._admit_waiting(batch, budget, threshold)
         for request, tokens in batch.scheduled.items():
-            recomputed = max(0, min(tokens, request.peak_computed_tokens - request.num_computed_tokens))
-            batch.recomputed_tokens += recomputed
-            request.num_computed_tokens += tokens
-            request.in_flight_tokens += tokens
-            request.peak_computed_tokens = max(request.peak_computed_tokens, request.num_computed_tokens)
+            self._advance(request, tokens, batch)
         return batch
+
+    def _advance(self, request: Request, tokens: int, batch: Batch) -> None:
+        """Count the tokens as computed at once, so that the next step can be decided before this one has run."""
+        drafts = max(0, request.num_computed_tokens + tokens - request.num_tokens - request.num_placeholders)
+        batch.recomputed_tokens += max(0, min(tokens, request.peak_computed_tokens - request.num_computed_tokens))
+        request.num_computed_tokens += tokens
+        request.in_flight_tokens += tokens
+        request.peak_computed_tokens = max(request.peak_computed_tokens, request.num_computed_tokens - drafts)
+        if request.num_computed_tokens >= request.num_tokens + request.num_placeholders:
+            batch.samples.add(request)
+            if drafts:
+                batch.drafts[request] = drafts
+            if self.settings.async_scheduling:
+                request.num_placeholders += 1 + drafts
+        request.num_draft_tokens = 0
 
     def _schedule_running(self, batch: Batch, budget: int, threshold: int) -> int:
         index = 0
         while index < len(self.running) and budget > 0:
             request = self.running[index]
             wanted = self._tokens_wanted(request, threshold, budget)
-            if wanted <= 0:
+            if wanted <= 0 or self._will_be_done(request):
                 index += 1
                 continue
             while not self.kv.allocate(request, wanted):
@@ -138,21 +165,31 @@ class Scheduler:
         room = self.settings.max_model_len - request.num_computed_tokens - 1
         return min(wanted, budget, room)
 
+    def _will_be_done(self, request: Request) -> bool:
+        """Whether a step in flight samples the last token, even if all its drafts are rejected."""
+        ahead = request.num_placeholders
+        return ahead > 0 and request.num_computed_tokens + 2 - ahead >= request.most_tokens
+
     def _admit_waiting(self, batch: Batch, budget: int, threshold: int) -> None:
         settings = self.settings
+        skipped: list[Request] = []
         while budget > 0 and len(self.waiting) and len(self.running) < settings.max_num_seqs:
             request = self.waiting.first()
+            if request.stale_tokens:
+                # A token of the time before its preemption is still to come.
+                skipped.append(self.waiting.pop())
+                continue
             hit, num_hit_tokens = self.kv.find_hit(request)
             wanted = request.num_tokens - num_hit_tokens
             if 0 < threshold < wanted:
                 wanted = threshold
             if wanted > budget and not settings.enable_chunked_prefill:
-                return
+                break
             wanted = min(wanted, budget)
             if not self.kv.allocate(
                 request, wanted, hit, num_hit_tokens, settings.reserve_full_isl, others_run=bool(self.running)
             ):
-                return
+                break
             self.waiting.pop()
             self.running.append(request)
             if request.num_preemptions == 0:
@@ -161,6 +198,8 @@ class Scheduler:
             request.num_computed_tokens = num_hit_tokens
             batch.scheduled[request] = wanted
             budget -= wanted
+        for request in reversed(skipped):
+            self.waiting.put_back(request)
 
     def _long_prefill_threshold(self) -> int:
         # Since 0.31 a prompt that is alone may use the whole budget.
@@ -178,6 +217,7 @@ class Scheduler:
         request.num_computed_tokens = 0
         request.num_draft_tokens = 0
         request.num_placeholders = 0
+        request.stale_tokens = request.in_flight_tokens
         request.num_preemptions += 1
         self.waiting.put_back(request)
         batch.preempted.append(request)
@@ -188,17 +228,45 @@ class Scheduler:
         finished: list[Request] = []
         for request, tokens in batch.scheduled.items():
             request.in_flight_tokens -= tokens
-            if request.num_computed_tokens < request.num_tokens:
-                continue
-            sampled.append(request)
-            self._append_token(request)
-            if request.is_done:
-                request.status = Status.FINISHED
-                self.kv.free(request)
-                finished.append(request)
+            is_stale = request.stale_tokens > 0
+            if is_stale:
+                request.stale_tokens -= tokens
+            if request in batch.samples and request.status is not Status.FINISHED:
+                sampled.append(request)
+                self._take_tokens(request, batch.drafts.get(request, 0), is_stale)
+                if request.is_done:
+                    self._finish(request)
+                    finished.append(request)
         if finished:
             self.running = [request for request in self.running if request.status is Status.RUNNING]
         return sampled, finished
+
+    def _take_tokens(self, request: Request, drafts: int, is_stale: bool) -> None:
+        accepted = self._accepted(request, drafts)
+        if not is_stale:
+            request.num_computed_tokens -= drafts - accepted
+        for _ in range(min(1 + accepted, request.most_tokens - request.num_tokens)):
+            self._append_token(request)
+        if self.settings.async_scheduling and not is_stale:
+            request.num_placeholders -= 1 + drafts
+        if request.status is Status.RUNNING:
+            request.num_draft_tokens = self.settings.num_speculative_tokens
+            if self.settings.async_scheduling and self.hasher:
+                self.kv.cache(request, request.num_computed_tokens - request.num_placeholders)
+
+    def _accepted(self, request: Request, drafts: int) -> int:
+        """How many drafts the target model accepts: the given share on average, spread evenly."""
+        request.draft_credit += drafts * self.settings.speculative_acceptance
+        accepted = min(drafts, int(request.draft_credit))
+        request.draft_credit -= accepted
+        return accepted
+
+    def _finish(self, request: Request) -> None:
+        if request.status is Status.RUNNING:
+            self.kv.free(request)
+        else:
+            self.waiting.remove(request)
+        request.status = Status.FINISHED
 
     def _append_token(self, request: Request) -> None:
         request.num_output_tokens += 1
