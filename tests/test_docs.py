@@ -53,7 +53,7 @@ def bundled_examples():
     return sorted(found)
 
 
-@pytest.mark.parametrize("words", bundled_examples(), ids=lambda words: " ".join(words))
+@pytest.mark.parametrize("words", bundled_examples(), ids=" ".join)
 def test_the_commands_of_the_pages_are_understood(words, capsys):
     code = main(list(words))
     expected = (2,) if "--swap-space" in words else (0, 1)
