@@ -1,10 +1,11 @@
 """legroom: GPU memory in vLLM serving as a thing you know.
 
-import legroom
-answer = legroom.plan("llama-3.1-8b", gpu="h100", max_model_len=32768)
-print(answer)              # the picture
-answer.layout.weights      # a Figure: bytes, kind, low, high, terms
-answer.json()              # the document `legroom plan --json` prints
+>>> import legroom
+>>> answer = legroom.plan("llama-3.1-8b", gpu="h100", max_model_len=32768)
+>>> answer.verdict, answer.layout.weights.kind
+('fits', 'exact')
+
+`print(answer)` draws the picture, `answer.json()` is the document that `legroom plan --json` prints.
 """
 
 from __future__ import annotations

@@ -40,9 +40,7 @@ def add_source_options(parser: argparse.ArgumentParser) -> None:
     """The ways to say what runs other than MODEL and flags."""
     what = parser.add_argument_group("other ways to say what runs")
     what.add_argument("--command", metavar="LINE", dest="line", help="a vllm serve, python -m or docker run line")
-    what.add_argument(
-        "--file", metavar="FILE", help="a Kubernetes manifest, compose file, vLLM --config ..."
-    )
+    what.add_argument("--file", metavar="FILE", help="a Kubernetes manifest, compose file, vLLM --config ...")
     what.add_argument("--python", metavar="CALL", help="LLM(...) keyword arguments")
 
 

@@ -1,0 +1,43 @@
+import doctest
+import json
+
+import pytest
+
+import legroom
+from legroom.errors import LegroomError
+
+
+def test_the_docstring_tells_the_truth():
+    assert doctest.testmod(legroom).failed == 0
+
+
+def test_a_plan_shows_itself_as_text_json_and_picture():
+    answer = legroom.plan("llama-3.1-8b", gpu="h100", max_model_len=8192)
+    assert "weights" in str(answer)
+    assert answer.svg().startswith("<svg")
+    assert json.loads(json.dumps(answer.json()))["verdict"] == answer.verdict
+    assert answer.command[:3] == ["vllm", "serve", answer.plan.target.model.name]
+
+
+def test_a_layout_is_that_of_the_plan():
+    assert legroom.layout("llama-3.1-8b", gpu="l4") == legroom.plan("llama-3.1-8b", gpu="l4", advice=False).layout
+
+
+def test_an_unknown_argument_is_refused_with_the_nearest():
+    with pytest.raises(LegroomError, match="max_model_length") as refused:
+        legroom.plan("llama-3.1-8b", gpu="h100", max_model_length=8192)
+    assert "max_model_len" in refused.value.hint
+
+
+def test_importing_legroom_is_cheap_until_it_is_used():
+    import subprocess
+    import sys
+
+    code = "import sys, legroom; sys.exit('legroom.memory.deployment' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_there_is_nothing_else():
+    with pytest.raises(AttributeError):
+        _ = legroom.nonsense
+    assert "plan" in dir(legroom)
