@@ -13,7 +13,7 @@ from legroom.facts.models import load
 from legroom.facts.releases import latest
 from legroom.facts.releases import release as known_release
 from legroom.planning.plan import Plan, Target
-from legroom.planning.plan import plan as predict
+from legroom.planning.plan import plan_on_named_card as predict
 from legroom.planning.store_path import store_path
 from legroom.records import dataclass
 from legroom.units import parse_bytes
@@ -122,7 +122,7 @@ def make_plan(args: ServeArgs, release: Release, machine: Machine, *, advice: bo
     """The plan of parsed flags, with what this user's own start-ups measured, and with advice where it needs any."""
     target = make_target(args, release, machine)
     made = predict(with_measurements(target, args), args)
-    made = replace(made, notes=(*made.notes, *_remarks(target)))
+    made = replace(made, notes=(*made.notes, *_remarks(made.target)))
     if advice and made.verdict != "fits":
         from legroom.planning.advice import with_advice  # noqa: PLC0415
 

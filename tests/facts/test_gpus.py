@@ -73,7 +73,8 @@ def test_totals_are_what_cuda_reports_and_not_the_figure_on_the_box() -> None:
 
 
 def test_a_name_that_several_cards_share_says_how_it_was_read() -> None:
-    assert gpu("NVIDIA A100").name == "NVIDIA A100-SXM4-80GB"
+    assert gpu("NVIDIA A100").name == "NVIDIA A100-SXM4-40GB"
+    assert gpu("NVIDIA A100").larger == "NVIDIA A100-SXM4-80GB"
     assert "40 and 80 GB" in gpu("a100").note
     assert gpu("A100-40GB").note == ""
     assert "10 and 12 GB" in gpu("rtx 3080").note

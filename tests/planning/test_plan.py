@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from legroom.errors import LegroomError
@@ -13,6 +13,7 @@ from legroom.facts.releases import known_releases, release
 from legroom.planning.plan import Target, plan
 from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
+from legroom.vllm.refusals import RefusedByVllm
 
 LLAMA = load("llama-3.1-8b")
 CARD = gpu("h200")
@@ -82,7 +83,10 @@ def test_auto_fit_takes_the_longest_length_that_fits(target):
 )
 def test_any_release_card_and_batch_gives_a_consistent_plan(version, total, seqs, length):
     where = Target(LLAMA, with_total(CARD, total * GIB), 1, release(version))
-    made = plan(where, ServeArgs(max_model_len=length, max_num_seqs=seqs))
+    try:
+        made = plan(where, ServeArgs(max_model_len=length, max_num_seqs=seqs))
+    except RefusedByVllm:
+        assume(False)  # old releases want as many batched tokens as sequences
     layout, kv = made.layout, made.memory.kv
     assert layout.kv_cache.low <= layout.kv_cache.bytes <= layout.kv_cache.high
     assert (made.verdict == "does_not_fit") == (made.memory.failure is not None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,10 @@ from legroom.facts.quantization_config import quantization
 
 _DTYPES = {"float16", "bfloat16", "float32"}
 _DTYPE_NAMES = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32"}
+
+# A decoder published as an embedding model carries a sentence-transformers pooling config, by which vLLM serves it with
+# the pooling runner; its config.json alone is that of the decoder, so the name has to tell.
+_NAMED_EMBEDDING = re.compile(r"(?<![a-z])embed(ding)?s?(?![a-z])", re.IGNORECASE)
 
 
 def model_from_config(config: Mapping[str, Any], name: str = "", source: str = "") -> Model:
@@ -49,7 +54,7 @@ def model_from_config(config: Mapping[str, Any], name: str = "", source: str = "
         modalities=modalities(config),
         encoder_layers=tuple(Layer(mixer, block) for mixer, block in zip(*_encoder(text, architecture), strict=True)),
         draft_layers=tuple(Layer(mixer, last_block) for mixer in draft_mixers(text, layer_mixers)),
-        is_pooling=_is_pooling(architecture, layer_mixers),
+        is_pooling=_is_pooling(architecture, layer_mixers) or bool(_NAMED_EMBEDDING.search(name)),
         known=architecture in architecture_table()[1],
         config=text,
         source=source,

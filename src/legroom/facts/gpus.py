@@ -1,7 +1,7 @@
 """GPUs: the total CUDA really reports, bandwidth, compute capability. Data in `data/gpus.json`, a source each.
 
 `gpu("h100")` is forgiving about how a name is written and strict about what it means: a name that several
-cards share is read as the one vLLM is most often run on and carries a `note`, and an unknown one is an error with
+cards share is read as the smallest of them and carries a `note`, and an unknown one is an error with
 the nearest names.
 """
 
@@ -54,6 +54,8 @@ class Gpu:
     """nvlink | pcie | xgmi | xelink | none"""
     note: str = ""
     """What the reader should know of how this name was read, if anything."""
+    larger: str = ""
+    """The larger card that the name could have meant too."""
 
     def __post_init__(self) -> None:
         if not self.total_low_bytes:
@@ -95,6 +97,7 @@ def with_total(card: Gpu, total_bytes: int) -> Gpu:
         total_high_bytes=total_bytes,
         total_source="given",
         note="",  # it told how the size was read, and now the size is known
+        larger="",
     )
 
 
@@ -121,10 +124,10 @@ def nearest_gpus(name: str, limit: int = 4) -> tuple[str, ...]:
 def _as_written(name: str) -> Gpu | None:
     """A name just as the facts spell it, found without squeezing every other name first."""
     wanted = name.strip().lower()
-    meant, note = _data()["ambiguous"].get(wanted, (wanted, ""))
+    meant, note, larger = _data()["ambiguous"].get(wanted, (wanted, "", ""))
     for entry in _data()["gpus"]:
         if entry["name"] == meant or entry["name"].lower() == meant or meant in entry["aliases"]:
-            return _read(entry, note)
+            return _read(entry, note, larger)
     return None
 
 
@@ -175,19 +178,19 @@ def _data() -> Mapping[str, Any]:
 
 
 @lru_cache(maxsize=1)
-def _index() -> dict[str, tuple[Mapping[str, Any], str]]:
-    """Squeezed name -> the card's entry and the note of an ambiguous name."""
-    index: dict[str, tuple[Mapping[str, Any], str]] = {}
+def _index() -> dict[str, tuple[Mapping[str, Any], str, str]]:
+    """Squeezed name -> the card's entry, and the note and the larger card of an ambiguous name."""
+    index: dict[str, tuple[Mapping[str, Any], str, str]] = {}
     by_name = {entry["name"]: entry for entry in _data()["gpus"]}
     for entry in by_name.values():
         for alias in (entry["name"], *entry["aliases"]):
-            index.setdefault(_key(alias), (entry, ""))
-    for alias, (name, note) in _data()["ambiguous"].items():
-        index[_key(alias)] = (by_name[name], note)
+            index.setdefault(_key(alias), (entry, "", ""))
+    for alias, (name, note, larger) in _data()["ambiguous"].items():
+        index[_key(alias)] = (by_name[name], note, larger)
     return index
 
 
-def _read(entry: Mapping[str, Any], note: str = "") -> Gpu:
+def _read(entry: Mapping[str, Any], note: str = "", larger: str = "") -> Gpu:
     major, minor = entry["compute_capability"]
     return Gpu(
         name=entry["name"],
@@ -204,4 +207,5 @@ def _read(entry: Mapping[str, Any], note: str = "") -> Gpu:
         total_high_bytes=int(entry["total_high_gib"] * GIB),
         interconnect=entry["interconnect"],
         note=note or entry.get("note", ""),
+        larger=larger,
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from legroom.facts.releases import release as known_release
 from legroom.memory.failure import Failure
-from legroom.memory.overhead import cuda_context
+from legroom.memory.overhead import held_at_start
 from legroom.units import GIB, gib
 
 if TYPE_CHECKING:
@@ -23,11 +23,12 @@ def first_failure(
     kv: KvPlan,
     graphs: Figure,
     settings: EngineSettings,
+    *,
     gpu: Gpu,
     held_by_others_bytes: int = 0,
 ) -> Failure | None:
     """The check that ends the start-up, or None."""
-    free = room_after_context(gpu, held_by_others_bytes)
+    free = free_at_start(settings, gpu, held_by_others_bytes)
     return (
         _free_at_start(ranks[0], free, settings, gpu)
         or _first(_weights_load(rank, free, gpu) for rank in ranks)
@@ -37,9 +38,9 @@ def first_failure(
     )
 
 
-def room_after_context(gpu: Gpu, held_by_others_bytes: int = 0) -> int:
-    """What cudaMemGetInfo shows as free once the CUDA context exists."""
-    return gpu.total_bytes - cuda_context(gpu).bytes - held_by_others_bytes
+def free_at_start(settings: EngineSettings, gpu: Gpu, held_by_others_bytes: int = 0) -> int:
+    """What is free when vLLM first looks: the CUDA context, and NCCL where it starts first, are gone already."""
+    return gpu.total_bytes - held_at_start(settings, gpu).bytes - held_by_others_bytes
 
 
 def _first(failures: Iterable[Failure | None]) -> Failure | None:

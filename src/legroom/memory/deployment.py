@@ -65,7 +65,7 @@ def deployment_memory(
     )
     kv = kv_plan(model, settings, gpu, [rank.kv_cache.bytes for rank in ranks])
     graphs = _seen(seen.graph_bytes if seen else None, graph_bytes(model, settings, gpu), seen)
-    failure = checks.first_failure(ranks, kv, graphs, settings, gpu, held_by_others_bytes)
+    failure = checks.first_failure(ranks, kv, graphs, settings, gpu=gpu, held_by_others_bytes=held_by_others_bytes)
     return DeploymentMemory(ranks, kv, graphs, failure)
 
 

@@ -23,6 +23,7 @@ from legroom.memory.weight_scheme import scheme_in_use
 from legroom.memory.weight_storage import Storage, StorageContext, storage
 from legroom.records import dataclass
 from legroom.units import cdiv, round_up
+from legroom.vllm.traits import is_pooling
 
 if TYPE_CHECKING:
     from legroom.facts.quantization import Quantization
@@ -33,8 +34,6 @@ _ATTENTION_SCALARS = 4
 """Scales of K, V, Q and probabilities: buffers of 4 bytes, 512 each to the allocator."""
 _QUANTIZED_SCALARS = 5
 """More of them where the checkpoint's method also speaks for the KV cache."""
-_GENERATING_MODELS = ("LMHeadModel", "ChatModel", "ChatGLMModel")
-"""Classes that are called a model without a head, and have one."""
 _KV_METHODS = ("fp8", "compressed-tensors", "modelopt")
 
 
@@ -178,20 +177,11 @@ def _outputs(build: _Build) -> Iterator[Module]:
     model, shape = build.model, build.shape
     if shape.final_norm and (build.last or shape.final_norm_on == "all"):
         yield from norm("norms", "norm", model.hidden_size, shape)
-    if _is_pooling(build) or not shape.lm_head or not (build.last or shape.lm_head_on == "all"):
+    if is_pooling(build.settings.given, model) or not shape.lm_head or not (build.last or shape.lm_head_on == "all"):
         return
     if not model.tie_word_embeddings:
         name = "lm_head"
         yield Module(name, name, _vocabulary(build), model.hidden_size, shape.lm_head_bias, quantizable=True)
-
-
-def _is_pooling(build: _Build) -> bool:
-    """Pooling models have no output layer. Checkpoints of a generating class that are named embeddings hold a list of
-    sentence-transformers modules, by which vLLM turns them into one."""
-    model = build.model
-    bare = model.architecture.endswith("Model") and not model.architecture.endswith(_GENERATING_MODELS)
-    named = "embedding" in model.name.lower()
-    return model.is_pooling or bare or named or build.settings.given.runner == "pooling"
 
 
 def _layers(build: _Build, stage: range) -> Iterator[Stored]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
+from legroom.facts.gpus import gpu
 from legroom.memory.deployment import DeploymentMemory, Measurements, deployment_memory
 from legroom.planning.verdict import Verdict, verdict
 from legroom.records import dataclass
@@ -62,6 +63,16 @@ class Plan:
     def layout(self) -> Layout:
         """The tightest GPU's."""
         return self.memory.tightest
+
+
+def plan_on_named_card(target: Target, args: ServeArgs) -> Plan:
+    """The plan on the card that was named; a name two cards share means the larger if only that holds the weights."""
+    made = plan(target, args)
+    failure = made.memory.failure
+    if failure is None or failure.id != "weights_too_big" or not target.gpu.larger:
+        return made
+    note = f"read as {target.gpu.larger}: the smaller card of that name does not hold the weights"
+    return plan(replace(target, gpu=replace(gpu(target.gpu.larger), note=note)), args)
 
 
 def plan(target: Target, args: ServeArgs) -> Plan:

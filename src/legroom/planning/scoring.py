@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
-from legroom.planning.plan import Plan, plan
+from legroom.planning.plan import Plan, plan_on_named_card
 from legroom.records import dataclass, field
 from legroom.units import GIB
 
@@ -125,7 +125,7 @@ def score(cases: Sequence[Case], progress: Callable[[int, int], None] | None = N
 def predict(case: Case) -> Result:
     """Plan one case as its user would have, and compare."""
     try:
-        planned = plan(case.target, case.args)
+        planned = plan_on_named_card(case.target, case.args)
     except LegroomError as error:
         return Result(case, why_unanswered=error.message)
     except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:

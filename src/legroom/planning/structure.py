@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
-from legroom.memory.checks import room_after_context
+from legroom.memory.checks import free_at_start
 from legroom.memory.deployment import Measurements, stage_layout
 from legroom.memory.kv_plan import plan_of_shape
 from legroom.memory.kv_shape import KvShape, kv_shape
@@ -118,5 +118,5 @@ def structure(target: Target, args: ServeArgs, flags: Mapping[str, Any]) -> Stru
         shape,
         tuple(shape.needed_bytes(settings.max_model_len, number) for number in range(len(stages))),
         plenty.num_blocks / plenty.max_concurrency if plenty.max_concurrency else 1.0,
-        room_after_context(target.gpu, target.held_by_others_bytes),
+        free_at_start(settings, target.gpu, target.held_by_others_bytes),
     )
