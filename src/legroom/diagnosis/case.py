@@ -90,7 +90,13 @@ class Case:
         """What the start-up had reached when the first failure came."""
         failure = self.first_failure
         before = [evidence for evidence in self.evidence if evidence.role in ("milestone", "once", "stats")]
-        return tuple(evidence for evidence in before if failure is None or evidence.line < failure.line)
+        # A progress bar is written late: where it stopped may stand below the error that stopped it.
+        late = {"shards": 30}
+        return tuple(
+            evidence
+            for evidence in before
+            if failure is None or evidence.line < failure.line + late.get(evidence.id, 0)
+        )
 
     @cached_property
     def reached(self) -> Phase | None:
@@ -151,10 +157,10 @@ _SITES: tuple[tuple[str, frozenset[str]], ...] = (
     ("quant", frozenset({"frame_quant"})),
     ("graph", frozenset({"frame_capture"})),
     ("profile", frozenset({"frame_profile"})),
+    ("warmup", frozenset({"frame_warmup"})),
     ("build", frozenset({"frame_create_weights"})),
     ("load", frozenset({"frame_load"})),
     ("kv", frozenset({"frame_kv_alloc"})),
-    ("graph", frozenset({"frame_warmup"})),
     ("spec", frozenset({"frame_spec"})),
     ("lora", frozenset({"frame_lora"})),
     ("serving", frozenset({"frame_serving", "frame_logits"})),
@@ -162,6 +168,7 @@ _SITES: tuple[tuple[str, frozenset[str]], ...] = (
 )
 _SITE_PHASE: dict[str, Phase] = {
     "wake": "serving", "sampler": "startup_graph", "quant": "startup_load", "graph": "startup_graph",
+    "warmup": "startup_graph",
     "profile": "startup_profile", "build": "startup_load", "load": "startup_load", "kv": "startup_kv",
     "serving": "serving", "device": "startup_load", "spec": "serving", "lora": "serving",
 }  # fmt: skip

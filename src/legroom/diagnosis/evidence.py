@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from legroom.diagnosis.linear import PatternSet, compiled, escaped
-from legroom.diagnosis.lines import Line
+from legroom.diagnosis.lines import Line, spoken, without_prefixes
 from legroom.facts.evidence import Message, Role, messages
 from legroom.units import GIB
 
@@ -47,7 +47,8 @@ class Passage:
     """A line that holds a mark, and the few lines after it."""
 
     line: Line
-    following: tuple[Line, ...] = ()
+    following: tuple[str, ...] = ()
+    """As they stand in the log."""
 
 
 def read_evidence(passages: Iterable[Passage]) -> Iterator[Evidence]:
@@ -60,7 +61,8 @@ def evidence_of(passage: Passage) -> list[Evidence]:
     """What one line says."""
     line = passage.line
     first = line.text[:_WINDOW_CHARS]
-    window = " ".join((first, *(follower.text.strip()[:1000] for follower in passage.following)))[: 2 * _WINDOW_CHARS]
+    following = (without_prefixes(spoken(raw[:4000])).strip()[:1000] for raw in passage.following)
+    window = " ".join((first, *following))[: 2 * _WINDOW_CHARS]
     found: list[Evidence] = []
     for index in _all_patterns().matching(window):
         message = messages()[index]

@@ -54,12 +54,10 @@ class Line:
 
 def read_line(number: int, raw: str) -> Line:
     """Take the wrappings off."""
-    said = _unwrapped(raw[:LONGEST_LINE])
-    prompt = _PROMPT.search(said[:2000])
-    if prompt:  # what users ask is not what the server says, and is nobody else's business
-        said = said[: prompt.end()]
+    said = spoken(raw)
     head = said[:400]
-    found, rank = _PROCESS.search(head), _RANK.search(head)
+    found = _PROCESS.search(head) if "pid=" in head else None
+    rank = _RANK.search(head) if "rank" in head or "Worker" in head else None
     at = _LOGGED_AT.search(head)
     return Line(
         number,
@@ -71,6 +69,16 @@ def read_line(number: int, raw: str) -> Line:
         _time(head),
         f"{at[1]}{at[2].rpartition('/')[2]}" if at else "",
     )
+
+
+def spoken(raw: str) -> str:
+    """What the server said in a line: no colours, no JSON envelope, and nothing of what users asked it."""
+    said = _unwrapped(raw[:LONGEST_LINE])
+    if " request " in said[:400]:
+        prompt = _PROMPT.search(said[:2000])
+        if prompt:
+            return said[: prompt.end()]
+    return said
 
 
 def without_prefixes(said: str) -> str:

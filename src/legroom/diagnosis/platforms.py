@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from legroom.diagnosis.evidence import Evidence
+from legroom.diagnosis.torch_oom import parse_oom
 from legroom.errors import LegroomError
 from legroom.facts.releases import release as known_release
 from legroom.planning.startup_log import Startup
+from legroom.units import GIB
 
 _V1_FILES = frozenset(
     {
@@ -91,7 +93,12 @@ def platform_of(evidence: Iterable[Evidence], startup: Startup) -> Platform:
     """What the log shows of the machine."""
     items = tuple(evidence)
     ids = {item.id for item in items}
-    unified = "unified" in ids or "nv_sysmem" in ids or "tegra_assert" in ids
+    failed = [oom for item in items if item.id == "torch_oom" and (oom := parse_oom(item))]
+    totals = [item.facts.get("total_bytes") for item in items] + [oom.total_bytes for oom in failed]
+    # 128 GB of shared memory shows as 115 to 129 GiB; no discrete card has a total there.
+    unified = bool(ids & {"unified", "nv_sysmem", "tegra_assert"}) or any(
+        isinstance(total, int) and 115 * GIB < total < 129 * GIB for total in (*totals, startup.gpu_total_bytes)
+    )
     return Platform(
         unified or bool(startup.gpu_name and "GB10" in startup.gpu_name),
         "wsl" in ids,

@@ -155,19 +155,16 @@ def passage_at(buffer: bytes, start: int, number: int, hit: int | None = None) -
     """The line that begins at `start`, and the few after it."""
     if hit is not None and hit - start > LONGEST_LINE // 2:
         start = hit - 2000  # deep inside a long line: what surrounds the mark
-    lines = []
+    found: list[str] = []
     position = start
-    for offset in range(WINDOW_LINES):
+    while len(found) < WINDOW_LINES and position < len(buffer):
         newline = buffer.find(b"\n", position)
         stop = newline if newline >= 0 else len(buffer)
-        raw = buffer[position : min(stop, position + LONGEST_LINE)].decode("utf-8", "replace")
-        lines.append(read_line(number + offset, raw))
-        if newline < 0 or stop - position > LONGEST_LINE:
+        found.append(buffer[position : min(stop, position + LONGEST_LINE)].decode("utf-8", "replace"))
+        if stop - position > LONGEST_LINE:
             break
-        position = newline + 1
-        if position >= len(buffer):
-            break
-    return Passage(lines[0], tuple(lines[1:]))
+        position = stop + 1
+    return Passage(read_line(number, found[0] if found else ""), tuple(found[1:]))
 
 
 @cache

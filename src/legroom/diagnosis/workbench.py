@@ -13,6 +13,7 @@ from legroom.diagnosis.finding import Fix, FixKind
 from legroom.diagnosis.repair import Hints, Known, base_plan, known_of
 from legroom.errors import LegroomError
 from legroom.units import GIB
+from legroom.vllm.args import ServeArgs
 from legroom.vllm.command import command
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class Workbench:
         return self.best(kind, lever.propose(self.base), why, trades=lever.trades, confidence=confidence)
 
     def tried(self, flags: Mapping[str, Any]) -> Plan | None:
-        """The plan that these flags lead to, if it starts."""
+        """The plan that these flags lead to, if it starts, and better than the run that failed."""
         if self.base is None:
             return None
         from legroom.facts.models import load  # noqa: PLC0415
@@ -128,13 +129,15 @@ class Workbench:
             made = plan(target, args)
         except (LegroomError, TypeError):
             return None
+        if made.verdict == "tight" and self.base.verdict == "tight":
+            return None  # the run failed where the model saw it tight, so tight is not enough
         return made if made.verdict != "does_not_fit" else None
 
     def command(self, flags: Mapping[str, Any], env: Mapping[str, str] | None = None) -> tuple[str, ...]:
         """The line to run, as far as the log shows it; MODEL stands for a model that it does not show."""
         known = self.known
         fields = {name: value for name, value in flags.items() if name in known.args.__dataclass_fields__}
-        args = replace(known.args, **{"model": known.args.model or "MODEL", **fields})
+        args = replace(_as_written(known.args), **{"model": known.args.model or "MODEL", **fields})
         assignments = (f"{name}={value}" for name, value in (env or {}).items())
         return (*assignments, *command(args, known.release))
 
@@ -176,6 +179,20 @@ class Workbench:
             confidence=0.55,
             trades="less of the card is left for what vLLM does not count",
         )
+
+
+_RESOLVED = {
+    "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "data_parallel_size": 1, "kv_cache_dtype": "auto",
+    "dtype": "bfloat16", "enable_prefix_caching": True, "enforce_eager": False, "enable_chunked_prefill": True,
+    "enable_lora": False,
+}  # fmt: skip
+"""What an engine's config line prints although nobody gave it."""
+
+
+def _as_written(args: ServeArgs) -> ServeArgs:
+    """The flags without those that only repeat what vLLM chooses by itself."""
+    repeated: dict[str, Any] = {name: None for name, value in _RESOLVED.items() if getattr(args, name) == value}
+    return replace(args, **repeated)
 
 
 _MEASURED_ANEW = frozenset(

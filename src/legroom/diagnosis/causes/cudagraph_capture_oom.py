@@ -26,14 +26,14 @@ def examine(case: Case) -> Finding | None:
             why = "The process was killed from outside; capture is one of the moments at which memory peaks."
             return Finding(CAUSE, ENTRY, 0.3, proof(case.first("sigkill", "killed_word")), why)
         return None
-    error = case.first("torch_oom", "cuda_oom", "torch_oom_unsized")
+    error = case.first("torch_oom", "cuda_oom", "torch_oom_unsized") or case.first_failure
     return Finding(CAUSE, ENTRY, _confidence(case), proof(case.last("profile_v0"), notice, error), _why(case))
 
 
 def _confidence(case: Case) -> float:
     oom = case.oom
-    if case.site == "sampler":
-        return 0.4
+    if case.site in ("sampler", "warmup"):
+        return 0.4 if case.site == "sampler" else 0.7
     if case.site == "graph":
         return 0.86 if case.frames & {"frame_capture"} or case.has("capturing") or not oom else 0.7
     if case.site == "kv" and not case.frames and (case.has("capturing") or (oom and oom.pools_bytes)):

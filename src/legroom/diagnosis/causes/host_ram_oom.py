@@ -23,7 +23,7 @@ _CERTAIN = (
     "too_large_swap",
 )
 _LIKELY = ("oom_killer", "ray_worker_died", "bus_error")
-_POSSIBLE = ("sigkill", "killed_word")
+_POSSIBLE = ("sigkill", "killed_word", "died_silently")
 
 
 def examine(case: Case) -> Finding | None:
@@ -80,6 +80,8 @@ def _why(case: Case) -> str:
             "Pinned host memory could not be had: it must be real RAM, "
             "in one registration, within the locked-memory limit."
         )
+    if case.first("died_silently") and not case.first("sigkill", "killed_word", "oom_killer", "ray_worker_died"):
+        return "The engine process ended without a Python error, as it does when the kernel kills it."
     if case.first("sigkill", "killed_word") and not case.first("oom_killer", "ray_worker_died"):
         return (
             "The process was ended by SIGKILL, most often by the kernel's or the "

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
 from legroom.diagnosis.workbench import Workbench
-from legroom.units import gib, human_bytes
+from legroom.units import GIB, gib, human_bytes
 
 CAUSE, ENTRY = "kv_too_small_for_max_len", "LR203"
+_ROUNDED = GIB // 200
+"""vLLM prints GiB with two digits; half of the last one may be missing."""
 
 
 def examine(case: Case) -> Finding | None:
@@ -35,8 +37,8 @@ def longest_len(case: Case) -> int | None:
     if error is None:
         return None
     wanted, needed, has = (error.facts.get(name) for name in ("max_model_len_count", "needed_bytes", "available_bytes"))
-    if isinstance(wanted, int) and isinstance(needed, int) and isinstance(has, int) and needed > 0 and has > 0:
-        return int(wanted * has / needed)
+    if isinstance(wanted, int) and isinstance(needed, int) and isinstance(has, int) and needed > 0 and has > _ROUNDED:
+        return int(wanted * (has - _ROUNDED) / (needed + _ROUNDED))
     return None
 
 
@@ -60,22 +62,10 @@ def _why(case: Case) -> str:
 
 def remedies(bench: Workbench) -> Iterator[Fix | None]:
     """A length that fits; where little is missing, a little more of the card; fewer bytes a token; more cards."""
-    fits = longest_len(bench.case)
-    if fits:
-        step = 1024 if fits >= 4096 else 16
-        length = max(fits // step * step, 16)
-        yield bench.change(
-            "max_model_len",
-            {"max_model_len": length},
-            f"The pool holds one request of {fits:,} tokens.",
-            trades="requests longer than this are refused",
-            confidence=0.75,
-        )
-    else:
-        yield bench.lever("shorter context", "max_model_len", "The longest length the pool holds.", 0.7)
+    yield _shorter(bench)
     short = _short_bytes(bench)
     if short is not None:
-        why = f"Only {human_bytes(short)} are missing and the card has more than that outside the budget."
+        why = f"{human_bytes(short)} are missing and the card has more than that outside the budget."
         yield (
             bench.lever("raise utilization", "raise_util", why, 0.5)
             if bench.base
@@ -99,6 +89,18 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
         else None
     )
     yield bench.lever("more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, the same context fits.", 0.4)
+
+
+def _shorter(bench: Workbench) -> Fix | None:
+    fits = longest_len(bench.case)
+    if not fits:
+        return bench.lever("shorter context", "max_model_len", "The longest length the pool holds.", 0.7)
+    step = 1024 if fits >= 4096 else 16
+    flags = {"max_model_len": max(fits // step * step, min(fits, 16))}
+    why, trades = f"The pool holds one request of {fits:,} tokens.", "requests longer than this are refused"
+    checked = bench.change("max_model_len", flags, why, trades=trades, confidence=0.75)
+    # The log's own number counts more than a model of it that disagrees.
+    return checked or Fix("max_model_len", why, flags, confidence=0.7, trades=trades, command=bench.command(flags))
 
 
 def _short_bytes(bench: Workbench) -> int | None:

@@ -14,7 +14,7 @@ CAUSE, ENTRY = "multimodal_inputs", "LR402"
 
 def examine(case: Case) -> Finding | None:
     """The encoder cache's own message, a traceback through the encoder, or a request larger than the card."""
-    cache = case.first("encoder_cache_short", "mm_item_limit")
+    cache = case.first("encoder_cache_short", "mm_item_limit", "mm_tokens_not_enough")
     if cache:
         item, size = cache.facts.get("item_tokens_count"), cache.facts.get("cache_tokens_count")
         numbers = f" The item has {item} tokens and the cache {size}." if item is not None else ""
@@ -72,22 +72,22 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
         command=bench.command({"limit_mm_per_prompt": limits, "mm_processor_kwargs": {"max_pixels": 1003520}}),
         confidence=0.6,
     )
-    if isinstance(item, int):
+    if isinstance(item, int) and cache is not None:
+        newer = Fix(
+            "engine_version_or_V0",
+            "An encoder cache of size 0 is a bug of the release.",
+            steps=("pip install -U vllm",),
+            confidence=0.6,
+        )
         tokens = max(1 << (item - 1).bit_length(), bench.known.args.max_num_batched_tokens or 0, 2048)
-        yield bench.change(
+        larger = bench.change(
             "max_num_batched_tokens",
             {"max_num_batched_tokens": tokens},
             f"The encoder cache is sized from it and must hold an item of {item} tokens.",
             trades="a larger activation peak",
             confidence=0.55,
         )
-        yield limit
-        yield Fix(
-            "engine_version_or_V0",
-            "A cache of size 0 is a bug of the release.",
-            steps=("pip install -U vllm",),
-            confidence=0.45,
-        )
+        yield from (newer, limit, larger) if cache.facts.get("cache_tokens_count") == 0 else (larger, limit)
         return
     yield limit
     yield Fix(

@@ -28,6 +28,12 @@ def _why(case: Case) -> str:
     startup = case.startup
     total, weights, peak = startup.gpu_total_bytes, startup.weights_bytes, startup.activation_bytes
     share = startup.args.gpu_memory_utilization
+    if startup.available_kv_bytes is not None and (total is None or peak is None):
+        parts = f" beside {gib(weights)} of weights" if weights is not None else ""
+        return (
+            f"vLLM itself counts {gib(startup.available_kv_bytes)} for the KV cache{parts}: the budget was used up by "
+            "weights and the peak of the profile run before any block could be made."
+        )
     if total is None or weights is None or peak is None:
         return "utilization x total, less the weights and the peak of the profile run, leaves nothing for the KV cache."
     rest = startup.available_kv_bytes

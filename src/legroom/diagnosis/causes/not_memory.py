@@ -35,6 +35,8 @@ _REASONS = {
     "nccl_invalid_usage": "NCCL was used in a way it does not support; it says nothing of a shortage.",
     "nccl_system_error": "A system call of NCCL failed: network, permissions, or shared memory between processes.",
     "nccl_timeout": "A collective operation did not finish: one rank was late or had died.",
+    "segfault": "The process crashed in native code; the amount of memory has no part in it.",
+    "shm_broadcast_stall": "One process waits for another that computes or hangs; no memory is short.",
     "rpc_timeout": "One process did not answer another in time; it says nothing of a shortage.",
 }
 
@@ -67,7 +69,11 @@ def _known(case: Case) -> Finding | None:
         return None
     error = items[0]
     confidence = (
-        0.6 if error.id in ("rpc_timeout", "nccl_system_error") else 0.93 if error.id != "nccl_unhandled_cuda" else 0.85
+        0.6
+        if error.id in ("rpc_timeout", "nccl_system_error", "segfault", "shm_broadcast_stall")
+        else 0.93
+        if error.id != "nccl_unhandled_cuda"
+        else 0.85
     )
     if case.has("nccl_oom"):
         confidence = 0.2

@@ -29,6 +29,8 @@ def _confidence(case: Case) -> float:
     oom = case.oom
     if case.site == "sampler":
         return 0.86
+    if case.site == "warmup":
+        return 0.82
     if oom and oom.free_was_enough:
         return 0.3
     if case.site == "profile":
@@ -79,53 +81,27 @@ def _why(case: Case) -> str:
 
 
 def remedies(bench: Workbench) -> Iterator[Fix | None]:
-    """Smaller dummies: sequences for the sampler, tokens for the layers, limits for media."""
-    case, args = bench.case, bench.known.args
-    warmup = case.first("sampler_warmup_oom")
-    after_pool = case.site in ("sampler", "graph")
-    dummies = warmup.facts.get("dummy_requests_count") if warmup else None
-    seqs = dummies if isinstance(dummies, int) else args.max_num_seqs or 256
-    yield bench.lever(
-        "fewer sequences", "max_num_seqs", "Logits and their copies grow with sequences x vocabulary.", 0.65
-    ) or (
-        bench.change(
-            "max_num_seqs",
-            {"max_num_seqs": max(seqs // 4, 1)},
-            "Logits and their copies grow with sequences x vocabulary.",
-            trades="fewer requests run at once",
-            confidence=0.6,
-        )
-        if bench.base is None
-        else None
-    )
+    """Smaller dummies: sequences for the sampler, tokens for the layers, limits for media; after the pool, room."""
+    case = bench.case
+    if case.site == "warmup":
+        yield _room_for_warmup(bench)
+        yield _fewer_tokens(bench)
+        yield _fewer_sequences(bench)
+        return
+    yield _fewer_sequences(bench)
     if case.frames & {"frame_vision"} or case.has("mm_profile_too_short", "encoder_budget"):
+        limits = {"limit_mm_per_prompt": {"image": 1, "video": 0}, "mm_processor_kwargs": {"max_pixels": 1003520}}
         yield Fix(
             "limit_multimodal",
             "The dummy images and videos are as large and as many as the limits allow.",
-            flags={"limit_mm_per_prompt": {"image": 1, "video": 0}, "mm_processor_kwargs": {"max_pixels": 1003520}},
-            command=bench.command({"limit_mm_per_prompt": {"image": 1, "video": 0}}),
+            flags=limits,
+            command=bench.command(limits),
             confidence=0.6,
         )
-    if after_pool:
-        need = case.oom.wanted_bytes - (case.oom.free_bytes or 0) if case.oom else GIB
-        yield bench.lower_utilization(
-            max(need, 0), "The warm-up comes after the pool: a smaller pool leaves room for it.", 0.55
-        )
-    tokens = args.max_num_batched_tokens or 8192
-    yield bench.lever(
-        "smaller batches", "max_num_batched_tokens", "The peak grows with the tokens of a step.", 0.6
-    ) or (
-        bench.change(
-            "max_num_batched_tokens",
-            {"max_num_batched_tokens": max(tokens // 4, 1024)},
-            "The peak grows with the tokens of a step.",
-            trades="long prompts take more steps",
-            confidence=0.5,
-        )
-        if bench.base is None
-        else None
-    )
-    if case.engine.generation == "V0" or not case.engine.generation:
+    if case.site in ("sampler", "graph"):
+        yield _room_for_warmup(bench)
+    yield _fewer_tokens(bench)
+    if case.engine.generation != "V1":
         yield Fix(
             "max_model_len",
             "In the V0 engine the dummy batch is as long as max_model_len, which may come from RoPE scaling.",
@@ -133,6 +109,32 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
             confidence=0.45,
         )
     yield bench.lever("quantized weights", "checkpoint_format", "Smaller weights leave room for the run.", 0.4)
+
+
+def _room_for_warmup(bench: Workbench) -> Fix | None:
+    oom = bench.case.oom
+    need = max(oom.wanted_bytes - (oom.free_bytes or 0), 0) if oom else GIB
+    why = "The warm-up comes after the pool was allocated: a smaller pool leaves room for it."
+    return bench.lower_utilization(need, why, 0.6)
+
+
+def _fewer_sequences(bench: Workbench) -> Fix | None:
+    warmup = bench.case.first("sampler_warmup_oom")
+    dummies = warmup.facts.get("dummy_requests_count") if warmup else None
+    seqs = dummies if isinstance(dummies, int) else bench.known.args.max_num_seqs or 256
+    why = "Logits and their copies grow with sequences x vocabulary."
+    if bench.base is not None:
+        return bench.lever("fewer sequences", "max_num_seqs", why, 0.65)
+    flags = {"max_num_seqs": max(seqs // 4, 1)}
+    return bench.change("max_num_seqs", flags, why, trades="fewer requests run at once")
+
+
+def _fewer_tokens(bench: Workbench) -> Fix | None:
+    why = "The peak grows with the tokens of a step."
+    if bench.base is not None:
+        return bench.lever("smaller batches", "max_num_batched_tokens", why, 0.6)
+    flags = {"max_num_batched_tokens": max((bench.known.args.max_num_batched_tokens or 8192) // 4, 1024)}
+    return bench.change("max_num_batched_tokens", flags, why, trades="long prompts take more steps", confidence=0.5)
 
 
 DEAD_ENDS = (
