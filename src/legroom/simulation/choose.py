@@ -17,13 +17,13 @@ from legroom.simulation.timeline import Timeline, percentile
 from legroom.simulation.trace import Trace
 
 SEARCHED: dict[str, tuple[Any, ...]] = {
-    "max_num_seqs": (32, 64, 128, 256, 512),
-    "max_num_batched_tokens": (1024, 2048, 4096, 8192, 16384),
+    "max_num_seqs": (8, 16, 32, 64, 128, 256, 512),
+    "max_num_batched_tokens": (2048, 4096, 8192, 16384),
     "block_size": (16, 32),
     "enable_prefix_caching": (True, False),
     "enable_chunked_prefill": (True, False),
 }
-"""200 settings; flags that the user gives are not searched."""
+"""224 settings; flags that the user gives are not searched."""
 
 
 @dataclass(frozen=True)

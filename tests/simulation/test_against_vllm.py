@@ -1,0 +1,69 @@
+"""Every decision of a real vLLM scheduler, replayed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from legroom.simulation.fast.engine import FastReplay, can_replay
+from legroom.simulation.replay import simulate
+from legroom.simulation.settings import KvGroup, SchedulerSettings
+from legroom.simulation.timeline import Step
+from legroom.simulation.trace import Trace
+from legroom.simulation.traces import jsonl
+
+_RECORDINGS = Path(__file__).parent / "recordings" / "vllm-0.32.0.jsonl.gz"
+
+
+def _recordings() -> list[dict[str, Any]]:
+    with gzip.open(_RECORDINGS, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def _load(recording: dict[str, Any]) -> tuple[Trace, SchedulerSettings]:
+    options = dict(recording["settings"])
+    options["groups"] = tuple(KvGroup(window) for window in options.pop("windows", [None]))
+    rows = (json.dumps(row) for row in recording["requests"])
+    return jsonl.read(rows, "recorded").checked(), SchedulerSettings(**options)
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_every_step_is_the_one_that_vllm_took(number: int) -> None:
+    recording = _recordings()[number]
+    trace, settings = _load(recording)
+    steps: list[Step] = []
+
+    simulate(trace, settings, steps.append)
+
+    ours = [
+        [s.step, s.scheduled, sorted(s.preempted), sorted(s.finished), s.running, s.waiting, s.free_blocks]
+        for s in steps
+    ]
+    assert ours == recording["steps"]
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_jumping_gives_every_request_the_life_it_had_in_vllm(number: int) -> None:
+    recording = _recordings()[number]
+    trace, settings = _load(recording)
+    if not can_replay(settings):
+        pytest.skip("the fast replay does not know these rules")
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for step, scheduled, _, finished, *_ in recording["steps"]:
+        for name in scheduled:
+            first.setdefault(name, step)
+        last.update(dict.fromkeys(finished, step))
+
+    timeline = FastReplay(trace, settings).run()
+
+    ids = [trace.id_of(i) for i in range(len(trace))]
+    assert dict(zip(ids, timeline.first_sched_steps, strict=True)) == first
+    assert dict(zip(ids, timeline.finish_steps, strict=True)) == last
+    assert dict(zip(ids, timeline.preemption_counts, strict=True)) == {
+        name: recording["preempted"].get(name, 0) for name in ids
+    }

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from legroom.simulation.blocks import BlockPool
+from legroom.simulation.trace import Trace
+from legroom.simulation.waste import waste_by_block_size
+from legroom.units import cdiv
+
+
+def test_a_block_without_cached_content_is_reused_first() -> None:
+    pool = BlockPool(4, enable_caching=True)
+    first, second, third = pool.allocate(3)
+    pool.cache(first, (0, 7))
+    pool.release([first])
+    pool.release([second])
+    assert pool.allocate(1) == [second]
+    assert pool.allocate(1) == [first]
+    assert third.ref_count == 1
+
+
+def test_cached_content_is_lost_when_its_block_is_reused() -> None:
+    pool = BlockPool(2, enable_caching=True)
+    [block] = pool.allocate(1)
+    pool.cache(block, (0, 7))
+    pool.release([block])
+    assert pool.find((0, 7)) is block
+    pool.allocate(1)
+    assert pool.find((0, 7)) is None
+
+
+def test_of_two_copies_the_one_cached_first_is_found() -> None:
+    pool = BlockPool(3, enable_caching=True)
+    first, second = pool.allocate(2)
+    pool.cache(second, (0, 7))
+    pool.cache(first, (0, 7))
+    assert pool.find((0, 7)) is second
+
+
+def test_a_block_in_use_by_two_is_free_after_both_leave() -> None:
+    pool = BlockPool(2, enable_caching=True)
+    [block] = pool.allocate(1)
+    pool.cache(block, (0, 7))
+    pool.touch([block])
+    pool.release([block])
+    assert pool.num_free == 0
+    pool.release([block])
+    assert pool.num_free == 1
+
+
+@given(st.lists(st.tuples(st.integers(1, 90), st.integers(1, 60)), min_size=1, max_size=8), st.integers(1, 64))
+def test_waste_is_what_counting_slot_by_slot_gives(lengths: list[tuple[int, int]], size: int) -> None:
+    trace = Trace()
+    for prompt_len, output_len in lengths:
+        trace.add(prompt_len, output_len)
+    tokens = [n for p, o in lengths for n in range(p, p + o)]
+    slots = sum(cdiv(n, size) * size for n in tokens)
+    assert waste_by_block_size(trace, (size,))[size] * slots == slots - sum(tokens) or (
+        abs(waste_by_block_size(trace, (size,))[size] - (slots - sum(tokens)) / slots) < 1e-12
+    )

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulation_workloads import workloads
+
+from legroom.simulation.fast.books import span_seconds, step_seconds
+from legroom.simulation.fast.columns import StepCost
+from legroom.simulation.fast.engine import FastReplay
+from legroom.simulation.fast.jit import is_compiled_before, numba_is_installed
+from legroom.simulation.reference import Reference
+from legroom.simulation.settings import SchedulerSettings
+from legroom.simulation.timeline import Timeline
+from legroom.simulation.trace import Trace
+
+COST = StepCost(0.4, 0.01, 0.3, 0.002)
+
+
+def _same(one: Timeline, other: Timeline) -> None:
+    assert one.tally == other.tally
+    for name in ("first_sched_steps", "first_token_steps", "finish_steps", "preemption_counts"):
+        assert list(getattr(one, name)) == list(getattr(other, name)), name
+    assert one.rejections == other.rejections
+
+
+@settings(max_examples=300, deadline=None)
+@given(workloads())
+def test_jumping_over_steps_changes_nothing(workload: tuple[Trace, SchedulerSettings]) -> None:
+    trace, rules = workload
+    _same(FastReplay(trace, rules).run(), Reference(trace, rules).run())
+
+
+@settings(max_examples=100, deadline=None)
+@given(workloads(in_seconds=True))
+def test_jumping_keeps_the_time(workload: tuple[Trace, SchedulerSettings]) -> None:
+    trace, rules = workload
+    fast, slow = FastReplay(trace, rules, COST).run(), Reference(trace, rules, cost=COST).run()
+    assert list(fast.finish_steps) == list(slow.finish_steps)
+    assert fast.clocks is not None and slow.clocks is not None
+    assert list(fast.clocks.finish_s) == pytest.approx(list(slow.clocks.finish_s))
+    assert list(fast.clocks.token_s) == pytest.approx(list(slow.clocks.token_s))
+    assert list(fast.clocks.sched_s) == pytest.approx(list(slow.clocks.sched_s))
+
+
+@pytest.mark.skipif(not (numba_is_installed() and is_compiled_before()), reason="nothing compiled on this machine yet")
+@settings(max_examples=50, deadline=None)
+@given(workloads())
+def test_the_compiled_twin_decides_alike(workload: tuple[Trace, SchedulerSettings]) -> None:
+    trace, rules = workload
+    _same(FastReplay(trace, rules, use_numba=True).run(), FastReplay(trace, rules).run())
+
+
+@given(
+    st.builds(StepCost, *[st.floats(0, 2, allow_subnormal=False) for _ in range(4)]),
+    st.integers(1, 50),
+    st.integers(0, 500),
+    st.integers(0, 60),
+)
+def test_a_span_takes_as_long_as_its_steps(cost: StepCost, running: int, stored: int, steps: int) -> None:
+    one_by_one = sum(step_seconds(cost, running, stored + running * i) for i in range(steps))
+    assert span_seconds(cost, running, stored, steps) == pytest.approx(one_by_one)

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import pytest
+
+from legroom.errors import LegroomError
+from legroom.simulation.choose import Candidate, Goal, choose, grid
+from legroom.simulation.fast.columns import StepCost
+from legroom.simulation.replay import simulate
+from legroom.simulation.settings import SchedulerSettings
+from legroom.simulation.steptime import Hardware, calibrated, roofline
+from legroom.simulation.trace import Trace
+
+
+def _trace(*rows: tuple[int, int, int]) -> Trace:
+    trace = Trace()
+    for arrival, prompt_len, output_len in rows:
+        trace.add(prompt_len, output_len, arrival)
+    return trace
+
+
+def test_one_request_takes_a_step_a_token() -> None:
+    timeline = simulate(_trace((3, 10, 5)), SchedulerSettings(100))
+    assert list(timeline.finish_steps) == [7]
+    assert timeline.tally.steps == 5
+
+
+def test_a_request_that_is_too_long_is_rejected_and_counted() -> None:
+    timeline = simulate(_trace((0, 10, 5), (0, 400, 5), (0, 90, 5)), SchedulerSettings(6, max_model_len=100))
+    assert [rejection.id for rejection in timeline.rejections] == ["r1", "r2"]
+    assert timeline.tally.finished == 1
+    assert timeline.as_json()["rejected"] == 2
+
+
+def test_recomputed_tokens_are_those_that_were_computed_before() -> None:
+    settings = SchedulerSettings(5, block_size=16, max_num_seqs=2, max_model_len=64, enable_prefix_caching=False)
+    timeline = simulate(_trace((0, 30, 30), (0, 20, 30)), settings)
+    needed = 30 + 30 - 1 + 20 + 30 - 1
+    assert timeline.tally.preemptions > 0
+    assert timeline.tally.recomputed_tokens == timeline.tally.scheduled_tokens - needed
+
+
+def test_speculation_saves_steps_and_finishes_the_same_tokens() -> None:
+    plain = simulate(_trace((0, 30, 60)), SchedulerSettings(50))
+    drafted = simulate(_trace((0, 30, 60)), SchedulerSettings(50, num_speculative_tokens=3, speculative_acceptance=0.5))
+    assert drafted.tally.finished == 1
+    assert drafted.tally.steps < plain.tally.steps / 2
+
+
+@pytest.mark.parametrize("swap_blocks", [0, 100])
+def test_the_v0_engine_finishes_everything_in_a_tight_pool(swap_blocks: int) -> None:
+    settings = SchedulerSettings(
+        12, max_num_seqs=8, max_num_batched_tokens=200, max_model_len=100, enable_prefix_caching=False,
+        watermark=0.01, engine="V0", swap_blocks=swap_blocks,
+    )  # fmt: skip
+    timeline = simulate(_trace(*[(0, 30, 40)] * 8), settings)
+    assert timeline.tally.finished == 8
+    assert timeline.tally.preemptions > 0
+    assert (timeline.tally.recomputed_tokens > 0) == (swap_blocks == 0)
+
+
+def test_v0_runs_prompts_alone() -> None:
+    settings = SchedulerSettings(
+        100, max_num_seqs=8, max_num_batched_tokens=200, max_model_len=100, enable_prefix_caching=False, engine="V0"
+    )
+    steps: list[dict[str, int]] = []
+    simulate(_trace((0, 30, 5), (2, 40, 5)), settings, lambda step: steps.append(step.scheduled))
+    assert {"r1": 40} in steps
+
+
+def test_seconds_need_a_cost() -> None:
+    trace = Trace(in_seconds=True)
+    trace.add(10, 5, 0.5)
+    with pytest.raises(LegroomError, match="steps need a duration"):
+        simulate(trace, SchedulerSettings(100))
+
+
+def test_seconds_add_up() -> None:
+    trace = Trace(in_seconds=True)
+    trace.add(10, 5, 0.5)
+    timeline = simulate(trace, SchedulerSettings(100), cost=StepCost(0.1, 0.0, 0.0, 0.0))
+    assert timeline.seconds["latency_s"] == pytest.approx([0.5])
+    assert timeline.as_json()["seconds"]["kind"] == "estimated"
+
+
+def test_the_roofline_can_be_scaled_to_a_measurement() -> None:
+    cost = roofline(Hardware(16e9, 131072, 16e9, 3.35e12, 990e12))
+    scaled = calibrated(cost, 0.02, 10, 50_000)
+    assert scaled.overhead + scaled.weights + scaled.kv_token * 50_000 == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"num_blocks": 1},
+        {"block_size": 0},
+        {"max_num_seqs": 300, "max_num_batched_tokens": 200},
+        {"enable_chunked_prefill": False, "max_num_batched_tokens": 512, "max_model_len": 4096},
+        {"watermark": 1.5},
+    ],
+)
+def test_settings_that_vllm_refuses_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(LegroomError):
+        SchedulerSettings(**{"num_blocks": 100, **wrong})  # type: ignore[arg-type]
+
+
+def test_the_search_takes_the_fastest_setting_without_preemption() -> None:
+    trace = _trace(*[(0, 40, 30)] * 20)
+    candidates = [
+        Candidate({"max_num_seqs": seats}, SchedulerSettings(20, max_num_seqs=seats, max_model_len=100))
+        for seats in (1, 2, 3, 16)
+    ]
+    choice = choose(trace, candidates, Goal(), workers=1)
+    assert choice.best is not None
+    assert choice.best.flags == {"max_num_seqs": 3}
+    assert choice.outcomes[-1].preemptions > 0
+
+
+def test_two_processes_find_what_one_finds() -> None:
+    trace = _trace(*[(i, 40, 30) for i in range(20)])
+    candidates = [
+        Candidate({"max_num_seqs": seats}, SchedulerSettings(20, max_num_seqs=seats, max_model_len=100))
+        for seats in (1, 2, 3)
+    ]
+    assert choose(trace, candidates, Goal(), workers=2) == choose(trace, candidates, Goal(), workers=1)
+
+
+def test_flags_that_are_given_are_not_searched() -> None:
+    tried = list(grid(["max_num_seqs", "block_size"]))
+    assert all("max_num_seqs" not in flags for flags in tried)
+    assert len(list(grid([]))) >= 200

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from legroom.cli.main import main
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    path = tmp_path / "trace.jsonl"
+    rows = [{"id": f"q{i}", "arrival_step": i, "prompt_len": 40, "output_len": 30} for i in range(12)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def test_json_is_the_documented_one(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", trace, "--blocks", "20", "--max-num-seqs", "8", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    documented = {"steps", "finished", "preemptions", "recomputed_tokens", "peak_blocks", "peak_running", "rejected",
+                  "wasted_slot_ratio", "queue"}  # fmt: skip
+    assert documented <= set(document)
+    assert {"p50_steps", "p99_steps", "max"} <= set(document["queue"])
+    assert document["finished"] == 12
+
+
+def test_a_timeline_has_a_line_for_every_step(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "steps.jsonl"
+    main(["simulate", trace, "--blocks", "20", "--timeline", str(out), "--json"])
+    steps = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert list(steps[0]) == ["step", "scheduled", "preempted", "finished", "running", "waiting", "free_blocks"]
+    assert steps[0]["scheduled"] == {"q0": 40}
+    assert len(steps) == json.loads(capsys.readouterr().out)["steps"]
+
+
+def test_the_totals_with_and_without_a_timeline_are_the_same(
+    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["simulate", trace, "--blocks", "14", "--max-num-seqs", "8", "--json"]
+    main(flags)
+    fast = capsys.readouterr().out
+    main([*flags, "--timeline", str(tmp_path / "steps.jsonl")])
+    assert capsys.readouterr().out == fast
+
+
+def test_the_picture_tells_whether_the_pool_held(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["simulate", trace, "--blocks", "10"])
+    assert "ran dry" in capsys.readouterr().out
+    main(["simulate", trace, "--blocks", "400"])
+    assert "held the load" in capsys.readouterr().out
+
+
+def test_the_drawing_is_an_svg(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "load.svg"
+    main(["simulate", trace, "--blocks", "400", "--svg", str(out)])
+    assert out.read_text(encoding="utf-8").startswith("<svg")
+
+
+def test_choose_ends_with_a_command(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--blocks", "40", "--max-num-batched-tokens", "512", "--block-size", "16", "--workers", "1", "--json"]
+    assert main(["simulate", trace, "--choose", *flags]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["chosen"]["preemptions"] == 0
+    assert document["command"][:2] == ["vllm", "serve"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--blocks", "20"], "which trace"),
+        (["nowhere.jsonl", "--blocks", "20"], "cannot read nowhere.jsonl"),
+        (["TRACE"], "how large is the pool"),
+        (["TRACE", "--blocks", "1"], "holds nothing"),
+        (["TRACE", "--blocks", "20", "--max-num-sequences", "4"], "--max-num-sequences"),
+        (["TRACE", "--blocks", "20", "--synthetic", "poisson rate=1"], "give one of them"),
+        (["--synthetic", "poisson rate=1", "--blocks", "20"], "--step-ms"),
+    ],
+)
+def test_a_wrong_call_is_told_in_a_sentence(
+    trace: str, words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", *[trace if word == "TRACE" else word for word in words]]) == 2
+    told = capsys.readouterr()
+    assert says in told.err
+    assert told.out == ""
