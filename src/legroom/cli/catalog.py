@@ -1,0 +1,96 @@
+"""`legroom catalog`: check the catalog, write it in the shape other knowledge bases read, take a record in."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from legroom.cli.output import note, print_json, write_file
+from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+
+_EPILOG = """\
+examples:
+  legroom catalog validate
+  legroom catalog export --format deadends -o catalog.json
+  legroom catalog export --format deadends LR203
+  legroom catalog import record.json
+
+exit codes: 0 fine, 1 validate found a fault, 2 the call or a file is wrong
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Describe the command's options."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "catalog",
+        description="The error catalog as data: check it, export it, import a record.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    actions = parser.add_subparsers(dest="action", metavar="validate | export | import")
+    validate = actions.add_parser("validate", help="check every entry and imported record")
+    validate.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    export = actions.add_parser("export", help="write entries as records")
+    export.add_argument("ids", nargs="*", metavar="ID", help="which (default: all)")
+    export.add_argument("--format", choices=("deadends",), default="deadends", help="the shape of the records")
+    export.add_argument("-o", "--output", metavar="FILE", help="write to a file (default: stdout)")
+    export.add_argument("--json", action="store_true", help="accepted for symmetry: the export is JSON already")
+    taken = actions.add_parser("import", help="check one record and keep it")
+    taken.add_argument("file", metavar="FILE")
+    taken.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do one of the three."""
+    actions = {"validate": _validate, "export": _export, "import": _import}
+    if args.action not in actions:
+        raise LegroomError("do what with the catalog?", "legroom catalog validate, export or import FILE")
+    return actions[args.action](args)
+
+
+def _validate(args: argparse.Namespace) -> int:
+    from legroom.explain.catalog import bundled_documents
+    from legroom.explain.user_catalog import stored_records
+    from legroom.explain.validate import catalog_problems
+
+    records = stored_records()
+    wrong = catalog_problems() + [f"{path}: {problem}" for path, _, found in records for problem in found]
+    if args.json:
+        print_json({"entries": len(bundled_documents()), "imported": len(records), "problems": wrong})
+    else:
+        for problem in wrong:
+            print(problem)
+        print(f"{len(bundled_documents())} entries and {len(records)} imported records: "
+              f"{len(wrong) or 'no'} problem{'' if len(wrong) == 1 else 's'}")  # fmt: skip
+    return ANSWER_IS_NO if wrong else OK
+
+
+def _export(args: argparse.Namespace) -> int:
+    from legroom.explain.catalog import entries, entry
+    from legroom.explain.deadends import record_id, record_of
+
+    every = entries()
+    chosen = [entry(name) for name in args.ids] if args.ids else list(every)
+    ids = {found.id: record_id(found) for found in every}
+    records = [record_of(found, ids) for found in chosen]
+    document: Any = records[0] if len(args.ids) == 1 else records
+    if args.output is None:
+        print_json(document)
+        return OK
+    write_file(args.output, json.dumps(document, indent=2, ensure_ascii=False) + "\n", "records")
+    note(f"{len(records)} records written to {args.output}")
+    return OK
+
+
+def _import(args: argparse.Namespace) -> int:
+    from legroom.explain.user_catalog import import_record
+
+    target = import_record(args.file)
+    if args.json:
+        print_json({"imported": str(target)})
+    else:
+        sys.stdout.write(f"kept as {target}; legroom explain --search finds it now\n")
+    return OK

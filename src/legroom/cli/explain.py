@@ -1,0 +1,104 @@
+"""`legroom explain`: the long story of one cause."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from legroom.cli.output import print_json
+from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+
+_DESCRIPTION = """\
+Tell the long story of one cause of the catalog: what it is, why vLLM does it, the arithmetic with a worked example,
+what helps, what not to try, and how to tell it from its look-alikes. Or list the catalog, or search it: by words in
+English or Chinese, by a cause label, or by a line of a log."""
+
+_EPILOG = """\
+examples:
+  legroom explain LR203
+  legroom explain LR203 --lang zh
+  legroom explain --list
+  legroom explain --search cumem
+  legroom explain --search 'No available memory for the cache blocks'
+
+exit codes: 0 told, 1 the search found nothing, 2 no such entry
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Describe the command's options."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "explain",
+        usage="legroom explain LR203 | --list | --search WORDS [--lang en|zh] [--json]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("id", nargs="?", metavar="ID", help="an entry, such as LR203")
+    parser.add_argument("--list", action="store_true", help="every entry on a line")
+    parser.add_argument("--search", metavar="WORDS", help="find entries by words, a label or a line of a log")
+    parser.add_argument("--lang", choices=("en", "zh"), default="en", help="English or Chinese")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Tell, list or search."""
+    if sum((args.id is not None, args.list, args.search is not None)) != 1:
+        raise LegroomError("explain what?", "legroom explain LR203, or --list, or --search WORDS")
+    if args.search is not None:
+        return _search(args)
+    return _list(args) if args.list else _tell(args)
+
+
+def _tell(args: argparse.Namespace) -> int:
+    from legroom.explain.catalog import entry
+
+    found = entry(args.id)
+    if args.json:
+        from legroom.explain.documents import entry_json
+
+        print_json(entry_json(found, args.lang))
+        return OK
+    from legroom.render.explain_text import explain_text
+    from legroom.render.terminal import style_of
+
+    sys.stdout.write(explain_text(found, style_of(sys.stdout), args.lang))
+    return OK
+
+
+def _list(args: argparse.Namespace) -> int:
+    from legroom.explain.catalog import entries
+
+    if args.json:
+        from legroom.explain.documents import summary_json
+
+        print_json({"entries": [summary_json(found, args.lang) for found in entries()]})
+        return OK
+    from legroom.render.explain_text import list_text
+    from legroom.render.terminal import style_of
+
+    sys.stdout.write(list_text(entries(), style_of(sys.stdout), args.lang))
+    return OK
+
+
+def _search(args: argparse.Namespace) -> int:
+    from legroom.explain.catalog import entries
+    from legroom.explain.search import search
+
+    hits = search(args.search, entries())
+    if args.json:
+        from legroom.explain.documents import summary_json
+
+        print_json({"query": args.search, "hits": [
+            {**summary_json(hit.entry, args.lang), "score": hit.score} for hit in hits
+        ]})  # fmt: skip
+    elif hits:
+        from legroom.render.explain_text import hits_text
+        from legroom.render.terminal import style_of
+
+        sys.stdout.write(hits_text(hits, style_of(sys.stdout), args.lang))
+    else:
+        print(f"nothing in the catalog fits {args.search!r}; legroom explain --list shows all of it", file=sys.stderr)
+    return OK if hits else ANSWER_IS_NO

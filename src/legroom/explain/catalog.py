@@ -1,0 +1,167 @@
+"""Reading the catalog: legroom's own entries, and the records this user imported."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from legroom.errors import LegroomError
+from legroom.explain.entry import (
+    DeadEnd,
+    Entry,
+    Example,
+    Figure,
+    Signature,
+    Story,
+    Text,
+    Thread,
+    Version,
+    Workaround,
+)
+
+FOLDER = Path(__file__).parents[1] / "catalog"
+_LONGEST_ID = 12
+
+
+def bundled_documents() -> dict[str, Any]:
+    """Every entry file as it stands, by its file's name."""
+    return {path.name: json.loads(path.read_text(encoding="utf-8")) for path in sorted(_entry_files())}
+
+
+@cache
+def bundled() -> tuple[Entry, ...]:
+    """legroom's own entries, by id."""
+    return tuple(entry_of(document) for document in bundled_documents().values())
+
+
+def entries() -> tuple[Entry, ...]:
+    """legroom's own entries, then what this user imported."""
+    from legroom.explain.user_catalog import imported  # noqa: PLC0415 - reads records, which need entries
+
+    return (*bundled(), *imported())
+
+
+def entry(name: str) -> Entry:
+    """The entry with this id, whatever its case; an unknown one is told with the nearest."""
+    wanted = name.strip().lower()
+    every = entries()
+    for found in every:
+        if found.id.lower() == wanted:
+            return found
+    raise LegroomError(f"the catalog has no entry {name!r}", _nearest(wanted, every))
+
+
+def entries_of(label: str) -> tuple[Entry, ...]:
+    """The entries that tell of one cause label, the general one first."""
+    own = [found for found in entries() if found.label == label]
+    return (*own, *(found for found in entries() if label in found.also))
+
+
+def best_entry(label: str, message_ids: frozenset[str], default: str) -> Entry:
+    """Of a label's entries, the one whose signatures these messages are; `default` where none stands out.
+
+    Several stories may share a label: a busy card at start and an orphaned worker, for instance.
+    """
+    candidates = entries_of(label)
+    scored = [
+        (
+            len(message_ids & {name for signature in found.signatures for name in signature.messages}),
+            found.id == default,
+        )
+        for found in candidates
+    ]
+    if not candidates or not any(hits for hits, _ in scored):
+        return entry(default)
+    return max(zip(scored, candidates, strict=True), key=lambda pair: pair[0])[1]
+
+
+def entry_of(document: Mapping[str, Any]) -> Entry:
+    """One entry file as an object."""
+    transitions = document["transitions"]
+    documentation = document["documentation"] or {"url": None, "section": None}
+    return Entry(
+        id=document["id"],
+        label=document["label"],
+        phase=document["phase"],
+        title=_text(document["title"]),
+        signatures=tuple(
+            Signature(_text(item["text"]), item["pattern"], item["example"], tuple(item["messages"]))
+            for item in document["signatures"]
+        ),
+        domain=document["domain"],
+        category=document["category"],
+        subcategory=document["subcategory"],
+        cause_type=document["root_cause"]["type"],
+        cause=_text(document["root_cause"]),
+        versions=tuple(Version(**item) for item in document["versions"]),
+        os_specific=document["os_specific"],
+        dead_ends=tuple(
+            DeadEnd(
+                _text(item["action"]), _text(item["why_fails"]), _text(item["condition"]), item["kind"], item["myth"]
+            )
+            for item in document["dead_ends"]
+        ),
+        workarounds=tuple(
+            Workaround(_text(item["action"]), item["how"], _text(item["condition"]), item["kind"])
+            for item in document["workarounds"]
+        ),
+        leads_to=tuple(transitions["leads_to"]),
+        preceded_by=tuple(transitions["preceded_by"]),
+        confused_with=tuple(transitions["confused_with"]),
+        documentation=documentation["url"],
+        documentation_section=documentation["section"],
+        error_code=document["error_code"],
+        resolvable=document["resolvable"],
+        threads=tuple(
+            Thread(item["thread"], item["seen"], item["confirmed"], tuple(item["worked"]), tuple(item["failed"]))
+            for item in document["evidence"]
+        ),
+        updated=document["updated"],
+        tags=tuple(document["tags"]),
+        aliases=tuple(document["aliases"]),
+        also=tuple(document["also"]),
+        story=Story(**document["story"]) if document["story"] else None,
+        example=_example(document["example"]),
+    )
+
+
+def home() -> Path:
+    """`$LEGROOM_HOME`, else `$XDG_DATA_HOME/legroom`, else `~/.local/share/legroom`."""
+    given = os.environ.get("LEGROOM_HOME")
+    if given:
+        return Path(given).expanduser()
+    data = os.environ.get("XDG_DATA_HOME")
+    return (Path(data) if data else Path.home() / ".local" / "share") / "legroom"
+
+
+def _entry_files() -> list[Path]:
+    return list((FOLDER / "entries").glob("*.json"))
+
+
+def _text(value: Mapping[str, str]) -> Text:
+    return Text(value["en"], value["zh"])
+
+
+def _example(document: Mapping[str, Any] | None) -> Example | None:
+    if document is None:
+        return None
+    figures = {name: Figure(item["value"], item["formula"]) for name, item in document["figures"].items()}
+    return Example(_text(document["text"]), figures, document["plan"])
+
+
+def _nearest(wanted: str, every: tuple[Entry, ...]) -> str:
+    import difflib  # noqa: PLC0415 - only on the way to an error message
+
+    names = {found.id.lower(): found for found in every}
+    if wanted.removeprefix("lr").isdigit() and len(wanted) <= _LONGEST_ID:
+        number = int(wanted.removeprefix("lr"))
+        close = sorted((name for name in names if name[2:].isdigit()), key=lambda name: abs(int(name[2:]) - number))[:3]
+    else:
+        close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.5)
+    if not close:
+        return "legroom explain --list shows every entry, --search WORDS finds one"
+    return "did you mean " + ", ".join(f"{names[name].id} ({names[name].title.en})" for name in close) + "?"

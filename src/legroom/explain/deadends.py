@@ -1,0 +1,158 @@
+"""The record that error knowledge bases exchange: an entry written as one, and one read as an entry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from legroom.explain.entry import Count, DeadEnd, Entry, Signature, Text, Version, Workaround
+
+RECORD_KEYS = (
+    "id", "signature", "signature_zh", "regex", "domain", "category", "subcategory", "root_cause", "root_cause_type",
+    "root_cause_zh", "versions", "os_specific", "dead_ends", "workarounds", "workarounds_zh", "transition_graph",
+    "official_doc_url", "official_doc_section", "error_code", "verification_tier", "confidence", "fix_success_rate",
+    "resolvable", "first_seen", "last_confirmed", "last_updated", "evidence_count", "tags", "locale", "aliases",
+)  # fmt: skip
+"""The record's keys in its order."""
+
+
+def record_id(entry: Entry) -> str:
+    """`llm/vllm-lr203-kv-too-small-for-max-len`."""
+    if entry.record is not None:
+        return entry.id
+    return f"{entry.domain}/vllm-{entry.id.lower()}-{entry.label.replace('_', '-')}"
+
+
+def record_of(entry: Entry, ids: Mapping[str, str]) -> dict[str, Any]:
+    """The entry in the record's shape; `ids` has every entry's record id. An imported one goes out as it came."""
+    if entry.record is not None:
+        return dict(entry.record)
+    patterns = [signature.pattern for signature in entry.signatures]
+    values = (
+        record_id(entry),
+        entry.signatures[0].text.en,
+        entry.signatures[0].text.zh,
+        patterns[0] if len(patterns) == 1 else "|".join(f"(?:{pattern})" for pattern in patterns),
+        entry.domain,
+        entry.category,
+        entry.subcategory,
+        entry.cause.en,
+        entry.cause_type,
+        entry.cause.zh,
+        [_version_record(version) for version in entry.versions],
+        dict(entry.os_specific),
+        [_dead_end_record(entry, item) for item in entry.dead_ends],
+        [_workaround_record(entry, item) for item in entry.workarounds],
+        [_in_chinese(item) for item in entry.workarounds],
+        {
+            "leads_to": [ids[other] for other in entry.leads_to],
+            "preceded_by": [ids[other] for other in entry.preceded_by],
+            "frequently_confused_with": [ids[other] for other in entry.confused_with],
+        },
+        entry.documentation,
+        entry.documentation_section,
+        entry.error_code or entry.id,
+        entry.verification_tier,
+        entry.confidence,
+        entry.fix_rate,
+        entry.resolvable,
+        entry.first_seen,
+        entry.last_confirmed,
+        entry.updated,
+        len(entry.threads),
+        [entry.label, *entry.tags],
+        "en",
+        [*entry.aliases, *(signature.text.en for signature in entry.signatures[1:])],
+    )
+    return dict(zip(RECORD_KEYS, values, strict=True))
+
+
+def records_of(entries: tuple[Entry, ...]) -> list[dict[str, Any]]:
+    """All of them, their transitions under record ids."""
+    ids = {entry.id: record_id(entry) for entry in entries}
+    return [record_of(entry, ids) for entry in entries]
+
+
+def entry_of_record(record: Mapping[str, Any]) -> Entry:
+    """A record that passed the schema, as an entry. Its rates are claims: nobody counted them here."""
+    graph = record["transition_graph"]
+    chinese = [*record["workarounds_zh"], *[""] * len(record["workarounds"])]
+    return Entry(
+        id=record["id"],
+        label=record["subcategory"] or record["category"],
+        phase=None,
+        title=Text(_headline(record["signature"]), _headline(record["signature_zh"])),
+        signatures=(_signature(record),),
+        domain=record["domain"],
+        category=record["category"],
+        subcategory=record["subcategory"],
+        cause_type=record["root_cause_type"],
+        cause=Text(record["root_cause"], record["root_cause_zh"]),
+        versions=tuple(Version(**version) for version in record["versions"]),
+        os_specific=record["os_specific"],
+        dead_ends=tuple(
+            DeadEnd(Text(item["action"]), Text(item["why_fails"]), Text(item["condition"]),
+                    claimed_rate=item["fail_rate"])
+            for item in record["dead_ends"]
+        ),
+        workarounds=tuple(
+            Workaround(Text(item["action"], zh), item["how"], Text(item["condition"]),
+                       claimed_rate=item["success_rate"])
+            for item, zh in zip(record["workarounds"], chinese, strict=False)
+        ),
+        leads_to=tuple(graph["leads_to"]),
+        preceded_by=tuple(graph["preceded_by"]),
+        confused_with=tuple(graph["frequently_confused_with"]),
+        documentation=record["official_doc_url"],
+        documentation_section=record["official_doc_section"],
+        error_code=record["error_code"],
+        resolvable=record["resolvable"],
+        threads=(),
+        updated=record["last_updated"],
+        tags=tuple(record["tags"]),
+        aliases=tuple(record["aliases"]),
+        record=record,
+    )  # fmt: skip
+
+
+def _version_record(version: Version) -> dict[str, Any]:
+    return {
+        "version": version.version, "introduced": version.introduced, "deprecated": version.deprecated,
+        "removed": version.removed, "behavior_change": version.behavior_change, "status": version.status,
+    }  # fmt: skip
+
+
+def _dead_end_record(entry: Entry, item: DeadEnd) -> dict[str, Any]:
+    count = entry.counted(item.kind)
+    return {
+        "action": item.action.en, "why_fails": item.why_fails.en, "fail_rate": count.rate_of(count.failed),
+        "condition": item.condition.en, "sources": sources(count),
+    }  # fmt: skip
+
+
+def _workaround_record(entry: Entry, item: Workaround) -> dict[str, Any]:
+    count = entry.counted(item.kind)
+    return {
+        "action": item.action.en, "success_rate": count.rate_of(count.worked), "how": item.how,
+        "condition": item.condition.en, "sources": sources(count),
+    }  # fmt: skip
+
+
+def sources(count: Count) -> list[str]:
+    """The count in words, then the threads it comes from."""
+    if not count.tried:
+        return []
+    said = f"public issue threads, counted: tried in {count.tried}, worked in {count.worked}, failed in {count.failed}"
+    return [said, *count.sources]
+
+
+def _in_chinese(item: Workaround) -> str:
+    return f"{item.action.zh}：{item.how}" if item.how else item.action.zh
+
+
+def _signature(record: Mapping[str, Any]) -> Signature:
+    return Signature(Text(record["signature"], record["signature_zh"]), record["regex"], record["signature"])
+
+
+def _headline(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,222 @@
+"""One cause of the catalog as a typed object; rates are counted here, never written down by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Language = Literal["en", "zh"]
+
+FEWEST_THREADS_FOR_A_RATE = 3
+"""One or two threads are reports, not a rate: below this the rate is None and the count stands alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """The same thing in English and Chinese."""
+
+    en: str
+    zh: str = ""
+
+    def said(self, language: Language) -> str:
+        """In one language; English where there is no Chinese."""
+        return (self.zh or self.en) if language == "zh" else self.en
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What the log says."""
+
+    text: Text
+    pattern: str
+    """RE2."""
+    example: str
+    """A line that the pattern matches."""
+    messages: tuple[str, ...] = ()
+    """Ids of `facts/data/evidence.json` that recognise it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """How releases differ."""
+
+    version: str
+    introduced: str | None = None
+    deprecated: str | None = None
+    removed: str | None = None
+    behavior_change: str | None = None
+    status: str = "active"
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """One public report that was counted: what worked there and what did not, by kind."""
+
+    url: str | None
+    """None: public, but not one of vLLM's own threads."""
+    seen: str
+    confirmed: bool
+    """The thread itself confirms the cause; otherwise it was inferred from the log."""
+    worked: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """In how many of the counted threads somebody tried a kind of change, and what came of it."""
+
+    worked: int = 0
+    failed: int = 0
+    sources: tuple[str, ...] = ()
+
+    @property
+    def tried(self) -> int:
+        """Threads that report either."""
+        return self.worked + self.failed
+
+    def rate_of(self, outcome: int) -> float | None:
+        """The share of an outcome, where enough threads report one."""
+        return round(outcome / self.tried, 2) if self.tried >= FEWEST_THREADS_FOR_A_RATE else None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadEnd:
+    """What not to try."""
+
+    action: Text
+    why_fails: Text
+    condition: Text
+    kind: str | None = None
+    myth: str | None = None
+    """A name for a claim that is often read and not true."""
+    claimed_rate: float | None = None
+    """What an imported record says, uncounted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workaround:
+    """What helps."""
+
+    action: Text
+    how: str
+    condition: Text
+    kind: str | None = None
+    claimed_rate: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A number of the worked example, and the arithmetic it comes from (None: a figure of the plan)."""
+
+    value: int
+    formula: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A worked example: a plan that legroom can repeat, or plain arithmetic."""
+
+    text: Text
+    figures: Mapping[str, Figure]
+    plan: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """The long explanation, in the order it is read."""
+
+    what: str
+    why: str
+    arithmetic: str
+    verify: str
+    otherwise: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One cause."""
+
+    id: str
+    label: str
+    phase: str | None
+    title: Text
+    signatures: tuple[Signature, ...]
+    domain: str
+    category: str
+    subcategory: str | None
+    cause_type: str
+    cause: Text
+    versions: tuple[Version, ...]
+    os_specific: Mapping[str, str]
+    dead_ends: tuple[DeadEnd, ...]
+    workarounds: tuple[Workaround, ...]
+    leads_to: tuple[str, ...]
+    preceded_by: tuple[str, ...]
+    confused_with: tuple[str, ...]
+    documentation: str | None
+    documentation_section: str | None
+    error_code: str | None
+    resolvable: str
+    threads: tuple[Thread, ...]
+    updated: str | None
+    tags: tuple[str, ...]
+    aliases: tuple[str, ...]
+    also: tuple[str, ...] = ()
+    """Other labels under which the same story is told."""
+    story: Story | None = None
+    example: Example | None = None
+    record: Mapping[str, Any] | None = None
+    """The imported record as it came; None for legroom's own entries."""
+
+    def counted(self, kind: str | None) -> Count:
+        """What the counted threads report of one kind of change."""
+        if kind is None:
+            return Count()
+        worked = [thread for thread in self.threads if kind in thread.worked]
+        failed = [thread for thread in self.threads if kind in thread.failed and kind not in thread.worked]
+        urls = dict.fromkeys(thread.url for thread in (*worked, *failed) if thread.url)
+        return Count(len(worked), len(failed), tuple(urls))
+
+    @property
+    def confirmed(self) -> int:
+        """Threads that confirm the cause."""
+        return sum(thread.confirmed for thread in self.threads)
+
+    @property
+    def with_fix(self) -> int:
+        """Threads that state a fix that worked."""
+        return sum(bool(thread.worked) for thread in self.threads)
+
+    @property
+    def confidence(self) -> float | None:
+        """The share of its threads that confirm the cause; None where too few were counted."""
+        return self._share(self.confirmed)
+
+    @property
+    def fix_rate(self) -> float | None:
+        """The share of its threads that state a working fix; None where too few were counted."""
+        return self._share(self.with_fix)
+
+    @property
+    def verification_tier(self) -> str:
+        """Where the knowledge comes from."""
+        if self.record is not None:
+            return str(self.record["verification_tier"])
+        if self.confirmed:
+            return "confirmed_in_threads"
+        return "inferred_from_logs" if self.threads else "derived_from_source"
+
+    @property
+    def first_seen(self) -> str | None:
+        """When the first counted thread was written."""
+        return min((thread.seen for thread in self.threads), default=None)
+
+    @property
+    def last_confirmed(self) -> str | None:
+        """When the last thread that confirms it was written."""
+        return max((thread.seen for thread in self.threads if thread.confirmed), default=None)
+
+    def _share(self, number: int) -> float | None:
+        total = len(self.threads)
+        return round(number / total, 2) if total >= FEWEST_THREADS_FOR_A_RATE else None

@@ -1,0 +1,91 @@
+"""Checking a document against a JSON Schema, for the keywords that the catalog's schemas use.
+
+The full validator is a development dependency only: the tests hold this one to its verdicts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "object": dict, "array": list, "string": str, "boolean": bool, "null": type(None),
+    "integer": int, "number": (int, float),
+}  # fmt: skip
+KEYWORDS = frozenset(
+    {"type", "properties", "required", "additionalProperties", "items", "enum", "pattern", "minItems", "minLength",
+     "minimum", "maximum", "uniqueItems", "$ref", "$defs", "$schema", "$id", "title", "description", "anyOf"}
+)  # fmt: skip
+
+
+def problems(document: Any, schema: Mapping[str, Any]) -> list[str]:
+    """What is wrong, each with where; empty where all is well."""
+    return list(_check(document, schema, schema, "$"))
+
+
+def _check(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any], at: str) -> Iterator[str]:
+    if "$ref" in schema:
+        yield from _check(value, root["$defs"][schema["$ref"].rpartition("/")[2]], root, at)
+    if "anyOf" in schema and not any(not list(_check(value, choice, root, at)) for choice in schema["anyOf"]):
+        yield f"{at}: fits none of the forms it may have"
+    if "type" in schema and not _is(value, schema["type"]):
+        wanted = schema["type"] if isinstance(schema["type"], str) else " or ".join(schema["type"])
+        yield f"{at}: is {_name(value)}, not {wanted}"
+        return
+    if "enum" in schema and value not in schema["enum"]:
+        yield f"{at}: {value!r} is not one of {', '.join(map(str, schema['enum']))}"
+    if isinstance(value, str):
+        yield from _check_string(value, schema, at)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield from _check_number(value, schema, at)
+    elif isinstance(value, list):
+        yield from _check_list(value, schema, root, at)
+    elif isinstance(value, dict):
+        yield from _check_object(value, schema, root, at)
+
+
+def _check_string(value: str, schema: Mapping[str, Any], at: str) -> Iterator[str]:
+    if len(value) < schema.get("minLength", 0):
+        yield f"{at}: is empty"
+    if "pattern" in schema and not re.search(schema["pattern"], value):
+        yield f"{at}: {value!r} does not look like {schema['pattern']}"
+
+
+def _check_number(value: float, schema: Mapping[str, Any], at: str) -> Iterator[str]:
+    if value < schema.get("minimum", value) or value > schema.get("maximum", value):
+        yield f"{at}: {value} is out of range"
+
+
+def _check_list(value: list[Any], schema: Mapping[str, Any], root: Mapping[str, Any], at: str) -> Iterator[str]:
+    if len(value) < schema.get("minItems", 0):
+        yield f"{at}: has {len(value)} items, needs {schema['minItems']}"
+    if schema.get("uniqueItems") and any(item in value[:place] for place, item in enumerate(value)):
+        yield f"{at}: has an item twice"
+    for place, item in enumerate(value):
+        yield from _check(item, schema.get("items", {}), root, f"{at}[{place}]")
+
+
+def _check_object(value: dict[str, Any], schema: Mapping[str, Any], root: Mapping[str, Any], at: str) -> Iterator[str]:
+    known = schema.get("properties", {})
+    yield from (f"{at}: has no {name!r}" for name in schema.get("required", ()) if name not in value)
+    others = schema.get("additionalProperties", True)
+    for name, item in value.items():
+        if name in known:
+            yield from _check(item, known[name], root, f"{at}.{name}")
+        elif others is False:
+            yield f"{at}: {name!r} does not belong there"
+        elif isinstance(others, dict):
+            yield from _check(item, others, root, f"{at}.{name}")
+
+
+def _is(value: Any, wanted: str | list[str]) -> bool:
+    names = [wanted] if isinstance(wanted, str) else wanted
+    return any(
+        isinstance(value, _TYPES[name]) and not (isinstance(value, bool) and name in ("integer", "number"))
+        for name in names
+    )
+
+
+def _name(value: Any) -> str:
+    return next((name for name in _TYPES if _is(value, name)), type(value).__name__)

@@ -1,0 +1,185 @@
+"""A cause told at length, a list of causes, and what a search found, as the terminal shows them."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+
+from legroom.explain.documents import example_text
+from legroom.explain.entry import Count, Entry, Language
+from legroom.explain.search import Hit
+from legroom.render.terminal import Style
+from legroom.render.text import wrap
+
+_HEADINGS = {
+    "log": ("What the log says", "日志里的样子"),
+    "what": ("What it is", "是什么"),
+    "why": ("Why vLLM does it", "vLLM 为什么这样做"),
+    "cause": ("Root cause", "根本原因"),
+    "arithmetic": ("The arithmetic", "算法"),
+    "example": ("For example", "例子"),
+    "workarounds": ("What helps", "有效的办法"),
+    "dead_ends": ("What not to try", "不要尝试"),
+    "versions": ("Releases", "版本差异"),
+    "os": ("Where it matters", "平台说明"),
+    "verify": ("How to verify", "如何验证"),
+    "otherwise": ("When it is something else", "何时是别的问题"),
+    "related": ("Related", "相关条目"),
+    "evidence": ("Where this comes from", "依据"),
+}
+_NOT_COUNTED = (
+    "No public thread was counted: this comes from the releases' source and the memory model.",
+    "没有统计到公开讨论：来自版本源码与显存模型。",
+)
+_MYTH = ("you may have read this", "常见误解")
+
+
+def explain_text(entry: Entry, style: Style, language: Language = "en") -> str:
+    """The long story of one cause."""
+    lines = [f"{style.paint(entry.id, 'red', 'bold')}  {style.paint(entry.title.said(language), 'bold')}",
+             style.paint(f"{entry.label} · {entry.phase or '-'}", "dim")]  # fmt: skip
+    story = entry.story
+    sections: list[tuple[str, list[str]]] = [
+        ("log", [line for s in entry.signatures for line in _para(s.text.said(language), style, "  ", "    ")]),
+        ("what", _para(story.what, style) if story else []),
+        ("cause", _para(entry.cause.said(language), style)),
+        ("why", _para(story.why, style) if story else []),
+        ("arithmetic", _para(story.arithmetic, style) if story and story.arithmetic != "none." else []),
+        ("example", _para(example_text(entry.example, language), style) if entry.example else []),
+        ("workarounds", _workarounds(entry, style, language)),
+        ("dead_ends", _dead_ends(entry, style, language)),
+        ("versions", _versions(entry, style)),
+        ("os", [line for name, said in entry.os_specific.items() for line in _para(f"{name}: {said}", style)]),
+        ("verify", _para(story.verify, style) if story else []),
+        ("otherwise", _para(story.otherwise, style) if story else []),
+        ("related", _related(entry, language)),
+        ("evidence", _evidence(entry, style, language)),
+    ]
+    for name, body in sections:
+        if body:
+            lines += ["", style.paint(_HEADINGS[name][language == "zh"], "bold"), *body]
+    return "\n".join(lines) + "\n"
+
+
+def list_text(entries: Sequence[Entry], style: Style, language: Language = "en") -> str:
+    """Every entry on a line of its own."""
+    width = max((len(entry.id) for entry in entries), default=0)
+    return "".join(
+        f"{style.paint(entry.id.ljust(width), 'red')}  {entry.title.said(language)}  "
+        f"{style.paint(entry.label, 'dim')}\n"
+        for entry in entries
+    )
+
+
+def hits_text(hits: Sequence[Hit], style: Style, language: Language = "en") -> str:
+    """What a search found, the best first, and how to read on."""
+    best = hits[0].entry.id
+    return list_text([hit.entry for hit in hits], style, language) + f"\nlegroom explain {best}\n"
+
+
+def _workarounds(entry: Entry, style: Style, language: Language) -> list[str]:
+    lines: list[str] = []
+    for number, item in enumerate(entry.workarounds, 1):
+        when = _when(item.condition.said(language), language)
+        said = f"{item.action.said(language)}{when}{_count(entry.counted(item.kind), language)}"
+        lines += _para(said, style, f"  {number}. ", "     ")
+        if item.how:
+            arrow = style.pick("→", "->")
+            lines += [style.paint(line, "blue") for line in _para(item.how, style, f"     {arrow} ", "       ")]
+    return lines
+
+
+def _dead_ends(entry: Entry, style: Style, language: Language) -> list[str]:
+    lines: list[str] = []
+    cross = style.pick("✗", "x")
+    for item in entry.dead_ends:
+        myth = f" ({_MYTH[language == 'zh']})" if item.myth else ""
+        when = _when(item.condition.said(language), language)
+        action = item.action.said(language) or item.why_fails.said(language)
+        lines += _para(
+            f"{action}{myth}{when}{_count(entry.counted(item.kind), language)}", style, f"  {cross} ", "    "
+        )
+        if item.action.said(language):
+            lines += _para(item.why_fails.said(language), style, "    ")
+    return lines
+
+
+def _versions(entry: Entry, style: Style) -> list[str]:
+    lines: list[str] = []
+    for item in entry.versions:
+        notes = [item.behavior_change or "", f"introduced in {item.introduced}" if item.introduced else "",
+                 f"gone in {item.removed}" if item.removed else ""]  # fmt: skip
+        said = "; ".join(note for note in notes if note)
+        lines += _para(f"{item.version}: {said}" if said else item.version, style, "  ", "    ")
+    return lines
+
+
+def _related(entry: Entry, language: Language) -> list[str]:
+    words = (("leads to", "之后常见"), ("preceded by", "之前常见"), ("confused with", "容易混淆"))
+    rows = zip(words, (entry.leads_to, entry.preceded_by, entry.confused_with), strict=True)
+    return [f"  {word[language == 'zh']}: {', '.join(ids)}" for word, ids in rows if ids]
+
+
+def _evidence(entry: Entry, style: Style, language: Language) -> list[str]:
+    number = len(entry.threads)
+    if language == "zh":
+        said = f"统计了 {number} 个公开讨论：{entry.confirmed} 个确认了原因，{entry.with_fix} 个给出了有效的修复。"
+    else:
+        said = (f"{number} public threads counted: {entry.confirmed} confirm the cause, {entry.with_fix} state a fix "
+                "that worked.")  # fmt: skip
+    if not number:
+        said = _NOT_COUNTED[language == "zh"]
+    if entry.record is not None:
+        said = "Imported from a record; its rates are claims that nobody counted here."
+    lines = _para(said, style)
+    if entry.documentation:
+        lines.append(f"  {entry.documentation}")
+    return lines
+
+
+def _count(count: Count, language: Language) -> str:
+    if not count.tried:
+        return ""
+    if language == "zh":
+        return f" [{count.tried} 个讨论试过：{count.worked} 有效，{count.failed} 无效]"
+    return f" [tried in {count.tried}: worked {count.worked}, failed {count.failed}]"
+
+
+def _when(condition: str, language: Language) -> str:
+    if not condition:
+        return ""
+    return f"（{condition}）" if language == "zh" else f" (when {condition})"
+
+
+def _para(text: str, style: Style, indent: str = "  ", hanging: str | None = None) -> list[str]:
+    hanging = indent if hanging is None else hanging
+    if any(unicodedata.east_asian_width(char) in "WF" for char in text):
+        return _wrap_wide(text, style.width, indent, hanging)
+    return wrap(text, style.width, indent, hanging)
+
+
+def _wrap_wide(text: str, width: int, indent: str, hanging: str) -> list[str]:
+    """Chinese has no spaces to break at, and its characters take two columns."""
+    lines, line, used = [], indent, len(indent)
+    for piece in _pieces(text):
+        columns = sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in piece)
+        if used + columns > width and line.strip() and piece not in "，。；：、）)":
+            lines.append(line.rstrip())
+            line, used = hanging, len(hanging)
+            piece = piece.lstrip()  # noqa: PLW2901
+        line += piece
+        used += columns
+    return [*lines, line.rstrip()]
+
+
+def _pieces(text: str) -> list[str]:
+    """Words of Latin script whole, wide characters one by one."""
+    pieces: list[str] = []
+    for char in text:
+        wide = unicodedata.east_asian_width(char) in "WF"
+        if pieces and not wide and char != " " and unicodedata.east_asian_width(pieces[-1][-1]) not in "WF" \
+                and pieces[-1][-1] != " ":  # fmt: skip
+            pieces[-1] += char
+        else:
+            pieces.append(char)
+    return pieces
