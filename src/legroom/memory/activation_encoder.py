@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from legroom.facts.releases import release as known_release
 from legroom.records import dataclass
 from legroom.units import cdiv
+from legroom.vllm.traits import builds_encoders
 
 if TYPE_CHECKING:
     from legroom.facts.modalities import Modality
@@ -51,7 +52,7 @@ def encoder_profile(model: Model, settings: EngineSettings) -> EncoderProfile | 
 
 def _profiled_item(model: Model, settings: EngineSettings) -> Modality | None:
     given, release = settings.given, known_release(settings.release)
-    if given.skip_mm_profiling or given.language_model_only:
+    if given.skip_mm_profiling or not builds_encoders(given, model, release):
         return None
     if settings.engine == "V1" and settings.runner == "V2" and release.before("0.27.0"):
         return None  # the V2 runner profiled no encoder

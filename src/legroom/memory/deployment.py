@@ -73,7 +73,7 @@ def stage_layout(model: Model, gpu: Gpu, settings: EngineSettings, stage: int, s
     """One pipeline stage; its tensor-parallel ranks are alike."""
     budget = budget_bytes(gpu, settings)
     parts = (
-        _seen(seen.weights_bytes, _weights(model, settings, gpu, stage), seen),
+        _seen(seen.weights_bytes, weights(model, settings, gpu, stage), seen),
         _seen(seen.activation_bytes, activation(model, settings, gpu, stage), seen),
         _seen(seen.graph_estimate_bytes, graph_estimate(model, settings, gpu), seen),
         _seen(seen.non_torch_bytes, non_torch(model, settings, gpu, stage), seen),
@@ -82,30 +82,6 @@ def stage_layout(model: Model, gpu: Gpu, settings: EngineSettings, stage: int, s
         gpu.total_bytes, budget, *parts[:2], cuda_graph=parts[2], non_torch=parts[3],
         kv_cache=kv_cache_figure(budget, parts, settings), outside=outside(model, settings, gpu, stage), rank=stage,
     )  # fmt: skip
-
-
-_WEIGHTS: dict[tuple[object, ...], tuple[Model, Gpu, Figure]] = {}
-_MOST_WEIGHTS = 512
-
-
-def _weights(model: Model, settings: EngineSettings, gpu: Gpu, stage: int) -> Figure:
-    """The weights of a stage, remembered: a search asks again and again with flags that do not touch them."""
-    given = settings.given
-    lora = (settings.max_num_batched_tokens, settings.max_num_seqs) if given.enable_lora else ()
-    key = (
-        id(model), id(gpu), stage, settings.release, settings.engine, settings.runner, settings.dtype,
-        settings.quantization, settings.kv_cache_dtype, settings.max_model_len, settings.tensor_parallel_size,
-        settings.pipeline_parallel_size, settings.data_parallel_size, settings.decode_context_parallel_size,
-        settings.enable_expert_parallel, given.enable_lora, given.max_loras, given.max_lora_rank, lora,
-        given.cpu_offload_gb, given.language_model_only, repr(given.speculative_config), repr(given.hf_overrides),
-        repr(given.limit_mm_per_prompt), given.attention_backend, given.runner, repr(given.env),
-    )  # fmt: skip
-    found = _WEIGHTS.get(key)
-    if found is None or found[0] is not model or found[1] is not gpu:
-        if len(_WEIGHTS) >= _MOST_WEIGHTS:
-            _WEIGHTS.clear()
-        found = _WEIGHTS[key] = (model, gpu, weights(model, settings, gpu, stage))
-    return found[2]
 
 
 def budget_bytes(gpu: Gpu, settings: EngineSettings) -> int:

@@ -10,6 +10,7 @@ from legroom.facts.anatomy import Anatomy, anatomy
 from legroom.facts.attention import Attention, LatentAttention, Mixer
 from legroom.facts.feedforward import Experts
 from legroom.facts.model import Layer, Model
+from legroom.facts.releases import release as known_release
 from legroom.memory.draft_weights import draft_modules
 from legroom.memory.load_workspaces import before_layers, with_first_attention
 from legroom.memory.lora import extra_vocabulary, lora_buffers
@@ -23,7 +24,7 @@ from legroom.memory.weight_scheme import scheme_in_use
 from legroom.memory.weight_storage import Storage, StorageContext, storage
 from legroom.records import dataclass
 from legroom.units import cdiv, round_up
-from legroom.vllm.traits import is_pooling
+from legroom.vllm.traits import builds_encoders, is_pooling
 
 if TYPE_CHECKING:
     from legroom.facts.quantization import Quantization
@@ -91,7 +92,7 @@ def loaded_modules(model: Model, settings: EngineSettings, context: StorageConte
 
 def _base(build: _Build, stage: range) -> Iterator[Stored]:
     context = build.context
-    if not build.settings.given.language_model_only:
+    if builds_encoders(build.settings.given, build.model, known_release(build.settings.release)):
         for module in _encoders(build.model, build.ranks.tensor):
             yield Stored(module, storage(module, None, context))
     for module in _encoder(build):

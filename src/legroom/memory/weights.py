@@ -59,7 +59,7 @@ def _key(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tupl
         settings.enforce_eager, gpu.compute_capability, gpu.vendor, given.cpu_offload_gb, given.enable_lora,
         given.max_loras, given.max_lora_rank,
         settings.max_num_batched_tokens if given.enable_lora or "index_topk" in model.config else 0,
-        given.language_model_only, given.runner, repr(given.speculative_config),
+        given.language_model_only, repr(given.limit_mm_per_prompt), given.runner, repr(given.speculative_config),
         given.env.get("VLLM_PP_LAYER_PARTITION"), _allocator_conf(settings),
     )  # fmt: skip
 

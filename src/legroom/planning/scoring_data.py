@@ -15,6 +15,7 @@ from legroom.facts.gpus import Gpu, gpu, with_total
 from legroom.facts.model import Model
 from legroom.facts.releases import Release, release
 from legroom.planning.plan import Target
+from legroom.planning.recorded_flags import recorded_words
 from legroom.planning.scoring import Bad, Case, Printed
 from legroom.planning.startup_log import Startup, read_startups
 from legroom.planning.truth_models import UNSCORED_SOURCES, config_of
@@ -186,7 +187,7 @@ def _published(
         id=str(record.get("id")),
         source=re.sub(r"/(?:blob|issues|pull|tree)/.*", "", record.get("url") or ""),
         target=target,
-        args=replace(_parsed(flags, written), model=record["model"]),
+        args=replace(_with_recorded(flags, str(record.get("other_flags") or ""), written), model=record["model"]),
         printed=_printed(record),
         groups={
             "family": str(record.get("model_family") or ""),
@@ -197,9 +198,18 @@ def _published(
     )
 
 
-def _parsed(flags: Mapping[str, Any], written: Release) -> ServeArgs:
+def _with_recorded(flags: Mapping[str, Any], others: str, written: Release) -> ServeArgs:
+    """The flags with those the record keeps as text, where the release takes them."""
+    recorded = recorded_words(others)
+    try:
+        return _parsed(flags, written, recorded)
+    except LegroomError:
+        return _parsed(flags, written)
+
+
+def _parsed(flags: Mapping[str, Any], written: Release, further: list[str] | None = None) -> ServeArgs:
     """The flags read as the release's own command line would; one that it refuses is an error."""
-    words: list[str] = []
+    words: list[str] = list(further or ())
     for flag, value in flags.items():
         text = json.dumps(value) if isinstance(value, dict) else str(value)
         words += [flag] if value is True else [flag, text]

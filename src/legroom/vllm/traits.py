@@ -5,6 +5,7 @@ from __future__ import annotations
 from legroom.facts.attention import Attention, LatentAttention, StateSpace
 from legroom.facts.feedforward import Experts
 from legroom.facts.model import Layer, Model
+from legroom.facts.releases import Release
 from legroom.records import dataclass
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.given import other_value
@@ -101,6 +102,14 @@ def is_pooling(args: ServeArgs, model: Model) -> bool:
     if task is not None and task != "auto":
         return task in _POOLING_TASKS
     return model.is_pooling
+
+
+def builds_encoders(args: ServeArgs, model: Model, release: Release) -> bool:
+    """Whether the encoders are there at all: from 0.11 on a limit of no item for every kind leaves them out."""
+    limits = args.limit_mm_per_prompt or {}
+    barred = {kind for kind, limit in limits.items() if limit in (0, {"count": 0})}
+    none_allowed = len(barred) == len(limits) and {encoder.kind for encoder in model.modalities} <= barred
+    return not (args.language_model_only or (none_allowed and release.at_least("0.11.0")))
 
 
 def is_bidirectional(model: Model) -> bool:

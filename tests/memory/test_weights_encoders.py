@@ -1,0 +1,25 @@
+"""When a multimodal server has its encoders on the card."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from legroom.facts.gpus import gpu
+from legroom.facts.models import load
+from legroom.facts.releases import release
+from legroom.memory.weights import weights
+from legroom.vllm.args import ServeArgs
+from legroom.vllm.resolve import resolve
+
+
+def test_a_limit_of_no_images_leaves_the_vision_tower_out():
+    model, card = load("qwen3-vl-2b"), gpu("tesla t4")
+
+    def loaded(version: str, **flags: Any) -> int:
+        settings = resolve(ServeArgs(dtype="float16", **flags), model, card, release(version))
+        return weights(model, settings, card).bytes
+
+    none_allowed = {"limit_mm_per_prompt": {"image": 0, "video": 0}}
+    assert loaded("0.11.0", **none_allowed) == loaded("0.11.0", language_model_only=True)
+    assert loaded("0.11.0", **none_allowed) < loaded("0.11.0", limit_mm_per_prompt={"image": 1, "video": 0})
+    assert loaded("0.10.2", **none_allowed) == loaded("0.10.2")
