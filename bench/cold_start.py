@@ -2,10 +2,10 @@
 
     python bench/cold_start.py [--runs 15] [--peers VENV] [--json FILE]
 
-hf-mem and kvfit ask the Hugging Face Hub on every call, so their full answer depends on the network. What is timed
-here is `--help`: their interpreter, imports and argument parser, before the first request leaves. That is the least
-any answer of theirs can take; legroom is timed to the full answer. Runs of all commands alternate, so that a busy
-machine slows all of them alike, and the first round (cold disk cache, no bytecode yet) is thrown away.
+hf-mem and kvfit ask the Hugging Face Hub on every call, so their full answer depends on the network. Each is timed on
+the same question; where the Hub cannot be reached, that ends with its network error, which is the least any answer of
+theirs can take, and the row says so. legroom is timed to the full answer. Runs of all commands alternate, so that a
+busy machine slows all of them alike, and the first round (cold disk cache, no bytecode yet) is thrown away.
 
 Without `--peers`, the two are installed from the configured package index into a temporary environment.
 """
@@ -24,7 +24,10 @@ import time
 import venv
 from pathlib import Path
 
-PEERS = ("hf-mem", "kvfit")
+PEERS = {
+    "hf-mem": ["--model-id", "Qwen/Qwen3-8B", "--experimental", "--json-output"],
+    "kvfit": ["Qwen/Qwen3-8B", "--hardware", "h100", "--gpus", "1", "--json"],
+}
 
 
 def install_peers(folder: Path) -> Path:
@@ -39,34 +42,39 @@ def commands(peers: Path) -> dict[str, list[str]]:
     if legroom is None:
         sys.exit("legroom is not installed beside this Python: pip install . first")
     found = {
-        "legroom plan": [legroom, "plan", "llama-3.1-8b", "--gpu", "h100"],
-        "legroom plan --json": [legroom, "plan", "llama-3.1-8b", "--gpu", "h100", "--json"],
+        "legroom plan": [legroom, "plan", "qwen3-8b", "--gpu", "h100"],
+        "legroom plan --json": [legroom, "plan", "qwen3-8b", "--gpu", "h100", "--json"],
         "legroom --help": [legroom, "--help"],
     }
-    for peer in PEERS:
+    for peer, question in PEERS.items():
         path = peers / "bin" / peer
         if path.exists():
+            found[peer] = [str(path), *question]
             found[f"{peer} --help"] = [str(path), "--help"]
     return found
 
 
-def timed(command: list[str]) -> float:
+def timed(command: list[str]) -> tuple[float, bool]:
+    """Seconds, and whether it answered."""
     start = time.perf_counter()
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
     elapsed = time.perf_counter() - start
-    if done.returncode:
+    if done.returncode and "legroom" in command[0]:
         sys.exit(f"{' '.join(command)} failed: {done.stderr.decode(errors='replace')[-400:]}")
-    return elapsed
+    return elapsed, done.returncode == 0
 
 
-def measure(table: dict[str, list[str]], runs: int) -> dict[str, list[float]]:
+def measure(table: dict[str, list[str]], runs: int) -> tuple[dict[str, list[float]], set[str]]:
     times: dict[str, list[float]] = {name: [] for name in table}
+    unanswered: set[str] = set()
     for number in range(runs + 1):
         for name, command in table.items():
-            elapsed = timed(command)
+            elapsed, answered = timed(command)
+            if not answered:
+                unanswered.add(name)
             if number:
                 times[name].append(elapsed)
-    return times
+    return times, unanswered
 
 
 def main() -> None:
@@ -77,7 +85,7 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         peers = args.peers or install_peers(Path(folder) / "peers")
-        times = measure(commands(peers), args.runs)
+        times, unanswered = measure(commands(peers), args.runs)
     ours = statistics.median(times["legroom plan"])
     rows = {
         name: {
@@ -85,6 +93,7 @@ def main() -> None:
             "fastest_s": round(min(values), 4),
             "slowest_s": round(max(values), 4),
             "times_legroom_plan": round(statistics.median(values) / ours, 2),
+            "answered": name not in unanswered,
         }
         for name, values in times.items()
     }
@@ -93,6 +102,7 @@ def main() -> None:
         print(
             f"{name:22}{row['median_s'] * 1000:>7.0f} ms{row['fastest_s'] * 1000:>7.0f} ms"
             f"{row['slowest_s'] * 1000:>7.0f} ms{row['times_legroom_plan']:>16.2f}"
+            f"{'' if row['answered'] else '  stopped at its first request: no network'}"
         )
     document = {"runs": args.runs, "python": sys.version.split()[0], "commands": rows}
     if args.json:

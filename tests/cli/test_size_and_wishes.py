@@ -1,0 +1,92 @@
+"""`legroom size` and `legroom plan --want-...` from the outside."""
+
+import json
+
+import pytest
+
+from legroom.cli.main import main
+from legroom.cli.wish import counts_up_to
+
+
+def answer(capsys, *words, code=0):
+    assert main([words[0], "--json", *words[1:]]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def test_counts_are_powers_of_two_and_the_limit():
+    assert counts_up_to(1) == (1,)
+    assert counts_up_to(4) == (1, 2, 4)
+    assert counts_up_to(6) == (1, 2, 4, 6)
+
+
+def test_a_wish_is_granted_by_the_command_it_prints(capsys):
+    words = ("plan", "llama-3.1-8b", "--gpu", "l4", "--want-context", "8k", "--want-concurrency", "4")
+    found = answer(capsys, *words)
+    assert found["kv"]["max_concurrency"] >= 4
+    assert found["search"]["considered"] > 1000
+    again = answer(capsys, "plan", "--gpu", "l4", "--", *found["command"])
+    assert again["layout"] == found["layout"]
+    assert again["kv"]["max_concurrency"] == found["kv"]["max_concurrency"]
+
+
+def test_fewer_gpus_come_first(capsys):
+    words = ("plan", "llama-3.1-8b", "--gpu", "h100", "--gpus", "4", "--want-context", "8k", "--want-concurrency", "8")
+    assert answer(capsys, *words)["gpu"]["count"] == 1
+
+
+def test_flags_that_are_given_are_kept(capsys):
+    words = ("plan", "llama-3.1-8b", "--gpu", "l4", "--max-num-seqs", "16", "--want-context", "8k")
+    assert answer(capsys, *words)["args"]["max_num_seqs"] == 16
+
+
+def test_a_wish_that_nothing_grants_is_code_1_and_says_what_is_short(capsys):
+    words = ("plan", "llama-3.1-70b", "--gpu", "l4", "--gpus", "1", "--quantization", "fp8", "--want-context", "8k")
+    found = answer(capsys, *words, code=1)
+    assert found["verdict"] == "does_not_fit"
+    assert found["search"]["short_by"]
+
+
+def test_policies_differ_in_what_they_keep(capsys):
+    words = ("plan", "llama-3.1-8b", "--gpu", "h100", "--want-context", "32k", "--want-concurrency", "8", "--policy")
+    assert {policy: answer(capsys, *words, policy)["search"]["policy"] for policy in ("safe", "tight")} == {
+        "safe": "safe",
+        "tight": "tight",
+    }
+
+
+def test_the_answer_to_a_wish_reads_well(capsys):
+    assert main(["plan", "llama-3.1-8b", "--gpu", "h100", "--want-context", "8k", "--want-concurrency", "8"]) == 0
+    out = capsys.readouterr().out
+    said = " ".join(out.split())
+    assert said.startswith("✓ meta-llama/Llama-3.1-8B on 1 x NVIDIA H100 80GB HBM3 holds 8 requests of 8,000 tokens.")
+    assert "$ vllm serve" in out
+
+
+def test_size_gives_a_row_a_gpu_with_a_command_that_holds(capsys):
+    table = answer(capsys, "size", "llama-3.1-8b", "--context", "4k", "--concurrency", "8", "--gpu", "h100,t4")
+    assert [row["gpu"] for row in table["rows"]] == ["NVIDIA H100 80GB HBM3", "Tesla T4"]
+    for row in table["rows"]:
+        assert row["count"] >= 1
+        assert row["max_concurrency"] >= 8
+        again = answer(capsys, "plan", "--gpu", row["gpu"], "--", *row["command"])
+        assert again["layout"] == row["layout"]
+
+
+def test_size_takes_vllm_flags(capsys):
+    words = ("size", "llama-3.1-8b", "--gpu", "h100", "--kv-cache-dtype", "fp8")
+    assert "fp8" in answer(capsys, *words)["rows"][0]["command"]
+
+
+def test_size_is_code_1_where_nothing_holds_it(capsys):
+    table = answer(capsys, "size", "llama-3.1-70b", "--gpu", "t4", "--max-gpus", "1", code=1)
+    assert table["rows"][0]["count"] == 0
+    assert table["rows"][0]["command"] is None
+
+
+@pytest.mark.parametrize("matrix", [(), ("--matrix",)])
+def test_size_prints_a_table(capsys, matrix):
+    words = ["size", "llama-3.1-8b", "qwen3-8b", "--gpu", "h100,l4", "--context", "4k", *matrix]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    for word in ("Llama-3.1-8B", "Qwen3-8B", "NVIDIA H100 80GB HBM3", "NVIDIA L4"):
+        assert word in out
