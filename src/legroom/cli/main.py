@@ -29,6 +29,9 @@ COMMANDS: tuple[Command, ...] = (
     Command("size", "which GPUs, and how many, hold this model?", "legroom.cli.size"),
     Command("diagnose", "why did it fail? the proof, the cause, the command that will work", "legroom.cli.diagnose"),
     Command("simulate", "does a setting hold a load? replay it through vLLM's scheduler", "legroom.cli.simulate"),
+    Command("explain", "the long story of one cause, or find one in the catalog", "legroom.cli.explain"),
+    Command("catalog", "check, export or extend the error catalog", "legroom.cli.catalog"),
+    Command("mcp", "serve legroom's tools to agents (Model Context Protocol)", "legroom.cli.mcp"),
     Command("calibrate", "learn from the start-up logs of your own machine", "legroom.cli.calibrate"),
     Command("score", "check predictions against a file of real start-ups", "legroom.cli.score"),
 )

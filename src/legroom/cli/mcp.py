@@ -1,0 +1,87 @@
+"""`legroom mcp`: the tools for agents, over stdio or streamable HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+from typing import Any
+
+from legroom.cli.output import note
+from legroom.errors import OK, UNREACHABLE, LegroomError
+
+_DEFAULT_HOST, _DEFAULT_PORT = "127.0.0.1", 8722
+
+_DESCRIPTION = """\
+Serve plan, diagnose, explain, search_catalog and simulate to an agent over the Model Context Protocol: on standard
+input and output, or as streamable HTTP under /mcp. Needs the official SDK: pip install 'legroom[mcp]'. Nothing is
+changed on this machine. Over HTTP a caller cannot name files of this machine, and the address is a loopback one unless
+another is named: there is no authentication."""
+
+_EPILOG = """\
+examples:
+  legroom mcp
+  legroom mcp --http
+  legroom mcp --http 127.0.0.1:9000
+
+an agent's configuration:
+  {"mcpServers": {"legroom": {"command": "legroom", "args": ["mcp"]}}}
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Describe the command's options."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "mcp", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--http", nargs="?", const="", metavar="HOST:PORT",
+        help=f"streamable HTTP in place of stdio (default: {_DEFAULT_HOST}:{_DEFAULT_PORT})",
+    )  # fmt: skip
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until the client leaves or someone interrupts."""
+    address = None if args.http is None else address_of(args.http)
+    try:
+        from legroom.mcp.server import build_server
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in ("mcp", "pydantic"):
+            raise
+        raise LegroomError(
+            "legroom mcp needs the official MCP SDK, version 2 or later", "pip install 'legroom[mcp]'", UNREACHABLE
+        ) from None
+    server = build_server(local_files=address is None)
+    if address is None:
+        server.run("stdio")
+        return OK
+    host, port = address
+    if not is_loopback(host):
+        note(f"note: {host} can be reached from other machines, and there is no authentication")
+    note(f"legroom's tools are at http://{f'[{host}]' if ':' in host else host}:{port}/mcp")
+    server.run("streamable-http", host=host, port=port, stateless_http=True)
+    return OK
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """`HOST:PORT`, `HOST`, `:PORT` or nothing; IPv6 in brackets."""
+    host, port = text, str(_DEFAULT_PORT)
+    if text.startswith("["):
+        host, closing, rest = text[1:].partition("]")
+        port = rest[1:] if closing and rest.startswith(":") else port if closing and not rest else ""
+    elif ":" in text:
+        host, _, port = text.rpartition(":")
+    bare_ipv6 = ":" in host and not text.startswith("[")
+    if bare_ipv6 or not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 1 << 16):
+        raise LegroomError(f"--http {text!r} is not HOST:PORT", f"write it like --http {_DEFAULT_HOST}:{_DEFAULT_PORT}")
+    return host or _DEFAULT_HOST, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach it."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,1 @@
+"""legroom for agents: its questions as tools of the Model Context Protocol."""

@@ -1,0 +1,156 @@
+"""From the plain values of a tool call to the typed objects below; needs no MCP package."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import LegroomError
+
+if TYPE_CHECKING:
+    from legroom.api import Machine
+    from legroom.facts.releases import Release
+    from legroom.planning.plan import Plan
+    from legroom.simulation.settings import SchedulerSettings
+    from legroom.simulation.trace import Trace
+    from legroom.vllm.args import ServeArgs
+    from legroom.vllm.problems import FlagProblem
+
+MOST_REQUESTS = 50_000
+"""A replay of more belongs on the command line, not in a conversation."""
+_MODEL_NAME_PARTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What a call says runs, and what to tell beside the answer."""
+
+    args: ServeArgs
+    release: Release
+    gpu_count: int | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a call says it runs."""
+
+    gpu: str
+    gpus: int | None = None
+    gpu_memory: str | None = None
+    gpu_used: str | None = None
+
+
+def deployment(
+    model: str | None, command: str | None, flags: Mapping[str, Any] | None, vllm: str | None, local_files: bool
+) -> Deployment:
+    """The flags of `command`, or those of `model` and `flags`; refused where vLLM would refuse them."""
+    from legroom.facts.releases import latest  # noqa: PLC0415
+    from legroom.facts.releases import release as known_release  # noqa: PLC0415
+
+    asked = known_release(vllm) if vllm else None
+    if (model is None) == (command is None):
+        raise LegroomError("say what runs once", "give `model` (with `flags`), or `command`, not both and not neither")
+    if command is not None:
+        if flags:
+            raise LegroomError("`flags` belong to `model`", "write them into `command`")
+        from legroom.vllm.sources import deployment_from_command  # noqa: PLC0415
+
+        found = deployment_from_command(command, asked)
+        _refuse(found.problems, found.release)
+        refuse_local(found.args.model, local_files)
+        notes = (*found.notes, *(problem.message for problem in found.problems))
+        return Deployment(found.args, found.release, found.gpu_count, notes)
+    from legroom.vllm.parse import parse_flags  # noqa: PLC0415
+
+    release = asked or latest()
+    assert model is not None
+    refuse_local(model, local_files)
+    parsed = parse_flags([model, *flag_words(flags or {})], release)
+    _refuse(parsed.problems, release)
+    return Deployment(parsed.args, release, None, tuple(problem.message for problem in parsed.problems))
+
+
+def planned(what: Deployment, where: Place, *, advice: bool) -> Plan:
+    """The plan of a call."""
+    from legroom.api import Machine, make_plan  # noqa: PLC0415
+
+    number = where.gpus if where.gpus is not None else what.gpu_count
+    machine: Machine = Machine(where.gpu, number, where.gpu_memory, where.gpu_used)
+    return make_plan(what.args, what.release, machine, advice=advice)
+
+
+def flag_words(flags: Mapping[str, Any]) -> list[str]:
+    """Engine arguments by their Python names as words of a command line."""
+    words: list[str] = []
+    for name, value in flags.items():
+        option = name.lstrip("-").replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--no-{option}")
+        elif isinstance(value, (dict, list)):
+            words.append(f"--{option}={json.dumps(value)}")
+        elif value is not None:
+            words.append(f"--{option}={value}")
+    return words
+
+
+def trace_of(requests: Sequence[Mapping[str, Any]] | None, mix: str | None) -> Trace:
+    """The load of a simulate call: requests one by one, or a made-up mix."""
+    if (requests is None) == (mix is None):
+        raise LegroomError("say what the load is once", "give `requests` or `mix`")
+    if mix is not None:
+        from legroom.simulation.traces import synthetic  # noqa: PLC0415
+
+        trace = synthetic.read(mix)
+    else:
+        from legroom.simulation.traces import jsonl  # noqa: PLC0415
+
+        assert requests is not None
+        trace = jsonl.read((json.dumps(request) for request in requests[: MOST_REQUESTS + 1]), "requests")
+    if len(trace) > MOST_REQUESTS:
+        hint = f"at most {MOST_REQUESTS:,}; legroom simulate on the command line takes millions"
+        raise LegroomError(f"{len(trace):,} requests are more than a call may bring", hint)
+    return trace.checked()
+
+
+def scheduler_settings(trace: Trace, plan: Plan | None, given: Mapping[str, int | bool | None]) -> SchedulerSettings:
+    """What was given, the plan's settings where there is one, vLLM's usual values for the rest."""
+    from legroom.simulation.settings import SchedulerSettings  # noqa: PLC0415
+
+    values: dict[str, Any] = {}
+    if plan is not None:
+        if plan.verdict == "does_not_fit" and given.get("num_blocks") is None:
+            raise LegroomError(f"this deployment does not start ({plan.reason}), so there is no pool to simulate",
+                               "call plan for the flags that mend it, or give num_blocks")  # fmt: skip
+        engine = plan.settings
+        values = {
+            "num_blocks": plan.memory.kv.num_blocks, "block_size": plan.memory.kv.block_size,
+            "max_num_seqs": engine.max_num_seqs, "max_num_batched_tokens": engine.max_num_batched_tokens,
+            "max_model_len": engine.max_model_len, "enable_prefix_caching": engine.enable_prefix_caching,
+        }  # fmt: skip
+    values |= {name: value for name, value in given.items() if value is not None}
+    if "num_blocks" not in values:
+        raise LegroomError("how large is the pool?", "give num_blocks, or model and gpu to plan it")
+    if "max_model_len" not in values:
+        pairs = zip(trace.prompt_lens, trace.output_lens, strict=True)
+        values["max_model_len"] = max((prompt + output for prompt, output in pairs), default=1)
+    return SchedulerSettings(**values)
+
+
+def _refuse(problems: Sequence[FlagProblem], release: Release) -> None:
+    fatal = [problem for problem in problems if problem.stops_vllm]
+    if fatal:
+        hints = [f"instead of {problem.flag}: {problem.instead}" for problem in fatal if problem.instead]
+        raise LegroomError(
+            "; ".join(problem.message for problem in fatal),
+            "; ".join(hints) or f"vLLM {release} stops at it: leave it out",
+        )
+
+
+def refuse_local(model: str, local_files: bool) -> None:
+    """Over HTTP a caller may be on another machine: files of this one are none of its business."""
+    is_name = not model.startswith(("/", ".", "~")) and "\\" not in model and ".." not in model.split("/")
+    if not local_files and not (is_name and len(model.split("/")) <= _MODEL_NAME_PARTS):
+        raise LegroomError(f"{model!r} is no name of a model", "over HTTP give a Hub id or a bundled name, not a path")

@@ -1,0 +1,282 @@
+"""The tools, typed and described, on the official SDK."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.types import ToolAnnotations
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from legroom import __version__
+from legroom.errors import LegroomError
+from legroom.mcp import requests as calls
+
+_INSTRUCTIONS = """\
+legroom knows where every byte of a GPU goes when vLLM serves a model. Ask `plan` before a server starts, `diagnose`
+with the log when it failed, `explain` for the long story of an entry that a diagnosis names (LR203), `search_catalog`
+to find one by words or by a line of a log, `simulate` to see whether settings hold a load. Sizes are bytes. Nothing is
+changed on any machine."""
+
+_LONGEST_LOG_CHARS = 32 << 20
+_READS_ONLY = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
+_ASKS_THE_HUB = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=True)
+
+Model = Annotated[
+    str | None,
+    Field(description="A Hub id, a bundled short name, or (stdio only) a folder with a config.json.",
+          examples=["meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"]),
+]  # fmt: skip
+Gpu = Annotated[str, Field(description="A GPU by name, or a size.", examples=["h100", "a100-80gb", "rtx4090", "24GiB"])]
+OptionalGpu = Annotated[
+    str | None, Field(description="A GPU by name, or a size, where the log does not say.", examples=["h100", "24GiB"])
+]
+Gpus = Annotated[
+    int | None, Field(ge=1, le=4096, description="How many GPUs there are (default: what the flags need).")
+]
+Vllm = Annotated[
+    str | None, Field(description="The vLLM release (default: the newest known).", examples=["0.32.0", "0.10.2"])
+]
+Flags = Annotated[
+    dict[str, Any] | None,
+    Field(description="vLLM engine arguments by their Python or command-line names; what is left out is the default.",
+          examples=[{"max_model_len": 32768, "tensor_parallel_size": 2}]),
+]  # fmt: skip
+CommandLine = Annotated[
+    str | None,
+    Field(description="In place of model and flags: the command that is run.",
+          examples=["vllm serve Qwen/Qwen3-8B --max-model-len 32768"]),
+]  # fmt: skip
+Language = Annotated[Literal["en", "zh"], Field(description="English or Chinese.")]
+Size = Annotated[str | None, Field(description="A size such as 2GiB.", examples=["2GiB", "79.1GiB"])]
+
+
+class Summary(TypedDict):
+    """One entry of the catalog, in short."""
+
+    id: str
+    cause: str
+    phase: str | None
+    title: str
+    score: float
+
+
+class SearchResult(TypedDict):
+    """Entries that fit, the best first."""
+
+    query: str
+    hits: list[Summary]
+
+
+class Request(TypedDict, total=False):
+    """One request of a load. Arrivals count scheduler steps."""
+
+    prompt_len: Annotated[int, Field(ge=1)]
+    output_len: Annotated[int, Field(ge=1)]
+    arrival_step: Annotated[int, Field(ge=0)]
+    id: str
+    prefix_id: str
+    prefix_len: Annotated[int, Field(ge=0)]
+    priority: int
+
+
+def build_server(*, local_files: bool) -> MCPServer[Any]:
+    """The server with its tools; `local_files`: whether a caller may name files of this machine."""
+    server: MCPServer[Any] = MCPServer("legroom", version=__version__, instructions=_INSTRUCTIONS, log_level="WARNING")
+    for tool, hints in (
+        (_plan_tool(local_files), _ASKS_THE_HUB),
+        (_diagnose_tool(local_files), _ASKS_THE_HUB),
+        (explain, _READS_ONLY),
+        (search_catalog, _READS_ONLY),
+        (_simulate_tool(local_files), _ASKS_THE_HUB),
+    ):
+        server.add_tool(_told(tool), annotations=hints)
+    return server
+
+
+def _told(tool: Callable[..., Any]) -> Callable[..., Any]:
+    """A mistake of the caller becomes a tool error with its message and hint; a bug stays a bug."""
+
+    @functools.wraps(tool)
+    def telling(*args: Any, **values: Any) -> Any:
+        try:
+            return tool(*args, **values)
+        except LegroomError as error:
+            raise ToolError(f"{error.message}. {error.hint}" if error.hint else error.message) from None
+
+    return telling
+
+
+def _plan_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
+    def plan(
+        gpu: Gpu,
+        model: Model = None,
+        gpus: Gpus = None,
+        vllm: Vllm = None,
+        flags: Flags = None,
+        command: CommandLine = None,
+        gpu_memory: Annotated[Size, Field(description="Total of one GPU as the machine reports it.")] = None,
+        gpu_used: Annotated[Size, Field(description="What other processes hold of one GPU.")] = None,
+        explain_math: Annotated[bool, Field(description="Add the working behind every figure.")] = False,
+    ) -> dict[str, Any]:
+        """Predict what `vllm serve` does with a model on a GPU: whether it starts, and where every byte goes.
+
+        Answers with verdict (fits, tight, does_not_fit), layout (bytes of weights, activations, graphs, KV cache,
+        headroom), kv (blocks, tokens, concurrency, longest context), failure (what vLLM will say), advice (flags that
+        mend it, each with its layout), command, and the confidence of every figure. No GPU is needed.
+        """
+        from legroom.planning.plan_json import plan_json  # noqa: PLC0415
+
+        what = calls.deployment(model, command, flags, vllm, local_files)
+        made = calls.planned(what, calls.Place(gpu, gpus, gpu_memory, gpu_used), advice=True)
+        return {**plan_json(made, explain_math), "notes": [*what.notes, *made.notes]}
+
+    return plan
+
+
+def _diagnose_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
+    def diagnose(
+        log: Annotated[
+            str | None,
+            Field(
+                description="The text of the log, from the start of the server if possible.",
+                examples=["INFO ... vLLM API server version 0.10.2\n...\nValueError: No available memory ..."],
+            ),
+        ] = None,
+        path: Annotated[
+            str | None, Field(description="stdio only: a log file on this machine (plain, gzip or zstd).")
+        ] = None,
+        command: Annotated[
+            str | None, Field(description="The command that was run, where the log does not show it.")
+        ] = None,
+        model: Model = None,
+        gpu: OptionalGpu = None,
+        gpus: Gpus = None,
+        vllm: Vllm = None,
+    ) -> dict[str, Any]:
+        """Say why a vLLM server failed: the cause, the lines that prove it, and the command that will work.
+
+        Answers with verdict, phase, and findings ranked by confidence; each has cause, entry (read on with
+        `explain`), evidence (line, text, facts), why, fixes (flags, env, steps, command, and the layout that the
+        memory model computed for it) and dead_ends (what not to try). A healthy log is told as such.
+        """  # fmt: skip
+        from legroom.diagnosis.diagnose import read_log  # noqa: PLC0415
+        from legroom.diagnosis.diagnosis_json import readings_json  # noqa: PLC0415
+        from legroom.diagnosis.repair import Hints  # noqa: PLC0415
+
+        if (log is None) == (path is None):
+            raise LegroomError("say which log once", "give `log` (its text) or `path`")
+        if model is not None:
+            calls.refuse_local(model, local_files)
+        hints = Hints(command, model, gpu, gpus, vllm)
+        if path is not None:
+            if not local_files:
+                raise LegroomError("files of this machine are not read over HTTP", "give the text as `log`")
+            from legroom.diagnosis.reader import pieces_of_file  # noqa: PLC0415
+
+            return readings_json([read_log(pieces_of_file(path), path, hints)])
+        assert log is not None
+        if not log.strip():
+            raise LegroomError("the log is empty", "give the server's output, stderr included")
+        if len(log) > _LONGEST_LOG_CHARS:
+            raise LegroomError("the log is too long for a call", "give `path`, or the last run only")
+        return readings_json([read_log([log.encode("utf-8", "replace")], "log", hints)])
+
+    return diagnose
+
+
+def explain(
+    id: Annotated[str, Field(description="An entry of the catalog.", examples=["LR203"])],
+    lang: Language = "en",
+) -> dict[str, Any]:
+    """Tell the long story of one cause: signatures, root cause, arithmetic with a worked example, what helps, what not.
+
+    Rates come with the number of public threads they were counted over; what nobody counted has none.
+    """
+    from legroom.explain.catalog import entry  # noqa: PLC0415
+    from legroom.explain.documents import entry_json  # noqa: PLC0415
+
+    return entry_json(entry(id), lang)
+
+
+def search_catalog(
+    query: Annotated[
+        str,
+        Field(min_length=1, max_length=4000, description="Words in English or Chinese, a cause label, or a log line.",
+              examples=["cumem", "kv_too_small_for_max_len", "No available memory for the cache blocks", "碎片"]),
+    ],
+    limit: Annotated[int, Field(ge=1, le=50, description="At most this many.")] = 5,
+    lang: Language = "en",
+) -> SearchResult:  # fmt: skip
+    """Find entries of the error catalog, the best first."""
+    from legroom.explain.catalog import entries  # noqa: PLC0415
+    from legroom.explain.documents import summary_json  # noqa: PLC0415
+    from legroom.explain.search import search  # noqa: PLC0415
+
+    found: list[Any] = [
+        {**summary_json(hit.entry, lang), "score": hit.score} for hit in search(query, entries(), limit)
+    ]
+    return {"query": query, "hits": found}
+
+
+def _simulate_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
+    def simulate(
+        requests: Annotated[
+            list[Request] | None,
+            Field(
+                description="The load, request by request.",
+                examples=[[{"arrival_step": 0, "prompt_len": 800, "output_len": 120}]],
+            ),
+        ] = None,
+        mix: Annotated[
+            str | None,
+            Field(
+                description="In place of requests: a made-up mix. Needs step_ms.",
+                examples=["poisson rate=8 prompt=lognormal(1200,0.8) output=uniform(10,400) requests=2000"],
+            ),
+        ] = None,
+        num_blocks: Annotated[int | None, Field(ge=2, description="KV blocks, the null block included.")] = None,
+        block_size: Annotated[int | None, Field(ge=1, description="Tokens a block (16).")] = None,
+        max_num_seqs: Annotated[int | None, Field(ge=1)] = None,
+        max_num_batched_tokens: Annotated[int | None, Field(ge=1)] = None,
+        max_model_len: Annotated[int | None, Field(ge=1)] = None,
+        enable_prefix_caching: bool | None = None,
+        model: Model = None,
+        gpu: OptionalGpu = None,
+        gpus: Gpus = None,
+        vllm: Vllm = None,
+        flags: Flags = None,
+        step_ms: Annotated[float | None, Field(gt=0, description="What a step takes, for arrivals in seconds.")] = None,
+    ) -> dict[str, Any]:
+        """Replay a load through vLLM's scheduler and block pool, without a model: does it hold?
+
+        The pool is num_blocks, or that of the plan for model and gpu. Answers with steps, finished, preemptions,
+        recomputed_tokens, peak_blocks, peak_running, rejected, wasted_slot_ratio and queueing.
+        """  # fmt: skip
+        from legroom.simulation.replay import simulate as replay  # noqa: PLC0415
+        from legroom.simulation.steptime import fixed  # noqa: PLC0415
+
+        trace = calls.trace_of(requests, mix)
+        plan = None
+        if model is not None:
+            if gpu is None:
+                raise LegroomError("which GPU?", "give gpu beside model, or num_blocks alone")
+            what = calls.deployment(model, None, flags, vllm, local_files)
+            plan = calls.planned(what, calls.Place(gpu, gpus), advice=False)
+        if trace.in_seconds and step_ms is None:
+            raise LegroomError(
+                "arrivals are in seconds, and how long a step takes is not known", "give step_ms, e.g. 30"
+            )
+        given: dict[str, int | bool | None] = {
+            "num_blocks": num_blocks, "block_size": block_size, "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max_num_batched_tokens, "max_model_len": max_model_len,
+            "enable_prefix_caching": enable_prefix_caching,
+        }  # fmt: skip
+        settings = calls.scheduler_settings(trace, plan, given)
+        return replay(trace, settings, cost=fixed(step_ms / 1000) if step_ms else None).as_json()
+
+    return simulate

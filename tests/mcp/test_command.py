@@ -1,0 +1,48 @@
+"""`legroom mcp` as a command: addresses, and a missing SDK."""
+
+import sys
+
+import pytest
+
+from legroom.cli.main import main
+from legroom.cli.mcp import address_of, is_loopback
+from legroom.errors import LegroomError
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("", ("127.0.0.1", 8722)), (":9000", ("127.0.0.1", 9000)), ("localhost", ("localhost", 8722)),
+        ("0.0.0.0:80", ("0.0.0.0", 80)), ("[::1]:9000", ("::1", 9000)), ("[::1]", ("::1", 8722)),
+    ],
+)  # fmt: skip
+def test_an_address_is_read_as_written(text, address):
+    assert address_of(text) == address
+
+
+@pytest.mark.parametrize("text", ["host:", "host:x", "host:0", "host:70000", "::1", "[::1", "[::1]9000", "h:١"])
+def test_what_is_no_address_is_refused(text):
+    with pytest.raises(LegroomError):
+        address_of(text)
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("10.0.0.1", False),
+        ("example.org", False),
+    ],
+)  # fmt: skip
+def test_only_this_machine_reaches_a_loopback_address(host, loopback):
+    assert is_loopback(host) is loopback
+
+
+def test_without_the_sdk_the_command_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    monkeypatch.setitem(sys.modules, "mcp.server", None)
+    monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)
+    monkeypatch.delitem(sys.modules, "legroom.mcp.server", raising=False)
+    assert main(["mcp"]) == 3
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "pip install 'legroom[mcp]'" in err
