@@ -58,7 +58,7 @@ def test_the_answer_to_a_wish_reads_well(capsys):
     assert main(["plan", "llama-3.1-8b", "--gpu", "h100", "--want-context", "8k", "--want-concurrency", "8"]) == 0
     out = capsys.readouterr().out
     said = " ".join(out.split())
-    assert said.startswith("✓ meta-llama/Llama-3.1-8B on 1 x NVIDIA H100 80GB HBM3 holds 8 requests of 8,000 tokens.")
+    assert said.startswith("✓ meta-llama/Llama-3.1-8B on 1 x NVIDIA H100 80GB HBM3 holds 8 requests of 8,192 tokens.")
     assert "$ vllm serve" in out
 
 
