@@ -39,3 +39,8 @@ def test_help_imports_no_command():
         "sys.exit(any(name.startswith(rooms) for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_every_test_module_has_a_name_of_its_own():
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(set(names)) == sorted(names)
