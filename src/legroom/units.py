@@ -48,6 +48,11 @@ def parse_count(text: str, what: str = "number") -> int:
     return int(float(found.group(1)) * scale[found.group(2)])
 
 
+def parse_length(text: str, what: str = "length") -> int:
+    """A context length as people say it: `32k` is 32,768 tokens, so that a plan for it holds 32,000 too."""
+    return parse_count(text.strip().replace("k", "K").replace("m", "M"), what)
+
+
 def gib(bytes_: float, digits: int = 2) -> str:
     """`12.34 GiB`."""
     return f"{bytes_ / GIB:.{digits}f} GiB"

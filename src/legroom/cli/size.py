@@ -106,9 +106,9 @@ def run(args: argparse.Namespace) -> int:
 def _wish(args: argparse.Namespace) -> Wish:
     from legroom.cli.wish import counts_up_to
     from legroom.planning.wish import Wish
-    from legroom.units import parse_count
+    from legroom.units import parse_count, parse_length
 
-    context, concurrency = parse_count(args.context, "--context"), parse_count(args.concurrency, "--concurrency")
+    context, concurrency = parse_length(args.context, "--context"), parse_count(args.concurrency, "--concurrency")
     if context < 1 or concurrency < 1:
         raise LegroomError("a context and a concurrency are at least 1", "write it like --context 4k --concurrency 16")
     return Wish(context, float(concurrency), counts_up_to(count_of(args.max_gpus, "--max-gpus") or 8), args.policy)

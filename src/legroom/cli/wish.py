@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from legroom.vllm.args import ServeArgs
 
 MOST_GPUS = 8
-"""How far to count up where no number of GPUs was given."""
+"""How far to count up where no number of GPUs was given and one does not do."""
 
 
 def run_wish(args: argparse.Namespace, serve_args: ServeArgs, release: Release, machine: Machine) -> int:
@@ -33,10 +33,9 @@ def run_wish(args: argparse.Namespace, serve_args: ServeArgs, release: Release, 
     target = make_target(serve_args, release, replace(machine, gpus=most))
     wish = _wish(args, serve_args, target, most)
     targets = with_variants(target, serve_args)
-    for count in wish.gpus:  # fewer GPUs come before every other consideration
-        found = find(targets, serve_args, replace(wish, gpus=(count,)))
-        if found.best:
-            break
+    found = find(targets, serve_args, wish)
+    if found.best is None and most == 1 and not _asked_gpus(args, machine):
+        found = find(targets, serve_args, replace(wish, gpus=counts_up_to(MOST_GPUS)[1:]))
     found = replace(
         found,
         best=used_only(found.best) if found.best else None,
@@ -47,18 +46,21 @@ def run_wish(args: argparse.Namespace, serve_args: ServeArgs, release: Release, 
 
 
 def _most_gpus(args: argparse.Namespace, serve_args: ServeArgs, machine: Machine) -> int:
+    given = (serve_args.tensor_parallel_size or 1) * (serve_args.pipeline_parallel_size or 1)
+    return _asked_gpus(args, machine) or given
+
+
+def _asked_gpus(args: argparse.Namespace, machine: Machine) -> int | None:
     from legroom.cli.deployment import count_of
 
-    asked = count_of(args.want_gpus, "--want-gpus") or machine.gpus
-    given = (serve_args.tensor_parallel_size or 1) * (serve_args.pipeline_parallel_size or 1)
-    return asked or (given if given > 1 else MOST_GPUS)
+    return count_of(args.want_gpus, "--want-gpus") or machine.gpus
 
 
 def _wish(args: argparse.Namespace, serve_args: ServeArgs, target: Target, most: int) -> Wish:
     from legroom.planning.wish import Wish
-    from legroom.units import parse_count
+    from legroom.units import parse_count, parse_length
 
-    context = parse_count(args.want_context, "--want-context") if args.want_context else 0
+    context = parse_length(args.want_context, "--want-context") if args.want_context else 0
     context = context or serve_args.max_model_len or target.model.max_position_embeddings
     concurrency = parse_count(args.want_concurrency, "--want-concurrency") if args.want_concurrency else 1
     if context < 1 or concurrency < 1:

@@ -10,7 +10,7 @@ import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
@@ -31,6 +31,7 @@ UTILIZATIONS = tuple(hundredths / 100 for hundredths in range(30, 99))
 TOKEN_BUDGETS = (16384, 8192, 4096, 2048, 1024)
 SEQUENCES = (1024, 512, 256, 128, 64, 32, 16, 8)
 CAPTURE_LIMITS = (256, 64)
+_FULL_BITS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,8 @@ class Option:
     """Orders options: the smallest gives up least."""
     concurrency: float
     target: Target
+    keeps_answers: bool
+    """The same weights and the same KV precision as asked: the model answers as it would have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,28 +67,43 @@ class Found:
 def find(targets: Sequence[Target], args: ServeArgs, wish: Wish, most: int = 4) -> Found:
     """The best settings for a wish. `targets` are the model and its quantized variants, the original first.
 
-    Flags that `args` gives stay as they are; the others are searched, on the fewest GPUs first. Once a number of GPUs
-    grants the wish with nothing given up, more of them cannot do better.
+    Flags that `args` gives stay as they are; the others are searched. What changes the model's answers (another
+    checkpoint, an 8-bit KV cache) is the last resort: more of the GPUs that were offered come first.
     """
     asked = replace(args, max_model_len=args.max_model_len or wish.context)
-    options: list[Option] = []
-    considered = 0
-    closest: Structure | None = None
-    for parallel in _parallel_sizes(args, wish):
-        if any(not option.losses and option.gpus < math.prod(parallel.values()) for option in options):
-            break
-        for number, target in enumerate(targets):
+    tally = _Tally()
+    enough = math.inf
+    for number, target in enumerate([targets[0], *sorted(targets[1:], key=_lost_bits)]):
+        for parallel in _parallel_sizes(args, wish):
+            gpus = math.prod(parallel.values())
+            if gpus >= enough:
+                break  # fewer GPUs do it with the answers unchanged
             for shape in _structures(target, asked, parallel, wish):
-                weighed, found = _walk_utilization(shape, asked, wish, variant=number)
-                considered += weighed
-                options += found
-                if closest is None or shape.shortfall_bytes(wish) < closest.shortfall_bytes(wish):
-                    closest = shape
-    options.sort(key=lambda option: option.cost)
-    plans = [(laid_out, option.losses) for option, laid_out in _starting(options, asked, most)]
+                tally.add(shape, wish, *_walk_utilization(shape, asked, wish, variant=number))
+            enough = min([enough, *(option.gpus + 1 for option in tally.options if option.keeps_answers)])
+        # Another checkpoint is worth a look only where it saves GPUs over what was found so far.
+        enough = min([enough, *(option.gpus for option in tally.options)])
+    tally.options.sort(key=lambda option: option.cost)
+    plans = [(laid_out, option.losses) for option, laid_out in _starting(tally.options, asked, most)]
     if not plans:
-        return Found(wish, None, (), (), considered, closest.why_short(wish) if closest else "no setting is valid")
-    return Found(wish, plans[0][0], plans[0][1], tuple(plans[1:]), considered)
+        short = tally.closest.why_short(wish) if tally.closest else "no setting is valid"
+        return Found(wish, None, (), (), tally.considered, short)
+    return Found(wish, plans[0][0], plans[0][1], tuple(plans[1:]), tally.considered)
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What a search has seen so far."""
+
+    options: list[Option] = field(default_factory=list)
+    considered: int = 0
+    closest: Structure | None = None
+
+    def add(self, shape: Structure, wish: Wish, weighed: int, found: list[Option]) -> None:
+        self.considered += weighed
+        self.options += found
+        if self.closest is None or shape.shortfall_bytes(wish) < self.closest.shortfall_bytes(wish):
+            self.closest = shape
 
 
 def _starting(options: Iterable[Option], asked: ServeArgs, most: int) -> Iterator[tuple[Option, Plan]]:
@@ -152,6 +170,11 @@ def _axes(target: Target, args: ServeArgs, base: EngineSettings, wish: Wish) -> 
     return axes
 
 
+def _lost_bits(target: Target) -> int:
+    scheme = target.model.quantization
+    return _FULL_BITS - scheme.weight_bits if scheme else 0
+
+
 def _block_sizes(target: Target) -> tuple[int, ...]:
     allowed = choices("--block-size", target.release)
     return (32,) if allowed is None or 32 in allowed else ()
@@ -181,9 +204,9 @@ def _walk_utilization(shape: Structure, args: ServeArgs, wish: Wish, variant: in
 
 def _option(shape: Structure, flags: dict[str, Any], variant: int, concurrency: float, distance: float) -> Option:
     losses: list[str] = []
-    bits = shape.target.model.quantization.weight_bits if variant and shape.target.model.quantization else 16
+    lost = _lost_bits(shape.target) if variant else 0
     if variant:
-        losses.append(f"another checkpoint, its weights in {bits} bits")
+        losses.append(f"another checkpoint, its weights in {_FULL_BITS - lost} bits")
     if flags.get("kv_cache_dtype") == "fp8":
         losses.append("keys and values in 8 bits")
     if flags.get("enforce_eager"):
@@ -197,10 +220,10 @@ def _option(shape: Structure, flags: dict[str, Any], variant: int, concurrency: 
     settings = shape.settings
     gpus = settings.tensor_parallel_size * settings.pipeline_parallel_size
     cost = (
-        gpus,
-        16 - bits,
+        lost,
         variant,
         "kv_cache_dtype" in flags,
+        gpus,
         bool(flags.get("enforce_eager")),
         settings.pipeline_parallel_size,
         -min(settings.max_num_batched_tokens, 8192),
@@ -209,4 +232,12 @@ def _option(shape: Structure, flags: dict[str, Any], variant: int, concurrency: 
         "block_size" in flags,
         distance,
     )
-    return Option(tuple(sorted(flags.items())), gpus, tuple(losses), cost, concurrency, shape.target)
+    return Option(
+        tuple(sorted(flags.items())),
+        gpus,
+        tuple(losses),
+        cost,
+        concurrency,
+        shape.target,
+        not variant and "kv_cache_dtype" not in flags,
+    )
