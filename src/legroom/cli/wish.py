@@ -34,8 +34,10 @@ def run_wish(args: argparse.Namespace, serve_args: ServeArgs, release: Release, 
     wish = _wish(args, serve_args, target, most)
     targets = with_variants(target, serve_args)
     found = find(targets, serve_args, wish)
-    if found.best is None and most == 1 and not _asked_gpus(args, machine):
-        found = find(targets, serve_args, replace(wish, gpus=counts_up_to(MOST_GPUS)[1:]))
+    if most == 1 and not _asked_gpus(args, machine):
+        for count in counts_up_to(MOST_GPUS)[1:]:  # GPUs that nobody offered: as few more as will do
+            if found.best is None:
+                found = find(targets, serve_args, replace(wish, gpus=(count,)))
     found = replace(
         found,
         best=used_only(found.best) if found.best else None,
