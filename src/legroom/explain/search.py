@@ -6,9 +6,9 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from legroom.explain.entry import Entry
+from legroom.records import dataclass
 
 _WORD = re.compile(r"[a-z0-9]+|[一-鿿]+")
 _STEM_LENGTH = 4

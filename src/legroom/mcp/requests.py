@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
+from legroom.records import dataclass
 
 if TYPE_CHECKING:
     from legroom.api import Machine
