@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.facts.releases import release as known_release
@@ -64,6 +65,9 @@ def deployment_memory(
         for stage in range(settings.pipeline_parallel_size)
     )
     kv = kv_plan(model, settings, gpu, [rank.kv_cache.bytes for rank in ranks])
+    if kv.shape.is_empty:
+        # Encoders that attend both ways keep nothing between steps: no pool is sized and none is allocated.
+        ranks = tuple(replace(rank, kv_cache=exact(0, "KV cache", "no layer keeps one")) for rank in ranks)
     graphs = _seen(seen.graph_bytes if seen else None, graph_bytes(model, settings, gpu), seen)
     failure = checks.first_failure(ranks, kv, graphs, settings, gpu=gpu, held_by_others_bytes=held_by_others_bytes)
     return DeploymentMemory(ranks, kv, graphs, failure)

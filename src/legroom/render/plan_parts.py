@@ -71,7 +71,10 @@ def short_name(model_name: str) -> str:
 def headline(plan: Plan) -> str:
     """The answer in a sentence."""
     target = plan.target
-    where = f"{target.gpus} x {target.gpu.name}"
+    settings = plan.settings
+    used = settings.tensor_parallel_size * settings.pipeline_parallel_size * settings.data_parallel_size
+    where = f"{used} of {target.gpus} x" if used < target.gpus else f"{target.gpus} x"
+    where = f"{where} {target.gpu.name}"
     start = f"{short_name(target.model.name)} on {where} with vLLM {target.release.version}"
     spare = f"{max(plan.layout.headroom_bytes, 0) / GIB:.1f} GiB of each card stays free"
     if plan.target.gpus == 1:

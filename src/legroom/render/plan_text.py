@@ -109,6 +109,9 @@ def _legend(layout: Layout, rows: Sequence[Part], style: Style) -> Iterator[tupl
 
 def _kv(plan: Plan, style: Style) -> Iterator[str]:
     kv = plan.memory.kv
+    if kv.shape.is_empty:
+        yield from wrap("This model keeps no KV cache: it reads a text whole, in one step.", style.width, _MARGIN)
+        return
     if kv.num_blocks <= 0:
         return
     length = plan.settings.max_model_len
@@ -168,8 +171,9 @@ def mini_layout(plan: Plan, style: Style) -> Iterator[str]:
     width = max(10, style.width - 57)
     layout, kv = plan.layout, plan.memory.kv
     mini = bar([part.segment for part in parts(layout)], width, style)
-    holds = f"{kv.max_concurrency:.2f} x {count(plan.settings.max_model_len)}"
-    yield f"    {mini}  KV {gib(layout.kv_cache.bytes)}, holds {holds}, {gib(layout.headroom_bytes, 1)} free"
+    free = f"{gib(layout.headroom_bytes, 1)} free"
+    holds = f"holds {kv.max_concurrency:.2f} x {count(plan.settings.max_model_len)}, "
+    yield f"    {mini}  " + (free if kv.shape.is_empty else f"KV {gib(layout.kv_cache.bytes)}, {holds}{free}")
 
 
 def _ready(plan: Plan, style: Style) -> Iterator[str]:
