@@ -127,9 +127,12 @@ def _kv(plan: Plan, style: Style) -> Iterator[str]:
 
 def _first_start(plan: Plan) -> Iterator[tuple[str, str]]:
     cold = cold_start(plan)
-    if cold is not plan:
-        kv = cold.memory.kv
-        yield "first start", f"{plural(max(kv.num_blocks, 0), 'block')} while the compile cache is cold"
+    if cold is plan:
+        return
+    said = f"{plural(max(cold.memory.kv.num_blocks, 0), 'block')} while the compile cache is cold"
+    if cold.memory.failure and not plan.memory.failure:
+        said += ": too few, it fails once"
+    yield "first start", said
 
 
 def _ranks(plan: Plan, style: Style) -> Iterator[str]:
