@@ -129,7 +129,7 @@ def _first_start(plan: Plan) -> Iterator[tuple[str, str]]:
     cold = cold_start(plan)
     if cold is plan:
         return
-    said = f"{plural(max(cold.memory.kv.num_blocks, 0), 'block')} while the compile cache is cold"
+    said = f"{plural(max(cold.memory.kv.num_blocks, 0), 'block')} with a cold compile cache"
     if cold.memory.failure and not plan.memory.failure:
         said += ": too few, it fails once"
     yield "first start", said
