@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -11,6 +10,7 @@ from legroom.diagnosis.evidence import Evidence
 from legroom.diagnosis.platforms import Engine, Platform
 from legroom.diagnosis.torch_oom import TorchOom, parse_oom
 from legroom.planning.startup_log import Startup
+from legroom.records import dataclass, field
 
 Phase = Literal["startup_load", "startup_profile", "startup_kv", "startup_graph", "serving", "shutdown"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from legroom.diagnosis.case import Case
-from legroom.diagnosis.diagnose import Reading
+from legroom.diagnosis.diagnose import Reading, in_order
 from legroom.diagnosis.finding import Finding, Fix
 from legroom.diagnosis.masking import masked, masked_all
 from legroom.diagnosis.report import Diagnosis
@@ -17,7 +17,7 @@ _LONGEST_TEXT = 1000
 
 def readings_json(readings: Sequence[Reading]) -> dict[str, Any]:
     """The whole document: the run that matters most, and the other runs and files beside it."""
-    diagnoses = [(reading, run) for reading in readings for run in reading.runs]
+    diagnoses = [(reading, run) for reading in in_order(readings) for run in reading.runs]
     if not diagnoses:
         document: dict[str, Any] = {
             "verdict": "not understood", "phase": None, "findings": [], "deployment": _no_deployment()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import cache
 
 from legroom.diagnosis.linear import PatternSet, compiled, escaped
 from legroom.diagnosis.lines import Line, spoken, without_prefixes
 from legroom.facts.evidence import Message, Role, messages
+from legroom.records import dataclass, field
 from legroom.units import GIB
 
 Value = int | float | str

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
+
+from legroom.records import dataclass, field
 
 if TYPE_CHECKING:
     from legroom.diagnosis.evidence import Evidence

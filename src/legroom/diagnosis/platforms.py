@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal
 
 from legroom.diagnosis.evidence import Evidence
@@ -11,6 +10,7 @@ from legroom.diagnosis.torch_oom import parse_oom
 from legroom.errors import LegroomError
 from legroom.facts.releases import release as known_release
 from legroom.planning.startup_log import Startup
+from legroom.records import dataclass
 from legroom.units import GIB
 
 _V1_FILES = frozenset(

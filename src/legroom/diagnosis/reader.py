@@ -17,6 +17,7 @@ from legroom.errors import LegroomError
 PIECE_BYTES = 2 << 20
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _OTHER_PACKED = {b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+_CONTROL = bytes(code for code in range(32) if chr(code) not in "\t\n\v\f\r\x1b\b")
 _UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 
 
@@ -74,7 +75,7 @@ def _pieces(stream: IO[bytes], name: str) -> Iterator[bytes]:
         if not first:
             raise LegroomError(f"{name} is empty once unpacked", "check how it was written")
         yield from _as_utf8(first, rest, name)
-    except (OSError, EOFError, zlib.error) as error:
+    except OSError as error:
         raise LegroomError(f"cannot read {name}: {error}", "the file may be damaged or cut short") from None
 
 
@@ -84,35 +85,46 @@ def _unpacked(stream: IO[bytes], head: bytes, name: str) -> Iterator[bytes]:
             raise LegroomError(f"{name} is a {kind} archive", "unpack it first; gzip and zstd are read as they are")
     if head.startswith(_GZIP):
         joined: Any = _Joined(head, stream)
-        yield from _read_all(gzip.GzipFile(fileobj=joined), tolerant=True)
+        yield from _read_packed(gzip.GzipFile(fileobj=joined), name)
     elif head.startswith(_ZSTD):
-        yield from _read_all(_zstd_reader(_Joined(head, stream), name))
+        yield from _read_packed(*_zstd_reader(_Joined(head, stream), name))
     else:
         yield head
         yield from _read_all(stream)
 
 
-def _read_all(stream: Any, tolerant: bool = False) -> Iterator[bytes]:
-    seen = False
-    while True:
-        try:
-            piece = stream.read(PIECE_BYTES)
-        except (EOFError, zlib.error):
-            if tolerant and seen:  # a packed log cut at its end: what was there has been read
-                return
-            raise
-        if not piece:
-            return
-        seen = True
+def _read_all(stream: Any) -> Iterator[bytes]:
+    while piece := stream.read(PIECE_BYTES):
         yield piece
 
 
-def _zstd_reader(stream: Any, name: str) -> Any:
+def _read_packed(stream: Any, name: str, damaged: type[Exception] = EOFError) -> Iterator[bytes]:
+    """Unpack bit by bit: of a packed log that was cut at its end, all that can be read is."""
+    held: list[bytes] = []
+    size = 0
+    while True:
+        try:
+            piece = stream.read1(1 << 16)
+        except (EOFError, zlib.error, OSError, damaged) as error:
+            if not held:
+                raise LegroomError(f"cannot read {name}: {error}", "the file is damaged or cut short") from None
+            piece = b""
+        held.append(piece)
+        size += len(piece)
+        if size >= PIECE_BYTES or (not piece and size):
+            yield b"".join(held)
+            held, size = [b""], 0
+        if not piece:
+            return
+
+
+def _zstd_reader(stream: Any, name: str) -> tuple[Any, str, type[Exception]]:
     try:
         import zstandard  # noqa: PLC0415 - only for packed files
     except ImportError:
         raise LegroomError(f"{name} is packed with zstd", "pip install zstandard, or unpack it with zstd -d") from None
-    return zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
+    reader = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
+    return reader, name, zstandard.ZstdError
 
 
 class _Joined:
@@ -140,7 +152,7 @@ def _as_utf8(first: bytes, rest: Iterator[bytes], name: str) -> Iterator[bytes]:
                 yield decoder.decode(piece).encode("utf-8", "replace")
             return
     sample = first[:65536]
-    unprintable = sum(sample.count(bytes([code])) for code in range(9))
+    unprintable = len(sample) - len(sample.translate(None, _CONTROL))
     if unprintable > max(8, len(sample) // 20):
         raise LegroomError(f"{name} is a binary file, not a log", "give the text that vLLM printed")
     yield first

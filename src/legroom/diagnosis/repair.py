@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
@@ -11,12 +11,13 @@ from legroom.facts.gpus import gpu as known_gpu
 from legroom.facts.releases import Release, latest
 from legroom.facts.releases import release as known_release
 from legroom.memory.deployment import Measurements
+from legroom.records import dataclass
 from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
 
 if TYPE_CHECKING:
     from legroom.diagnosis.case import Case
-    from legroom.planning.plan import Plan
+    from legroom.planning.plan import Plan, Target
 
 _UNSET = ServeArgs()
 
@@ -79,9 +80,22 @@ def base_plan(case: Case, known: Known) -> Plan | None:
     try:
         model = model_of_log(known.args.model)
         target = Target(model, known.gpu, max(known.gpus or 1, needed), known.release, _measured(case), _held(case))
-        return plan(target, known.args)
+        made = plan(target, known.args)
+        return plan(_anchored(made, case), known.args)
     except LegroomError:
         return None
+
+
+def _anchored(made: Plan, case: Case) -> Target:
+    """The target with what the model and the log disagree on in the KV pool put down to the profile run's peak."""
+    error = case.first("kv_bytes_short")
+    said = error.facts.get("available_bytes") if error else case.startup.available_kv_bytes
+    if not isinstance(said, int) or case.startup.explicit_kv or made.settings.kv_cache_memory_bytes is not None:
+        return made.target
+    seen = made.target.seen or Measurements(source="this log")
+    # The log prints two digits; what it rounds away is given to the pool, as its own estimate of the length does.
+    peak = made.layout.activation.bytes + made.layout.kv_cache.bytes - said - GIB // 200
+    return replace(made.target, seen=replace(seen, activation_bytes=max(peak, 0)))
 
 
 def _release(said: str | None, must: bool) -> Release:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import examine_all, with_remedies
+from legroom.diagnosis.cut_short import guess
 from legroom.diagnosis.finding import Finding
 from legroom.diagnosis.repair import Hints
 from legroom.diagnosis.workbench import Workbench
+from legroom.records import dataclass
 
 Verdict = Literal["cause found", "not a memory problem", "no problem found", "not understood"]
 
@@ -37,6 +38,9 @@ def examine(case: Case, hints: Hints | None = None) -> Diagnosis:
     """Weigh the causes of one run and work out what mends the likely ones."""
     bench = Workbench(case, hints)
     weighed = [finding for finding in examine_all(case) if finding.confidence >= _WORTH_SHOWING][:MOST_FINDINGS]
+    if not weighed and not _is_up(case):
+        guessed = guess(case)
+        weighed = [guessed] if guessed else []
     findings = tuple(with_remedies(finding, bench) for finding in weighed)
     return Diagnosis(case, _verdict(case, findings), findings)
 
@@ -47,6 +51,9 @@ def _verdict(case: Case, findings: tuple[Finding, ...]) -> Verdict:
         if first.cause in ("not_memory", "driver_or_cuda_mismatch"):
             return "not a memory problem"
         return "cause found"
-    if case.startup.outcome == "started" or case.has("server_ready", "engine_ready", "request_served", "engine_stats"):
-        return "no problem found"
-    return "not understood"
+    return "no problem found" if _is_up(case) else "not understood"
+
+
+def _is_up(case: Case) -> bool:
+    started = case.startup.outcome == "started"
+    return started or case.has("server_ready", "engine_ready", "request_served", "engine_stats")

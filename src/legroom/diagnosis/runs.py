@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.evidence import Evidence, Passage, evidence_of
 from legroom.diagnosis.platforms import engine_of, platform_of
 from legroom.diagnosis.startup_events import events_of
 from legroom.planning.startup_log import Event, Startup, split_starts, startup_of
+from legroom.records import dataclass, field
 
 MOST_RUNS = 20
 MOST_EVIDENCE = 20_000

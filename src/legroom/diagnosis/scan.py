@@ -71,7 +71,9 @@ class Scanner:
     def _search(self, buffer: bytes, end: int, at: int, last: bool = False) -> Generator[Passage, None, int]:
         """Report every line of buffer[:end] that holds a mark; the number of lines up to there comes back."""
         sampled = deque(sorted(self._samples(buffer, end)))
-        finder = make_finder(_every_mark(), large=False) if last and len(self._sampled) > 3 else self._marks()
+        # The end of a log tells how it ended: there, even what was everywhere before is read line by line.
+        thorough = last and len(self._sampled) > len(_stat_marks())
+        finder = make_finder(every_mark(), large=False) if thorough else self._marks()
         position, counted, number = 0, 0, at
         hits = finder.find(buffer, position, end)
         while True:
@@ -126,7 +128,7 @@ class Scanner:
 
     def _marks(self) -> Finder:
         if self._finder is None:
-            wanted = tuple(mark for mark in _every_mark() if mark not in self._sampled)
+            wanted = tuple(mark for mark in every_mark() if mark not in self._sampled)
             self._finder = make_finder(wanted, self._large)
         return self._finder
 
@@ -168,7 +170,8 @@ def passage_at(buffer: bytes, start: int, number: int, hit: int | None = None) -
 
 
 @cache
-def _every_mark() -> tuple[bytes, ...]:
+def every_mark() -> tuple[bytes, ...]:
+    """Every text worth stopping at, as bytes."""
     found = [mark for message in messages() if message.role not in ("once",) for mark in message.marks]
     for line in startup_lines():
         found += _BETTER.get(line.mark, (line.mark,))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from legroom.diagnosis.evidence import Evidence, size_bytes, typed
 from legroom.diagnosis.linear import compiled
 from legroom.facts.evidence import oom_parts
+from legroom.records import dataclass
 from legroom.units import GIB, MIB
 
 

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from legroom.diagnosis.diagnose import in_order
 from legroom.diagnosis.masking import masked
 from legroom.facts.diagnosis_texts import Language, cause_title, heading, how_to_verify, phase_title
 from legroom.render.bar import Segment, bar, swatch
@@ -31,7 +32,7 @@ def readings_text(
 ) -> str:
     """Every log that was read, the last run of each in full."""
     blocks: list[str] = []
-    for reading in readings:
+    for reading in in_order(readings):
         lead = [style.paint(reading.source, "bold")] if len(readings) > 1 else []
         if not reading.runs:
             blocks.append("\n".join([*lead, heading("not_understood", language)]))
@@ -130,7 +131,7 @@ def _fix(finding: Finding, style: Style, language: Language) -> Iterator[str]:
     if not finding.fixes:
         return
     fix = finding.fixes[0]
-    yield style.paint(f"{heading('fix', language)}:", "green", "bold") + f" {_short(fix)}"
+    yield f"{style.paint(heading('fix', language) + ':', 'green', 'bold')} {_short(fix)}".rstrip()
     yield from wrap(masked(fix.why), style.width, _MARGIN)
     if (fix.flags or fix.env) and fix.command:
         yield ""

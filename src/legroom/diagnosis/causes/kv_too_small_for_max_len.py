@@ -96,7 +96,8 @@ def _shorter(bench: Workbench) -> Fix | None:
     if not fits:
         return bench.lever("shorter context", "max_model_len", "The longest length the pool holds.", 0.7)
     step = 1024 if fits >= 4096 else 16
-    flags = {"max_model_len": max(fits // step * step, min(fits, 16))}
+    # A hundredth stays free: the next start measures its peak anew, some MiB up or down.
+    flags = {"max_model_len": max(int(fits * 0.99) // step * step, min(fits, 16))}
     why, trades = f"The pool holds one request of {fits:,} tokens.", "requests longer than this are refused"
     checked = bench.change("max_model_len", flags, why, trades=trades, confidence=0.75)
     # The log's own number counts more than a model of it that disagrees.

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from diagnosis_logs import CAUSES
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from legroom.diagnosis.diagnose import read_log
+from legroom.diagnosis.diagnosis_json import readings_json
+from legroom.diagnosis.evidence import marks
+from legroom.render.diagnosis_text import readings_text
+
+_LOGS = [log for _, log in CAUSES.values()]
+
+
+def whole_path(data: bytes) -> None:
+    """Everything that a call of the command does with a log."""
+    reading = read_log([data])
+    json.dumps(readings_json([reading]))
+    readings_text([reading], all_runs=True)
+    readings_text([reading], language="zh")
+
+
+@given(st.binary(max_size=3000))
+@settings(max_examples=60, deadline=None)
+def test_any_bytes_are_survived(data: bytes) -> None:
+    whole_path(data)
+
+
+@given(
+    st.lists(
+        st.sampled_from([*marks(), "\n", " ", "(", ")", "12", "1.5 GiB", "{", "}", "'", "\x1b[0m", "%", ":"]),
+        max_size=60,
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_any_mixture_of_marks_is_survived(parts: list[str]) -> None:
+    whole_path("".join(parts).encode())
+
+
+@given(st.sampled_from(_LOGS), st.sampled_from(_LOGS), st.integers(0, 400), st.characters(), st.integers(0, 400))
+@settings(max_examples=60, deadline=None)
+def test_logs_cut_and_joined_anywhere_are_survived(one: str, other: str, cut: int, letter: str, place: int) -> None:
+    text = one[:cut] + letter + other[place:]
+    whole_path(text.encode("utf-8", "surrogatepass"))
+
+
+@given(st.from_regex(r"[0-9.,e+-]{1,40}", fullmatch=True))
+@settings(max_examples=40, deadline=None)
+def test_numbers_of_any_size_are_survived(number: str) -> None:
+    for what in (
+        "a context longer than the pool",
+        "too few state blocks",
+        "less free than asked for",
+        "a process that grows",
+    ):
+        whole_path(CAUSES[what][1].replace("5", number).encode())
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["(", "a ", "█ model ", "Process 1 has 1 GiB memory in use. ", "'\\", "total capacity of ", "--", "{", "prompt: '"],
+)
+def test_a_hostile_line_costs_no_more_than_its_length(piece: str) -> None:
+    # Quadratic matching of two megabytes would take hours: that this test ends is what it shows.
+    whole_path(
+        (
+            "CUDA out of memory. Tried to allocate 1 GiB. non-default args: {" + piece * (2_000_000 // len(piece))
+        ).encode()
+    )
