@@ -50,7 +50,9 @@ def workload(rng: random.Random, kind: str = "plain") -> dict[str, Any]:
     step = 0
     for i in range(count):
         step += rng.choice(spacing)
-        requests.append(request(rng, i, step, max_model_len, lengths, prefixes, policy, exact_prefix))
+        requests.append(
+            request(rng, i, step, max_model_len, lengths=lengths, prefixes=prefixes, policy=policy, exact=exact_prefix)
+        )
     return {
         "settings": {
             "num_blocks": blocks, "block_size": block_size, "max_num_seqs": max_num_seqs,
@@ -66,7 +68,7 @@ def workload(rng: random.Random, kind: str = "plain") -> dict[str, Any]:
 
 
 def request(
-    rng: random.Random, i: int, step: int, longest: int, lengths: str, prefixes: list[str], policy: str, exact: bool
+    rng: random.Random, i: int, step: int, longest: int, *, lengths: str, prefixes: list[str], policy: str, exact: bool
 ) -> dict[str, Any]:
     """One request that fits the longest length."""
     ranges = {"short": (1, 40), "mixed": (1, longest // 2), "long": (longest // 4, longest - 2), "chat": (20, 300)}
@@ -104,7 +106,9 @@ def ask_legroom(item: dict[str, Any], engine: str) -> tuple[str, float]:
     steps: list[list[Any]] = []
 
     def keep(s: Any) -> None:
-        steps.append([s.step, s.scheduled, sorted(s.preempted), sorted(s.finished), s.running, s.waiting, s.free_blocks])
+        steps.append(
+            [s.step, s.scheduled, sorted(s.preempted), sorted(s.finished), s.running, s.waiting, s.free_blocks]
+        )
 
     began = time.perf_counter()
     timeline = simulate(trace, settings, keep if engine == "reference" else None, engine=engine)

@@ -4,8 +4,8 @@
     simulate_oracle.py QUESTIONS.jsonl ANSWERS.jsonl
 
 A question: {"settings": {...}, "requests": [...]}; an answer: {"steps": [[step, scheduled, preempted, finished,
-running, waiting, free_blocks], ...], "preempted": {id: times}, "seconds": 0.0}. There is no model: every sampled token is the same one, prompts
-are made-up tokens, and requests of one prefix_id begin with the same ones.
+running, waiting, free_blocks], ...], "preempted": {id: times}, "finished": 0, "seconds": 0.0}. There is no model: every
+sampled token is the same one, prompts are made-up tokens, and requests of one prefix_id begin with the same ones.
 """
 
 from __future__ import annotations
@@ -121,6 +121,9 @@ class Drive:
         self.preempted: dict[str, int] = {}
         self.steps: list[list[Any]] = []
         self.pending: list[tuple[Any, Any]] = []
+        self.brief = False
+        self.finished = 0
+        self.making_prompts_s = 0.0
 
     def run(self) -> None:
         step = place = 0
@@ -137,9 +140,12 @@ class Drive:
         from vllm.sampling_params import SamplingParams
         from vllm.v1.request import Request
 
+        began = time.perf_counter()
+        prompt_token_ids = prompt(row)
+        self.making_prompts_s += time.perf_counter() - began
         sampling = SamplingParams(max_tokens=row["output_len"], ignore_eos=True, temperature=0.0)
         request = Request(
-            request_id=row["id"], prompt_token_ids=prompt(row), sampling_params=sampling, pooling_params=None,
+            request_id=row["id"], prompt_token_ids=prompt_token_ids, sampling_params=sampling, pooling_params=None,
             priority=row.get("priority", 0), block_hasher=self.hasher,
         )  # fmt: skip
         self.live[row["id"]] = request
@@ -158,22 +164,25 @@ class Drive:
         output = ModelRunnerOutput(
             req_ids=names, req_id_to_index={name: i for i, name in enumerate(names)}, sampled_token_ids=sampled
         )
-        thrown_out = [
-            name for name, request in self.live.items() if request.num_preemptions > self.preempted.get(name, 0)
-        ]
-        for name in thrown_out:
-            self.preempted[name] = self.live[name].num_preemptions
+        thrown_out = [] if self.brief else self.newly_preempted()
         finished: list[str] = []
         if decided.total_num_scheduled_tokens:
             self.pending.append((decided, output))
         if len(self.pending) >= self.batches_in_flight or not decided.total_num_scheduled_tokens:
             self.settle(finished, (decided, output))
-        if names:
+        self.finished += len(finished)
+        if names and not self.brief:
             running, waiting = self.scheduler.get_request_counts()
             free = self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
             self.steps.append(
                 [step, decided.num_scheduled_tokens, sorted(thrown_out), sorted(finished), running, waiting, free]
             )
+
+    def newly_preempted(self) -> list[str]:
+        names = [name for name, request in self.live.items() if request.num_preemptions > self.preempted.get(name, 0)]
+        for name in names:
+            self.preempted[name] = self.live[name].num_preemptions
+        return names
 
     def samples(self, request: Any) -> bool:
         ahead = max(request.num_output_placeholders - 1, 0)
@@ -197,9 +206,14 @@ def main() -> None:
             scheduler, hasher = oracle.scheduler(item["settings"])
             batches = 2 if item["settings"].get("async_scheduling") else 1
             drive = Drive(scheduler, hasher, item["requests"], batches)
+            drive.brief = bool(item.get("brief"))
             began = time.perf_counter()
             drive.run()
-            answer = {"steps": drive.steps, "preempted": drive.preempted, "seconds": round(time.perf_counter() - began, 4)}
+            answer = {
+                "steps": drive.steps,
+                "preempted": drive.preempted,
+                "seconds": round(time.perf_counter() - began, 4),
+            }
             out.write(json.dumps(answer, separators=(",", ":")) + "\n")
     sys.stdout.flush()
     os._exit(0)

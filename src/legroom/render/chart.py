@@ -20,8 +20,9 @@ def squeeze(values: Sequence[float], width: int) -> list[float]:
     return [max(values[i * len(values) // width : max((i + 1) * len(values) // width, 1)]) for i in range(width)]
 
 
-def area(values: Sequence[float], top: float, width: int, height: int, style: Style, colour: str) -> list[str]:
-    """`height` lines of a filled curve; `top` is the value at the upper edge."""
+def area(values: Sequence[float], top: float, size: tuple[int, int], style: Style, colour: str) -> list[str]:
+    """A filled curve, `size` columns wide and lines high; `top` is the value at the upper edge."""
+    width, height = size
     columns = squeeze(values, width)
     levels = [min(height * 8, max(0, round(value / top * height * 8))) if top > 0 else 0 for value in columns]
     levels = [1 if value > 0 and level == 0 else level for value, level in zip(columns, levels, strict=True)]
@@ -34,10 +35,10 @@ def area(values: Sequence[float], top: float, width: int, height: int, style: St
 
 
 def svg_area(
-    svg: Svg, corner: tuple[float, float], size: tuple[float, float], values: Sequence[float], top: float, colour: str
+    svg: Svg, box: tuple[float, float, float, float], values: Sequence[float], top: float, colour: str
 ) -> None:
-    """A filled curve in the box at `corner` of this `size`."""
-    (x, y), (width, height) = corner, size
+    """A filled curve in a box of (x, y, width, height)."""
+    x, y, width, height = box
     points = squeeze(values, min(len(values), int(width)))
     if not points or top <= 0:
         return

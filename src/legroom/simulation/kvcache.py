@@ -106,14 +106,19 @@ class WindowTable(BlockTable):
         self.most_held = settings.window_blocks(sliding_window)
 
     def skipped_tokens(self, num_computed: int) -> int:
+        """What lies behind the window of the next token."""
         return max(0, num_computed - self.sliding_window + 1)
 
     def most_blocks(self, num_tokens: int) -> int:
+        """Never more than a window and what is in flight."""
         return min(super().most_blocks(num_tokens), self.most_held)
 
     def is_worth_caching(self, request: Request, index: int) -> bool:
-        # 0.32 keeps only the windows from which a later request can continue: before the prompt's last token (the
-        # same prompt again) and where another group found a longer shared prefix.
+        """Whether the block lies in a window from which a later request can continue.
+
+        0.32 keeps two of them: before the prompt's last token (the same prompt again), and where another group found a
+        longer shared prefix.
+        """
         boundaries = (request.num_prompt_tokens - 1, request.shared_prefix_boundary)
         ends = [boundary // self.block_size for boundary in boundaries if boundary]
         return any(end - self.run_for_hit <= index < end for end in ends)
@@ -199,6 +204,7 @@ class KvCache:
         num_new_tokens: int,
         hit: Hit | None = None,
         num_hit_tokens: int = 0,
+        *,
         whole_must_fit: bool = False,
         others_run: bool = True,
     ) -> bool:

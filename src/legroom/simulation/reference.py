@@ -79,7 +79,7 @@ class Reference:
             self.step = max(self.step, int(arrival))
 
     def _arrive(self, index: int, row: TraceRequest) -> None:
-        request = Request(row.id, index, row.prompt_len, row.output_len, self.settings.max_model_len, row.priority)
+        request = Request(row, index, self.settings.max_model_len)
         if self.settings.enable_prefix_caching:
             request.token_ids = prompt_tokens(row)
         self.requests[index] = request

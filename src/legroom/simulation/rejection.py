@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from operator import add
 
 from legroom.simulation.settings import SchedulerSettings
 from legroom.simulation.timeline import Rejection
@@ -14,6 +15,9 @@ def admissible(trace: Trace, settings: SchedulerSettings) -> tuple[array[int], l
     accepted = array("b", bytes([1]) * len(trace))
     rejections: list[Rejection] = []
     longest = settings.max_model_len
+    most = max(map(add, trace.prompt_lens, trace.output_lens))
+    if most <= longest and settings.most_blocks_of(most - 1, 1) <= settings.usable_blocks:
+        return accepted, rejections
     for i, (prompt_len, output_len) in enumerate(zip(trace.prompt_lens, trace.output_lens, strict=True)):
         if prompt_len + output_len > longest:
             why = f"{prompt_len} + {output_len} tokens exceed max-model-len {longest}"

@@ -18,7 +18,7 @@ def timeline_text(timeline: Timeline, style: Style) -> str:
     width = style.width - _MARGIN - 10
     lines = [style.paint(_headline(timeline), "bold"), ""]
     for (name, colour, height), (values, top) in zip(_CURVES, _series(timeline), strict=True):
-        drawn = area(values, top, width, height, style, colour)
+        drawn = area(values, top, (width, height), style, colour)
         for row, line in enumerate(drawn):
             label = name if row == 0 else ""
             scale = count(top) if row == 0 else ("0" if row == len(drawn) - 1 and height > 2 else "")
@@ -41,7 +41,7 @@ def timeline_svg(timeline: Timeline) -> str:
         svg.text(24, y + 12, name, "soft")
         svg.text(736, y + 12, count(top), "soft", anchor="end")
         svg.box(110, y, 540, box, css="box")
-        svg_area(svg, (110, y), (540, box), values, top, colour)
+        svg_area(svg, (110, y, 540, box), values, top, colour)
         y += box + 14
     for name, value in _figures(timeline):
         y += 20

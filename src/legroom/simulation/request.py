@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
+from legroom.simulation.trace import TraceRequest
+
 
 class Status(Enum):
     """Where a request is in its life."""
@@ -21,19 +23,16 @@ class Request:
         "arrival_index", "block_hashes", "blocks", "draft_credit", "finish_step", "first_sched_step",
         "first_token_step", "id", "in_flight_tokens", "most_tokens", "num_cached_blocks", "num_computed_tokens",
         "num_draft_tokens", "num_output_tokens", "num_placeholders", "num_preemptions", "num_prompt_tokens",
-        "output_len", "peak_computed_tokens", "priority", "recomputed_tokens", "shared_prefix_boundary",
+        "peak_computed_tokens", "priority", "recomputed_tokens", "shared_prefix_boundary",
         "stale_tokens", "status", "token_ids",
     )  # fmt: skip
 
-    def __init__(
-        self, request_id: str, arrival_index: int, prompt_len: int, output_len: int, max_model_len: int, priority: int
-    ) -> None:
-        self.id = request_id
+    def __init__(self, row: TraceRequest, arrival_index: int, max_model_len: int) -> None:
+        self.id = row.id
         self.arrival_index = arrival_index
-        self.priority = priority
-        self.num_prompt_tokens = prompt_len
-        self.output_len = output_len
-        self.most_tokens = min(prompt_len + output_len, max_model_len)
+        self.priority = row.priority
+        self.num_prompt_tokens = row.prompt_len
+        self.most_tokens = min(row.prompt_len + row.output_len, max_model_len)
         self.num_output_tokens = 0
         self.num_computed_tokens = 0
         self.peak_computed_tokens = 0

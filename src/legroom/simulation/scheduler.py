@@ -187,7 +187,12 @@ class Scheduler:
                 break
             wanted = min(wanted, budget)
             if not self.kv.allocate(
-                request, wanted, hit, num_hit_tokens, settings.reserve_full_isl, others_run=bool(self.running)
+                request,
+                wanted,
+                hit,
+                num_hit_tokens,
+                whole_must_fit=settings.reserve_full_isl,
+                others_run=bool(self.running),
             ):
                 break
             self.waiting.pop()

@@ -54,6 +54,7 @@ class Trace:
         prompt_len: int,
         output_len: int,
         arrival: float = 0,
+        *,
         request_id: str | None = None,
         prefix_id: str | None = None,
         prefix_len: int = 0,

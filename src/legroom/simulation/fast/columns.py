@@ -150,7 +150,7 @@ def rows(kind: type[Row], count: int, compiled: bool) -> Any:
     """`count` rows in their first state."""
     if not compiled:
         return [kind() for _ in range(count)]
-    import numpy as np
+    import numpy as np  # noqa: PLC0415
 
     made = np.zeros(count, dtype=[(name, "f8" if name in _REALS else "i8") for name in kind.__slots__])
     for name in kind.starts_at_none:
@@ -162,7 +162,7 @@ def numbers(count: int, compiled: bool) -> Any:
     """`count` zeros."""
     if not compiled:
         return [0] * count
-    import numpy as np
+    import numpy as np  # noqa: PLC0415
 
     return np.zeros(count, dtype=np.int64)
 
@@ -170,7 +170,7 @@ def numbers(count: int, compiled: bool) -> Any:
 def fill(table: Any, field: str, values: Any, compiled: bool) -> None:
     """Set a field of every row."""
     if compiled:
-        import numpy as np
+        import numpy as np  # noqa: PLC0415
 
         table[field][: len(values)] = np.asarray(values)
         return

@@ -1,4 +1,4 @@
-"""The same functions twice: as plain Python, and compiled by Numba where it is installed and the work is long enough."""
+"""The same functions twice: as plain Python, and compiled by Numba where it is there and the work is long enough."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def compiled(name: str) -> Callable[..., Any]:
 
 
 def _make_twins() -> None:
-    import numba
+    import numba  # noqa: PLC0415
 
     keeps = _use_cache_folder(numba)
     # Numba looks names up in the globals of a function: the twins share globals in which all of them are compiled.

@@ -38,6 +38,8 @@ def preempt(sim, rules, r):
     if request.state == DECODING:
         computed = request.base + state.step
         request.tokens = computed + 1
+        # Counted blocks are not booked one by one.
+        request.held = -(-(computed + (1 if request.stamp == state.step else 0)) // rules.block_size)
         stop_decoding(sim, rules, r, state.num_running - state.num_prefills)
     else:
         computed = request.computed
@@ -104,16 +106,27 @@ def hold_chunk(sim, rules, r, computed, chunk):
 @compilable
 def run_slowly(sim, rules, threshold):
     """The running requests one by one, with preemption where the pool runs dry: the budget left, if nobody was."""
-    state, requests, running = sim.state[0], sim.requests, sim.running
+    state, requests, running, bs = sim.state[0], sim.requests, sim.running, rules.block_size
     budget = rules.max_num_batched_tokens
     before = state.preemptions
     index = 0
     while index < state.num_running and budget > 0:
         r = running[index]
-        computed, chunk = requests[r].base + state.step, 1
-        if requests[r].state != DECODING:
+        if requests[r].state == DECODING:
+            computed, chunk = requests[r].base + state.step, 1
+            if computed % bs and (requests[r].shared_blocks != ALL_BLOCKS or (computed + 1) % bs):
+                # The token goes into a block that it holds.
+                requests[r].chunk = 1
+                requests[r].stamp = state.step
+                state.stored += 1
+                state.scheduled_tokens += 1
+                budget -= 1
+                index += 1
+                continue
+            requests[r].held = -(-computed // bs)
+        else:
             computed, chunk = requests[r].computed, chunk_of(sim, r, threshold, budget)
-        need = -(-(computed + chunk) // rules.block_size) - requests[r].held
+        need = -(-(computed + chunk) // bs) - requests[r].held
         while need > state.blank + state.cached:
             thrown = victim(sim, rules)
             if requests[thrown].rank < requests[r].rank:
@@ -323,16 +336,6 @@ def finish_due(sim, rules):
 
 
 @compilable
-def book_decode_blocks(sim, rules):
-    """Write down the blocks of decoding requests before the slow path looks at them one by one."""
-    state, requests, running = sim.state[0], sim.requests, sim.running
-    for i in range(state.num_running):
-        request = requests[running[i]]
-        if request.state == DECODING:
-            request.held = -(-(request.base + state.step) // rules.block_size)
-
-
-@compilable
 def one_step(sim, rules, cost):
     """A step in which something may be decided."""
     state = sim.state[0]
@@ -342,7 +345,6 @@ def one_step(sim, rules, cost):
     scheduled_before = state.scheduled_tokens
     budget = run_at_once(sim, rules, threshold)
     if budget == _TOO_TIGHT:
-        book_decode_blocks(sim, rules)
         budget = run_slowly(sim, rules, threshold)
     blocked = budget >= 0 and admit(sim, rules, budget, threshold)
     state.blocked = 1 if blocked and was_steady and state.num_prefills == 0 else 0

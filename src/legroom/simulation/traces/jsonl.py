@@ -21,15 +21,12 @@ def read(lines: Iterable[str], name: str) -> Trace:
     """`arrival` (seconds) or `arrival_step`, `prompt_len`, `output_len`, and what is optional."""
     trace = Trace(name)
     clocks: set[str] = set()
-    loads = json.loads
+    decode = json.JSONDecoder().decode
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            row = loads(line)
-            _add(trace, row, clocks)
-        except LegroomError:
-            raise
+            _add(trace, decode(line), clocks)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise LegroomError(f"{name}, line {number}: {_problem(error)}", _HINT) from None
     if len(clocks) > 1:
@@ -43,21 +40,23 @@ def _add(trace: Trace, row: dict[str, Any], clocks: set[str]) -> None:
     arrival: float = 0
     if (at := get("arrival_step")) is not None:
         clocks.add("arrival_step")
-        arrival = int(at)
+        arrival = _whole(at)
     elif (at := get("arrival")) is not None:
         clocks.add("arrival")
         arrival = float(at)
-    prefix_len = get("prefix_len")
-    prefix_id = get("prefix_id")
-    request_id = get("id")
+    prompt_len, output_len = row["prompt_len"], row["output_len"]
+    if type(prompt_len) is not int or type(output_len) is not int:
+        prompt_len, output_len = _whole(prompt_len), _whole(output_len)
+    request_id, prefix_len, priority = get("id"), get("prefix_len"), get("priority")
+    prefix_id = get("prefix_id") if prefix_len else None
     trace.add(
-        _whole(row["prompt_len"]),
-        _whole(row["output_len"]),
+        prompt_len,
+        output_len,
         arrival,
-        None if request_id is None else str(request_id),
-        None if prefix_id is None else str(prefix_id),
-        _whole(prefix_len) if prefix_len is not None else 0,
-        _whole(get("priority") or 0),
+        request_id=None if request_id is None else str(request_id),
+        prefix_id=None if prefix_id is None else str(prefix_id),
+        prefix_len=_whole(prefix_len) if prefix_len else 0,
+        priority=_whole(priority) if priority else 0,
     )
 
 

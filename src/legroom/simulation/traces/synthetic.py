@@ -56,7 +56,7 @@ def _make(process: str, words: dict[str, str], rng: random.Random) -> Trace:
             at += gap if process == "uniform" else rng.expovariate(1 / gap)
         length = long_length if long_share and rng.random() < long_share else prompt(rng)
         name = f"prefix{rng.randrange(int(groups))}" if groups >= 1 else None
-        trace.add(_tokens(length), _tokens(output(rng)), at, None, name, int(prefix_len) if name else 0)
+        trace.add(_tokens(length), _tokens(output(rng)), at, prefix_id=name, prefix_len=int(prefix_len) if name else 0)
     return trace
 
 

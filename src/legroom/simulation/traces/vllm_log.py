@@ -32,7 +32,7 @@ def read(lines: Iterable[str], name: str) -> Trace:
             continue
         at = _seconds(line)
         start = at if start is None else start
-        trace.add(_prompt_len(line), int(limit[1]), max(0.0, at - start), received["id"])
+        trace.add(_prompt_len(line), int(limit[1]), max(0.0, at - start), request_id=received["id"])
     return trace
 
 
