@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from legroom.api import PlanReport as PlanReport
     from legroom.api import layout as layout
     from legroom.api import plan as plan
+    from legroom.api import simulate as simulate
 
 __version__ = "0.1.0"
 
-_PUBLIC = ("PlanReport", "layout", "plan")
+_PUBLIC = ("PlanReport", "layout", "plan", "simulate")
 
-__all__ = ["PlanReport", "__version__", "layout", "plan"]
+__all__ = ["PlanReport", "__version__", "layout", "plan", "simulate"]
 
 
 def __getattr__(name: str) -> Any:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from legroom.memory.layout import Layout
     from legroom.planning.verdict import Verdict
     from legroom.render.terminal import Style
+    from legroom.simulation.settings import SchedulerSettings
+    from legroom.simulation.timeline import Timeline
+    from legroom.simulation.trace import Trace
 
 _FLAGS = frozenset(field.name for field in fields(ServeArgs)) - {"model", "usage", "env", "others"}
 
@@ -116,6 +119,14 @@ def plan(
 def layout(model: str, gpu: str, **options: Any) -> Layout:
     """Where every byte of the tightest GPU goes; the arguments are those of `plan`."""
     return plan(model, gpu, advice=False, **options).layout
+
+
+def simulate(trace: Trace | str, settings: SchedulerSettings, **options: Any) -> Timeline:
+    """Replay a trace (or a file of one) through vLLM's scheduling decisions; options as `simulation.replay.simulate`."""
+    from legroom.simulation import replay  # noqa: PLC0415
+    from legroom.simulation.traces.reading import read_trace  # noqa: PLC0415
+
+    return replay.simulate(read_trace(trace) if isinstance(trace, str) else trace, settings, **options)
 
 
 def make_plan(args: ServeArgs, release: Release, machine: Machine, *, advice: bool = True) -> Plan:
