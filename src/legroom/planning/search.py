@@ -128,13 +128,22 @@ def _structures(target: Target, args: ServeArgs, parallel: Flags, wish: Wish) ->
     except LegroomError:
         return  # this model cannot be split that way
     room = replace(target, gpus=max(target.gpus, base.tensor_parallel_size * base.pipeline_parallel_size))
-    for choice in itertools.product(*_axes(target, args, base, wish)):
-        flags: Flags = dict(parallel)
-        for part in choice:
-            flags |= part
-        shape = structure(room, args, flags)
+    axes = _axes(target, args, base, wish)
+    frugal = _combined(room, args, parallel, [axis[-1] for axis in axes])
+    if frugal is not None and frugal.shortfall_bytes(wish) > 0:
+        yield frugal  # every axis ends with its most frugal choice: where that is not enough, nothing is
+        return
+    for choice in itertools.product(*axes):
+        shape = _combined(room, args, parallel, choice)
         if shape is not None:
             yield shape
+
+
+def _combined(target: Target, args: ServeArgs, parallel: Flags, choice: Iterable[Flags]) -> Structure | None:
+    flags: Flags = dict(parallel)
+    for part in choice:
+        flags |= part
+    return structure(target, args, flags)
 
 
 def _parallel_sizes(args: ServeArgs, wish: Wish) -> Iterator[Flags]:
