@@ -124,6 +124,11 @@ class Case:
         }.get(self.reached or "", "")  # fmt: skip
 
     @cached_property
+    def is_traced(self) -> bool:
+        """The place is known from a traceback, not only from how far the start-up had come when lines were missing."""
+        return any(self.frames & frames for _, frames in _SITES)
+
+    @cached_property
     def phase(self) -> Phase | None:
         """The phase in which the first failure happened."""
         if self.phase_given:

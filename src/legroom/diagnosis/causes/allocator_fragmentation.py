@@ -18,7 +18,7 @@ def examine(case: Case) -> Finding | None:
     if oom is None or not oom.covered_by_reserve or oom.free_was_enough or oom.unallocated_bytes is None:
         return None
     confidence = 0.74
-    if case.site:
+    if case.is_traced or case.site == "serving":
         confidence = 0.5
     elif (oom.non_torch_bytes or 0) > 2.5 * GIB:
         confidence = 0.6  # something outside torch is the larger oddity

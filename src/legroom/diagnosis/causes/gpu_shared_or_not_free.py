@@ -89,8 +89,14 @@ def _listed_by_torch(case: Case) -> Finding | None:
         f"Other processes hold {gib(others)} of the {gib(oom.total_bytes)} card ({own}). Without them the "
         f"{gib(oom.wanted_bytes)} that failed would have fitted."
     )
-    siblings = 0.35 if oom.own_bytes is None else 0.0  # several entries without "this process" may be the job's ranks
-    return Finding(CAUSE, ENTRY, 0.9 - siblings, proof(case.first("torch_oom")), why)
+    confidence = 0.9
+    if oom.own_bytes is None:
+        confidence = 0.55  # several entries without "this process" may be the job's own ranks
+    error = case.first("torch_oom")
+    ranked = error is not None and (error.rank is not None or "Worker" in error.process)
+    if ranked and max(oom.others_bytes) < oom.total_bytes // 10:
+        confidence = 0.3  # small shares beside a rank are its siblings' contexts
+    return Finding(CAUSE, ENTRY, confidence, proof(error), why)
 
 
 def _counted_as_own(case: Case) -> Finding | None:

@@ -23,16 +23,20 @@ _CERTAIN = (
     "too_large_swap",
 )
 _LIKELY = ("oom_killer", "ray_worker_died", "bus_error")
-_POSSIBLE = ("sigkill", "killed_word", "died_silently")
+_POSSIBLE = ("sigkill", "killed_word")
+_FAINT = ("died_silently",)
 
 
 def examine(case: Case) -> Finding | None:
     """The kernel, the container platform, Ray or a failed host allocation says so."""
-    for ids, certainty in ((_CERTAIN, 0.9), (_LIKELY, 0.72), (_POSSIBLE, 0.6)):
+    for ids, certainty in ((_CERTAIN, 0.9), (_LIKELY, 0.72), (_POSSIBLE, 0.6), (_FAINT, 0.4)):
         error = case.first(*ids)
         if error is not None:
             proven = proof(case.first("shm_small", "nccl_system_error"), error)
             return Finding(CAUSE, ENTRY, _confidence(case, error, certainty), proven, _why(case))
+    if case.has("cuda_oom") and "frame_pin" in case.frames:
+        why = "Pinned host memory could not be had: it must be real RAM within the locked-memory limit."
+        return Finding(CAUSE, ENTRY, 0.82, proof(case.first("frame_pin"), case.first("cuda_oom")), why)
     oom = case.oom
     if oom and oom.free_was_enough:
         why = (

@@ -39,7 +39,9 @@ def examine(case: Case) -> Finding | None:
     elif on:
         confidence = 0.65 if case.site in ("graph", "serving", "sampler") else 0.45
     elif large:
-        confidence = 0.71 if case.site in ("", "graph") else 0.87 if case.site == "sampler" else 0.45
+        confidence = (
+            0.71 if case.site in ("", "graph") or not case.is_traced else 0.87 if case.site == "sampler" else 0.45
+        )
     if not confidence:
         return None
     proven = proof(case.first("lora_on", "spec_on"), case.first("frame_spec", "frame_lora"), case.first("torch_oom"))

@@ -39,7 +39,7 @@ def _confidence(case: Case) -> float:
         return 0.0
     if oom.larger_than_card:
         return 0.6
-    if case.site:
+    if case.is_traced or case.site == "serving":
         return 0.3 if case.site in ("graph", "kv") else 0.0
     if oom.wanted_bytes >= max(2 * GIB, (oom.total_bytes or 0) // 10) and not oom.pools_bytes:
         return 0.72  # no single weight is that large; a dummy batch through one layer is

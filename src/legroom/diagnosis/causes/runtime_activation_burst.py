@@ -36,14 +36,7 @@ def _confidence(case: Case) -> float:
     oom = case.oom
     if oom and (oom.larger_than_card or oom.free_was_enough):
         return 0.2
-    error = case.first("torch_oom", "cuda_oom", "torch_oom_unsized")
-    running = error is not None and error.at in (
-        "engine.py",
-        "[engine.py",
-        "async_llm_engine.py",
-        "[async_llm_engine.py",
-    )
-    if case.site == "serving" or (not case.site and (running or case.has("engine_dead", "failed_execution_dump"))):
+    if case.site == "serving" or (not case.is_traced and _was_running(case)):
         return 0.86
     if case.site in ("spec", "lora"):
         return 0.5
@@ -52,6 +45,15 @@ def _confidence(case: Case) -> float:
     if not case.site:
         return 0.45 if oom and oom.pools_bytes else 0.4
     return 0.0
+
+
+def _was_running(case: Case) -> bool:
+    """Without a traceback: the engine's own loop logged the error, or the server says that its engine died."""
+    if case.site in ("kv", "graph", "sampler"):
+        return False
+    error = case.first("torch_oom", "cuda_oom", "torch_oom_unsized")
+    by_the_loop = error is not None and error.at.lstrip("[") in ("engine.py", "async_llm_engine.py")
+    return case.has("engine_dead", "failed_execution_dump") or (by_the_loop and not case.site)
 
 
 def _why(case: Case) -> str:

@@ -38,9 +38,7 @@ def examine(case: Case) -> Finding | None:
             "A training framework runs the engine on GPUs that it uses "
             "itself: its weights, gradients and optimizer are on the card too."
         )
-        return Finding(
-            CAUSE, ENTRY, 0.88 if case.has("profiling_error") else 0.8, proof(trainer, case.first_failure), why
-        )
+        return Finding(CAUSE, ENTRY, 0.88, proof(trainer, case.first_failure), why)
     if case.has("sleep_on") and case.is_oom:
         return Finding(
             CAUSE,

@@ -26,22 +26,27 @@ def examine(case: Case) -> Finding | None:
 
 
 def _confidence(case: Case) -> float:
-    oom = case.oom
     if case.site == "build" or case.has("load_oom_hint"):
         return 0.88
+    if case.site == "load" and case.is_traced:
+        return 0.8
     if case.site == "load":
         # Parameters are created before the first shard is read, so a failure between shards is some second copy.
-        shards = case.last("shards")
-        return 0.6 if shards and not case.frames else 0.8
+        return 0.6 if case.last("shards") else 0.8 if _never_freed(case) else 0.6 if case.oom is None else 0.5
     if case.site == "quant":
         return 0.45
-    if case.site or oom is None or oom.torch_bytes is None or oom.total_bytes is None:
-        return 0.2 if not case.site else 0.0
-    full = oom.torch_bytes / oom.total_bytes
-    if full > 0.94 and not oom.pools_bytes and (oom.unallocated_bytes or 0) < oom.total_bytes // 100:
-        # Hardly anything reserved and unused, no graph pool: nothing was ever freed, as while parameters are made.
-        return 0.7
-    return 0.3
+    if case.site:
+        return 0.0
+    return 0.7 if _never_freed(case) else 0.3 if case.oom and case.oom.torch_bytes is not None else 0.2
+
+
+def _never_freed(case: Case) -> bool:
+    """Hardly anything reserved and unused, no graph pool: nothing was ever freed, as while parameters are made."""
+    oom = case.oom
+    if oom is None or oom.torch_bytes is None or oom.total_bytes is None or oom.pools_bytes:
+        return False
+    small = (oom.unallocated_bytes or 0) < oom.total_bytes // 100
+    return small and oom.torch_bytes > oom.total_bytes * 0.94 and oom.wanted_bytes < oom.total_bytes // 10
 
 
 def _why(case: Case) -> str:

@@ -29,12 +29,23 @@ def examine(case: Case) -> Finding | None:
     """The parser's or the engine's own refusal."""
     error = case.first(*_REFUSED)
     if error is None:
-        ignored = case.first("flag_ignored")
-        if ignored is None or case.first_failure is None:
-            return None
-        return Finding(CAUSE, ENTRY, 0.3, proof(ignored), f"{ignored.facts.get('flag')} is ignored in this release.")
+        return _ignored(case)
     confidence = 0.5 if case.is_oom or case.has("no_cache_blocks", "kv_bytes_short", "kv_tokens_short") else 0.92
     return Finding(CAUSE, ENTRY, confidence, proof(error), _why(error.id, {**error.facts}))
+
+
+def _ignored(case: Case) -> Finding | None:
+    """A flag that was taken and did nothing."""
+    offload = case.first("offload_on")
+    if offload and case.is_oom and case.site in ("build", "load", "") and not case.has("offloaded"):
+        why = "CPU offload was asked for, but no line says that anything was offloaded: this setting did not arrive."
+        return Finding(CAUSE, ENTRY, 0.65, proof(offload, case.first("torch_oom", "cuda_oom")), why)
+    ignored = case.first("flag_ignored")
+    if ignored is None:
+        return None
+    what = ignored.facts.get("flag") or "Something that was set"
+    quiet = case.first_failure is None and not case.has("server_ready", "engine_ready")
+    return Finding(CAUSE, ENTRY, 0.55 if quiet else 0.3, proof(ignored), f"{what} is ignored in this release.")
 
 
 def _why(id_: str, facts: dict[str, object]) -> str:
