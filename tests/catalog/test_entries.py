@@ -73,11 +73,23 @@ def test_every_claim_that_is_often_read_and_not_true_is_a_dead_end():
 
 @each
 def test_signature_cause_workarounds_and_dead_ends_are_told_in_chinese_too(entry):
+    story = entry.story
     texts = [entry.title, entry.cause, *(s.text for s in entry.signatures), *(d.why_fails for d in entry.dead_ends)]
+    texts += [part for part in (story.what, story.why, story.arithmetic, story.verify, story.otherwise) if part]
     for text in texts:
         assert CHINESE.search(text.zh), text
         assert not CHINESE.search(text.en), text
-    assert all(w.action.zh and w.action.zh != w.action.en for w in entry.workarounds)
+    assert all(CHINESE.search(w.action.zh) or "--" in w.action.zh for w in entry.workarounds)
+
+
+@each
+def test_what_the_chinese_text_tells_to_run_is_what_the_english_text_tells(entry):
+    flag = re.compile(r"(?<![\w-])--?[a-z][\w-]+|[A-Z][A-Z_]{5,}=?|LR\d{3}")
+    for item in entry.workarounds:
+        assert sorted(flag.findall(item.how.zh)) == sorted(flag.findall(item.how.en))
+    story = entry.story
+    for part in (story.what, story.why, story.verify, story.otherwise):
+        assert sorted(re.findall(r"LR\d{3}", part.zh)) == sorted(re.findall(r"LR\d{3}", part.en))
 
 
 @each

@@ -106,7 +106,7 @@ def entry_of(document: Mapping[str, Any]) -> Entry:
             for item in document["dead_ends"]
         ),
         workarounds=tuple(
-            Workaround(_text(item["action"]), item["how"], _text(item["condition"]), item["kind"])
+            Workaround(_text(item["action"]), _text(item["how"]), _text(item["condition"]), item["kind"])
             for item in document["workarounds"]
         ),
         leads_to=tuple(transitions["leads_to"]),
@@ -124,7 +124,7 @@ def entry_of(document: Mapping[str, Any]) -> Entry:
         tags=tuple(document["tags"]),
         aliases=tuple(document["aliases"]),
         also=tuple(document["also"]),
-        story=Story(**document["story"]) if document["story"] else None,
+        story=_story(document["story"]),
         example=_example(document["example"]),
     )
 
@@ -144,6 +144,16 @@ def _entry_files() -> list[Path]:
 
 def _text(value: Mapping[str, str]) -> Text:
     return Text(value["en"], value["zh"])
+
+
+def _story(document: Mapping[str, Any]) -> Story:
+    return Story(
+        what=_text(document["what"]),
+        why=_text(document["why"]),
+        arithmetic=_text(document["arithmetic"]) if document["arithmetic"] else None,
+        verify=_text(document["verify"]),
+        otherwise=_text(document["otherwise"]),
+    )
 
 
 def _example(document: Mapping[str, Any] | None) -> Example | None:

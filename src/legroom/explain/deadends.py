@@ -96,7 +96,7 @@ def entry_of_record(record: Mapping[str, Any]) -> Entry:
             for item in record["dead_ends"]
         ),
         workarounds=tuple(
-            Workaround(Text(item["action"], zh), item["how"], Text(item["condition"]),
+            Workaround(Text(item["action"], zh), Text(item["how"]), Text(item["condition"]),
                        claimed_rate=item["success_rate"])
             for item, zh in zip(record["workarounds"], chinese, strict=False)
         ),
@@ -133,7 +133,7 @@ def _dead_end_record(entry: Entry, item: DeadEnd) -> dict[str, Any]:
 def _workaround_record(entry: Entry, item: Workaround) -> dict[str, Any]:
     count = entry.counted(item.kind)
     return {
-        "action": item.action.en, "success_rate": count.rate_of(count.worked), "how": item.how,
+        "action": item.action.en, "success_rate": count.rate_of(count.worked), "how": item.how.en,
         "condition": item.condition.en, "sources": sources(count),
     }  # fmt: skip
 
@@ -147,7 +147,7 @@ def sources(count: Count) -> list[str]:
 
 
 def _in_chinese(item: Workaround) -> str:
-    return f"{item.action.zh}：{item.how}" if item.how else item.action.zh
+    return f"{item.action.zh}：{item.how.zh}" if item.how.zh else item.action.zh
 
 
 def _signature(record: Mapping[str, Any]) -> Signature:

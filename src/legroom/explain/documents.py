@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from legroom.explain.entry import Count, Entry, Example, Language
-from legroom.units import human_bytes
+from legroom.units import GIB, KIB, MIB, gib
 
 _PLACEHOLDER = re.compile(r"\{([a-z_0-9.]+)\}")
 
@@ -23,7 +23,7 @@ def entry_json(entry: Entry, language: Language = "en") -> dict[str, Any]:
             {"text": signature.text.said(language), "pattern": signature.pattern} for signature in entry.signatures
         ],
         "root_cause": {"type": entry.cause_type, "text": entry.cause.said(language)},
-        "story": _story(entry),
+        "story": _story(entry, language),
         "example": example_text(entry.example, language) if entry.example else None,
         "versions": [
             {"version": v.version, "introduced": v.introduced, "removed": v.removed, "change": v.behavior_change}
@@ -37,7 +37,7 @@ def entry_json(entry: Entry, language: Language = "en") -> dict[str, Any]:
             for d in entry.dead_ends
         ],
         "workarounds": [
-            {"action": w.action.said(language), "how": w.how, "condition": w.condition.said(language),
+            {"action": w.action.said(language), "how": w.how.said(language), "condition": w.condition.said(language),
              "claimed_success_rate": w.claimed_rate, "counted": count_json(entry.counted(w.kind))}
             for w in entry.workarounds
         ],
@@ -75,16 +75,21 @@ def example_text(example: Example, language: Language) -> str:
 
     def shown(found: re.Match[str]) -> str:
         value = example.figures[found[1]].value
-        if not found[1].endswith("_bytes") and "bytes" not in found[1]:
-            return f"{value:,}"
-        return f"{value / 1024:g} KiB" if value < 1 << 20 and value % 1024 == 0 else human_bytes(value)
+        return _shown_bytes(value) if "bytes" in found[1] else f"{value:,}"
 
     return _PLACEHOLDER.sub(shown, example.text.said(language))
 
 
-def _story(entry: Entry) -> dict[str, str] | None:
+def _shown_bytes(value: int) -> str:
+    if value >= GIB:
+        return gib(value)
+    return f"{value / MIB:.1f} MiB" if value >= MIB else f"{value / KIB:g} KiB"
+
+
+def _story(entry: Entry, language: Language) -> dict[str, str | None] | None:
     story = entry.story
     if story is None:
         return None
-    return {"what": story.what, "why": story.why, "arithmetic": story.arithmetic, "verify": story.verify,
-            "otherwise": story.otherwise}  # fmt: skip
+    parts = {"what": story.what, "why": story.why, "arithmetic": story.arithmetic, "verify": story.verify,
+             "otherwise": story.otherwise}  # fmt: skip
+    return {name: part.said(language) if part else None for name, part in parts.items()}

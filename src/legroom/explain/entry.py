@@ -100,7 +100,7 @@ class Workaround:
     """What helps."""
 
     action: Text
-    how: str
+    how: Text
     condition: Text
     kind: str | None = None
     claimed_rate: float | None = None
@@ -127,11 +127,12 @@ class Example:
 class Story:
     """The long explanation, in the order it is read."""
 
-    what: str
-    why: str
-    arithmetic: str
-    verify: str
-    otherwise: str
+    what: Text
+    why: Text
+    arithmetic: Text | None
+    """None where no number decides."""
+    verify: Text
+    otherwise: Text
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,15 +56,22 @@ def _weighted_terms(entry: Entry) -> Counter[str]:
         (5.0, entry.tags),
         (3.0, (entry.cause.en, entry.cause.zh)),
         (2.0, (text for d in entry.dead_ends for text in (d.action.en, d.action.zh))),
-        (2.0, (text for w in entry.workarounds for text in (w.action.en, w.action.zh, w.how))),
+        (2.0, (text for w in entry.workarounds for text in (w.action.en, w.action.zh, w.how.en))),
         (1.0, (d.why_fails.en for d in entry.dead_ends)),
-        (1.0, (entry.story.what, entry.story.why, entry.story.arithmetic) if entry.story else ()),
+        (1.0, _story_texts(entry)),
     ]
     page: Counter[str] = Counter()
     for weight, texts in fields:
         for term in {term for text in texts for term in terms(text)}:
             page[term] = max(page[term], weight)  # type: ignore[assignment]
     return page
+
+
+def _story_texts(entry: Entry) -> list[str]:
+    if entry.story is None:
+        return []
+    parts = (entry.story.what, entry.story.why, entry.story.arithmetic)
+    return [text for part in parts if part for text in (part.en, part.zh)]
 
 
 def _rarity(pages: Sequence[Counter[str]]) -> dict[str, float]:

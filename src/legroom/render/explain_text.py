@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Sequence
 
 from legroom.explain.documents import example_text
-from legroom.explain.entry import Count, Entry, Language
+from legroom.explain.entry import Count, Entry, Language, Text
 from legroom.explain.search import Hit
 from legroom.render.terminal import Style
 from legroom.render.text import wrap
@@ -31,7 +31,7 @@ _NOT_COUNTED = (
     "No public thread was counted: this comes from the releases' source and the memory model.",
     "没有统计到公开讨论：来自版本源码与显存模型。",
 )
-_MYTH = ("you may have read this", "常见误解")
+_MYTH = (" (you may have read this)", "（常见误解）")
 
 
 def explain_text(entry: Entry, style: Style, language: Language = "en") -> str:
@@ -41,17 +41,17 @@ def explain_text(entry: Entry, style: Style, language: Language = "en") -> str:
     story = entry.story
     sections: list[tuple[str, list[str]]] = [
         ("log", [line for s in entry.signatures for line in _para(s.text.said(language), style, "  ", "    ")]),
-        ("what", _para(story.what, style) if story else []),
+        ("what", _part(story.what if story else None, style, language)),
         ("cause", _para(entry.cause.said(language), style)),
-        ("why", _para(story.why, style) if story else []),
-        ("arithmetic", _para(story.arithmetic, style) if story and story.arithmetic != "none." else []),
+        ("why", _part(story.why if story else None, style, language)),
+        ("arithmetic", _part(story.arithmetic if story else None, style, language)),
         ("example", _para(example_text(entry.example, language), style) if entry.example else []),
         ("workarounds", _workarounds(entry, style, language)),
         ("dead_ends", _dead_ends(entry, style, language)),
         ("versions", _versions(entry, style)),
         ("os", [line for name, said in entry.os_specific.items() for line in _para(f"{name}: {said}", style)]),
-        ("verify", _para(story.verify, style) if story else []),
-        ("otherwise", _para(story.otherwise, style) if story else []),
+        ("verify", _part(story.verify if story else None, style, language)),
+        ("otherwise", _part(story.otherwise if story else None, style, language)),
         ("related", _related(entry, language)),
         ("evidence", _evidence(entry, style, language)),
     ]
@@ -77,15 +77,20 @@ def hits_text(hits: Sequence[Hit], style: Style, language: Language = "en") -> s
     return list_text([hit.entry for hit in hits], style, language) + f"\nlegroom explain {best}\n"
 
 
+def _part(text: Text | None, style: Style, language: Language) -> list[str]:
+    return _para(text.said(language), style) if text else []
+
+
 def _workarounds(entry: Entry, style: Style, language: Language) -> list[str]:
     lines: list[str] = []
     for number, item in enumerate(entry.workarounds, 1):
         when = _when(item.condition.said(language), language)
         said = f"{item.action.said(language)}{when}{_count(entry.counted(item.kind), language)}"
         lines += _para(said, style, f"  {number}. ", "     ")
-        if item.how:
+        how = item.how.said(language)
+        if how:
             arrow = style.pick("→", "->")
-            lines += [style.paint(line, "blue") for line in _para(item.how, style, f"     {arrow} ", "       ")]
+            lines += [style.paint(line, "blue") for line in _para(how, style, f"     {arrow} ", "       ")]
     return lines
 
 
@@ -93,7 +98,7 @@ def _dead_ends(entry: Entry, style: Style, language: Language) -> list[str]:
     lines: list[str] = []
     cross = style.pick("✗", "x")
     for item in entry.dead_ends:
-        myth = f" ({_MYTH[language == 'zh']})" if item.myth else ""
+        myth = _MYTH[language == "zh"] if item.myth else ""
         when = _when(item.condition.said(language), language)
         action = item.action.said(language) or item.why_fails.said(language)
         lines += _para(
