@@ -18,4 +18,4 @@ def test_keys_and_tokens_are_never_shown(target):
     made = plan(target(card="h100"), ServeArgs(model="llama-3.1-8b", max_model_len=8192))
     given = ("--api-key", "sk-1", "sk-2", "--hf-token=hf-3", "--seed", "7")
     words = ready_command(replace(made, args=replace(made.args, others=given)))
-    assert words[-6:] == ["--api-key", "$VLLM_API_KEY", "$VLLM_API_KEY", "--hf-token=$HF_TOKEN", "--seed", "7"]
+    assert words[-6:] == ["--api-key", "YOUR_API_KEY", "YOUR_API_KEY", "--hf-token=YOUR_HF_TOKEN", "--seed", "7"]

@@ -11,8 +11,8 @@ from legroom.vllm.command import command
 if TYPE_CHECKING:
     from legroom.planning.plan import Plan
 
-_SECRET_FLAGS = {"--api-key": "$VLLM_API_KEY", "--hf-token": "$HF_TOKEN"}
-"""Flags whose value is never shown, and the variable that stands for it."""
+_SECRET_FLAGS = {"--api-key": "YOUR_API_KEY", "--hf-token": "YOUR_HF_TOKEN"}
+"""Flags whose value is never shown, and what stands for it."""
 
 
 def ready_command(plan: Plan) -> list[str]:
