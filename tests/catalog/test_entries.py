@@ -8,6 +8,8 @@ import re
 
 import jsonschema
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import legroom
 from legroom.diagnosis import causes
@@ -214,6 +216,59 @@ def test_the_light_checker_finds_the_faults_that_the_full_validator_finds():
         without = {name: value for name, value in document.items() if name != key}
         assert problems(without, entry_schema())
     assert problems({**document, "more": 1}, entry_schema())
+
+
+def places(document, path=()):
+    yield path
+    if isinstance(document, dict):
+        for name, value in document.items():
+            yield from places(value, (*path, name))
+    elif isinstance(document, list):
+        for index, value in enumerate(document):
+            yield from places(value, (*path, index))
+
+
+def changed(document, path, value):
+    if not path:
+        return value
+    copy = document.copy()
+    copy[path[0]] = changed(document[path[0]], path[1:], value)
+    return copy
+
+
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+DOCUMENT = bundled_documents()["LR302.json"]
+
+
+@given(st.sampled_from(list(places(DOCUMENT))), ANY_JSON)
+def test_wherever_an_entry_is_broken_both_checkers_say_the_same(path, value):
+    broken = changed(DOCUMENT, path, value)
+    full = jsonschema.Draft202012Validator(entry_schema()).is_valid(broken)
+    assert (not problems(broken, entry_schema())) == full
+
+
+def plan_of(entry_id, **flags):
+    call = ENTRIES[entry_id].example.plan
+    return legroom.plan(call["model"], gpu=call["gpu"], vllm=call["vllm"], advice=False, **{**call["flags"], **flags})
+
+
+def test_what_the_examples_promise_beside_their_figures_is_true():
+    assert plan_of("LR101", tensor_parallel_size=2, max_model_len=8192).verdict != "does_not_fit"
+    assert legroom.plan("llama-3.1-70b-awq", gpu="a100-80gb", max_model_len=8192).verdict != "does_not_fit"
+    assert plan_of("LR201", gpu_memory_utilization=0.99).verdict == "does_not_fit"
+    assert legroom.plan("llama-3.1-8b-fp8", gpu="16GiB", max_model_len=8192).verdict != "does_not_fit"
+    assert plan_of("LR202", max_num_seqs=224).verdict != "does_not_fit"
+    same = [plan_of("LR206", tensor_parallel_size=size).json()["kv"]["bytes_per_token"] for size in (8, 16)]
+    assert same[0] == same[1]
+    assert 0.2 < plan_of("LR301", max_num_batched_tokens=2048).layout.activation.bytes / 2**30 < 0.3
+    eager = plan_of("LR302", enforce_eager=True).layout
+    assert eager.cuda_graph.bytes == 0
+    assert eager.kv_cache.bytes > plan_of("LR302").layout.kv_cache.bytes
+    assert plan_of("LR403").json()["kv"]["tokens"] // 2000 == 17
 
 
 def test_a_transition_to_nowhere_is_a_problem():

@@ -80,11 +80,15 @@ def _check_object(value: dict[str, Any], schema: Mapping[str, Any], root: Mappin
 
 
 def _is(value: Any, wanted: str | list[str]) -> bool:
-    names = [wanted] if isinstance(wanted, str) else wanted
-    return any(
-        isinstance(value, _TYPES[name]) and not (isinstance(value, bool) and name in ("integer", "number"))
-        for name in names
-    )
+    return any(_is_one(value, name) for name in ([wanted] if isinstance(wanted, str) else wanted))
+
+
+def _is_one(value: Any, name: str) -> bool:
+    if isinstance(value, bool):
+        return name == "boolean"
+    if name == "integer" and isinstance(value, float):
+        return value.is_integer()  # the specification counts 1.0 as an integer
+    return isinstance(value, _TYPES[name])
 
 
 def _name(value: Any) -> str:
