@@ -141,6 +141,8 @@ class Case:
             return site
         if failure is not None and failure.phase:
             return failure.phase  # type: ignore[return-value]
+        if self.startup.blocks == 0 or (self.startup.available_kv_bytes or 1) <= 0:
+            return "startup_kv"
         if failure is not None and failure.at in ("engine.py", "[engine.py", "async_llm_engine.py"):
             return "serving"
         if self.has("engine_dead", "failed_execution_dump", "preempted"):

@@ -16,6 +16,14 @@ Verdict = Literal["cause found", "not a memory problem", "no problem found", "no
 
 NOT_MEMORY = frozenset({"not_memory", "driver_or_cuda_mismatch", "wrong_flag", "request_too_long"})
 """Causes that no amount of memory changes."""
+_CAUSE_PHASE = {
+    "weights_too_big": "startup_load", "quantization_kernel_workspace": "startup_load",
+    "no_cache_blocks": "startup_kv", "kv_too_small_for_max_len": "startup_kv", "hybrid_state_cache_limit": "startup_kv",
+    "cudagraph_capture_oom": "startup_graph", "runtime_activation_burst": "serving",
+    "kv_preemption_thrash": "serving", "prefix_cache_pressure": "serving", "leak_over_time": "serving",
+    "request_too_long": "serving", "wrong_flag": "startup_load", "driver_or_cuda_mismatch": "startup_load",
+    "nccl_or_custom_allreduce_buffers": "startup_load", "gpu_shared_or_not_free": "startup_load",
+}  # fmt: skip
 _WORTH_SHOWING = 0.15
 MOST_FINDINGS = 4
 
@@ -31,7 +39,13 @@ class Diagnosis:
     @property
     def phase(self) -> str | None:
         """Where the first failure happened; none where nothing failed."""
-        return self.case.phase if self.findings else None
+        if not self.findings:
+            return None
+        failure = self.case.first_failure
+        if self.case.is_traced or (failure is not None and failure.phase):
+            return self.case.phase
+        # Neither a traceback nor the message itself tells: the cause does, where it has a phase of its own.
+        return _CAUSE_PHASE.get(self.findings[0].cause) or self.case.phase
 
 
 def examine(case: Case, hints: Hints | None = None) -> Diagnosis:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.evidence import Evidence, Passage, evidence_of
@@ -46,8 +47,16 @@ def runs_of(gathered: Gathered, source: str, lines: int) -> tuple[Case, ...]:
     for number, events in enumerate(starts):
         last = bounds[number + 1] if number + 1 < len(bounds) else lines + 2
         own = [evidence for evidence in gathered.evidence if bounds[number] <= evidence.line < last]
-        cases.append(_case(own, startup_of(events), source, lines))
+        cases.append(_case(own, _with_utilization(startup_of(events), events), source, lines))
     return tuple(cases)
+
+
+def _with_utilization(startup: Startup, events: Sequence[Event]) -> Startup:
+    """The share of the card as the accounting lines print it, where the flags are not shown."""
+    said = next((event.fields["utilization_ratio"] for event in events if "utilization_ratio" in event.fields), None)
+    if startup.args.gpu_memory_utilization is not None or not isinstance(said, float):
+        return startup
+    return replace(startup, args=replace(startup.args, gpu_memory_utilization=said))
 
 
 def _case(evidence: Sequence[Evidence], startup: Startup, source: str, lines: int) -> Case:

@@ -47,52 +47,66 @@ def _why(case: Case) -> str:
 
 def remedies(bench: Workbench) -> Iterator[Fix | None]:
     """Raise the budget where the card has room; else make weights or peak smaller."""
-    case, startup = bench.case, bench.case.startup
-    missing = max(-(startup.available_kv_bytes or 0), 0) + GIB
-    yield bench.lever(
-        "raise utilization", "raise_util", "Weights and peak are above the budget, and the card has room.", 0.7
-    ) or (
-        bench.raise_utilization(
-            missing, f"The pool is {gib(missing - GIB)} below zero; the card has that much outside the budget."
-        )
-        if startup.gpu_total_bytes
-        else None
+    if bench.base is not None:
+        why = "Weights and peak are above the budget, and the card has room."
+        yield bench.lever("raise utilization", "raise_util", why, 0.7)
+        yield bench.lever("smaller batches", "max_num_batched_tokens", "A smaller dummy batch has a smaller peak.")
+        yield bench.lever("fewer sequences", "max_num_seqs", "Fewer dummy sequences have a smaller peak.")
+        yield bench.lever("quantized weights", "checkpoint_format", "Smaller weights leave room for the pool.")
+        yield bench.lever("more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, each has room for a pool.")
+        return
+    yield _more_of_the_card(bench)
+    silent = bench.case.startup.weights_bytes is None
+    if silent:
+        yield _another_release()
+    tokens = bench.known.args.max_num_batched_tokens or 8192
+    yield bench.change(
+        "max_num_batched_tokens",
+        {"max_num_batched_tokens": max(tokens // 4, 2048)},
+        "The peak of the profile run follows the tokens of a step.",
+        trades="long prompts take more steps",
+        confidence=0.4,
     )
-    tokens = bench.known.args.max_num_batched_tokens
-    yield bench.lever("smaller batches", "max_num_batched_tokens", "A smaller dummy batch has a smaller peak.") or (
-        bench.change(
-            "max_num_batched_tokens",
-            {"max_num_batched_tokens": max((tokens or 8192) // 4, 2048)},
-            "The peak of the profile run follows the tokens of a step.",
-            trades="long prompts take more steps",
-            confidence=0.4,
-        )
-        if bench.base is None
-        else None
-    )
-    yield bench.lever("fewer sequences", "max_num_seqs", "Fewer dummy sequences have a smaller peak.")
-    if case.engine.generation == "V0" and bench.base is None:
+    if bench.case.engine.generation == "V0":
         yield Fix(
             "max_model_len",
             "In the V0 engine the dummy batch is as long as max_model_len.",
             steps=("give --max-model-len explicitly, as short as your requests allow",),
             confidence=0.5,
         )
-    yield bench.lever("quantized weights", "checkpoint_format", "Smaller weights leave room for the pool.")
-    yield bench.lever("more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, each has room for a pool.")
-    if bench.base is None:
-        yield Fix(
-            "engine_version_or_V0",
-            "What a release counts has changed: if an earlier one started with the same flags, it is the accounting.",
-            steps=("pip install the last vLLM that started",),
-            confidence=0.35,
-        )
-        yield Fix(
-            "raise_util",
-            "If the profile lines above the error show weights + peak just above the budget, raise it.",
-            steps=("run again with --gpu-memory-utilization 0.95 and look at the profile lines",),
-            confidence=0.35,
-        )
+    if not silent:
+        yield _another_release()
+
+
+def _another_release() -> Fix:
+    return Fix(
+        "engine_version_or_V0",
+        "What a release counts has changed: if an earlier one started with these flags, it is the accounting.",
+        steps=("pip install the last vLLM that started",),
+        confidence=0.35,
+    )
+
+
+def _more_of_the_card(bench: Workbench) -> Fix | None:
+    """By the numbers of the profile lines; without them, up to the release's default where less was asked for."""
+    startup = bench.case.startup
+    missing = max(-(startup.available_kv_bytes or 0), 0)
+    why = f"The pool is {gib(missing)} below zero; the card has that much outside the budget."
+    for pool in (GIB, GIB // 2, GIB // 4):
+        if startup.available_kv_bytes is not None and (fix := bench.raise_utilization(missing + pool, why)):
+            return fix
+    usual = 0.92 if bench.known.release.at_least("0.20.0") else 0.9
+    if bench.utilization < usual - 0.005:
+        why = f"Only {bench.utilization:g} of the card was asked for; {usual:g} is what the release takes by itself."
+        return bench.change("raise_util", {"gpu_memory_utilization": usual}, why, confidence=0.6)
+    return Fix(
+        "raise_util",
+        "If the profile lines above the error show weights + peak just above the budget, raise it.",
+        flags={"gpu_memory_utilization": 0.95},
+        command=bench.command({"gpu_memory_utilization": 0.95}),
+        trades="less of the card is left for what vLLM does not count",
+        confidence=0.35,
+    )
 
 
 DEAD_ENDS = (
