@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from legroom.errors import LegroomError
 from legroom.facts.gpus import gpu
 from legroom.memory.deployment import DeploymentMemory, Measurements, deployment_memory
+from legroom.planning.cold import cold_start
 from legroom.planning.verdict import Verdict, verdict
 from legroom.records import dataclass
 from legroom.vllm.resolve import resolve
@@ -89,4 +90,7 @@ def plan(target: Target, args: ServeArgs) -> Plan:
         settings = replace(settings, max_model_len=memory.kv.max_model_len)
     answer, reason = verdict(target.model, target.gpu, settings, memory)
     notes = (*(note for note in (target.release.note, target.gpu.note) if note), *settings.notes)
-    return Plan(target, args, settings, memory, answer, reason, notes=notes)
+    made = Plan(target, args, settings, memory, answer, reason, notes=notes)
+    if answer == "fits" and cold_start(made).memory.failure:
+        return replace(made, verdict="tight", reason="a first start, with a cold compile cache, fails once")
+    return made

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from legroom.memory.kv_plan import kv_plan
+from legroom.units import human_bytes
 
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
@@ -31,7 +31,7 @@ def verdict(model: Model, gpu: Gpu, settings: EngineSettings, memory: Deployment
         return "does_not_fit", memory.failure.id
     over = [rank for rank in memory.ranks if headroom_left(rank, 0.0) < 0]
     if over:
-        return "tight", f"the card runs {-headroom_left(over[0], 0.0)} bytes over at its peak"
+        return "tight", f"the card runs {human_bytes(-headroom_left(over[0], 0.0))} over at its peak"
     pessimistic = [rank.kv_cache.low for rank in memory.ranks]
     if kv_plan(model, settings, gpu, pessimistic).failure:
         return "tight", "at the low end of the error band the KV cache is too small"
@@ -47,9 +47,3 @@ def headroom_left(layout: Layout, band_kept: float) -> int:
     """
     worse = layout.outside.high - layout.outside.bytes
     return layout.headroom_bytes - int(worse * band_kept)
-
-
-def with_kv_at_band(layout: Layout, band_kept: float) -> Layout:
-    """The layout with the KV cache moved towards the low end of its band."""
-    kv = layout.kv_cache
-    return replace(layout, kv_cache=replace(kv, bytes=kv.bytes - int((kv.bytes - kv.low) * band_kept)))
