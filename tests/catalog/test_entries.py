@@ -18,6 +18,7 @@ from legroom.explain.documents import example_text
 from legroom.explain.schema_check import KEYWORDS, problems
 from legroom.explain.validate import catalog_problems, entry_schema, record_schema
 from legroom.facts.evidence import messages
+from legroom.facts.flags import all_flag_names
 
 LABELS = {
     "weights_too_big", "kv_too_small_for_max_len", "no_cache_blocks", "gpu_shared_or_not_free",
@@ -136,6 +137,22 @@ def test_names_of_people_are_nowhere():
     text = json.dumps(bundled_documents(), ensure_ascii=False)
     assert "@" not in text
     assert set(re.findall(r"https://([^/\"]+)/", text)) <= {"github.com", "docs.vllm.ai", "docs.pytorch.org"}
+
+
+OTHER_TOOLS = {
+    "--query-compute-apps", "--format", "--gpus", "--gpu-used", "--context", "--vllm", "--ipc", "--shm-size",
+    "--memory", "--ulimit", "--shutdown",
+}  # fmt: skip
+"""Options of legroom, Docker, nvidia-smi and wsl."""
+
+
+@each
+def test_every_flag_that_helps_is_one_that_vllm_has(entry):
+    known = {*all_flag_names(), "--model"}
+    for item in entry.workarounds:
+        for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", item.how.en):
+            positive = "--" + flag.removeprefix("--no-")
+            assert flag in OTHER_TOOLS or {flag, positive} & known, f"{entry.id}: {flag}"
 
 
 OPERATIONS = {

@@ -1,5 +1,6 @@
 """`legroom mcp` as a command: addresses, and a missing SDK."""
 
+import socket
 import sys
 
 import pytest
@@ -46,3 +47,11 @@ def test_without_the_sdk_the_command_says_what_to_install(monkeypatch, capsys):
     out, err = capsys.readouterr()
     assert out == ""
     assert "pip install 'legroom[mcp]'" in err
+
+
+def test_a_busy_port_is_told(capsys):
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        assert main(["mcp", "--http", f"127.0.0.1:{busy.getsockname()[1]}"]) == 3
+    assert "cannot listen" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import socket
 from typing import Any
 
 from legroom.cli.output import note
@@ -56,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
         server.run("stdio")
         return OK
     host, port = address
+    refuse_busy(host, port)
     if not is_loopback(host):
         note(f"note: {host} can be reached from other machines, and there is no authentication")
     note(f"legroom's tools are at http://{f'[{host}]' if ':' in host else host}:{port}/mcp")
@@ -75,6 +77,18 @@ def address_of(text: str) -> tuple[str, int]:
     if bare_ipv6 or not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 1 << 16):
         raise LegroomError(f"--http {text!r} is not HOST:PORT", f"write it like --http {_DEFAULT_HOST}:{_DEFAULT_PORT}")
     return host or _DEFAULT_HOST, int(port)
+
+
+def refuse_busy(host: str, port: int) -> None:
+    """End clearly where the address cannot be had; the HTTP server would only log it."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        why = error.strerror or error
+        raise LegroomError(f"cannot listen on {host}:{port}: {why}", "name another HOST:PORT", UNREACHABLE) from None
 
 
 def is_loopback(host: str) -> bool:
