@@ -18,10 +18,10 @@ import time
 from pathlib import Path
 
 CASES: dict[str, tuple[str, list[str]]] = {
-    "kv too small": ("llama", ["--kv-cache-memory-bytes", "2M", "--max-model-len", "2048"]),
-    "kv too small, sliding windows": ("gemma3", ["--kv-cache-memory-bytes", "1M", "--max-model-len", "2048"]),
-    "kv too small, hybrid": ("qwen3next", ["--kv-cache-memory-bytes", "4M", "--max-model-len", "2048"]),
-    "too few state blocks": ("mamba_hybrid", ["--kv-cache-memory-bytes", "8M", "--max-num-seqs", "512"]),
+    "kv too small": ("llama", ["--kv-cache-memory-bytes", "512K", "--max-model-len", "2048"]),
+    "kv too small, sliding windows": ("gemma3", ["--kv-cache-memory-bytes", "384K", "--max-model-len", "2048"]),
+    "kv too small, hybrid": ("qwen3next", ["--kv-cache-memory-bytes", "1M", "--max-model-len", "2048"]),
+    "too few state blocks": ("mamba_hybrid", ["--kv-cache-memory-bytes", "2M", "--max-num-seqs", "512"]),
     "nothing for the cache": ("llama", ["--gpu-memory-utilization", "0.01", "--max-model-len", "2048"]),
 }
 _ENV = {

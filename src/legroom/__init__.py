@@ -13,16 +13,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from legroom.api import DiagnosisReport as DiagnosisReport
     from legroom.api import PlanReport as PlanReport
+    from legroom.api import diagnose as diagnose
     from legroom.api import layout as layout
     from legroom.api import plan as plan
     from legroom.api import simulate as simulate
 
 __version__ = "0.1.0"
 
-_PUBLIC = ("PlanReport", "layout", "plan", "simulate")
+_PUBLIC = ("DiagnosisReport", "PlanReport", "diagnose", "layout", "plan", "simulate")
 
-__all__ = ["PlanReport", "__version__", "layout", "plan", "simulate"]
+__all__ = ["DiagnosisReport", "PlanReport", "__version__", "diagnose", "layout", "plan", "simulate"]
 
 
 def __getattr__(name: str) -> Any:

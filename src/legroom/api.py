@@ -20,6 +20,11 @@ from legroom.units import parse_bytes
 from legroom.vllm.args import ServeArgs
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from legroom.diagnosis.diagnose import Reading
+    from legroom.diagnosis.finding import Finding
+    from legroom.facts.diagnosis_texts import Language
     from legroom.facts.releases import Release
     from legroom.memory.layout import Layout
     from legroom.planning.verdict import Verdict
@@ -88,6 +93,57 @@ class PlanReport:
 
     def __str__(self) -> str:
         return self.text()
+
+
+@dataclass(frozen=True)
+class DiagnosisReport:
+    """A diagnosis that shows itself."""
+
+    reading: Reading
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The causes of the run that matters, the likeliest first; empty where nothing is wrong."""
+        return self.reading.runs[0].findings if self.reading.runs else ()
+
+    def text(self, style: Style | None = None, language: Language = "en") -> str:
+        """The answer, as the terminal shows it."""
+        from legroom.render.diagnosis_text import readings_text  # noqa: PLC0415
+        from legroom.render.terminal import PLAIN  # noqa: PLC0415
+
+        return readings_text([self.reading], style or PLAIN, language)
+
+    def json(self) -> dict[str, Any]:
+        """The document that `legroom diagnose --json` prints."""
+        from legroom.diagnosis.diagnosis_json import readings_json  # noqa: PLC0415
+
+        return readings_json([self.reading])
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def diagnose(
+    log: str | Path,
+    *,
+    command: str | None = None,
+    model: str | None = None,
+    gpu: str | None = None,
+    gpus: int | None = None,
+    vllm: str | None = None,
+) -> DiagnosisReport:
+    """Say why a server failed: `log` is the text that it printed, or the path of a file with it.
+
+    The other arguments tell what the log does not show.
+    """
+    from legroom.diagnosis.diagnose import read_log  # noqa: PLC0415
+    from legroom.diagnosis.reader import pieces_of_file  # noqa: PLC0415
+    from legroom.diagnosis.repair import Hints  # noqa: PLC0415
+
+    hints = Hints(command, model, gpu, gpus, vllm)
+    if isinstance(log, str):
+        return DiagnosisReport(read_log([log.encode("utf-8", "replace")], "the log", hints))
+    return DiagnosisReport(read_log(pieces_of_file(str(log)), str(log), hints))
 
 
 def plan(

@@ -75,6 +75,16 @@ CAUSES: dict[str, tuple[str, str]] = {
         "increasing `gpu_memory_utilization` when initializing "
         "the engine.",
     ),
+    "a CPU backend with too small a share": (
+        "no_cache_blocks",
+        "ValueError: Available memory on node 0 (20.49/23.54 GiB) on kv cache allocation is less than requested memory "
+        "for kv (-0.34/0.24 GiB). Reduce CPU memory used by other processes.",
+    ),
+    "a CPU backend with too large a share": (
+        "host_ram_oom",
+        "ValueError: Available memory on node 0 (10.10/23.54 GiB) on startup is less than desired CPU memory utilization "
+        "(0.92, 21.66 GiB). On the CPU backend, the `--gpu-memory-utilization` flag controls the fraction of CPU memory.",
+    ),
     "a context longer than the pool": (
         "kv_too_small_for_max_len",
         "ValueError: To serve at least one request with the models's "

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from typing import Any
 
 from legroom.diagnosis.case import Case
+from legroom.diagnosis.causes.no_cache_blocks import cpu_starved
 from legroom.diagnosis.evidence import Evidence
 from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
 from legroom.diagnosis.workbench import Workbench
@@ -29,8 +32,15 @@ _FAINT = ("died_silently",)
 
 def examine(case: Case) -> Finding | None:
     """The kernel, the container platform, Ray or a failed host allocation says so."""
+    shares = case.first("cpu_below_desired") or (None if cpu_starved(case) else case.first("cpu_kv_short"))
+    if shares:
+        free, total = (gib(int(shares.facts.get(name, 0))) for name in ("free_bytes", "total_bytes"))
+        why = f"On the CPU backend the KV cache is host RAM: {free} of {total} were available, and more was asked for."
+        return Finding(CAUSE, ENTRY, 0.92, proof(shares), why)
     for ids, certainty in ((_CERTAIN, 0.9), (_LIKELY, 0.72), (_POSSIBLE, 0.6), (_FAINT, 0.4)):
         error = case.first(*ids)
+        if error is not None and error.id == "died_silently" and _said_why(case):
+            continue
         if error is not None:
             proven = proof(case.first("shm_small", "nccl_system_error"), error)
             return Finding(CAUSE, ENTRY, _confidence(case, error, certainty), proven, _why(case))
@@ -48,6 +58,11 @@ def examine(case: Case) -> Finding | None:
         why = "NCCL's system call failed; the usual reason in a container is a /dev/shm of 64 MiB."
         return Finding(CAUSE, ENTRY, 0.5, proof(case.first("nccl_system_error")), why)
     return None
+
+
+def _said_why(case: Case) -> bool:
+    """The engine did leave a Python error, other than the one that says that it failed."""
+    return any("Engine core initialization" not in item.text for item in case.all("exception"))
 
 
 def _confidence(case: Case, error: Evidence, certainty: float) -> float:
@@ -97,6 +112,9 @@ def _why(case: Case) -> str:
 def remedies(bench: Workbench) -> Iterator[Fix | None]:
     """Give the host what it lacks."""
     case = bench.case
+    shares = case.first("cpu_below_desired", "cpu_kv_short")
+    if shares and not cpu_starved(case):
+        yield _less_ram(bench, shares)
     if case.has("shm_small", "shm_no_space", "shm_insufficient", "bus_error", "nccl_system_error"):
         yield Fix(
             "more_host_ram_or_shm",
@@ -139,6 +157,17 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
             steps=("check dmesg first; then try another release",),
             confidence=0.35,
         )
+
+
+def _less_ram(bench: Workbench, shares: Evidence) -> Fix | None:
+    free, total = (int(shares.facts.get(name, 0)) for name in ("free_bytes", "total_bytes"))
+    if bench.known.args.kv_cache_memory_bytes:
+        flags: dict[str, Any] = {"kv_cache_memory_bytes": max(int(free * 0.8), 1)}
+        return bench.change("kv_cache_memory_bytes", flags, f"{gib(free)} of RAM are available.", confidence=0.8)
+    share = math.floor(free * 0.9 / max(total, 1) * 100) / 100
+    return bench.change(
+        "lower_util", {"gpu_memory_utilization": share}, f"{gib(free)} of {gib(total)} are available.", confidence=0.8
+    )
 
 
 DEAD_ENDS = (

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from legroom.diagnosis.case import Case
+from legroom.diagnosis.evidence import Evidence
 from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
 from legroom.diagnosis.workbench import Workbench
 from legroom.units import GIB, gib
@@ -14,6 +16,14 @@ CAUSE, ENTRY = "no_cache_blocks", "LR201"
 
 def examine(case: Case) -> Finding | None:
     """The check itself, or accounting lines that already show it."""
+    starved = cpu_starved(case)
+    if starved:
+        why = (
+            "On the CPU backend the budget is "
+            f"{gib(int(starved.facts.get('budget_bytes', 0)))} of RAM, and the process uses "
+            f"{gib(-int(starved.facts['requested_bytes']))} more than that before any KV cache."
+        )
+        return Finding(CAUSE, ENTRY, 0.93, proof(starved), why)
     error = case.first("no_cache_blocks")
     startup = case.startup
     negative = startup.available_kv_bytes is not None and startup.available_kv_bytes <= 0
@@ -22,6 +32,13 @@ def examine(case: Case) -> Finding | None:
     proven = proof(case.last("profile_v0"), case.last("available_kv"), case.last("kv_sized"), error)
     known = startup.weights_bytes is not None and (startup.activation_bytes is not None or negative)
     return Finding(CAUSE, ENTRY, 0.85 if known else 0.6, proven, _why(case))
+
+
+def cpu_starved(case: Case) -> Evidence | None:
+    """The CPU backend's form of the same check, where nothing is left (0.27+)."""
+    error = case.first("cpu_kv_short")
+    requested = error.facts.get("requested_bytes") if error else None
+    return error if isinstance(requested, int) and requested <= 0 else None
 
 
 def _why(case: Case) -> str:
@@ -47,6 +64,10 @@ def _why(case: Case) -> str:
 
 def remedies(bench: Workbench) -> Iterator[Fix | None]:
     """Raise the budget where the card has room; else make weights or peak smaller."""
+    starved = cpu_starved(bench.case)
+    if starved:
+        yield _more_ram_share(bench, starved)
+        return
     if bench.base is not None:
         why = "Weights and peak are above the budget, and the card has room."
         yield bench.lever("raise utilization", "raise_util", why, 0.7)
@@ -85,6 +106,19 @@ def _another_release() -> Fix:
         steps=("pip install the last vLLM that started",),
         confidence=0.35,
     )
+
+
+def _more_ram_share(bench: Workbench, starved: Evidence) -> Fix | None:
+    """The share of RAM that holds what the process uses and a pool beside it, within what is free."""
+    total, free = int(starved.facts["total_bytes"]), int(starved.facts["free_bytes"])
+    used = int(starved.facts.get("budget_bytes", 0)) - int(starved.facts["requested_bytes"])
+    pool = min(4 * GIB, (free - used) // 2)
+    share = math.ceil((used + max(pool, 0)) / total * 100) / 100
+    why = (
+        f"The process uses {gib(used)}; {share:g} x {gib(total)} "
+        f"leaves {gib(int(share * total) - used)} for the KV cache."
+    )
+    return bench.change("raise_util", {"gpu_memory_utilization": share}, why, confidence=0.8)
 
 
 def _more_of_the_card(bench: Workbench) -> Fix | None:
