@@ -82,8 +82,8 @@ CAUSES: dict[str, tuple[str, str]] = {
     ),
     "a CPU backend with too large a share": (
         "host_ram_oom",
-        "ValueError: Available memory on node 0 (10.10/23.54 GiB) on startup is less than desired CPU memory utilization "
-        "(0.92, 21.66 GiB). On the CPU backend, the `--gpu-memory-utilization` flag controls the fraction of CPU memory.",
+        "ValueError: Available memory on node 0 (10.10/23.54 GiB) on startup is less than desired CPU memory "
+        "utilization (0.92, 21.66 GiB). On the CPU backend, the `--gpu-memory-utilization` flag controls it.",
     ),
     "a context longer than the pool": (
         "kv_too_small_for_max_len",

@@ -18,6 +18,8 @@ from legroom.facts.startup_lines import startup_lines
 
 MOST_PER_MARK = 1500
 """After this many lines with one mark it is sampled."""
+MOST_STATISTICS = 400
+"""The same for the lines that a healthy server prints every few seconds."""
 _HUGE = 8 << 20
 _LARGE = 12 << 20
 _LAST = 1 << 20
@@ -41,7 +43,7 @@ class Scanner:
         self.lines = 0
         self.bytes = 0
         self.counts: Counter[bytes] = Counter()
-        self._sampled: set[bytes] = set(_stat_marks())
+        self._sampled: set[bytes] = set()
         self._once: tuple[bytes, ...] = _once_marks()
         self._finder: Finder | None = None
         self._large = False
@@ -72,8 +74,7 @@ class Scanner:
         """Report every line of buffer[:end] that holds a mark; the number of lines up to there comes back."""
         sampled = deque(sorted(self._samples(buffer, end)))
         # The end of a log tells how it ended: there, even what was everywhere before is read line by line.
-        thorough = last and len(self._sampled) > len(_stat_marks())
-        finder = make_finder(every_mark(), large=False) if thorough else self._marks()
+        finder = make_finder(every_mark(), large=False) if last and self._sampled else self._marks()
         position, counted, number = 0, 0, at
         hits = finder.find(buffer, position, end)
         while True:
@@ -116,7 +117,7 @@ class Scanner:
 
     def _is_everywhere(self, mark: bytes) -> bool:
         self.counts[mark] += 1
-        if self.counts[mark] != MOST_PER_MARK:
+        if self.counts[mark] != (MOST_STATISTICS if mark in _stat_marks() else MOST_PER_MARK):
             return False
         self._sampled.add(mark)
         self._finder = None
