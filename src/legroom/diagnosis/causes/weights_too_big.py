@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
 from legroom.diagnosis.workbench import Workbench
-from legroom.units import GIB, gib
+from legroom.units import GIB, MIB, gib
 
 CAUSE, ENTRY = "weights_too_big", "LR101"
 
@@ -45,8 +45,9 @@ def _never_freed(case: Case) -> bool:
     oom = case.oom
     if oom is None or oom.torch_bytes is None or oom.total_bytes is None or oom.pools_bytes:
         return False
-    small = (oom.unallocated_bytes or 0) < oom.total_bytes // 100
-    return small and oom.torch_bytes > oom.total_bytes * 0.94 and oom.wanted_bytes < oom.total_bytes // 10
+    unused, outside = oom.unallocated_bytes or 0, oom.non_torch_bytes or 0
+    tight = unused < max(oom.total_bytes // 100, 64 * MIB) and outside < GIB
+    return tight and oom.torch_bytes > oom.total_bytes * 0.8 and oom.wanted_bytes < oom.total_bytes // 10
 
 
 def _why(case: Case) -> str:
