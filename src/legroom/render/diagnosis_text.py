@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from legroom.diagnosis.diagnose import in_order
 from legroom.diagnosis.masking import masked
+from legroom.errors import LegroomError
 from legroom.facts.diagnosis_texts import Language, cause_title, heading, how_to_verify, phase_title
 from legroom.render.bar import Segment, bar, swatch
 from legroom.render.plan_parts import flag_words, parts, scale_bytes
@@ -21,10 +23,13 @@ if TYPE_CHECKING:
     from legroom.diagnosis.evidence import Evidence
     from legroom.diagnosis.finding import Finding, Fix
     from legroom.diagnosis.report import Diagnosis
+    from legroom.explain.entry import Entry
     from legroom.memory.layout import Layout
 
 _MARGIN = "  "
 _LONGEST_SHOWN = 220
+_PIECES = re.compile(r"\s+|[!-~]+|[^\s!-~]")
+"""Gaps, words and flags, and single characters of scripts that are written without gaps."""
 
 
 def readings_text(
@@ -117,6 +122,24 @@ def _decisive(finding: Finding) -> Evidence | None:
     return failing[0] if failing else finding.evidence[-1] if finding.evidence else None
 
 
+def wrap_wide(text: str, width: int, indent: str = "", hanging: str | None = None) -> list[str]:
+    """Wrap text that may hold Chinese: its characters take two cells each and may be broken anywhere."""
+    if text.isascii():
+        return wrap(text, width, indent, hanging)
+    lines, line = [], indent
+    for piece in _PIECES.findall(text):
+        if _cells(line) + _cells(piece) > width and line.strip():
+            lines.append(line.rstrip())
+            line = indent if hanging is None else hanging
+            piece = piece.lstrip()  # noqa: PLW2901 - a line does not begin with the gap it was broken at
+        line += piece
+    return [*lines, line.rstrip()]
+
+
+def _cells(text: str) -> int:
+    return sum(2 if ord(letter) > 0x2E80 else 1 for letter in text)
+
+
 def _shown(evidence: Evidence) -> str:
     text = masked(" ".join(evidence.text.split()))
     return text if len(text) <= _LONGEST_SHOWN * 2 else text[: _LONGEST_SHOWN * 2] + " ..."
@@ -124,6 +147,8 @@ def _shown(evidence: Evidence) -> str:
 
 def _why(finding: Finding, style: Style, language: Language) -> Iterator[str]:
     yield style.paint(f"{heading('why', language)}:", "bold")
+    if language != "en" and (told := _entry(finding)):
+        yield from wrap_wide(told.cause.said(language), style.width, _MARGIN)
     yield from wrap(finding.why, style.width, _MARGIN)
 
 
@@ -132,14 +157,14 @@ def _fix(finding: Finding, style: Style, language: Language) -> Iterator[str]:
         return
     fix = finding.fixes[0]
     yield f"{style.paint(heading('fix', language) + ':', 'green', 'bold')} {_short(fix)}".rstrip()
-    yield from wrap(masked(fix.why), style.width, _MARGIN)
+    yield from wrap_wide(masked(_way(fix, finding, language)), style.width, _MARGIN)
     if (fix.flags or fix.env) and fix.command:
         yield ""
         yield _MARGIN * 2 + style.paint(masked(_line(fix)), "bold")
     for step in fix.steps:
         yield from wrap(step, style.width, f"{_MARGIN}- ", _MARGIN * 2)
     if fix.trades:
-        yield from wrap(f"costs: {fix.trades}", style.width, _MARGIN)
+        yield from wrap(f"{heading('costs', language)}: {fix.trades}", style.width, _MARGIN)
     if fix.plan is not None:
         yield ""
         yield from _side_by_side(fix, style, language)
@@ -162,7 +187,7 @@ def _side_by_side(fix: Fix, style: Style, language: Language) -> Iterator[str]:
     for name, layout in layouts:
         segments: list[Segment] = [part.segment for part in parts(layout)]
         width = max(round(room * sum(segment.amount for segment in segments) / widest), 8)
-        yield f"{_MARGIN}{name.ljust(8)} {bar(segments, width, style)}"
+        yield f"{_MARGIN}{name}{' ' * (9 - _cells(name))}{bar(segments, width, style)}"
         kv, spare = gib(max(layout.kv_cache.bytes, 0)), gib(layout.headroom_bytes)
         yield f"{_MARGIN}{' ' * 9}KV cache {kv}, headroom {spare} of {gib(layout.total_bytes)}"
     named = [part.segment for part in parts(fix.plan.layout) if part.segment.amount > 0]
@@ -182,20 +207,24 @@ def _alternatives(finding: Finding, style: Style, language: Language) -> Iterato
     yield style.paint(f"{heading('alternatives', language)}:", "bold")
     for number, fix in enumerate(rest, 2):
         head = _short(fix)
-        text = f"{head}: {fix.why}" if head else fix.why
-        yield from wrap(masked(text), style.width, f"{_MARGIN}{number}. ", _MARGIN + "   ")
+        way = _way(fix, finding, language)
+        text = f"{head}: {way}" if head else way
+        yield from wrap_wide(masked(text), style.width, f"{_MARGIN}{number}. ", _MARGIN + "   ")
         for step in fix.steps:
             yield from wrap(step, style.width, f"{_MARGIN}   - ", _MARGIN + "     ")
         if fix.trades:
-            yield from wrap(f"costs: {fix.trades}", style.width, f"{_MARGIN}   ")
+            yield from wrap(f"{heading('costs', language)}: {fix.trades}", style.width, f"{_MARGIN}   ")
 
 
 def _dead_ends(finding: Finding, style: Style, language: Language) -> Iterator[str]:
     if not finding.dead_ends:
         return
     yield style.paint(f"{heading('dead_ends', language)}:", "red", "bold")
-    for end in finding.dead_ends:
-        yield from wrap(f"{end.action}: {end.why_fails}", style.width, f"{_MARGIN}{style.pick('✗', 'x')} ", _MARGIN * 2)
+    ends = [(end.action, end.why_fails) for end in finding.dead_ends]
+    if language != "en" and (told := _entry(finding)) and told.dead_ends:
+        ends = [(end.action.said(language), end.why_fails.said(language)) for end in told.dead_ends]
+    for action, why_fails in ends:
+        yield from wrap_wide(f"{action}: {why_fails}", style.width, f"{_MARGIN}{style.pick('✗', 'x')} ", _MARGIN * 2)
 
 
 def _verify(diagnosis: Diagnosis, finding: Finding, style: Style, language: Language) -> Iterator[str]:
@@ -208,6 +237,25 @@ def _verify(diagnosis: Diagnosis, finding: Finding, style: Style, language: Lang
     yield style.paint(f"{heading('verify', language)}:", "bold")
     yield from wrap(how_to_verify(kind, language), style.width, _MARGIN)
     yield _MARGIN + style.paint(f"{heading('explain', language)}: legroom explain {finding.entry}", "dim")
+
+
+def _entry(finding: Finding) -> Entry | None:
+    """The catalog's story of this cause, which is told in more languages than one."""
+    from legroom.explain.catalog import entry  # noqa: PLC0415 - reads the catalog
+
+    try:
+        return entry(finding.entry)
+    except LegroomError:
+        return None
+
+
+def _way(fix: Fix, finding: Finding, language: Language) -> str:
+    """What a fix does: in the catalog's words where another language is asked for and it knows this kind."""
+    if language != "en" and (told := _entry(finding)):
+        same = next((way for way in told.workarounds if way.kind == fix.kind), None)
+        if same:
+            return same.action.said(language)
+    return fix.why
 
 
 def _maybe(rest: Sequence[Finding], style: Style, language: Language) -> Iterator[str]:

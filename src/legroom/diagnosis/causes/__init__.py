@@ -11,6 +11,7 @@ from typing import Protocol
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.finding import DeadEnd, Finding, Fix
 from legroom.diagnosis.workbench import Workbench
+from legroom.errors import LegroomError
 
 NAMES = (
     "weights_too_big",
@@ -75,7 +76,18 @@ def with_remedies(finding: Finding, bench: Workbench) -> Finding:
     """The finding with its fixes and dead ends."""
     cause = next(cause for cause in causes() if finding.cause == cause.CAUSE)
     fixes = [fix for fix in cause.remedies(bench) if fix is not None][:MOST_FIXES]
-    return replace(finding, fixes=tuple(fixes), dead_ends=cause.DEAD_ENDS)
+    return replace(finding, entry=_story(finding), fixes=tuple(fixes), dead_ends=cause.DEAD_ENDS)
+
+
+def _story(finding: Finding) -> str:
+    """Several entries of the catalog may tell of one cause: the one whose messages these are, else the cause's own."""
+    from legroom.explain.catalog import best_entry  # noqa: PLC0415 - reads the catalog
+
+    said = frozenset(evidence.id for evidence in finding.evidence)
+    try:
+        return best_entry(finding.cause, said, finding.entry).id
+    except LegroomError:
+        return finding.entry  # a record that the user imported cannot be read; that is not this log's trouble
 
 
 def _in_time(finding: Finding, case: Case) -> Finding:
