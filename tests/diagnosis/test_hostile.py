@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from legroom.diagnosis.diagnose import read_log
 from legroom.diagnosis.diagnosis_json import readings_json
-from legroom.diagnosis.evidence import marks
+from legroom.diagnosis.scan import every_mark
 from legroom.render.diagnosis_text import readings_text
 
 _LOGS = [log for _, log in CAUSES.values()]
@@ -31,7 +31,23 @@ def test_any_bytes_are_survived(data: bytes) -> None:
 
 @given(
     st.lists(
-        st.sampled_from([*marks(), "\n", " ", "(", ")", "12", "1.5 GiB", "{", "}", "'", "\x1b[0m", "%", ":"]),
+        st.sampled_from(
+            [
+                *(mark.decode() for mark in every_mark()),
+                "\n",
+                " ",
+                "(",
+                ")",
+                "12",
+                "1.5 GiB",
+                "{",
+                "}",
+                "'",
+                "\x1b[0m",
+                "%",
+                ":",
+            ]
+        ),
         max_size=60,
     )
 )

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from legroom.diagnosis.diagnose import Reading, read_log
-from legroom.diagnosis.evidence import marks
 from legroom.diagnosis.finder import HyperscanFinder, Re2Finder
 from legroom.diagnosis.reader import pieces_of_file
 from legroom.diagnosis.scan import MOST_PER_MARK, Scanner, every_mark
@@ -143,7 +142,7 @@ def test_both_finders_find_the_same() -> None:
 
 
 def test_every_message_can_be_stopped_at() -> None:
-    assert all(len(mark) >= 3 for mark in marks())
+    assert all(len(mark) >= 3 for mark in every_mark())
 
 
 def test_packed_files_are_read_as_they_are(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from legroom.diagnosis.evidence import Evidence
 from legroom.diagnosis.platforms import Engine, Platform
 from legroom.diagnosis.torch_oom import TorchOom, parse_oom
 from legroom.planning.startup_log import Startup
-from legroom.records import dataclass, field
+from legroom.records import dataclass
 
 Phase = Literal["startup_load", "startup_profile", "startup_kv", "startup_graph", "serving", "shutdown"]
 
@@ -27,8 +27,6 @@ class Case:
     platform: Platform
     source: str = ""
     lines: int = 0
-    phase_given: Phase | None = None
-    extra: dict[str, str] = field(default_factory=dict)
 
     def all(self, *ids: str) -> tuple[Evidence, ...]:
         """Every evidence with one of these ids, in order."""
@@ -131,8 +129,6 @@ class Case:
     @cached_property
     def phase(self) -> Phase | None:
         """The phase in which the first failure happened."""
-        if self.phase_given:
-            return self.phase_given
         failure = self.first_failure
         site: Phase | None = _SITE_PHASE.get(self.site)
         if failure is not None and failure.phase and failure.id not in ("free_below_desired", "cumem_oom"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 
 from legroom.diagnosis.linear import PatternSet, compiled, escaped
@@ -49,12 +49,6 @@ class Passage:
     line: Line
     following: tuple[str, ...] = ()
     """As they stand in the log."""
-
-
-def read_evidence(passages: Iterable[Passage]) -> Iterator[Evidence]:
-    """Everything the passages say, in their order."""
-    for passage in passages:
-        yield from evidence_of(passage)
 
 
 def evidence_of(passage: Passage) -> list[Evidence]:
@@ -128,11 +122,6 @@ def size_bytes(text: str) -> int:
         raise ValueError(text)
     unit = text.strip()[number.end() :].strip() or "bytes"
     return round(float(number[0].replace(",", "")) * _UNITS[unit])
-
-
-def marks() -> tuple[str, ...]:
-    """Every plain text worth stopping at."""
-    return tuple(dict.fromkeys(mark for message in messages() for mark in message.marks))
 
 
 @cache

@@ -72,7 +72,6 @@ class Platform:
     unified: bool = False
     """CPU and GPU share one memory."""
     wsl: bool = False
-    rocm: bool = False
     trainer: bool = False
     """A training framework runs the engine on its own GPUs."""
 
@@ -102,6 +101,5 @@ def platform_of(evidence: Iterable[Evidence], startup: Startup) -> Platform:
     return Platform(
         unified or bool(startup.gpu_name and "GB10" in startup.gpu_name),
         "wsl" in ids,
-        any(item.facts.get("platform") == "HIP" for item in items),
         "trainer" in ids,
     )

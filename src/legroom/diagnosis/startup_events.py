@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 
 from legroom.diagnosis.evidence import Passage, typed
@@ -12,12 +12,6 @@ from legroom.facts.startup_lines import startup_lines
 from legroom.planning.startup_log import Event
 
 _NOT_BEHIND = re.compile(r"\(\?<!(?P<text>[^)]*)\)")
-
-
-def startup_events(passages: Iterable[Passage]) -> Iterator[Event]:
-    """One event for everything a line says about settings, GPU, memory and outcome."""
-    for passage in passages:
-        yield from events_of(passage)
 
 
 def events_of(passage: Passage) -> Iterator[Event]:

@@ -10,6 +10,16 @@ from legroom.diagnosis.workbench import Workbench
 from legroom.units import gib
 
 CAUSE, ENTRY = "unified_memory_or_wsl", "LR502"
+_SHORTAGES = (
+    "free_below_desired",
+    "free_below_desired_bare",
+    "no_cache_blocks",
+    "oom_killer",
+    "killed_process",
+    "sigkill",
+    "cannot_allocate",
+    "rpc_timeout",
+)
 
 
 def examine(case: Case) -> Finding | None:
@@ -32,39 +42,34 @@ def examine(case: Case) -> Finding | None:
         return Finding(
             CAUSE, ENTRY, 0.88, proof(case.first("torch_oom"), case.first("prefetch_ram_short"), case.first("wsl")), why
         )
-    shared = case.platform.unified or case.platform.wsl
-    short = case.is_oom or case.has(
-        "free_below_desired",
-        "free_below_desired_bare",
-        "no_cache_blocks",
-        "oom_killer",
-        "killed_process",
-        "sigkill",
-        "cannot_allocate",
-        "rpc_timeout",
+    return _on_shared_memory(case) or _perhaps(case)
+
+
+def _on_shared_memory(case: Case) -> Finding | None:
+    if not (case.platform.unified or case.platform.wsl) or not (case.is_oom or case.has(*_SHORTAGES)):
+        return None
+    confidence = 0.75 if not case.has("free_below_desired") or _much_free(case) else 0.6
+    if not case.platform.unified:
+        confidence = 0.45  # WSL says so on every start; by itself it explains nothing
+    why = (
+        "CPU and GPU draw on one memory here: files in the page "
+        "cache, other programs and the GPU's own allocations compete."
     )
-    check = case.first("free_below_desired")
-    if shared and short:
-        why = (
-            "CPU and GPU draw on one memory here: files in the page "
-            "cache, other programs and the GPU's own allocations compete."
-        )
-        confidence = 0.75 if not check or _much_free(case) else 0.6
-        if not case.platform.unified:
-            confidence = 0.45  # WSL says so on every start; by itself it explains nothing
-        return Finding(
-            CAUSE, ENTRY, confidence, proof(case.first("unified", "wsl", "nv_sysmem"), case.first_failure), why
-        )
+    proven = proof(case.first("unified", "wsl", "nv_sysmem"), case.first_failure)
+    return Finding(CAUSE, ENTRY, confidence, proven, why)
+
+
+def _perhaps(case: Case) -> Finding | None:
+    """Nothing names the platform, but this is how it fails on such ones too."""
     if case.has("free_below_desired_bare", "free_below_desired") or (case.site == "device" and case.is_oom):
         why = (
             "If this machine shares its memory between CPU and GPU, "
             "the page cache counts as used and free memory moves."
         )
         return Finding(CAUSE, ENTRY, 0.4, proof(case.first_failure), why)
-    if case.has("rpc_timeout"):
-        return Finding(
-            CAUSE, ENTRY, 0.25, proof(case.first("rpc_timeout")), "A machine that swaps shared memory stops answering."
-        )
+    stalled = case.first("rpc_timeout")
+    if stalled:
+        return Finding(CAUSE, ENTRY, 0.25, proof(stalled), "A machine that swaps shared memory stops answering.")
     return None
 
 
