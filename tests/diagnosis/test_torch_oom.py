@@ -59,6 +59,14 @@ def test_a_message_wrapped_over_lines_is_read_whole() -> None:
     assert (oom.torch_bytes, oom.unallocated_bytes) == (round(22.67 * GIB), 508 * MIB)
 
 
+def test_a_number_that_is_none_is_left_out() -> None:
+    oom = oom_of(
+        "CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 44.5.3 GiB of which 1.00 GiB is "
+        "free. Process 39 has 44.3.4 GiB memory in use."
+    )
+    assert (oom.total_bytes, oom.free_bytes, oom.others_bytes) == (None, 2**30, ())
+
+
 def test_rocm_and_the_misspelt_capacity_of_torch_2_1_are_known() -> None:
     oom = oom_of(
         "HIP out of memory. Tried to allocate 2.00 GiB. GPU 0 has "

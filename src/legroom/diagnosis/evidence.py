@@ -115,12 +115,25 @@ def typed(groups: Mapping[str, str]) -> dict[str, Value]:
     return values
 
 
+def sizes_bytes(texts: Iterable[str]) -> tuple[int, ...]:
+    """Each of these in bytes; one that is no size is left out."""
+    found = []
+    for text in texts:
+        try:
+            found.append(size_bytes(text))
+        except (ValueError, OverflowError):
+            continue
+    return tuple(found)
+
+
 def size_bytes(text: str) -> int:
     """`1.96 GiB` in bytes."""
     number = _NUMBER.match(text.strip())
     if number is None:
         raise ValueError(text)
     unit = text.strip()[number.end() :].strip() or "bytes"
+    if unit not in _UNITS:
+        raise ValueError(text)
     return round(float(number[0].replace(",", "")) * _UNITS[unit])
 
 

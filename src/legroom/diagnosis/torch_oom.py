@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from legroom.diagnosis.evidence import Evidence, size_bytes, typed
+from legroom.diagnosis.evidence import Evidence, sizes_bytes, typed
 from legroom.diagnosis.linear import compiled
 from legroom.facts.evidence import oom_parts
 from legroom.records import dataclass
@@ -80,7 +80,7 @@ def parse_oom(evidence: Evidence) -> TorchOom | None:
             for name, value in typed(found.groupdict()).items():
                 if isinstance(value, int):
                     numbers.setdefault(name, value)
-    others = tuple(size_bytes(found["used_size"]) for found in compiled(oom_parts().process).finditer(window))
+    others = sizes_bytes(found["used_size"] for found in compiled(oom_parts().process).finditer(window))
     reserved, torch = numbers.get("reserved_bytes"), numbers.get("torch_bytes")
     unallocated = numbers.get("unallocated_bytes")
     if unallocated is None and reserved is not None and torch is not None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from legroom.diagnosis.case import Case
-from legroom.diagnosis.evidence import Evidence, size_bytes
+from legroom.diagnosis.evidence import Evidence, sizes_bytes
 from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
 from legroom.diagnosis.workbench import Workbench
 from legroom.units import KIB, gib
@@ -36,8 +36,8 @@ def examine(case: Case) -> Finding | None:
 def _series(case: Case) -> Finding | None:
     """Somebody wrote the growth down: `10 GiB -> 14 GiB -> 21 GiB`."""
     for item in case.all("growth_series"):
-        amounts = [size_bytes(part) for part in re.split(r" ?(?:->|→) ?", str(item.facts.get("series", "")))]
-        if len(amounts) >= 3 and amounts == sorted(amounts) and amounts[-1] > amounts[0] * 1.1:
+        amounts = sizes_bytes(re.split(r" ?(?:->|→) ?", str(item.facts.get("series", ""))))
+        if len(amounts) >= 3 and list(amounts) == sorted(amounts) and amounts[-1] > amounts[0] * 1.1:
             why = f"Memory only grows: from {gib(amounts[0])} to {gib(amounts[-1])}."
             return Finding(CAUSE, ENTRY, 0.7, proof(item), why)
     return None
