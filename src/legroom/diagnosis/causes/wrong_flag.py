@@ -106,7 +106,9 @@ def _better(bench: Workbench, word: str) -> Fix | None:
         return Fix("flag", f"{error.message} {error.hint or ''}".strip(), confidence=0.7)
     if not problems:
         return None
-    return Fix("flag", problems[0].message, steps=(f"correct {word.partition('=')[0]}",), confidence=0.7)
+    flag, instead = word.partition("=")[0], problems[0].instead
+    step = f"write {instead} in place of {flag}" if instead else f"take {flag} out"
+    return Fix("flag", f"{problems[0].message}.", steps=(step,), confidence=0.7)
 
 
 DEAD_ENDS = (DeadEnd("change the memory settings", "the server stopped before it allocated anything"),)
