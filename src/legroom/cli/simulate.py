@@ -110,7 +110,7 @@ def _add_scheduler_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_choose_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("searching flags")
-    group.add_argument("--choose", action="store_true", help="try 200 settings and show the best")
+    group.add_argument("--choose", action="store_true", help="try up to 280 settings and show the best")
     group.add_argument("--slo-first-token", type=float, metavar="S", help="p99 of the first token, in seconds or steps")
     group.add_argument("--slo-latency", type=float, metavar="S", help="p99 of the whole answer")
     group.add_argument("--allow-preemptions", type=int, default=0, metavar="N")

@@ -18,12 +18,15 @@ from legroom.simulation.trace import Trace
 
 SEARCHED: dict[str, tuple[Any, ...]] = {
     "max_num_seqs": (8, 16, 32, 64, 128, 256, 512),
-    "max_num_batched_tokens": (2048, 4096, 8192, 16384),
+    "max_num_batched_tokens": (2048, 4096, 8192, 16384, 32768),
     "block_size": (16, 32),
     "enable_prefix_caching": (True, False),
     "enable_chunked_prefill": (True, False),
 }
-"""224 settings; flags that the user gives are not searched."""
+"""280 settings, less those that vLLM refuses (without chunked prefill a prompt must fit in a step).
+
+Flags that the user gives are not searched.
+"""
 
 
 @dataclass(frozen=True)
