@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 from legroom.errors import LegroomError
 from legroom.facts.gpus import gpu as known_gpu
 from legroom.facts.gpus import with_total
-from legroom.facts.models import load
 from legroom.facts.releases import latest
 from legroom.facts.releases import release as known_release
 from legroom.planning.plan import Plan, Target
 from legroom.planning.plan import plan_on_named_card as predict
 from legroom.planning.store_path import store_path
 from legroom.records import dataclass
-from legroom.units import parse_bytes
+from legroom.units import gib, parse_bytes
 from legroom.vllm.args import ServeArgs
+from legroom.vllm.served_model import served_model
+from legroom.vllm.speculation import draft_method, draft_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from legroom.diagnosis.diagnose import Reading
     from legroom.diagnosis.finding import Finding
     from legroom.facts.diagnosis_texts import Language
+    from legroom.facts.gpus import Gpu
     from legroom.facts.releases import Release
     from legroom.memory.layout import Layout
     from legroom.planning.verdict import Verdict
@@ -178,7 +180,7 @@ def layout(model: str, gpu: str, **options: Any) -> Layout:
 
 
 def simulate(trace: Trace | str, settings: SchedulerSettings, **options: Any) -> Timeline:
-    """Replay a trace (or a file of one) through vLLM's scheduling decisions; options as `simulation.replay.simulate`."""
+    """Replay a trace (or a file of one) through vLLM's scheduling decisions; options as in `simulation.replay`."""
     from legroom.simulation import replay  # noqa: PLC0415
     from legroom.simulation.traces.reading import read_trace  # noqa: PLC0415
 
@@ -189,7 +191,7 @@ def make_plan(args: ServeArgs, release: Release, machine: Machine, *, advice: bo
     """The plan of parsed flags, with what this user's own start-ups measured, and with advice where it needs any."""
     target = make_target(args, release, machine)
     made = predict(with_measurements(target, args), args)
-    made = replace(made, notes=(*made.notes, *_remarks(made.target)))
+    made = replace(made, notes=(*made.notes, *_remarks(made.target, args)))
     if advice and made.verdict != "fits":
         from legroom.planning.advice import with_advice  # noqa: PLC0415
 
@@ -200,8 +202,11 @@ def make_plan(args: ServeArgs, release: Release, machine: Machine, *, advice: bo
 def make_target(args: ServeArgs, release: Release, machine: Machine) -> Target:
     """What the plan is for. Without a count, the flags' own parallel sizes say how many GPUs there are."""
     card = known_gpu(machine.gpu)
-    if machine.memory is not None:
-        card = with_total(card, parse_bytes(machine.memory, "--gpu-memory"))
+    card = (
+        with_measured_total(card)
+        if machine.memory is None
+        else with_total(card, parse_bytes(machine.memory, "--gpu-memory"))
+    )
     used = parse_bytes(machine.used, "--gpu-used") if machine.used is not None else 0
     if used > card.total_bytes:
         raise LegroomError("--gpu-used is more than the card has", "give what other processes hold of one GPU")
@@ -209,7 +214,21 @@ def make_target(args: ServeArgs, release: Release, machine: Machine) -> Target:
     number = machine.gpus if machine.gpus is not None else max(asked, 1)
     if number < 1:
         raise LegroomError(f"{number} GPUs cannot serve a model", "say --gpus 1 or more")
-    return Target(load(args.model), card, number, release, held_by_others_bytes=used)
+    return Target(served_model(args), card, number, release, held_by_others_bytes=used)
+
+
+def with_measured_total(card: Gpu) -> Gpu:
+    """The card with the total that this user's own start-ups reported, where `legroom calibrate` has stored one."""
+    if not store_path().exists():
+        return card
+    from legroom.planning.calibration import usable_total  # noqa: PLC0415
+    from legroom.planning.calibration_store import read_store  # noqa: PLC0415
+
+    total = usable_total(read_store().observations, card)
+    if total is None:
+        return card
+    note = f"a total of {gib(total)} as your own start-ups reported it (the facts say {gib(card.total_bytes)})"
+    return replace(with_total(card, total), note="; ".join(filter(None, (card.note, note))))
 
 
 def with_measurements(target: Target, args: ServeArgs) -> Target:
@@ -224,10 +243,16 @@ def with_measurements(target: Target, args: ServeArgs) -> Target:
     return replace(target, seen=lookup(read_store().observations, target, settings))
 
 
-def _remarks(target: Target) -> Iterator[str]:
+def _remarks(target: Target, args: ServeArgs) -> Iterator[str]:
     """What the reader should know of how the GPU and the model were read."""
     if target.gpu.note:
         yield target.gpu.note
+    spec = args.speculative_config
+    if draft_name(spec) and target.model.draft is None:
+        yield (
+            f"the {draft_method(spec)} head {draft_name(spec)} could not be read: it is estimated as one layer as wide "
+            "as the model's own; name a folder with its config.json to have it counted"
+        )
     if not target.model.known:
         yield (
             f"legroom does not know the architecture {target.model.architecture or 'of this model'}: it is read as a "

@@ -155,3 +155,19 @@ def test_a_damaged_store_is_moved_aside_and_the_lesson_kept(
     assert "moved to" in capsys.readouterr().err
     assert (home / "calibration.json.damaged-1").read_text() == "{ half"
     assert len(shown(capsys)) == 1
+
+
+def test_the_total_that_the_log_printed_is_used_unless_one_is_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "other.log"
+    path.write_text(LOG.format(model="meta-llama/Llama-3.1-8B-Instruct").replace("79.18 GiB", "79.10 GiB"))
+    words = ["plan", "llama-3.1-8b", "--gpu", "h100", "--json"]
+    main(["calibrate", str(path), "--gpu", "h100"])
+    capsys.readouterr()
+    main(words)
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["gpu"]["total_bytes"] == round(79.10 * GIB)
+    assert any("as your own start-ups reported" in note for note in answer["notes"])
+    main([*words, "--gpu-memory", "79.15GiB"])
+    assert json.loads(capsys.readouterr().out)["gpu"]["total_bytes"] == pytest.approx(79.15 * GIB, abs=1)

@@ -128,12 +128,13 @@ def _gpus(names: str | None) -> list[Gpu]:
 def _rows(
     models: Sequence[str], release: Release, serve_args: ServeArgs, wish: Wish, gpus: Sequence[Gpu]
 ) -> Iterator[Row]:
-    from legroom.facts.models import load
     from legroom.planning.sizing import size
+    from legroom.vllm.served_model import served_model
 
     for name in models:
-        model = load(name)
-        for fit in size(model, release, replace(serve_args, model=name), wish, gpus):
+        asked = replace(serve_args, model=name)
+        model = served_model(asked)
+        for fit in size(model, release, asked, wish, gpus):
             yield Row(model.name, fit)
 
 

@@ -47,6 +47,8 @@ class Model:
     """The encoder of an encoder-decoder model (Whisper, BART)."""
     draft_layers: tuple[Layer, ...] = ()
     """Multi-token-prediction layers stored in the checkpoint, loaded only when speculative decoding asks for them."""
+    draft: Model | None = None
+    """The other checkpoint that drafts for this one, where the flags name it and it could be read."""
     is_pooling: bool = False
     checkpoint_bytes: int | None = None
     """Total bytes of the safetensors headers, where they were read."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.facts.bundled import Bundled, bundled_names, expanded, find, mirrored, nearest, variants
@@ -17,8 +18,13 @@ from legroom.facts.safetensors_headers import Tensor, local_tensors, total_bytes
 __all__ = ["bundled_names", "load", "nearest", "variants"]
 
 
-def load(name_or_path: str, revision: str | None = None, offline: bool | None = None) -> Model:
-    """The model that a name or a path means.
+def load(
+    name_or_path: str,
+    revision: str | None = None,
+    offline: bool | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Model:
+    """The model that a name or a path means, with `overrides` laid over its config.
 
     A bundled name needs neither network nor files. `offline` None follows HF_HUB_OFFLINE; True stays on this machine.
     A revision is a fact of the Hub, so a name given with one is looked up there.
@@ -30,43 +36,57 @@ def load(name_or_path: str, revision: str | None = None, offline: bool | None = 
         raise LegroomError("the model name is not a name or a path", "pass a Hub id or a path")
     path = Path(text).expanduser()
     if _exists(path):
-        return _from_path(path)
+        return _from_path(path, overrides)
     if revision is None and (found := find(text)):
-        return from_bundled(found, name=text)
+        return from_bundled(found, text, overrides)
     if _looks_like_a_path(text):
         raise LegroomError(f"there is no file or folder {text}", "check the path")
     if revision is None and (found := mirrored(text)):
-        return from_bundled(found, name=text)
+        return from_bundled(found, text, overrides)
     try:
-        return _from_hub(text, revision, offline)
+        return _from_hub(text, revision, offline, overrides)
     except LegroomError as error:
         if revision is not None and find(text):
             error.hint = f"{text} is bundled: leave the revision out to use the bundled facts"
         raise
 
 
-def from_bundled(found: Bundled, name: str = "") -> Model:
+def from_bundled(found: Bundled, name: str = "", overrides: Mapping[str, Any] | None = None) -> Model:
     """A bundled entry as a `Model`, named as the user named it if that was a Hub id."""
     same_repo = [hub_id for hub_id in found.ids if hub_id.rpartition("/")[2].lower() == name.lower()]
     title = name if "/" in name else (*same_repo, *found.ids, found.name)[0]
-    return model_from_config(expanded(found, title), name=title, source=f"bundled: {found.source}")
+    config = overridden(expanded(found, title), overrides)
+    return model_from_config(config, name=title, source=f"bundled: {found.source}")
 
 
-def _from_path(path: Path) -> Model:
+def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The config with values put over it; inside a sub-config only what is named changes, as in vLLM."""
+    if not overrides:
+        return config
+    changed = dict(config)
+    for key, value in overrides.items():
+        inner = changed.get(key)
+        inside = isinstance(inner, Mapping) and isinstance(value, Mapping) and key.endswith("_config")
+        changed[key] = overridden(inner, value) if inside and isinstance(inner, Mapping) else value
+    return changed
+
+
+def _from_path(path: Path, overrides: Mapping[str, Any] | None) -> Model:
     if path.is_dir():
         tensors = local_tensors(path)
         name = path.resolve().name
-        return _with_tensors(model_from_config(config_of_folder(path), name=name, source=f"folder {name}"), tensors)
+        config = overridden(config_of_folder(path), overrides)
+        return _with_tensors(model_from_config(config, name=name, source=f"folder {name}"), tensors)
     if path.suffix.lower() == ".gguf":
         from legroom.facts.gguf import read_gguf  # noqa: PLC0415 - few users have one
 
         return read_gguf(path)
     name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
     config = config_of_folder(path.parent) if path.name == "config.json" else read_json_object(path)
-    return model_from_config(config, name=name, source=f"file {path.name}")
+    return model_from_config(overridden(config, overrides), name=name, source=f"file {path.name}")
 
 
-def _from_hub(name: str, revision: str | None, offline: bool | None) -> Model:
+def _from_hub(name: str, revision: str | None, offline: bool | None, overrides: Mapping[str, Any] | None) -> Model:
     if not _is_hub_id(name):
         raise _unknown(name, "is neither a bundled model, a path, nor a Hub id (owner/name)")
     from legroom.facts import hub  # noqa: PLC0415 - huggingface_hub takes a third of a second to import
@@ -74,7 +94,7 @@ def _from_hub(name: str, revision: str | None, offline: bool | None) -> Model:
     if offline is None:
         offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
     answer = hub.fetch(name, revision, offline)
-    model = model_from_config(answer.config, name=name, source=answer.source)
+    model = model_from_config(overridden(answer.config, overrides), name=name, source=answer.source)
     return replace(model, checkpoint_bytes=answer.checkpoint_bytes) if answer.checkpoint_bytes else model
 
 

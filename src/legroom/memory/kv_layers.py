@@ -23,16 +23,17 @@ from legroom.memory.kv_specs import (
 from legroom.memory.kv_states import state_bytes
 from legroom.memory.stages import stage_range
 from legroom.records import dataclass
+from legroom.vllm.speculation import WITHOUT_CACHE, draft_method, predicts_itself
 
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
     from legroom.facts.model import Model
     from legroom.vllm.args import EngineSettings
 
-_MTP_METHODS = ("mtp", "dspark")
+DRAFT = "draft."
+"""How the names of a draft's layers begin."""
 WHOLE_REQUEST = 1 << 40
 """Tokens a block where a state stands for the whole request: vLLM writes max_model_len, which no request exceeds."""
-_NO_DRAFT_CACHE = ("ngram", "ngram_gpu", "medusa", "mlp_speculator", "suffix", "custom_class")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def kv_specs(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> 
                 specs.update(_layer_specs(f"{index}.{position}", mixer, terms))
     if pp_rank == settings.pipeline_parallel_size - 1:
         for index, mixer in enumerate(draft_mixers(model, settings)):
-            specs.update(_layer_specs(f"draft.{index}", mixer, terms))
+            specs.update(_layer_specs(f"{DRAFT}{index}", mixer, terms))
     return specs
 
 
@@ -75,15 +76,16 @@ def block_size(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
 
 
 def draft_mixers(model: Model, settings: EngineSettings) -> tuple[Mixer, ...]:
-    """Attention layers that speculative decoding adds to the pool (V1 only)."""
+    """Attention layers that speculative decoding adds to the pool: those of a draft as wide as its own config says."""
     config = settings.given.speculative_config
-    if settings.engine == "V0" or not config or not settings.num_speculative_tokens:
+    method = draft_method(config)
+    if not config or not settings.num_speculative_tokens or method in WITHOUT_CACHE:
         return ()
-    method = str(config.get("method") or ("draft_model" if config.get("model") else "ngram"))
-    if method in _NO_DRAFT_CACHE:
-        return ()
-    if method.endswith(_MTP_METHODS):
+    if predicts_itself(method):
         return tuple(layer.mixer for layer in model.draft_layers if layer.mixer is not None)
+    if model.draft is not None:
+        mixed = (mixer for layer in model.draft.layers for mixer in (layer.mixer, *layer.also))
+        return tuple(mixer for mixer in mixed if mixer is not None)
     attention = [layer.mixer for layer in model.layers if isinstance(layer.mixer, Attention | LatentAttention)]
     full = [mixer for mixer in attention if mixer.window is None]
     # An EAGLE head is one full-attention layer of the target's own width.
@@ -185,8 +187,8 @@ def _retained_tokens(terms: _Terms) -> int:
     """0.28+: multi-module MTP may prefill its last tokens again, so their blocks are kept below the window."""
     if terms.release.before("0.28.0") or len(terms.model.draft_layers) < 2:
         return 0
-    method = str((terms.settings.given.speculative_config or {}).get("method") or "")
-    return max(0, terms.settings.num_speculative_tokens - 1) if method.endswith(_MTP_METHODS) else 0
+    method = draft_method(terms.settings.given.speculative_config)
+    return max(0, terms.settings.num_speculative_tokens - 1) if predicts_itself(method) else 0
 
 
 def _latent_specs(name: str, mixer: LatentAttention, terms: _Terms) -> dict[str, CacheSpec]:

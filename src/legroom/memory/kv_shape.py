@@ -10,7 +10,7 @@ from legroom.facts.releases import release as known_release
 from legroom.memory.kv_block_size import attention_backend
 from legroom.memory.kv_era import Era, era
 from legroom.memory.kv_groups import CacheGroup, UnsupportedCache, cache_groups
-from legroom.memory.kv_layers import block_size, context_shards, kv_specs
+from legroom.memory.kv_layers import DRAFT, block_size, context_shards, kv_specs
 from legroom.memory.kv_specs import CacheSpec, FullAttentionSpec, StateSpec
 from legroom.records import dataclass, field
 
@@ -238,8 +238,12 @@ def _v0_shape(specs: Sequence[dict[str, CacheSpec]], release: Release, size: int
     slots = FullAttentionSpec(size, 1, 1, 1, 1)
     stages = []
     for one in specs:
-        pages = [spec.with_block_size(size).page_bytes for spec in one.values() if not isinstance(spec, StateSpec)]
-        width = max(pages, default=0) * len(pages)
+        sizes = {
+            name: spec.with_block_size(size).page_bytes for name, spec in one.items() if not isinstance(spec, StateSpec)
+        }
+        drafts = [page for name, page in sizes.items() if name.startswith(DRAFT)]  # a pool of the same blocks beside it
+        pages = [page for name, page in sizes.items() if not name.startswith(DRAFT)]
+        width = max(pages, default=0) * len(pages) + sum(drafts)
         stages.append(Stage(one, (), width, ((1, (slots,)),), ((width, (slots,)),)))
     empty = not any(stage.bytes_per_block for stage in stages)
     return KvShape(release, era(release.version, "V0"), "V0", size, (), tuple(stages), is_empty=empty)

@@ -11,7 +11,7 @@ from legroom.facts.attention import Attention, LatentAttention, Mixer
 from legroom.facts.feedforward import Experts
 from legroom.facts.model import Layer, Model
 from legroom.facts.releases import release as known_release
-from legroom.memory.draft_weights import draft_modules
+from legroom.memory.draft_weights import draft_modules, draft_settings
 from legroom.memory.load_workspaces import before_layers, with_first_attention
 from legroom.memory.lora import extra_vocabulary, lora_buffers
 from legroom.memory.module import Module, Ranks
@@ -24,6 +24,7 @@ from legroom.memory.weight_scheme import scheme_in_use
 from legroom.memory.weight_storage import Storage, StorageContext, storage
 from legroom.records import dataclass
 from legroom.units import cdiv, round_up
+from legroom.vllm.speculation import draft_method, predicts_itself
 from legroom.vllm.traits import builds_encoders, is_pooling
 
 if TYPE_CHECKING:
@@ -86,8 +87,22 @@ def loaded_modules(model: Model, settings: EngineSettings, context: StorageConte
     for module in lora_buffers((one.module for one in built), model, settings, context.dtype_bytes):
         yield Stored(module, storage(module, None, context))
     if build.last:
-        for module in draft_modules(model, settings, shape, build.ranks):
-            yield Stored(module, storage(module, build.schemes.of(module, len(model.layers)), context))
+        yield from _draft(build)
+
+
+def _draft(build: _Build) -> Iterator[Stored]:
+    """What speculative decoding loads on the last stage: a whole model, a head, or the model's own extra layers."""
+    model, settings, context = build.model, build.settings, build.context
+    method = draft_method(settings.given.speculative_config)
+    if method == "draft_model" and model.draft is not None:
+        # It shares nothing with the model: embeddings and output layer are its own, and so is its quantization.
+        for one in loaded_modules(model.draft, draft_settings(settings), replace(context, asked=None), 0):
+            part = one.module.part if one.module.part in ("buffers", "workspace") else "draft"
+            yield replace(one, module=replace(one.module, part=part), layer=None)
+        return
+    own = predicts_itself(method)
+    for module in draft_modules(model, method, build.shape, build.ranks):
+        yield Stored(module, storage(module, build.schemes.of(module, len(model.layers)) if own else None, context))
 
 
 def _base(build: _Build, stage: range) -> Iterator[Stored]:

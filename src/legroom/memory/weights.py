@@ -80,7 +80,7 @@ def _weights(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> 
         terms.append(Term("checkpoint", stored_bytes - total, "what the files hold beyond what the config explains"))
         band = int(stored_bytes * _ASSUMED_BAND)
         return Figure(stored_bytes, "estimated", stored_bytes - band, stored_bytes + band, tuple(terms))
-    if is_estimated(settings) or not model.known or not all(one.exact for one in model.modalities):
+    if is_estimated(model, settings) or not model.known or not all(one.exact for one in model.modalities):
         band = int(total * _ASSUMED_BAND)
         return Figure(total, "estimated", total - band, total + band, tuple(terms))
     return Figure(total, "exact", terms=tuple(terms))

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
-from legroom.facts.models import load
 from legroom.planning.levers import LEVERS, Lever
 from legroom.planning.plan import Advice, Plan, plan
 from legroom.units import human_bytes
+from legroom.vllm.served_model import served_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -93,7 +93,7 @@ def _changed(start: Plan, flags: Mapping[str, Any]) -> Plan | None:
         args = replace(start.args, **flags)
         sizes = args.tensor_parallel_size, args.pipeline_parallel_size, args.data_parallel_size
         needed = math.prod(size or 1 for size in sizes)
-        model = load(flags["model"]) if "model" in flags else start.target.model
+        model = served_model(args) if "model" in flags else start.target.model
         return plan(replace(start.target, model=model, gpus=max(start.target.gpus, needed)), args)
     except LegroomError:
         return None  # the release or the model does not take this value, so it is no advice

@@ -10,6 +10,7 @@ from legroom.facts.model import Model
 from legroom.facts.releases import Release
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.given import env_flag, is_given, other_value
+from legroom.vllm.speculation import draft_method
 from legroom.vllm.traits import (
     has_state,
     is_attention_free,
@@ -145,7 +146,7 @@ def _model_reasons(args: ServeArgs, model: Model, release: Release) -> Iterator[
 def _speculative_reasons(args: ServeArgs, release: Release) -> Iterator[str]:
     if not args.speculative_config or release.at_least("0.10.0"):
         return
-    method = str(args.speculative_config.get("method") or args.speculative_config.get("model") or "").strip("[]")
+    method = draft_method(args.speculative_config)
     known = {"ngram", "eagle", "eagle3", "medusa", "deepseek_mtp"} if release.at_least("0.9.0") else set()
     if method not in known:
         yield "speculative decoding"
@@ -172,7 +173,7 @@ def runner_of(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> Lite
     asked = env_flag(args, "VLLM_USE_V2_MODEL_RUNNER")
     if asked is not None:
         return "V2" if asked else "V1"
-    method = str((args.speculative_config or {}).get("method", ""))
+    method = draft_method(args.speculative_config)
     if method == "dspark" or (release.at_least("0.27.0") and (args.prefill_context_parallel_size or 1) > 1):
         return "V2"
     if release.at_least("0.29.0"):
@@ -198,8 +199,7 @@ def _is_v2_model(model: Model, release: Release) -> bool:
 
 def _young_v2_refuses(args: ServeArgs, model: Model, release: Release) -> bool:
     """Features that V2 lacked until 0.28.0."""
-    spec = args.speculative_config or {}
-    method = str(spec.get("method") or ("draft_model" if spec else ""))
+    method = draft_method(args.speculative_config)
     pipeline = (args.pipeline_parallel_size or 1) > 1
     allowed = _V2_SPEC_METHODS if release.at_least("0.26.0") else {"eagle", "eagle3", "mtp"}
     mtp = method.endswith("_mtp")
@@ -218,7 +218,7 @@ def _young_v2_refuses(args: ServeArgs, model: Model, release: Release) -> bool:
 def _v2_refuses(args: ServeArgs) -> bool:
     """Features that V2 lacks in 0.29.0 and later."""
     spec = args.speculative_config or {}
-    method = str(spec.get("method", ""))
+    method = draft_method(spec)
     pipeline = (args.pipeline_parallel_size or 1) > 1
     if method in _V2_REFUSED_SPEC_METHODS or spec.get("use_heterogeneous_vocab"):
         return True

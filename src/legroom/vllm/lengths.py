@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,8 +9,8 @@ from legroom.facts.max_length import derived_max_len
 from legroom.facts.model import Model
 from legroom.facts.releases import Release
 from legroom.vllm.args import ServeArgs
-from legroom.vllm.given import other_value
 from legroom.vllm.refusals import check_length
+from legroom.vllm.served_model import config_overrides
 
 _LONGROPE_KEY = "original_max_position_embeddings"
 
@@ -28,14 +27,7 @@ def max_model_len(args: ServeArgs, model: Model, release: Release) -> int:
 def overrides(args: ServeArgs) -> Mapping[str, Any]:
     """What the flags put over the model's text config: --hf-overrides, until 0.11.0 also --rope-scaling."""
     given: dict[str, Any] = {}
-    for flag, key in (("--rope-scaling", "rope_scaling"), ("--rope-theta", "rope_theta")):
-        text = other_value(args, flag)
-        if text is not None:
-            try:
-                given[key] = json.loads(text)
-            except (ValueError, RecursionError):
-                continue
-    for key, value in (args.hf_overrides or {}).items():
+    for key, value in config_overrides(args).items():
         if key == "text_config" and isinstance(value, Mapping):
             given |= value
         else:

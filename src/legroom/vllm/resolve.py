@@ -14,6 +14,7 @@ from legroom.vllm.graphs import estimate_applied, graph_plan, num_speculative_to
 from legroom.vllm.lengths import max_model_len
 from legroom.vllm.precision import activation_dtype, kv_cache_dtype
 from legroom.vllm.refusals import check_given, check_settings
+from legroom.vllm.speculation import draft_method
 from legroom.vllm.traits import has_chunked_attention, has_state, is_pooling
 
 _ASYNC_SPEC_METHODS = {"eagle", "eagle3", "mtp", "dflash", "dspark", "ngram_gpu", "draft_model"}
@@ -97,7 +98,7 @@ def _async_scheduling(args: ServeArgs, model: Model, release: Release, runner: s
     if release.before("0.14.0"):
         return False
     spec = args.speculative_config or {}
-    method = str(spec.get("method") or ("draft_model" if spec.get("model") else ""))
+    method = draft_method(spec)
     pipeline = (args.pipeline_parallel_size or 1) > 1
     against = (
         bool(spec) and method not in _ASYNC_SPEC_METHODS and not method.endswith("_mtp"),
@@ -129,7 +130,7 @@ def _hybrid_manager_off(args: ServeArgs, model: Model, release: Release) -> bool
         return True
     chunked = has_chunked_attention(model)
     allowed = env_flag(args, "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE")
-    eagle = str((args.speculative_config or {}).get("method", "")) in ("eagle", "eagle3", "mtp")
+    eagle = draft_method(args.speculative_config) in ("eagle", "eagle3", "mtp")
     against = (
         is_given(args, "--kv-transfer-config") and release.before("0.22.0"),
         is_given(args, "--kv-events-config") and release.before("0.20.0"),

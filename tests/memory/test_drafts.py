@@ -1,0 +1,63 @@
+"""What speculative decoding adds to weights and to the pool."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from legroom.facts.gpus import gpu
+from legroom.facts.model import Model
+from legroom.facts.models import load
+from legroom.facts.releases import release
+from legroom.memory.kv_plan import kv_plan
+from legroom.memory.weights import parameter_bytes, weights
+from legroom.vllm.args import EngineSettings, ServeArgs
+from legroom.vllm.resolve import resolve
+from legroom.vllm.served_model import with_draft
+
+CARD = gpu("h100")
+SPEC = {"model": "meta-llama/Llama-3.2-1B-Instruct", "num_speculative_tokens": 5}
+
+
+def deployed(spec: dict[str, object] | None, vllm: str = "0.32.0", **flags: object) -> tuple[Model, EngineSettings]:
+    args = replace(ServeArgs(model="llama-3.1-8b", speculative_config=spec, max_model_len=8192), **flags)  # type: ignore[arg-type]
+    model = with_draft(load("llama-3.1-8b"), args)
+    return model, resolve(args, model, CARD, release(vllm))
+
+
+@pytest.mark.parametrize("tensor_parallel_size", [1, 2])
+def test_a_draft_model_is_held_whole_beside_the_model(tensor_parallel_size: int) -> None:
+    plain, drafted = deployed(None), deployed(SPEC)
+    plain = plain[0], replace(plain[1], tensor_parallel_size=tensor_parallel_size)
+    drafted = drafted[0], replace(drafted[1], tensor_parallel_size=tensor_parallel_size)
+    alone = parameter_bytes(load("llama-3.2-1b"), plain[1], CARD)
+    assert parameter_bytes(*drafted, CARD) - parameter_bytes(*plain, CARD) == alone
+    assert weights(*drafted, CARD).kind == "exact"
+
+
+@pytest.mark.parametrize("vllm", ["0.6.3", "0.7.3", "0.14.0", "0.32.0"])
+def test_its_layers_have_their_keys_and_values_in_the_pool(vllm: str) -> None:
+    plain, drafted = (kv_plan(*deployed(spec, vllm), CARD, [40 << 30]) for spec in (None, SPEC))
+    assert plain.bytes_per_token == 131072
+    assert drafted.bytes_per_token == 131072 + 2 * 2 * 16 * 8 * 64
+
+
+def test_only_the_last_stage_drafts() -> None:
+    model, settings = deployed(SPEC)
+    staged = replace(settings, pipeline_parallel_size=2)
+    without = replace(staged, given=replace(staged.given, speculative_config=None))
+    assert weights(model, staged, CARD, 0).bytes == weights(model, without, CARD, 0).bytes
+    assert weights(model, staged, CARD, 1).bytes > weights(model, without, CARD, 1).bytes + (2 << 30)
+
+
+def test_a_quantized_model_does_not_quantize_a_head_from_another_checkpoint() -> None:
+    spec = {"method": "eagle", "num_speculative_tokens": 3}
+    grown = []
+    for name in ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-7B-Instruct-AWQ"):
+        model = load(name)
+        args = ServeArgs(model=name, max_model_len=8192)
+        plain = resolve(args, model, CARD, release("0.32.0"))
+        drafted = resolve(replace(args, speculative_config=spec), model, CARD, release("0.32.0"))
+        grown.append(parameter_bytes(model, drafted, CARD) - parameter_bytes(model, plain, CARD))
+    assert grown[0] == grown[1]
