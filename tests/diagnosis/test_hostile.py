@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from legroom.diagnosis.diagnose import read_log
 from legroom.diagnosis.diagnosis_json import readings_json
+from legroom.diagnosis.repair import Hints
 from legroom.diagnosis.scan import every_mark
 from legroom.render.diagnosis_text import readings_text
 
@@ -61,6 +62,21 @@ def test_any_mixture_of_marks_is_survived(parts: list[str]) -> None:
 def test_logs_cut_and_joined_anywhere_are_survived(one: str, other: str, cut: int, letter: str, place: int) -> None:
     text = one[:cut] + letter + other[place:]
     whole_path(text.encode("utf-8", "surrogatepass"))
+
+
+@given(
+    st.sampled_from(["max_seq_len", "tensor_parallel_size", "max_num_seqs", "block_size", "gpu_memory_utilization"]),
+    st.sampled_from(["0", "-7", "1e99", "99999999999999999999", "'x'", "None", "0.0001", "[1]", "nan"]),
+)
+@settings(max_examples=45, deadline=None)
+def test_flags_that_no_server_can_have_are_survived(name: str, value: str) -> None:
+    log = (
+        f"INFO 01-02 03:04:00 [utils.py:328] non-default args: {{'model': 'llama-3.1-8b', '{name}': {value}}}\n"
+        "INFO 01-02 03:04:00 [core.py:77] Initializing a V1 LLM engine (v0.11.0) with config: model='llama-3.1-8b', "
+        f"{name}={value}, dtype=torch.bfloat16\n" + CAUSES["a context longer than the pool"][1]
+    )
+    reading = read_log([log.encode()], "log", Hints(gpu="l4"))
+    assert reading.runs[0].findings[0].cause == "kv_too_small_for_max_len"
 
 
 @given(st.from_regex(r"[0-9.,e+-]{1,40}", fullmatch=True))

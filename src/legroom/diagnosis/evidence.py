@@ -17,8 +17,10 @@ Value = int | float | str
 WINDOW_LINES = 6
 """A message is looked for over this many lines: terminals and people wrap them."""
 _WINDOW_CHARS = 6000
+_KEPT_CHARS = 2000
 _UNITS = {"bytes": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
           "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}  # fmt: skip
+_COMPLETE = re.compile(r"\b(?:INFO|DEBUG) \d\d-\d\d \d\d:")
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d*)?")
 
 
@@ -55,7 +57,9 @@ def evidence_of(passage: Passage) -> list[Evidence]:
     """What one line says."""
     line = passage.line
     first = line.text[:_WINDOW_CHARS]
-    following = (without_prefixes(spoken(raw[:4000])).strip()[:1000] for raw in passage.following)
+    # An INFO line stands alone; errors are wrapped by terminals, and carry lines of their own.
+    wrapped = () if _COMPLETE.search(line.raw[:200]) else passage.following
+    following = (without_prefixes(spoken(raw[:4000])).strip()[:1000] for raw in wrapped)
     window = " ".join((first, *following))[: 2 * _WINDOW_CHARS]
     found: list[Evidence] = []
     for index in _all_patterns().matching(window):
@@ -66,8 +70,9 @@ def evidence_of(passage: Passage) -> list[Evidence]:
         facts = typed({name: text for name, text in match.groupdict().items() if text is not None})
         found.append(
             Evidence(
-                message.id, message.role, line.number, line.raw.strip(), facts, message.phase,
-                line.process, line.rank, line.pid, line.time, line.at, window[match.start() :],
+                message.id, message.role, line.number, line.raw[:_KEPT_CHARS].strip(), facts, message.phase,
+                line.process, line.rank, line.pid, line.time, line.at,
+                window[match.start() : match.start() + _KEPT_CHARS],
             )
         )  # fmt: skip
     return _without_weaker(found)
@@ -142,5 +147,6 @@ def _all_patterns() -> PatternSet:
     return PatternSet(_pattern(message) for message in messages())
 
 
+@cache
 def _pattern(message: Message) -> str:
     return message.pattern or "|".join(escaped(mark) for mark in message.marks)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from legroom.planning.plan import Plan, Target
 
 _UNSET = ServeArgs()
+NOT_PLANNABLE = (LegroomError, ArithmeticError, LookupError, TypeError, ValueError)
+"""Flags read from a foreign log may be of the wrong kind or contradict each other: then there is no plan, no crash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ def known_of(case: Case, hints: Hints) -> Known:
         release, said = (release, said) if said else (deployment.release, deployment.release_hint)
     if hints.model:
         args = replace(args, model=hints.model)
+    args = _plausible(args)
     total = _total_bytes(case)
     return Known(args, release, said is not None, _gpu(case, hints, total), gpus, total)
 
@@ -82,7 +85,7 @@ def base_plan(case: Case, known: Known) -> Plan | None:
         target = Target(model, known.gpu, max(known.gpus or 1, needed), known.release, _measured(case), _held(case))
         made = plan(target, known.args)
         return plan(_anchored(made, case), known.args)
-    except LegroomError:
+    except NOT_PLANNABLE:
         return None
 
 
@@ -117,6 +120,29 @@ def _merged(line: ServeArgs, logged: ServeArgs) -> ServeArgs:
         if (value := getattr(logged, field.name)) != getattr(_UNSET, field.name) and field.name != "usage"
     }
     return replace(line, **shown)
+
+
+_LARGEST = {
+    "tensor_parallel_size": 1024, "pipeline_parallel_size": 1024, "data_parallel_size": 1024, "max_num_seqs": 1 << 20,
+    "decode_context_parallel_size": 1024, "prefill_context_parallel_size": 1024, "block_size": 1 << 16,
+    "max_loras": 1 << 12, "max_lora_rank": 1 << 12, "max_cudagraph_capture_size": 1 << 20,
+}  # fmt: skip
+
+
+def _plausible(args: ServeArgs) -> ServeArgs:
+    """A log is foreign text and may be cut or garbled: a number that no server can have is as good as not said."""
+    odd: dict[str, None] = {}
+    for field in fields(ServeArgs):
+        value = getattr(args, field.name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        largest = 1.0 if field.name == "gpu_memory_utilization" else _LARGEST.get(field.name, 1 << 48)
+        smallest = -1 if field.name == "max_model_len" else 0
+        if not smallest <= value <= largest or (value == 0 and field.name in _LARGEST):
+            odd[field.name] = None
+    if any(not 0 < size <= 1 << 20 for size in args.cudagraph_capture_sizes or ()):
+        odd["cudagraph_capture_sizes"] = None
+    return replace(args, **odd) if odd else args  # type: ignore[arg-type]
 
 
 def _gpu(case: Case, hints: Hints, total: int | None) -> Gpu | None:

@@ -16,10 +16,10 @@ from legroom.diagnosis.lines import LONGEST_LINE, read_line
 from legroom.facts.evidence import messages
 from legroom.facts.startup_lines import startup_lines
 
-MOST_PER_MARK = 1500
+MOST_PER_MARK = 300
 """After this many lines with one mark it is sampled."""
-MOST_STATISTICS = 400
-"""The same for the lines that a healthy server prints every few seconds."""
+_MOST_SAMPLES = 16
+"""Lines of one piece that are read only because they were sampled."""
 _HUGE = 8 << 20
 _LARGE = 12 << 20
 _LAST = 1 << 20
@@ -55,7 +55,7 @@ class Scanner:
             self.bytes += len(piece)
             self._grow()
             buffer = buffer + piece if buffer else piece
-            end = _cut(buffer)
+            end = _cut(buffer, len(buffer) - _LAST if self._sampled else len(buffer))
             if end == 0 and len(buffer) > _HUGE:
                 yield from self._huge(buffer, at)
                 buffer = buffer[-_AROUND:]
@@ -66,13 +66,15 @@ class Scanner:
             yield from self._huge(buffer, at)
             at += 1
         elif buffer:
-            at = yield from self._search(buffer, len(buffer), at, last=len(buffer) < _LAST)
+            at = yield from self._search(buffer, len(buffer), at, last=len(buffer) < 2 * _LAST)
             at += not buffer.endswith(b"\n")
         self.lines = at
 
     def _search(self, buffer: bytes, end: int, at: int, last: bool = False) -> Generator[Passage, None, int]:
         """Report every line of buffer[:end] that holds a mark; the number of lines up to there comes back."""
-        sampled = deque(sorted(self._samples(buffer, end)))
+        starts = sorted(self._samples(buffer, end))
+        step = max(len(starts) / _MOST_SAMPLES, 1)
+        sampled = deque(starts[int(number * step)] for number in range(min(len(starts), _MOST_SAMPLES)))
         # The end of a log tells how it ended: there, even what was everywhere before is read line by line.
         finder = make_finder(every_mark(), large=False) if last and self._sampled else self._marks()
         position, counted, number = 0, 0, at
@@ -117,7 +119,7 @@ class Scanner:
 
     def _is_everywhere(self, mark: bytes) -> bool:
         self.counts[mark] += 1
-        if self.counts[mark] != (MOST_STATISTICS if mark in _stat_marks() else MOST_PER_MARK):
+        if self.counts[mark] != MOST_PER_MARK:
             return False
         self._sampled.add(mark)
         self._finder = None
@@ -144,11 +146,10 @@ class Scanner:
             position = hit + _AROUND
 
 
-def _cut(buffer: bytes) -> int:
+def _cut(buffer: bytes, end: int) -> int:
     """Where to stop searching: behind a newline that has enough lines after it for a wrapped message."""
-    end = len(buffer)
     for _ in range(WINDOW_LINES + 1):
-        end = buffer.rfind(b"\n", 0, end)
+        end = buffer.rfind(b"\n", 0, max(end, 0))
         if end < 0:
             return 0
     return end + 1
@@ -178,11 +179,6 @@ def every_mark() -> tuple[bytes, ...]:
         found += _BETTER.get(line.mark, (line.mark,))
     found += ["Application startup complete"]
     return tuple(dict.fromkeys(mark.encode() for mark in found if len(mark) > 1 or mark in "█▄"))
-
-
-@cache
-def _stat_marks() -> tuple[bytes, ...]:
-    return tuple(mark.encode() for message in messages() if message.role == "stats" for mark in message.marks)
 
 
 @cache

@@ -25,7 +25,7 @@ def events_of(passage: Passage) -> Iterator[Event]:
         if found is None or any(text[: found.start()].endswith(before) for before in not_behind):
             continue
         fields = typed({name: value for name, value in found.groupdict().items() if value is not None})
-        yield Event(line.number, form.id, form.kind, line.process, fields, text.strip())
+        yield Event(line.number, form.id, form.kind, line.process, fields, text[:2000].strip())
 
 
 @cache

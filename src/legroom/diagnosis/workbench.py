@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.finding import Fix, FixKind
-from legroom.diagnosis.repair import Hints, Known, base_plan, known_of
-from legroom.errors import LegroomError
+from legroom.diagnosis.repair import NOT_PLANNABLE, Hints, Known, base_plan, known_of
 from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.command import command
@@ -127,7 +126,7 @@ class Workbench:
             if "model" in flags:
                 target = replace(target, model=load(str(flags["model"])))
             made = plan(target, args)
-        except (LegroomError, TypeError):
+        except NOT_PLANNABLE:
             return None
         if made.verdict == "tight" and self.base.verdict == "tight":
             return None  # the run failed where the model saw it tight, so tight is not enough
