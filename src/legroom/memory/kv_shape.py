@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from legroom.facts.releases import Release
 from legroom.facts.releases import release as known_release
+from legroom.memo import Memo
 from legroom.memory.kv_block_size import attention_backend
 from legroom.memory.kv_era import Era, era
 from legroom.memory.kv_groups import CacheGroup, UnsupportedCache, cache_groups
 from legroom.memory.kv_layers import DRAFT, block_size, context_shards, kv_specs
 from legroom.memory.kv_specs import CacheSpec, FullAttentionSpec, StateSpec
-from legroom.records import dataclass, field
+from legroom.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -72,7 +73,6 @@ class KvShape:
     """No layer keeps a cache: embedding models that attend both ways."""
     has_states: bool = False
     """Some layer keeps a recurrent state."""
-    _lengths: dict[tuple[int, int, int], int] = field(default_factory=dict, compare=False, repr=False)
 
     def blocks(self, length: int, stage: int = 0) -> int:
         """Block ids one request of this length takes, over all groups."""
@@ -84,15 +84,12 @@ class KvShape:
 
     def longest_len(self, available_bytes: int, stage: int = 0, limit: int = LONGEST_LEN) -> int:
         """The longest request that the release's check lets through, up to `limit`; 0 where one token is too many."""
-        key = (available_bytes, stage, limit)
-        found = self._lengths.get(key)
-        if found is None:
-            if len(self._lengths) > 4096:
-                self._lengths.clear()
-            demand = self.stages[stage].needed
-            found = _longest(lambda length: demanded(demand, length) <= available_bytes, limit)
-            self._lengths[key] = found
-        return found
+        demand = self.stages[stage].needed
+
+        def longest() -> int:
+            return _longest(lambda length: demanded(demand, length) <= available_bytes, limit)
+
+        return _lengths.get((self,), (available_bytes, stage, limit), longest)
 
     def checked_bytes(self, available_bytes: int, stage: int = 0) -> int:
         """What the length check plans with: 0.29+ holds the null block back."""
@@ -112,36 +109,26 @@ def _longest(fits: Callable[[int], bool], limit: int) -> int:
     return low
 
 
-_CACHE: dict[tuple[object, ...], tuple[object, object, KvShape]] = {}
-_CACHE_LIMIT = 2048
+_shapes: Memo[KvShape] = Memo()
+_lengths: Memo[int] = Memo()
 
 
 def kv_shape(model: Model, settings: EngineSettings, gpu: Gpu) -> KvShape:
     """The shape for these settings; the same object for settings that differ in lengths or memory alone."""
-    key = _key(model, settings, gpu)
-    found = _CACHE.get(key)
-    if found is not None and found[0] is model and found[1] is gpu:
-        return found[2]
-    shape = _shape(model, settings, gpu)
-    if len(_CACHE) >= _CACHE_LIMIT:
-        _CACHE.clear()
-    _CACHE[key] = (model, gpu, shape)
-    return shape
+    return _shapes.get((model, gpu), _key(settings), lambda: _shape(model, settings, gpu))
 
 
-def _key(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[object, ...]:
+def _key(settings: EngineSettings) -> tuple[object, ...]:
     given = settings.given
-    speculative = given.speculative_config
     return (
-        id(model), id(gpu), settings.release, settings.engine, settings.dtype, settings.kv_cache_dtype,
+        settings.release, settings.engine, settings.dtype, settings.kv_cache_dtype,
         settings.max_num_batched_tokens, settings.block_size, settings.tensor_parallel_size,
         settings.pipeline_parallel_size, settings.decode_context_parallel_size,
         settings.prefill_context_parallel_size, settings.enable_prefix_caching, settings.max_concurrent_batches,
         settings.disable_hybrid_kv_cache_manager, settings.num_speculative_tokens, given.mamba_cache_dtype,
         given.mamba_ssm_cache_dtype, given.mamba_cache_mode, given.mamba_block_size, given.attention_backend,
         given.env.get("VLLM_ATTENTION_BACKEND"), given.env.get("VLLM_PP_LAYER_PARTITION"),
-        given.env.get("VLLM_MLA_DISABLE"),
-        str(speculative.get("method") or speculative.get("model")) if speculative else None,
+        given.env.get("VLLM_MLA_DISABLE"), repr(given.speculative_config),
     )  # fmt: skip
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from legroom.memo import Memo
 
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
@@ -13,29 +15,21 @@ if TYPE_CHECKING:
 
 _Found = TypeVar("_Found")
 _Rule = Callable[["Model", "EngineSettings", "Gpu", int], "Figure"]
-_LIMIT = 4096
-_seen: dict[tuple[object, ...], tuple[Model, Figure]] = {}
-
-
-_structure: dict[tuple[object, ...], tuple[Model, object]] = {}
+_figures: Memo[Figure] = Memo()
+_structures: Memo[Any] = Memo()
 
 
 def of_structure(rule: Callable[..., _Found], model: Model, *rest: object) -> _Found:
     """`rule(model, *rest)`, computed once: for what depends on the model's structure and a few small values alone."""
-    key = (rule, id(model), *rest)
-    found = _structure.get(key)
-    if found is None or found[0] is not model:
-        if len(_structure) >= _LIMIT:
-            _structure.clear()
-        found = _structure[key] = (model, rule(model, *rest))
-    return found[1]  # type: ignore[return-value]
+    found: _Found = _structures.get((model,), (rule, *rest), lambda: rule(model, *rest))
+    return found
 
 
 def remembered(rule: _Rule, model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> Figure:
     """`rule(model, settings, gpu, pp_rank)`, computed once for the settings that any rule of this room reads."""
     given = settings.given
     key = (
-        rule, id(model), gpu.name, gpu.total_bytes, pp_rank, settings.release, settings.engine, settings.runner,
+        rule, gpu.name, gpu.total_bytes, pp_rank, settings.release, settings.engine, settings.runner,
         settings.dtype, settings.quantization, settings.kv_cache_dtype, settings.max_model_len, settings.max_num_seqs,
         settings.max_num_batched_tokens, settings.tensor_parallel_size, settings.pipeline_parallel_size,
         settings.enable_expert_parallel, settings.enforce_eager, settings.cudagraph_mode,
@@ -45,12 +39,4 @@ def remembered(rule: _Rule, model: Model, settings: EngineSettings, gpu: Gpu, pp
         repr(given.limit_mm_per_prompt), repr(given.compilation_config), repr(given.mm_processor_kwargs),
         repr(given.env), given.runner, given.others,
     )  # fmt: skip
-    found = _seen.get(key)
-    # An id may be used again once its model is gone, so the model itself is kept and compared.
-    if found is not None and found[0] is model:
-        return found[1]
-    if len(_seen) >= _LIMIT:
-        _seen.clear()
-    figure = rule(model, settings, gpu, pp_rank)
-    _seen[key] = (model, figure)
-    return figure
+    return _figures.get((model,), key, lambda: rule(model, settings, gpu, pp_rank))

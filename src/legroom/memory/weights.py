@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term
+from legroom.memo import Memo
 from legroom.memory.draft_weights import is_estimated
 from legroom.memory.model_weights import Stored, loaded_modules
 from legroom.memory.rope_cache import construction
@@ -26,21 +27,13 @@ _RUNNER_V2_BYTES = 512
 _ASSUMED_BAND = 0.02
 """How far off the total may be where a part of the model had to be assumed."""
 
-_KNOWN: dict[tuple[object, ...], tuple[Model, Figure]] = {}
-_KNOWN_LIMIT = 4096
+_known: Memo[Figure] = Memo()
 
 
 def weights(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
     """The bytes of the weights on one rank of a stage, with their working."""
     key = _key(model, settings, gpu, pp_rank)
-    found = _KNOWN.get(key)
-    if found is not None and found[0] is model:
-        return found[1]
-    figure = _weights(model, settings, gpu, pp_rank)
-    if len(_KNOWN) >= _KNOWN_LIMIT:
-        _KNOWN.clear()
-    _KNOWN[key] = (model, figure)
-    return figure
+    return _known.get((model,), key, lambda: _weights(model, settings, gpu, pp_rank))
 
 
 def parameter_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
@@ -53,14 +46,14 @@ def _key(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tupl
     """All that the weights depend on; a search asks for the same few over and over."""
     given = settings.given
     return (
-        id(model), pp_rank, settings.release, settings.runner, settings.dtype, settings.quantization,
+        pp_rank, settings.release, settings.runner, settings.dtype, settings.quantization,
         given.quantization, settings.kv_cache_dtype.startswith("fp8"), settings.tensor_parallel_size,
         settings.pipeline_parallel_size, settings.data_parallel_size, settings.enable_expert_parallel,
         settings.enforce_eager, gpu.compute_capability, gpu.vendor, given.cpu_offload_gb, given.enable_lora,
         given.max_loras, given.max_lora_rank,
         settings.max_num_batched_tokens if given.enable_lora or "index_topk" in model.config else 0,
-        given.language_model_only, repr(given.limit_mm_per_prompt), given.runner, repr(given.speculative_config),
-        given.env.get("VLLM_PP_LAYER_PARTITION"), _allocator_conf(settings),
+        given.language_model_only, repr(given.limit_mm_per_prompt), given.runner, given.others,
+        repr(given.speculative_config), given.env.get("VLLM_PP_LAYER_PARTITION"), _allocator_conf(settings),
     )  # fmt: skip
 
 

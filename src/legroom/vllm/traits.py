@@ -6,6 +6,7 @@ from legroom.facts.attention import Attention, LatentAttention, StateSpace
 from legroom.facts.feedforward import Experts
 from legroom.facts.model import Layer, Model
 from legroom.facts.releases import Release
+from legroom.memo import Memo
 from legroom.records import dataclass
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.given import other_value
@@ -28,24 +29,23 @@ class _LayerTraits:
     heads: int | None
 
 
-_seen: dict[int, tuple[tuple[Layer, ...], _LayerTraits]] = {}
-_MOST_SEEN = 64
+_known: Memo[_LayerTraits] = Memo(64)
 
 
 def _traits(model: Model) -> _LayerTraits:
-    """One pass a model: a search resolves thousands of settings for the same one."""
-    held = _seen.get(id(model.layers))
-    if held is not None and held[0] is model.layers:
-        return held[1]
-    mixers = [layer.mixer for layer in model.layers if layer.mixer is not None]
+    return _known.get((model.layers,), (), lambda: _read(model.layers))
+
+
+def _read(layers: tuple[Layer, ...]) -> _LayerTraits:
+    mixers = [layer.mixer for layer in layers if layer.mixer is not None]
     attentions = [mixer for mixer in mixers if isinstance(mixer, Attention)]
     latents = [mixer for mixer in mixers if isinstance(mixer, LatentAttention)]
     states = [mixer for mixer in mixers if isinstance(mixer, StateSpace)]
     with_heads = [mixer for mixer in mixers if isinstance(mixer, Attention | LatentAttention)]
-    found = _LayerTraits(
+    return _LayerTraits(
         has_state=bool(states),
         attention_free=bool(mixers) and len(states) == len(mixers),
-        moe=any(isinstance(layer.feedforward, Experts) for layer in model.layers),
+        moe=any(isinstance(layer.feedforward, Experts) for layer in layers),
         mla=bool(latents),
         sparse_mla=any(latent.index_heads for latent in latents),
         bidirectional=bool(attentions) and not any(attention.causal for attention in attentions),
@@ -53,10 +53,6 @@ def _traits(model: Model) -> _LayerTraits:
         chunked=any(attention.chunk for attention in attentions),
         heads=with_heads[0].heads if with_heads else None,
     )
-    if len(_seen) >= _MOST_SEEN:
-        _seen.clear()
-    _seen[id(model.layers)] = (model.layers, found)
-    return found
 
 
 def has_state(model: Model) -> bool:
