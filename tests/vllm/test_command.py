@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from legroom.facts.flags import choices, flags_of
 from legroom.facts.releases import known_releases, release
 from legroom.vllm.args import ServeArgs
-from legroom.vllm.command import command, env_words, with_flags
+from legroom.vllm.command import command, env_words
 from legroom.vllm.parse import parse_flags
 from legroom.vllm.reading import FIELDS
 
@@ -90,13 +89,3 @@ def test_speculative_decoding_is_written_as_the_release_takes_it() -> None:
     old = command(args, release("0.6.3"))
     assert old[3:] == ("--speculative-model", "D", "--num-speculative-tokens", "5")
     assert command(args, release("0.9.0"))[3] == "--speculative-config"
-
-
-def test_flags_are_changed_by_either_spelling_and_taken_back_by_none() -> None:
-    args = ServeArgs(model="M", max_model_len=4096, others=("--port", "80", "--no-async-scheduling-x"))
-    changed = with_flags(args, {"--max-model-len": 8192, "max_num_seqs": 4, "port": 81, "enforce_eager": True})
-    assert (changed.max_model_len, changed.max_num_seqs, changed.enforce_eager) == (8192, 4, True)
-    assert changed.others == ("--no-async-scheduling-x", "--port", "81")
-    assert with_flags(changed, {"max_model_len": None, "--port": None}) == replace(
-        changed, max_model_len=None, others=("--no-async-scheduling-x",)
-    )

@@ -18,8 +18,6 @@ class Anatomy:
     """rms: a weight | layer: a weight and a bias | none: no parameters"""
     norms: int = 2
     """Hidden-size norms of a layer."""
-    mixer_only_norms: int = -1
-    """Norms of a layer without feed-forward (or without mixer); -1: as many as any layer."""
     expert_norms: int = 0
     """Further norms of a layer with experts."""
     final_norm: bool = True

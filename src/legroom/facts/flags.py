@@ -30,9 +30,6 @@ class Flag:
     dest: str
     kind: Kind
     short_names: tuple[str, ...] = ()
-    memory_relevant: bool = False
-    server_only: bool = False
-    """Belongs to the HTTP server, not to the engine: `LLM(...)` has no such argument."""
     deprecated: bool = False
 
 
@@ -105,8 +102,6 @@ def flags_of(release: Release) -> dict[str, Flag]:
             entry.get("dest", name[2:].replace("-", "_")),
             _value_at(entry["kinds"], i) or "str",
             short_names,
-            "memory" in entry,
-            "server" in entry,
             _in_spans(entry.get("deprecated", []), i),
         )
         table[name] = flag
@@ -157,12 +152,3 @@ def env_default(name: str, release: Release) -> Any:
     """The default a release declares for an environment variable; None where it has none or does not know it."""
     entry = _data("env")["env"].get(name)
     return _value_at(entry["defaults"], _index()[release.version]) if entry else None
-
-
-def env_history(name: str) -> FlagHistory | None:
-    """When vLLM read an environment variable; None for one that it never did."""
-    entry = _data("env")["env"].get(name)
-    if entry is None:
-        return None
-    releases = known_releases()
-    return FlagHistory(name, tuple((releases[first], releases[last]) for first, last in entry["in"]))

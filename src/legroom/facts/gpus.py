@@ -63,11 +63,6 @@ class Gpu:
         if not self.total_high_bytes:
             object.__setattr__(self, "total_high_bytes", self.total_bytes)
 
-    @property
-    def is_known(self) -> bool:
-        """Whether more than the size is known of it."""
-        return self.compute_capability != (0, 0) or self.vendor not in ("nvidia", "unknown")
-
 
 def gpu(name: str) -> Gpu:
     """The GPU that `name` means: any usual spelling, or a size such as `24GiB`."""

@@ -8,7 +8,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from legroom.facts.releases import Release, known_releases
+from legroom.facts.releases import known_releases
 from legroom.records import dataclass
 
 
@@ -76,18 +76,7 @@ def all_messages() -> tuple[Message, ...]:
     return _load("messages") + _load("messages_other")
 
 
-def messages_of(release: Release, *, core_only: bool = True) -> tuple[Message, ...]:
-    """The messages that one release writes."""
-    source = core_messages() if core_only else all_messages()
-    return tuple(m for m in source if any(release.within(first, last) for first, last in m.spans))
-
-
 @cache
 def family(name: str) -> tuple[Message, ...]:
     """The messages that say one thing, over the releases."""
     return tuple(m for m in core_messages() if name in m.families)
-
-
-def in_family(name: str, release: Release) -> tuple[Message, ...]:
-    """How one release says one thing."""
-    return tuple(m for m in family(name) if any(release.within(first, last) for first, last in m.spans))

@@ -65,14 +65,6 @@ def total_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.bytes for tensor in tensors)
 
 
-def bytes_by_dtype(tensors: Iterable[Tensor]) -> dict[str, int]:
-    """Bytes of each stored precision, the largest first."""
-    sums: dict[str, int] = {}
-    for tensor in tensors:
-        sums[tensor.dtype] = sums.get(tensor.dtype, 0) + tensor.bytes
-    return dict(sorted(sums.items(), key=lambda item: -item[1]))
-
-
 def _checkpoint_files(folder: Path) -> list[Path]:
     """The index decides where there is one, so that a second copy (consolidated.safetensors) is not counted twice."""
     index = folder / "model.safetensors.index.json"

@@ -20,8 +20,6 @@ class StartupLine:
     mark: str
     """Plain text that every matching line holds."""
     kind: LineKind
-    first_release: str
-    last_release: str
     pattern: re.Pattern[str]
 
 
@@ -33,8 +31,6 @@ def startup_lines() -> tuple[StartupLine, ...]:
             line["id"],
             line["mark"],
             line["kind"],
-            line["releases"][0],
-            line["releases"][1],
             re.compile(line["pattern"]),
         )
         for line in read_data("startup_lines.json")["lines"]

@@ -8,7 +8,6 @@ the tensor where the rest of it is too small to split off, or where splitting is
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
 
 from legroom.records import dataclass, field
 from legroom.units import MIB, round_up
@@ -70,11 +69,6 @@ class TorchAllocator:
                 self._free.remove(other)
                 size += other[0]
         insort(self._free, (size, block.segment, start))
-
-    def allocate_all(self, sizes: Iterable[int]) -> None:
-        """Hand out blocks that stay."""
-        for tensor_bytes in sizes:
-            self.allocate(tensor_bytes)
 
     def _best_fit(self, size: int) -> tuple[int, int, int] | None:
         index = bisect_left(self._free, (size, -1, -1))

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from legroom.planning.plan import Plan
     from legroom.vllm.args import ServeArgs
 
-COUNTS = (1, 2, 4, 8, 16)
-
 
 @dataclass(frozen=True, slots=True)
 class Fit:

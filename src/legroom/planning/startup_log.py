@@ -81,7 +81,6 @@ class Startup:
     tokens: int | None = None
     max_concurrency: float | None = None
     concurrency_len: int | None = None
-    capture_sizes: tuple[int, ...] | None = None
     compiled: bool = False
     """torch.compile had to compile: a first start, whose profile run may take more than that of every later one."""
     outcome: Outcome = "incomplete"
@@ -173,7 +172,6 @@ def _with_settings(startup: Startup, events: list[Event]) -> Startup:
         architecture=_text(_first_value(events, "architecture")),
         runner=_text(_first_value(events, "runner")),
         gpu_name=str(gpu).replace("_", " ").strip() if gpu else None,
-        capture_sizes=facts.get("cudagraph_capture_sizes"),
         compiled=_first_value(events, "compiled") is not None,
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from legroom.facts.flags import Flag, flags_of
@@ -77,31 +76,3 @@ def _legacy_speculative(config: Mapping[str, Any], table: Mapping[str, Flag]) ->
     for dest, key in SPECULATIVE_FIELDS.items():
         if key in config and dest in table:
             yield from _flag_words(table[dest], config[key])
-
-
-def with_flags(args: ServeArgs, changes: Mapping[str, Any]) -> ServeArgs:
-    """`args` with some flags changed, named like `max_model_len` or `--max-model-len`; None takes one back."""
-    fields: dict[str, Any] = {}
-    others = args.others
-    for name, value in changes.items():
-        dest = name.removeprefix("--").replace("-", "_")
-        if dest in FIELDS:
-            fields[dest] = tuple(value) if isinstance(value, list) else value
-        else:
-            others = _with_other(others, "--" + dest.replace("_", "-"), value)
-    return replace(args, others=others, **fields)
-
-
-def _with_other(others: tuple[str, ...], flag: str, value: Any) -> tuple[str, ...]:
-    kept: list[str] = []
-    skipping = False
-    for word in others:
-        if word.startswith("--"):
-            skipping = word.partition("=")[0] in (flag, "--no-" + flag[2:])
-        if not skipping:
-            kept.append(word)
-    if value is None:
-        return tuple(kept)
-    if value is False:
-        return (*kept, "--no-" + flag[2:])
-    return (*kept, flag, *as_words(value))

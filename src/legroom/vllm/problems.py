@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Literal
 
 from legroom.facts.flags import advice, flag_history, flags_of
@@ -98,9 +97,3 @@ def nearest_flags(name: str, release: Release, limit: int = 3) -> tuple[str, ...
 
     names = [flag for flag in flags_of(release) if flag.startswith("--")]
     return tuple(difflib.get_close_matches(name, names, n=limit, cutoff=0.7))
-
-
-def unrecognized_message(problems: Iterable[FlagProblem]) -> str | None:
-    """The line vLLM leaves with when its parser does not know a flag, None where it knows them all."""
-    names = [p.flag for p in problems if p.kind in ("unknown", "removed", "not_yet", "renamed")]
-    return f"vllm: error: unrecognized arguments: {' '.join(names)}" if names else None
