@@ -5,11 +5,15 @@ from __future__ import annotations
 from recorded_runs import H200, models, recorded, settle
 
 from legroom.facts.gpus import gpu
+from legroom.facts.models import load
+from legroom.facts.releases import release
 from legroom.memory.activation import activation, activation_cold
 from legroom.memory.graphs import graph_estimate
 from legroom.memory.overhead import communication_bytes, cuda_context, held_at_start, non_torch, outside
 from legroom.memory.runner_buffers import runner_buffers, sampler_tables
 from legroom.units import GIB, MIB
+from legroom.vllm.args import ServeArgs
+from legroom.vllm.resolve import resolve
 
 WHOLE = [run for run in recorded() if "kv_cache_bytes" in run.seen]
 LLAMA = models()["g-llama"]
@@ -91,3 +95,12 @@ def test_nccl_starts_before_the_first_look_at_free_memory_since_0_11() -> None:
     assert held_at_start(before, h100).bytes == cuda_context(h100).bytes
     assert 1.4 * GIB < held_at_start(since, h100).bytes < 2.1 * GIB
     assert "communication" in [term.label for term in outside(LLAMA, since, h100).terms]
+
+
+def test_what_lies_outside_the_budget_is_never_less_than_nothing() -> None:
+    # A profile run that sorts the logits reserves more than serving keeps: the rest idles inside the budget.
+    model, card = load("llama-3.1-8b"), gpu("h200")
+    settings = resolve(ServeArgs(model="llama-3.1-8b"), model, card, release("0.10.2"))
+    figure = outside(model, settings, card)
+    assert figure.bytes >= figure.low >= 0
+    assert sum(term.bytes for term in figure.terms) == figure.bytes
