@@ -83,6 +83,16 @@ def test_the_variants_of_a_model_are_listed_by_its_name_or_its_hub_id() -> None:
     assert all(found.base == "qwen2.5-7b" for found in variants("qwen2.5-7b"))
 
 
+def test_a_variant_is_made_from_the_model_that_was_named() -> None:
+    newer = [one for found in variants("meta-llama/Llama-3.3-70B-Instruct") for one in found.ids]
+    assert newer
+    assert all("3.3-70b-instruct" in one.lower() for one in newer)
+    coder = [one for found in variants("Qwen/Qwen2.5-Coder-7B-Instruct") for one in found.ids]
+    assert coder
+    assert all("Coder" in one for one in coder)
+    assert [found.name for found in variants("nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16")]
+
+
 def test_a_near_miss_names_what_was_meant() -> None:
     assert "llama-3.1-8b" in nearest("llama-3.1-8bb")
     with pytest.raises(LegroomError) as error:

@@ -12,6 +12,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from legroom.records import dataclass
 
 FOLDER = Path(__file__).with_name("data") / "models"
 _ROLES = frozenset({"instruct", "it", "chat", "base", "hf", "pt"})
+_PLAIN = ("bf16", "fp16")
+_DATE_DIGITS = 4
+"""DeepSeek-V3-0324, Qwen3-4B-2507."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +60,32 @@ def mirrored(name: str) -> Bundled | None:
 
 
 def variants(name: str) -> tuple[Bundled, ...]:
-    """The quantized checkpoints known of a bundled model, the model itself left out."""
+    """The quantized checkpoints known of a bundled model, the model itself left out.
+
+    One entry covers checkpoints of one size (Llama 3.1 and 3.3, Qwen2.5 and its Coder); only those made from the named
+    model are listed. A name without a role means its instruct checkpoints too.
+    """
     found = find(name)
     if found is None:
         return ()
     root = found.base or found.name
-    return tuple(_bundled(key) for key, entry in _entries().items() if entry.get("base") == root and key != found.name)
+    others = (_bundled(key) for key, entry in _entries().items() if entry.get("base") == root and key != found.name)
+    kin = (replace(other, ids=tuple(one for one in other.ids if _made_from(name, one))) for other in others)
+    return tuple(other for other in kin if other.ids)
+
+
+def _made_from(name: str, quantized: str) -> bool:
+    """Whether a quantized checkpoint's name starts with the model's; another date is another checkpoint."""
+    asked, made = (_name_words(one) for one in (name, quantized))
+    if not _ROLES.intersection(asked):
+        made = [word for word in made if word not in _ROLES]
+    rest = made[len(asked) :]
+    return made[: len(asked)] == asked and not any(word.isdigit() and len(word) == _DATE_DIGITS for word in rest)
+
+
+def _name_words(name: str) -> list[str]:
+    words = name.rpartition("/")[2].lower().removeprefix("meta-").removeprefix("nvidia-").split("-")
+    return words[:-1] if words[-1] in _PLAIN else words
 
 
 def nearest(name: str, limit: int = 5) -> tuple[str, ...]:
