@@ -259,7 +259,7 @@ def _way(fix: Fix, finding: Finding, language: Language) -> str:
 
 
 def _maybe(rest: Sequence[Finding], style: Style, language: Language) -> Iterator[str]:
-    likely = [finding for finding in rest if finding.confidence >= 0.3][:3]
+    likely = [finding for finding in rest if finding.confidence >= 0.4][:3]
     if not likely:
         return
     yield style.paint(f"{heading('maybe', language)}:", "bold")

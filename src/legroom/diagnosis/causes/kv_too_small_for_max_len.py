@@ -47,7 +47,7 @@ def _why(case: Case) -> str:
     if error is not None:
         needed, has = error.facts.get("needed_bytes"), error.facts.get("available_bytes")
         wanted = error.facts.get("max_model_len_count")
-        if isinstance(needed, int) and isinstance(has, int) and isinstance(wanted, int):
+        if isinstance(needed, int) and isinstance(has, int) and isinstance(wanted, int) and needed > _ROUNDED:
             return (
                 f"One request of {wanted:,} tokens needs {gib(needed)} of "
                 f"KV cache and {gib(has)} are left: {gib(needed - has)} "

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
 from legroom.diagnosis.workbench import Workbench
-from legroom.units import GIB, gib
+from legroom.units import GIB, gib, human_bytes
 
 CAUSE, ENTRY = "profiling_activation_peak", "LR301"
 
@@ -66,6 +66,11 @@ def _why(case: Case) -> str:
             "dummy requests: logits and their sorted copies take "
             "sequences x vocabulary x 4 bytes each, and the room beside "
             "the pool was smaller."
+        )
+    if oom is not None and case.site == "warmup":
+        return (
+            f"After the KV cache was allocated, the warm-up asked for {human_bytes(oom.wanted_bytes)} in one piece "
+            f"and {human_bytes(oom.free_bytes or 0)} were free: the pool took the room that is needed beside it."
         )
     if oom is not None:
         return (
