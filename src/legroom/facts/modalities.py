@@ -24,5 +24,7 @@ class Modality:
     """Tokens inside the encoder before merging."""
     weights: tuple[Linear, ...] = ()
     """Every weight of the encoder and its projector, in the order vLLM creates them."""
+    feature_levels: int = 1
+    """Features handed to the language model for each token: of the last block, and of those that DeepStack taps."""
     exact: bool = True
     """False: the checkpoint's config says nothing of its encoder, and the usual one of its family is assumed."""

@@ -104,6 +104,7 @@ def _tower(row: Mapping[str, Any], vision: Config, config: Config, width: int, e
         tokens,
         tokens * int(row.get("merge", 1)) ** 2,
         weights,
+        1 + _tapped_blocks(vision),
         exact,
     )
 
@@ -207,8 +208,7 @@ def _merger(row: Mapping[str, Any], vision: Config, config: Config, hidden: int,
     style = set(row.get("style", ()))
     wide = hidden * _field(row, vision, "spatial_merge_size", 2) ** 2
     out_size = _field(row, vision, "out_hidden_size", width) or width
-    tapped = vision.get("deepstack_visual_indexes")
-    count = len(tapped) if isinstance(tapped, (list, tuple)) else 0
+    count = _tapped_blocks(vision)
     mergers = [("merger", 1, hidden)] + ([("deepstack", count, wide)] if count else [])
     out: list[Linear] = []
     for name, copies, normed in mergers:
@@ -216,6 +216,11 @@ def _merger(row: Mapping[str, Any], vision: Config, config: Config, hidden: int,
         out.append(Linear(f"{name}.fc1", wide, wide, True, "out", copies))
         out.append(Linear(f"{name}.fc2", out_size, wide, True, "in", copies))
     return out
+
+
+def _tapped_blocks(vision: Config) -> int:
+    tapped = vision.get("deepstack_visual_indexes")
+    return len(tapped) if isinstance(tapped, (list, tuple)) else 0
 
 
 def _patch_merger(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:

@@ -12,7 +12,9 @@ from legroom.figures import Figure, Term, estimated
 from legroom.memory.activation_encoder import encoder_profile
 from legroom.memory.activation_experts import expert_scratch
 from legroom.memory.activation_layers import Execution, Moment, moments, stage_kinds
+from legroom.memory.dtypes import dtype_bytes
 from legroom.memory.remember import of_structure, remembered
+from legroom.memory.runner_buffers import latent_workspace_tokens
 from legroom.memory.sampler import sampling
 from legroom.memory.stages import stage_range
 from legroom.units import KIB, MIB, cdiv
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from legroom.vllm.args import EngineSettings
 
 _HOPPER = (9, 0)
-_LARGEST_PREFILL_TOKENS = 64 * 1024
 
 
 def activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
@@ -62,7 +63,7 @@ def is_compiled(settings: EngineSettings) -> bool:
 
 def element_bytes(settings: EngineSettings) -> int:
     """Bytes of one activation value."""
-    return 4 if settings.dtype == "float32" else 2
+    return dtype_bytes(settings.dtype)
 
 
 def cublas_workspace(gpu: Gpu) -> int:
@@ -144,9 +145,7 @@ def _expanded_prefill(model: Model, settings: EngineSettings) -> int:
     """Keys and values that chunked prefill expands from the latent; the profile run allocates the worst case (0.8+)."""
     if known_release(settings.release).before("0.8.0"):
         return 0
-    block_size = settings.block_size or 64
-    asked = max(8 * settings.max_model_len, 4 * settings.max_num_seqs * block_size)
-    tokens = max(min(asked, _LARGEST_PREFILL_TOKENS), settings.max_num_seqs * block_size)
+    tokens = latent_workspace_tokens(settings)
     kinds = of_structure(stage_kinds, model).kinds
     mixers = [layer.mixer for layer, _ in kinds if isinstance(layer.mixer, LatentAttention)]
     ranks = settings.tensor_parallel_size

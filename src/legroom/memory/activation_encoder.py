@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from legroom.facts.releases import release as known_release
+from legroom.memory.dtypes import dtype_bytes
 from legroom.records import dataclass
 from legroom.units import cdiv
 from legroom.vllm.traits import builds_encoders
@@ -36,17 +37,14 @@ def encoder_profile(model: Model, settings: EngineSettings) -> EncoderProfile | 
     count = max(1, min(cdiv(budget, item.max_tokens_per_item), allowed))
     if settings.engine == "V0":
         count = max(1, min(settings.max_num_seqs, settings.max_num_batched_tokens // item.max_tokens_per_item))
-    width = 4 if settings.dtype == "float32" else 2
-    # Qwen3-VL hands the features of three inner blocks to the language model, too.
-    levels = 4 if model.model_type.startswith("qwen3_vl") else 1
-    kept = count * item.max_tokens_per_item * model.hidden_size * levels * width
+    width = dtype_bytes(settings.dtype)
+    kept = count * item.max_tokens_per_item * model.hidden_size * item.feature_levels * width
     patches = count * (item.patch_tokens_per_item or item.max_tokens_per_item)
     # One block of the tower: the residual, its norm, qkv and the output, or both halves of the feed-forward block.
     live = 2 * item.hidden_size + max(6 * item.hidden_size, 2 * item.intermediate_size + item.hidden_size)
     peak = patches * live * width + kept
-    how = (
-        f"{count} {item.kind} items x {item.max_tokens_per_item} tokens x {levels * model.hidden_size} x {width} bytes"
-    )
+    handed = item.feature_levels * model.hidden_size
+    how = f"{count} {item.kind} items x {item.max_tokens_per_item} tokens x {handed} x {width} bytes"
     return EncoderProfile(peak, f"{patches} patches x {live} x {width} bytes + outputs", kept, how)
 
 

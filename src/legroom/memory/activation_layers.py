@@ -15,19 +15,12 @@ from typing import TYPE_CHECKING
 
 from legroom.facts.attention import Attention, LatentAttention, Mixer, StateSpace
 from legroom.facts.feedforward import Dense, Experts
+from legroom.facts.fit import constants
 from legroom.records import dataclass
 from legroom.units import cdiv
 
 if TYPE_CHECKING:
     from legroom.facts.model import Layer, Model
-
-# Hidden states alive beside an eager feed-forward block: each family's code holds on to others.
-_EAGER_HIDDEN = {
-    "gemma": 5, "gemma2": 5, "gemma3_text": 5, "gemma3": 5, "cohere": 5, "cohere2": 5, "falcon_h1": 5,
-    "qwen2": 4, "qwen3": 4, "qwen2_moe": 4, "opt": 4, "starcoder2": 4, "granite": 4,
-}  # fmt: skip
-# Norms that compute in float32 in plain torch when nothing is compiled.
-_FLOAT32_NORMS = ("gemma", "qwen3_next", "qwen3_5")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +159,7 @@ def _attention(mixer: Attention, at: Widths) -> Moment:
     if at.compiled:
         elements = at.held + 2 * at.hidden + projected + gate + query + key + output
         return Moment("attention", elements, "last output + 2 x hidden + qkv + rotated q, k + output")
-    if mixer.qk_norm and at.model_type.startswith(_FLOAT32_NORMS):
+    if mixer.qk_norm and at.model_type.startswith(tuple(constants()["eager"]["float32_norms"])):
         elements = 2 * at.hidden + projected + 6 * query + 2 * gate
         return Moment("attention", elements, "2 x hidden + qkv + q normed in float32")
     normed = query + key if mixer.qk_norm else 0
@@ -216,7 +209,8 @@ def feedforward_moment(layer: Layer, at: Widths) -> Moment | None:
 def _dense(block: Dense, at: Widths) -> Moment:
     inner = cdiv(block.intermediate_size, at.ranks)
     if not at.compiled:
-        hidden = _EAGER_HIDDEN.get(at.model_type, 3) * at.hidden
+        fit = constants()["eager"]
+        hidden = fit["hidden_states"].get(at.model_type, fit["hidden_states_default"]) * at.hidden
         times = 3 if block.gated else 2
         # Block-wise fp8 quantizes the product before the gate is freed: a byte a value and a scale every 128.
         quantized = inner // 2 + inner // 64 if at.execution.blockwise_activations else 0

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 from legroom.errors import LegroomError
+from legroom.memory.dtypes import DTYPE_BYTES, dtype_bytes
 
-DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "half": 2, "float32": 4, "float": 4, "float64": 8}
 _SCALE_BYTES = 4
 """Per-token-head precisions keep one float32 scale a head and side."""
 
 _PACKED_LATENT_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
 """Sparse-MLA layouts: latent, rope part and scales of one token in one blob."""
-
-
-def dtype_bytes(dtype: str) -> int:
-    """Bytes of one element of a torch dtype."""
-    try:
-        return DTYPE_BYTES[dtype]
-    except KeyError:
-        raise LegroomError(
-            f"dtype {dtype!r} is not one legroom knows", "use auto, float16, bfloat16 or float32"
-        ) from None
 
 
 def cache_element_bytes(kv_cache_dtype: str, model_dtype: str) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from legroom.errors import LegroomError
 from legroom.facts.attention import StateSpace
 from legroom.facts.releases import release as known_release
-from legroom.memory.kv_dtypes import dtype_bytes
+from legroom.memory.dtypes import dtype_bytes
 
 if TYPE_CHECKING:
     from legroom.facts.model import Model

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from legroom.facts.attention import Attention, LatentAttention, StateSpace
 from legroom.memory.activation_layers import stage_kinds
+from legroom.memory.dtypes import INT32_BYTES, dtype_bytes
 from legroom.memory.remember import of_structure
 from legroom.units import KIB, cdiv
 
@@ -13,8 +14,9 @@ if TYPE_CHECKING:
     from legroom.facts.model import Model
     from legroom.vllm.args import EngineSettings
 
-_INT32 = 4
-_LARGEST_PREFILL_TOKENS = 64 * KIB
+_LARGEST_PREFILL_TOKENS = 64 * 1024
+_LATENT_BLOCK_TOKENS = 64
+"""What FlashMLA prefers."""
 
 
 def runner_buffers(model: Model, settings: EngineSettings) -> int:
@@ -26,11 +28,10 @@ def sampler_tables(model: Model, settings: EngineSettings) -> int:
     """V2: a count for every sequence and token, two bit masks, and what a sequence's parameters need. V1: inputs."""
     if settings.engine == "V1" and settings.runner == "V2":
         masks = 2 * cdiv(model.vocab_size, 8)
-        return settings.max_num_seqs * (model.vocab_size * _INT32 + masks + 19 * KIB)
+        return settings.max_num_seqs * (model.vocab_size * INT32_BYTES + masks + 19 * KIB)
     if settings.engine == "V0":
         return 0
-    width = 4 if settings.dtype == "float32" else 2
-    return settings.max_num_batched_tokens * model.hidden_size * width
+    return settings.max_num_batched_tokens * model.hidden_size * dtype_bytes(settings.dtype)
 
 
 def _block_tables(model: Model, settings: EngineSettings) -> int:
@@ -40,7 +41,7 @@ def _block_tables(model: Model, settings: EngineSettings) -> int:
     kinds = {_group_of(layer.mixer) for layer, _ in layers if layer.mixer is not None}
     copies = 2 if settings.runner == "V2" else 1
     blocks = cdiv(settings.max_model_len, block_size)
-    return copies * max(1, len(kinds)) * settings.max_num_seqs * blocks * _INT32
+    return copies * max(1, len(kinds)) * settings.max_num_seqs * blocks * INT32_BYTES
 
 
 def _group_of(mixer: object) -> tuple[str, int]:
@@ -57,5 +58,11 @@ def _latent_workspace(model: Model, settings: EngineSettings) -> int:
     ]
     if not widths:
         return 0
-    tokens = min(max(8 * settings.max_model_len, 256 * settings.max_num_seqs), _LARGEST_PREFILL_TOKENS)
-    return tokens * max(widths) * 2
+    return latent_workspace_tokens(settings) * max(widths) * 2
+
+
+def latent_workspace_tokens(settings: EngineSettings) -> int:
+    """Tokens of cached context that chunked prefill expands at once: eight full requests or four blocks a sequence."""
+    block_size = settings.block_size or _LATENT_BLOCK_TOKENS
+    asked = max(8 * settings.max_model_len, 4 * settings.max_num_seqs * block_size)
+    return max(min(asked, _LARGEST_PREFILL_TOKENS), settings.max_num_seqs * block_size)

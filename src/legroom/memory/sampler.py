@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from legroom.facts.fit import constants
 from legroom.facts.releases import release as known_release
+from legroom.memory.dtypes import FLOAT32_BYTES, dtype_bytes
 from legroom.records import dataclass
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ _MASKING = 12
 _SORTING = 36
 # With speculative tokens a rejection sampler runs over one draft token a sequence: 28 beside the model's copy.
 _REJECTING = 28
-_FLOAT32 = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def sampling(model: Model, settings: EngineSettings, gpu: Gpu) -> Sampling:
     """The logits of every sequence, and what the release's sampler needs to draw from them."""
     release = known_release(settings.release)
     sequences = min(settings.max_num_seqs, settings.max_num_batched_tokens)
-    width = _FLOAT32 if settings.dtype == "float32" else 2
+    width = dtype_bytes(settings.dtype)
     logits = sequences * model.vocab_size
     copies = 2 if model.config.get("final_logit_softcapping") else 1
     if settings.engine == "V1" and release.before("0.7.3"):
@@ -47,7 +47,7 @@ def sampling(model: Model, settings: EngineSettings, gpu: Gpu) -> Sampling:
             copies = max(copies, 2)
         return Sampling(logits * width * copies, 0, "sequences x vocabulary; this runner profiles no sampler")
     if settings.engine == "V1" and release.at_least("0.17.0") and sequences >= 8:
-        scratch = scratch_rows(gpu, sequences) * model.vocab_size * _FLOAT32
+        scratch = scratch_rows(gpu, sequences) * model.vocab_size * FLOAT32_BYTES
         rejecting = settings.num_speculative_tokens > 0
         each = (_REJECTING if rejecting else _MASKING) + width
         return Sampling(logits * each + scratch, scratch, f"{each} bytes x sequences x vocabulary + top-k scratch")

@@ -7,14 +7,10 @@ from collections.abc import Callable
 
 from legroom.facts.quantization import Quantization
 from legroom.facts.releases import release as known_release
+from legroom.memory.dtypes import FLOAT32_BYTES, INT32_BYTES, dtype_bytes
 from legroom.memory.module import Module
 from legroom.records import dataclass
 from legroom.units import cdiv, round_up
-
-DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
-_INT32 = 4
-_FLOAT32 = 4
-
 
 Step = tuple[str, int]
 """("+", bytes): a tensor is created. ("-", n): the n-th tensor, counted from the first loaded one, is freed."""
@@ -68,7 +64,7 @@ class StorageContext:
     @property
     def dtype_bytes(self) -> int:
         """Of one unquantized weight."""
-        return DTYPE_BYTES[self.dtype]
+        return dtype_bytes(self.dtype)
 
     @property
     def ampere(self) -> bool:
@@ -89,7 +85,7 @@ def storage(module: Module, scheme: Quantization | None, context: StorageContext
     """The tensors of one module under a scheme; None: stored in its own precision."""
     bias = _bias(module, context)
     if scheme is None or not module.quantizable or not module.inputs:
-        size = DTYPE_BYTES[module.dtype] if module.dtype else context.dtype_bytes
+        size = dtype_bytes(module.dtype or context.dtype)
         return Storage((module.elements * size, *bias))
     stored = _METHODS[_family(scheme)](module, scheme, context)
     return Storage(stored.loaded, stored.after) if not bias else _beside(stored, bias)
@@ -103,7 +99,7 @@ def _beside(stored: Storage, bias: tuple[int, ...]) -> Storage:
 
 
 def _bias(module: Module, context: StorageContext) -> tuple[int, ...]:
-    size = DTYPE_BYTES[module.dtype] if module.dtype else context.dtype_bytes
+    size = dtype_bytes(module.dtype or context.dtype)
     return (module.copies * module.outputs * size,) if module.bias else ()
 
 
@@ -180,7 +176,7 @@ def _gptq(module: Module, scheme: Quantization, context: StorageContext) -> Stor
         groups = cdiv(module.whole_inputs, scheme.group_size)
     weight = module.elements * scheme.weight_bits // 8
     scales = module.copies * groups * module.outputs
-    zeros, index = scales * scheme.weight_bits // 8, module.copies * module.inputs * _INT32
+    zeros, index = scales * scheme.weight_bits // 8, module.copies * module.inputs * INT32_BYTES
     loaded = (weight, index, zeros, scales * context.dtype_bytes)
     marlin = context.ampere and context.at_least("0.4.2") and scheme.weight_bits in (4, 8)
     if not marlin or context.asked == "gptq":
@@ -208,18 +204,18 @@ def _eight_bits(module: Module, scheme: Quantization, context: StorageContext) -
         parts = shards if copies > 1 else 1
         high, wide = _block(module, scheme.block, parts)
         rows, columns = parts * cdiv(module.outputs // parts, high), cdiv(module.inputs, wide)
-        loaded = (weight, copies * rows * columns * _FLOAT32)
+        loaded = (weight, copies * rows * columns * FLOAT32_BYTES)
         if context.fp8_kernels:
             return Storage(loaded)
         # Marlin wants a 16-bit scale for every output and 128 inputs.
         return Storage(loaded, replaced(weight, copies * module.outputs * columns * context.dtype_bytes))
     if scheme.strategy == "channel":
-        scales = copies * module.outputs * _FLOAT32
+        scales = copies * module.outputs * FLOAT32_BYTES
         return Storage((weight, scales))
-    activation = (copies * shards * _FLOAT32,) if scheme.static_activations else ()
+    activation = (copies * shards * FLOAT32_BYTES,) if scheme.static_activations else ()
     if scheme.online:
-        return Storage((weight * context.dtype_bytes,), (("+", weight), ("+", copies * _FLOAT32), ("-", 0)))
-    loaded = (weight, copies * shards * _FLOAT32, *activation)
+        return Storage((weight * context.dtype_bytes,), (("+", weight), ("+", copies * FLOAT32_BYTES), ("-", 0)))
+    loaded = (weight, copies * shards * FLOAT32_BYTES, *activation)
     if context.fp8_kernels or scheme.number == "int":
         return Storage(loaded)
     scales = copies * module.outputs * context.dtype_bytes
@@ -242,9 +238,8 @@ def _nvfp4(module: Module, scheme: Quantization, context: StorageContext) -> Sto
     """Two weights a byte, an FP8 scale a group of 16, a float a tensor, and one for its activations."""
     groups = module.inputs // (scheme.group_size or 16)
     weight, scales = module.elements // 2, module.copies * module.outputs * groups
-    scalar = module.copies * _shards(module) * _FLOAT32
-    acts = (scalar if module.copies > 1 else module.copies * _shards(module) * _FLOAT32,)
-    loaded = (weight, scalar, scales, *(acts if scheme.static_activations else ()))
+    scalar = module.copies * _shards(module) * FLOAT32_BYTES
+    loaded = (weight, scalar, scales, *((scalar,) if scheme.static_activations else ()))
     # Kernels read scales in tiles of 128 rows by 4 groups.
     tiles = module.copies * round_up(module.outputs, 128) * round_up(groups, 4)
     return Storage(loaded, replaced(None, None, tiles) if context.capability >= (10, 0) else ())
@@ -297,10 +292,10 @@ def _mxfp4_sizes(module: Module, up: bool, context: StorageContext) -> tuple[int
 def _bitsandbytes(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
     """4 bits and a scale for 64 of them. Until 0.9.1 the scales stayed quantized as the checkpoint has them."""
     if scheme.weight_bits == 8:
-        return Storage((module.elements, module.copies * module.outputs * _FLOAT32))
+        return Storage((module.elements, module.copies * module.outputs * FLOAT32_BYTES))
     blocks = module.elements // 64
     nested = not scheme.online and not context.at_least("0.9.2")
-    scales = blocks + cdiv(blocks, 256) * _FLOAT32 if nested else blocks * _FLOAT32
+    scales = blocks + cdiv(blocks, 256) * FLOAT32_BYTES if nested else blocks * FLOAT32_BYTES
     return Storage((module.elements // 2, scales))
 
 
@@ -309,7 +304,7 @@ def _gguf(module: Module, scheme: Quantization, context: StorageContext) -> Stor
 
 
 def _experts_int8(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
-    return Storage((module.elements, module.copies * module.outputs * _FLOAT32))
+    return Storage((module.elements, module.copies * module.outputs * FLOAT32_BYTES))
 
 
 _METHODS: dict[str, Callable[[Module, Quantization, StorageContext], Storage]] = {
