@@ -4,7 +4,7 @@
 
 GPU_DIR holds `measured.jsonl` and `kit/configs`, TRUTH_DIR `startups.jsonl` and `models.json`, as `legroom score` reads
 them. Formulas give the activation peak and the buffers that stay; here the rest is fitted: what torch keeps cached, the
-graphs' pool and the driver's part of a graph, and non-torch memory by release. With --write the constants go to
+graphs' pool, and the newest release's non-torch memory. With --write the constants go to
 `src/legroom/facts/data/fit.json`; without it, only the residuals are printed. Every fit is repeated with each model
 left out in turn, and the error on the model left out is what the table shows.
 """
@@ -16,7 +16,7 @@ import json
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -253,11 +253,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     runs = measured_runs(args.gpu) + recorded_runs(args.runs)
-    runs = [
-        replace(run, settings=run.settings)
-        for run in runs
-        if run.settings.runner == run.seen.get("runner", run.settings.runner)
-    ]
+    runs = [run for run in runs if run.settings.runner == run.seen.get("runner", run.settings.runner)]
     fit = json.loads(json.dumps(constants()))
     print(f"{len(runs)} runs; each model left out in turn:")
     fit_cached(runs, fit)

@@ -1,4 +1,4 @@
-"""Constants fitted to real start-ups, with their residuals. Data in `data/fit.json`, written by `bench/fit.py`."""
+"""Constants that no formula gives: fitted to real start-ups by `bench/fit.py`, or read off logs. In `data/fit.json`."""
 
 from __future__ import annotations
 

@@ -20,6 +20,8 @@ from legroom.records import dataclass
 from legroom.units import GIB, MIB, gib, parse_bytes
 
 SMALLEST_BYTES, LARGEST_BYTES = 256 * MIB, 4096 * GIB
+HOPPER = (9, 0)
+"""The compute capability of H100, H200 and GH200."""
 
 _VENDOR_WORDS = frozenset(
     {"nvidia", "geforce", "tesla", "amd", "intel", "corporation", "instinct", "radeon", "generation"}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from legroom.facts.attention import LatentAttention
 from legroom.facts.feedforward import Experts
 from legroom.facts.fit import constants
+from legroom.facts.gpus import HOPPER
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term, estimated
 from legroom.memory.activation_encoder import encoder_profile
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from legroom.facts.model import Model
     from legroom.vllm.args import EngineSettings
 
-_HOPPER = (9, 0)
 
 
 def activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
@@ -68,7 +68,7 @@ def element_bytes(settings: EngineSettings) -> int:
 
 def cublas_workspace(gpu: Gpu) -> int:
     """The workspace torch gives cuBLAS: eight pieces of 4 MiB on Hopper and later, two and some crumbs before."""
-    return 32 * MIB if gpu.compute_capability >= _HOPPER else 8 * MIB + 128 * KIB
+    return 32 * MIB if gpu.compute_capability >= HOPPER else 8 * MIB + 128 * KIB
 
 
 def _activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> Figure:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from legroom.facts.feedforward import Experts
+from legroom.facts.gpus import HOPPER
 from legroom.facts.releases import release as known_release
 from legroom.memory.activation_layers import stage_kinds
 from legroom.memory.remember import of_structure
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from legroom.facts.model import Model
     from legroom.vllm.args import EngineSettings
 
-_HOPPER = (9, 0)
 _DEEP_GEMM_ROWS = 128
 
 
@@ -57,7 +57,7 @@ def _of_block(block: Experts, model: Model, settings: EngineSettings, gpu: Gpu) 
     width = block.latent_size or block.hidden_size
     gate_up = 2 * inner if block.gated else inner
     tokens, top_k = settings.max_num_batched_tokens, block.experts_per_token
-    if settings.quantization == "mxfp4" and gpu.compute_capability[0] == _HOPPER[0]:
+    if settings.quantization == "mxfp4" and gpu.compute_capability[0] == HOPPER[0]:
         # Triton kernels: a gathered product and a scattered output, freed after each layer.
         return ExpertScratch(passing_elements=tokens * top_k * (inner + width))
     if release.at_least("0.13.0"):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from legroom.facts.fit import by_release, constants
+from legroom.facts.gpus import HOPPER
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term, estimated
 from legroom.memory.activation import activation, cublas_workspace, element_bytes, forward_bytes, is_compiled
 from legroom.memory.activation_experts import expert_scratch
+from legroom.memory.dtypes import FLOAT32_BYTES
 from legroom.memory.graphs import graph_bytes, graph_estimate
 from legroom.memory.remember import remembered
 from legroom.memory.runner_buffers import runner_buffers, sampler_tables
@@ -19,9 +21,6 @@ if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
     from legroom.facts.model import Model
     from legroom.vllm.args import EngineSettings
-
-_HOPPER = (9, 0)
-_FLOAT32 = 4
 
 
 def cuda_context(gpu: Gpu) -> Figure:
@@ -48,7 +47,7 @@ def _wire_before_snapshot(settings: EngineSettings, gpu: Gpu) -> int:
     if ranks == 1 or settings.engine == "V0" or known_release(settings.release).before("0.11.0"):
         return 0
     fit = constants()["non_torch"]["before_snapshot"]
-    hopper = gpu.compute_capability >= _HOPPER and gpu.vendor == "nvidia"
+    hopper = gpu.compute_capability >= HOPPER and gpu.vendor == "nvidia"
     first = fit["hopper_mib" if hopper else "other_mib"]
     return int((first + fit["mib_per_doubling"] * (ranks.bit_length() - 2)) * MIB)
 
@@ -79,7 +78,7 @@ def counts_runner_buffers(settings: EngineSettings) -> bool:
 def _non_torch(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> Figure:
     fit = constants()["non_torch"]
     row = by_release(fit["base"], settings.release)
-    base = int(row["hopper_mib" if gpu.compute_capability >= _HOPPER else "other_mib"] * MIB)
+    base = int(row["hopper_mib" if gpu.compute_capability >= HOPPER else "other_mib"] * MIB)
     terms = [Term("modules and handles", base, f"as measured on releases from {row['since']}")]
     wire = communication_bytes(settings, gpu)
     if wire:
@@ -103,7 +102,7 @@ def communication_bytes(settings: EngineSettings, gpu: Gpu) -> int:
         return 0
     rows = constants()["non_torch"]["communication"]
     row = by_release(rows["V0" if settings.engine == "V0" else "V1"], settings.release)
-    hopper = gpu.compute_capability >= _HOPPER and gpu.vendor == "nvidia"
+    hopper = gpu.compute_capability >= HOPPER and gpu.vendor == "nvidia"
     # 0.17+ fuses all-reduce with the norm on Hopper and Blackwell; its workspace is the largest part.
     fused = row.get("fused_mib") and hopper and is_compiled(settings) and ranks > 1
     if fused and settings.pipeline_parallel_size == settings.data_parallel_size == 1:
@@ -139,7 +138,7 @@ def _outside(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> 
     terms.append(Term("charged activation", -covered, "the budget sets this aside for the same blocks"))
     size = held - covered
     fit = constants()["cached"]
-    spread = int(fit["band_mib"] * MIB) + int(0.15 * cached) + (taken.high - taken.bytes)
+    spread = int(fit["band_mib"] * MIB) + int(fit["relative_band"] * cached) + (taken.high - taken.bytes)
     return estimated(size, max(0, size - spread), size + spread, tuple(terms))
 
 
@@ -147,6 +146,8 @@ def cached_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int 
     """What torch keeps reserved once the largest prefill and the largest sampling batch have run."""
     fit = constants()["cached"][settings.runner if settings.engine == "V1" else "V1"]
     last = pp_rank == settings.pipeline_parallel_size - 1
-    logits = min(settings.max_num_seqs, settings.max_num_batched_tokens) * model.vocab_size * _FLOAT32 if last else 0
+    logits = (
+        min(settings.max_num_seqs, settings.max_num_batched_tokens) * model.vocab_size * FLOAT32_BYTES if last else 0
+    )
     forward = forward_bytes(model, settings, gpu, pp_rank)
     return int(fit["mib"] * MIB + fit["per_logit_byte"] * logits + fit["per_forward_byte"] * forward)
