@@ -224,3 +224,18 @@ def test_over_http_the_sdk_client_lists_and_calls(tmp_path):
     assert found.structured_content["hits"][0]["id"] == "LR406"
     assert told.structured_content["cause"] == "allocator_fragmentation"
     assert refused.is_error
+
+
+def test_over_http_no_folder_that_a_log_or_a_command_names_is_read(tmp_path):
+    facts = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096,
+             "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+             "max_position_embeddings": 131072, "torch_dtype": "bfloat16"}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(facts))
+    call = {"log": FAILED_LOG, "command": f"vllm serve {tmp_path}", "gpu": "rtx4090"}
+
+    def layouts(local_files):
+        fixes = answer("diagnose", call, local_files=local_files)["findings"][0]["fixes"]
+        return [fix["layout"] for fix in fixes if fix["layout"]]
+
+    assert layouts(local_files=True)
+    assert not layouts(local_files=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
@@ -33,6 +34,8 @@ class Hints:
     gpu: str | None = None
     gpus: int | None = None
     vllm: str | None = None
+    local_models: bool = True
+    """Whether a model that the log or the line names by a folder may be read from this machine."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +67,16 @@ def known_of(case: Case, hints: Hints) -> Known:
         release, said = (release, said) if said else (deployment.release, deployment.release_hint)
     if hints.model:
         args = replace(args, model=hints.model)
+    if not hints.local_models and is_local(args.model):
+        args = replace(args, model="")
     args = _plausible(args)
     total = _total_bytes(case)
     return Known(args, release, said is not None, _gpu(case, hints, total), gpus, total)
+
+
+def is_local(model: str) -> bool:
+    """Whether a model's name means a folder or file of this machine rather than an id on the Hub."""
+    return model.startswith(("/", ".", "~")) or "\\" in model or ".." in model or Path(model).exists()
 
 
 def base_plan(case: Case, known: Known) -> Plan | None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from legroom.diagnosis.repair import is_local
 from legroom.errors import LegroomError
 from legroom.records import dataclass
 
@@ -151,6 +152,5 @@ def _refuse(problems: Sequence[FlagProblem], release: Release) -> None:
 
 def refuse_local(model: str, local_files: bool) -> None:
     """Over HTTP a caller may be on another machine: files of this one are none of its business."""
-    is_name = not model.startswith(("/", ".", "~")) and "\\" not in model and ".." not in model.split("/")
-    if not local_files and not (is_name and len(model.split("/")) <= _MODEL_NAME_PARTS):
+    if not local_files and (is_local(model) or len(model.split("/")) > _MODEL_NAME_PARTS):
         raise LegroomError(f"{model!r} is no name of a model", "over HTTP give a Hub id or a bundled name, not a path")

@@ -172,7 +172,7 @@ def _diagnose_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
             raise LegroomError("say which log once", "give `log` (its text) or `path`")
         if model is not None:
             calls.refuse_local(model, local_files)
-        hints = Hints(command, model, gpu, gpus, vllm)
+        hints = Hints(command, model, gpu, gpus, vllm, local_models=local_files)
         if path is not None:
             if not local_files:
                 raise LegroomError("files of this machine are not read over HTTP", "give the text as `log`")
