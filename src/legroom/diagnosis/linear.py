@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
-import re2  # type: ignore[import-untyped]
+import re2
 
 _MEMORY_BYTES = 64 << 20
 

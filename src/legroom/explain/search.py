@@ -104,6 +104,6 @@ def _by_name(query: str, entry: Entry) -> float:
 def _says(line: str, entry: Entry) -> bool:
     if len(line) < 12:
         return False
-    import re2  # type: ignore[import-untyped]  # noqa: PLC0415 - a listing does without
+    import re2  # noqa: PLC0415 - a listing does without
 
     return any(re2.search(signature.pattern, line) for signature in entry.signatures)

@@ -44,7 +44,7 @@ def catalog_problems(documents: Mapping[str, Any] | None = None) -> list[str]:
 
 def pattern_problem(pattern: str) -> str | None:
     """Why RE2, which matches in linear time, does not take a pattern; None where it does."""
-    import re2  # type: ignore[import-untyped]  # noqa: PLC0415
+    import re2  # noqa: PLC0415
 
     options = re2.Options()
     options.log_errors = False
