@@ -41,3 +41,16 @@ def test_there_is_nothing_else():
     with pytest.raises(AttributeError):
         _ = legroom.nonsense
     assert "plan" in dir(legroom)
+
+
+def test_an_argument_that_the_release_lacks_is_refused_as_its_flag_would_be():
+    with pytest.raises(LegroomError, match=r"came with vLLM 0\.10\.2"):
+        legroom.plan("llama-3.1-8b", gpu="h100", vllm="0.8.5", kv_cache_memory_bytes=8 << 30)
+    assert legroom.plan("llama-3.1-8b", gpu="h100", vllm="0.8.5", kv_cache_memory_bytes=None).verdict == "fits"
+
+
+def test_a_release_older_than_the_model_is_said():
+    old = legroom.plan("gpt-oss-20b", gpu="h100", vllm="0.8.5", advice=False)
+    assert any("does not list GptOssForCausalLM" in note for note in old.plan.notes)
+    new = legroom.plan("gpt-oss-20b", gpu="h100", vllm="0.11.0", advice=False)
+    assert not any("does not list" in note for note in new.plan.notes)

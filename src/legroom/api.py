@@ -169,9 +169,24 @@ def plan(
     unknown = sorted(set(flags) - _FLAGS)
     if unknown:
         raise LegroomError(f"{unknown[0]!r} is not an engine argument that memory depends on", _near(unknown[0]))
-    args = ServeArgs(model=model, usage=usage, env=dict(env or {}), **flags)  # type: ignore[arg-type]
     release = known_release(vllm) if vllm else latest()
+    _refuse_unknown(flags, release)
+    args = ServeArgs(model=model, usage=usage, env=dict(env or {}), **flags)  # type: ignore[arg-type]
     return PlanReport(make_plan(args, release, Machine(gpu, gpus, gpu_memory, gpu_used), advice=advice))
+
+
+def _refuse_unknown(flags: Mapping[str, Any], release: Release) -> None:
+    """End with the first argument that the release does not have, as its command line would."""
+    from legroom.facts.flags import flags_of  # noqa: PLC0415
+
+    had = {flag.dest for flag in flags_of(release).values()}
+    if "speculative_model" in had:
+        had.add("speculative_config")  # flags of their own until 0.8.2
+    for name in (name for name, value in flags.items() if value is not None and name not in had):
+        from legroom.vllm.problems import explain_unknown  # noqa: PLC0415
+
+        problem = explain_unknown(f"--{name.replace('_', '-')}", release)
+        raise LegroomError(problem.message, f"instead: {problem.instead}" if problem.instead else "leave it out")
 
 
 def layout(model: str, gpu: str, **options: Any) -> Layout:
@@ -247,6 +262,7 @@ def _remarks(target: Target, args: ServeArgs) -> Iterator[str]:
     """What the reader should know of how the GPU and the model were read."""
     if target.gpu.note:
         yield target.gpu.note
+    yield from _too_new(target)
     spec = args.speculative_config
     if draft_name(spec) and target.model.draft is None:
         yield (
@@ -257,6 +273,20 @@ def _remarks(target: Target, args: ServeArgs) -> Iterator[str]:
         yield (
             f"legroom does not know the architecture {target.model.architecture or 'of this model'}: it is read as a "
             "plain transformer, so weights are an estimate; KV bytes are exact if its attention is what the config says"
+        )
+
+
+def _too_new(target: Target) -> Iterator[str]:
+    """A release older than the model may refuse it for other reasons than memory."""
+    if target.release.version == latest().version:
+        return
+    from legroom.facts.architecture_releases import first_release  # noqa: PLC0415
+
+    since = first_release(target.model.architecture)
+    if since is not None and target.release.before(since):
+        yield (
+            f"vLLM {target.release} does not list {target.model.architecture}, which came with {since}: it will most "
+            "likely refuse this model whatever the memory; the figures are what its accounting would give"
         )
 
 
