@@ -36,7 +36,7 @@ def own_home(tmp_path, monkeypatch):
 
 
 def exported():
-    return {record["error_code"]: record for record in records_of(bundled())}
+    return {record["error_code"]: record for record in records_of(bundled(), bundled())}
 
 
 def test_a_record_has_the_documented_keys_in_order_and_their_types():
@@ -153,4 +153,4 @@ def test_any_record_of_the_shape_becomes_an_entry_and_comes_back(changes):
     assert record_problems(record) == []
     entry = entry_of_record(record)
     assert len(entry.workarounds) == len(record["workarounds"])
-    assert records_of((entry,)) == [record]
+    assert records_of((entry,), (entry,)) == [record]

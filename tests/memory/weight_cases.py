@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from kv_cases import GIB
+from kv_cases import H100 as H100
+from kv_cases import settings as engine_settings
+
 from legroom.facts.config import model_from_config
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model
-from legroom.vllm.args import EngineSettings, ServeArgs
+from legroom.vllm.args import EngineSettings
 
-GIB, MIB = 2**30, 2**20
-H100 = Gpu("NVIDIA H100 80GB HBM3", int(79.1 * GIB), compute_capability=(9, 0))
+MIB = 2**20
 H200 = Gpu("NVIDIA H200", 150109880320, compute_capability=(9, 0))
 A100 = Gpu("NVIDIA A100", int(79.25 * GIB), compute_capability=(8, 0))
 T4 = Gpu("Tesla T4", int(14.6 * GIB), compute_capability=(7, 5))
@@ -71,16 +74,4 @@ def model(config: dict[str, Any], **changes: Any) -> Model:
 
 
 def settings(release: str = "0.32.0", **changes: Any) -> EngineSettings:
-    values: dict[str, Any] = {
-        "release": release, "engine": "V1", "runner": "V1", "usage": "serve", "dtype": "bfloat16",
-        "quantization": None, "kv_cache_dtype": "auto", "max_model_len": 8192, "auto_fit_len": False,
-        "max_num_seqs": 256, "max_num_batched_tokens": 8192, "gpu_memory_utilization": 0.9,
-        "kv_cache_memory_bytes": None, "num_gpu_blocks_override": None, "block_size": None,
-        "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "data_parallel_size": 1,
-        "decode_context_parallel_size": 1, "prefill_context_parallel_size": 1, "enable_expert_parallel": False,
-        "enforce_eager": False, "cudagraph_mode": "NONE", "cudagraph_capture_sizes": (),
-        "graph_estimate_applied": False, "enable_chunked_prefill": True, "enable_prefix_caching": True,
-        "async_scheduling": False, "max_concurrent_batches": 1, "disable_hybrid_kv_cache_manager": False,
-        "num_speculative_tokens": 0, "given": ServeArgs(),
-    }  # fmt: skip
-    return EngineSettings(**(values | changes))
+    return engine_settings(release, **{"enforce_eager": False, **changes})

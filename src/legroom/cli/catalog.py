@@ -70,12 +70,11 @@ def _validate(args: argparse.Namespace) -> int:
 
 def _export(args: argparse.Namespace) -> int:
     from legroom.explain.catalog import entries, entry
-    from legroom.explain.deadends import record_id, record_of
+    from legroom.explain.deadends import records_of
 
     every = entries()
     chosen = [entry(name) for name in args.ids] if args.ids else list(every)
-    ids = {found.id: record_id(found) for found in every}
-    records = [record_of(found, ids) for found in chosen]
+    records = records_of(chosen, every)
     document: Any = records[0] if len(args.ids) == 1 else records
     if args.output is None:
         print_json(document)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from legroom.explain.entry import Count, DeadEnd, Entry, Signature, Text, Version, Workaround
@@ -23,7 +23,7 @@ def record_id(entry: Entry) -> str:
     return f"{entry.domain}/vllm-{entry.id.lower()}-{entry.label.replace('_', '-')}"
 
 
-def record_of(entry: Entry, ids: Mapping[str, str]) -> dict[str, Any]:
+def _record_of(entry: Entry, ids: Mapping[str, str]) -> dict[str, Any]:
     """The entry in the record's shape; `ids` has every entry's record id. An imported one goes out as it came."""
     if entry.record is not None:
         return dict(entry.record)
@@ -67,10 +67,10 @@ def record_of(entry: Entry, ids: Mapping[str, str]) -> dict[str, Any]:
     return dict(zip(RECORD_KEYS, values, strict=True))
 
 
-def records_of(entries: tuple[Entry, ...]) -> list[dict[str, Any]]:
-    """All of them, their transitions under record ids."""
-    ids = {entry.id: record_id(entry) for entry in entries}
-    return [record_of(entry, ids) for entry in entries]
+def records_of(chosen: Iterable[Entry], every: Iterable[Entry]) -> list[dict[str, Any]]:
+    """The chosen entries; their transitions go by record ids, to any entry there is."""
+    ids = {entry.id: record_id(entry) for entry in every}
+    return [_record_of(entry, ids) for entry in chosen]
 
 
 def entry_of_record(record: Mapping[str, Any]) -> Entry:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.diagnosis.repair import is_local
@@ -32,16 +33,6 @@ class Deployment:
     release: Release
     gpu_count: int | None
     notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a call says it runs."""
-
-    gpu: str
-    gpus: int | None = None
-    gpu_memory: str | None = None
-    gpu_used: str | None = None
 
 
 def deployment(
@@ -74,12 +65,11 @@ def deployment(
     return Deployment(parsed.args, release, None, tuple(problem.message for problem in parsed.problems))
 
 
-def planned(what: Deployment, where: Place, *, advice: bool) -> Plan:
-    """The plan of a call."""
-    from legroom.api import Machine, make_plan  # noqa: PLC0415
+def planned(what: Deployment, where: Machine, *, advice: bool) -> Plan:
+    """The plan of a call; a command may say how many GPUs it uses where the call does not."""
+    from legroom.api import make_plan  # noqa: PLC0415
 
-    number = where.gpus if where.gpus is not None else what.gpu_count
-    machine: Machine = Machine(where.gpu, number, where.gpu_memory, where.gpu_used)
+    machine = where if where.gpus is not None else replace(where, gpus=what.gpu_count)
     return make_plan(what.args, what.release, machine, advice=advice)
 
 

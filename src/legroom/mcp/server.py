@@ -13,6 +13,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from legroom import __version__
+from legroom.api import Machine
 from legroom.errors import LegroomError
 from legroom.mcp import requests as calls
 
@@ -132,7 +133,7 @@ def _plan_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
         from legroom.planning.plan_json import plan_json  # noqa: PLC0415
 
         what = calls.deployment(model, command, flags, vllm, local_files)
-        made = calls.planned(what, calls.Place(gpu, gpus, gpu_memory, gpu_used), advice=True)
+        made = calls.planned(what, Machine(gpu, gpus, gpu_memory, gpu_used), advice=True)
         return {**plan_json(made, explain_math), "notes": [*what.notes, *made.notes]}
 
     return plan
@@ -266,7 +267,7 @@ def _simulate_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
             if gpu is None:
                 raise LegroomError("which GPU?", "give gpu beside model, or num_blocks alone")
             what = calls.deployment(model, None, flags, vllm, local_files)
-            plan = calls.planned(what, calls.Place(gpu, gpus), advice=False)
+            plan = calls.planned(what, Machine(gpu, gpus), advice=False)
         if trace.in_seconds and step_ms is None:
             raise LegroomError(
                 "arrivals are in seconds, and how long a step takes is not known", "give step_ms, e.g. 30"

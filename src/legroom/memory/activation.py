@@ -12,7 +12,7 @@ from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term, estimated
 from legroom.memory.activation_encoder import encoder_profile
 from legroom.memory.activation_experts import expert_scratch
-from legroom.memory.activation_layers import Execution, Moment, moments, stage_kinds
+from legroom.memory.activation_layers import Execution, Moment, layer_kinds, moments
 from legroom.memory.dtypes import dtype_bytes
 from legroom.memory.remember import of_structure, remembered
 from legroom.memory.runner_buffers import latent_workspace_tokens
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
     from legroom.facts.model import Model
     from legroom.vllm.args import EngineSettings
-
 
 
 def activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
@@ -146,7 +145,7 @@ def _expanded_prefill(model: Model, settings: EngineSettings) -> int:
     if known_release(settings.release).before("0.8.0"):
         return 0
     tokens = latent_workspace_tokens(settings)
-    kinds = of_structure(stage_kinds, model).kinds
+    kinds = of_structure(layer_kinds, model)
     mixers = [layer.mixer for layer, _ in kinds if isinstance(layer.mixer, LatentAttention)]
     ranks = settings.tensor_parallel_size
     return max(tokens * cdiv(m.heads, ranks) * (m.qk_nope_head_dim + m.v_head_dim) for m in mixers)
@@ -173,7 +172,7 @@ def _quantizes_activations(model: Model) -> bool:
 
 def _never_calls_cublas(model: Model) -> bool:
     scheme = model.quantization
-    experts = any(isinstance(layer.feedforward, Experts) for layer, _ in of_structure(stage_kinds, model).kinds)
+    experts = any(isinstance(layer.feedforward, Experts) for layer, _ in of_structure(layer_kinds, model))
     return scheme is not None and not experts and scheme.method != "mxfp4"
 
 

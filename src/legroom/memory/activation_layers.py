@@ -67,31 +67,24 @@ class Widths:
         return self.execution.compiled
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """The kinds of layers of a pipeline stage, each once, and whether experts ran before it."""
-
-    kinds: tuple[tuple[Layer, bool], ...]
-
-
-def stage_kinds(model: Model, start: int = 0, stop: int | None = None) -> Stage:
-    """Every kind of layer once a side of the first experts: the greediest sets the peak, however many there are."""
+def layer_kinds(model: Model, start: int = 0, stop: int | None = None) -> tuple[tuple[Layer, bool], ...]:
+    """Every kind of layer, and whether experts ran before it: the greediest sets the peak, however many there are."""
     found: dict[tuple[Layer, bool], None] = {}
     after_experts = False
     for layer in model.layers[start:stop]:
         found[layer, after_experts] = None
         after_experts = after_experts or isinstance(layer.feedforward, Experts)
-    return Stage(tuple(found))
+    return tuple(found)
 
 
 def moments(model: Model, start: int, stop: int, how: Execution) -> tuple[Moment, ...]:
     """Every moment that may be the peak of a forward pass: one a kind of layer, block and side of the first experts."""
-    stage, hidden, model_type = stage_kinds(model, start, stop), model.hidden_size, model.model_type
-    mixers = [layer.mixer for layer, _ in stage.kinds]
+    kinds, hidden, model_type = layer_kinds(model, start, stop), model.hidden_size, model.model_type
+    mixers = [layer.mixer for layer, _ in kinds]
     held = max((held_by_mixer(mixer, model_type, how.ranks) for mixer in mixers), default=0)
     carried = max((carried_to_mixer(mixer, model_type, how.ranks) for mixer in mixers), default=0)
     result = []
-    for layer, after in stage.kinds:
+    for layer, after in kinds:
         own = held_by_mixer(layer.mixer, model_type, how.ranks) if layer.mixer else held
         block = feedforward_moment(layer, Widths(hidden, model_type, how, own))
         if block:

@@ -13,7 +13,7 @@ from legroom.facts.feedforward import Experts
 from legroom.facts.fit import by_release, constants
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term, estimated, exact
-from legroom.memory.activation_layers import stage_kinds
+from legroom.memory.activation_layers import layer_kinds
 from legroom.memory.remember import of_structure, remembered
 from legroom.units import MIB
 
@@ -71,7 +71,7 @@ def _taken(model: Model, settings: EngineSettings, gpu: Gpu, _: int) -> Figure:
     driver = each * (pieces * fit["piecewise_mib"] + full * fit["full_mib"])
     largest = min(_largest_full(settings) if full else _largest(settings) // 4, _LARGEST_SPLIT)
     pool = fit["pool_mib"] + fit["pool_mib_per_token"] * largest
-    if any(isinstance(layer.feedforward, Experts) for layer, _ in of_structure(stage_kinds, model).kinds):
+    if any(isinstance(layer.feedforward, Experts) for layer, _ in of_structure(layer_kinds, model)):
         pool += fit["pool_mib_experts"]
     taken = int((driver + pool) * MIB)
     spread = int(taken * fit["relative_band"])
