@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import kv_cases
 from kv_cases import GIB
-from kv_cases import H100 as H100
-from kv_cases import settings as engine_settings
 
 from legroom.facts.config import model_from_config
 from legroom.facts.gpus import Gpu
@@ -14,6 +13,7 @@ from legroom.facts.model import Model
 from legroom.vllm.args import EngineSettings
 
 MIB = 2**20
+H100 = kv_cases.H100
 H200 = Gpu("NVIDIA H200", 150109880320, compute_capability=(9, 0))
 A100 = Gpu("NVIDIA A100", int(79.25 * GIB), compute_capability=(8, 0))
 T4 = Gpu("Tesla T4", int(14.6 * GIB), compute_capability=(7, 5))
@@ -74,4 +74,4 @@ def model(config: dict[str, Any], **changes: Any) -> Model:
 
 
 def settings(release: str = "0.32.0", **changes: Any) -> EngineSettings:
-    return engine_settings(release, **{"enforce_eager": False, **changes})
+    return kv_cases.settings(release, **{"enforce_eager": False, **changes})
