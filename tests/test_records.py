@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import inspect
 import pickle
 from dataclasses import FrozenInstanceError
 from typing import ClassVar
@@ -68,6 +69,52 @@ def test_nothing_can_be_changed_or_deleted():
 
 def test_slots_leave_no_room_for_other_attributes():
     assert not hasattr(Derived(1), "__dict__")
+
+
+@pytest.mark.parametrize("made", [Base(1), Derived(1, "y", (2,)), Plain(4)])
+def test_it_is_what_the_standard_library_would_have_made(made):
+    kind = type(made)
+    fields = [(one.name, one.type, dataclasses.field(default=one.default, default_factory=one.default_factory,
+                                                     compare=one.compare, repr=one.repr, hash=one.hash))
+              for one in dataclasses.fields(kind)]  # fmt: skip
+    namespace = {"__post_init__": kind.__post_init__} if hasattr(kind, "__post_init__") else {}
+    standard = dataclasses.make_dataclass(kind.__name__, fields, frozen=True, namespace=namespace)
+    twin = standard(**{one.name: getattr(made, one.name) for one in dataclasses.fields(made)})
+    assert repr(made) == repr(twin)
+    assert dataclasses.asdict(made) == dataclasses.asdict(twin)
+    assert kind.__match_args__ == standard.__match_args__
+    assert inspect.signature(kind).parameters.keys() == inspect.signature(standard).parameters.keys()
+    assert dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen
+
+
+def test_what_cannot_be_hashed_says_so():
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(Plain(1))
+
+
+def test_a_subclass_without_the_decorator_still_refuses_changes():
+    class Loose(Base):
+        pass
+
+    with pytest.raises(FrozenInstanceError):
+        Loose(1).size = 2
+
+
+def test_methods_that_a_class_writes_itself_are_kept():
+    @dataclass(frozen=True, slots=True)
+    class Own:
+        size: int
+
+        def __eq__(self, other):
+            return isinstance(other, Own)
+
+        def __hash__(self):
+            return 7
+
+        def __repr__(self):
+            return "own"
+
+    assert (Own(1) == Own(2), hash(Own(1)), repr(Own(1))) == (True, 7, "own")
 
 
 def test_equality_and_hash_follow_the_compared_fields():
