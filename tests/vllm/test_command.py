@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from legroom.facts.flags import choices, flags_of
 from legroom.facts.releases import known_releases, release
 from legroom.vllm.args import ServeArgs
-from legroom.vllm.command import command, env_words
+from legroom.vllm.command import command
 from legroom.vllm.parse import parse_flags
 from legroom.vllm.reading import FIELDS
 
@@ -58,7 +58,8 @@ def serve_args(draw: st.DrawFn) -> tuple[ServeArgs, str]:
 @settings(max_examples=200, deadline=None)
 def test_a_command_reads_back_as_the_settings_it_was_written_from(case: tuple[ServeArgs, str]) -> None:
     args, version = case
-    found = parse_flags([*env_words(args), *command(args, release(version))], release(version))
+    environment = [f"{name}={value}" for name, value in args.env.items()]
+    found = parse_flags([*environment, *command(args, release(version))], release(version))
     assert [p for p in found.problems if p.kind != "ignored"] == []
     assert found.args == args
 

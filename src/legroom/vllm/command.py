@@ -29,11 +29,6 @@ def command(args: ServeArgs, release: Release) -> tuple[str, ...]:
     return (*words, *args.others)
 
 
-def env_words(args: ServeArgs) -> tuple[str, ...]:
-    """The environment as the assignments to write before the command."""
-    return tuple(f"{name}={value}" for name, value in args.env.items())
-
-
 def _head(args: ServeArgs, release: Release) -> tuple[str, ...]:
     # `vllm serve` came with 0.5.2.
     if release.at_least("0.5.2"):
