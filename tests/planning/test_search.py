@@ -69,3 +69,18 @@ def test_a_quantized_variant_is_taken_only_when_the_original_does_not_do(target)
 def test_tens_of_thousands_of_settings_are_weighed(target):
     found = find([target(card="h100")], ServeArgs(), Wish(32768, 8, gpus=(1, 2, 4, 8)))
     assert found.considered > 20_000
+
+
+def test_room_for_more_requests_than_the_default_is_no_sacrifice(target):
+    found = find([target(card="l40s")], ServeArgs(), Wish(128, 400))
+    assert found.best is not None
+    assert found.best.settings.max_num_seqs >= 400
+    assert found.losses == ()
+
+
+@pytest.mark.parametrize("card", ["h100", "l4", "rtx 4090"])
+def test_looking_for_one_setting_alone_finds_the_best_of_many(target, card):
+    wish = Wish(8192, 4, gpus=(1, 2))
+    one, many = (find([target(card=card)], ServeArgs(), wish, most=most) for most in (1, 4))
+    assert one.best == many.best
+    assert one.losses == many.losses

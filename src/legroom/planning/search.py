@@ -78,8 +78,11 @@ def find(targets: Sequence[Target], args: ServeArgs, wish: Wish, most: int = 4) 
             gpus = math.prod(parallel.values())
             if gpus >= enough:
                 break  # fewer GPUs do it with the answers unchanged
+            usual = _usual_sequences(target, asked, parallel)
             for shape in _structures(target, asked, parallel, wish):
-                tally.add(shape, wish, *_walk_utilization(shape, asked, wish, variant=number))
+                tally.add(shape, wish, *_walk_utilization(shape, asked, wish, number, usual))
+                if most == 1 and tally.options and _nothing_beats(tally.options[0]):
+                    break  # the first setting tried is the release's own
             enough = min([enough, *(option.gpus + 1 for option in tally.options if option.keeps_answers)])
         # Another checkpoint is worth a look only where it saves GPUs over what was found so far.
         enough = min([enough, *(option.gpus for option in tally.options)])
@@ -89,6 +92,19 @@ def find(targets: Sequence[Target], args: ServeArgs, wish: Wish, most: int = 4) 
         short = tally.closest.why_short(wish) if tally.closest else "no setting is valid"
         return Found(wish, None, (), (), tally.considered, short)
     return Found(wish, plans[0][0], plans[0][1], tuple(plans[1:]), tally.considered)
+
+
+def _usual_sequences(target: Target, args: ServeArgs, parallel: Flags) -> int:
+    """--max-num-seqs where nobody sets it; 0 where the model cannot be split that way."""
+    try:
+        return resolve(replace(args, **parallel), target.model, target.gpu, target.release).max_num_seqs
+    except LegroomError:
+        return 0
+
+
+def _nothing_beats(option: Option) -> bool:
+    """Whether an option differs from the release's defaults in the GPUs it uses and the utilization alone."""
+    return not option.losses and not {"pipeline_parallel_size", "block_size"}.intersection(dict(option.flags))
 
 
 @dataclass(slots=True)
@@ -165,7 +181,7 @@ def _axes(target: Target, args: ServeArgs, base: EngineSettings, wish: Wish) -> 
         smaller = (tokens for tokens in TOKEN_BUDGETS if tokens < base.max_num_batched_tokens)
         axes.append([{}, *({"max_num_batched_tokens": tokens} for tokens in smaller)])
     if args.max_num_seqs is None and base.max_num_seqs < wish.concurrency:
-        axes.append([{"max_num_seqs": math.ceil(wish.concurrency)}])
+        axes.append([{"max_num_seqs": math.ceil(wish.concurrency)}])  # raised, which costs nothing but memory
     elif args.max_num_seqs is None:
         fewer = (seqs for seqs in SEQUENCES if wish.concurrency <= seqs < base.max_num_seqs)
         axes.append([{}, *({"max_num_seqs": seqs} for seqs in fewer)])
@@ -189,7 +205,9 @@ def _block_sizes(target: Target) -> tuple[int, ...]:
     return (32,) if allowed is None or 32 in allowed else ()
 
 
-def _walk_utilization(shape: Structure, args: ServeArgs, wish: Wish, variant: int) -> tuple[int, list[Option]]:
+def _walk_utilization(
+    shape: Structure, args: ServeArgs, wish: Wish, variant: int, usual_seqs: int
+) -> tuple[int, list[Option]]:
     """Weigh every utilization for one structure; keep the one nearest the release's default that grants the wish."""
     if args.gpu_memory_utilization is not None or args.kv_cache_memory_bytes is not None:
         utilizations: Sequence[float] = (shape.settings.gpu_memory_utilization,)
@@ -208,10 +226,12 @@ def _walk_utilization(shape: Structure, args: ServeArgs, wish: Wish, variant: in
     flags = dict(shape.flags)
     if distance > 1e-9:
         flags["gpu_memory_utilization"] = utilization
-    return len(utilizations), [_option(shape, flags, variant, concurrency, distance)]
+    return len(utilizations), [_option(shape, flags, variant, concurrency, distance, usual_seqs)]
 
 
-def _option(shape: Structure, flags: dict[str, Any], variant: int, concurrency: float, distance: float) -> Option:
+def _option(
+    shape: Structure, flags: dict[str, Any], variant: int, concurrency: float, distance: float, usual_seqs: int
+) -> Option:
     losses: list[str] = []
     lost = _lost_bits(shape.target) if variant else 0
     if variant:
@@ -224,9 +244,9 @@ def _option(shape: Structure, flags: dict[str, Any], variant: int, concurrency: 
         losses.append("fewer CUDA graphs")
     if "max_num_batched_tokens" in flags:
         losses.append("smaller prefill steps")
-    if "max_num_seqs" in flags:
-        losses.append("a lower cap on running requests")
     settings = shape.settings
+    if settings.max_num_seqs < usual_seqs:
+        losses.append("a lower cap on running requests")
     gpus = settings.tensor_parallel_size * settings.pipeline_parallel_size
     cost = (
         lost,
