@@ -299,3 +299,10 @@ def test_any_text_is_read_or_refused_clearly(tmp_path_factory: pytest.TempPathFa
             assert isinstance(attempt(), Deployment)
         except LegroomError as refusal:
             assert refusal.message
+
+
+def test_keyword_arguments_alone_are_those_of_llm():
+    found = deployment_from_python('model="Qwen/Qwen3-8B", max_model_len=8192', None, "--python")
+    assert found.args.model == "Qwen/Qwen3-8B"
+    assert found.args.max_model_len == 8192
+    assert found.args.usage == "llm"

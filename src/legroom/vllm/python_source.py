@@ -20,7 +20,7 @@ _CALLS: dict[str, Usage] = {"LLM": "llm", "EngineArgs": "llm", "AsyncEngineArgs"
 def call_in_source(text: str) -> tuple[str, dict[str, Any], list[str]] | None:
     """The first `LLM(...)` (or engine arguments) call: its name, its literal arguments, and those it could not read."""
     try:
-        tree = ast.parse(text)
+        tree = _parsed(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise LegroomError("the Python source could not be read", f"{type(error).__name__}: {error}") from None
     constants = _constants(tree)
@@ -28,6 +28,18 @@ def call_in_source(text: str) -> tuple[str, dict[str, Any], list[str]] | None:
         if isinstance(node, ast.Call) and (name := _called(node)) in _CALLS:
             return name, *_arguments(node, constants)
     return None
+
+
+def _parsed(text: str) -> ast.Module:
+    """The source; keyword arguments alone are read as those of `LLM(...)`."""
+    try:
+        return ast.parse(text)
+    except SyntaxError:
+        try:
+            return ast.parse(f"LLM({text.strip().strip(',')})")
+        except SyntaxError:
+            pass
+        raise
 
 
 def usage_of(call: str) -> Usage:
