@@ -119,10 +119,19 @@ def _kv(plan: Plan, style: Style) -> Iterator[str]:
     rows = [
         ("KV cache", f"{plural(kv.num_blocks, 'block')} of {kv.block_size} = {count(kv.tokens)} tokens{per_token}"),
         ("concurrency", f"{kv.max_concurrency:.2f} requests of the full {count(length)} tokens"),
-        ("longest", f"{count(kv.longest_len)} tokens is the longest context that fits"),
+        ("longest", _longest(plan)),
         *_first_start(plan),
     ]
     yield from (_MARGIN + line for line in columns([(style.paint(a, "bold"), b) for a, b in rows], "<<"))
+
+
+def _longest(plan: Plan) -> str:
+    """The longest context that memory holds; a model may have been made for less."""
+    fits = plan.memory.kv.longest_len
+    limit = max(plan.target.model.max_position_embeddings, plan.settings.max_model_len)
+    if 0 < limit < fits:
+        return f"{count(fits)} tokens would fit; the model ends at {count(limit)}"
+    return f"{count(fits)} tokens is the longest context that fits"
 
 
 def _first_start(plan: Plan) -> Iterator[tuple[str, str]]:
