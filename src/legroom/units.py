@@ -50,7 +50,10 @@ def parse_count(text: str, what: str = "number") -> int:
 
 def parse_length(text: str, what: str = "length") -> int:
     """A context length as people say it: `32k` is 32,768 tokens, so that a plan for it holds 32,000 too."""
-    return parse_count(text.strip().replace("k", "K").replace("m", "M"), what)
+    try:
+        return parse_count(text.strip().replace("k", "K").replace("m", "M"), what)
+    except LegroomError:
+        raise LegroomError(f"{what} {text!r} is not a length", "write it like 4096 or 32k (32,768)") from None
 
 
 def gib(bytes_: float, digits: int = 2) -> str:

@@ -105,3 +105,12 @@ def test_missing_model_facts_are_a_message(data: Path, capsys: pytest.CaptureFix
     data.with_name("models.json").unlink()
     assert main(["score", str(data)]) == 2
     assert "models.json" in capsys.readouterr().err
+
+
+def test_a_file_without_a_record_is_told_before_its_model_facts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "noise.jsonl"
+    path.write_text("model: Qwen/Qwen3-8B\n")
+    assert main(["score", str(path)]) == 2
+    assert "holds no start-up record" in capsys.readouterr().err

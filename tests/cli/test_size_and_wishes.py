@@ -90,3 +90,20 @@ def test_size_prints_a_table(capsys, matrix):
     out = capsys.readouterr().out
     for word in ("Llama-3.1-8B", "Qwen3-8B", "NVIDIA H100 80GB HBM3", "NVIDIA L4"):
         assert word in out
+
+
+def test_a_wish_for_no_tokens_is_a_wrong_call(capsys):
+    assert main(["plan", "llama-3.1-8b", "--gpu", "l4", "--want-context", "0"]) == 2
+    assert "at least 1" in capsys.readouterr().err
+
+
+def test_a_length_that_is_none_is_told_how_to_write_one(capsys):
+    assert main(["size", "llama-3.1-8b", "--context", "long"]) == 2
+    assert "32k (32,768)" in capsys.readouterr().err
+
+
+def test_a_wish_beyond_what_the_model_takes_says_so(capsys):
+    assert main(["plan", "llama-3.1-8b", "--gpu", "h100", "--want-context", "999999k"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "No setting holds 1 request of 1,023,998,976 tokens" in said
+    assert "131072" in said.replace(",", "")

@@ -94,7 +94,11 @@ def _load(args: argparse.Namespace) -> Loaded:
         if not configs.is_dir():
             raise LegroomError("these runs need the models' configs", "name their folder: --configs DIR", BAD_INPUT)
         return scoring_data.gpu_run_cases(records, configs)
+    if all(isinstance(record, str) for _, record in records):
+        raise LegroomError(f"{path} holds no start-up record", "give a file with one JSON object a line")
     models = Path(args.models) if args.models else path.with_name("models.json")
+    if not models.exists():
+        raise LegroomError(f"there is no {models}", "it holds the facts of the records' models: name it with --models")
     return scoring_data.published_cases(records, scoring_data.read_models(models))
 
 

@@ -147,7 +147,8 @@ def _show(rows: Sequence[Row], wish: Wish, release: Release, args: argparse.Name
     from legroom.render.terminal import style_of
 
     style = style_of(sys.stdout)
-    requests = f"{wish.concurrency:g} requests of {wish.context:,} tokens at once"
+    noun = "request" if wish.concurrency == 1 else "requests"
+    requests = f"{wish.concurrency:g} {noun} of {wish.context:,} tokens at once"
     title = f"{requests}, vLLM {release.version}, policy {wish.policy}"
     draw = matrix_text if args.matrix else size_text
     sys.stdout.write(draw([(row.model, row.fit) for row in rows], title, style))

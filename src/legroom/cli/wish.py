@@ -62,8 +62,8 @@ def _wish(args: argparse.Namespace, serve_args: ServeArgs, target: Target, most:
     from legroom.planning.wish import Wish
     from legroom.units import parse_count, parse_length
 
-    context = parse_length(args.want_context, "--want-context") if args.want_context else 0
-    context = context or serve_args.max_model_len or target.model.max_position_embeddings
+    usual = serve_args.max_model_len or target.model.max_position_embeddings
+    context = parse_length(args.want_context, "--want-context") if args.want_context else usual
     concurrency = parse_count(args.want_concurrency, "--want-concurrency") if args.want_concurrency else 1
     if context < 1 or concurrency < 1:
         raise LegroomError("a wish must be at least 1", "write it like --want-context 32k --want-concurrency 16")

@@ -89,9 +89,18 @@ def find(targets: Sequence[Target], args: ServeArgs, wish: Wish, most: int = 4) 
     tally.options.sort(key=lambda option: option.cost)
     plans = [(laid_out, option.losses) for option, laid_out in _starting(tally.options, asked, most)]
     if not plans:
-        short = tally.closest.why_short(wish) if tally.closest else "no setting is valid"
+        short = tally.closest.why_short(wish) if tally.closest else _why_none(targets[0], asked)
         return Found(wish, None, (), (), tally.considered, short)
     return Found(wish, plans[0][0], plans[0][1], tuple(plans[1:]), tally.considered)
+
+
+def _why_none(target: Target, asked: ServeArgs) -> str:
+    """What the release says to the wish as it stands, where it takes no setting at all."""
+    try:
+        resolve(asked, target.model, target.gpu, target.release)
+    except LegroomError as error:
+        return error.message
+    return "the model cannot be split over these GPUs"
 
 
 def _usual_sequences(target: Target, args: ServeArgs, parallel: Flags) -> int:

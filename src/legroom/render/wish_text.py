@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 def wish_text(found: Found, style: Style = PLAIN) -> str:
     """The whole answer, ending in a newline."""
-    wished = f"{found.wish.concurrency:g} requests of {count(found.wish.context)} tokens"
+    requests = "request" if found.wish.concurrency == 1 else "requests"
+    wished = f"{found.wish.concurrency:g} {requests} of {count(found.wish.context)} tokens"
     if found.best is None:
         mark = style.paint(style.pick("✗", "x"), "red", "bold")
         lines = wrap(f"No setting holds {wished}: {found.short_by}", style.width - 2)
