@@ -16,9 +16,9 @@ from legroom.facts.model import Model
 from legroom.facts.releases import Release, release
 from legroom.planning.plan import Target
 from legroom.planning.recorded_flags import recorded_words
+from legroom.planning.recorded_models import UNSCORED_SOURCES, config_of
 from legroom.planning.scoring import Bad, Case, Printed
 from legroom.planning.startup_log import Startup, read_startups
-from legroom.planning.truth_models import UNSCORED_SOURCES, config_of
 from legroom.records import dataclass
 from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
