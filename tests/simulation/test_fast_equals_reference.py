@@ -14,7 +14,7 @@ from legroom.simulation.settings import SchedulerSettings
 from legroom.simulation.timeline import Timeline
 from legroom.simulation.trace import Trace
 
-COST = StepCost(0.4, 0.01, 0.3, 0.002)
+COST = StepCost(0.4, 0.01, 0.3, 0.002, 0.2, 0.9, 0.0003)
 
 
 def _same(one: Timeline, other: Timeline) -> None:
@@ -52,11 +52,11 @@ def test_the_compiled_twin_decides_alike(workload: tuple[Trace, SchedulerSetting
 
 
 @given(
-    st.builds(StepCost, *[st.floats(0, 2, allow_subnormal=False) for _ in range(4)]),
+    st.builds(StepCost, *[st.floats(0, 2, allow_subnormal=False) for _ in range(5)], st.floats(0, 1), st.floats(0, 2)),
     st.integers(1, 50),
     st.integers(0, 500),
     st.integers(0, 60),
 )
 def test_a_span_takes_as_long_as_its_steps(cost: StepCost, running: int, stored: int, steps: int) -> None:
-    one_by_one = sum(step_seconds(cost, running, stored + running * i) for i in range(steps))
+    one_by_one = sum(step_seconds(cost, running, stored + running * i, running) for i in range(steps))
     assert span_seconds(cost, running, stored, steps) == pytest.approx(one_by_one)

@@ -46,27 +46,6 @@ def test_speculation_saves_steps_and_finishes_the_same_tokens() -> None:
     assert drafted.tally.steps < plain.tally.steps / 2
 
 
-@pytest.mark.parametrize("swap_blocks", [0, 100])
-def test_the_v0_engine_finishes_everything_in_a_tight_pool(swap_blocks: int) -> None:
-    settings = SchedulerSettings(
-        12, max_num_seqs=8, max_num_batched_tokens=200, max_model_len=100, enable_prefix_caching=False,
-        watermark=0.01, engine="V0", swap_blocks=swap_blocks,
-    )  # fmt: skip
-    timeline = simulate(_trace(*[(0, 30, 40)] * 8), settings)
-    assert timeline.tally.finished == 8
-    assert timeline.tally.preemptions > 0
-    assert (timeline.tally.recomputed_tokens > 0) == (swap_blocks == 0)
-
-
-def test_v0_runs_prompts_alone() -> None:
-    settings = SchedulerSettings(
-        100, max_num_seqs=8, max_num_batched_tokens=200, max_model_len=100, enable_prefix_caching=False, engine="V0"
-    )
-    steps: list[dict[str, int]] = []
-    simulate(_trace((0, 30, 5), (2, 40, 5)), settings, lambda step: steps.append(step.scheduled))
-    assert {"r1": 40} in steps
-
-
 def test_seconds_need_a_cost() -> None:
     trace = Trace(in_seconds=True)
     trace.add(10, 5, 0.5)

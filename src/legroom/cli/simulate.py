@@ -39,11 +39,6 @@ exit codes: 0 it holds, 1 nothing meets the goal of --choose, 2 the call or the 
 """
 
 _POLICIES = ("fcfs", "priority")
-_SCHEDULER_FLAGS = (
-    "max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len", "enable_prefix_caching",
-    "enable_chunked_prefill", "async_scheduling",
-)  # fmt: skip
-"""Flags that the plan of a deployment must know too."""
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -101,7 +96,7 @@ def _add_scheduler_options(parser: argparse.ArgumentParser) -> None:
     flags.add_argument("--scheduling-policy", choices=_POLICIES, default="fcfs")
     flags.add_argument("--long-prefill-token-threshold", type=int, default=0, metavar="N")
     flags.add_argument("--watermark", type=float, metavar="SHARE")
-    flags.add_argument("--num-speculative-tokens", type=int, default=0, metavar="K", help="draft tokens a step")
+    flags.add_argument("--num-speculative-tokens", type=int, metavar="K", help="draft tokens a step")
     flags.add_argument("--acceptance", type=float, default=0.7, metavar="SHARE", help="of draft tokens (default: 0.7)")
     flags.add_argument("--sliding-windows", metavar="W,W,...", help="groups of layers: a window each, 0 for full")
     flags.add_argument("--v0", action="store_true", help="the V0 engine's rules (0.4 to 0.7)")

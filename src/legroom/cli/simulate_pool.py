@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 from legroom.errors import LegroomError
 from legroom.simulation.choose import SEARCHED, Candidate, grid
 from legroom.simulation.settings import KvGroup, SchedulerSettings
-from legroom.simulation.steptime import Hardware, calibrated, fixed, roofline
+from legroom.simulation.steptime import calibrated, fixed, roofline
 from legroom.simulation.trace import Trace
 
 if TYPE_CHECKING:
-    from legroom.planning.plan import Plan
     from legroom.simulation.fast.columns import StepCost
 
 _UTILIZATIONS = (0.9, 0.95)
 _DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 2048, "block_size": 16}
+_MOST_ASYNC = 20_000
+"""Requests up to which a planned deployment is replayed a batch ahead, as on a GPU: step by step."""
 _PLANNED = (
     "max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len", "enable_prefix_caching",
     "enable_chunked_prefill", "async_scheduling",
@@ -52,7 +53,7 @@ class PoolChoice:
         for combination in flags:
             try:
                 if self.meant is not None:
-                    settings, cost = _planned(self.args, self.trace, self.meant, combination)
+                    settings, cost, _ = _planned(self.args, self.trace, self.meant, combination)
                 else:
                     size = combination.get("block_size", self.settings.block_size)
                     settings = replace(self.settings, **combination, num_blocks=tokens // size)
@@ -86,16 +87,16 @@ def pool_of(args: argparse.Namespace, trace: Trace) -> PoolChoice:
         raise LegroomError(f"{args.vllm_words[0]} is not an option of legroom simulate", "see legroom simulate --help")
     if not is_planned:
         flags = {name: value for name in _PLANNED if (value := getattr(args, name)) is not None}
-        settings = _settings(args, trace, args.blocks, {**_DEFAULTS, **flags})
+        settings = _settings(args, trace, {"num_blocks": args.blocks, **_DEFAULTS, **flags})
         return PoolChoice(args, trace, settings, _fixed_cost(args, trace), base=["MODEL"])
     from legroom.cli.deployment import said
 
     if args.model:
         args.vllm_words = [args.model, *args.vllm_words]
     meant = said(args)
-    settings, cost = _planned(args, trace, meant, {})
+    settings, cost, taken = _planned(args, trace, meant, {})
     base = [meant.args.model, *args.vllm_words[1 if args.model else 0 :]]
-    return PoolChoice(args, trace, settings, cost, list(meant.notes), meant, base)
+    return PoolChoice(args, trace, settings, cost, [*meant.notes, *taken], meant, base)
 
 
 def _fixed_cost(args: argparse.Namespace, trace: Trace) -> StepCost | None:
@@ -111,61 +112,83 @@ def _fixed_cost(args: argparse.Namespace, trace: Trace) -> StepCost | None:
 
 def _planned(
     args: argparse.Namespace, trace: Trace, meant: Any, flags: dict[str, Any]
-) -> tuple[SchedulerSettings, StepCost | None]:
+) -> tuple[SchedulerSettings, StepCost | None, list[str]]:
     from legroom.api import make_plan
     from legroom.cli.deployment import machine
+    from legroom.simulation.deployment import deployed, hardware
 
     given = {name: value for name in _PLANNED if (value := getattr(args, name)) is not None}
     serve = replace(meant.args, **given, **flags)
     plan = make_plan(serve, meant.release, machine(args, meant), advice=False)
     if args.blocks is None and plan.verdict == "does_not_fit":
         raise LegroomError("this deployment does not start, so there is no pool", plan.reason)
-    engine = plan.settings
-    blocks = args.blocks if args.blocks is not None else plan.memory.kv.num_blocks
-    resolved = {
-        "max_num_seqs": engine.max_num_seqs, "max_num_batched_tokens": engine.max_num_batched_tokens,
-        "block_size": plan.memory.kv.block_size, "max_model_len": engine.max_model_len,
-        "enable_prefix_caching": engine.enable_prefix_caching,
-        "enable_chunked_prefill": engine.enable_chunked_prefill, "async_scheduling": False,
-    }  # fmt: skip
-    if args.async_scheduling is not None:
-        resolved["async_scheduling"] = args.async_scheduling
-    cost = (
-        fixed(args.step_ms / 1000) if args.step_ms is not None else _roofline(args, plan) if trace.in_seconds else None
-    )
-    return _settings(args, trace, blocks, resolved), cost
+    taken = deployed(plan)
+    notes, resolved = list(taken.notes), dict(taken.flags)
+    if args.blocks is not None:
+        resolved["num_blocks"] = args.blocks
+    if resolved["async_scheduling"] and args.async_scheduling is None and (args.choose or len(trace) > _MOST_ASYNC):
+        # Deciding a step ahead changes little and only the step-by-step replay knows it.
+        resolved["async_scheduling"] = False
+        notes.append("simulated without asynchronous scheduling, which is slow to replay; --async-scheduling has it")
+    if resolved["engine"] == "V0" and resolved["enable_chunked_prefill"]:
+        notes.append("this release prefills in chunks here; the V0 rules are simulated with whole prompts")
+    cost = None
+    if args.step_ms is not None:
+        cost = fixed(args.step_ms / 1000)
+    elif trace.in_seconds:
+        cost = roofline(hardware(plan))
+        if args.measured_step_ms is not None:
+            cost = calibrated(cost, args.measured_step_ms / 1000, args.measured_running, args.measured_tokens)
+        elif cost.experts:
+            notes.append(
+                "seconds of models with experts are too short (measured runs took two to five times as long); "
+                "--measured-step-ms scales them"
+            )
+    return _settings(args, trace, resolved), cost, notes
 
 
-def _roofline(args: argparse.Namespace, plan: Plan) -> StepCost:
-    weights = float(plan.layout.weights.bytes)
-    gpu = plan.target.gpu
-    # Two operations a weight; the bytes of a weight are taken as two where nothing says otherwise.
-    cost = roofline(
-        Hardware(weights, float(plan.memory.kv.bytes_per_token), weights, gpu.bandwidth_bytes_s, gpu.bf16_flops)
-    )
-    if args.measured_step_ms is not None:
-        cost = calibrated(cost, args.measured_step_ms / 1000, args.measured_running, args.measured_tokens)
-    return cost
-
-
-def _settings(args: argparse.Namespace, trace: Trace, blocks: int, flags: dict[str, Any]) -> SchedulerSettings:
+def _settings(args: argparse.Namespace, trace: Trace, flags: dict[str, Any]) -> SchedulerSettings:
     flags = dict(flags)
+    if args.v0:
+        flags["engine"] = "V0"
     if flags.get("max_model_len") is None:
         flags["max_model_len"] = max(
             prompt + output for prompt, output in zip(trace.prompt_lens, trace.output_lens, strict=True)
         )
-    windows = [int(word) for word in args.sliding_windows.split(",")] if args.sliding_windows else [0]
-    watermark = args.watermark if args.watermark is not None else (0.01 if args.v0 else 0.0)
+    if flags.get("engine") == "V0":
+        _default_to_v0(args, flags)
+    for name in ("watermark", "num_speculative_tokens"):
+        if getattr(args, name) is not None:
+            flags[name] = getattr(args, name)
+    if args.sliding_windows:
+        flags["groups"] = tuple(KvGroup(window or None) for window in _windows(args.sliding_windows))
     return SchedulerSettings(
-        num_blocks=blocks,
         scheduling_policy=args.scheduling_policy,
         long_prefill_token_threshold=args.long_prefill_token_threshold,
-        watermark=watermark,
         reserve_full_isl=args.scheduler_reserve_full_isl,
-        groups=tuple(KvGroup(window or None) for window in windows),
-        num_speculative_tokens=args.num_speculative_tokens,
         speculative_acceptance=args.acceptance,
-        engine="V0" if args.v0 else "V1",
         swap_blocks=args.swap_blocks,
-        **{name: value for name, value in flags.items() if name in SchedulerSettings.__dataclass_fields__},
+        **flags,
     )
+
+
+def _default_to_v0(args: argparse.Namespace, flags: dict[str, Any]) -> None:
+    """Chunked prefill and prefix caching are off unless asked for; the budget holds the longest prompt."""
+    flags["enable_chunked_prefill"] = bool(args.enable_chunked_prefill)
+    flags["enable_prefix_caching"] = bool(args.enable_prefix_caching)
+    flags["async_scheduling"] = bool(args.async_scheduling)
+    flags.setdefault("watermark", 0.01)
+    if args.max_num_batched_tokens is None:
+        flags["max_num_batched_tokens"] = max(flags["max_num_batched_tokens"], flags["max_model_len"])
+
+
+def _windows(text: str) -> list[int]:
+    try:
+        windows = [int(word) for word in text.split(",")]
+    except ValueError:
+        windows = [-1]
+    if min(windows) < 0:
+        raise LegroomError(
+            f"--sliding-windows {text}: not a list of window sizes", "as in 0,1024: 0 for full attention"
+        )
+    return windows

@@ -42,6 +42,11 @@ def parameter_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: i
     return sum(sum(one.storage.kept) for one in stored if one.module.part not in ("buffers", "workspace", "lora"))
 
 
+def stored_modules(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> tuple[Stored, ...]:
+    """Every matrix on one rank of a stage, as it is stored."""
+    return tuple(loaded_modules(model, settings, _context(settings, gpu), pp_rank))
+
+
 def _key(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tuple[object, ...]:
     """All that the weights depend on; a search asks for the same few over and over."""
     given = settings.given

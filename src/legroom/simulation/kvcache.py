@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from legroom.simulation.blocks import Block, BlockPool
 from legroom.simulation.request import Request, Status
-from legroom.simulation.settings import SchedulerSettings
+from legroom.simulation.settings import KvGroup, SchedulerSettings
 from legroom.units import cdiv
 
 Hit = list[list[Block]]
@@ -16,7 +16,7 @@ class BlockTable:
 
     def __init__(self, group: int, settings: SchedulerSettings, pool: BlockPool) -> None:
         self.group = group
-        self.block_size = settings.block_size
+        self.block_size = settings.groups[group].block_size or settings.block_size
         self.pool = pool
 
     def skipped_tokens(self, num_computed: int) -> int:
@@ -89,6 +89,13 @@ class BlockTable:
                 self.pool.cache(block, (self.group, request.block_hashes[index]))
         request.num_cached_blocks[self.group] = max(first, full)
 
+    def slots_of(self, request: Request) -> tuple[int, int]:
+        """Slots the request holds, and the tokens stored in them."""
+        blocks = request.blocks[self.group]
+        skipped = self.skipped_tokens(request.num_computed_tokens) // self.block_size
+        dropped = sum(block is self.pool.null_block for block in blocks[: skipped + 1])
+        return (len(blocks) - dropped) * self.block_size, request.num_computed_tokens - dropped * self.block_size
+
     def free(self, request: Request) -> None:
         """Give everything back, the tail first: the start of a prompt is what others may share."""
         self.pool.release(reversed(request.blocks[self.group]))  # type: ignore[arg-type]
@@ -103,7 +110,7 @@ class WindowTable(BlockTable):
         super().__init__(group, settings, pool)
         self.sliding_window = sliding_window
         self.run_for_hit = cdiv(sliding_window - 1, self.block_size)
-        self.most_held = settings.window_blocks(sliding_window)
+        self.most_held = settings.window_blocks(settings.groups[group])
 
     def skipped_tokens(self, num_computed: int) -> int:
         """What lies behind the window of the next token."""
@@ -142,21 +149,44 @@ class WindowTable(BlockTable):
         return [blocks[:run] for blocks in hit]
 
 
+class FixedTable(BlockTable):
+    """The blocks of recurrent layers or of an encoder's output: the same number whatever the length."""
+
+    def __init__(self, group: int, settings: SchedulerSettings, pool: BlockPool, num_blocks: int) -> None:
+        super().__init__(group, settings, pool)
+        self.num_blocks = num_blocks
+
+    def blocks_needed(self, request: Request, num_tokens: int, hit: list[Block], num_computed: int, whole: bool) -> int:
+        """All of them at the start, none later."""
+        return self.num_blocks - len(request.blocks[self.group])
+
+    def grow(self, request: Request, num_tokens: int) -> None:
+        """Hold all of them from the first token on."""
+        blocks = request.blocks[self.group]
+        blocks.extend(self.pool.allocate(self.num_blocks - len(blocks)))
+
+    def slots_of(self, request: Request) -> tuple[int, int]:
+        """A state is no slot for tokens."""
+        return 0, 0
+
+
 class KvCache:
     """All groups of one model over one pool."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
         self.pool = BlockPool(settings.num_blocks, settings.enable_prefix_caching)
-        self.tables = [
-            BlockTable(i, settings, self.pool)
-            if group.sliding_window is None
-            else WindowTable(i, settings, self.pool, group.sliding_window)
-            for i, group in enumerate(settings.groups)
-        ]
+        self.tables = [self._table(i, group) for i, group in enumerate(settings.groups)]
         self._kinds: dict[int | None, list[int]] = {}
         for i, group in enumerate(settings.groups):
             self._kinds.setdefault(group.sliding_window, []).append(i)
+
+    def _table(self, index: int, group: KvGroup) -> BlockTable:
+        if group.fixed_blocks:
+            return FixedTable(index, self.settings, self.pool, group.fixed_blocks)
+        if group.sliding_window is not None:
+            return WindowTable(index, self.settings, self.pool, group.sliding_window)
+        return BlockTable(index, self.settings, self.pool)
 
     def admit(self, request: Request) -> None:
         """Give a request its empty tables."""
@@ -242,13 +272,8 @@ class KvCache:
 
     def slots_of(self, request: Request) -> tuple[int, int]:
         """Slots the request holds, and the tokens stored in them."""
-        held = stored = 0
-        for table in self.tables:
-            skipped = table.skipped_tokens(request.num_computed_tokens) // table.block_size
-            dropped = sum(block is self.pool.null_block for block in request.blocks[table.group][: skipped + 1])
-            held += (len(request.blocks[table.group]) - dropped) * table.block_size
-            stored += request.num_computed_tokens - dropped * table.block_size
-        return held, stored
+        held, stored = zip(*(table.slots_of(request) for table in self.tables), strict=True)
+        return sum(held), sum(stored)
 
     def free(self, request: Request) -> None:
         """Give back every block of the request."""

@@ -88,6 +88,7 @@ class Reference:
     def _one_step(self) -> None:
         scheduler, tally, clocks = self.scheduler, self.tally, self.clocks
         batch = scheduler.schedule()
+        self.rejections.extend(Rejection(request.id, why) for request, why in batch.ignored)
         for request in batch.scheduled:
             if request.first_sched_step < 0:
                 request.first_sched_step = self.step
@@ -97,7 +98,7 @@ class Reference:
         if self.cost:
             stored = sum(request.num_computed_tokens for request in scheduler.running)
             self.now_s += step_seconds(  # type: ignore[no-untyped-call]
-                self.cost, sum(batch.scheduled.values()), stored
+                self.cost, sum(batch.scheduled.values()), stored, len(scheduler.running)
             )
         sampled, finished = self._settle(batch)
         for request in sampled:
@@ -110,14 +111,14 @@ class Reference:
             if clocks:
                 clocks.finish_s[request.arrival_index] = self.now_s
         self._keep_books(batch, finished)
-        if not batch.scheduled and not batch.preempted and not self.in_flight and not finished:
+        if not (batch.scheduled or batch.preempted or batch.ignored or self.in_flight or finished):
             self._give_up_on_first()
 
     def _give_up_on_first(self) -> None:
         """Nothing runs and the first in line still cannot: it never will."""
-        if len(self.scheduler.waiting) and not self.scheduler.running:
-            request = self.scheduler.waiting.pop()
-            self.rejections.append(Rejection(request.id, "can never be scheduled: the pool is too small for it"))
+        stuck = self.scheduler.take_stuck()
+        if stuck is not None:
+            self.rejections.append(Rejection(stuck.id, "can never be scheduled: the pool is too small for it"))
 
     def _settle(self, batch: Batch) -> tuple[list[Request], list[Request]]:
         """The oldest batch in flight comes back, once there are as many as the engine keeps, or nothing new to run."""

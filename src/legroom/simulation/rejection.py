@@ -16,12 +16,14 @@ def admissible(trace: Trace, settings: SchedulerSettings) -> tuple[array[int], l
     rejections: list[Rejection] = []
     longest = settings.max_model_len
     most = max(map(add, trace.prompt_lens, trace.output_lens))
-    if most <= longest and settings.most_blocks_of(most - 1, 1) <= settings.usable_blocks:
+    # The V0 engine takes a request in and ignores it once it has outgrown the pool: its scheduler knows when.
+    always_fits = settings.engine == "V0"
+    if most <= longest and (always_fits or settings.most_blocks_of(most - 1, 1) <= settings.usable_blocks):
         return accepted, rejections
     for i, (prompt_len, output_len) in enumerate(zip(trace.prompt_lens, trace.output_lens, strict=True)):
         if prompt_len + output_len > longest:
             why = f"{prompt_len} + {output_len} tokens exceed max-model-len {longest}"
-        elif settings.most_blocks_of(prompt_len, output_len) > settings.usable_blocks:
+        elif not always_fits and settings.most_blocks_of(prompt_len, output_len) > settings.usable_blocks:
             needed = settings.most_blocks_of(prompt_len, output_len)
             why = f"needs {needed} blocks at its longest, the pool has {settings.usable_blocks}"
         else:

@@ -84,6 +84,8 @@ class Batch:
     cached_tokens: int = 0
     """Prompt tokens of newly admitted requests that the prefix cache already held."""
     recomputed_tokens: int = 0
+    ignored: list[tuple[Request, str]] = field(default_factory=list)
+    """V0: requests that ended without being served to the end, and why."""
 
 
 class Scheduler:
@@ -107,6 +109,10 @@ class Scheduler:
     def has_requests(self) -> bool:
         """Whether anything is left to do."""
         return bool(self.running) or bool(len(self.waiting))
+
+    def take_stuck(self) -> Request | None:
+        """Take the first in line out if nothing runs: a step that could not start it then never will."""
+        return self.waiting.pop() if len(self.waiting) and not self.running else None
 
     def schedule(self) -> Batch:
         """Decide one step: running requests first, then admissions if nobody had to be preempted."""

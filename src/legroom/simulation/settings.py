@@ -17,6 +17,10 @@ class KvGroup:
     """Layers that share one block table. `sliding_window` is None for full attention."""
 
     sliding_window: int | None = None
+    fixed_blocks: int = 0
+    """> 0: so many blocks a request whatever its length (recurrent states, an encoder's output)."""
+    block_size: int | None = None
+    """Where it differs from the pool's."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,9 @@ class SchedulerSettings:
     """One batch in flight ahead, as on GPUs; False: the synchronous scheduler."""
     engine: Engine = "V1"
     swap_blocks: int = 0
-    """V0 only: CPU blocks for groups of sequences that cannot be recomputed."""
+    """V0 only: CPU blocks of `--preemption-mode swap`; 0: victims are recomputed, the default."""
+    block_manager_v2: bool = True
+    """V0 only: how blocks of a swap are counted. The second block manager is the default since 0.6.3."""
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
@@ -73,11 +79,30 @@ class SchedulerSettings:
             raise LegroomError(f"watermark is {self.watermark}, but must be at least 0 and below 1")
         if not 0 <= self.speculative_acceptance <= 1:
             raise LegroomError(f"speculative acceptance is {self.speculative_acceptance}, but must be between 0 and 1")
+        if self.enable_prefix_caching and any(group.fixed_blocks or group.block_size for group in self.groups):
+            raise LegroomError(
+                "prefix caching over recurrent states or blocks of several sizes is not simulated",
+                "give --no-enable-prefix-caching",
+            )
+        if self.engine == "V0":
+            self._check_v0()
+
+    def _check_v0(self) -> None:
+        for is_asked, what in (
+            (self.enable_chunked_prefill, "chunked prefill"),
+            (self.enable_prefix_caching, "prefix caching"),
+            (self.scheduling_policy == "priority", "scheduling by priority"),
+            (self.num_speculative_tokens > 0, "speculative tokens"),
+            (self.async_scheduling, "asynchronous scheduling"),
+            (self.groups != (KvGroup(),), "groups of layers"),
+        ):
+            if is_asked:
+                raise LegroomError(f"{what} under the V0 engine is not simulated", "leave it out, or leave out --v0")
 
     @property
     def usable_blocks(self) -> int:
-        """The pool without the null block."""
-        return self.num_blocks - 1
+        """The pool without the null block, which the V0 engine does not have."""
+        return self.num_blocks if self.engine == "V0" else self.num_blocks - 1
 
     @property
     def watermark_blocks(self) -> int:
@@ -96,13 +121,15 @@ class SchedulerSettings:
         return sum(self._most_blocks_in(group, tokens) for group in self.groups)
 
     def _most_blocks_in(self, group: KvGroup, tokens: int) -> int:
-        needed = cdiv(tokens, self.block_size)
+        if group.fixed_blocks:
+            return group.fixed_blocks
+        needed = cdiv(tokens, group.block_size or self.block_size)
         if group.sliding_window is None:
             return needed
-        return min(needed, self.window_blocks(group.sliding_window))
+        return min(needed, self.window_blocks(group))
 
-    def window_blocks(self, sliding_window: int) -> int:
+    def window_blocks(self, group: KvGroup) -> int:
         """Most blocks a sliding-window group holds at once: the window, the tokens in flight, one block of misfit."""
         batches_in_flight = 2 if self.async_scheduling else 1
-        in_flight = batches_in_flight * self.max_num_batched_tokens
-        return cdiv(min(sliding_window - 1 + in_flight, self.max_model_len), self.block_size) + 1
+        held = (group.sliding_window or 0) - 1 + batches_in_flight * self.max_num_batched_tokens
+        return cdiv(min(held, self.max_model_len), group.block_size or self.block_size) + 1

@@ -72,23 +72,34 @@ def close_quiet_steps(sim, rules, quiet):
 
 
 @compilable
-def step_seconds(cost, tokens, stored):
+def weights_seconds(cost, tokens):
+    """Seconds to read the weights: of the experts, those that any of the tokens chooses."""
+    return cost.weights + cost.experts * (1.0 - cost.idle**tokens)
+
+
+@compilable
+def step_seconds(cost, tokens, stored, running):
     """Seconds of one step: the slower of computing and reading memory."""
-    return cost.overhead + max(cost.token * tokens, cost.weights + cost.kv_token * stored)
+    compute = cost.token * tokens
+    if tokens > running > 0:
+        # Tokens of prompts attend to what is before them: on average what a request holds, less half of its new ones.
+        compute += cost.pair * (tokens - running) * (stored - 0.5 * tokens) / running
+    return cost.overhead + max(compute, weights_seconds(cost, tokens) + cost.kv_token * stored)
 
 
 @compilable
 def span_seconds(cost, running, stored, steps):
     """Seconds of `steps` steps in which `running` requests decode a token each; the first reads `stored` tokens."""
     compute = cost.token * running
+    weights = weights_seconds(cost, running)
     # Reading the cache grows by `running` tokens a step; after step `turn` it takes longer than computing.
     turn = -1.0
-    if compute > cost.weights:
+    if compute > weights:
         turn = float(steps)
         if cost.kv_token > 0.0:
-            turn = (compute - cost.weights - cost.kv_token * stored) / (cost.kv_token * running)
+            turn = (compute - weights - cost.kv_token * stored) / (cost.kv_token * running)
     early = min(int(turn) + 1, steps) if turn >= 0.0 else 0
     late = steps - early
-    read = late * (cost.weights + cost.kv_token * stored)
+    read = late * (weights + cost.kv_token * stored)
     read += cost.kv_token * running * (late * early + late * (late - 1) / 2.0)
     return steps * cost.overhead + early * compute + read

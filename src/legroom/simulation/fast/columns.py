@@ -39,12 +39,20 @@ class Rules(NamedTuple):
 
 
 class StepCost(NamedTuple):
-    """Seconds of a step: `overhead + max(token * tokens, weights + kv_token * tokens held)`."""
+    """Seconds of a step: `overhead + max(computing, reading)`.
+
+    Computing: `token` for every token and `pair` for every earlier token that one of a prompt attends to. Reading:
+    `weights`, as much of `experts` as the tokens of the step choose, and `kv_token` for every token held.
+    """
 
     overhead: float
     token: float
     weights: float
     kv_token: float
+    experts: float = 0.0
+    idle: float = 0.0
+    """The chance that a token does not choose a given expert."""
+    pair: float = 0.0
 
 
 class Sim(NamedTuple):

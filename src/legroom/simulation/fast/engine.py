@@ -29,7 +29,7 @@ from legroom.simulation.fast.columns import (
 from legroom.simulation.fast.content import Contents, sort_contents
 from legroom.simulation.fast.jit import compiled
 from legroom.simulation.rejection import admissible
-from legroom.simulation.settings import SchedulerSettings
+from legroom.simulation.settings import KvGroup, SchedulerSettings
 from legroom.simulation.timeline import Clocks, Sample, Tally, Timeline
 from legroom.simulation.trace import Trace
 from legroom.units import cdiv
@@ -48,8 +48,7 @@ def can_replay(settings: SchedulerSettings) -> bool:
         settings.engine == "V1"
         and not settings.async_scheduling
         and settings.num_speculative_tokens == 0
-        and len(settings.groups) == 1
-        and settings.groups[0].sliding_window is None
+        and settings.groups == (KvGroup(),)
         and settings.block_size >= _FEWEST_TOKENS_A_BLOCK
     )
 

@@ -349,7 +349,8 @@ def one_step(sim, rules, cost):
     blocked = budget >= 0 and admit(sim, rules, budget, threshold)
     state.blocked = 1 if blocked and was_steady and state.num_prefills == 0 else 0
     if rules.in_seconds:
-        state.now += step_seconds(cost, state.scheduled_tokens - scheduled_before, state.stored)
+        tokens = state.scheduled_tokens - scheduled_before
+        state.now += step_seconds(cost, tokens, state.stored, state.num_running)
     if state.num_prefills:
         settle_prefills(sim, rules)
     finish_due(sim, rules)

@@ -1,0 +1,167 @@
+"""What a plan says about scheduling: the pool, its groups, the flags, and what a step must read and compute."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from legroom.facts.attention import Attention, LatentAttention
+from legroom.facts.feedforward import Experts
+from legroom.memory.kv_specs import ChunkedLocalSpec, CrossAttentionSpec, SlidingWindowSpec, StateSpec
+from legroom.memory.weights import stored_modules
+from legroom.simulation.settings import KvGroup
+from legroom.simulation.steptime import Hardware
+from legroom.vllm.speculation import WITHOUT_CACHE, draft_method
+
+if TYPE_CHECKING:
+    from legroom.memory.kv_groups import CacheGroup
+    from legroom.planning.plan import Plan
+
+_NOT_READ_BY_A_STEP = ("embeddings", "encoder", "buffers", "workspace", "lora")
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """Fields of `SchedulerSettings` as the plan resolves them, and sentences about what was taken."""
+
+    flags: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+def deployed(plan: Plan) -> Deployed:
+    """The scheduler's view of a plan."""
+    settings, kv = plan.settings, plan.memory.kv
+    flags: dict[str, Any] = {
+        "num_blocks": kv.num_blocks,
+        "block_size": kv.block_size,
+        "max_num_seqs": settings.max_num_seqs,
+        "max_num_batched_tokens": settings.max_num_batched_tokens,
+        "max_model_len": settings.max_model_len,
+        "enable_prefix_caching": settings.enable_prefix_caching,
+        "enable_chunked_prefill": settings.enable_chunked_prefill,
+        "async_scheduling": settings.async_scheduling,
+        "engine": settings.engine,
+    }
+    if settings.engine == "V0":
+        flags |= {"watermark": 0.01, "block_manager_v2": plan.target.release.at_least("0.6.3")}
+        return Deployed(flags, (_said(flags),))
+    flags["groups"] = tuple(_group(group, kv.block_size) for group in kv.shape.groups) or (KvGroup(),)
+    flags["num_speculative_tokens"] = settings.num_speculative_tokens
+    flags["draft_needs_kv"] = draft_method(settings.given.speculative_config) not in WITHOUT_CACHE
+    notes = _group_notes(kv.shape.groups, kv.block_size)
+    if any(group.fixed_blocks or group.block_size for group in flags["groups"]) and flags["enable_prefix_caching"]:
+        flags["enable_prefix_caching"] = False
+        notes.append("prefix caching over recurrent states or blocks of several sizes is not simulated: it is left off")
+    return Deployed(flags, (_said(flags), *notes))
+
+
+def _group(group: CacheGroup, block_size: int) -> KvGroup:
+    spec = group.spec
+    if isinstance(spec, StateSpec):
+        return KvGroup(fixed_blocks=spec.request_blocks or 1)
+    if isinstance(spec, CrossAttentionSpec):
+        return KvGroup(fixed_blocks=spec.blocks(0))
+    own_size = None if group.block_size == block_size else group.block_size
+    if isinstance(spec, SlidingWindowSpec):
+        return KvGroup(spec.window, block_size=own_size)
+    if isinstance(spec, ChunkedLocalSpec):
+        return KvGroup(spec.chunk, block_size=own_size)
+    return KvGroup(block_size=own_size)
+
+
+def _said(flags: dict[str, Any]) -> str:
+    words = [
+        f"{flags['num_blocks']:,} blocks of {flags['block_size']} tokens",
+        f"max-num-seqs {flags['max_num_seqs']:,}",
+        f"max-num-batched-tokens {flags['max_num_batched_tokens']:,}",
+        f"max-model-len {flags['max_model_len']:,}",
+    ]
+    words += [
+        what + (" on" if flags[name] else " off")
+        for name, what in (
+            ("enable_prefix_caching", "prefix caching"),
+            ("enable_chunked_prefill", "chunked prefill"),
+            ("async_scheduling", "asynchronous scheduling"),
+        )
+    ]
+    if flags.get("num_speculative_tokens"):
+        words.append(f"{flags['num_speculative_tokens']} speculative tokens")
+    return f"from the plan ({flags['engine']} engine): {', '.join(words)}"
+
+
+def _group_notes(groups: tuple[CacheGroup, ...], block_size: int) -> list[str]:
+    kinds = Counter(_kind(group, block_size) for group in groups)
+    notes = []
+    if len(groups) > 1 or any(kind != "full attention" for kind in kinds):
+        counted = ", ".join(f"{count} of {kind}" for kind, count in kinds.items())
+        notes.append(f"groups of layers that share the pool: {counted}")
+    if any(isinstance(group.spec, ChunkedLocalSpec) for group in groups):
+        notes.append("attention in chunks is simulated as a sliding window of a chunk: it holds a little more")
+    return notes
+
+
+def _kind(group: CacheGroup, block_size: int) -> str:
+    spec = group.spec
+    size = "" if group.block_size == block_size or isinstance(spec, StateSpec) else f" in blocks of {group.block_size}"
+    if isinstance(spec, StateSpec):
+        held = spec.request_blocks or 1
+        return f"recurrent state ({held} block{'s' if held > 1 else ''} a request)"
+    if isinstance(spec, SlidingWindowSpec):
+        return f"sliding window {spec.window:,}{size}"
+    if isinstance(spec, ChunkedLocalSpec):
+        return f"chunks of {spec.chunk:,}{size}"
+    if isinstance(spec, CrossAttentionSpec):
+        return f"cross attention ({spec.blocks(0)} blocks a request)"
+    return f"full attention{size}"
+
+
+def hardware(plan: Plan) -> Hardware:
+    """Bytes and operations of one tensor-parallel rank; a token passes all pipeline stages."""
+    model, settings, gpu = plan.target.model, plan.settings, plan.target.gpu
+    weights_bytes = expert_bytes = flops = 0.0
+    expert_share = _expert_share(plan)
+    for stage in range(settings.pipeline_parallel_size):
+        for one in stored_modules(model, settings, gpu, stage):
+            part, stored = one.module.part, float(sum(one.storage.kept))
+            # Tied embeddings are read once a step to compute the logits; others are looked up.
+            if part in _NOT_READ_BY_A_STEP and not (part == "embeddings" and model.tie_word_embeddings):
+                continue
+            if part == "experts":
+                expert_bytes += stored
+                flops += 2.0 * one.module.elements * expert_share
+                continue
+            weights_bytes += stored
+            # Logits are computed for the last token of a prompt alone.
+            if part not in ("embeddings", "lm_head"):
+                flops += 2.0 * one.module.elements
+    is_fp8 = (settings.quantization or "").startswith("fp8") and gpu.fp8_flops > 0
+    return Hardware(
+        weights_bytes=weights_bytes,
+        kv_bytes_per_token=float(plan.memory.kv.bytes_per_token),
+        flops_per_token=flops,
+        bandwidth_bytes_s=gpu.bandwidth_bytes_s,
+        flops_s=gpu.fp8_flops if is_fp8 else gpu.bf16_flops,
+        expert_bytes=expert_bytes,
+        expert_share=expert_share,
+        flops_per_pair=_flops_per_pair(plan) / settings.tensor_parallel_size,
+    )
+
+
+def _expert_share(plan: Plan) -> float:
+    blocks = [layer.feedforward for layer in plan.target.model.layers if isinstance(layer.feedforward, Experts)]
+    chosen = sum(block.experts_per_token for block in blocks)
+    return chosen / sum(block.num_experts for block in blocks) if blocks else 1.0
+
+
+def _flops_per_pair(plan: Plan) -> float:
+    """Scores and their use, two operations an element each; layers with a window attend to little and are left out."""
+    total = 0.0
+    for layer in plan.target.model.layers:
+        for mixer in (layer.mixer, *layer.also):
+            if isinstance(mixer, Attention) and mixer.window is None and mixer.chunk is None:
+                total += 2.0 * mixer.heads * (mixer.head_dim + mixer.v_head_dim)
+            elif isinstance(mixer, LatentAttention) and mixer.window is None:
+                keys = mixer.qk_nope_head_dim + mixer.qk_rope_head_dim
+                total += 2.0 * mixer.heads * (keys + mixer.v_head_dim)
+    return total
