@@ -306,3 +306,11 @@ def test_keyword_arguments_alone_are_those_of_llm():
     assert found.args.model == "Qwen/Qwen3-8B"
     assert found.args.max_model_len == 8192
     assert found.args.usage == "llm"
+
+
+@pytest.mark.parametrize("text", ["[" * 60_000, "- " * 60_000 + "x", "a: " + "{b: " * 60_000], ids=["[", "-", "{"])
+def test_a_file_of_nothing_but_nesting_is_refused(tmp_path, text):
+    path = tmp_path / "deep.yaml"
+    path.write_text(text)
+    with pytest.raises(LegroomError, match="nested too deeply"):
+        deployment_from_file(str(path), None)

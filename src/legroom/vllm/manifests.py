@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from legroom.errors import LegroomError
@@ -16,6 +16,7 @@ from legroom.vllm.shell import basename, expand, server_commands, server_start
 
 _GPU_RESOURCES = re.compile(r"(nvidia|amd|gpu\.intel)\.com/(gpu|mig-.*|i915|xe)")
 _MAX_NODES = 200_000
+_DEEPEST = 200
 _SHELLS = ("sh", "bash", "zsh", "dash", "ash")
 
 
@@ -41,11 +42,25 @@ def load_documents(text: str, name: str) -> list[Any]:
         )
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
+        if _depth(yaml.parse(text, Loader=loader)) > _DEEPEST:
+            raise LegroomError(f"{name} is nested too deeply for a deployment file", "check its brackets")
         return [document for document in yaml.load_all(text, Loader=loader) if document is not None]
     except (yaml.YAMLError, ValueError, RecursionError, OverflowError, TypeError) as error:
         where = getattr(error, "problem_mark", None)
         line = f" at line {where.line + 1}" if where else ""
         raise LegroomError(f"{name} is not valid YAML{line}", "check its indentation and quotes") from None
+
+
+def _depth(events: Iterable[Any]) -> int:
+    """How deeply a YAML text is nested. PyYAML's C loader recurses with it, and a text of brackets would end it."""
+    depth = deepest = 0
+    for event in events:
+        name = type(event).__name__
+        depth += name.endswith("StartEvent") - name.endswith("EndEvent")
+        deepest = max(deepest, depth)
+        if deepest > _DEEPEST:
+            break
+    return deepest
 
 
 def servers_in_documents(documents: list[Any], release: Release) -> Iterator[Found]:
