@@ -20,11 +20,15 @@ from weight_cases import (
 )
 
 from legroom.facts.anatomy import Anatomy
+from legroom.facts.config import model_from_config
 from legroom.facts.quantization_config import online_quantization, quantization
+from legroom.facts.releases import release
 from legroom.memory.module import Module
 from legroom.memory.quantized_modules import Schemes, patterns
 from legroom.memory.weight_storage import StorageContext, storage
 from legroom.memory.weights import parameter_bytes, weights
+from legroom.vllm.args import ServeArgs
+from legroom.vllm.resolve import resolve
 
 LINEAR = Module("attention", "self_attn.o_proj", 4096, 2048, quantizable=True, whole_inputs=4096)
 EXPERTS = Module("experts", "mlp.experts.w13", 384, 2048, copies=8, shards=("gate_proj", "up_proj"), quantizable=True)
@@ -166,3 +170,15 @@ def test_a_quantized_latent_projection_is_kept_a_second_time_in_sixteen_bits() -
     matrix = 27 * 4096 * 512
     assert quantized - without == matrix + 27 * 32 * 4 * 4
     assert plain > without
+
+
+def test_a_flag_that_contradicts_the_config_is_believed_where_it_says_how_weights_are_stored():
+    nvfp4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}
+
+    def loaded(config: dict[str, Any], **flags: Any) -> int:
+        one = model_from_config(config, "m")
+        return weights(one, resolve(ServeArgs(**flags), one, H100, release("0.26.0")), H100).bytes
+
+    stated = loaded(LLAMA_8B | {"quantization_config": nvfp4})
+    contradicted = loaded(LLAMA_8B | {"quantization_config": nvfp4}, quantization="fp8")
+    assert stated < contradicted == loaded(LLAMA_8B, quantization="fp8")

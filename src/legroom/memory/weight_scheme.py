@@ -13,7 +13,17 @@ if TYPE_CHECKING:
 
 
 def scheme_in_use(model: Model, settings: EngineSettings) -> Quantization | None:
-    """None: weights are stored in the model's dtype."""
-    if model.quantization is not None:
-        return model.quantization
-    return online_quantization(settings.quantization) if settings.quantization else None
+    """None: weights are stored in the model's dtype.
+
+    A checkpoint says how it is stored. Where --quantization names another method, vLLM refuses the pair, so the config
+    at hand is not that of the weights that were loaded: the flag is believed, as far as it says how weights are stored.
+    """
+    stated, asked = model.quantization, settings.given.quantization or settings.quantization
+    if stated is None or (asked and not _agree(stated.method, asked)):
+        return (online_quantization(asked) if asked else None) or stated
+    return stated
+
+
+def _agree(stated: str, asked: str) -> bool:
+    """The same method, or one that runs it by other kernels (awq and awq_marlin, modelopt and modelopt_fp4)."""
+    return stated.startswith(asked) or asked.startswith(stated)
