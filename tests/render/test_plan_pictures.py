@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import legroom
 from legroom.facts.gpus import Gpu
 from legroom.facts.releases import release
 from legroom.figures import Term, estimated, exact, measured
@@ -166,3 +167,9 @@ def test_the_svg_draws_nothing_outside_its_page(case, request):
         x, y = float(box.get("x", 0)), float(box.get("y", 0))
         assert x + float(box.get("width")) <= width + 0.1
         assert y + float(box.get("height")) <= height + 0.1
+
+
+def test_blocks_and_tokens_are_equated_only_where_they_are_equal():
+    plain, hybrid = (legroom.plan(name, gpu="h100").text() for name in ("llama-3.1-8b", "gemma-3-12b"))
+    assert re.search(r"blocks of 16 = [\d,]+ tokens", plain)
+    assert re.search(r"blocks of 16 hold [\d,]+ tokens", hybrid)

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.records import dataclass
 from legroom.render.bar import Segment
-from legroom.units import GIB
+from legroom.render.text import count, plural
+from legroom.units import GIB, KIB
 
 if TYPE_CHECKING:
     from legroom.figures import Figure
+    from legroom.memory.kv_plan import KvPlan
     from legroom.memory.layout import Layout
     from legroom.planning.plan import Plan
 
@@ -98,3 +100,11 @@ def flag_words(flags: Mapping[str, Any]) -> list[str]:
         elif value is not None:
             words += [flag, str(value)]
     return words
+
+
+def pool_words(kv: KvPlan, block: str) -> str:
+    """The pool in blocks and tokens. With layers of several kinds a token takes more or less than one slot."""
+    blocks = f"{plural(kv.num_blocks, block)} of {kv.block_size}"
+    per_token = f", {kv.bytes_per_token / KIB:,.1f} KiB a token" if kv.bytes_per_token else ""
+    plain = kv.num_blocks * kv.block_size == kv.tokens
+    return f"{blocks} {'=' if plain else 'hold'} {count(kv.tokens)} tokens{per_token}"

@@ -6,10 +6,10 @@ import shlex
 from typing import TYPE_CHECKING
 
 from legroom.planning.ready_command import ready_command
-from legroom.render.plan_parts import Part, certainty, flag_words, headline, parts, scale_bytes
+from legroom.render.plan_parts import Part, certainty, flag_words, headline, parts, pool_words, scale_bytes
 from legroom.render.svg import Svg
-from legroom.render.text import count, plural, wrap
-from legroom.units import KIB, gib, human_bytes
+from legroom.render.text import count, wrap
+from legroom.units import gib, human_bytes
 
 if TYPE_CHECKING:
     from legroom.memory.layout import Layout
@@ -120,9 +120,8 @@ def _kv(page: Svg, plan: Plan, y: float) -> float:
     kv = plan.memory.kv
     if kv.num_blocks <= 0:
         return y
-    per_token = f", {kv.bytes_per_token / KIB:,.1f} KiB a token" if kv.bytes_per_token else ""
     for line in (
-        f"{plural(kv.num_blocks, 'KV block')} of {kv.block_size} = {count(kv.tokens)} tokens{per_token}",
+        pool_words(kv, "KV block"),
         f"{kv.max_concurrency:.2f} requests of the full {count(plan.settings.max_model_len)} tokens; "
         f"the longest that fits is {count(kv.longest_len)}",
     ):

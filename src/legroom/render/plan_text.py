@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from legroom.planning.cold import cold_start
 from legroom.planning.ready_command import ready_command
 from legroom.render.bar import bar, labels, ruler, swatch
-from legroom.render.plan_parts import Part, certainty, flag_words, headline, parts, scale_bytes
+from legroom.render.plan_parts import Part, certainty, flag_words, headline, parts, pool_words, scale_bytes
 from legroom.render.terminal import PLAIN, Style
 from legroom.render.text import columns, count, plural, wrap
-from legroom.units import KIB, gib, human_bytes
+from legroom.units import gib, human_bytes
 
 if TYPE_CHECKING:
     from legroom.figures import Figure
@@ -115,9 +115,8 @@ def _kv(plan: Plan, style: Style) -> Iterator[str]:
     if kv.num_blocks <= 0:
         return
     length = plan.settings.max_model_len
-    per_token = f", {kv.bytes_per_token / KIB:,.1f} KiB a token" if kv.bytes_per_token else ""
     rows = [
-        ("KV cache", f"{plural(kv.num_blocks, 'block')} of {kv.block_size} = {count(kv.tokens)} tokens{per_token}"),
+        ("KV cache", pool_words(kv, "block")),
         ("concurrency", f"{kv.max_concurrency:.2f} requests of the full {count(length)} tokens"),
         ("longest", _longest(plan)),
         *_first_start(plan),

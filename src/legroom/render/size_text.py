@@ -52,7 +52,7 @@ def _row(fit: Fit, style: Style) -> tuple[str, ...]:
         gib(fit.gpu.total_bytes, 1),
         str(fit.count),
         " ".join(split) or style.pick("·", "-"),
-        f"{plan.memory.kv.max_concurrency:.1f}",
+        style.pick("·", "-") if plan.memory.kv.shape.is_empty else f"{plan.memory.kv.max_concurrency:.1f}",
         gib(plan.layout.headroom_bytes, 1),
         fit.limiting,
     )
