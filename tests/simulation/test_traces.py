@@ -137,3 +137,47 @@ def test_a_mix_is_the_same_for_the_same_seed() -> None:
 def test_a_bad_mix_is_told_in_a_sentence(mix: str) -> None:
     with pytest.raises(LegroomError):
         synthetic.read(mix)
+
+
+@pytest.mark.parametrize("arrival", ["NaN", "Infinity", "1e400", "-1"])
+def test_an_arrival_that_is_no_time_is_refused_wherever_it_stands(arrival: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    good = '{"arrival": 0, "prompt_len": 5, "output_len": 3}\n'
+    path.write_text(good + good.replace("0,", f"{arrival},", 1) + good, encoding="utf-8")
+    with pytest.raises(LegroomError, match="request 2"):
+        read_trace(str(path)).checked()
+
+
+def test_a_missing_length_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"arrival_step": 0, "output_len": 3}\n', encoding="utf-8")
+    with pytest.raises(LegroomError, match="line 1: no prompt_len"):
+        read_trace(str(path))
+
+
+def test_a_line_without_an_end_is_not_read_into_memory(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    with path.open("w", encoding="utf-8") as out:
+        out.write('{"arrival_step": 0, "prompt_len": 5')
+        out.truncate(5_000_000_000)
+    with pytest.raises(LegroomError, match="longer than"):
+        read_trace(str(path))
+
+
+def test_a_file_of_too_many_lines_is_refused_at_once_and_read_in_part(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    with path.open("w", encoding="utf-8") as out:
+        out.write('{"arrival_step": 0, "prompt_len": 5, "output_len": 3}\n' * 500)
+        out.truncate(5_000_000_000)
+    with pytest.raises(LegroomError, match=r"million lines \(4.7 GiB\)"):
+        read_trace(str(path))
+    assert len(read_trace(str(path), limit=400)) == 400
+
+
+def test_one_large_document_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "conversations.json"
+    with path.open("w", encoding="utf-8") as out:
+        out.write('[{"conversations": []},')
+        out.truncate(5_000_000_000)
+    with pytest.raises(LegroomError, match="one JSON document of"):
+        read_trace(str(path))

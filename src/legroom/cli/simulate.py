@@ -33,7 +33,7 @@ examples:
   legroom simulate trace.jsonl --blocks 4000 --max-num-seqs 64
   legroom simulate azure.csv --model llama-3.1-8b --gpu h100 --svg load.svg
   legroom simulate --synthetic 'poisson rate=8 prompt=lognormal(1200,0.8) output=lognormal(300,0.6)' \\
-      --model qwen3-8b --gpu l4 --choose
+      --model qwen3-8b --gpu l4 --max-model-len 8192 --choose
 
 exit codes: 0 it holds, 1 nothing meets the goal of --choose, 2 the call or the trace is wrong
 """

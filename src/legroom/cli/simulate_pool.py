@@ -121,7 +121,12 @@ def _planned(
     serve = replace(meant.args, **given, **flags)
     plan = make_plan(serve, meant.release, machine(args, meant), advice=False)
     if args.blocks is None and plan.verdict == "does_not_fit":
-        raise LegroomError("this deployment does not start, so there is no pool", plan.reason)
+        failure = plan.memory.failure
+        longest = failure.estimated_max_len if failure else None
+        raise LegroomError(
+            f"this deployment does not start ({plan.reason.replace('_', ' ')}), so there is no pool",
+            f"--max-model-len {longest} would do" if longest else "legroom plan with the same flags says what would do",
+        )
     taken = deployed(plan)
     notes, resolved = list(taken.notes), dict(taken.flags)
     if args.blocks is not None:
@@ -166,7 +171,7 @@ def _settings(args: argparse.Namespace, trace: Trace, flags: dict[str, Any]) -> 
         scheduling_policy=args.scheduling_policy,
         long_prefill_token_threshold=args.long_prefill_token_threshold,
         reserve_full_isl=args.scheduler_reserve_full_isl,
-        speculative_acceptance=args.acceptance,
+        speculative_acceptance=args.acceptance if flags.get("num_speculative_tokens") else 0.0,
         swap_blocks=args.swap_blocks,
         **flags,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import MutableSequence, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from legroom.simulation.settings import SchedulerSettings
@@ -188,6 +188,7 @@ class Timeline:
             },
             "rejections": [rejection._asdict() for rejection in self.rejections[:100]],
             "interrupted": self.interrupted,
+            "settings": {**asdict(self.settings), "groups": [asdict(group) for group in self.settings.groups]},
         }
         if self.clocks is not None:
             document["seconds"] = {

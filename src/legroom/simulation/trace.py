@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf, isfinite
 from typing import NamedTuple
 
 from legroom.errors import LegroomError
@@ -146,11 +147,14 @@ class Trace:
 
 
 def _check_column(trace: Trace, what: str, column: Sequence[float], least: int) -> None:
-    worst = min(column)
-    if worst >= least and worst == worst:  # noqa: PLR0124  a NaN is unequal to itself
+    # The sum finds what min() may step over: a NaN, or an infinite number.
+    if min(column) >= least and isfinite(sum(column)):
         return
-    row = next(i for i, value in enumerate(column) if not value >= least)
+    row = next((i for i, value in enumerate(column) if not least <= value < inf), None)
+    if row is None:
+        raise LegroomError(f"{trace.name}: {what} is too large to add up", "mend the trace")
     raise LegroomError(
-        f"{trace.name}: request {row + 1} ({trace.id_of(row)}) has {what} {column[row]:g}; it must be at least {least}",
+        f"{trace.name}: request {row + 1} ({trace.id_of(row)}) has {what} {column[row]:g}; "
+        f"it must be at least {least} and finite",
         "drop the request from the trace or mend it",
     )

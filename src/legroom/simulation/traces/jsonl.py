@@ -13,8 +13,9 @@ _HINT = 'a line looks like {"arrival": 0.5, "prompt_len": 800, "output_len": 120
 
 
 def looks_like(head: str) -> bool:
-    """Whether the first line is an object with `prompt_len`."""
-    return head.lstrip().startswith("{") and '"prompt_len"' in head.split("\n", 1)[0]
+    """Whether the first line is an object with one of the fields, so that a missing one is named."""
+    first = head.lstrip().split("\n", 1)[0]
+    return first.startswith("{") and any(f'"{name}"' in first for name in ("prompt_len", "output_len", "arrival_step"))
 
 
 def read(lines: Iterable[str], name: str) -> Trace:
@@ -73,4 +74,6 @@ def _problem(error: Exception) -> str:
         return f"no {error.args[0]}"
     if isinstance(error, json.JSONDecodeError):
         return "not a JSON object"
+    if isinstance(error, OverflowError):
+        return "a number is too large"
     return str(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol, TextIO
@@ -10,6 +11,7 @@ from typing import Protocol, TextIO
 from legroom.errors import LegroomError
 from legroom.simulation.trace import Trace
 from legroom.simulation.traces import azure, burstgpt, jsonl, mooncake, sharegpt, vllm_log
+from legroom.units import GIB
 
 
 class Reader(Protocol):
@@ -28,6 +30,8 @@ FORMATS: dict[str, Reader] = {
 }  # fmt: skip
 _HEAD = 20_000
 _MOST_LINES = 20_000_000
+_LONGEST_LINE = 10_000_000
+_LARGEST_DOCUMENT = GIB
 
 
 def read_trace(path: str, format_name: str | None = None, limit: int | None = None) -> Trace:
@@ -55,12 +59,38 @@ def _read(file: TextIO, path: str, format_name: str | None, limit: int | None) -
             f"{path} looks like none of the known traces ({', '.join(FORMATS)})",
             'write one JSON object a line, such as {"arrival": 0.5, "prompt_len": 800, "output_len": 120}',
         )
-    lines = itertools.islice(file, limit) if limit is not None and format_name != "sharegpt" else file
-    return FORMATS[format_name].read(_bounded(lines, path), path)
+    is_whole = format_name == "sharegpt"
+    if limit is None or is_whole:
+        _check_size(file, path, head, is_whole)
+    lines = _lines(file, path, None if is_whole else _LONGEST_LINE)
+    if limit is not None and not is_whole:
+        lines = itertools.islice(lines, limit)
+    return FORMATS[format_name].read(lines, path)
 
 
-def _bounded(lines: Iterator[str], path: str) -> Iterator[str]:
-    for number, line in enumerate(lines):
-        if number >= _MOST_LINES:
+def _check_size(file: TextIO, path: str, head: str, is_whole: bool) -> None:
+    """Refuse at once what would be refused after minutes of reading."""
+    size = os.fstat(file.fileno()).st_size
+    if is_whole and size > _LARGEST_DOCUMENT:
+        raise LegroomError(
+            f"{path} is one JSON document of {size / GIB:.1f} GiB",
+            "it would be held in memory as a whole: split it, or write it as one JSON object a line",
+        )
+    lines = size / len(head.encode()) * max(1, head.count("\n"))
+    if not is_whole and lines > 2 * _MOST_LINES:
+        raise LegroomError(
+            f"{path} has about {lines / 1e6:,.0f} million lines ({size / GIB:.1f} GiB)",
+            f"up to {_MOST_LINES / 1e6:.0f} million are read: simulate a part of it with --limit",
+        )
+
+
+def _lines(file: TextIO, path: str, longest: int | None) -> Iterator[str]:
+    for number in itertools.count(1):
+        line = file.readline() if longest is None else file.readline(longest)
+        if not line:
+            return
+        if longest is not None and len(line) >= longest:
+            raise LegroomError(f"{path}, line {number}: longer than {longest:,} characters", "a trace has short lines")
+        if number > _MOST_LINES:
             raise LegroomError(f"{path} has more than {_MOST_LINES:,} lines", "simulate a part of it with --limit")
         yield line

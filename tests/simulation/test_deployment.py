@@ -1,0 +1,116 @@
+"""What a plan brings to the simulation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from legroom.api import Machine, make_plan
+from legroom.cli.main import main
+from legroom.facts.releases import release
+from legroom.planning.plan import Plan
+from legroom.simulation.deployment import deployed, hardware
+from legroom.simulation.replay import simulate
+from legroom.simulation.settings import KvGroup, SchedulerSettings
+from legroom.simulation.steptime import fitted, roofline
+from legroom.simulation.trace import Trace
+from legroom.vllm.args import ServeArgs
+
+
+def _plan(model: str, vllm: str = "0.32.0", gpu: str = "h200", **flags: Any) -> Plan:
+    return make_plan(ServeArgs(model=model, **flags), release(vllm), Machine(gpu=gpu), advice=False)
+
+
+def test_a_model_with_windows_brings_its_groups() -> None:
+    taken = deployed(_plan("gemma-3-12b"))
+    assert taken.flags["groups"] == (*[KvGroup(1024)] * 5, KvGroup())
+    assert any("5 of sliding window 1,024, 1 of full attention" in note for note in taken.notes)
+
+
+def test_flags_are_those_the_release_resolves() -> None:
+    plan = _plan("llama-3.1-8b", max_num_seqs=77, enable_prefix_caching=False)
+    flags = deployed(plan).flags
+    assert (flags["max_num_seqs"], flags["enable_prefix_caching"]) == (77, False)
+    assert flags["num_blocks"] == plan.memory.kv.num_blocks
+    assert flags["async_scheduling"] == plan.settings.async_scheduling
+
+
+def test_a_recurrent_state_is_a_fixed_number_of_blocks() -> None:
+    taken = deployed(_plan("qwen3-next-80b-a3b", tensor_parallel_size=2))
+    assert any(group.fixed_blocks for group in taken.flags["groups"])
+    assert not taken.flags["enable_prefix_caching"]
+    assert any("recurrent state" in note for note in taken.notes)
+
+
+def test_states_are_held_from_the_first_token_to_the_last() -> None:
+    settings = SchedulerSettings(
+        100, max_model_len=400, enable_prefix_caching=False, groups=(KvGroup(), KvGroup(fixed_blocks=2))
+    )
+    trace = Trace()
+    trace.add(16, 40)
+    free: list[int] = []
+    timeline = simulate(trace, settings, lambda step: free.append(step.free_blocks))
+    assert free[0] == 99 - 1 - 2
+    assert free[-2] == 99 - 4 - 2
+    assert timeline.tally.finished == 1
+
+
+def test_groups_may_have_blocks_of_their_own_size() -> None:
+    settings = SchedulerSettings(
+        100, max_model_len=400, enable_prefix_caching=False, groups=(KvGroup(), KvGroup(block_size=32))
+    )
+    trace = Trace()
+    trace.add(64, 2)
+    free: list[int] = []
+    simulate(trace, settings, lambda step: free.append(step.free_blocks))
+    assert free[0] == 99 - 4 - 2
+
+
+def test_an_old_release_brings_the_v0_rules() -> None:
+    flags = deployed(_plan("llama-3.1-8b", "0.6.2", max_model_len=8192)).flags
+    assert (flags["engine"], flags["watermark"], flags["block_manager_v2"]) == ("V0", 0.01, False)
+    assert deployed(_plan("llama-3.1-8b", "0.6.3", max_model_len=8192)).flags["block_manager_v2"]
+
+
+def test_experts_that_no_token_chooses_are_not_read() -> None:
+    rank = hardware(_plan("qwen3-30b-a3b"))
+    assert rank.expert_share == pytest.approx(8 / 128)
+    assert rank.expert_bytes > 0.9 * 57e9
+    # About 3 of its 30 billion parameters work on a token.
+    assert 2 * 2.4e9 < rank.flops_per_token < 2 * 3.4e9
+    cost = roofline(rank)
+    one, many = (cost.weights + cost.experts * (1 - cost.idle**tokens) for tokens in (1, 1000))
+    assert one < many / 8
+
+
+def test_attention_counts_heads() -> None:
+    # 32 layers of 32 heads of 128: scores and their use, two operations each.
+    assert hardware(_plan("llama-3.1-8b")).flops_per_pair == 2 * 32 * 32 * (128 + 128)
+
+
+def test_the_fit_states_its_residuals() -> None:
+    text = (Path(__file__).parents[2] / "src/legroom/simulation/step_fit.json").read_text(encoding="utf-8")
+    document = json.loads(text)
+    assert vars(fitted()) == document["fitted"]
+    dense = [run for run in document["runs"] if run["is_fitted"]]
+    assert len(dense) >= 15
+    assert max(abs(run["error"]) for run in dense) < 0.15
+
+
+def test_the_command_says_what_was_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"arrival_step": 0, "prompt_len": 2000, "output_len": 30}\n', encoding="utf-8")
+    assert main(["simulate", str(path), "--model", "gpt-oss-20b", "--gpu", "h200", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert "from the plan (V1 engine)" in err
+    assert [group["sliding_window"] for group in json.loads(out)["settings"]["groups"]] == [128, None]
+
+
+def test_a_deployment_that_does_not_start_has_no_pool(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"arrival_step": 0, "prompt_len": 20, "output_len": 30}\n', encoding="utf-8")
+    assert main(["simulate", str(path), "--model", "qwen3-8b", "--gpu", "l4"]) == 2
+    assert "does not start" in capsys.readouterr().err
