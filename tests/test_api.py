@@ -54,3 +54,13 @@ def test_a_release_older_than_the_model_is_said():
     assert any("does not list GptOssForCausalLM" in note for note in old.plan.notes)
     new = legroom.plan("gpt-oss-20b", gpu="h100", vllm="0.11.0", advice=False)
     assert not any("does not list" in note for note in new.plan.notes)
+
+
+def test_prediction_layers_that_a_model_lacks_are_said():
+    spec = {"method": "mtp", "num_speculative_tokens": 1}
+    without, with_them = (
+        legroom.plan(name, gpu="h200", advice=False, speculative_config=spec).plan.notes
+        for name in ("llama-3.1-8b", "deepseek-v3")
+    )
+    assert any("no prediction layers" in note for note in without)
+    assert not any("no prediction layers" in note for note in with_them)

@@ -18,7 +18,7 @@ from legroom.records import dataclass
 from legroom.units import gib, parse_bytes
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.served_model import served_model
-from legroom.vllm.speculation import draft_method, draft_name
+from legroom.vllm.speculation import draft_method, draft_name, predicts_itself
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -264,6 +264,11 @@ def _remarks(target: Target, args: ServeArgs) -> Iterator[str]:
         yield target.gpu.note
     yield from _too_new(target)
     spec = args.speculative_config
+    if predicts_itself(draft_method(spec)) and not target.model.draft_layers:
+        yield (
+            f"speculative method {draft_method(spec)}: {target.model.name} has no prediction layers that legroom knows of, "
+            "so nothing is counted for it and vLLM may refuse it"
+        )
     if draft_name(spec) and target.model.draft is None:
         yield (
             f"the {draft_method(spec)} head {draft_name(spec)} could not be read: it is estimated as one layer as wide "
