@@ -266,7 +266,7 @@ def _remarks(target: Target, args: ServeArgs) -> Iterator[str]:
     spec = args.speculative_config
     if predicts_itself(draft_method(spec)) and not target.model.draft_layers:
         yield (
-            f"speculative method {draft_method(spec)}: {target.model.name} has no prediction layers that legroom knows of, "
+            f"speculative method {draft_method(spec)}: {target.model.name} has no prediction layers known here, "
             "so nothing is counted for it and vLLM may refuse it"
         )
     if draft_name(spec) and target.model.draft is None:
