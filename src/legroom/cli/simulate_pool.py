@@ -12,13 +12,14 @@ from legroom.simulation.choose import SEARCHED, Candidate, grid
 from legroom.simulation.settings import KvGroup, SchedulerSettings
 from legroom.simulation.steptime import calibrated, fixed, roofline
 from legroom.simulation.trace import Trace
+from legroom.units import cdiv
 
 if TYPE_CHECKING:
     from legroom.simulation.fast.columns import StepCost
 
 _UTILIZATIONS = (0.9, 0.95)
 _DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 2048, "block_size": 16}
-_MOST_ASYNC = 20_000
+_MOST_ASYNC = 2_000
 """Requests up to which a planned deployment is replayed a batch ahead, as on a GPU: step by step."""
 _PLANNED = (
     "max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len", "enable_prefix_caching",
@@ -135,6 +136,12 @@ def _planned(
         # Deciding a step ahead changes little and only the step-by-step replay knows it.
         resolved["async_scheduling"] = False
         notes.append("simulated without asynchronous scheduling, which is slow to replay; --async-scheduling has it")
+    if args.choose and resolved.get("groups", (KvGroup(),)) != (KvGroup(),):
+        resolved = _as_one_group(trace, resolved)
+        notes.append(
+            f"searched with one group of layers and {resolved['num_blocks']:,} blocks, which hold as many requests of "
+            "this trace's mean length; replay the chosen flags without --choose for the groups themselves"
+        )
     if resolved["engine"] == "V0" and resolved["enable_chunked_prefill"]:
         notes.append("this release prefills in chunks here; the V0 rules are simulated with whole prompts")
     cost = None
@@ -150,6 +157,18 @@ def _planned(
                 "--measured-step-ms scales them"
             )
     return _settings(args, trace, resolved), cost, notes
+
+
+def _as_one_group(trace: Trace, flags: dict[str, Any]) -> dict[str, Any]:
+    """A pool of full attention that holds as many average requests: groups are replayed step by step, too slow here."""
+    mean = max(1, (sum(trace.prompt_lens) + sum(trace.output_lens)) // len(trace))
+    held = 0
+    for group in flags["groups"]:
+        size = group.block_size or flags["block_size"]
+        whole, window = cdiv(mean, size), group.sliding_window
+        held += group.fixed_blocks or (whole if window is None else min(whole, cdiv(window, size) + 1))
+    blocks = max(2, flags["num_blocks"] * cdiv(mean, flags["block_size"]) // held)
+    return {**flags, "groups": (KvGroup(),), "num_blocks": blocks}
 
 
 def _settings(args: argparse.Namespace, trace: Trace, flags: dict[str, Any]) -> SchedulerSettings:

@@ -91,10 +91,7 @@ class BlockTable:
 
     def slots_of(self, request: Request) -> tuple[int, int]:
         """Slots the request holds, and the tokens stored in them."""
-        blocks = request.blocks[self.group]
-        skipped = self.skipped_tokens(request.num_computed_tokens) // self.block_size
-        dropped = sum(block is self.pool.null_block for block in blocks[: skipped + 1])
-        return (len(blocks) - dropped) * self.block_size, request.num_computed_tokens - dropped * self.block_size
+        return len(request.blocks[self.group]) * self.block_size, request.num_computed_tokens
 
     def free(self, request: Request) -> None:
         """Give everything back, the tail first: the start of a prompt is what others may share."""
@@ -115,6 +112,15 @@ class WindowTable(BlockTable):
     def skipped_tokens(self, num_computed: int) -> int:
         """What lies behind the window of the next token."""
         return max(0, num_computed - self.sliding_window + 1)
+
+    def slots_of(self, request: Request) -> tuple[int, int]:
+        """As for full attention, less the blocks given back: all before the last one that was."""
+        blocks, null = request.blocks[self.group], self.pool.null_block
+        skipped = self.skipped_tokens(request.num_computed_tokens) // self.block_size
+        dropped = min(skipped + 1, len(blocks))
+        while dropped and blocks[dropped - 1] is not null:
+            dropped -= 1
+        return (len(blocks) - dropped) * self.block_size, request.num_computed_tokens - dropped * self.block_size
 
     def most_blocks(self, num_tokens: int) -> int:
         """Never more than a window and what is in flight."""
@@ -272,8 +278,12 @@ class KvCache:
 
     def slots_of(self, request: Request) -> tuple[int, int]:
         """Slots the request holds, and the tokens stored in them."""
-        held, stored = zip(*(table.slots_of(request) for table in self.tables), strict=True)
-        return sum(held), sum(stored)
+        held = stored = 0
+        for table in self.tables:
+            more_held, more_stored = table.slots_of(request)
+            held += more_held
+            stored += more_stored
+        return held, stored
 
     def free(self, request: Request) -> None:
         """Give back every block of the request."""
