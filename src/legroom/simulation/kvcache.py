@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from legroom.simulation.blocks import Block, BlockPool
 from legroom.simulation.request import Request, Status
 from legroom.simulation.settings import KvGroup, SchedulerSettings
@@ -89,6 +91,10 @@ class BlockTable:
                 self.pool.cache(block, (self.group, request.block_hashes[index]))
         request.num_cached_blocks[self.group] = max(first, full)
 
+    def quiet_tokens(self, request: Request, behind: int) -> int:
+        """The length up to which the table stays as it is; `behind` tokens are computed for certain."""
+        return len(request.blocks[self.group]) * self.block_size
+
     def slots_of(self, request: Request) -> tuple[int, int]:
         """Slots the request holds, and the tokens stored in them."""
         return len(request.blocks[self.group]) * self.block_size, request.num_computed_tokens
@@ -112,6 +118,11 @@ class WindowTable(BlockTable):
     def skipped_tokens(self, num_computed: int) -> int:
         """What lies behind the window of the next token."""
         return max(0, num_computed - self.sliding_window + 1)
+
+    def quiet_tokens(self, request: Request, behind: int) -> int:
+        """Until a block is full, or the window has left one."""
+        left = self.skipped_tokens(behind) // self.block_size
+        return min(super().quiet_tokens(request, behind), (left + 1) * self.block_size + self.sliding_window - 2)
 
     def slots_of(self, request: Request) -> tuple[int, int]:
         """As for full attention, less the blocks given back: all before the last one that was."""
@@ -170,6 +181,10 @@ class FixedTable(BlockTable):
         """Hold all of them from the first token on."""
         blocks = request.blocks[self.group]
         blocks.extend(self.pool.allocate(self.num_blocks - len(blocks)))
+
+    def quiet_tokens(self, request: Request, behind: int) -> int:
+        """For ever."""
+        return sys.maxsize
 
     def slots_of(self, request: Request) -> tuple[int, int]:
         """A state is no slot for tokens."""
@@ -250,6 +265,8 @@ class KvCache:
         """
         settings = self.settings
         computed = min(request.num_computed_tokens + num_hit_tokens, settings.max_model_len)
+        if hit is None and computed + num_new_tokens <= request.quiet_tokens:
+            return True
         is_admission = request.status is not Status.RUNNING
         reserve = settings.watermark_blocks if is_admission and others_run else 0
         if whole_must_fit:
@@ -269,7 +286,19 @@ class KvCache:
         if settings.enable_prefix_caching:
             # Draft tokens may be rejected: only tokens that are known for certain are cached.
             self.cache(request, min(computed + num_new_tokens, request.num_tokens))
+        request.quiet_tokens = self._quiet_tokens(request, computed, computed + num_new_tokens)
         return True
+
+    def _quiet_tokens(self, request: Request, computed: int, num_tokens: int) -> int:
+        """How long the request may grow until a block is taken, given back or cached: until then nothing is decided."""
+        block_size = self.settings.block_size
+        if min(num_tokens, request.num_tokens) // block_size < num_tokens // block_size:
+            return 0
+        quiet = (num_tokens // block_size + 1) * block_size - 1
+        behind = max(0, computed - request.in_flight_tokens)
+        for table in self.tables:
+            quiet = min(quiet, table.quiet_tokens(request, behind) - self.settings.lookahead_tokens)
+        return quiet
 
     def cache(self, request: Request, num_tokens: int) -> None:
         """Make the full blocks of the first `num_tokens` findable in every group."""
@@ -287,6 +316,7 @@ class KvCache:
 
     def free(self, request: Request) -> None:
         """Give back every block of the request."""
+        request.quiet_tokens = 0
         for table in self.tables:
             table.free(request)
 

@@ -23,7 +23,7 @@ class Request:
         "arrival_index", "block_hashes", "blocks", "draft_credit", "finish_step", "first_sched_step",
         "first_token_step", "id", "in_flight_tokens", "most_tokens", "num_cached_blocks", "num_computed_tokens",
         "num_draft_tokens", "num_output_tokens", "num_placeholders", "num_preemptions", "num_prompt_tokens",
-        "peak_computed_tokens", "priority", "recomputed_tokens", "shared_prefix_boundary",
+        "peak_computed_tokens", "priority", "quiet_tokens", "recomputed_tokens", "shared_prefix_boundary",
         "stale_tokens", "status", "token_ids",
     )  # fmt: skip
 
@@ -42,6 +42,7 @@ class Request:
         self.num_placeholders = 0
         self.in_flight_tokens = 0
         self.stale_tokens = 0
+        self.quiet_tokens = 0
         self.num_preemptions = 0
         self.shared_prefix_boundary = 0
         self.status = Status.WAITING
