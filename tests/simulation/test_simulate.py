@@ -107,3 +107,17 @@ def test_flags_that_are_given_are_not_searched() -> None:
     tried = list(grid(["max_num_seqs", "block_size"]))
     assert all("max_num_seqs" not in flags for flags in tried)
     assert len(list(grid([]))) >= 200
+
+
+def test_an_interrupted_search_keeps_what_it_has() -> None:
+    tried = [Candidate({"max_num_seqs": n}, SchedulerSettings(60, max_num_seqs=n)) for n in (2, 8, 16)]
+    calls: list[float] = []
+
+    def interrupt(share: float) -> None:
+        calls.append(share)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    choice = choose(_trace(*[(0, 40, 30)] * 5), tried, Goal(), workers=1, progress=interrupt)
+    assert choice.interrupted
+    assert [outcome.flags["max_num_seqs"] for outcome in choice.outcomes] == [2, 8]

@@ -217,7 +217,8 @@ def _show_choice(choice: Choice, pool: Any) -> None:
             f"{outcome.first_token_p99:,.2f}", f"{outcome.latency_p99:,.2f}", count(outcome.preemptions),
             f"{outcome.peak_share:.0%}", f"{outcome.hit_ratio:.0%}", flags,
         ))  # fmt: skip
-    print(f"{len(choice.outcomes)} settings tried; those that no other beats:\n")
+    cut_short = " before the interruption" if choice.interrupted else ""
+    print(f"{len(choice.outcomes)} settings tried{cut_short}; those that no other beats:\n")
     print("\n".join(columns(rows, "<>>>>>><")))
     if choice.best:
         print(f"\n{style.paint(' '.join(pool.command(choice.best.flags)), 'bold')}")

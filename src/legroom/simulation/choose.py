@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -89,6 +90,8 @@ class Choice:
     frontier: list[Outcome]
     outcomes: list[Outcome] = field(repr=False)
     in_seconds: bool
+    interrupted: bool = False
+    """Not all settings were tried."""
 
     def as_json(self) -> dict[str, Any]:
         """The document of `legroom simulate --choose --json`."""
@@ -97,6 +100,7 @@ class Choice:
             "unit": "s" if self.in_seconds else "steps",
             "chosen": self.best.as_json() if self.best else None,
             "frontier": [outcome.as_json() for outcome in self.frontier],
+            "interrupted": self.interrupted,
         }
 
 
@@ -126,14 +130,18 @@ def choose(
     if numba_is_installed() and is_compiled_before():
         engine = "compiled"
     run = _on_ray if runner == "ray" else _on_processes
-    outcomes = []
-    for outcome in run(trace, candidates, engine, workers):
-        outcomes.append(outcome)
-        if progress:
-            progress(len(outcomes) / len(candidates))
+    outcomes: list[Outcome] = []
+    try:
+        for outcome in run(trace, candidates, engine, workers):
+            outcomes.append(outcome)
+            if progress:
+                progress(len(outcomes) / len(candidates))
+    except KeyboardInterrupt:
+        if not outcomes:
+            raise
     good = [outcome for outcome in outcomes if goal.is_met(outcome)]
     best = max(good, key=_rank) if good else None
-    return Choice(best, frontier(outcomes), outcomes, trace.in_seconds)
+    return Choice(best, frontier(outcomes), outcomes, trace.in_seconds, len(outcomes) < len(candidates))
 
 
 def _rank(outcome: Outcome) -> tuple[float, ...]:
@@ -178,14 +186,19 @@ def outcome_of(flags: dict[str, Any], timeline: Timeline) -> Outcome:
 
 
 def try_one(trace: Trace, candidate: Candidate, engine: Engine) -> Outcome:
-    """Replay one setting."""
-    return outcome_of(candidate.flags, simulate(trace, candidate.settings, cost=candidate.cost, engine=engine))
+    """Replay one setting. Half a replay is no outcome."""
+    timeline = simulate(trace, candidate.settings, cost=candidate.cost, engine=engine)
+    if timeline.interrupted:
+        raise KeyboardInterrupt
+    return outcome_of(candidate.flags, timeline)
 
 
 _shared: dict[str, Any] = {}
 
 
 def _remember(trace: Trace, engine: Engine) -> None:
+    # Ctrl-C reaches every process of the terminal: the one that collects the outcomes decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _shared.update(trace=trace, engine=engine)
 
 
