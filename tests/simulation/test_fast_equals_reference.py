@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -43,7 +45,11 @@ def test_jumping_keeps_the_time(workload: tuple[Trace, SchedulerSettings]) -> No
     assert list(fast.clocks.sched_s) == pytest.approx(list(slow.clocks.sched_s))
 
 
-@pytest.mark.skipif(not (numba_is_installed() and is_compiled_before()), reason="nothing compiled on this machine yet")
+MAY_COMPILE = is_compiled_before() or bool(os.environ.get("CI"))
+"""Compiling takes half a minute once a machine, which continuous integration spends."""
+
+
+@pytest.mark.skipif(not (numba_is_installed() and MAY_COMPILE), reason="nothing compiled on this machine yet")
 @settings(max_examples=50, deadline=None)
 @given(workloads())
 def test_the_compiled_twin_decides_alike(workload: tuple[Trace, SchedulerSettings]) -> None:
