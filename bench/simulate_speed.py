@@ -7,7 +7,8 @@ vLLM gets the first --vllm-requests of the trace (give it all of them for the fu
 and its time is that of its scheduler and block manager alone: imports, set-up and making prompts are not counted.
 legroom's time is given likewise (the replay of a trace in memory) and for the whole command, from the start of Python
 over reading the file to the answer. `times_faster` compares the replay, `times_faster_whole` the whole command; both
-count processor time, so that other work on the machine does not matter.
+count processor time, so that other work on the machine does not matter. Numba compiles the replay once a machine;
+that time is printed apart.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from legroom.simulation.fast.engine import FastReplay
+from legroom.simulation.fast.jit import is_compiled_before, numba_is_installed
+from legroom.simulation.settings import SchedulerSettings
+from legroom.simulation.traces.reading import read_trace
 
 HERE = Path(__file__).parent
 SETTINGS: dict[str, Any] = {
@@ -124,6 +130,22 @@ def compare(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     return table
 
 
+def compile_once(folder: Path) -> float | None:
+    """Seconds that Numba took to compile the replay on this machine; 0 where it lay compiled, None without Numba."""
+    if not numba_is_installed():
+        print("Numba is not installed (pip install 'legroom[simulate]'): plain Python is measured", flush=True)
+        return None
+    if is_compiled_before():
+        return 0.0
+    path = folder / "first.jsonl"
+    write_trace(path, 100, MIXES["chat"])
+    began = time.process_time()
+    FastReplay(read_trace(str(path)), SchedulerSettings(num_blocks=4000), use_numba=True).run()
+    took = round(time.process_time() - began, 1)
+    print(f"compiled once in {took} s", flush=True)
+    return took
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("vllm_python", nargs="?")
@@ -133,7 +155,7 @@ def main() -> None:
     parser.add_argument("--choose", action="store_true", help="the search over all settings too")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        result: dict[str, Any] = {"mixes": compare(args, Path(folder))}
+        result: dict[str, Any] = {"compile_s": compile_once(Path(folder)), "mixes": compare(args, Path(folder))}
         path = Path(folder, "trace.jsonl")
         if args.million:
             write_trace(path, 1_000_000, MIXES["chat with shared prefixes"])
