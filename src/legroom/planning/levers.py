@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from legroom.facts.bundled import variants
+from legroom.facts.models import from_bundled, variants
 from legroom.facts.releases import release as known_release
 from legroom.memory.kv_plan import kv_plan
 from legroom.records import dataclass
@@ -112,10 +112,11 @@ def more_gpus(plan: Plan) -> Proposals:
 
 
 def quantized_weights(plan: Plan) -> Proposals:
-    """A published quantized checkpoint of the same model."""
+    """A published quantized checkpoint of the same model, the one that gives up the fewest bits first."""
     if plan.target.model.quantization is None:
-        for variant in variants(plan.target.model.name):
-            yield {"model": variant.ids[0] if variant.ids else variant.name}
+        models = [from_bundled(variant) for variant in variants(plan.target.model.name)]
+        for model in sorted(models, key=lambda model: -model.quantization.weight_bits if model.quantization else 0):
+            yield {"model": model.name}
 
 
 LEVERS: tuple[Lever, ...] = (
