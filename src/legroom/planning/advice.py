@@ -13,7 +13,7 @@ from legroom.units import human_bytes
 from legroom.vllm.served_model import served_model
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 MOST_ADVICE = 5
 
@@ -38,12 +38,7 @@ def _cost(advice: Advice) -> int:
 def _pull(lever: Lever, start: Plan, kept: frozenset[str]) -> Advice | None:
     """The first proposal that fits; failing that, the first that at least starts where the plan did not."""
     starts: Advice | None = None
-    for flags in lever.propose(start):
-        if kept.intersection(flags):
-            return None
-        changed = _changed(start, flags)
-        if changed is None:
-            continue
+    for flags, changed in _tried(lever, start, kept):
         if changed.verdict == "fits":
             return Advice(flags, why(start, changed), changed, lever.trades)
         if starts is None and start.verdict == "does_not_fit" and changed.verdict == "tight":
@@ -69,17 +64,22 @@ def _together(start: Plan, kept: frozenset[str]) -> Advice | None:
 def _furthest(lever: Lever, start: Plan, kept: frozenset[str]) -> tuple[dict[str, Any], Plan] | None:
     """The proposal that leaves the most KV cache without running the card over, if it beats leaving things alone."""
     best: tuple[dict[str, Any], Plan] | None = None
-    for flags in lever.propose(start):
-        if kept.intersection(flags):
-            return None
-        changed = _changed(start, flags)
-        if changed is None:
-            continue
+    for flags, changed in _tried(lever, start, kept):
         if changed.verdict == "fits":
             return flags, changed
         if _slack(changed) > _slack(best[1] if best else start):
             best = flags, changed
     return best
+
+
+def _tried(lever: Lever, start: Plan, kept: frozenset[str]) -> Iterator[tuple[dict[str, Any], Plan]]:
+    """Every proposal of a lever that the release and the model take, laid out; none where its flag must not change."""
+    for flags in lever.propose(start):
+        if kept.intersection(flags):
+            return
+        changed = _changed(start, flags)
+        if changed is not None:
+            yield flags, changed
 
 
 def _slack(candidate: Plan) -> int:

@@ -78,9 +78,11 @@ def find(targets: Sequence[Target], args: ServeArgs, wish: Wish, most: int = 4) 
             gpus = math.prod(parallel.values())
             if gpus >= enough:
                 break  # fewer GPUs do it with the answers unchanged
-            usual = _usual_sequences(target, asked, parallel)
-            for shape in _structures(target, asked, parallel, wish):
-                tally.add(shape, wish, *_walk_utilization(shape, asked, wish, number, usual))
+            base = _split(target, asked, parallel)
+            if base is None:
+                continue
+            for shape in _structures(target, asked, parallel, base, wish):
+                tally.add(shape, wish, *_walk_utilization(shape, asked, wish, number, base.max_num_seqs))
                 if most == 1 and tally.options and _nothing_beats(tally.options[0]):
                     break  # the first setting tried is the release's own
             enough = min([enough, *(option.gpus + 1 for option in tally.options if option.keeps_answers)])
@@ -103,12 +105,12 @@ def _why_none(target: Target, asked: ServeArgs) -> str:
     return "the model cannot be split over these GPUs"
 
 
-def _usual_sequences(target: Target, args: ServeArgs, parallel: Flags) -> int:
-    """--max-num-seqs where nobody sets it; 0 where the model cannot be split that way."""
+def _split(target: Target, args: ServeArgs, parallel: Flags) -> EngineSettings | None:
+    """The release's own settings for one way to split the model; None where it cannot be split that way."""
     try:
-        return resolve(replace(args, **parallel), target.model, target.gpu, target.release).max_num_seqs
+        return resolve(replace(args, **parallel), target.model, target.gpu, target.release)
     except LegroomError:
-        return 0
+        return None
 
 
 def _nothing_beats(option: Option) -> bool:
@@ -146,12 +148,10 @@ def _starting(options: Iterable[Option], asked: ServeArgs, most: int) -> Iterato
             return
 
 
-def _structures(target: Target, args: ServeArgs, parallel: Flags, wish: Wish) -> Iterator[Structure]:
+def _structures(
+    target: Target, args: ServeArgs, parallel: Flags, base: EngineSettings, wish: Wish
+) -> Iterator[Structure]:
     """Every valid combination of the flags other than utilization, for one way to split the model."""
-    try:
-        base = resolve(replace(args, **parallel), target.model, target.gpu, target.release)
-    except LegroomError:
-        return  # this model cannot be split that way
     room = replace(target, gpus=max(target.gpus, base.tensor_parallel_size * base.pipeline_parallel_size))
     axes = _axes(target, args, base, wish)
     frugal = _combined(room, args, parallel, [axis[-1] for axis in axes])

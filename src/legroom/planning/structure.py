@@ -11,6 +11,7 @@ from legroom.memory.checks import free_at_start
 from legroom.memory.deployment import Measurements, stage_layout
 from legroom.memory.kv_plan import plan_of_shape
 from legroom.memory.kv_shape import KvShape, kv_shape
+from legroom.planning.verdict import headroom_left
 from legroom.records import dataclass
 from legroom.units import human_bytes
 from legroom.vllm.resolve import resolve
@@ -64,10 +65,7 @@ class Structure:
         """What is left of the fullest card at its peak."""
         pools = self.kv_bytes(utilization, 0.0)
         return min(
-            stage.headroom_bytes
-            + max(stage.kv_cache.bytes, 0)
-            - pool
-            - int((stage.outside.high - stage.outside.bytes) * band_kept)
+            headroom_left(stage, band_kept) + max(stage.kv_cache.bytes, 0) - pool
             for stage, pool in zip(self.stages, pools, strict=True)
         )
 

@@ -6,15 +6,14 @@ from collections.abc import Iterable
 
 from legroom.errors import LegroomError
 from legroom.simulation.trace import Trace
-from legroom.simulation.traces.columns import csv_rows, tokens
+from legroom.simulation.traces.columns import csv_rows, names_columns, tokens
 
 _COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
 
 
 def looks_like(head: str) -> bool:
     """Whether the header names the columns."""
-    first = head.split("\n", 1)[0].lower()
-    return all(name.lower() in first for name in _COLUMNS)
+    return names_columns(head, _COLUMNS)
 
 
 def read(lines: Iterable[str], name: str) -> Trace:

@@ -8,6 +8,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from legroom.errors import LegroomError
 
 
+def names_columns(head: str, columns: Sequence[str]) -> bool:
+    """Whether the first line is a header with these columns, whatever their case."""
+    first = head.split("\n", 1)[0].lower()
+    return all(name.lower() in first for name in columns)
+
+
 def csv_rows(lines: Iterable[str], names: Sequence[str], file: str) -> Iterator[tuple[int, list[str]]]:
     """Line number and the named cells of every row."""
     reader = csv.reader(lines)
