@@ -9,19 +9,14 @@ from functools import cache
 from legroom.diagnosis.linear import PatternSet, compiled, escaped
 from legroom.diagnosis.lines import Line, spoken, without_prefixes
 from legroom.facts.evidence import Message, Role, messages
+from legroom.facts.group_units import Value, size_bytes, typed
 from legroom.records import dataclass, field
-from legroom.units import GIB
-
-Value = int | float | str
 
 WINDOW_LINES = 6
 """A message is looked for over this many lines: terminals and people wrap them."""
 _WINDOW_CHARS = 6000
 _KEPT_CHARS = 2000
-_UNITS = {"bytes": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
-          "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}  # fmt: skip
 _COMPLETE = re.compile(r"\b(?:INFO|DEBUG) \d\d-\d\d \d\d:")
-_NUMBER = re.compile(r"\d[\d,]*(?:\.\d*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,27 +94,6 @@ def _without_weaker(found: list[Evidence]) -> list[Evidence]:
     return [evidence for evidence in found if evidence.id not in covered and not (banner and evidence.role == "frame")]
 
 
-def typed(groups: Mapping[str, str]) -> dict[str, Value]:
-    """Numbers with their units, by the ending of each group's name; one that does not read is left out."""
-    values: dict[str, Value] = {}
-    for name, text in groups.items():
-        stem, _, unit = name.rpartition("_")
-        try:
-            if unit == "gib":
-                values[f"{stem}_bytes"] = round(float(text) * GIB)
-            elif unit == "size":
-                values[f"{stem}_bytes"] = size_bytes(text)
-            elif unit == "count":
-                values[name] = int(text.replace(",", "")[:18])
-            elif unit == "ratio":
-                values[name] = float(text.rstrip("."))
-            else:
-                values[name] = text
-        except (ValueError, OverflowError):
-            continue
-    return values
-
-
 def sizes_bytes(texts: Iterable[str]) -> tuple[int, ...]:
     """Each of these in bytes; one that is no size is left out."""
     found = []
@@ -129,17 +103,6 @@ def sizes_bytes(texts: Iterable[str]) -> tuple[int, ...]:
         except (ValueError, OverflowError):
             continue
     return tuple(found)
-
-
-def size_bytes(text: str) -> int:
-    """`1.96 GiB` in bytes."""
-    number = _NUMBER.match(text.strip())
-    if number is None:
-        raise ValueError(text)
-    unit = text.strip()[number.end() :].strip() or "bytes"
-    if unit not in _UNITS:
-        raise ValueError(text)
-    return round(float(number[0].replace(",", "")) * _UNITS[unit])
 
 
 @cache

@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator
 from functools import cache
 
-from legroom.diagnosis.evidence import Passage, typed
+from legroom.diagnosis.evidence import Passage
 from legroom.diagnosis.linear import PatternSet, compiled
+from legroom.facts.group_units import typed
 from legroom.facts.startup_lines import startup_lines
 from legroom.planning.startup_log import Event
 

@@ -12,15 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
+from legroom.facts.group_units import Value, typed
 from legroom.facts.releases import release as known_release
 from legroom.facts.startup_lines import LineKind, startup_lines
 from legroom.planning.startup_args import engine_facts, merged_args
 from legroom.records import dataclass, field
-from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
 
 Outcome = Literal["started", "failed", "incomplete"]
-Value = int | float | str
 
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _PROCESS = re.compile(r"\((?P<label>\w*(?:Core|Worker|Wrapper|Process|Vllm|Server)[\w-]*)(?P<rest>[ ,][^)]*)?\)")
@@ -106,7 +105,7 @@ def read_events(text: str | Iterable[str]) -> Iterator[Event]:
             found = form.pattern.search(line)
             if found:
                 fields = {name: value for name, value in found.groupdict().items() if value is not None}
-                yield Event(line_number, form.id, form.kind, _process(line), _typed(fields), line.strip())
+                yield Event(line_number, form.id, form.kind, _process(line), typed(fields), line.strip())
 
 
 def plain_line(raw: str) -> str:
@@ -281,24 +280,6 @@ def _process(line: str) -> str:
         return ""
     rest = _PID.sub("", found["rest"] or "").strip(" ,")
     return f"{found['label']} {rest}".strip()
-
-
-def _typed(fields: dict[str, str]) -> dict[str, Value]:
-    typed: dict[str, Value] = {}
-    for name, text in fields.items():
-        stem, _, unit = name.rpartition("_")
-        try:
-            if unit == "gib":
-                typed[f"{stem}_bytes"] = round(float(text) * GIB)
-            elif unit == "count":
-                typed[name] = int(text.replace(",", ""))
-            elif unit == "ratio":
-                typed[name] = float(text.rstrip("."))
-            else:
-                typed[name] = text
-        except ValueError:
-            continue
-    return typed
 
 
 def _first_value(events: list[Event], name: str) -> Value | None:
