@@ -1,0 +1,230 @@
+"""vLLM's metrics by release: which exist, what a scrape shows of them, what each measures, and what took its place.
+
+Data: `data/metrics.json` (declarations, release by release) and `data/metric_roles.json` (what they measure). The
+Prometheus client adds the endings: a counter is scraped with `_total` whether or not its declared name has it, a
+histogram as `_bucket`, `_sum` and `_count`, an info as `_info`.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache, lru_cache
+from typing import Any, Literal
+
+from legroom.facts.data_files import read_data
+from legroom.facts.releases import Release, known_releases
+from legroom.records import dataclass
+
+Engine = Literal["v0", "v1"]
+MetricType = Literal["gauge", "counter", "histogram", "summary", "info"]
+
+_REAL_NAME = re.compile(r"vllm:[a-z][a-z0-9_]*")
+"""What the declarations' reader could not resolve (names built at run time by another package) is left out."""
+_ENDINGS = re.compile(r"_(?:total|bucket|sum|count|created|info)$")
+_CACHE_CONFIG_FIELDS = "<every CacheConfig field"
+_SHARED_LABELS = "labelnames"
+"""How the data writes "the labels every metric of this engine has"."""
+_HIDDEN = "show_hidden_metrics"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric as one release declares it."""
+
+    name: str
+    """The declared name."""
+    exposed: tuple[str, ...]
+    """The series a scrape may show."""
+    type: MetricType
+    labels: tuple[str, ...]
+    engine: Engine
+    deprecated: bool = False
+    hidden: bool = False
+    """Shown only under --show-hidden-metrics-for-version."""
+    condition: str = ""
+    """What must be set for it to appear; empty where it always does."""
+
+    @property
+    def series(self) -> str:
+        """The name to write in a query: with a counter's `_total`, without a histogram's `_bucket`."""
+        return _series(self.name, self.type)
+
+
+def _series(name: str, type_: str) -> str:
+    if type_ == "counter":
+        return name if name.endswith("_total") else name + "_total"
+    return name + "_info" if type_ == "info" else name
+
+
+def _exposed(name: str, type_: str) -> tuple[str, ...]:
+    series = _series(name, type_)
+    if type_ == "counter":
+        return (series, series.removesuffix("_total") + "_created")
+    if type_ in {"histogram", "summary"}:
+        first = (name + "_bucket",) if type_ == "histogram" else (name,)
+        return (*first, name + "_sum", name + "_count", name + "_created")
+    return (series,)
+
+
+@cache
+def _index() -> dict[str, int]:
+    return {name: i for i, name in enumerate(known_releases())}
+
+
+@cache
+def _declarations() -> dict[str, list[dict[str, Any]]]:
+    return {name: entry for name, entry in read_data("metrics.json")["metrics"].items() if _REAL_NAME.fullmatch(name)}
+
+
+def cache_config_labels(release: Release) -> tuple[str, ...]:
+    """The labels of `vllm:cache_config_info`: every field of that release's cache settings."""
+    i = _index()[release.version]
+    rows = read_data("metrics.json")["cache_config_info_labels"]
+    return next((tuple(labels) for first, last, labels in rows if first <= i <= last), ())
+
+
+def _labels(entry: dict[str, Any], release: Release) -> tuple[str, ...]:
+    labels: list[str] = []
+    for label in entry["labels"]:
+        if label.startswith(_CACHE_CONFIG_FIELDS):
+            labels += cache_config_labels(release)
+        elif label == _SHARED_LABELS:
+            labels += ["model_name", "engine"] if entry["engine"] == "v1" else ["model_name"]
+        else:
+            labels.append(label)
+    if entry["type"] == "histogram":
+        labels.append("le")
+    elif entry["type"] == "info":
+        labels += cache_config_labels(release)
+    return tuple(labels)
+
+
+def _metric(name: str, entry: dict[str, Any], release: Release) -> Metric:
+    conditions = entry.get("condition", [])
+    return Metric(
+        name,
+        _exposed(name, entry["type"]),
+        entry["type"],
+        _labels(entry, release),
+        entry["engine"],
+        deprecated=entry.get("deprecated", False),
+        hidden=any(_HIDDEN in condition for condition in conditions),
+        condition="; ".join(condition for condition in conditions if _HIDDEN not in condition),
+    )
+
+
+@lru_cache(maxsize=64)
+def metrics_of(release: Release, engine: str | None = None) -> tuple[Metric, ...]:
+    """Every metric a release declares, of one engine or of both."""
+    i = _index()[release.version]
+    return tuple(
+        _metric(name, entry, release)
+        for name, entries in _declarations().items()
+        for entry in entries
+        if engine in {None, entry["engine"]} and any(first <= i <= last for first, last in entry["in"])
+    )
+
+
+@lru_cache(maxsize=64)
+def exposed_names(release: Release, engine: str | None = None) -> frozenset[str]:
+    """Every series name that a scrape of a release may show."""
+    return frozenset(name for metric in metrics_of(release, engine) for name in metric.exposed)
+
+
+@cache
+def all_exposed_names() -> frozenset[str]:
+    """Every series name that any known release may show."""
+    return frozenset(
+        exposed
+        for name, entries in _declarations().items()
+        for entry in entries
+        for exposed in _exposed(name, entry["type"])
+    )
+
+
+@cache
+def roles() -> dict[str, tuple[str, ...]]:
+    """What metrics measure -> the declared names of it over all releases, the newest first."""
+    return {role: tuple(names) for role, names in read_data("metric_roles.json")["roles"].items()}
+
+
+@cache
+def role_type(role: str) -> MetricType:
+    """The type of a role's metric; one that was an info and became a gauge is a gauge."""
+    type_: MetricType = _declarations()[roles()[role][0]][-1]["type"]
+    return type_
+
+
+def name_of(role: str, release: Release, engine: str = "v1") -> str | None:
+    """The series to query for a role in a release; None where the release does not measure it (or hides it)."""
+    by_name = {metric.name: metric for metric in metrics_of(release, engine) if not metric.hidden}
+    return next((by_name[name].series for name in roles()[role] if name in by_name), None)
+
+
+@cache
+def names_of(role: str) -> tuple[str, ...]:
+    """Every series name of a role over all releases, the newest first."""
+    names = (_series(name, entry["type"]) for name in roles()[role] for entry in _declarations()[name])
+    return tuple(dict.fromkeys(names))
+
+
+def role_of(series: str) -> str | None:
+    """What a series measures, by any of its names and endings; None for one without a role."""
+    return _role_by_series().get(series)
+
+
+@cache
+def _role_by_series() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for role, names in roles().items():
+        for name in names:
+            for entry in _declarations()[name]:
+                for exposed in (name, *_exposed(name, entry["type"])):
+                    found.setdefault(exposed, role)
+    return found
+
+
+def nearest(name: str, release: Release, engine: str | None = None) -> str | None:
+    """What to write instead of a name that a release does not show: its new name first, else the closest spelling.
+
+    None where the name is right, or nothing comes near. Takes the names people copy: `vllm_num_requests_running` for
+    `vllm:num_requests_running`, a counter without its `_total`, a histogram without its `_bucket`.
+    """
+    known = exposed_names(release, engine)
+    if name in known:
+        return None
+    colon = re.sub(r"^vllm[_.:]+", "vllm:", name.strip())
+    if not colon.startswith("vllm:"):
+        colon = "vllm:" + colon
+    ending = _ENDINGS.search(colon)
+    for candidate in (colon, colon + "_total", colon + "_info", colon + "_bucket"):
+        if candidate in known:
+            return candidate
+    by_role = _renamed(colon, ending.group() if ending else "", release, engine, known)
+    if by_role is not None:
+        return by_role
+    for instead in read_data("metric_roles.json")["instead"].get(colon, ()):
+        if instead in known:
+            return str(instead)
+    return _closest(colon, known)
+
+
+def _renamed(name: str, ending: str, release: Release, engine: str | None, known: frozenset[str]) -> str | None:
+    """The name that a release gives to what a name of another release measures, with the same ending."""
+    role = role_of(name) or role_of(name.removesuffix(ending))
+    if role is None:
+        return None
+    engines = (engine,) if engine else ("v1", "v0")
+    for one in engines:
+        series = name_of(role, release, one)
+        if series is not None:
+            with_ending = series.removesuffix("_total") + ending
+            return with_ending if with_ending in known else series
+    return None
+
+
+def _closest(name: str, known: frozenset[str]) -> str | None:
+    import difflib  # noqa: PLC0415 - only where a name was wrong
+
+    found = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8)
+    return found[0] if found else None
