@@ -31,6 +31,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("simulate", "does a setting hold a load? replay it through vLLM's scheduler", "legroom.cli.simulate"),
     Command("explain", "the long story of one cause, or find one in the catalog", "legroom.cli.explain"),
     Command("catalog", "check, export or extend the error catalog", "legroom.cli.catalog"),
+    Command("export", "alerts, dashboards, units, manifests and scripts from the plan", "legroom.cli.export"),
     Command("mcp", "serve legroom's tools to agents (Model Context Protocol)", "legroom.cli.mcp"),
     Command("calibrate", "learn from the start-up logs of your own machine", "legroom.cli.calibrate"),
     Command("score", "check predictions against a file of real start-ups", "legroom.cli.score"),

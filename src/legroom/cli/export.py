@@ -1,0 +1,248 @@
+"""`legroom export FORMAT`: the plan and the facts of a release, in the forms other tools read."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from legroom.cli.deployment import add_source_options, machine, said
+from legroom.cli.output import note, print_json
+from legroom.cli.own_options import split
+from legroom.errors import OK, LegroomError
+
+if TYPE_CHECKING:
+    from legroom.exports.plan_document import PlanDocument
+    from legroom.exports.request import ExportedFile, ExportRequest
+    from legroom.facts.releases import Release
+
+__all__ = ["FORMATS", "add_parser", "parse", "run"]
+
+
+class Format(NamedTuple):
+    """One row of the table: only the chosen format's module is imported."""
+
+    name: str
+    module: str
+
+
+FORMATS: tuple[Format, ...] = (
+    Format("prometheus", "legroom.exports.prometheus"),
+    Format("grafana", "legroom.exports.grafana"),
+)
+
+_DESCRIPTION = """\
+Write what other tools read, from the facts of a vLLM release and the plan of a deployment."""
+
+_EPILOG = """\
+the plan: --plan FILE (from legroom plan --json), or MODEL --gpu NAME with any vLLM flag, as legroom plan takes them
+
+examples:
+  legroom export prometheus --vllm 0.32.0 -o monitoring/
+  legroom export prometheus --plan plan.json -o monitoring/
+  legroom export prometheus --vllm any
+  legroom export grafana llama-3.1-8b --gpu h100 -o dashboard.json
+
+exit codes: 0 fine, 2 the call or an input is wrong, 3 something needed was unreachable
+"""
+
+
+class FormatModule(Protocol):
+    """What a format's file exposes. It may also have `add_options(parser)` for options of its own, `NEEDS_PLAN = True`
+    (a server must be said) and `TAKES_ANY = True` (`--vllm any` makes sense for it, and is the default)."""
+
+    NAME: str
+    HELP: str
+
+    def files(self, request: ExportRequest) -> tuple[ExportedFile, ...]:
+        """Everything the format writes."""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Describe the command; a format's own options come with its own help."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "export",
+        usage="legroom export FORMAT [--plan FILE | MODEL --gpu NAME [any vLLM flag]] [--vllm VERSION] [-o PATH]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+    """The format first, then options of legroom and of the format, and vLLM's words beside them."""
+    if words and words[0] in ("-h", "--help"):
+        _list_formats(parser)
+        parser.parse_args(["--help"])
+    module = _format(words[0] if words else "")
+    chosen = _format_parser(module)
+    own, rest, after = split(chosen, words[1:])
+    args = chosen.parse_args(own)
+    args.module, args.vllm_words, args.command_words = module, rest, after
+    return args
+
+
+def run(args: argparse.Namespace) -> int:
+    """Make the files, and put them where they were asked for."""
+    from legroom.exports.request import ExportRequest
+
+    module = args.module
+    plan = _plan(args)
+    release = _release(args, module, plan)
+    if getattr(module, "NEEDS_PLAN", False) and plan is None:
+        raise LegroomError(
+            f"which server? {module.NAME} is made from a plan",
+            f"{args.prog} --plan FILE, or {args.prog} MODEL --gpu NAME [any vLLM flag]",
+        )
+    files = module.files(ExportRequest(release, plan, vars(args)))
+    deliver(files, args)
+    return OK
+
+
+def deliver(files: Sequence[ExportedFile], args: argparse.Namespace) -> None:
+    """To stdout, to a file, or into a folder."""
+    if args.json:
+        named = [{"path": file.path, "text": file.text, "executable": file.executable} for file in files]
+        print_json({"format": args.module.NAME, "files": named})
+    elif args.output is None:
+        sys.stdout.write(_together(files))
+    else:
+        _write(files, args.output)
+
+
+def _together(files: Sequence[ExportedFile]) -> str:
+    """One file as it is; several with a line before each that says which it is."""
+    if len(files) == 1:
+        return files[0].text
+    return "\n".join(f"# ==> {file.path} <==\n{file.text}" for file in files)
+
+
+def _write(files: Sequence[ExportedFile], output: str) -> None:
+    target = Path(output)
+    as_folder = len(files) > 1 or output.endswith("/") or target.is_dir()
+    if as_folder and target.exists() and not target.is_dir():
+        raise LegroomError(f"-o {output} is a file, and there are {len(files)} files to write", "name a folder")
+    for file in files:
+        path = target / file.path if as_folder else target
+        try:
+            if as_folder:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(file.text, encoding="utf-8")
+            if file.executable:
+                path.chmod(path.stat().st_mode | 0o111)
+        except OSError as error:
+            raise LegroomError(f"could not write {path}: {error.strerror}") from error
+        note(f"wrote {path}")
+
+
+def _format(name: str) -> Any:
+    names = [one.name for one in FORMATS]
+    for one in FORMATS:
+        if one.name == name:
+            return importlib.import_module(one.module)
+    if not name or name.startswith("-"):
+        raise LegroomError("export what?", f"legroom export {' | '.join(names)}")
+    import difflib
+
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"the formats are {', '.join(names)}"
+    raise LegroomError(f"there is no export format {name!r}", hint)
+
+
+def _list_formats(parser: argparse.ArgumentParser) -> None:
+    table = parser.add_argument_group("formats (legroom export FORMAT --help says more)")
+    for one in FORMATS:
+        table.add_argument(one.name, nargs="?", help=importlib.import_module(one.module).HELP)
+
+
+def _format_parser(module: Any) -> argparse.ArgumentParser:
+    from legroom.cli.main import Parser
+
+    prog = f"legroom export {module.NAME}"
+    parser = Parser(
+        prog=prog,
+        usage=f"{prog} [--plan FILE | MODEL --gpu NAME [any vLLM flag]] [options]",
+        description=module.HELP,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--vllm", metavar="VERSION", help=_vllm_help(module))
+    parser.add_argument("--plan", metavar="FILE", help="a plan that legroom plan --json wrote (-: stdin)")
+    where = parser.add_argument_group("or a server to plan, said as legroom plan takes it: MODEL, vLLM's flags, and")
+    where.add_argument("--gpu", metavar="NAME", help="a GPU (h100, a100-80gb, rtx4090, l4 ...) or a size (24GiB)")
+    where.add_argument("--gpus", metavar="N", help="how many (default: what the parallel sizes need)")
+    where.add_argument("--gpu-memory", metavar="SIZE", help="total of one GPU as your machine reports it (79.10GiB)")
+    where.add_argument("--gpu-used", metavar="SIZE", help="what other processes hold of it (2GiB)")
+    add_source_options(parser)
+    if hasattr(module, "add_options"):
+        module.add_options(parser.add_argument_group(f"{module.NAME}"))
+    out = parser.add_argument_group("output")
+    out.add_argument("-o", "--output", metavar="PATH", help="a file, or a folder for several (default: stdout)")
+    out.add_argument("--json", action="store_true", help="one JSON document on stdout: the files with their text")
+    parser.set_defaults(prog=prog)
+    return parser
+
+
+def _vllm_help(module: Any) -> str:
+    if getattr(module, "TAKES_ANY", False):
+        return "vLLM release, or `any`: names that work across renames (default: the plan's, else any)"
+    return "vLLM release (default: the plan's, else the newest known)"
+
+
+def _plan(args: argparse.Namespace) -> PlanDocument | None:
+    """The plan that was given or described; None where nothing says what runs."""
+    from legroom.exports.plan_document import plan_document, read_plan
+
+    described = bool(args.vllm_words or args.command_words or args.line or args.file or args.python)
+    if args.plan is not None:
+        if described or args.gpu:
+            raise LegroomError("--plan and a described server both say what runs", "give one of them")
+        return _starting(read_plan(args.plan))
+    if not described:
+        return None
+    from legroom.api import make_plan
+    from legroom.planning.plan_json import plan_json
+
+    if args.vllm == "any":
+        raise LegroomError("a server is planned for one release, and --vllm says any", "name its release, or give a "
+                           "plan file: --plan plan.json --vllm any")  # fmt: skip
+    meant = said(args)
+    made = make_plan(meant.args, meant.release, machine(args, meant), advice=False)
+    return _starting(plan_document(plan_json(made)))
+
+
+def _starting(plan: PlanDocument) -> PlanDocument:
+    if not plan.fits:
+        failure = plan.document.get("failure") or {}
+        why = f": {failure['message']}" if failure.get("message") else ""
+        raise LegroomError(f"the planned server does not start{why}", "legroom plan says which flags mend it")
+    return plan
+
+
+def _release(args: argparse.Namespace, module: Any, plan: PlanDocument | None) -> Release | None:
+    """The release whose names are written; None for any."""
+    from legroom.facts.releases import latest
+    from legroom.facts.releases import release as known_release
+
+    takes_any = getattr(module, "TAKES_ANY", False)
+    if args.vllm == "any":
+        if not takes_any:
+            raise LegroomError(f"{module.NAME} is written for one release, and --vllm says any", "name the release")
+        return None
+    if args.vllm is None:
+        if plan is None and takes_any:
+            note("no release was named: written so that it works with any (--vllm VERSION for one)")
+            return None
+        return plan.release if plan else latest()
+    asked = known_release(args.vllm)
+    if asked.note:
+        note(asked.note)
+    if plan and asked.version != plan.release.version:
+        raise LegroomError(
+            f"--vllm says {asked.version}, the plan is for {plan.release.version}", "plan the release that runs"
+        )
+    return asked

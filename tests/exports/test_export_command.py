@@ -1,0 +1,143 @@
+"""`legroom export` from the outside: where files go, what a plan must be, and what it says when something is wrong."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from legroom.cli import export
+from legroom.cli.main import main
+from legroom.exports.request import ExportedFile
+
+
+class OneFile:
+    NAME = "one"
+    HELP = "a file"
+    asked = None
+
+    @classmethod
+    def files(cls, request):
+        cls.asked = request
+        return (ExportedFile("run.sh", "echo hello\n", executable=True),)
+
+
+class TwoFiles:
+    NAME = "two"
+    HELP = "two files"
+    NEEDS_PLAN = True
+
+    @staticmethod
+    def files(request):
+        return (ExportedFile("a.yaml", "a: 1\n"), ExportedFile("deep/b.yaml", f"model: {request.plan.model}\n"))
+
+
+@pytest.fixture(autouse=True)
+def _formats(monkeypatch, tmp_path):
+    monkeypatch.setenv("LEGROOM_HOME", str(tmp_path / "home"))
+    modules = {"one": OneFile, "two": TwoFiles}
+    monkeypatch.setattr(export, "FORMATS", tuple(export.Format(name, name) for name in modules))
+    monkeypatch.setattr(export, "importlib", SimpleNamespace(import_module=modules.__getitem__))
+
+
+@pytest.fixture
+def run(capsys):
+    def call(*words):
+        code = main(["export", *words])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def plan_file(tmp_path, capsys):
+    assert main(["plan", "llama-3.1-8b", "--gpu", "h100", "--vllm", "0.10.2", "--json"]) == 0
+    path = tmp_path / "plan.json"
+    path.write_text(capsys.readouterr().out)
+    return path
+
+
+def test_one_file_goes_to_stdout_as_it_is(run):
+    assert run("one")[:2] == (0, "echo hello\n")
+
+
+def test_one_file_goes_where_it_was_asked_for_and_can_be_run(run, tmp_path):
+    assert run("one", "-o", str(tmp_path / "start"))[0] == 0
+    assert (tmp_path / "start").stat().st_mode & 0o111
+
+
+def test_one_file_goes_into_a_folder_under_its_own_name(run, tmp_path):
+    run("one", "-o", str(tmp_path))
+    assert (tmp_path / "run.sh").read_text() == "echo hello\n"
+
+
+def test_several_files_are_told_apart_on_stdout(run, plan_file):
+    code, out, _ = run("two", "--plan", str(plan_file))
+    assert code == 0
+    assert "# ==> a.yaml <==\na: 1\n" in out
+    assert "# ==> deep/b.yaml <==\nmodel: meta-llama/Llama-3.1-8B\n" in out
+
+
+def test_several_files_go_into_a_folder_that_is_made(run, plan_file, tmp_path):
+    assert run("two", "--plan", str(plan_file), "-o", str(tmp_path / "new"))[0] == 0
+    assert (tmp_path / "new/deep/b.yaml").exists()
+
+
+def test_several_files_do_not_overwrite_a_file_that_was_named_as_folder(run, plan_file, tmp_path):
+    (tmp_path / "taken").write_text("mine")
+    code, _, said = run("two", "--plan", str(plan_file), "-o", str(tmp_path / "taken"))
+    assert (code, (tmp_path / "taken").read_text()) == (2, "mine")
+    assert "is a file" in said
+
+
+def test_json_holds_every_file(run, plan_file):
+    document = json.loads(run("two", "--plan", str(plan_file), "--json")[1])
+    assert [file["path"] for file in document["files"]] == ["a.yaml", "deep/b.yaml"]
+
+
+def test_a_described_server_is_planned(run):
+    assert "Llama-3.1-8B" in run("two", "llama-3.1-8b", "--gpu", "h100", "--max-model-len", "8192")[1]
+
+
+def test_the_release_is_the_plans(run, plan_file):
+    run("one", "--plan", str(plan_file))
+    assert OneFile.asked.release.version == "0.10.2"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "export what"),
+        (("onne",), "did you mean 'one'"),
+        (("two",), "which server"),
+        (("one", "--vllm", "banana"), "not a version number"),
+        (("one", "--vllm", "any"), "written for one release"),
+        (("one", "--plan", "/nowhere/plan.json"), "could not read the plan"),
+        (("one", "-o", "/nowhere/at/all"), "could not write"),
+        (("two", "llama-3.1-70b", "--gpu", "l4"), "does not start"),
+        (("one", "llama-3.1-8b"), "which GPU"),
+    ],
+    ids=str,
+)
+def test_a_wrong_call_says_what_is_wrong(run, words, said):
+    code, _, message = run(*words)
+    assert code == 2
+    assert said in message
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", "model: x", '{"model": "x", "vllm": "0.32.0"}', "[" * 100_000, "\0"])
+def test_a_file_that_is_no_plan_is_refused_with_how_to_make_one(run, tmp_path, text):
+    (tmp_path / "p.json").write_text(text)
+    code, _, said = run("one", "--plan", str(tmp_path / "p.json"))
+    assert code == 2
+    assert "no plan" in said
+    assert "legroom plan" in said
+
+
+def test_a_plan_and_another_release_do_not_go_together(run, plan_file):
+    code, _, said = run("one", "--plan", str(plan_file), "--vllm", "0.32.0")
+    assert code == 2
+    assert "the plan is for 0.10.2" in said
+
+
+def test_a_plan_and_a_described_server_do_not_go_together(run, plan_file):
+    assert run("one", "llama-3.1-8b", "--plan", str(plan_file))[0] == 2
