@@ -1,0 +1,144 @@
+"""Samples as columns of numbers: what is kept of one, how an hour of them is packed, and how it is thinned.
+
+An hour of one server is 720 samples of 16 numbers. Whole numbers are kept as differences, others with their bytes
+sorted by significance, and the whole is compressed: a few bytes a number's change, nothing for what stands still.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from math import isnan
+
+from legroom.records import dataclass
+
+# Changing these takes a step in journal_schema.py that rewrites what is held.
+GAUGES = ("kv_use", "running", "waiting", "memory_used_bytes", "num_blocks")
+COUNTERS = (
+    "preemptions", "prefix_queries", "prefix_hits", "prompt_tokens", "generation_tokens", "recomputed_tokens",
+    "finished", "e2e_sum_s", "e2e_count", "ttft_sum_s", "ttft_count",
+)  # fmt: skip
+FIELDS = GAUGES + COUNTERS
+HOUR_S = 3600
+RAW_STEP_S, MINUTE_STEP_S, TEN_MINUTES_STEP_S = 0, 60, 600
+
+NAN = math.nan
+Column = Sequence[float]
+_CONSTANT, _INTEGERS, _DOUBLES = 0, 1, 2
+_LARGEST_EXACT = 2.0**53
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A sample, or several made one: from `time_s` on for `span_s` seconds (0: one sample), `count` of them.
+
+    Gauges have a least, a mean and a greatest value. Counters have their last total, and by how much they grew
+    since the point before (restarts of the server taken out). What was not known is NaN.
+    """
+
+    time_s: float
+    span_s: int
+    count: int
+    low: tuple[float, ...]
+    mean: tuple[float, ...]
+    high: tuple[float, ...]
+    last: tuple[float, ...]
+    growth: tuple[float, ...]
+
+    def gauge(self, name: str) -> float | None:
+        """The mean of a gauge."""
+        return _known(self.mean[GAUGES.index(name)])
+
+    def gauge_range(self, name: str) -> tuple[float, float] | None:
+        """The least and the greatest value of a gauge."""
+        at = GAUGES.index(name)
+        return None if isnan(self.low[at]) else (self.low[at], self.high[at])
+
+    def total(self, name: str) -> float | None:
+        """The last total of a counter."""
+        return _known(self.last[COUNTERS.index(name)])
+
+    def growth_of(self, name: str) -> float | None:
+        """By how much a counter grew since the point before."""
+        return _known(self.growth[COUNTERS.index(name)])
+
+
+def _known(value: float) -> float | None:
+    return None if isnan(value) else value
+
+
+@lru_cache(maxsize=8)
+def _compressor() -> tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]:
+    import zstandard  # noqa: PLC0415  one command in many touches samples
+
+    return zstandard.ZstdCompressor(level=6).compress, zstandard.ZstdDecompressor().decompress
+
+
+def pack_row(values: Sequence[float]) -> bytes:
+    """One sample as it waits to be packed with its hour."""
+    return struct.pack(f"<{len(values)}d", *values)
+
+
+def unpack_row(held: bytes) -> tuple[float, ...]:
+    """One waiting sample."""
+    return struct.unpack(f"<{len(held) // 8}d", held)
+
+
+def pack_columns(columns: Sequence[Column]) -> bytes:
+    """Columns of equal length, compressed."""
+    parts = [struct.pack("<HI", len(columns), len(columns[0]) if columns else 0)]
+    for column in columns:
+        parts.extend(_packed(column))
+    return _compressor()[0](b"".join(parts))
+
+
+def unpack_columns(held: bytes) -> list[Column]:
+    """What `pack_columns` was given."""
+    plain = _compressor()[1](held)
+    count, length = struct.unpack_from("<HI", plain)
+    at, columns = 6, []
+    for _ in range(count):
+        column, at = _unpacked(plain, at, length)
+        columns.append(column)
+    return columns
+
+
+def _packed(column: Column) -> Iterable[bytes]:
+    first = column[0]
+    if all(value == first for value in column) or all(map(isnan, column)):
+        return (struct.pack("<Bd", _CONSTANT, first),)
+    if all(abs(value) < _LARGEST_EXACT and value == int(value) for value in column):  # false for NaN
+        whole = [int(value) for value in column]
+        steps = array("q", [whole[0], *(after - before for before, after in pairwise(whole))])
+        return (bytes([_INTEGERS]), _by_significance(steps.tobytes()))
+    return (bytes([_DOUBLES]), _by_significance(array("d", column).tobytes()))
+
+
+def _unpacked(plain: bytes, at: int, length: int) -> tuple[Column, int]:
+    kind = plain[at]
+    at += 1
+    if kind == _CONSTANT:
+        return [struct.unpack_from("<d", plain, at)[0]] * length, at + 8
+    held = _from_significance(plain[at : at + 8 * length])
+    if kind == _DOUBLES:
+        return array("d", held), at + 8 * length
+    total, values = 0, []
+    for step in array("q", held):
+        total += step
+        values.append(float(total))
+    return values, at + 8 * length
+
+
+def _by_significance(plain: bytes) -> bytes:
+    return b"".join(plain[at::8] for at in range(8))
+
+
+def _from_significance(held: bytes) -> bytes:
+    plain, length = bytearray(len(held)), len(held) // 8
+    for at in range(8):
+        plain[at::8] = held[at * length : (at + 1) * length]
+    return bytes(plain)

@@ -1,0 +1,42 @@
+"""Secrets out of everything that the journal, a message or a metric shows: credentials in addresses, tokens, keys."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+MASK = "***"
+_IN_ADDRESS = re.compile(r"(\b[a-zA-Z][a-zA-Z0-9+.-]*://)[^\s/@]+@")
+_IN_QUERY = re.compile(r"(?i)([?&](?:[a-z_-]*(?:token|key|secret|password|signature|sig))=)[^&\s#]+")
+_AFTER_NAME = re.compile(
+    r"(?i)\b(bearer\s+|(?:api[-_]?key|hf[-_]?token|auth[-_]?token|password|secret)(?:[\s\"']*[=:]\s*|\s+)[\"']?)[^\s\"',;]{3,}"
+)
+_KNOWN = re.compile(r"\b(?:hf_|sk-|gh[pousr]_|nvapi-|xox[a-z]-)[A-Za-z0-9_-]{8,}")
+_SECRET_NAMES = ("token", "secret", "password", "passwd", "authorization", "api_key", "apikey", "cookie")
+# Paths of a webhook that are themselves the secret.
+_HOOK_PATH = re.compile(r"(https?://hooks?\.[^\s/]+)/\S+|(https?://[^\s/]+/api/webhooks)/\S+")
+
+
+def masked(value: Any) -> Any:
+    """The same text or JSON value without its secrets."""
+    if isinstance(value, str):
+        return _masked_text(value)
+    if isinstance(value, dict):
+        return {key: MASK if _is_secret(key, inner) else masked(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [masked(inner) for inner in value]
+    return value
+
+
+def _masked_text(text: str) -> str:
+    text = _IN_ADDRESS.sub(rf"\1{MASK}@", text)
+    text = _IN_QUERY.sub(rf"\1{MASK}", text)
+    text = _HOOK_PATH.sub(lambda found: f"{found.group(1) or found.group(2)}/{MASK}", text)
+    text = _AFTER_NAME.sub(rf"\1{MASK}", text)
+    return _KNOWN.sub(MASK, text)
+
+
+def _is_secret(key: Any, value: Any) -> bool:
+    """A key that names a secret. Counts of tokens are numbers, and no secret is."""
+    name = str(key).lower().replace("-", "_")
+    return isinstance(value, str) and value != "" and any(word in name for word in _SECRET_NAMES)
