@@ -1,0 +1,157 @@
+"""A server as a child: started below a keeper, its output passed on, its end told, nothing of it left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from legroom.actions.descendants import adopt_orphans, kill_below, reap
+from legroom.actions.kept_log import KeptLog
+from legroom.actions.passing_on import PassingOn
+from legroom.errors import UNREACHABLE, LegroomError
+
+_KEEPER = "import sys; sys.path.insert(0, {folder!r}); from legroom.actions.keeper import main; main()"
+_KILLED = signal.SIGKILL.value
+"""The wait status of a process that was killed."""
+
+
+class Child:
+    """One started server. `read` what its keeper says whenever `fileno()` is readable; nothing here waits unasked."""
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        log: KeptLog | None = None,
+        see: Callable[[bytes], None] | None = None,
+        outputs: tuple[int, int] = (1, 2),
+    ) -> None:
+        adopt_orphans()  # where the keeper is killed, what it kept comes to us
+        ours, theirs = socket.socketpair()
+        pipes = [os.pipe(), os.pipe()]
+        self.words = tuple(words)
+        self.pid: int | None = None
+        self.status: int | None = None
+        self.gone = False
+        self._control, self._pending = ours, b""
+        self._refusal: int | None = None
+        folder = str(Path(__file__).parents[2])
+        line = [sys.executable, "-I", "-S", "-c", _KEEPER.format(folder=folder), str(theirs.fileno()), *words]
+        with theirs:
+            self._keeper = subprocess.Popen(
+                line, env=dict(env), stdin=subprocess.DEVNULL, stdout=pipes[0][1], stderr=pipes[1][1],
+                pass_fds=[theirs.fileno()],
+            )  # fmt: skip
+        self._streams = []
+        for (source, held), target in zip(pipes, outputs, strict=True):
+            os.close(held)
+            self._streams.append(PassingOn(source, target, log, see))
+        for stream in self._streams:
+            stream.start()
+        self._await_start()
+
+    @property
+    def keeper_pid(self) -> int:
+        """The process between this one and the server."""
+        return self._keeper.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """As a shell would say it: 128 and the signal's number for one that was killed. None while it runs."""
+        if self.status is None:
+            return None
+        code = os.waitstatus_to_exitcode(self.status)
+        return code if code >= 0 else 128 - code
+
+    def fileno(self) -> int:
+        """What to wait on."""
+        return self._control.fileno()
+
+    def read(self) -> None:
+        """Take in what the keeper has said."""
+        try:
+            said = self._control.recv(4096)
+        except OSError:
+            said = b""
+        if not said and not self.gone:
+            self._outlive_keeper()
+            return
+        *lines, self._pending = (self._pending + said).split(b"\n")
+        for line in lines:
+            self._take(line.decode())
+
+    def send(self, number: int) -> None:
+        """A signal to the server's first process; nothing happens where it has ended."""
+        self._say(f"signal {int(number)}")
+
+    def kill(self) -> None:
+        """SIGKILL to the server and everything below it."""
+        self._say("kill")
+
+    def wait_gone(self, patience_s: float) -> bool:
+        """Whether nothing of it is left, waiting as long as that."""
+        until = time.monotonic() + patience_s
+        while not self.gone and (left := until - time.monotonic()) > 0:
+            if select.select([self], [], [], left)[0]:
+                self.read()
+        return self.gone
+
+    def settle(self) -> None:
+        """It is up: read along no more, and wake up less often for its output."""
+        for stream in self._streams:
+            stream.calm = True
+            stream.read_along(None)
+
+    def close(self, patience_s: float = 15.0) -> None:
+        """Kill what is left, wait for it, and pass on the last of its output."""
+        self.kill()
+        if not self.wait_gone(patience_s):
+            self._control.close()  # a keeper that does not answer reads this as our death, and cleans up
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._keeper.wait(patience_s)
+        for stream in self._streams:
+            stream.join(1.0)
+        self._control.close()
+
+    def _await_start(self) -> None:
+        while self.pid is None and not self.gone:
+            self.read()
+        if self.pid is None:
+            self.close()
+            reason = os.strerror(self._refusal) if self._refusal else "its keeper died"
+            hint = "is it installed, and on the PATH?" if self._refusal == errno.ENOENT else ""
+            raise LegroomError(f"{self.words[0]} could not be started: {reason}", hint, UNREACHABLE)
+
+    def _take(self, line: str) -> None:
+        what, _, value = line.partition(" ")
+        if what == "pid":
+            self.pid = int(value)
+        elif what == "exit":
+            self.status = int(value)
+        elif what == "gone":
+            self.gone = True
+        elif what == "failed":
+            self._refusal = int(value)
+
+    def _say(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            self._control.sendall(text.encode() + b"\n")
+
+    def _outlive_keeper(self) -> None:
+        """The keeper was killed: the kernel took the server along, and what the server had started is ours now."""
+        self._keeper.wait()
+        while kill_below(os.getpid()):
+            reap()
+            time.sleep(0.01)
+        self.status = _KILLED if self.status is None else self.status
+        self.gone = True

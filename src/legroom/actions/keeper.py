@@ -1,0 +1,155 @@
+"""The keeper: a tiny process between legroom and the server, so that no orphan is left whoever dies.
+
+It starts the server as its child and adopts every orphan below it, so descent alone tells what belongs to the server:
+vLLM's engine core and workers are found even after the API server that made them is gone. It holds one end of a socket;
+when the other end closes, legroom is dead, and everything below the keeper is killed. If the keeper itself dies, the
+kernel kills the server, and legroom, which adopts orphans too, kills the rest.
+
+What it reads: `signal N` (to the server alone), `kill` (everything). What it writes: `pid N`, `failed ERRNO`,
+`exit STATUS` (a wait status), `gone` (nothing is left). It is run as a program of its own, and loads next to nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+
+from legroom.actions.descendants import adopt_orphans, cleans_up, descendants, die_with_parent, kill_below, reap
+
+LEFTOVER_GRACE_S = 3.0
+"""How long what a server leaves behind may take to end by itself: engine cores notice, trackers clean up."""
+CLEANING_GRACE_S = 1.0
+_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
+
+
+def keep(control: int, words: list[str]) -> None:
+    """Start the server, look after it, and leave nothing behind."""
+    os.setsid()  # Ctrl-C in a terminal goes to legroom, which decides what the server gets
+    adopt_orphans()
+    ended, wakeup = os.pipe()
+    os.set_blocking(ended, False)
+    os.set_blocking(wakeup, False)
+    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    for number in _HANDLED:
+        signal.signal(number, signal.SIG_IGN)
+    server = _start(words, control)
+    if server:
+        _let_go_of_output()
+        _say(control, f"pid {server}")
+        _watch(control, server, ended)
+    _say(control, "gone")
+
+
+def _start(words: list[str], control: int) -> int:
+    """The server's pid, or 0 where it could not be executed."""
+    failed, said = os.pipe()  # closed by a successful exec
+    keeper = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(failed)
+            os.setpgid(0, 0)
+            signal.set_wakeup_fd(-1)
+            for number in (*_HANDLED, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            die_with_parent()
+            if os.getppid() != keeper:
+                os._exit(127)  # it died before it could take this process along
+            os.close(control)
+            os.execvp(words[0], words)
+        except OSError as error:
+            os.write(said, str(error.errno or 1).encode())
+        finally:
+            os._exit(127)
+    os.close(said)
+    reason = os.read(failed, 16).decode()
+    os.close(failed)
+    if not reason:
+        return pid
+    os.waitpid(pid, 0)
+    _say(control, f"failed {reason}")
+    return 0
+
+
+def _let_go_of_output() -> None:
+    """Only the server and what it starts hold the output, so its end is seen when they are gone."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nothing, stream)
+    os.close(nothing)
+
+
+def _watch(control: int, server: int, ended: int) -> None:
+    pending = b""
+    while True:
+        readable, _, _ = select.select([control, ended], [], [])
+        if control in readable:
+            said = _read(control)
+            if not said:
+                break  # legroom is dead
+            pending += said
+            *lines, pending = pending.split(b"\n")
+            for line in lines:
+                if line == b"kill":
+                    kill_below(os.getpid(), _cleaners())
+                elif line.startswith(b"signal "):
+                    os.kill(server, int(line[7:]))  # not collected yet, so the pid is still its own
+        if ended in readable:
+            os.read(ended, 4096)
+            status = reap().get(server)
+            if status is not None:
+                _say(control, f"exit {status}")
+                _wait_until_alone(LEFTOVER_GRACE_S, control)
+                break
+    _leave_nothing()
+
+
+def _leave_nothing() -> None:
+    """Kill what is left; what cleans up after the others goes last."""
+    while kill_below(os.getpid(), _cleaners()):
+        reap()
+        time.sleep(0.01)
+    _wait_until_alone(CLEANING_GRACE_S)
+    while kill_below(os.getpid()):
+        reap()
+        time.sleep(0.01)
+
+
+def _cleaners() -> list[int]:
+    return [pid for pid in descendants(os.getpid()) if cleans_up(pid)]
+
+
+def _wait_until_alone(patience_s: float, control: int | None = None) -> None:
+    """Until nothing is left, the patience is over, or legroom dies or says anything."""
+    until = time.monotonic() + patience_s
+    while descendants(os.getpid()) and time.monotonic() < until:
+        if control is not None and select.select([control], [], [], 0)[0]:
+            return
+        reap()
+        time.sleep(0.02)
+
+
+def _read(control: int) -> bytes:
+    try:
+        return os.read(control, 4096)
+    except OSError:
+        return b""
+
+
+def _say(control: int, text: str) -> None:
+    with contextlib.suppress(OSError):  # where nobody listens any more, the reading end tells
+        os.write(control, text.encode() + b"\n")
+
+
+def main() -> None:
+    """`keeper CONTROL_FD COMMAND...`."""
+    keep(int(sys.argv[1]), sys.argv[2:])
+
+
+if __name__ == "__main__":
+    main()

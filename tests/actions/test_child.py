@@ -1,0 +1,195 @@
+"""A child and all that comes from it: passed-on output, told ends, and nothing left behind whoever is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from legroom.actions.child import Child
+from legroom.actions.descendants import descendants, send, started
+from legroom.actions.kept_log import KeptLog, last_lines
+from legroom.errors import LegroomError
+
+SLEEP = "import time; time.sleep(600)"
+FAMILY = f"""
+import os, subprocess, sys, time
+quiet = dict(start_new_session=True)
+core = subprocess.Popen([sys.executable, "-c", "import subprocess, sys, time;"
+    "worker = subprocess.Popen([sys.executable, '-c', {SLEEP!r}], start_new_session=True);"
+    "print(worker.pid, flush=True); time.sleep(600)"], **quiet)
+print(core.pid, flush=True)
+time.sleep(600)
+"""
+"""A server, its core in a session of its own, and a worker of that in another: nothing but descent ties them."""
+
+
+def until(true: Callable[[], object], patience_s: float = 20.0) -> bool:
+    end = time.monotonic() + patience_s
+    while time.monotonic() < end:
+        if true():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def alive(pid: int) -> bool:
+    return started(pid) is not None
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., Child]]:
+    children: list[Child] = []
+
+    def start(code: str, **options: object) -> Child:
+        out = os.open(tmp_path / "out", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        options.setdefault("outputs", (out, out))
+        children.append(Child([sys.executable, "-c", code], os.environ, **options))
+        return children[-1]
+
+    yield start
+    for child in children:
+        child.close()
+
+
+def pids_printed(path: Path, count: int) -> list[int]:
+    assert until(lambda: path.exists() and len(path.read_text().split()) >= count)
+    return [int(word) for word in path.read_text().split()]
+
+
+def test_output_goes_to_the_streams_it_was_printed_to(launch, tmp_path):
+    out, err = (os.open(tmp_path / name, os.O_CREAT | os.O_WRONLY) for name in ("1", "2"))
+    child = launch("import sys; print('to out'); print('to err', file=sys.stderr)", outputs=(out, err))
+    assert child.wait_gone(20)
+    child.close()
+    assert ((tmp_path / "1").read_text(), (tmp_path / "2").read_text()) == ("to out\n", "to err\n")
+
+
+def test_lines_are_seen_and_kept_as_they_come(launch, tmp_path):
+    seen: list[bytes] = []
+    log = KeptLog(tmp_path / "log")
+    child = launch("print('one'); print('two', end='')", log=log, see=seen.append)
+    child.wait_gone(20)
+    child.close()
+    assert (tmp_path / "log").read_bytes() == b"one\ntwo\n"
+    assert seen == [b"one", b"two"]
+
+
+def test_the_exit_code_is_the_servers(launch):
+    child = launch("raise SystemExit(7)")
+    assert child.wait_gone(20)
+    assert child.exit_code == 7
+
+
+def test_a_killed_server_has_the_code_that_a_shell_gives(launch):
+    child = launch("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    assert child.wait_gone(20)
+    assert child.exit_code == 137
+
+
+def test_signals_reach_the_server(launch, tmp_path):
+    child = launch("import signal, time; signal.signal(15, lambda *_: exit(3)); print('1', flush=True); time.sleep(60)")
+    pids_printed(tmp_path / "out", 1)
+    child.send(signal.SIGTERM)
+    assert child.wait_gone(20)
+    assert child.exit_code == 3
+
+
+def test_a_server_starts_with_default_signals(launch, tmp_path):
+    child = launch("import signal; print(int(signal.getsignal(15) == signal.SIG_DFL))")
+    child.wait_gone(20)
+    assert pids_printed(tmp_path / "out", 1) == [1]
+
+
+def test_a_program_that_is_not_there_says_so():
+    with pytest.raises(LegroomError, match="No such file") as error:
+        Child(["/no/such/vllm", "serve"], os.environ)
+    assert error.value.exit_code == 3
+
+
+def test_what_a_killed_server_leaves_behind_is_killed(launch, tmp_path):
+    child = launch(FAMILY)
+    core, worker = pids_printed(tmp_path / "out", 2)
+    os.kill(child.pid, signal.SIGKILL)
+    assert child.wait_gone(20)
+    assert not alive(core)
+    assert not alive(worker)
+
+
+def test_kill_takes_everything(launch, tmp_path):
+    child = launch(FAMILY)
+    pids = pids_printed(tmp_path / "out", 2)
+    child.kill()
+    assert child.wait_gone(20)
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_a_killed_keeper_leaves_nothing(launch, tmp_path):
+    child = launch(FAMILY)
+    pids = [child.pid, *pids_printed(tmp_path / "out", 2)]
+    os.kill(child.keeper_pid, signal.SIGKILL)
+    assert child.wait_gone(20)
+    assert not any(alive(pid) for pid in pids)
+    assert child.exit_code == 137
+
+
+def test_a_killed_legroom_leaves_nothing(tmp_path):
+    out = tmp_path / "out"
+    code = (
+        "import os, sys, time\nfrom legroom.actions.child import Child\n"
+        f"out = os.open({str(out)!r}, os.O_CREAT | os.O_WRONLY | os.O_APPEND)\n"
+        f"child = Child([sys.executable, '-c', {FAMILY!r}], os.environ, outputs=(out, out))\n"
+        "os.write(out, f'{child.pid} {child.keeper_pid}\\n'.encode())\ntime.sleep(600)"
+    )
+    legroom = subprocess.Popen([sys.executable, "-c", code])
+    pids = pids_printed(out, 4)
+    legroom.send_signal(signal.SIGKILL)
+    legroom.wait()
+    assert until(lambda: not any(alive(pid) for pid in pids))
+
+
+def test_a_pid_that_now_belongs_to_another_gets_no_signal(launch):
+    child = launch(SLEEP)
+    assert not send(child.pid, started(child.pid) + 1, signal.SIGKILL)
+    assert alive(child.pid)
+
+
+def test_descendants_are_found_below_and_nowhere_else(launch, tmp_path):
+    child = launch(FAMILY)
+    core, worker = pids_printed(tmp_path / "out", 2)
+    assert set(descendants(child.pid)) == {core, worker}
+    assert os.getpid() not in descendants(child.keeper_pid)
+
+
+def test_a_closed_output_does_not_stop_the_server(launch):
+    reading, writing = os.pipe()
+    os.close(reading)
+    child = launch("for n in range(5000): print('x' * 100)\nraise SystemExit(4)", outputs=(writing, writing))
+    assert child.wait_gone(20)
+    assert child.exit_code == 4
+
+
+def test_a_log_keeps_its_start_and_its_newest_lines(tmp_path, monkeypatch):
+    monkeypatch.setattr("legroom.actions.kept_log.TAIL_BYTES", 1000)
+    log = KeptLog(tmp_path / "log")
+    log.write(b"the start\n")
+    log.started()
+    for number in range(1000):
+        log.write(b"line %d\n" % number)
+    log.close()
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert lines[0] == "the start"
+    assert "left out" in lines[1]
+    assert lines[2].startswith("line ")
+    assert lines[-1] == "line 999"
+    assert (tmp_path / "log").stat().st_size < 2200
+
+
+def test_the_last_lines_of_a_missing_log_are_none(tmp_path):
+    assert last_lines(tmp_path / "no", 5) == []

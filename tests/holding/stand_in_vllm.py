@@ -1,0 +1,168 @@
+"""A stand-in with vLLM's process shape, ready in a tenth of a second: API server, engine core, worker.
+
+    stand_in_vllm.py serve MODEL --port N [--host H] [--max-model-len L] [--shutdown-timeout S] [any flag]
+
+What it copies of vLLM 0.32: the engine core is a process of its own with a worker below it; when one of them dies the
+API server prints an error and exits 0; SIGTERM ends the engine at once unless --shutdown-timeout gives requests time,
+and with requests in flight and no such time the API server hangs; SIGINT ends everything. Worse than vLLM on
+purpose: the engine and the worker never notice that the API server is gone.
+
+STAND_IN_KV_TOKENS=N refuses a --max-model-len above N as vLLM does; STAND_IN_START_S waits before it is ready;
+STAND_IN_EXIT=N ends with that code instead of starting. `POST /v1/completions` takes `max_tokens` x 10 ms.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+_BANNER = "(APIServer pid={pid}) INFO 11-15 05:57:09 [api_utils.py:347]  version 0.32.0"
+_ARGS = "(APIServer pid={pid}) INFO 11-15 05:57:10 [api_utils.py:286] non-default args: {args}"
+_SIZE = (
+    "(EngineCore pid={pid}) INFO 11-15 05:57:24 [kv_cache_utils.py:2327] CPU KV cache size: {tokens:,} tokens, "
+    "Maximum concurrency for {length:,} tokens per request: {times:.2f}x"
+)
+_SHORT = (
+    "(EngineCore pid={pid}) ERROR 11-15 05:57:24 [core.py:1123] ValueError: To serve at least one request with the "
+    "model's max seq len ({length}), ({need:.2f} GiB KV cache is needed, which is larger than the available KV cache "
+    "memory ({have:.2f} GiB). Based on the available memory, the estimated maximum model length is {tokens}. Try "
+    "increasing `gpu_memory_utilization` or decreasing `max_model_len` when initializing the engine."
+)
+
+
+def flag(words: list[str], name: str, default: str) -> str:
+    return words[words.index(name) + 1] if name in words else default
+
+
+class Server:
+    """The API server: serves, watches its engine, drains."""
+
+    def __init__(self, words: list[str]) -> None:
+        self.model = words[1] if len(words) > 1 else "model"
+        self.port, self.host = int(flag(words, "--port", "8000")), flag(words, "--host", "127.0.0.1")
+        self.length = int(flag(words, "--max-model-len", "4096"))
+        self.tokens = int(os.environ.get("STAND_IN_KV_TOKENS", "32768"))
+        self.drain_s = float(flag(words, "--shutdown-timeout", "0"))
+        self.running = 0
+        self.stopping = False
+        self.engine = 0
+
+    def start(self) -> None:
+        say(_BANNER.format(pid=os.getpid()))
+        say(_ARGS.format(pid=os.getpid(), args={"model": self.model, "max_model_len": self.length}))
+        self.engine = os.fork()
+        if self.engine == 0:
+            be_engine(self)
+        time.sleep(float(os.environ.get("STAND_IN_START_S", "0.05")))
+        if self.length > self.tokens:
+            os.waitpid(self.engine, 0)
+            say("RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}")
+            sys.exit(1)
+        signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=self.drain, daemon=True).start())
+        signal.signal(signal.SIGINT, lambda *_: self.end())
+        threading.Thread(target=self.watch_engine, daemon=True).start()
+        ThreadingHTTPServer.daemon_threads = True
+        http = ThreadingHTTPServer((self.host, self.port), handler_of(self))
+        say("INFO:     Application startup complete.")
+        http.serve_forever(poll_interval=0.05)
+
+    def watch_engine(self) -> None:
+        os.waitpid(self.engine, 0)
+        if not self.stopping:
+            say(f"(APIServer pid={os.getpid()}) ERROR 11-15 05:58:00 [async_llm.py:700] EngineDeadError: EngineCore")
+            os._exit(0)
+
+    def drain(self) -> None:
+        self.stopping = True
+        say("INFO:     Shutting down")
+        until = time.monotonic() + self.drain_s
+        while self.running and time.monotonic() < until:
+            time.sleep(0.02)
+        if self.running and not self.drain_s:
+            os.kill(self.engine, signal.SIGKILL)
+            say("INFO:     Waiting for connections to close. (CTRL+C to force quit)")
+            time.sleep(3600)
+        self.end()
+
+    def end(self) -> None:
+        self.stopping = True
+        os.kill(self.engine, signal.SIGTERM)
+        os._exit(0)
+
+
+def be_engine(server: Server) -> None:
+    """The engine core; its worker below it. Neither looks at whether the API server lives."""
+    if server.length > server.tokens:
+        need, have = server.length / (1 << 14), server.tokens / (1 << 14)  # 64 KiB a token
+        say(_SHORT.format(pid=os.getpid(), length=server.length, need=need, have=have, tokens=server.tokens))
+        os._exit(1)
+    worker = os.fork()
+    if worker == 0:
+        while True:
+            time.sleep(3600)
+    times = server.tokens / server.length
+    say(_SIZE.format(pid=os.getpid(), tokens=server.tokens, length=server.length, times=times))
+
+    def stop(*_: object) -> None:
+        os.kill(worker, signal.SIGKILL)
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, stop)
+    os.waitpid(worker, 0)
+    os._exit(1)
+
+
+def handler_of(server: Server) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path == "/v1/models":
+                self.answer({"data": [{"id": server.model, "max_model_len": server.length}]})
+            else:
+                self.answer({})
+
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers.get("content-length", "0"))) or b"{}")
+            server.running += 1
+            try:
+                time.sleep(0.01 * int(asked.get("max_tokens", 1)))
+                text = "x" * int(asked.get("max_tokens", 1))
+                usage = {"prompt_tokens": 1, "completion_tokens": int(asked.get("max_tokens", 1))}
+                self.answer({"choices": [{"text": text, "finish_reason": "length"}], "usage": usage})
+            finally:
+                server.running -= 1
+
+        def answer(self, document: object) -> None:
+            body = json.dumps(document).encode()
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *words: object) -> None:
+            say(f'INFO:     127.0.0.1:1 - "{self.command} {self.path} HTTP/1.1" 200 OK')
+
+    return Handler
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    words = sys.argv[1:]
+    if words[:1] != ["serve"]:
+        sys.exit("usage: stand_in_vllm.py serve MODEL ...")
+    if "STAND_IN_EXIT" in os.environ:
+        sys.exit(int(os.environ["STAND_IN_EXIT"]))
+    Server(words).start()
+
+
+if __name__ == "__main__":
+    main()
