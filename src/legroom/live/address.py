@@ -1,0 +1,77 @@
+"""A server's address as people give it: with or without scheme and path, with credentials, which never show again."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
+
+from legroom.errors import LegroomError
+from legroom.records import dataclass, field
+
+METRICS_PATH = "/metrics"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a server's metrics are, and how to ask. Printing it shows no secret."""
+
+    url: str
+    """Without credentials."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    verify_tls: bool = True
+    ca_file: str | None = None
+
+    @property
+    def server(self) -> str:
+        """The name in samples and incidents: the address without `/metrics`."""
+        return self.url.removesuffix(METRICS_PATH)
+
+
+def endpoint(
+    address: str, token: str | None = None, headers: Mapping[str, str] | None = None, verify_tls: bool = True,
+    ca_file: str | None = None,
+) -> Endpoint:  # fmt: skip
+    """The endpoint that `host:8000`, `http://host:8000`, `https://user:pass@host/vllm/metrics` ... mean."""
+    given = address.strip()
+    parts = _split(given if "://" in given else f"http://{given}")
+    all_headers = dict(headers or {})
+    if parts.username is not None:
+        pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+        all_headers.setdefault("Authorization", f"Basic {base64.b64encode(pair).decode()}")
+    if token:
+        all_headers["Authorization"] = f"Bearer {token}"
+    path = parts.path.rstrip("/")
+    if not path.endswith(METRICS_PATH):
+        path = path.removesuffix("/v1") + METRICS_PATH
+    return Endpoint(urlunsplit((parts.scheme, _host(parts), path, parts.query, "")), all_headers, verify_tls, ca_file)
+
+
+def masked_url(address: str) -> str:
+    """An address fit to print: user, password and what a query holds are left out."""
+    try:
+        parts = urlsplit(address.strip())
+        host = _host(parts)
+    except ValueError:
+        return "[an address that cannot be read]"
+    query = "[masked]" if parts.query else ""
+    return urlunsplit((parts.scheme, host, parts.path, query, ""))
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        usable = parts.hostname and parts.scheme in {"http", "https"} and (parts.port or 1) > 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise LegroomError(
+            f"{masked_url(url)} is no address of a server", "write it like http://host:8000 (http or https)"
+        )
+    return parts
+
+
+def _host(parts: SplitResult) -> str:
+    host = parts.hostname or ""
+    host = f"[{host}]" if ":" in host else host
+    return f"{host}:{parts.port}" if parts.port is not None else host

@@ -1,0 +1,343 @@
+"""Prometheus text into a Sample, without knowing the release: every name a role ever had is looked for.
+
+Only the series that legroom uses are read. A line's name picks its slot; its labels go through prometheus_client's
+parser the first time that label text is seen and are remembered, because a server repeats the same ones in every
+scrape. Where two names of a role are shown (0.9.2 to 0.11.2 show the old beside the new), the newer one counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import cache
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from legroom.errors import UNREACHABLE, LegroomError
+from legroom.facts import metrics
+from legroom.live.sample import EngineSample, Histogram, Sample
+
+MOST_NOTES = 8
+_MOST_LABEL_TEXTS = 100_000
+"""Of label texts remembered: a thousand servers with a model each. More are parsed anew every time."""
+
+_GAUGES = {"kv_use": "kv_use", "running": "running", "waiting": "waiting", "swapped": "swapped",
+           "prefix_hit_rate": "prefix_hit_rate"}  # fmt: skip
+_COUNTERS = {"preemptions": "preemptions", "prefix_queries": "prefix_queries", "prefix_hits": "prefix_hits",
+             "prompt_tokens": "prompt_tokens", "generation_tokens": "generation_tokens",
+             "prompt_tokens_cached": "cached_tokens", "prompt_tokens_recomputed": "recomputed_tokens"}  # fmt: skip
+_HISTOGRAMS = {"ttft": "ttft", "inter_token": "inter_token", "e2e_latency": "e2e_latency",
+               "queue_time": "queue_time", "request_prompt_tokens": "request_prompt_tokens"}  # fmt: skip
+_WORKER = {"legroom_worker_allocated_bytes": "allocated_bytes", "legroom_worker_reserved_bytes": "reserved_bytes",
+           "legroom_worker_used_bytes": "memory_used_bytes"}  # fmt: skip
+"""What a telemetry plugin inside vLLM's workers exposes, one series a GPU."""
+_PREFIXES = ("vllm:", "vllm_", "ray_vllm_", "ray_vllm:")
+"""Ray and some collectors rewrite the colon; the measures are the same."""
+
+
+class NotMetrics(LegroomError):
+    """An answer that is no metrics of a vLLM."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(
+            message, hint or "give the address of vLLM's API server; its metrics are at /metrics", UNREACHABLE
+        )
+
+
+class _Slot(NamedTuple):
+    """Where a series belongs."""
+
+    field: str
+    rank: int
+    """0 for the newest name of its role."""
+    part: str
+    """`value`, or `bucket`, `sum`, `count` of a histogram, or what else is read in its own way."""
+    types: frozenset[bytes]
+    """Types that a `# TYPE` line may give it."""
+
+
+class _Labels(NamedTuple):
+    key: tuple[str, str]
+    le: float
+    named: dict[str, str]
+
+
+_label_texts: dict[bytes, _Labels | None] = {}
+
+
+@cache
+def _slots() -> dict[bytes, _Slot]:
+    """Series name -> slot, for every name a role ever had, spelled in every way it is met."""
+    slots: dict[bytes, _Slot] = {b"process_start_time_seconds": _Slot("process_start_s", 0, "server", _ANY_NUMBER)}
+    for name, field in _WORKER.items():
+        slots[name.encode()] = _Slot(field, 0, "worker", _ANY_NUMBER)
+    special = {"request_success": "success", "cache_config": "config", "sleep_state": "sleep",
+               "admission_rejections": "rejections", "waiting_by_reason": "reason"}  # fmt: skip
+    fields = {**_GAUGES, **_COUNTERS, **_HISTOGRAMS, **{role: role for role in special}}
+    for role, field in fields.items():
+        for rank, series in enumerate(metrics.names_of(role)):
+            for name in _spellings(series):
+                if role in _HISTOGRAMS:
+                    for part in ("bucket", "sum", "count"):
+                        slots.setdefault(f"{name}_{part}".encode(), _Slot(field, rank, part, _HISTOGRAM))
+                else:
+                    slots.setdefault(name.encode(), _Slot(field, rank, special.get(role, "value"), _ANY_NUMBER))
+    return slots
+
+
+_ANY_NUMBER = frozenset({b"gauge", b"counter", b"untyped", b"unknown", b"info"})
+_HISTOGRAM = frozenset({b"histogram", b"untyped", b"unknown"})
+
+
+def _spellings(series: str) -> Iterable[str]:
+    bare = series.removeprefix("vllm:")
+    for prefix in _PREFIXES:
+        yield prefix + bare
+        if bare.endswith("_total"):
+            yield prefix + bare.removesuffix("_total")
+
+
+def wanted_series() -> frozenset[bytes]:
+    """Every series name that is read."""
+    return frozenset(_slots())
+
+
+def _labels(text: bytes) -> _Labels | None:
+    """A label set, parsed by prometheus_client; None where it is malformed."""
+    try:
+        return _label_texts[text]
+    except KeyError:
+        pass
+    if len(_label_texts) >= _MOST_LABEL_TEXTS:
+        _label_texts.pop(next(iter(_label_texts)))
+    parsed = _label_texts[text] = _parsed_labels(text)
+    return parsed
+
+
+def _parsed_labels(text: bytes) -> _Labels | None:
+    from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - slow to import
+
+    try:
+        families = list(text_string_to_metric_families(f"x{text.decode()} 1\n"))
+        (sample,) = families[0].samples
+        named = dict(sample.labels)
+        le = float(named.get("le", "nan"))
+    except (ValueError, IndexError, KeyError, UnicodeDecodeError):
+        return None
+    model = named.get("model_name", named.get("model", ""))
+    return _Labels((model, named.get("engine", named.get("engine_index", ""))), le, named)
+
+
+class _Buckets:
+    """A histogram's lines, as they come."""
+
+    __slots__ = ("bounds", "counts", "rank", "sum")
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.bounds: list[float] = []
+        self.counts: list[float] = []
+        self.sum = math.nan
+
+
+class _Reading:
+    """What has been read of one answer so far."""
+
+    def __init__(self) -> None:
+        self.engines: dict[tuple[str, str], dict[str, Any]] = {}
+        self.ranks: dict[tuple[tuple[str, str], str], int] = {}
+        self.configs: list[dict[str, str]] = []
+        self.server: dict[str, float] = {}
+        self.notes: list[str] = []
+        self.series = 0
+
+    def note(self, text: str) -> None:
+        if len(self.notes) < MOST_NOTES and text not in self.notes:
+            self.notes.append(text)
+
+    def engine(self, key: tuple[str, str]) -> dict[str, Any]:
+        found = self.engines.get(key)
+        if found is None:
+            found = self.engines[key] = {}
+        return found
+
+    def take(self, slot: _Slot, labels: _Labels, value: float) -> None:
+        """Put one value where it belongs."""
+        part, field, rank = slot.part, slot.field, slot.rank
+        if part in {"bucket", "sum", "count"}:
+            self._take_histogram(self.engine(labels.key), slot, labels.le, value)
+            return
+        if not math.isfinite(value):
+            self.note(f"{field} was {value}: left out")
+            return
+        if part == "value":
+            key = labels.key, field
+            if rank <= self.ranks.get(key, rank):
+                self.ranks[key] = rank
+                self.engine(labels.key)[field] = value
+        elif part == "success":
+            self._take_success(self.engine(labels.key), labels, value)
+        elif part == "config":
+            self.configs.append(labels.named)
+        elif part == "rejections":
+            self.server["rejections"] = self.server.get("rejections", 0.0) + value
+        elif part == "reason":
+            if labels.named.get("reason") == "capacity":
+                self.engine(labels.key)["waiting_for_capacity"] = value
+        elif part == "sleep":
+            if labels.named.get("sleep_state") != "awake" and value > 0:
+                self.engine(labels.key)["asleep"] = True
+        elif part == "worker":
+            self.server[field] = self.server.get(field, 0.0) + value
+        else:
+            self.server[field] = value
+
+    def _take_success(self, engine: dict[str, Any], labels: _Labels, value: float) -> None:
+        engine["finished"] = engine.get("finished", 0.0) + value
+        reason = labels.named.get("finished_reason")
+        if reason in {"abort", "error"}:
+            field = "aborted" if reason == "abort" else "errored"
+            engine[field] = engine.get(field, 0.0) + value
+
+    def _take_histogram(self, engine: dict[str, Any], slot: _Slot, le: float, value: float) -> None:
+        buckets = engine.get(slot.field)
+        if buckets is None or slot.rank < buckets.rank:
+            buckets = engine[slot.field] = _Buckets(slot.rank)
+        elif slot.rank > buckets.rank:
+            return
+        if slot.part == "bucket":
+            buckets.bounds.append(le)
+            buckets.counts.append(value)
+        elif slot.part == "sum":
+            buckets.sum = value
+
+
+_bounds: dict[tuple[float, ...], tuple[float, ...]] = {}
+
+
+def _histogram(buckets: _Buckets) -> Histogram | None:
+    """The whole histogram; None where a bucket is missing, out of order or no number."""
+    bounds, counts = tuple(buckets.bounds), tuple(buckets.counts)
+    whole = bounds and bounds[-1] == math.inf and math.isfinite(sum(counts)) and math.isfinite(buckets.sum)
+    if not whole or any(a >= b for a, b in pairwise(bounds)):
+        return None
+    if any(a > b for a, b in pairwise(counts)):
+        return None
+    if len(_bounds) > 256:
+        _bounds.clear()
+    return Histogram(_bounds.setdefault(bounds, bounds), counts, buckets.sum)
+
+
+def parse_sample(text: str | bytes, time_s: float, server: str) -> Sample:
+    """A sample of what an endpoint answered. What cannot be read is left out and noted; no metrics at all raises."""
+    body = text.encode("utf-8", "replace") if isinstance(text, str) else text
+    _refuse_other_formats(body)
+    reading = _Reading()
+    lines = body.split(b"\n")
+    if lines.pop().strip():
+        reading.note("the answer was cut short: its last line is left out")
+    _read_lines(reading, lines)
+    if not reading.series:
+        raise NotMetrics(
+            "the answer is metrics, but none of a vLLM" if b"# TYPE " in body else "the answer is no metrics"
+        )
+    return _sample(reading, time_s, server)
+
+
+def _read_lines(reading: _Reading, lines: list[bytes]) -> None:
+    slots = _slots()
+    ignored: set[_Slot] = set()
+    for line in lines:
+        brace = line.find(b"{")
+        slot = slots.get(line[:brace] if brace > 0 else line.partition(b" ")[0])
+        if slot is None:
+            if line.startswith(b"# TYPE "):
+                _check_type(reading, line, slots, ignored)
+            continue
+        if ignored and slot in ignored:
+            continue
+        end = line.rfind(b"}")
+        labels = _labels(line[brace : end + 1] if brace > 0 else b"")
+        try:
+            value = float(line[end + 1 :].split()[0] if brace > 0 else line.split()[1])
+        except (ValueError, IndexError):
+            value, labels = 0.0, None
+        if labels is None:
+            reading.note(f"a line of {slot.field} could not be read: left out")
+            continue
+        reading.series += 1
+        reading.take(slot, labels, value)
+
+
+def _check_type(reading: _Reading, line: bytes, slots: dict[bytes, _Slot], ignored: set[_Slot]) -> None:
+    """A metric whose type is not what its name says is left out: its lines mean something else."""
+    words = line.split()
+    if len(words) != 4:
+        return
+    _, _, name, kind = words
+    found = [slot for part in (b"", b"_bucket", b"_sum", b"_count") if (slot := slots.get(name + part))]
+    for slot in found:
+        if kind not in slot.types:
+            ignored.add(slot)
+            reading.note(f"{name.decode('utf-8', 'replace')} is a {kind.decode('utf-8', 'replace')} here: left out")
+
+
+def _refuse_other_formats(body: bytes) -> None:
+    start = body[:200].lstrip().lower()
+    if not start:
+        raise NotMetrics("the answer is empty")
+    if start.startswith((b"<!doctype", b"<html", b"<head", b"<body", b"<?xml")):
+        raise NotMetrics("the answer is a web page (HTML), not metrics")
+    if start.startswith((b"{", b"[")):
+        raise NotMetrics("the answer is JSON, not metrics")
+    if b"\0" in body[:200]:
+        raise NotMetrics("the answer is binary, not metrics")
+
+
+def _sample(reading: _Reading, time_s: float, server: str) -> Sample:
+    engines = []
+    for key in sorted(reading.engines):
+        fields = reading.engines[key]
+        for field in _HISTOGRAMS.values():
+            buckets = fields.get(field)
+            if buckets is not None:
+                fields[field] = _histogram(buckets)
+                if fields[field] is None:
+                    reading.note(f"the histogram of {field} is not whole: left out")
+        fields |= _pool(reading.configs, key)
+        engines.append(EngineSample(model=key[0], engine=key[1], **fields))
+    numbers = reading.server
+    memory = {field: int(numbers[field]) for field in _WORKER.values() if field in numbers}
+    return Sample(
+        time_s=time_s,
+        server=server,
+        engines=tuple(engines),
+        rejections=numbers.get("rejections"),
+        process_start_s=numbers.get("process_start_s"),
+        notes=tuple(reading.notes),
+        **memory,
+    )
+
+
+def _pool(configs: list[dict[str, str]], key: tuple[str, str]) -> dict[str, Any]:
+    """The pool's size from the labels of `vllm:cache_config_info`; V0 says it once for the server, V1 per engine."""
+    config = next((one for one in configs if one.get("engine", key[1]) == key[1]), None)
+    if config is None:
+        return {}
+    caching = {"True": True, "False": False}.get(config.get("enable_prefix_caching", ""))
+    concurrency = _number(config.get("kv_cache_max_concurrency"))
+    blocks, size = _number(config.get("num_gpu_blocks")), _number(config.get("block_size"))
+    return {
+        "num_blocks": int(blocks) if blocks else None,
+        "block_size": int(size) if size else None,
+        "max_concurrency": concurrency,
+        "prefix_caching": caching,
+    }
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text or "nan")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

@@ -1,0 +1,225 @@
+"""One look at a serving vLLM: gauges as they stand, counters as running totals, per engine and summed."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from legroom.records import dataclass
+
+FailureKind = Literal["refused", "timeout", "tls", "auth", "not_found", "http_error", "redirect", "cut_short",
+                      "not_metrics", "too_big", "dns", "unreachable"]  # fmt: skip
+"""Why a look brought nothing."""
+
+COUNTERS = (
+    "preemptions", "prefix_queries", "prefix_hits", "prompt_tokens", "generation_tokens", "cached_tokens",
+    "recomputed_tokens", "finished", "aborted", "errored",
+)  # fmt: skip
+"""Fields of an engine's sample that only grow while it lives."""
+HISTOGRAMS = ("ttft", "inter_token", "e2e_latency", "queue_time", "request_prompt_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """A Prometheus histogram: how many observations were at or below each bound."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[float, ...]
+    """Running totals at each bound; the last is of all observations."""
+    sum: float
+
+    @property
+    def count(self) -> float:
+        """Observations in all."""
+        return self.counts[-1]
+
+    @property
+    def mean(self) -> float | None:
+        """The mean observation; None without any."""
+        return self.sum / self.count if self.count > 0 else None
+
+    def since(self, older: Histogram | None) -> Histogram | None:
+        """What was observed since an older look; None where the two do not continue each other."""
+        if older is None or older.bounds != self.bounds:
+            return None
+        grown = tuple(new - old for new, old in zip(self.counts, older.counts, strict=True))
+        if any(one < 0 for one in grown):
+            return None
+        return Histogram(self.bounds, grown, self.sum - older.sum)
+
+    def plus(self, other: Histogram) -> Histogram:
+        """Both together; the first alone where their bounds differ."""
+        if other.bounds != self.bounds:
+            return self
+        return Histogram(
+            self.bounds, tuple(map(sum, zip(self.counts, other.counts, strict=True))), self.sum + other.sum
+        )
+
+    def quantile(self, share: float) -> float | None:
+        """The value that `share` of the observations stay at or below, straight-line inside its bucket.
+
+        None without observations. In the last bucket, which has no end, its lower bound.
+        """
+        if self.count <= 0:
+            return None
+        wanted = share * self.count
+        lower = below = 0.0
+        for bound, count in zip(self.bounds, self.counts, strict=True):
+            if count >= wanted and count > below:
+                if math.isinf(bound):
+                    return lower
+                return lower + (bound - lower) * (wanted - below) / (count - below)
+            lower, below = (bound if not math.isinf(bound) else lower), max(count, below)
+        return lower
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSample:
+    """One engine of a server (a data-parallel rank, or one of several models). None: not shown by its release."""
+
+    model: str
+    engine: str
+    kv_use: float | None = None
+    """Share of the pool's blocks in use, 0..1. V1 does not count cached blocks that nobody uses."""
+    running: float | None = None
+    waiting: float | None = None
+    waiting_for_capacity: float | None = None
+    """Of those waiting, the ones that wait for blocks or a place in the batch (0.20.0 on)."""
+    swapped: float | None = None
+    preemptions: float | None = None
+    """Lags: vLLM counts a preemption when its victim runs again."""
+    prefix_queries: float | None = None
+    prefix_hits: float | None = None
+    prefix_hit_rate: float | None = None
+    """A gauge of the V0 engine (0.5.5 to 0.9.0), 0..1."""
+    prompt_tokens: float | None = None
+    generation_tokens: float | None = None
+    cached_tokens: float | None = None
+    recomputed_tokens: float | None = None
+    finished: float | None = None
+    aborted: float | None = None
+    errored: float | None = None
+    num_blocks: int | None = None
+    block_size: int | None = None
+    max_concurrency: float | None = None
+    """Full-length requests the pool holds, as vLLM says (0.24.0 on)."""
+    prefix_caching: bool | None = None
+    asleep: bool = False
+    ttft: Histogram | None = None
+    inter_token: Histogram | None = None
+    e2e_latency: Histogram | None = None
+    queue_time: Histogram | None = None
+    request_prompt_tokens: Histogram | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Tells engines of one server apart."""
+        return self.model, self.engine
+
+    @property
+    def pool_tokens(self) -> int | None:
+        """Tokens the pool holds, its null block included."""
+        return self.num_blocks * self.block_size if self.num_blocks and self.block_size else None
+
+
+def _sum(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A server at one moment."""
+
+    time_s: float
+    server: str
+    """Its address, without credentials."""
+    engines: tuple[EngineSample, ...]
+    rejections: float | None = None
+    """Requests refused at the door by vLLM's own queue limits (0.32.0 on)."""
+    process_start_s: float | None = None
+    memory_used_bytes: int | None = None
+    """What the GPUs it runs on show as used, where NVML can be asked."""
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    """PyTorch's allocator inside the workers, where telemetry of theirs is exposed."""
+    notes: tuple[str, ...] = ()
+    """What was wrong with the answer, where it could still be read."""
+
+    def _total(self, field: str) -> float | None:
+        return _sum([getattr(engine, field) for engine in self.engines])
+
+    @property
+    def running(self) -> float | None:
+        """Requests in the batch."""
+        return self._total("running")
+
+    @property
+    def waiting(self) -> float | None:
+        """Requests in the queue."""
+        return self._total("waiting")
+
+    @property
+    def preemptions(self) -> float | None:
+        """Preempted so far."""
+        return self._total("preemptions")
+
+    @property
+    def prefix_queries(self) -> float | None:
+        """Tokens looked up in the prefix cache so far."""
+        return self._total("prefix_queries")
+
+    @property
+    def prefix_hits(self) -> float | None:
+        """Tokens found there so far."""
+        return self._total("prefix_hits")
+
+    @property
+    def prompt_tokens(self) -> float | None:
+        """Prompt tokens so far."""
+        return self._total("prompt_tokens")
+
+    @property
+    def generation_tokens(self) -> float | None:
+        """Generated tokens so far."""
+        return self._total("generation_tokens")
+
+    @property
+    def finished(self) -> float | None:
+        """Requests ended so far, whatever the reason."""
+        return self._total("finished")
+
+    @property
+    def num_blocks(self) -> int | None:
+        """Blocks of all pools."""
+        total = self._total("num_blocks")
+        return None if total is None else int(total)
+
+    @property
+    def kv_use(self) -> float | None:
+        """Share of all blocks in use, every engine weighed by its pool."""
+        known = [(e.kv_use, e.num_blocks or 0) for e in self.engines if e.kv_use is not None]
+        if not known:
+            return None
+        blocks = sum(weight for _, weight in known)
+        if not blocks or any(not weight for _, weight in known):
+            return sum(use for use, _ in known) / len(known)
+        return sum(use * weight for use, weight in known) / blocks
+
+    @property
+    def kv_use_max(self) -> float | None:
+        """The fullest engine's."""
+        return max((e.kv_use for e in self.engines if e.kv_use is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A look that brought nothing, and why."""
+
+    time_s: float
+    server: str
+    kind: FailureKind
+    message: str
+
+
+Look = Sample | Failure

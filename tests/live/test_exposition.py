@@ -1,0 +1,239 @@
+"""Metrics text into samples: every release's names, bad answers, and equality with prometheus_client's own parser."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from legroom.facts import metrics
+from legroom.facts.releases import known_releases, release
+from legroom.live.exposition import NotMetrics, parse_sample, wanted_series
+from legroom.live.sample import Sample
+
+REAL = Path(__file__).parents[1] / "fixtures/live/metrics_0.32.0.txt"
+
+
+def read(text: str) -> Sample:
+    return parse_sample(text, 100.0, "http://host:8000")
+
+
+def test_a_real_answer_of_0_32_0_is_read_in_full() -> None:
+    sample = parse_sample(REAL.read_bytes(), 100.0, "http://host:8000")
+    (engine,) = sample.engines
+    assert engine.key == ("tiny-llama", "0")
+    assert (engine.num_blocks, engine.block_size, engine.pool_tokens) == (256, 128, 32768)
+    assert engine.max_concurrency == 16.0
+    assert engine.prefix_caching is True
+    missing = [name for name in ("kv_use", "running", "waiting", "preemptions", "prefix_queries", "prefix_hits",
+                                 "prompt_tokens", "generation_tokens", "finished", "ttft", "inter_token", "e2e_latency",
+                                 "queue_time", "request_prompt_tokens") if getattr(engine, name) is None]  # fmt: skip
+    assert missing == []
+    assert sample.process_start_s is not None
+    assert sample.notes == ()
+
+
+def test_a_real_answer_gives_the_numbers_that_prometheus_client_reads() -> None:
+    text = REAL.read_text()
+    values = {
+        (sample.name, sample.labels.get("le"), sample.labels.get("finished_reason")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    (engine,) = read(text).engines
+    assert engine.generation_tokens == values["vllm:generation_tokens_total", None, None]
+    assert engine.kv_use == values["vllm:kv_cache_usage_perc", None, None]
+    assert engine.finished == sum(
+        value for (name, _, _), value in values.items() if name == "vllm:request_success_total"
+    )
+    assert engine.ttft is not None
+    for bound, count in zip(engine.ttft.bounds, engine.ttft.counts, strict=True):
+        shown = "+Inf" if math.isinf(bound) else str(bound)
+        assert count == values["vllm:time_to_first_token_seconds_bucket", shown, None]
+
+
+ENGINES = [
+    (version, engine)
+    for version in known_releases()
+    for engine in ("v0", "v1")
+    if metrics.name_of("running", release(version), engine)
+]
+
+
+@pytest.mark.parametrize(("version", "engine"), ENGINES)
+def test_every_release_is_read_by_the_names_it_shows(version: str, engine: str) -> None:
+    lines = []
+    shown = {}
+    for role in ("kv_use", "running", "waiting", "preemptions", "prefix_queries", "prefix_hits", "generation_tokens"):
+        name = metrics.name_of(role, release(version), engine)
+        if name is not None:
+            shown[role] = float(len(shown) + 1)
+            lines.append(f'{name}{{model_name="m"}} {shown[role]}')
+    (sample,) = read("\n".join(lines) + "\n").engines
+    assert {role: getattr(sample, role) for role in shown} == shown
+
+
+def test_where_the_old_and_the_new_name_are_shown_the_new_one_counts_once() -> None:
+    labels = '{engine="0",model_name="m"}'
+    both = [
+        f"vllm:gpu_cache_usage_perc{labels} 0.5",
+        f"vllm:kv_cache_usage_perc{labels} 0.6",
+        f"vllm:gpu_prefix_cache_queries_total{labels} 7",
+        f"vllm:prefix_cache_queries_total{labels} 8",
+    ]
+    for lines in (both, both[::-1]):
+        (engine,) = read("\n".join(lines) + "\n").engines
+        assert (engine.kv_use, engine.prefix_queries) == (0.6, 8.0)
+
+
+def test_engines_and_models_of_one_server_stay_apart_and_add_up() -> None:
+    sample = read(
+        'vllm:num_requests_running{engine="0",model_name="a"} 1\n'
+        'vllm:num_requests_running{engine="1",model_name="a"} 2\n'
+        'vllm:num_requests_running{engine="0",model_name="b"} 4\n'
+        'vllm:kv_cache_usage_perc{engine="0",model_name="a"} 0.2\n'
+        'vllm:kv_cache_usage_perc{engine="1",model_name="a"} 0.9\n'
+        'vllm:cache_config_info{engine="0",num_gpu_blocks="100",block_size="16"} 1\n'
+        'vllm:cache_config_info{engine="1",num_gpu_blocks="300",block_size="16"} 1\n'
+    )
+    assert [engine.key for engine in sample.engines] == [("a", "0"), ("a", "1"), ("b", "0")]
+    assert sample.running == 7
+    assert sample.kv_use == pytest.approx((0.2 * 100 + 0.9 * 300) / 400)
+    assert sample.kv_use_max == 0.9
+
+
+def test_v0_tells_its_pool_once_for_the_server() -> None:
+    sample = read(
+        'vllm:num_requests_running{model_name="m"} 1\n'
+        'vllm:cache_config_info{block_size="16",num_gpu_blocks="27000",enable_prefix_caching="False"} 1.0\n'
+    )
+    assert (sample.engines[0].num_blocks, sample.engines[0].prefix_caching) == (27000, False)
+
+
+def test_names_that_collectors_rewrote_are_read_too() -> None:
+    text = 'ray_vllm_num_requests_running{model_name="m"} 3\nvllm_generation_tokens{model_name="m"} 5\n'
+    assert read(text).running == 3
+    assert read(text).generation_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("", "empty"),
+        ("<!DOCTYPE html><html><body>502</body></html>", "HTML"),
+        ('{"detail":"Not Found"}', "JSON"),
+        ("# HELP up x\n# TYPE up gauge\nup 1\n", "none of a vLLM"),
+        ("hello\nworld\n", "no metrics"),
+        ("\0\1\2", "binary"),
+    ],
+)
+def test_what_is_no_metrics_says_what_it_is(body: str, says: str) -> None:
+    with pytest.raises(NotMetrics, match=says):
+        read(body)
+
+
+def test_no_numbers_are_left_out_and_noted_and_do_not_spread() -> None:
+    sample = read(
+        'vllm:kv_cache_usage_perc{model_name="m"} NaN\n'
+        'vllm:num_requests_waiting{model_name="m"} +Inf\n'
+        'vllm:num_requests_running{model_name="m"} 2\n'
+    )
+    assert (sample.kv_use, sample.waiting, sample.running) == (None, None, 2)
+    assert len(sample.notes) == 2
+
+
+def test_a_metric_of_another_type_is_left_out_and_noted() -> None:
+    sample = read(
+        "# TYPE vllm:num_requests_waiting histogram\n"
+        'vllm:num_requests_waiting{model_name="m"} 5\n'
+        'vllm:num_requests_running{model_name="m"} 2\n'
+    )
+    assert sample.waiting is None
+    assert "histogram" in sample.notes[0]
+
+
+def test_a_line_cut_in_half_is_not_believed() -> None:
+    sample = read('vllm:num_requests_running{model_name="m"} 2\nvllm:generation_tokens_total{model_name="m"} 12')
+    assert sample.generation_tokens is None
+    assert "cut short" in sample.notes[0]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'vllm:num_requests_waiting{model_name="m" 5',
+        "vllm:num_requests_waiting{a=b} 5",
+        'vllm:num_requests_waiting{model_name="m"} five',
+        "vllm:num_requests_waiting",
+    ],
+)
+def test_a_malformed_line_is_left_out_and_noted(line: str) -> None:
+    sample = read(f'vllm:num_requests_running{{model_name="m"}} 2\n{line}\n')
+    assert (sample.running, sample.waiting) == (2, None)
+    assert sample.notes
+
+
+def test_a_histogram_with_a_hole_is_left_out() -> None:
+    name = "vllm:time_to_first_token_seconds"
+    sample = read(f'{name}_bucket{{le="0.1"}} 3\n{name}_bucket{{le="1.0"}} 5\n{name}_sum 4\n{name}_count 5\n')
+    assert sample.engines[0].ttft is None
+    assert sample.notes
+
+
+LABEL_TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=20)
+
+
+def escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+@given(
+    LABEL_TEXT,
+    LABEL_TEXT,
+    st.dictionaries(
+        st.sampled_from(["running", "waiting", "kv_use", "generation_tokens", "preemptions"]),
+        st.floats(min_value=0, max_value=1e12),
+        min_size=1,
+    ),
+    st.booleans(),
+)
+def test_any_labels_and_values_are_read_as_prometheus_client_reads_them(model, engine, values, stamped) -> None:  # type: ignore[no-untyped-def]
+    labels = f'{{model_name="{escaped(model)}",engine="{escaped(engine)}"}}'
+    stamp = " 1700000000000" if stamped else ""
+    text = "".join(f"{metrics.names_of(role)[0]}{labels} {value!r}{stamp}\n" for role, value in values.items())
+    theirs = {
+        (sample.name, sample.labels["model_name"], sample.labels["engine"]): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    (mine,) = read(text).engines
+    assert theirs == {(metrics.names_of(role)[0], *mine.key): getattr(mine, role) for role in values}
+
+
+@given(st.binary(max_size=400))
+def test_no_bytes_make_it_fail_in_another_way(body: bytes) -> None:
+    try:
+        parse_sample(body, 1.0, "x")
+    except NotMetrics:
+        return
+
+
+@given(st.integers(0, 60_000))
+def test_half_of_a_real_answer_is_a_sample_or_none_and_never_a_wrong_number(cut: int) -> None:
+    whole = REAL.read_bytes()
+    try:
+        half = parse_sample(whole[:cut], 1.0, "x")
+    except NotMetrics:
+        return
+    full = parse_sample(whole, 1.0, "x")
+    for mine, theirs in zip(half.engines, full.engines, strict=False):
+        for name in ("kv_use", "running", "waiting", "generation_tokens", "preemptions", "ttft", "num_blocks"):
+            assert getattr(mine, name) in {None, getattr(theirs, name)}
+
+
+def test_counters_are_wanted_with_and_without_their_ending() -> None:
+    assert {b"vllm:num_preemptions_total", b"vllm:num_preemptions"} <= wanted_series()
