@@ -32,6 +32,9 @@ class Format(NamedTuple):
 FORMATS: tuple[Format, ...] = (
     Format("prometheus", "legroom.exports.prometheus"),
     Format("grafana", "legroom.exports.grafana"),
+    Format("systemd", "legroom.exports.systemd"),
+    Format("script", "legroom.exports.script"),
+    Format("env", "legroom.exports.env"),
 )
 
 _DESCRIPTION = """\

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from legroom.memory.layout import Layout
     from legroom.planning.plan import Advice, Plan
 
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD")
 _NOT_ARGS = frozenset({"release", "given", "notes", "usage"})
 
 FIGURES = ("weights", "activation", "cuda_graph", "non_torch", "kv_cache", "outside")
@@ -46,6 +48,7 @@ def plan_json(plan: Plan, explain_math: bool = False) -> dict[str, Any]:
         "failure": failure_json(plan),
         "advice": [advice_json(advice) for advice in plan.advice],
         "command": ready_command(plan),
+        "env": env_json(plan),
         "confidence": {f"{name}_bytes": confidence_json(getattr(plan.layout, name)) for name in FIGURES},
         "cold": cold_json(plan),
         "ranks": [{"stage": rank.rank, **layout_json(rank)} for rank in plan.memory.ranks],
@@ -72,6 +75,11 @@ def args_json(plan: Plan) -> dict[str, Any]:
     settings = plan.settings
     named = {name: _plain(getattr(settings, name)) for name in settings.__dataclass_fields__ if name not in _NOT_ARGS}
     return {**named, "block_size": plan.memory.kv.block_size}
+
+
+def env_json(plan: Plan) -> dict[str, str]:
+    """The environment the server was planned with; what may be a secret is left out."""
+    return {name: value for name, value in plan.args.env.items() if not _SECRET.search(name)}
 
 
 def failure_json(plan: Plan) -> dict[str, Any] | None:

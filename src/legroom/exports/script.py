@@ -1,0 +1,115 @@
+"""`legroom export script`: a start script in which every flag says what it does, with its number from the plan."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from legroom import __version__
+from legroom.exports.comments import headline
+from legroom.exports.request import ExportedFile
+from legroom.exports.server import Server, planned_server, server_of, unplanned_server
+from legroom.exports.server_env import allocator_remark
+from legroom.exports.server_options import add_server_options
+from legroom.render.text import wrap
+
+if TYPE_CHECKING:
+    from legroom.exports.plan_document import PlanDocument
+    from legroom.exports.request import ExportRequest
+    from legroom.facts.releases import Release
+
+NAME = "script"
+HELP = "a start script with every flag explained"
+NEEDS_PLAN = True
+_WIDTH = 100
+
+
+def add_options(group: argparse._ArgumentGroup) -> None:
+    """The format's own options."""
+    add_server_options(group)
+
+
+def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
+    """One executable file."""
+    server = server_of(request)
+    return (ExportedFile(f"{server.name}.sh", script_text(server), executable=True),)
+
+
+def script_for(
+    words: Sequence[str],
+    release: Release,
+    *,
+    plan: PlanDocument | None = None,
+    env: Mapping[str, str] | None = None,
+) -> str:
+    """A start script of a command line; with a plan of it, its numbers too. Without one nothing is added to the flags.
+
+    `words` is what runs (`vllm serve MODEL ...`) and `env` what is set for it. Secrets are left out.
+    """
+    if plan is None:
+        return script_text(unplanned_server(words, release, env))
+    from legroom.exports.plan_document import PlanDocument  # noqa: PLC0415
+
+    document = {**plan.document, "command": list(words), "env": dict(env or plan.document.get("env") or {})}
+    return script_text(planned_server(PlanDocument(document, plan.source)))
+
+
+def script_text(server: Server) -> str:
+    """The whole script, ending in a newline."""
+    parts = ["\n".join(_head(server)), "\n".join(_environment(server)), "\n".join(_flags(server)), _start(server)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _head(server: Server) -> Iterator[str]:
+    yield "#!/usr/bin/env bash"
+    about = headline(server.plan) if server.plan else (f"{server.model} with vLLM {server.release.version}.",)
+    for line in about:
+        yield from comment_lines(line)
+    yield f"# Written by legroom {__version__}. Arguments of this script are added to the command and win."
+    if "--shutdown-timeout" not in {line.phrase.flag for line in server.lines} and server.plan:
+        yield from comment_lines(
+            f"vLLM {server.release.version} ends running requests at SIGTERM: take it out of the load balancer first."
+        )
+    yield "set -euo pipefail"
+
+
+def _environment(server: Server) -> Iterator[str]:
+    for remark in allocator_remark(server.plan, server.words, server.release):
+        yield from comment_lines(remark)
+    for line in server.env:
+        yield from comment_lines(f"{line.name}: {line.why}.")
+        yield f"export {line.name}={shlex.quote(line.value)}"
+    for name in server.secrets:
+        yield from comment_lines(f"{name} is a secret: have it in the environment, never in this file.{_needed(name)}")
+
+
+def _needed(name: str) -> str:
+    return {
+        "HF_TOKEN": " Only gated models need it.",
+        "LEGROOM_GUARD_TOKEN": " Without it the guard cannot be drained.",
+    }.get(name, "")
+
+
+def _flags(server: Server) -> Iterator[str]:
+    if not server.lines:
+        return
+    yield "arguments=("
+    for line in server.lines:
+        for text in comment_lines(line.why):
+            yield f"  {text}"
+        yield "  " + " ".join(shlex.quote(word) for word in line.phrase.words)
+    yield ")"
+
+
+def _start(server: Server) -> str:
+    model = (server.model,) if server.words.head[-1] == "serve" else ("--model", server.model)
+    words = " ".join(shlex.quote(word) for word in (*server.words.head, *model))
+    arguments = ' "${arguments[@]}"' if server.lines else ""
+    return f'exec {words}{arguments} "$@"'
+
+
+def comment_lines(text: str) -> list[str]:
+    """A sentence as comment lines."""
+    return wrap(text, _WIDTH, "# ", "# ")

@@ -1,0 +1,244 @@
+"""A planned server, described once: what every deployment format is written from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import LegroomError
+from legroom.exports.comments import comment
+from legroom.exports.server_env import EnvLine, environment
+from legroom.exports.server_host import HostNeeds, host_needs
+from legroom.exports.server_times import DISK_BYTES_S, DOWNLOAD_BYTES_S, DRAIN_S, StartTimes
+from legroom.exports.server_words import Phrase, ServerWords, take_apart
+from legroom.facts.flags import flags_of
+from legroom.records import dataclass
+from legroom.units import GIB, parse_bytes
+
+if TYPE_CHECKING:
+    from legroom.exports.plan_document import PlanDocument
+    from legroom.exports.request import ExportRequest
+    from legroom.facts.releases import Release
+
+DEFAULT_PORT = 8000
+GUARD_MIDDLEWARE = "legroom.guard.Guard"
+_PINNED = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
+"""What the memory of a server follows from: written out, so that a release with other defaults changes nothing."""
+_READ_LARGER = {"fp8": 2, "bitsandbytes": 4}
+"""Quantized while loading: the checkpoint may be this many times what lies on the cards."""
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """What a user may say about the deployment beside the plan."""
+
+    name: str | None = None
+    disk_bytes_s: float = DISK_BYTES_S
+    download_bytes_s: float = DOWNLOAD_BYTES_S
+    drain_s: int = DRAIN_S
+    guard: bool = False
+    sidecar: bool = False
+    image: str | None = None
+
+
+@dataclass(frozen=True)
+class Line:
+    """One flag and what it does here."""
+
+    phrase: Phrase
+    why: str
+
+
+@dataclass(frozen=True)
+class Server:
+    """One server, ready to be written in any form."""
+
+    name: str
+    model: str
+    release: Release
+    words: ServerWords
+    lines: tuple[Line, ...]
+    env: tuple[EnvLine, ...]
+    secrets: tuple[str, ...]
+    port: int
+    gpus: int
+    plan: PlanDocument | None
+    times: StartTimes | None
+    host: HostNeeds | None
+    options: ServerOptions
+
+    @property
+    def drains_itself(self) -> bool:
+        """Whether vLLM lets running requests finish on SIGTERM."""
+        return self.words.get("--shutdown-timeout") is not None
+
+    @property
+    def image(self) -> str:
+        """The container image of the release."""
+        return self.options.image or f"vllm/vllm-openai:v{self.release.version}"
+
+    @property
+    def local_model(self) -> bool:
+        """Whether the model is a folder rather than a Hub id."""
+        return self.model.startswith(("/", ".", "~"))
+
+
+def server_of(request: ExportRequest) -> Server:
+    """The server that was asked for; the command line makes sure there is a plan."""
+    if request.plan is None:
+        raise LegroomError("which server? it is made from a plan", "give --plan FILE, or MODEL --gpu NAME")
+    return planned_server(request.plan, options_of(request.options))
+
+
+def options_of(options: Mapping[str, Any]) -> ServerOptions:
+    """The shared options as argparse read them, checked."""
+    name = options.get("name")
+    if name is not None and not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?", name):
+        raise LegroomError(f"--name {name!r} is not a name", "use small letters, digits and dashes, like vllm-chat")
+    return ServerOptions(
+        name=name,
+        disk_bytes_s=_speed(options.get("disk_speed"), "--disk-speed", DISK_BYTES_S),
+        download_bytes_s=_speed(options.get("download_speed"), "--download-speed", DOWNLOAD_BYTES_S),
+        drain_s=_seconds(options.get("drain"), DRAIN_S),
+        guard=bool(options.get("with_guard")),
+        sidecar=bool(options.get("with_sidecar")),
+        image=options.get("image"),
+    )
+
+
+def _speed(text: str | None, option: str, default: float) -> float:
+    if text is None:
+        return default
+    speed = parse_bytes(text.removesuffix("/s"), option)
+    if speed < 10**5:
+        raise LegroomError(f"{option} {text} is too slow to be one", f"write it like {option} 2GB/s")
+    return float(speed)
+
+
+def _seconds(text: str | None, default: int) -> int:
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) < 6):
+        raise LegroomError(f"--drain {text!r} is not a number of seconds", "write it like --drain 120")
+    return int(text)
+
+
+def planned_server(plan: PlanDocument, options: ServerOptions | None = None) -> Server:
+    """The server of a plan, with the settings that memory follows from written out."""
+    options = options or ServerOptions()
+    release = plan.release
+    words = _with_pinned(take_apart(plan.command, release), plan, release)
+    given = {str(name): str(value) for name, value in (plan.document.get("env") or {}).items()}
+    gpus = int(plan.args.get("tensor_parallel_size") or 1) * int(plan.args.get("pipeline_parallel_size") or 1)
+    gpus *= int(plan.args.get("data_parallel_size") or 1)
+    checkpoint = checkpoint_bytes(plan, words)
+    local = words.model.startswith(("/", ".", "~"))
+    words, drain_s = _with_drain(words, release, options)
+    times = StartTimes(checkpoint, options.disk_bytes_s, 0.0 if local else options.download_bytes_s, drain_s)
+    if options.guard:
+        words = _with_guard(words)
+    lines = tuple(Line(phrase, comment(phrase, plan)) for phrase in words.phrases)
+    env = environment(plan, words, release, given, times)
+    host = host_needs(words, gpus, checkpoint, plan.args)
+    return Server(
+        name=options.name or name_of_model(words.model),
+        model=words.model,
+        release=release,
+        words=words,
+        lines=lines,
+        env=env,
+        secrets=secrets_of(words, options, local),
+        port=_port(words),
+        gpus=gpus,
+        plan=plan,
+        times=times,
+        host=host,
+        options=options,
+    )
+
+
+def unplanned_server(words: Sequence[str], release: Release, env: Mapping[str, str] | None = None) -> Server:
+    """A server of which only the command line is known (on a CPU, say): nothing is added to it."""
+    parts = take_apart(words, release)
+    options = ServerOptions()
+    local = parts.model.startswith(("/", ".", "~"))
+    return Server(
+        name=name_of_model(parts.model),
+        model=parts.model,
+        release=release,
+        words=parts,
+        lines=tuple(Line(phrase, comment(phrase, None)) for phrase in parts.phrases),
+        env=environment(None, parts, release, dict(env or {}), None),
+        secrets=secrets_of(parts, options, local),
+        port=_port(parts),
+        gpus=1,
+        plan=None,
+        times=None,
+        host=None,
+        options=options,
+    )
+
+
+def secrets_of(words: ServerWords, options: ServerOptions, local: bool) -> tuple[str, ...]:
+    """The variables that must come from a secret store."""
+    names = list(words.secrets)
+    if not local:
+        names.append("HF_TOKEN")
+    if options.guard:
+        names.append("LEGROOM_GUARD_TOKEN")
+    return tuple(dict.fromkeys(names))
+
+
+def checkpoint_bytes(plan: PlanDocument, words: ServerWords) -> int:
+    """What is read from disk: the weights of every rank of one copy, and those that stay on the host."""
+    ways = int(plan.args.get("tensor_parallel_size") or 1)
+    ranks = plan.document.get("ranks") or [plan.layout]
+    on_cards = sum(int(rank.get("weights_bytes", 0)) for rank in ranks) * ways
+    phrase = words.get("--cpu-offload-gb")
+    try:
+        on_host = int(float(phrase.value) * GIB) * ways * len(ranks) if phrase else 0
+    except ValueError:
+        on_host = 0
+    given = words.get("--quantization")
+    return (on_cards + on_host) * _READ_LARGER.get(given.value if given else "", 1)
+
+
+def name_of_model(model: str) -> str:
+    """A name that systemd, Docker and Kubernetes take, from the model's own."""
+    last = model.rstrip("/").rpartition("/")[2].lower()
+    slug = re.sub(r"[^a-z0-9]+", "-", last).strip("-")[:40].strip("-")
+    return f"vllm-{slug}" if slug else "vllm"
+
+
+def _with_pinned(words: ServerWords, plan: PlanDocument, release: Release) -> ServerWords:
+    table = flags_of(release)
+    for dest in _PINNED:
+        flag = "--" + dest.replace("_", "-")
+        value = plan.args.get(dest)
+        if words.get(flag) is not None or value is None or flag not in table:
+            continue
+        words = words.with_phrase(Phrase(flag, (f"{value:g}" if isinstance(value, float) else str(value),)))
+    return words
+
+
+def _with_drain(words: ServerWords, release: Release, options: ServerOptions) -> tuple[ServerWords, int]:
+    """vLLM drains by itself on SIGTERM where it has the flag (0.18.0 on)."""
+    phrase = words.get("--shutdown-timeout")
+    if phrase is not None and phrase.value.isdigit():
+        return words, int(phrase.value)
+    if phrase is None and "--shutdown-timeout" in flags_of(release) and options.drain_s:
+        words = words.with_phrase(Phrase("--shutdown-timeout", (str(options.drain_s),)))
+    return words, options.drain_s
+
+
+def _with_guard(words: ServerWords) -> ServerWords:
+    given = words.get("--middleware")
+    if given is not None and given.value == GUARD_MIDDLEWARE:
+        return words
+    return words.with_phrase(Phrase("--middleware", (GUARD_MIDDLEWARE,)))
+
+
+def _port(words: ServerWords) -> int:
+    phrase = words.get("--port")
+    return int(phrase.value) if phrase and phrase.value.isdigit() else DEFAULT_PORT

@@ -1,0 +1,100 @@
+"""The environment a planned server gets: what was given with the plan, and settings that are known to help it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from legroom.exports.server_times import READY_TIMEOUT_DEFAULT_S
+from legroom.exports.server_words import ServerWords
+from legroom.facts.flags import env_default
+from legroom.records import dataclass
+from legroom.units import gib
+
+if TYPE_CHECKING:
+    from legroom.exports.plan_document import PlanDocument
+    from legroom.exports.server_times import StartTimes
+    from legroom.facts.releases import Release
+
+ALLOCATOR_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD")
+
+
+@dataclass(frozen=True, slots=True)
+class EnvLine:
+    """One variable and why it is set."""
+
+    name: str
+    value: str
+    why: str
+
+
+def is_secret(name: str) -> bool:
+    """Whether a variable's value must not be written down."""
+    return bool(_SECRET.search(name))
+
+
+def environment(
+    plan: PlanDocument | None,
+    words: ServerWords,
+    release: Release,
+    given: Mapping[str, str],
+    times: StartTimes | None,
+) -> tuple[EnvLine, ...]:
+    """What was given, then what helps."""
+    lines = [EnvLine(name, value, "as given") for name, value in given.items() if not is_secret(name)]
+    named = {line.name for line in lines}
+    ready = "VLLM_ENGINE_READY_TIMEOUT_S"
+    if times and times.limit_s > READY_TIMEOUT_DEFAULT_S and ready not in named and _has(ready, release):
+        why = f"vLLM gives its engine up after {READY_TIMEOUT_DEFAULT_S} s; {times.short_sentence()}"
+        lines.append(EnvLine(ready, str(times.limit_s), why))
+    if plan and not named & set(ALLOCATOR_NAMES) and not allocator_objection(plan, words, release):
+        lines.append(EnvLine("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", _allocator_reason(plan)))
+    return tuple(lines)
+
+
+def _has(name: str, release: Release) -> bool:
+    return env_default(name, release) is not None
+
+
+def breaks_expandable_segments(words: ServerWords, release: Release, tensor_parallel_size: int) -> str:
+    """Why expandable segments would break this server; empty where they do not."""
+    if tensor_parallel_size > 1 and words.get("--disable-custom-all-reduce") is None:
+        return f"custom all-reduce of {tensor_parallel_size} ranks cannot share memory of expandable segments"
+    if words.get("--enable-sleep-mode") is not None and release.before("0.20.1"):
+        return "sleep mode asserts against expandable segments before vLLM 0.20.1"
+    if words.get("--kv-transfer-config") is not None or words.get("--kv-offloading-size") is not None:
+        return "KV connectors pin addresses that expandable segments may move"
+    return ""
+
+
+def allocator_objection(plan: PlanDocument, words: ServerWords, release: Release) -> str:
+    """Why torch's allocator is left as it is; empty where expandable segments help."""
+    broken = breaks_expandable_segments(words, release, int(plan.args.get("tensor_parallel_size") or 1))
+    if broken:
+        return broken
+    if not str(plan.gpu.get("name", "")).startswith("NVIDIA"):
+        return "expandable segments are known to work on NVIDIA cards"
+    spare, burst = plan.layout.get("headroom_bytes", 0), plan.layout.get("activation_bytes", 0)
+    if spare >= burst:
+        return (
+            f"{gib(spare)} of the card stay free, more than the {gib(burst)} that a burst of activations takes in "
+            "pieces: there is nothing for it to mend"
+        )
+    return ""
+
+
+def _allocator_reason(plan: PlanDocument) -> str:
+    spare, burst = plan.layout.get("headroom_bytes", 0), plan.layout.get("activation_bytes", 0)
+    return (
+        f"only {gib(spare)} of the card stay free beside activations of {gib(burst)}, so torch's cache must not lie "
+        "in pieces"
+    )
+
+
+def allocator_remark(plan: PlanDocument | None, words: ServerWords, release: Release) -> Iterator[str]:
+    """A sentence for a comment where the allocator is left alone."""
+    objection = allocator_objection(plan, words, release) if plan else ""
+    if objection:
+        yield f"No allocator settings: {objection}."

@@ -1,0 +1,126 @@
+"""What a planned server takes of its host: memory, shared memory, cores.
+
+GPU memory is the plan's; this is the part that a container's limit, /dev/shm and the scheduler of a cluster ask for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from legroom.exports.server_words import ServerWords
+from legroom.records import dataclass
+from legroom.units import GIB, MIB
+
+API_SERVER_BYTES = 2 * GIB
+ENGINE_BYTES = 2 * GIB
+WORKER_BYTES = 5 * GIB
+"""Allowances a process: Python with torch and vLLM imported takes 1 to 2 GiB; a worker adds the driver's host side,
+compiled code, staging buffers and NCCL."""
+SHARD_BYTES = 5 * 10**9
+"""The largest file of a checkpoint that was saved with the Hub's defaults; each rank reads through its own."""
+BROADCAST_QUEUE_BYTES = 10 * 16 * MIB
+RESPONSE_QUEUE_BYTES = 10 * 24 * MIB
+"""Ring buffers of the multiprocess executor, ten chunks each: one queue to the workers, one back from every worker."""
+NCCL_BYTES = 256 * MIB
+"""A worker's share of NCCL's shared-memory transport, generously."""
+SHM_BASE_BYTES = GIB
+MM_CACHE_DEFAULT_GIB = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One part of the host memory and why it is there."""
+
+    what: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostNeeds:
+    """What the host must give."""
+
+    shares: tuple[Share, ...]
+    """Held all the time: processes, pinned and shared memory."""
+    loading_bytes: int
+    """Page cache that loading works through; it is given back under pressure."""
+    checkpoint_bytes: int
+    shm_bytes: int
+    cpus: int
+
+    @property
+    def held_bytes(self) -> int:
+        """What cannot be given back."""
+        return sum(share.bytes for share in self.shares)
+
+    @property
+    def request_bytes(self) -> int:
+        """What a scheduler should set aside, in whole GiB."""
+        return whole_gib(self.held_bytes + min(self.loading_bytes, self.checkpoint_bytes))
+
+    @property
+    def limit_bytes(self) -> int:
+        """Above which the kernel may end it: the checkpoint fits into the page cache beside what is held."""
+        return max(whole_gib(self.held_bytes + self.checkpoint_bytes), self.request_bytes)
+
+    def sentence(self) -> str:
+        """The working, for a comment."""
+        parts = ", ".join(f"{share.what} {share.bytes / GIB:.1f}" for share in self.shares)
+        return f"GiB held: {parts}; loading reads through up to {self.loading_bytes / GIB:.1f} of page cache"
+
+
+def whole_gib(bytes_: float) -> int:
+    """Rounded up."""
+    return math.ceil(bytes_ / GIB) * GIB
+
+
+def host_needs(words: ServerWords, gpus: int, checkpoint_bytes: int, args: Mapping[str, Any]) -> HostNeeds:
+    """Everything that the flags say about host memory, and allowances for the processes."""
+    shm = shm_bytes(words, gpus)
+    shares = (
+        Share("processes", _api_servers(words) * API_SERVER_BYTES + ENGINE_BYTES + gpus * WORKER_BYTES),
+        *_pinned(words, gpus, args),
+        Share("/dev/shm", shm),
+    )
+    # 1 API server + 1 engine + a worker a GPU each keep a core busy.
+    cpus = _api_servers(words) + 1 + gpus
+    return HostNeeds(shares, gpus * SHARD_BYTES, checkpoint_bytes, shm, cpus)
+
+
+def shm_bytes(words: ServerWords, gpus: int) -> int:
+    """The size of /dev/shm: message queues and NCCL of the ranks, and what flags put there."""
+    queues = BROADCAST_QUEUE_BYTES + gpus * (RESPONSE_QUEUE_BYTES + NCCL_BYTES) if gpus > 1 else 0
+    offload = _number(words, "--kv-offloading-size") * GIB
+    phrase = words.get("--mm-processor-cache-type")
+    media = 0.0
+    if phrase and phrase.value == "shm":
+        media = (_number(words, "--mm-processor-cache-gb") or MM_CACHE_DEFAULT_GIB) * GIB
+    return whole_gib(SHM_BASE_BYTES + queues + offload + media)
+
+
+def _pinned(words: ServerWords, gpus: int, args: Mapping[str, Any]) -> Iterator[Share]:
+    offload = _number(words, "--cpu-offload-gb")
+    if offload:
+        yield Share(f"weights offloaded ({offload:g} x {gpus})", int(offload * GIB * gpus))
+    swap = _number(words, "--swap-space")
+    # The V1 engine never swaps; V0 pins the space for every GPU.
+    if args.get("engine") == "V0":
+        swap = swap or (0.0 if words.get("--swap-space") else 4.0)
+        if swap:
+            yield Share(f"swap space ({swap:g} x {gpus})", int(swap * GIB * gpus))
+    media = _number(words, "--mm-processor-cache-gb")
+    if media:
+        yield Share(f"media cache ({media:g} a process)", int(media * GIB * (_api_servers(words) + 1)))
+
+
+def _api_servers(words: ServerWords) -> int:
+    return max(1, int(_number(words, "--api-server-count")))
+
+
+def _number(words: ServerWords, flag: str) -> float:
+    phrase = words.get(flag)
+    try:
+        return max(0.0, float(phrase.value)) if phrase else 0.0
+    except ValueError:
+        return 0.0

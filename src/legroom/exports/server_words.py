@@ -1,0 +1,114 @@
+"""A server's command line taken apart: the model, its flags one by one, the secrets that never go into a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from legroom.errors import LegroomError
+from legroom.facts.flags import flags_of
+from legroom.facts.releases import Release
+from legroom.records import dataclass
+from legroom.vllm.reading import looks_like_flag
+
+SECRET_FLAGS = {"--api-key": "VLLM_API_KEY", "--hf-token": "HF_TOKEN"}
+"""Flags whose value is a secret, and the variable that vLLM (or the Hub's client) reads instead."""
+_MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
+
+
+@dataclass(frozen=True, slots=True)
+class Phrase:
+    """One flag with its values, as the command line has them."""
+
+    flag: str
+    values: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """As it is typed; a value that starts with a dash is joined by `=`."""
+        if len(self.values) == 1 and looks_like_flag(self.values[0]):
+            return (f"{self.flag}={self.values[0]}",)
+        return (self.flag, *self.values)
+
+    @property
+    def value(self) -> str:
+        """The values as one text, empty for a switch."""
+        return " ".join(self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerWords:
+    """A command line in its parts."""
+
+    head: tuple[str, ...]
+    """`vllm serve` or `python -m vllm.entrypoints.openai.api_server`."""
+    model: str
+    phrases: tuple[Phrase, ...]
+    secrets: tuple[str, ...] = ()
+    """Variables that take the place of secret flags."""
+
+    def get(self, flag: str) -> Phrase | None:
+        """The last phrase of a flag."""
+        return next((phrase for phrase in reversed(self.phrases) if phrase.flag == flag), None)
+
+    def with_phrase(self, phrase: Phrase) -> ServerWords:
+        """With one more flag at the end."""
+        return ServerWords(self.head, self.model, (*self.phrases, phrase), self.secrets)
+
+    def words(self) -> tuple[str, ...]:
+        """The whole command line."""
+        model = (self.model,) if self.head[-1] == "serve" else ("--model", self.model)
+        return (*self.head, *model, *(word for phrase in self.phrases for word in phrase.words))
+
+
+def take_apart(words: Sequence[str], release: Release) -> ServerWords:
+    """Split `vllm serve MODEL --flag value ...`; secret values are dropped and named."""
+    head, rest = _head(tuple(words))
+    model = ""
+    if head[-1] == "serve" and rest and not looks_like_flag(rest[0]):
+        model, rest = rest[0], rest[1:]
+    phrases: list[Phrase] = []
+    secrets: list[str] = []
+    for phrase in _phrases(rest, release):
+        if phrase.flag in SECRET_FLAGS:
+            secrets.append(SECRET_FLAGS[phrase.flag])
+        elif phrase.flag == "--model":
+            model = phrase.value
+        else:
+            phrases.append(phrase)
+    if not model:
+        raise LegroomError("the command names no model", "write it as vllm serve MODEL [flags]")
+    return ServerWords(head, model, tuple(phrases), tuple(dict.fromkeys(secrets)))
+
+
+def _head(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    for i, word in enumerate(words[:8]):
+        if word == "serve" and i:
+            return ("vllm", "serve"), words[i + 1 :]
+        if word in _MODULES:
+            return ("python", "-m", word), words[i + 1 :]
+    raise LegroomError("the command starts no vLLM server", "write it as vllm serve MODEL [flags]")
+
+
+def _phrases(words: Iterable[str], release: Release) -> list[Phrase]:
+    table = flags_of(release)
+    found: list[Phrase] = []
+    for word in words:
+        if looks_like_flag(word):
+            flag, joined, value = word.partition("=")
+            found.append(Phrase(_long_name(flag, table), (value,) if joined else ()))
+        elif found:
+            found[-1] = Phrase(found[-1].flag, (*found[-1].values, word))
+        else:
+            raise LegroomError(f"{word!r} belongs to no flag", "write the command as vllm serve MODEL [flags]")
+    return found
+
+
+def _long_name(flag: str, table: object) -> str:
+    if not flag.startswith("--") and isinstance(table, dict) and flag in table and not flag.startswith("-O"):
+        return str(table[flag].name)
+    return flag if not flag.startswith("--") else "--" + flag[2:].partition(".")[0].replace("_", "-") + _dotted(flag)
+
+
+def _dotted(flag: str) -> str:
+    _, dot, path = flag.partition(".")
+    return dot + path

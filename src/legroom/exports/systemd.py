@@ -1,0 +1,178 @@
+"""`legroom export systemd`: the planned server as a unit that waits for the load, drains and leaves no orphan."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from legroom.errors import LegroomError
+from legroom.exports.comments import headline
+from legroom.exports.request import ExportedFile
+from legroom.exports.script import comment_lines
+from legroom.exports.server import Server, server_of
+from legroom.exports.server_drain import guard_drain
+from legroom.exports.server_env import allocator_remark
+from legroom.exports.server_options import add_server_options
+
+if TYPE_CHECKING:
+    from legroom.exports.request import ExportRequest
+
+NAME = "systemd"
+HELP = "a systemd unit"
+NEEDS_PLAN = True
+_RESTART_S = 15
+_BURST = 3
+_OPEN_FILES = 65536
+
+
+def add_options(group: argparse._ArgumentGroup) -> None:
+    """The format's own options."""
+    add_server_options(group)
+    group.add_argument("--user", metavar="NAME", default="vllm", help="the user it runs as (default: vllm)")
+    group.add_argument("--bin", metavar="FOLDER", default="/opt/vllm/bin", help="where vllm is installed")
+
+
+def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
+    """The unit, and one for `legroom watch` where it is asked for."""
+    server = server_of(request)
+    user, folder = request.options.get("user", "vllm"), request.options.get("bin", "/opt/vllm/bin").rstrip("/")
+    if not folder.startswith("/"):
+        raise LegroomError(f"--bin {folder} is not an absolute path", "systemd starts programs by their whole path")
+    made = [ExportedFile(f"{server.name}.service", unit_text(server, user, folder))]
+    if server.options.sidecar:
+        made.append(ExportedFile(f"{server.name}-watch.service", watch_text(server, user, folder)))
+    return tuple(made)
+
+
+def unit_text(server: Server, user: str, folder: str) -> str:
+    """The whole unit."""
+    sections = (_unit(server), _service(server, user, folder), _install())
+    return "\n\n".join("\n".join(section) for section in sections) + "\n"
+
+
+def _unit(server: Server) -> Iterator[str]:
+    for text in headline(server.plan) if server.plan else ():
+        yield from comment_lines(text)
+    yield "[Unit]"
+    yield f"Description=vLLM {server.release.version}: {_plain(server.model)}"
+    yield "Wants=network-online.target"
+    yield "After=network-online.target nvidia-persistenced.service"
+    limit = server.times.limit_s if server.times else 0
+    yield from comment_lines(
+        f"{_BURST} failed starts in a row are the end of it: the window holds that many of the longest."
+    )
+    yield f"StartLimitIntervalSec={_BURST * (limit + _RESTART_S) + 60}"
+    yield f"StartLimitBurst={_BURST}"
+
+
+def _service(server: Server, user: str, folder: str) -> Iterator[str]:
+    yield "[Service]"
+    yield "Type=exec"
+    yield f"User={user}"
+    yield f"StateDirectory={server.name}"
+    yield f"Environment=HF_HOME=%S/{server.name}/huggingface VLLM_CACHE_ROOT=%S/{server.name}/cache"
+    yield from _environment(server)
+    yield f"ExecStart={_command(server, folder)}"
+    yield from _waiting(server)
+    yield from _stopping(server)
+    yield from comment_lines("Always: some releases leave with code 0 when their engine dies.")
+    yield "Restart=always"
+    yield f"RestartSec={_RESTART_S}"
+    yield f"LimitNOFILE={_OPEN_FILES}"
+    yield from comment_lines("Pinned host memory counts as locked.")
+    yield "LimitMEMLOCK=infinity"
+    yield "NoNewPrivileges=yes"
+    yield "ProtectSystem=full"
+
+
+def _environment(server: Server) -> Iterator[str]:
+    for remark in allocator_remark(server.plan, server.words, server.release):
+        yield from comment_lines(remark)
+    for line in server.env:
+        yield from comment_lines(f"{line.name}: {line.why}.")
+        yield f"Environment={quoted(f'{line.name}={line.value}')}"
+    if server.secrets:
+        yield from comment_lines(f"{', '.join(server.secrets)}: in this file, readable for root alone.")
+        yield f"EnvironmentFile=-/etc/{server.name}/secrets.env"
+
+
+def _command(server: Server, folder: str) -> str:
+    program = [f"{folder}/{server.words.head[0]}", *server.words.head[1:]]
+    model = [server.model] if server.words.head[-1] == "serve" else ["--model", server.model]
+    phrases = [" ".join(quoted(word) for word in line.phrase.words) for line in server.lines]
+    first = " ".join(quoted(word, program=i == 0) for i, word in enumerate([*program, *model]))
+    return " \\\n  ".join([first, *phrases])
+
+
+def _waiting(server: Server) -> Iterator[str]:
+    if server.times is None:
+        return
+    yield from comment_lines("`systemctl start` returns when it serves: " + server.times.sentence() + ".")
+    alive = f"curl -fsS -o /dev/null -m 5 http://127.0.0.1:{server.port}/health"
+    yield f"ExecStartPost=/bin/sh -c {quoted(f'while kill -0 $MAINPID; do {alive} && exit 0; sleep 5; done; exit 1')}"
+    yield f"TimeoutStartSec={server.times.limit_s}"
+
+
+def _stopping(server: Server) -> Iterator[str]:
+    if server.times is None:
+        return
+    if server.options.guard:
+        yield from comment_lines("The guard turns new requests away; those that run have the drain time to end.")
+        yield f"ExecStop=/bin/sh -c {quoted(guard_drain(server))}"
+    elif not server.drains_itself:
+        yield from comment_lines(
+            f"vLLM {server.release.version} ends running requests at SIGTERM: take it out of the load balancer first."
+        )
+    yield from comment_lines("SIGTERM to the server alone, and what is left of its workers is killed: no orphans.")
+    yield "KillMode=mixed"
+    yield "KillSignal=SIGTERM"
+    stop_s = server.times.stop_s + (server.times.drain_s if server.options.guard else 0)
+    yield f"TimeoutStopSec={stop_s}"
+
+
+def _install() -> Iterator[str]:
+    yield "[Install]"
+    yield "WantedBy=multi-user.target"
+
+
+def watch_text(server: Server, user: str, folder: str) -> str:
+    """A unit for `legroom watch`, bound to the server's own."""
+    unit = f"{server.name}.service"
+    lines = [
+        "[Unit]",
+        f"Description=legroom watch: {_plain(server.model)}",
+        f"BindsTo={unit}",
+        f"After={unit}",
+        "",
+        "[Service]",
+        "Type=exec",
+        f"User={user}",
+        f"StateDirectory={server.name}",
+        f"Environment=LEGROOM_HOME=%S/{server.name}/legroom",
+        f"ExecStart={folder}/legroom watch http://127.0.0.1:{server.port}",
+        "Restart=always",
+        f"RestartSec={_RESTART_S}",
+        "NoNewPrivileges=yes",
+        "ProtectSystem=full",
+        "",
+        "[Install]",
+        f"WantedBy={unit}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def quoted(word: str, program: bool = False) -> str:
+    """A word of a unit file: specifiers and variables are doubled, and what needs quotes gets them."""
+    if "\n" in word or "\r" in word:
+        raise LegroomError(f"{word.splitlines()[0]!r} goes on in another line", "a unit file cannot hold it")
+    text = word.replace("%", "%%")
+    if not program:
+        text = text.replace("$", "$$")
+    if text and not set(text) & set(" \t'\"\\;"):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _plain(text: str) -> str:
+    return text.replace("%", "%%").replace("\n", " ")

