@@ -321,7 +321,10 @@ def _sample(reading: _Reading, time_s: float, server: str) -> Sample:
 
 def _pool(configs: list[dict[str, str]], key: tuple[str, str]) -> dict[str, Any]:
     """The pool's size from the labels of `vllm:cache_config_info`; V0 says it once for the server, V1 per engine."""
-    config = next((one for one in configs if one.get("engine", key[1]) == key[1]), None)
+    model, engine = key
+    config = next(
+        (one for one in configs if one.get("engine", engine) == engine and one.get("model_name", model) == model), None
+    )
     if config is None:
         return {}
     caching = {"True": True, "False": False}.get(config.get("enable_prefix_caching", ""))

@@ -42,7 +42,8 @@ class Histogram:
         """What was observed since an older look; None where the two do not continue each other."""
         if older is None or older.bounds != self.bounds:
             return None
-        grown = tuple(new - old for new, old in zip(self.counts, older.counts, strict=True))
+        # Whole numbers, because Python keeps the small ones once: a window holds thousands of them.
+        grown = tuple(int(new - old) for new, old in zip(self.counts, older.counts, strict=True))
         if any(one < 0 for one in grown):
             return None
         return Histogram(self.bounds, grown, self.sum - older.sum)

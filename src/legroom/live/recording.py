@@ -1,0 +1,176 @@
+"""Recording what was seen, and playing it back: the same looks in the same order, as fast as one likes.
+
+A recording is lines of JSON, compressed where the file's name ends in .gz or .zst. The first says what it is; then
+one a look, with only what changed since the server's last:
+
+    {"legroom": "recording", "version": 1}
+    {"t": 1700000000.0, "s": "http://host:8000", "new": ["vllm:num_requests_running{...}"], "v": [[0, 3.0]]}
+    {"t": 1700000005.0, "s": "http://host:8000", "fail": ["timeout", "did not answer within 4 s"]}
+
+`new` names series that are met for the first time, numbered on from the last; `v` pairs numbers with values; `gone`
+lists numbers that are no longer shown; `full` marks a line that does not build on those before it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any, Literal, cast
+
+from legroom.errors import LegroomError
+from legroom.live.exposition import parse_sample
+from legroom.live.render_exposition import rendered
+from legroom.live.sample import Failure, Look, Sample
+
+_HEADER = {"legroom": "recording", "version": 1}
+_FULL_EVERY = 200
+"""Looks of a server between two that stand by themselves."""
+_FLUSH_EVERY = 24
+"""Looks between flushes: two minutes of one server are lost at worst when the recorder is killed."""
+
+
+class Recorder:
+    """Writes looks to a file as they come."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = _open(path, "w")
+        self._numbers: dict[str, int] = {}
+        self._last: dict[str, dict[int, float]] = {}
+        self._written: dict[str, int] = {}
+        self._looks = 0
+        self._write(_HEADER)
+
+    def _write(self, line: dict[str, Any]) -> None:
+        try:
+            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        except OSError as error:
+            raise LegroomError(f"could not write to {self._path}: {error.strerror}", "is the disk full?") from error
+
+    def add(self, look: Look) -> None:
+        """Write one look."""
+        line: dict[str, Any] = {"t": round(look.time_s, 3), "s": look.server}
+        if isinstance(look, Failure):
+            line["fail"] = [look.kind, look.message]
+        else:
+            line |= self._changes(look)
+        self._write(line)
+        self._looks += 1
+        if self._looks % _FLUSH_EVERY == 0:
+            self._file.flush()
+
+    def _changes(self, sample: Sample) -> dict[str, Any]:
+        new: list[str] = []
+        values: dict[int, float] = {}
+        for series, value in rendered(sample):
+            number = self._numbers.get(series)
+            if number is None:
+                number = self._numbers[series] = len(self._numbers)
+                new.append(series)
+            values[number] = value
+        count = self._written.get(sample.server, 0)
+        self._written[sample.server] = count + 1
+        full = count % _FULL_EVERY == 0
+        last = {} if full else self._last.get(sample.server, {})
+        self._last[sample.server] = values
+        line: dict[str, Any] = {"new": new} if new else {}
+        line["v"] = [[number, _short(value)] for number, value in values.items() if last.get(number) != value]
+        if gone := [number for number in last if number not in values]:
+            line["gone"] = gone
+        if full:
+            line["full"] = 1
+        if sample.memory_used_bytes is not None:
+            line["m"] = sample.memory_used_bytes
+        return line
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._file.close()
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _short(value: float) -> float | int:
+    return int(value) if value == int(value) else value
+
+
+def replay(path: Path) -> Iterator[Look]:
+    """Every look of a recording, in order. A last line that was cut off is left out."""
+    numbered: list[str] = []
+    last: dict[str, dict[int, float]] = {}
+    for count, line in enumerate(_lines(path)):
+        entry = _entry(line)
+        if count == 0:
+            if entry is None or entry.get("legroom") != "recording":
+                raise LegroomError(
+                    f"{path} is no recording of legroom", "make one with: legroom watch URL --record FILE"
+                )
+            continue
+        if entry is None:
+            return  # cut off while it was written
+        try:
+            yield _look(entry, numbered, last)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise LegroomError(f"{path}, line {count + 1}: not a look of a recording", "the file is damaged") from error
+
+
+def _entry(line: str) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) else None
+
+
+def _look(entry: dict[str, Any], numbered: list[str], last: dict[str, dict[int, float]]) -> Look:
+    time_s, server = float(entry["t"]), str(entry["s"])
+    if not math.isfinite(time_s):
+        raise ValueError(time_s)
+    if "fail" in entry:
+        kind, message = entry["fail"]
+        return Failure(time_s, server, kind, message)
+    numbered += entry.get("new", [])
+    values = {} if entry.get("full") else dict(last.get(server, {}))
+    for number in entry.get("gone", []):
+        values.pop(number, None)
+    values |= dict(entry["v"])
+    last[server] = values
+    text = "".join(f"{numbered[number]} {value}\n" for number, value in sorted(values.items()))
+    sample = parse_sample(text, time_s, server)
+    return replace(sample, memory_used_bytes=int(entry["m"])) if "m" in entry else sample
+
+
+def _open(path: Path, mode: Literal["r", "w"]) -> IO[str]:
+    try:
+        if path.suffix == ".gz":
+            return cast("IO[str]", gzip.open(path, f"{mode}t", encoding="utf-8"))
+        if path.suffix in {".zst", ".zstd"}:
+            import zstandard  # noqa: PLC0415 - only for its files
+
+            return cast("IO[str]", zstandard.open(path, f"{mode}t", encoding="utf-8"))
+        return path.open(mode, encoding="utf-8")
+    except OSError as error:
+        raise LegroomError(f"could not open {path}: {error.strerror}", "is the path right?") from error
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """The lines of a file that may end anywhere, or not be compressed as its name says."""
+    with _open(path, "r") as file:
+        try:
+            yield from file
+        except (EOFError, UnicodeDecodeError):
+            return  # cut off in mid-block
+        except OSError as error:
+            raise LegroomError(f"{path} could not be read: {error}", "is it compressed as its name says?") from error
+        except Exception as error:
+            if type(error).__name__ == "ZstdError":
+                raise LegroomError(f"{path} could not be read: {error}", "is it zstd, as its name says?") from error
+            raise
