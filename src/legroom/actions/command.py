@@ -1,0 +1,74 @@
+"""A server that a command of the user's own restarts. The one place where a shell reads what a user wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from legroom.actions.platform import (
+    ActionFailed,
+    Asked,
+    FlagChange,
+    Override,
+    State,
+    read_if_there,
+    restore_file,
+    write_whole,
+)
+from legroom.actions.programs import process_identity, succeed
+from legroom.records import dataclass
+
+
+@dataclass(frozen=True)
+class CommandPlatform:
+    """`restart_command` goes to `sh -c` with LEGROOM_SERVER and, where one is named, LEGROOM_FLAGS_FILE set.
+
+    With a `pid_file` legroom can tell one start of the server from the next; without, the server's own metrics must.
+    """
+
+    restart_command: str
+    server: str = ""
+    pid_file: Path | None = None
+    flags_file: Path | None = None
+    settle_s: float = 10.0
+
+    @property
+    def name(self) -> str:
+        """For sentences."""
+        return "the restart command"
+
+    async def state(self) -> State:
+        """The process of the pid file."""
+        if self.pid_file is None:
+            return State(None)
+        text = read_if_there(self.pid_file)
+        if text is None:
+            return State(None, False)
+        try:
+            identity = process_identity(int(text.split()[0]))
+        except (ValueError, IndexError) as error:
+            raise ActionFailed(f"{self.pid_file} holds no process id") from error
+        return State(identity, identity is not None)
+
+    async def restart(self, asked: Asked) -> None:
+        """Runs it and waits for its end."""
+        env = {"LEGROOM_SERVER": self.server, "LEGROOM_ACTION": asked.token}
+        if self.flags_file is not None:
+            env["LEGROOM_FLAGS_FILE"] = str(self.flags_file)
+        words = ["/bin/sh", "-c", self.restart_command]
+        await succeed(words, "the restart command", timeout_s=asked.deadline_s, env=env, asked=asked)
+
+    async def override_place(self) -> Override:
+        """The file that the command reads."""
+        if self.flags_file is None:
+            raise ActionFailed("no `flags_file` is named for the restart command, so flags cannot be changed")
+        return Override(str(self.flags_file), read_if_there(self.flags_file))
+
+    async def write_flags(self, change: FlagChange) -> None:
+        """As JSON; the command makes of it what it likes."""
+        place = Path((await self.override_place()).place)
+        write_whole(place, json.dumps({"flags": dict(change.flags), "env": dict(change.env)}, indent=1) + "\n", 0o600)
+
+    async def restore_flags(self, override: Override) -> None:
+        """The old file, or none."""
+        restore_file(Path(override.place), override.before)

@@ -1,0 +1,177 @@
+"""A server in a Docker container, alone or of a Compose project.
+
+Docker cannot change the arguments of a container that exists. With Compose the service gets an override file and is
+made anew from it; a container alone is restarted as it is, and a change of flags is refused with what to do.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from legroom.actions.flag_words import with_flags
+from legroom.actions.platform import (
+    ActionFailed,
+    Asked,
+    FlagChange,
+    Override,
+    State,
+    read_if_there,
+    restore_file,
+    write_whole,
+)
+from legroom.actions.programs import call, succeed
+from legroom.records import dataclass
+
+_QUICK_S = 30.0
+
+
+@dataclass(frozen=True)
+class DockerContainer:
+    """One container by its name or id."""
+
+    container: str
+    stop_s: int = 60
+
+    @property
+    def name(self) -> str:
+        """For sentences."""
+        return f"Docker container {self.container}"
+
+    @property
+    def settle_s(self) -> float:
+        """Docker kills what has not stopped by then."""
+        return self.stop_s + 10.0
+
+    async def state(self) -> State:
+        """When Docker started it, and which process it is."""
+        return _state(await _inspect(self.container))
+
+    async def restart(self, asked: Asked) -> None:
+        """`docker restart`."""
+        words = ["docker", "restart", "--time", str(self.stop_s), self.container]
+        await succeed(words, f"restarting {self.name}", timeout_s=asked.deadline_s, asked=asked)
+
+    async def override_place(self) -> Override:
+        """There is none."""
+        raise ActionFailed(
+            f"Docker cannot change the flags of {self.container} in place",
+            "run it by Compose (platform = 'compose'), or remove it and `docker run` it again with the new flags",
+        )
+
+    async def write_flags(self, change: FlagChange) -> None:
+        """Refused, as `override_place` says."""
+        await self.override_place()
+
+    async def restore_flags(self, override: Override) -> None:
+        """Nothing was written."""
+
+
+@dataclass(frozen=True)
+class ComposeService:
+    """One service of a Compose project."""
+
+    file: Path
+    service: str
+    stop_s: int = 60
+
+    @property
+    def name(self) -> str:
+        """For sentences."""
+        return f"Compose service {self.service} of {self.file.name}"
+
+    @property
+    def settle_s(self) -> float:
+        """Compose kills what has not stopped by then."""
+        return self.stop_s + 10.0
+
+    async def state(self) -> State:
+        """That of its first container."""
+        words = self._compose("ps", "--all", "--quiet", self.service)
+        ids = (await succeed(words, f"asking for {self.name}", timeout_s=_QUICK_S)).split()
+        return _state(await _inspect(ids[0])) if ids else State(None, False)
+
+    async def restart(self, asked: Asked) -> None:
+        """Made anew, which is how changed arguments take effect; unchanged ones give the same container again."""
+        words = self._compose(
+            "up", "--detach", "--no-deps", "--force-recreate", "--timeout", str(self.stop_s), self.service
+        )
+        await succeed(words, f"restarting {self.name}", timeout_s=asked.deadline_s, asked=asked)
+
+    async def override_place(self) -> Override:
+        """A file beside the project's own."""
+        return Override(str(self._override()), read_if_there(self._override()))
+
+    async def write_flags(self, change: FlagChange) -> None:
+        """An override file with the service's whole new command."""
+        words = self._compose("config", "--format", "json")
+        text = await succeed(words, f"reading {self.file.name}", timeout_s=_QUICK_S)
+        service = _json(text, self.file.name).get("services", {}).get(self.service)
+        if service is None:
+            raise ActionFailed(f"{self.file} has no service {self.service}")
+        command = service.get("command")
+        if not isinstance(command, list):
+            raise ActionFailed(
+                f"{self.name} has no command of its own to change", "write its vLLM arguments under `command:`"
+            )
+        changed: dict[str, Any] = {"command": with_flags([str(word) for word in command], change.flags)}
+        env = {name: value for name, value in change.env.items() if value is not None}
+        if env:
+            changed["environment"] = env
+        # Compose reads JSON as the YAML that it is.
+        write_whole(self._override(), json.dumps({"services": {self.service: changed}}, indent=1) + "\n", 0o600)
+
+    async def restore_flags(self, override: Override) -> None:
+        """The old override, or none."""
+        restore_file(Path(override.place), override.before)
+
+    async def replicas(self) -> int:
+        """Containers of the service."""
+        words = self._compose("ps", "--quiet", self.service)
+        return len((await succeed(words, f"counting {self.name}", timeout_s=_QUICK_S)).split())
+
+    async def scale(self, replicas: int) -> None:
+        """More or fewer containers; those that run stay."""
+        await succeed(self._scale(replicas), f"scaling {self.name}", timeout_s=600.0)
+
+    def scale_words(self, replicas: int) -> str:
+        """By hand."""
+        return " ".join(self._scale(replicas))
+
+    def _scale(self, replicas: int) -> list[str]:
+        return self._compose("up", "--detach", "--no-recreate", "--scale", f"{self.service}={replicas}", self.service)
+
+    def _override(self) -> Path:
+        return self.file.with_name(f"{self.file.stem}.legroom.yaml")
+
+    def _compose(self, *words: str) -> list[str]:
+        files = ["--file", str(self.file)]
+        if self._override().exists():
+            files += ["--file", str(self._override())]
+        return ["docker", "compose", *files, *words]
+
+
+async def _inspect(container: str) -> dict[str, Any]:
+    words = ["docker", "inspect", "--type", "container", "--format", "{{json .State}}", container]
+    done = await call(words, timeout_s=_QUICK_S)
+    if done.code:
+        raise ActionFailed(f"Docker does not know {container} or does not answer: {done.last_words}")
+    return _json(done.output, "docker inspect")
+
+
+def _state(held: dict[str, Any]) -> State:
+    running = bool(held.get("Running")) and not held.get("Paused")
+    started = held.get("StartedAt") or ""
+    known = started and not started.startswith("0001-")
+    return State(f"{held.get('Pid')}@{started}" if known else None, running, bool(held.get("Restarting")))
+
+
+def _json(text: str, source: str) -> dict[str, Any]:
+    try:
+        held = json.loads(text)
+    except ValueError as error:
+        raise ActionFailed(f"{source} gave an answer that is not JSON") from error
+    if not isinstance(held, dict):
+        raise ActionFailed(f"{source} gave an answer of another shape")
+    return held

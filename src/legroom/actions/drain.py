@@ -1,0 +1,211 @@
+"""Stopping new work at a server and waiting for what it has: the first half of a restart that loses nothing.
+
+vLLM on its own has no such state: while it drains after SIGTERM its health stays 200 and new requests get 500 (0.32).
+So a door in front of it is closed first, and only when nothing runs any more is it restarted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Protocol
+
+from legroom.actions.platform import ActionFailed, write_whole
+from legroom.actions.programs import succeed
+from legroom.records import dataclass
+
+_QUICK_S = 10.0
+_ZERO_LOOKS = 2  # one look can fall between a request's end in the engine and its last bytes to the client
+
+
+class Door(Protocol):
+    """What keeps new requests from a server. Closing or opening it twice is harmless."""
+
+    @property
+    def name(self) -> str:
+        """In a few words."""
+        ...
+
+    async def close(self) -> None:
+        """No new work from now on. Raises `ActionFailed` where that did not work."""
+        ...
+
+    async def open(self) -> None:
+        """New work again."""
+        ...
+
+    async def inside(self) -> float | None:
+        """Requests that came in and are not out yet, where the door counts them."""
+        ...
+
+
+@dataclass(frozen=True)
+class GuardDoor:
+    """legroom's guard, in vLLM or before it: new requests get 503 with Retry-After."""
+
+    url: str
+    token: str
+
+    @property
+    def name(self) -> str:
+        """For sentences."""
+        return "the guard"
+
+    async def close(self) -> None:
+        """Asks the guard to drain."""
+        await self._ask("POST", "drain", {"on": True})
+
+    async def open(self) -> None:
+        """Ends it."""
+        await self._ask("POST", "drain", {"on": False})
+
+    async def inside(self) -> float | None:
+        """Those that it let in or keeps waiting."""
+        held = await self._ask("GET", "status", None)
+        counts = [held.get("running"), held.get("waiting")]
+        known = [float(count) for count in counts if isinstance(count, (int, float))]
+        return sum(known) if known else None
+
+    async def _ask(self, method: str, path: str, body: dict[str, bool] | None) -> dict[str, object]:
+        import aiohttp  # noqa: PLC0415
+
+        url = f"{self.url.rstrip('/')}/-/legroom/{path}"
+        headers = {"Authorization": f"Bearer {self.token}"}
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_QUICK_S)) as session,
+                session.request(method, url, json=body, headers=headers) as answer,
+            ):
+                if answer.status == 404:
+                    raise ActionFailed("the guard has no drain endpoint", "start it with LEGROOM_GUARD_TOKEN set")
+                if answer.status in (401, 403):
+                    raise ActionFailed(
+                        "the guard refused the token", "LEGROOM_GUARD_TOKEN must be the same on both sides"
+                    )
+                if answer.status >= 400:
+                    raise ActionFailed(f"the guard answered {answer.status} to {path}")
+                held = await answer.json(content_type=None)
+                return held if isinstance(held, dict) else {}
+        except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:
+            raise ActionFailed(f"the guard cannot be reached ({type(error).__name__})") from error
+
+
+@dataclass(frozen=True)
+class FileDoor:
+    """A file whose presence makes a readiness probe or a load balancer's check fail. Waits until it has been seen."""
+
+    path: Path
+    seen_after_s: float = 15.0
+
+    @property
+    def name(self) -> str:
+        """For sentences."""
+        return f"the readiness file {self.path.name}"
+
+    async def close(self) -> None:
+        """Makes it, and gives the checkers time to look."""
+        write_whole(self.path, "draining\n")
+        await asyncio.sleep(self.seen_after_s)
+
+    async def open(self) -> None:
+        """Takes it away."""
+        self.path.unlink(missing_ok=True)
+
+    async def inside(self) -> float | None:
+        """A file counts nothing."""
+        return None
+
+
+@dataclass(frozen=True)
+class CommandDoor:
+    """Two commands of the user's own, such as a load balancer's to take a server out and put it back."""
+
+    close_command: str
+    open_command: str
+    timeout_s: float = 60.0
+
+    @property
+    def name(self) -> str:
+        """For sentences."""
+        return "the drain command"
+
+    async def close(self) -> None:
+        """Runs the one."""
+        await succeed(["/bin/sh", "-c", self.close_command], "the drain command", timeout_s=self.timeout_s)
+
+    async def open(self) -> None:
+        """Runs the other."""
+        await succeed(["/bin/sh", "-c", self.open_command], "the command that ends a drain", timeout_s=self.timeout_s)
+
+    async def inside(self) -> float | None:
+        """A command counts nothing."""
+        return None
+
+
+@dataclass(frozen=True)
+class PlatformDoor:
+    """No door of legroom's: the orchestrator drains by itself when it restarts (Kubernetes, a `legroom run`)."""
+
+    platform: str
+
+    @property
+    def name(self) -> str:
+        """For sentences."""
+        return f"{self.platform}, which drains by itself"
+
+    async def close(self) -> None:
+        """Nothing to do here."""
+
+    async def open(self) -> None:
+        """Nothing to do here."""
+
+    async def inside(self) -> float | None:
+        """Not counted here."""
+        return None
+
+
+@dataclass(frozen=True)
+class Drained:
+    """How a drain went. `left` is how many requests were still there at its end; None where that was not known."""
+
+    empty: bool
+    waited_s: float
+    left: float | None
+
+    def __str__(self) -> str:
+        if self.empty:
+            return f"drained in {self.waited_s:.1f} s"
+        left = "an unknown number of" if self.left is None else f"{self.left:.0f}"
+        return f"not drained after {self.waited_s:.0f} s: {left} requests are left"
+
+
+async def wait_until_empty(
+    door: Door, busy: Callable[[], Awaitable[float | None]], deadline_s: float, poll_s: float = 0.5
+) -> Drained:
+    """Waits until nothing runs or waits, by the server's metrics and the door's own count, or the deadline.
+
+    `busy` gives running and waiting requests together, None where the server does not say.
+    """
+    loop = asyncio.get_running_loop()
+    start_s, zeros = loop.time(), 0
+    while True:
+        left = await _left(door, busy)
+        zeros = zeros + 1 if left == 0 else 0
+        waited_s = loop.time() - start_s
+        if zeros >= _ZERO_LOOKS:
+            return Drained(True, waited_s, 0.0)
+        if waited_s >= deadline_s:
+            return Drained(False, waited_s, left)
+        await asyncio.sleep(min(poll_s, max(0.0, deadline_s - waited_s)))
+
+
+async def _left(door: Door, busy: Callable[[], Awaitable[float | None]]) -> float | None:
+    try:
+        inside = await door.inside()
+    except ActionFailed:
+        inside = None
+    running = await busy()
+    known = [count for count in (inside, running) if count is not None]
+    # A server that does not answer is not known to be empty, whatever the door thinks of it.
+    return None if running is None else max(known)

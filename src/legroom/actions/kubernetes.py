@@ -1,0 +1,258 @@
+"""A server that Kubernetes runs, as a Deployment or StatefulSet. Needs the `kubernetes` extra.
+
+A restart is a rollout: Kubernetes drains pods its own way (out of the endpoints, then SIGTERM and the grace period).
+It is asked for by an annotation whose value is the action's own token, so asking twice for one action is one rollout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+from legroom.actions.flag_words import with_flags
+from legroom.actions.platform import ActionFailed, Asked, FlagChange, Override, State
+from legroom.records import dataclass
+
+RESTARTED_BY = "legroom/restarted-by"
+_QUICK_S = 20.0
+_CONFLICT, _NOT_FOUND = 409, 404
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One Deployment or StatefulSet. `container` is the one that runs vLLM; by default the first."""
+
+    workload: str
+    namespace: str = "default"
+    kind: Literal["deployment", "stateful_set"] = "deployment"
+    container: str | None = None
+    context: str | None = None
+    settle_s: float = 10.0
+
+    @property
+    def name(self) -> str:
+        """For sentences."""
+        return f"Kubernetes {self.kind.replace('_', '')} {self.namespace}/{self.workload}"
+
+    async def state(self) -> State:
+        """What its pods are made from: the token of the last restart, and arguments and image by their hash."""
+        held = await self._read()
+        template, status, spec = held["spec"]["template"], held.get("status") or {}, held["spec"]
+        wanted = spec.get("replicas", 1)
+        behind = status.get("observedGeneration", 0) < held["metadata"].get("generation", 0)
+        rolling = behind or status.get("updatedReplicas", 0) < wanted or status.get("readyReplicas", 0) < wanted
+        return State(_made_from(template), status.get("readyReplicas", 0) > 0, rolling)
+
+    async def restart(self, asked: Asked) -> None:
+        """Annotates the pods' template, and waits for the rollout to end."""
+        if asked.launched is not None:
+            await asked.launched(0, "")
+        marks = {RESTARTED_BY: asked.token, "kubectl.kubernetes.io/restartedAt": _now()}
+        held = await self._read()
+        if _marks(held["spec"]["template"]).get(RESTARTED_BY) != asked.token:
+            await self._patch({"spec": {"template": {"metadata": {"annotations": marks}}}})
+        await self._rolled_out(asked.deadline_s)
+
+    async def override_place(self) -> Override:
+        """The container's arguments and environment inside the workload itself."""
+        container = self._container(await self._read())
+        before = {"args": container.get("args"), "command": container.get("command"), "env": container.get("env")}
+        return Override(f"{self.namespace}/{self.kind}/{self.workload}/{container['name']}", json.dumps(before))
+
+    async def write_flags(self, change: FlagChange) -> None:
+        """A patch of the one container. Kubernetes rolls it out by itself; the restart that follows joins in."""
+        container = self._container(await self._read())
+        field = "args" if container.get("args") else "command"
+        words = container.get(field)
+        if not words:
+            raise ActionFailed(
+                f"{self.name} has no arguments of its own to change", "write vLLM's arguments under `args:`"
+            )
+        changed: dict[str, Any] = {"name": container["name"], field: with_flags(words, change.flags)}
+        env = {one["name"]: one for one in container.get("env") or []}
+        if change.env:
+            env |= {name: {"name": name, "value": value} for name, value in change.env.items() if value is not None}
+            dropped = [name for name, value in change.env.items() if value is None]
+            changed["env"] = [
+                *(one for name, one in env.items() if name not in dropped),
+                *({"name": name, "$patch": "delete"} for name in dropped),
+            ]
+        await self._patch({"spec": {"template": {"spec": {"containers": [changed]}}}})
+
+    async def restore_flags(self, override: Override) -> None:
+        """The container's old arguments and environment."""
+        before = json.loads(override.before or "{}")
+        changed = {
+            "name": override.place.rpartition("/")[2],
+            "args": before.get("args"),
+            "command": before.get("command"),
+        }
+        if before.get("env") is not None:
+            changed["env"] = [*before["env"], {"$patch": "replace"}]
+        await self._patch({"spec": {"template": {"spec": {"containers": [changed]}}}})
+
+    async def replicas(self) -> int:
+        """As the workload wants."""
+        return int((await self._read())["spec"].get("replicas", 1))
+
+    async def scale(self, replicas: int) -> None:
+        """A patch of the wanted number."""
+        await self._patch({"spec": {"replicas": replicas}})
+
+    def scale_words(self, replicas: int) -> str:
+        """By hand."""
+        kind = self.kind.replace("_", "")
+        return f"kubectl --namespace {self.namespace} scale {kind}/{self.workload} --replicas={replicas}"
+
+    def _container(self, held: dict[str, Any]) -> dict[str, Any]:
+        containers: list[dict[str, Any]] = held["spec"]["template"]["spec"]["containers"]
+        for one in containers:
+            if self.container in (None, one["name"]):
+                return one
+        raise ActionFailed(f"{self.name} has no container {self.container}")
+
+    async def _rolled_out(self, deadline_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + deadline_s
+        while (await self.state()).underway:
+            if loop.time() > end_s:
+                raise ActionFailed(f"the rollout of {self.name} did not end within {deadline_s:g} s")
+            await asyncio.sleep(1.0)
+
+    async def _read(self) -> dict[str, Any]:
+        def ask(api: Any) -> dict[str, Any]:
+            method = getattr(api.AppsV1Api(), f"read_namespaced_{self.kind}")
+            return _plain(api, method(self.workload, self.namespace, _request_timeout=_QUICK_S))
+
+        return await asyncio.to_thread(_asking, self.context, f"reading {self.name}", ask)
+
+    async def _patch(self, change: dict[str, Any]) -> None:
+        def ask(api: Any) -> None:
+            method = getattr(api.AppsV1Api(), f"patch_namespaced_{self.kind}")
+            method(self.workload, self.namespace, change, _request_timeout=_QUICK_S)
+
+        await asyncio.to_thread(_asking, self.context, f"changing {self.name}", ask)
+
+
+@dataclass(frozen=True)
+class KubernetesLease:
+    """One at a time per group across machines: a Lease object, taken only by whoever saw its last version."""
+
+    namespace: str = "default"
+    context: str | None = None
+
+    async def take(self, group: str, holder: str, seconds: float) -> bool:
+        """Whether `holder` may act on the group for so long."""
+        return await asyncio.to_thread(
+            _asking, self.context, "taking the lease", lambda api: self._take(api, group, holder, seconds)
+        )
+
+    async def release(self, group: str, holder: str) -> None:
+        """Gives it back. Somebody else's stays."""
+        await asyncio.to_thread(
+            _asking, self.context, "giving back the lease", lambda api: self._release(api, group, holder)
+        )
+
+    def _take(self, api: Any, group: str, holder: str, seconds: float) -> bool:
+        leases, name = api.CoordinationV1Api(), _lease_name(group)
+        now = datetime.datetime.now(datetime.UTC)
+        spec = api.V1LeaseSpec(
+            holder_identity=holder, lease_duration_seconds=max(1, round(seconds)), acquire_time=now, renew_time=now
+        )
+        try:
+            held = leases.read_namespaced_lease(name, self.namespace, _request_timeout=_QUICK_S)
+        except api.ApiException as error:
+            if error.status != _NOT_FOUND:
+                raise
+            made = api.V1Lease(metadata=api.V1ObjectMeta(name=name), spec=spec)
+            return _unless_conflict(api, lambda: leases.create_namespaced_lease(self.namespace, made))
+        if held.spec.holder_identity not in (None, "", holder) and not _ended(held.spec, now):
+            return False
+        held.spec = spec  # its resourceVersion makes the server refuse whoever was slower
+        return _unless_conflict(api, lambda: leases.replace_namespaced_lease(name, self.namespace, held))
+
+    def _release(self, api: Any, group: str, holder: str) -> None:
+        leases, name = api.CoordinationV1Api(), _lease_name(group)
+        try:
+            held = leases.read_namespaced_lease(name, self.namespace, _request_timeout=_QUICK_S)
+        except api.ApiException as error:
+            if error.status == _NOT_FOUND:
+                return
+            raise
+        if held.spec.holder_identity == holder:
+            held.spec.holder_identity = None
+            _unless_conflict(api, lambda: leases.replace_namespaced_lease(name, self.namespace, held))
+
+
+def _asking(context: str | None, doing: str, ask: Callable[[Any], _Answer]) -> _Answer:
+    """Calls the API from a thread, with its errors as one sentence."""
+    try:
+        from kubernetes import client, config  # noqa: PLC0415  an extra, and slow to import
+        from urllib3.exceptions import HTTPError  # noqa: PLC0415
+    except ImportError as error:
+        raise ActionFailed("Kubernetes needs an extra of legroom", "pip install 'legroom[kubernetes]'") from error
+    loading: Any = config  # without type hints of its own
+    try:
+        try:
+            if context is not None:
+                raise config.ConfigException
+            loading.load_incluster_config()
+        except config.ConfigException:
+            loading.load_kube_config(context=context)
+        return ask(client)
+    except config.ConfigException as error:
+        raise ActionFailed(f"{doing} failed: no Kubernetes configuration was found", "set KUBECONFIG") from error
+    except client.ApiException as error:
+        raise ActionFailed(f"{doing} failed: Kubernetes answered {error.status} {error.reason}") from error
+    except (HTTPError, OSError) as error:
+        raise ActionFailed(f"{doing} failed: Kubernetes cannot be reached ({type(error).__name__})") from error
+
+
+def _plain(api: Any, held: Any) -> dict[str, Any]:
+    """As JSON with Kubernetes' own names, whatever the client's classes call them."""
+    plain: dict[str, Any] = api.ApiClient().sanitize_for_serialization(held)
+    return plain
+
+
+def _marks(template: dict[str, Any]) -> dict[str, str]:
+    return (template.get("metadata") or {}).get("annotations") or {}
+
+
+def _made_from(template: dict[str, Any]) -> str:
+    parts = [
+        [one.get("image"), one.get("command"), one.get("args"), one.get("env")]
+        for one in template["spec"]["containers"]
+    ]
+    marks = _marks(template)
+    restarted = marks.get(RESTARTED_BY, "") + marks.get("kubectl.kubernetes.io/restartedAt", "")
+    return f"{restarted or 'first'}@{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]}"
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _ended(spec: Any, now: datetime.datetime) -> bool:
+    if spec.renew_time is None:
+        return True
+    return bool(spec.renew_time + datetime.timedelta(seconds=spec.lease_duration_seconds or 0) < now)
+
+
+def _unless_conflict(api: Any, ask: Callable[[], object]) -> bool:
+    try:
+        ask()
+    except api.ApiException as error:
+        if error.status == _CONFLICT:
+            return False
+        raise
+    return True
+
+
+def _lease_name(group: str) -> str:
+    kept = "".join(char if char.isascii() and char.isalnum() else "-" for char in group.lower()).strip("-")[:40]
+    return f"legroom-{kept or 'group'}-{hashlib.sha256(group.encode()).hexdigest()[:8]}"

@@ -1,0 +1,153 @@
+"""What every platform can do to a server: say which start of it is running, restart it, change its flags and back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from legroom.errors import UNREACHABLE, LegroomError
+from legroom.records import dataclass, field
+
+
+class ActionFailed(LegroomError):
+    """Something could not be done to the world. The message says what, and what stands now."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message, hint, UNREACHABLE)
+
+
+@dataclass(frozen=True)
+class State:
+    """A server as its platform sees it.
+
+    `identity` is one text for one start of the server and another for the next: equal before and after means that it
+    was not restarted, which is how an interrupted restart is never done twice.
+    """
+
+    identity: str | None
+    running: bool | None = None
+    underway: bool = False
+
+
+@dataclass(frozen=True)
+class FlagChange:
+    """Flags and environment for the next start. None takes a flag away; "" is a switch without a value."""
+
+    flags: Mapping[str, str | None]
+    env: Mapping[str, str | None] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        words = [
+            f"without {name}" if value is None else f"{name} {value}".strip() for name, value in self.flags.items()
+        ]
+        words += [f"without {name}" if value is None else f"{name}={value}" for name, value in self.env.items()]
+        return ", ".join(words) or "no change"
+
+
+@dataclass(frozen=True)
+class Override:
+    """Where a change of flags was written, and what stood there before (None: nothing)."""
+
+    place: str
+    before: str | None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One restart that was asked for. `launched` is called with the process that does it, before it does anything."""
+
+    token: str
+    deadline_s: float = 300.0
+    launched: Callable[[int, str], Awaitable[None]] | None = None
+
+
+@runtime_checkable
+class Platform(Protocol):
+    """What runs the server. One file a platform; none of them detects or decides anything."""
+
+    @property
+    def name(self) -> str:
+        """In a few words, such as `systemd unit vllm.service`."""
+        ...
+
+    @property
+    def settle_s(self) -> float:
+        """How long a restart may be under way here without a trace of it: stopping takes that long."""
+        ...
+
+    async def state(self) -> State:
+        """As it is now. Raises `ActionFailed` where the platform does not answer."""
+        ...
+
+    async def restart(self, asked: Asked) -> None:
+        """Stops and starts it. Returns when the platform has taken it on; raises `ActionFailed`."""
+        ...
+
+    async def override_place(self) -> Override:
+        """Where flags would be overridden, with what stands there now. Raises `ActionFailed` where they cannot be."""
+        ...
+
+    async def write_flags(self, change: FlagChange) -> None:
+        """Writes the change for the next restart."""
+        ...
+
+    async def restore_flags(self, override: Override) -> None:
+        """Puts back what stood there before. Harmless twice."""
+        ...
+
+
+@runtime_checkable
+class Scalable(Protocol):
+    """A platform that can run more or fewer servers of a group."""
+
+    async def replicas(self) -> int:
+        """How many are wanted now."""
+        ...
+
+    async def scale(self, replicas: int) -> None:
+        """Wants so many."""
+        ...
+
+    def scale_words(self, replicas: int) -> str:
+        """The command that does the same by hand."""
+        ...
+
+
+def restore_file(path: Path, before: str | None) -> None:
+    """Puts a file back as it was, or away."""
+    if before is None:
+        path.unlink(missing_ok=True)
+    else:
+        write_whole(path, before)
+
+
+def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
+    """Writes a file so that it is there whole or not at all, whenever the machine stops."""
+    beside = path.with_name(f".{path.name}.legroom")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise ActionFailed(f"{path} cannot be written: {error.strerror}") from error
+
+
+def read_if_there(path: Path) -> str | None:
+    """A file's text; None where there is none."""
+    try:
+        return path.read_text("utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ActionFailed(f"{path} cannot be read: {error}") from error

@@ -1,0 +1,130 @@
+"""Calling other programs: by argument list, with a deadline, and never half unknown.
+
+A program that changes something waits at a gate until the journal has its process id. If legroom is killed before
+that, the gate closes and the program never runs; if after, the next legroom finds the process, or that it has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from legroom.actions.platform import ActionFailed, Asked
+from legroom.live.journal_masking import masked
+from legroom.records import dataclass
+
+# A constant: the words of the program are its arguments and are never read as shell.
+_GATE = 'read -r word && [ "$word" = go ] || exit 125; exec "$@" </dev/null'
+_TAIL_CHARS = 2000
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A program that has ended. Its output is not masked: mask what is shown."""
+
+    code: int
+    output: str
+
+    @property
+    def last_words(self) -> str:
+        """The end of what it said, fit to be shown."""
+        lines = self.output.strip()[-_TAIL_CHARS:].splitlines()
+        return str(masked(" / ".join(line.strip() for line in lines[-3:]))) or "nothing was said"
+
+
+async def call(
+    words: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, asked: Asked | None = None
+) -> Finished:
+    """Runs a program to its end. Raises `ActionFailed` where it is missing or takes too long."""
+    if shutil.which(words[0]) is None:
+        raise ActionFailed(f"{words[0]} is not installed here", "install it, or name another platform in the config")
+    gated = asked is not None and asked.launched is not None
+    line = ["/bin/sh", "-c", _GATE, "legroom", *words] if gated else list(words)
+    # A file, not a pipe: the program outlives a killed legroom, and a server it starts may keep its output open.
+    with tempfile.TemporaryFile() as said:
+        process = await asyncio.create_subprocess_exec(
+            *line,
+            stdin=asyncio.subprocess.PIPE if gated else asyncio.subprocess.DEVNULL,
+            stdout=said, stderr=asyncio.subprocess.STDOUT, env={**os.environ, **(env or {})}, start_new_session=True,
+        )  # fmt: skip
+        try:
+            if asked is not None and asked.launched is not None:
+                await asked.launched(process.pid, process_identity(process.pid) or "")
+                await _open_gate(process)
+            await asyncio.wait_for(process.wait(), timeout_s)
+        except TimeoutError:
+            await _stop(process)
+            raise ActionFailed(f"{words[0]} did not end within {timeout_s:g} s") from None
+        except BaseException:
+            if process.stdin is not None and not process.stdin.is_closing():
+                process.stdin.close()
+            raise
+        said.seek(0)
+        return Finished(process.returncode or 0, said.read().decode("utf-8", "replace"))
+
+
+async def _open_gate(process: asyncio.subprocess.Process) -> None:
+    if process.stdin is None:
+        return
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        process.stdin.write(b"go\n")
+        await process.stdin.drain()
+    process.stdin.close()
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    """By its own id alone: what it started, a server perhaps, is not ours to stop."""
+    for sent in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(sent)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), 5.0)
+            return
+
+
+async def succeed(
+    words: Sequence[str],
+    doing: str,
+    *,
+    timeout_s: float,
+    env: Mapping[str, str] | None = None,
+    asked: Asked | None = None,
+) -> str:
+    """Runs a program that must succeed, and gives its output."""
+    done = await call(words, timeout_s=timeout_s, env=env, asked=asked)
+    if done.code:
+        raise ActionFailed(f"{doing} failed: {words[0]} ended with {done.code}: {done.last_words}")
+    return done.output
+
+
+def process_identity(pid: int) -> str | None:
+    """A text for this process and no later one with the same id; None where there is no such process.
+
+    Linux counts its start in ticks since boot, which a clock that is set does not move.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+        state, *fields = stat.rpartition(")")[2].split()
+        return None if state in "ZX" else f"{pid}@{fields[18]}@{_boot()}"
+    except (OSError, IndexError):
+        pass
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else f"{pid}@{process.create_time():.2f}"
+    except (psutil.Error, ValueError, OverflowError):
+        return None
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()[:8]
+    except OSError:
+        return ""

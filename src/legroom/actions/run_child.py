@@ -1,0 +1,101 @@
+"""A server that a `legroom run` holds: SIGHUP drains and restarts it, a file beside its record changes its flags."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from legroom.actions.platform import (
+    ActionFailed,
+    Asked,
+    FlagChange,
+    Override,
+    State,
+    read_if_there,
+    restore_file,
+    write_whole,
+)
+from legroom.actions.programs import process_identity
+from legroom.planning.store_path import store_path
+from legroom.records import dataclass
+
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class RunChild:
+    """The `legroom run` that serves on a port of this machine."""
+
+    port: int
+    home: Path | None = None
+    settle_s: float = 120.0  # it drains before it stops
+
+    @property
+    def name(self) -> str:
+        """For sentences."""
+        return f"`legroom run` on port {self.port}"
+
+    async def state(self) -> State:
+        """The vLLM it holds now."""
+        record = self._record()
+        if process_identity(int(record["pid"])) is None:
+            raise ActionFailed(f"the {self.name} is gone (process {record['pid']})")
+        child = int(record.get("child_pid") or 0)
+        identity = process_identity(child) if child else None
+        return State(identity, identity is not None)
+
+    async def restart(self, asked: Asked) -> None:
+        """SIGHUP, and waits until another vLLM runs in the place of the old one."""
+        before = await self.state()
+        pid = int(self._record()["pid"])
+        identity = process_identity(pid)
+        if asked.launched is not None and identity is not None:
+            # The process that does it is the `run` itself, and one signal is one restart: recorded, then sent.
+            await asked.launched(0, "")
+        try:
+            os.kill(pid, signal.SIGHUP)
+        except OSError as error:
+            raise ActionFailed(f"the {self.name} cannot be signalled: {error.strerror}") from error
+        deadline_s = time.monotonic() + asked.deadline_s
+        while time.monotonic() < deadline_s:
+            now = await self.state()
+            if now.identity is not None and now.identity != before.identity:
+                return
+            await asyncio.sleep(_POLL_S)
+        raise ActionFailed(f"the {self.name} did not start another vLLM within {asked.deadline_s:g} s")
+
+    async def override_place(self) -> Override:
+        """The file that `run` reads when it restarts."""
+        return Override(str(self._flags_file()), read_if_there(self._flags_file()))
+
+    async def write_flags(self, change: FlagChange) -> None:
+        """Flags on top of those it was started with."""
+        held = {"flags": dict(change.flags), "env": dict(change.env)}
+        write_whole(self._flags_file(), json.dumps(held, indent=1) + "\n", 0o600)
+
+    async def restore_flags(self, override: Override) -> None:
+        """The old file, or none."""
+        restore_file(Path(override.place), override.before)
+
+    def _runs(self) -> Path:
+        return (self.home or store_path().parent) / "runs"
+
+    def _flags_file(self) -> Path:
+        return self._runs() / f"{self.port}.flags.json"
+
+    def _record(self) -> dict[str, Any]:
+        path = self._runs() / f"{self.port}.json"
+        text = read_if_there(path)
+        if text is None:
+            raise ActionFailed(f"no `legroom run` is recorded on port {self.port} ({path} is not there)")
+        try:
+            record: dict[str, Any] = json.loads(text)
+            int(record["pid"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ActionFailed(f"{path} cannot be read: {error}") from error
+        return record

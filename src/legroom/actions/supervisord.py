@@ -1,0 +1,104 @@
+"""A server that supervisord runs as a program, through `supervisorctl`."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+from legroom.actions.flag_words import require_server, with_flags
+from legroom.actions.platform import ActionFailed, Asked, FlagChange, Override, State, read_if_there, write_whole
+from legroom.actions.programs import call, process_identity, succeed
+from legroom.records import dataclass
+
+_QUICK_S = 20.0
+_STATUS = re.compile(r"^\S+\s+(?P<state>[A-Z]+)\s*(?:pid (?P<pid>\d+))?", re.MULTILINE)
+_MOVING = ("STARTING", "STOPPING", "BACKOFF")
+
+
+@dataclass(frozen=True)
+class SupervisordProgram:
+    """One program of the supervisord whose configuration is `config`. `program_file` is where its section stands,
+    where that is an included file."""
+
+    program: str
+    config: Path | None = None
+    program_file: Path | None = None
+    settle_s: float = 30.0
+
+    @property
+    def name(self) -> str:
+        """For sentences."""
+        return f"supervisord program {self.program}"
+
+    async def state(self) -> State:
+        """Its process and when that began."""
+        # It ends with 3 where the program does not run, which is an answer too.
+        done = await call(self._ctl("status", self.program), timeout_s=_QUICK_S)
+        found = _STATUS.search(done.output)
+        if found is None or "ERROR (no such" in done.output:
+            raise ActionFailed(f"supervisord does not answer about {self.program}: {done.last_words}")
+        pid = found["pid"]
+        identity = process_identity(int(pid)) or f"{pid}@unseen" if pid else None
+        return State(identity, found["state"] == "RUNNING", found["state"] in _MOVING)
+
+    async def restart(self, asked: Asked) -> None:
+        """Its configuration read again, then stopped and started."""
+        done = await call(self._ctl("update", self.program.partition(":")[0]), timeout_s=asked.deadline_s, asked=asked)
+        if "updated process group" in done.output or "added process group" in done.output:
+            return  # a changed section restarts its program by being read
+        words = self._ctl("restart", self.program)
+        said = await succeed(words, f"restarting {self.name}", timeout_s=asked.deadline_s, asked=asked)
+        if "ERROR" in said:
+            raise ActionFailed(f"restarting {self.name} failed: {said.strip()}")
+
+    async def override_place(self) -> Override:
+        """The file with the program's section: supervisord has no place for a part of one."""
+        path = self._file()
+        text = read_if_there(path)
+        if text is None:
+            raise ActionFailed(f"{path} is not there, so the flags of {self.program} cannot be changed")
+        return Override(str(path), text)
+
+    async def write_flags(self, change: FlagChange) -> None:
+        """The same file with another `command`."""
+        path = self._file()
+        write_whole(path, with_command(read_if_there(path) or "", self.program.rpartition(":")[2], change))
+
+    async def restore_flags(self, override: Override) -> None:
+        """The file as it was."""
+        if override.before is not None:
+            write_whole(Path(override.place), override.before)
+
+    def _ctl(self, *words: str) -> list[str]:
+        return ["supervisorctl", *(["-c", str(self.config)] if self.config else []), *words]
+
+    def _file(self) -> Path:
+        path = self.program_file or self.config
+        if path is None:
+            raise ActionFailed(
+                f"where {self.program} is configured is not known", "name `config` or `program_file` in watch.toml"
+            )
+        return path
+
+
+def with_command(text: str, program: str, change: FlagChange) -> str:
+    """A configuration with the flags of one program's command changed and every other line kept."""
+    lines = text.splitlines()
+    start = next((at for at, line in enumerate(lines) if line.strip() == f"[program:{program}]"), None)
+    if start is None:
+        raise ActionFailed(f"there is no [program:{program}] section to change")
+    end = next((at for at in range(start + 1, len(lines)) if lines[at].lstrip().startswith("[")), len(lines))
+    at = next((at for at in range(start, end) if re.match(r"\s*command\s*[=:]", lines[at])), None)
+    if at is None:
+        raise ActionFailed(f"[program:{program}] has no command")
+    if change.env:
+        raise ActionFailed("legroom does not change the environment of a supervisord program", "change it by hand")
+    last = at + 1
+    while last < end and lines[last][:1].isspace() and lines[last].strip():
+        last += 1
+    command = " ".join([re.split(r"[=:]", lines[at], maxsplit=1)[1], *lines[at + 1 : last]])
+    words = shlex.split(command.replace("%%", "%"))
+    require_server(words, f"[program:{program}]")
+    changed = shlex.join(with_flags(words, change.flags)).replace("%", "%%")
+    return "\n".join([*lines[:at], f"command={changed}", *lines[last:]]) + "\n"

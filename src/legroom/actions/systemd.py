@@ -1,0 +1,123 @@
+"""A server that systemd runs as a unit. Flags are changed by a drop-in, which stays until it is undone."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+from legroom.actions.flag_words import require_server, with_flags
+from legroom.actions.platform import (
+    ActionFailed,
+    Asked,
+    FlagChange,
+    Override,
+    State,
+    read_if_there,
+    restore_file,
+    write_whole,
+)
+from legroom.actions.programs import call, succeed
+from legroom.records import dataclass
+
+_DROP_IN = "90-legroom.conf"
+_QUICK_S = 20.0
+_PREFIXES = "@-:+!"  # what may stand before the program in ExecStart
+
+
+@dataclass(frozen=True)
+class SystemdUnit:
+    """One unit of the system's or the user's systemd."""
+
+    unit: str
+    user: bool = False
+    folder: Path | None = None
+    settle_s: float = 95.0  # systemd's own default gives a service 90 s to stop
+
+    @property
+    def name(self) -> str:
+        """For sentences."""
+        return f"systemd {'user ' if self.user else ''}unit {self.unit}"
+
+    async def state(self) -> State:
+        """The invocation id is one a start, and systemd's own."""
+        shown = await self._show("LoadState", "ActiveState", "InvocationID", "MainPID", "Job")
+        if shown.get("LoadState") in ("not-found", "bad-setting", "error", "masked"):
+            raise ActionFailed(f"there is no usable {self.name} (systemd says {shown['LoadState']})")
+        active = shown.get("ActiveState", "")
+        identity = shown.get("InvocationID") or shown.get("MainPID", "0")
+        moving = active in ("activating", "deactivating", "reloading") or shown.get("Job", "0") not in ("", "0")
+        return State(identity if identity not in ("", "0") else None, active in ("active", "reloading"), moving)
+
+    async def restart(self, asked: Asked) -> None:
+        """`systemctl restart`, which ends when the unit has started."""
+        await succeed(
+            self._ctl("restart", self.unit), f"restarting {self.name}", timeout_s=asked.deadline_s, asked=asked
+        )
+
+    async def override_place(self) -> Override:
+        """The drop-in of this unit."""
+        return Override(str(self._drop_in()), read_if_there(self._drop_in()))
+
+    async def write_flags(self, change: FlagChange) -> None:
+        """A drop-in with the whole new ExecStart, because systemd knows no part of one."""
+        words = exec_start(await succeed(self._ctl("cat", self.unit), f"reading {self.name}", timeout_s=_QUICK_S))
+        require_server([words[0].lstrip(_PREFIXES), *words[1:]], f"ExecStart of {self.unit}")
+        lines = ["# Written by legroom; `legroom` undoes it by removing this file.", "[Service]", "ExecStart="]
+        lines.append("ExecStart=" + " ".join(map(quoted, with_flags(words, change.flags))))
+        lines += [f"UnsetEnvironment={name}" for name, value in change.env.items() if value is None]
+        lines += [f"Environment={quoted(f'{n}={v}')}" for n, v in change.env.items() if v is not None]
+        write_whole(self._drop_in(), "\n".join(lines) + "\n")
+        await self._reload()
+
+    async def restore_flags(self, override: Override) -> None:
+        """The old drop-in, or none."""
+        restore_file(Path(override.place), override.before)
+        await self._reload()
+
+    async def _reload(self) -> None:
+        await succeed(self._ctl("daemon-reload"), "reading systemd's units again", timeout_s=_QUICK_S)
+
+    async def _show(self, *names: str) -> dict[str, str]:
+        words = self._ctl("show", self.unit, *(f"--property={name}" for name in names))
+        done = await call(words, timeout_s=_QUICK_S)
+        if done.code:
+            raise ActionFailed(f"systemd does not answer about {self.unit}: {done.last_words}")
+        return dict(line.partition("=")[::2] for line in done.output.splitlines())
+
+    def _ctl(self, *words: str) -> list[str]:
+        return ["systemctl", *(["--user"] if self.user else []), "--no-pager", *words]
+
+    def _drop_in(self) -> Path:
+        if self.folder is not None:
+            folder = self.folder
+        elif self.user:
+            config = os.environ.get("XDG_CONFIG_HOME")
+            folder = (Path(config) if config else Path.home() / ".config") / "systemd" / "user"
+        else:
+            folder = Path("/etc/systemd/system")
+        unit = self.unit if "." in self.unit else f"{self.unit}.service"
+        return folder / f"{unit}.d" / _DROP_IN
+
+
+def exec_start(text: str) -> list[str]:
+    """The words of the ExecStart in force in what `systemctl cat` prints: an empty one forgets those before."""
+    lines = text.replace("\\\n", " ").splitlines()
+    found: list[str] = []
+    for line in lines:
+        key, equals, value = line.strip().partition("=")
+        if equals and key.strip() == "ExecStart":
+            found = [*found, value.strip()] if value.strip() else []
+    if len(found) != 1:
+        raise ActionFailed(f"the unit has {len(found)} ExecStart lines; legroom changes flags where there is one")
+    try:
+        return shlex.split(found[0])
+    except ValueError as error:
+        raise ActionFailed(f"ExecStart cannot be read: {error}") from error
+
+
+def quoted(word: str) -> str:
+    """A word as systemd reads it back."""
+    if word and not any(char in " \t\n\"'\\;#" for char in word):
+        return word
+    return '"' + word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'

@@ -1,0 +1,132 @@
+"""A drain closes the door, waits for nothing to be left, and gives up at its deadline."""
+
+import asyncio
+
+import pytest
+from aiohttp import web
+
+from legroom.actions.drain import CommandDoor, Drained, FileDoor, GuardDoor, PlatformDoor, wait_until_empty
+from legroom.actions.platform import ActionFailed
+
+DOOR = PlatformDoor("nobody")
+
+
+def counts(*values):
+    left = list(values)
+
+    async def busy():
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    return busy
+
+
+def test_it_waits_until_nothing_runs():
+    drained = asyncio.run(wait_until_empty(DOOR, counts(5, 3, 1, 0), 10, poll_s=0.001))
+    assert drained.empty
+    assert "drained in" in str(drained)
+
+
+def test_it_gives_up_at_the_deadline_and_says_what_is_left():
+    drained = asyncio.run(wait_until_empty(DOOR, counts(5, 4), 0.02, poll_s=0.005))
+    assert (drained.empty, drained.left) == (False, 4)
+    assert "4 requests are left" in str(drained)
+
+
+def test_a_server_that_does_not_answer_is_not_empty():
+    drained = asyncio.run(wait_until_empty(DOOR, counts(None), 0.02, poll_s=0.005))
+    assert drained == Drained(False, drained.waited_s, None)
+    assert "unknown number" in str(drained)
+
+
+def test_one_empty_look_between_two_busy_ones_is_not_enough():
+    asked = []
+
+    async def busy():
+        asked.append(1)
+        return [0, 2, 0, 0][len(asked) - 1]
+
+    assert asyncio.run(wait_until_empty(DOOR, busy, 10, poll_s=0.001)).empty
+    assert len(asked) == 4
+
+
+def test_what_the_door_let_in_counts_too():
+    class Counting(PlatformDoor):
+        inside_now = [3.0, 1.0, 0.0, 0.0]  # noqa: RUF012
+
+        async def inside(self):
+            return self.inside_now.pop(0)
+
+    door = Counting("guard")
+    assert asyncio.run(wait_until_empty(door, counts(0), 10, poll_s=0.001)).empty
+    assert door.inside_now == []
+
+
+def with_guard(status, work):
+    """A stand-in for the guard's drain endpoint."""
+    heard = []
+
+    async def drain(request):
+        heard.append((request.headers.get("Authorization"), await request.json()))
+        return web.json_response({}, status=status)
+
+    async def state(request):
+        return web.json_response({"draining": True, "running": 2, "waiting": 1})
+
+    async def go():
+        app = web.Application()
+        app.router.add_post("/-/legroom/drain", drain)
+        app.router.add_get("/-/legroom/status", state)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = site._server.sockets[0].getsockname()[1]
+        try:
+            return await work(GuardDoor(f"http://127.0.0.1:{port}/", "t0ken"))
+        finally:
+            await runner.cleanup()
+
+    return heard, go
+
+
+def test_the_guard_is_told_with_its_token():
+    async def work(door):
+        await door.close()
+        assert await door.inside() == 3
+        await door.open()
+
+    heard, go = with_guard(200, work)
+    asyncio.run(go())
+    assert heard == [("Bearer t0ken", {"on": True}), ("Bearer t0ken", {"on": False})]
+
+
+@pytest.mark.parametrize(
+    ("status", "said"), [(404, "no drain endpoint"), (403, "refused the token"), (500, "answered 500")]
+)
+def test_a_guard_that_refuses_is_a_sentence(status, said):
+    _, go = with_guard(status, lambda door: door.close())
+    with pytest.raises(ActionFailed, match=said):
+        asyncio.run(go())
+
+
+def test_a_guard_that_is_not_there_is_a_sentence():
+    with pytest.raises(ActionFailed, match="cannot be reached") as failure:
+        asyncio.run(GuardDoor("http://127.0.0.1:1", "t0ken").close())
+    assert "t0ken" not in failure.value.message
+
+
+def test_a_readiness_file_appears_and_goes(tmp_path):
+    door = FileDoor(tmp_path / "draining", 0)
+    asyncio.run(door.close())
+    assert door.path.exists()
+    asyncio.run(door.open())
+    asyncio.run(door.open())
+    assert not door.path.exists()
+
+
+def test_commands_close_and_open(tmp_path):
+    door = CommandDoor(f"echo closed > {tmp_path}/said", "exit 4")
+    asyncio.run(door.close())
+    assert (tmp_path / "said").read_text() == "closed\n"
+    with pytest.raises(ActionFailed, match="ends a drain failed"):
+        asyncio.run(door.open())

@@ -1,0 +1,173 @@
+"""Kubernetes rollouts, flags, scale and leases, with the real client against a stand-in for the API server.
+
+No cluster runs here: a small HTTP server keeps one Deployment and any Lease, with generations and conflicts.
+"""
+
+import asyncio
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from legroom.actions.kubernetes import RESTARTED_BY, KubernetesLease, Workload
+from legroom.actions.platform import ActionFailed, Asked, FlagChange
+from legroom.actions.scale import scale
+
+pytest.importorskip("kubernetes")
+
+
+class Api(BaseHTTPRequestHandler):
+    def answer(self, held, status=200):
+        body = json.dumps(held).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+    def body(self):
+        return json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+
+    def do_GET(self):
+        held = self.server.objects.get(self.path)
+        self.answer(held or {"kind": "Status", "code": 404}, 200 if held else 404)
+
+    def do_POST(self):
+        made = self.body()
+        path = f"{self.path}/{made['metadata']['name']}"
+        if path in self.server.objects:
+            return self.answer({"kind": "Status", "code": 409}, 409)
+        made["metadata"]["resourceVersion"] = "1"
+        self.server.objects[path] = made
+        return self.answer(made, 201)
+
+    def do_PUT(self):
+        made, held = self.body(), self.server.objects[self.path]
+        if made["metadata"]["resourceVersion"] != held["metadata"]["resourceVersion"]:
+            return self.answer({"kind": "Status", "code": 409}, 409)
+        made["metadata"]["resourceVersion"] = str(int(made["metadata"]["resourceVersion"]) + 1)
+        self.server.objects[self.path] = made
+        return self.answer(made)
+
+    def do_PATCH(self):
+        held, change = self.server.objects.get(self.path), self.body()
+        if held is None:
+            return self.answer({"kind": "Status", "code": 404}, 404)
+        spec = change["spec"]
+        self.server.patches.append(spec)
+        if "replicas" in spec:
+            held["spec"]["replicas"] = spec["replicas"]
+        template = spec.get("template", {})
+        held["spec"]["template"]["metadata"]["annotations"] |= template.get("metadata", {}).get("annotations", {})
+        for one in template.get("spec", {}).get("containers", []):
+            held["spec"]["template"]["spec"]["containers"][0] |= {k: v for k, v in one.items() if v is not None}
+        held["status"] |= dict.fromkeys(("updatedReplicas", "readyReplicas"), held["spec"]["replicas"])
+        return self.answer(held)
+
+
+DEPLOYMENT = "/apis/apps/v1/namespaces/ml/deployments/vllm"
+
+
+@pytest.fixture
+def api(tmp_path, monkeypatch):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Api)
+    server.patches = []
+    server.objects = {
+        DEPLOYMENT: {
+            "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "vllm", "generation": 1},
+            "spec": {
+                "replicas": 2, "selector": {"matchLabels": {"a": "b"}},
+                "template": {
+                    "metadata": {"annotations": {"kept": "yes"}},
+                    "spec": {"containers": [
+                        {"name": "main", "image": "v", "args": ["--model", "m", "--max-model-len", "32768"]}]},
+                },
+            },
+            "status": {"observedGeneration": 1, "updatedReplicas": 2, "readyReplicas": 2},
+        }
+    }  # fmt: skip
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    config = {
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}], "users": [{"name": "u", "user": {}}],
+        "clusters": [{"name": "k", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
+    }  # fmt: skip
+    (tmp_path / "kube").write_text(json.dumps(config))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kube"))
+    # The client remembers the variable from its import.
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "kube"))
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+WORKLOAD = Workload("vllm", "ml", context="c")
+
+
+def test_a_restart_is_one_rollout_however_often_it_is_asked_for(api):
+    before = asyncio.run(WORKLOAD.state())
+    assert (before.running, before.underway) == (True, False)
+    asyncio.run(WORKLOAD.restart(Asked("17", 10)))
+    after = asyncio.run(WORKLOAD.state())
+    asyncio.run(WORKLOAD.restart(Asked("17", 10)))
+    assert asyncio.run(WORKLOAD.state()) == after
+    assert after.identity != before.identity
+    assert [patch["template"]["metadata"]["annotations"][RESTARTED_BY] for patch in api.patches] == ["17"]
+
+
+def test_a_rollout_that_does_not_end_is_said(api):
+    api.objects[DEPLOYMENT]["metadata"]["generation"] = 5
+    assert asyncio.run(WORKLOAD.state()).underway
+    with pytest.raises(ActionFailed, match="did not end within 0 s"):
+        asyncio.run(WORKLOAD.restart(Asked("1", 0)))
+
+
+def test_flags_are_patched_into_the_container_and_undone(api):
+    args = lambda: api.objects[DEPLOYMENT]["spec"]["template"]["spec"]["containers"][0]["args"]  # noqa: E731
+    override = asyncio.run(WORKLOAD.override_place())
+    asyncio.run(WORKLOAD.write_flags(FlagChange({"--max-model-len": "8192"}, {"A": "1"})))
+    assert args() == ["--model", "m", "--max-model-len", "8192"]
+    assert api.patches[-1]["template"]["spec"]["containers"][0]["env"] == [{"name": "A", "value": "1"}]
+    asyncio.run(WORKLOAD.restore_flags(override))
+    assert args() == ["--model", "m", "--max-model-len", "32768"]
+
+
+def test_scaling_patches_the_number(api):
+    assert "kubectl --namespace ml scale deployment/vllm --replicas=3" in asyncio.run(scale(WORKLOAD, 3, act=False))
+    assert "from 2 to 3" in asyncio.run(scale(WORKLOAD, 3, act=True))
+    assert api.objects[DEPLOYMENT]["spec"]["replicas"] == 3
+
+
+def test_one_holder_has_the_lease(api):
+    lease = KubernetesLease("ml", context="c")
+    assert asyncio.run(lease.take("g", "one", 60))
+    assert not asyncio.run(lease.take("g", "two", 60))
+    assert asyncio.run(lease.take("g", "one", 60))
+    asyncio.run(lease.release("g", "two"))
+    assert not asyncio.run(lease.take("g", "two", 60))
+    asyncio.run(lease.release("g", "one"))
+    assert asyncio.run(lease.take("g", "two", 60))
+
+
+def test_a_lease_that_has_ended_is_anybodys(api):
+    lease = KubernetesLease("ml", context="c")
+    assert asyncio.run(lease.take("g", "one", 60))
+    (path,) = (path for path in api.objects if "leases" in path)
+    api.objects[path]["spec"]["renewTime"] = "2020-01-01T00:00:00.000000Z"
+    assert asyncio.run(lease.take("g", "two", 60))
+
+
+def test_what_kubernetes_does_not_know_is_said(api):
+    with pytest.raises(ActionFailed, match="answered 404"):
+        asyncio.run(Workload("other", "ml", context="c").state())
+    with pytest.raises(ActionFailed, match="no container x"):
+        asyncio.run(Workload("vllm", "ml", container="x", context="c").override_place())
+
+
+def test_without_a_configuration_it_says_so(api):
+    with pytest.raises(ActionFailed, match="no Kubernetes configuration"):
+        asyncio.run(Workload("vllm", "ml", context="other").state())
