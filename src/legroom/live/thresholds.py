@@ -47,6 +47,8 @@ class Thresholds:
     """Of all computed tokens that were computed before: one in twenty is work for nothing that throughput shows, and
     more than the odd preemption of a busy server."""
     preemption_calm_ratio: float = 0.01
+    preemptions_least: float = 3.0
+    """In that minute: fewer are chance, whatever share they are on a quiet server."""
     preemptions_per_request: float = 0.2
     """Where tokens cannot be told: one preemption to five finished requests."""
     preemption_over_s: float = 60.0

@@ -40,6 +40,7 @@ class EngineStep:
     running_before: float | None = None
     waiting: float | None = None
     waiting_before: float | None = None
+    waiting_for_capacity: float | None = None
     preemptions: float | None = None
     prefix_queries: float | None = None
     prefix_hits: float | None = None
@@ -50,6 +51,7 @@ class EngineStep:
     finished: float | None = None
     aborted: float | None = None
     errored: float | None = None
+    num_blocks: int | None = None
     pool_tokens: int | None = None
     prefix_caching: bool | None = None
     asleep: bool = False
@@ -59,6 +61,18 @@ class EngineStep:
     e2e_latency: Histogram | None = None
     queue_time: Histogram | None = None
     request_prompt_tokens: Histogram | None = None
+
+    @property
+    def queued(self) -> float:
+        """Requests that wait for blocks or a place; those that wait for something else do not count."""
+        return self.waiting_for_capacity if self.waiting_for_capacity is not None else self.waiting or 0.0
+
+    @property
+    def tokens_per_request(self) -> float | None:
+        """What a running request holds of the pool, in tokens, on average."""
+        if self.kv_use is None or self.pool_tokens is None or not self.running:
+            return None
+        return self.kv_use * self.pool_tokens / self.running
 
     @property
     def has_progress(self) -> bool:
@@ -117,7 +131,8 @@ def _engine_step(new: EngineSample, old: EngineSample, seconds: float) -> Engine
     return EngineStep(
         key=new.key, seconds=seconds, restarted=restarted, asleep=new.asleep,
         kv_use=new.kv_use, kv_use_before=old.kv_use, running=new.running, running_before=old.running,
-        waiting=new.waiting, waiting_before=old.waiting, pool_tokens=new.pool_tokens,
+        waiting=new.waiting, waiting_before=old.waiting, waiting_for_capacity=new.waiting_for_capacity,
+        num_blocks=new.num_blocks, pool_tokens=new.pool_tokens,
         prefix_caching=new.prefix_caching, **values,
     )  # fmt: skip
 

@@ -1,0 +1,62 @@
+"""What can go wrong with a serving vLLM, one file each. `DETECTORS` lists them; `watch_all` makes one of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from legroom.live.detectors.base import Condition, Detector, Finding, Severity, Situation
+from legroom.live.detectors.crash_loop import CrashLoop
+from legroom.live.detectors.fragmentation import Fragmentation
+from legroom.live.detectors.long_prompt_burst import LongPromptBurst
+from legroom.live.detectors.memory_creep import MemoryCreep
+from legroom.live.detectors.no_traffic import NoTraffic
+from legroom.live.detectors.plan_drift import PlanDrift
+from legroom.live.detectors.pool_pressure import PoolPressure
+from legroom.live.detectors.preemption_thrash import PreemptionThrash
+from legroom.live.detectors.prefix_cache_waste import PrefixCacheWaste
+from legroom.live.detectors.queue_backlog import QueueBacklog
+from legroom.live.detectors.stuck_engine import StuckEngine
+from legroom.live.detectors.unreachable import Unreachable
+from legroom.live.thresholds import DEFAULT, Thresholds
+from legroom.live.window import Window
+
+__all__ = ["DETECTORS", "Condition", "Detector", "Finding", "Severity", "Situation", "Watcher", "watch_all"]
+
+DETECTORS: tuple[type[Detector], ...] = (
+    Unreachable,
+    CrashLoop,
+    StuckEngine,
+    PreemptionThrash,
+    PoolPressure,
+    QueueBacklog,
+    LongPromptBurst,
+    PrefixCacheWaste,
+    MemoryCreep,
+    Fragmentation,
+    PlanDrift,
+    NoTraffic,
+)
+"""The gravest first: the first finding is what a server's state is named after."""
+
+
+def watch_all(levels: Thresholds = DEFAULT, plan: Mapping[str, Any] | None = None) -> tuple[Detector, ...]:
+    """One detector of each kind, for one server."""
+    return tuple(kind(levels, plan) for kind in DETECTORS)
+
+
+class Watcher:
+    """One server's window and detectors together."""
+
+    def __init__(self, server: str, levels: Thresholds = DEFAULT, plan: Mapping[str, Any] | None = None) -> None:
+        self.window = Window(server)
+        self.detectors = watch_all(levels, plan)
+        self.findings: tuple[Finding, ...] = ()
+
+    def take(self, look: Any, now_s: float | None = None) -> tuple[Finding, ...]:
+        """Add a look; what is wrong now, the gravest first. Time is the look's own unless given."""
+        self.window.add(look)
+        time_s = look.time_s if now_s is None else now_s
+        found = (detector.update(self.window, time_s) for detector in self.detectors)
+        self.findings = tuple(finding for finding in found if finding is not None)
+        return self.findings

@@ -1,0 +1,40 @@
+"""PyTorch's allocator holds much that it cannot hand out. The KV pool itself cannot fragment: any block serves."""
+
+from __future__ import annotations
+
+from legroom.live.detectors.base import Condition, Detector
+from legroom.live.thresholds import Hold
+from legroom.live.window import Window
+from legroom.units import human_bytes
+
+
+class Fragmentation(Detector):
+    """Reserved but not allocated, where telemetry from inside the workers says so."""
+
+    kind = "fragmentation"
+    title = "PyTorch holds memory in pieces"
+    cause = "allocator_fragmentation"
+    entry = "LR406"
+    situation = "chronic"
+    restart_helps = True
+    what_helps = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True where it applies, or a planned restart"
+
+    @property
+    def hold(self) -> Hold:
+        """Its own: what a burst needed is kept for a while."""
+        return self.levels.fragmentation_hold
+
+    def measure(self, window: Window, now_s: float) -> Condition | None:
+        """The last sample's figures; None without telemetry."""
+        levels, sample = self.levels, window.latest
+        if not window.is_answering or sample is None or not sample.reserved_bytes or sample.allocated_bytes is None:
+            return None
+        held = sample.reserved_bytes - sample.allocated_bytes
+        share = held / sample.reserved_bytes
+        if share < levels.fragmentation_ratio or held < levels.fragmentation_bytes:
+            return Condition(False, share < levels.fragmentation_calm_ratio or held < levels.fragmentation_bytes)
+        reason = (
+            f"PyTorch reserves {human_bytes(sample.reserved_bytes)} and uses {human_bytes(sample.allocated_bytes)}: "
+            f"{human_bytes(held)} ({share:.0%}) lies in pieces"
+        )
+        return Condition(True, False, reason, {"held_bytes": float(held), "share": share})

@@ -1,0 +1,53 @@
+"""Prompts far longer than usual arrive together."""
+
+from __future__ import annotations
+
+from legroom.live.detectors.base import Condition, Detector, counted
+from legroom.live.window import Step, Window
+
+_LEAST_BEFORE = 5.0
+"""Requests before the burst that make a mean worth comparing with."""
+
+
+class LongPromptBurst(Detector):
+    """Mean prompt length, from prompt tokens and first tokens: both are counted when a prompt is done."""
+
+    kind = "long_prompt_burst"
+    title = "A burst of long prompts"
+    cause = "runtime_activation_burst"
+    entry = "LR401"
+    situation = "burst"
+    what_helps = "a bound on prompt length or on tokens a step (--max-num-batched-tokens), computed from the plan"
+
+    def measure(self, window: Window, now_s: float) -> Condition | None:
+        """The last half minute against the time before it."""
+        levels = self.levels
+        if not window.is_answering or not window.steps:
+            return None
+        recent = window.recent(levels.long_prompt_over_s)
+        before = [step for step in window.steps if step.time_s < recent[0].time_s]
+        tokens, prompts = _prompts(recent)
+        if tokens is None:
+            return None
+        mean = tokens / prompts if prompts else 0.0
+        pool = sum(engine.pool_tokens or 0 for engine in window.steps[-1].engines)
+        old_tokens, old_prompts = _prompts(before)
+        usual = (old_tokens or 0.0) / old_prompts if old_prompts >= _LEAST_BEFORE else None
+        is_long = pool > 0 and mean >= levels.long_prompt_pool_ratio * pool
+        is_unusual = usual is None or mean >= levels.long_prompt_times * usual
+        if prompts < levels.long_prompt_least or not (is_long and is_unusual):
+            return Condition(False, True)
+        than = f", {mean / usual:.1f} times the usual {usual:,.0f}" if usual else ""
+        reason = (
+            f"{counted(prompts, 'prompt')} of {mean:,.0f} tokens on average in {sum(s.seconds for s in recent):.0f} s"
+            f"{than}; {pool / mean:.0f} of them fill the KV pool"
+        )
+        numbers = {"prompts": prompts, "mean_prompt_tokens": mean, "pool_tokens": float(pool)}
+        return Condition(True, False, reason, numbers | ({"usual_prompt_tokens": usual} if usual else {}))
+
+
+def _prompts(steps: list[Step]) -> tuple[float | None, float]:
+    """Prompt tokens and how many prompts they were."""
+    shown = [value for step in steps if (value := step.total("prompt_tokens")) is not None]
+    count = sum(engine.ttft.count for step in steps for engine in step.engines if engine.ttft is not None)
+    return (sum(shown) if shown else None), count

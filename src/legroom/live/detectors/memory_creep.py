@@ -1,0 +1,74 @@
+"""Memory that only grows, over hours or days."""
+
+from __future__ import annotations
+
+from legroom.live.detectors.base import Condition, Detector
+from legroom.live.thresholds import Hold
+from legroom.live.trend import Trend, trend
+from legroom.live.window import Point, Window
+from legroom.units import human_bytes
+
+_HOUR_S = 3600.0
+
+
+class MemoryCreep(Detector):
+    """A robust slope of what the GPUs show as used, or of what PyTorch reserves inside the workers."""
+
+    kind = "memory_creep"
+    title = "GPU memory grows while it serves"
+    cause = "leak_over_time"
+    entry = "LR405"
+    situation = "chronic"
+    restart_helps = True
+    what_helps = "a planned restart before the card is full, and the release's fix for the leak"
+
+    _seen: tuple[int, float] = (0, 0.0)
+    _last: Condition | None = None
+
+    @property
+    def hold(self) -> Hold:
+        """None: hours of points are patience enough."""
+        return Hold(1, 0.0)
+
+    def measure(self, window: Window, now_s: float) -> Condition | None:
+        """Computed anew when a point has been added."""
+        since_s = window.restarts[-1] if window.restarts else 0.0
+        points = [point for point in window.points if point.time_s >= since_s]
+        if not points:
+            return None
+        state = len(points), points[-1].time_s
+        if state != self._seen:
+            self._seen, self._last = state, self._slope(points)
+        return self._last
+
+    def _slope(self, points: list[Point]) -> Condition | None:
+        levels = self.levels
+        used = [(point.time_s, float(point.memory_used_bytes)) for point in points if point.memory_used_bytes]
+        reserved = [(point.time_s, float(point.reserved_bytes)) for point in points if point.reserved_bytes]
+        series, what = (
+            (reserved, "reserved by the workers") if len(reserved) >= len(used) else (used, "used on the GPUs")
+        )
+        hours = (series[-1][0] - series[0][0]) / _HOUR_S if series else 0.0
+        if hours < levels.creep_least_hours:
+            return None
+        found = trend(series)
+        if found is None:
+            return None
+        per_h = found.slope * _HOUR_S
+        if per_h < levels.creep_bytes_per_h or found.rising < levels.creep_share_ratio or not found.is_clear:
+            return Condition(False, True)
+        reason = (
+            f"memory {what} grew from {human_bytes(int(series[0][1]))} to {human_bytes(int(series[-1][1]))} in "
+            f"{hours:.1f} h, {human_bytes(int(per_h))} an hour"
+        )
+        numbers = {"bytes_per_h": per_h, "hours": hours, "bytes": series[-1][1]}
+        left_h = self._hours_left(found, series[-1][1])
+        if left_h is not None:
+            numbers["hours_left"] = left_h
+            reason += f"; at this slope the card is full in {left_h:.0f} h"
+        return Condition(True, False, reason, numbers)
+
+    def _hours_left(self, found: Trend, bytes_now: float) -> float | None:
+        gpu = (self.plan or {}).get("gpu", {})
+        total = gpu.get("total_bytes", 0) * gpu.get("count", 1)
+        return max(total - bytes_now, 0.0) / found.slope / _HOUR_S if total > bytes_now else None

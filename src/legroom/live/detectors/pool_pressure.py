@@ -1,0 +1,46 @@
+"""The pool is full and requests suffer from it: they wait, or are preempted. A full pool alone is healthy."""
+
+from __future__ import annotations
+
+from legroom.live.detectors.base import Condition, Detector, counted, named
+from legroom.live.window import EngineStep, Window
+
+
+class PoolPressure(Detector):
+    """KV use high, and waiting or preempting."""
+
+    kind = "pool_pressure"
+    title = "The KV pool is full and requests wait for it"
+    cause = "kv_preemption_thrash"
+    entry = "LR403"
+    situation = "burst"
+    what_helps = "fewer or shorter requests at once, or a larger pool; a restart empties the queue onto its clients"
+
+    def measure(self, window: Window, now_s: float) -> Condition | None:
+        """The worst engine of the last step."""
+        if not window.is_answering or not window.steps:
+            return None
+        found = [self._engine(engine, window) for engine in window.steps[-1].engines if engine.kv_use is not None]
+        if not found:
+            return None
+        return next((one for one in found if one.is_bad), None) or Condition(False, all(one.is_calm for one in found))
+
+    def _engine(self, engine: EngineStep, window: Window) -> Condition:
+        # A preemption gives its victim's blocks back, so the use may have just dipped.
+        use = max(engine.kv_use or 0.0, engine.kv_use_before or 0.0)
+        preempted = engine.preemptions or 0.0
+        suffers = engine.queued > 0 or preempted > 0
+        if use < self.levels.pool_full_ratio or not suffers:
+            return Condition(False, use < self.levels.pool_calm_ratio or not suffers)
+        which = named(engine.key, window)
+        of = f" of {which}" if which else ""
+        blocks = f" ({use * engine.num_blocks:,.0f} of {engine.num_blocks:,} blocks)" if engine.num_blocks else ""
+        pains = [f"{counted(engine.queued, 'request')} wait"] if engine.queued else []
+        if preempted:
+            pains.append(f"{counted(preempted, 'request')} were preempted in {engine.seconds:.0f} s")
+        reason = (
+            f"the KV pool{of} is {use:.0%} full{blocks} with {engine.running or 0:,.0f} running, and "
+            f"{' and '.join(pains)}"
+        )
+        numbers = {"kv_use": use, "running": engine.running or 0.0, "waiting": engine.queued, "preempted": preempted}
+        return Condition(True, False, reason, numbers, which)

@@ -1,0 +1,76 @@
+"""Work is thrown away and done again: requests are preempted and their context recomputed."""
+
+from __future__ import annotations
+
+from legroom.live.detectors.base import Condition, Detector, counted, named
+from legroom.live.window import EngineStep, Window
+
+
+class PreemptionThrash(Detector):
+    """The share of recomputed work is high."""
+
+    kind = "preemption_thrash"
+    title = "Requests are preempted and computed again"
+    severity = "critical"
+    cause = "kv_preemption_thrash"
+    entry = "LR403"
+    situation = "burst"
+    what_helps = "fewer requests at once (--max-num-seqs), a larger pool, or bounds at the door"
+
+    def measure(self, window: Window, now_s: float) -> Condition | None:
+        """Every engine over the last minute, because the counter comes late."""
+        if not window.is_answering:
+            return None
+        steps = window.recent(self.levels.preemption_over_s)
+        by_engine: dict[tuple[str, str], list[EngineStep]] = {}
+        for step in steps:
+            for engine in step.engines:
+                if engine.preemptions is not None:
+                    by_engine.setdefault(engine.key, []).append(engine)
+        found = [self._engine(engine_steps, window) for engine_steps in by_engine.values()]
+        if not found:
+            return None
+        return next((one for one in found if one.is_bad), None) or Condition(False, all(one.is_calm for one in found))
+
+    def _engine(self, steps: list[EngineStep], window: Window) -> Condition:
+        levels = self.levels
+        preempted = sum(step.preemptions or 0.0 for step in steps)
+        if preempted < levels.preemptions_least:
+            return Condition(False, preempted == 0)
+        seconds = sum(step.seconds for step in steps)
+        finished = sum(step.finished or 0.0 for step in steps)
+        share, how = _recomputed_share(steps)
+        if share is None:
+            is_bad = preempted >= levels.preemptions_per_request * max(finished, 1.0)
+            work = f"to {counted(finished, 'finished request')}"
+        else:
+            is_bad = share >= levels.preemption_share_ratio
+            work = f"{share:.0%} of the computed tokens {how} computed before"
+        if not is_bad:
+            return Condition(False, share is not None and share < levels.preemption_calm_ratio)
+        which = named(steps[-1].key, window)
+        reason = f"{counted(preempted, 'preemption')}{f' on {which}' if which else ''} in {seconds:.0f} s; {work}"
+        numbers = {"preempted": preempted, "preemptions_per_s": preempted / seconds, "finished": finished}
+        if share is not None:
+            numbers["recomputed_share"] = share
+        return Condition(True, False, reason, numbers, which)
+
+
+def _recomputed_share(steps: list[EngineStep]) -> tuple[float | None, str]:
+    """Tokens computed again, of all computed: counted by 0.16.0 to 0.19.1, else estimated.
+
+    A preempted request computes its whole context again. What it held is taken as what a running request held on
+    average when it happened; where cached blocks survived it is less, so the estimate is an upper bound.
+    """
+    useful = sum((step.prompt_tokens or 0.0) - (step.cached_tokens or 0.0) + (step.generation_tokens or 0.0)
+                 for step in steps)  # fmt: skip
+    counters = [step.recomputed_tokens for step in steps if step.recomputed_tokens is not None]
+    if counters:
+        again, how = sum(counters), "were"
+    else:
+        held = [step.tokens_per_request for step in steps if step.tokens_per_request is not None]
+        if not held:
+            return None, ""
+        again, how = sum(step.preemptions or 0.0 for step in steps) * sum(held) / len(held), "were, by estimate,"
+    total = again + max(useful, 0.0)
+    return (again / total if total > 0 else None), how

@@ -1,0 +1,56 @@
+"""More requests wait than the server can serve soon."""
+
+from __future__ import annotations
+
+from legroom.live.detectors.base import Condition, Detector, counted
+from legroom.live.window import Window
+
+_RATE_OVER_S = 60.0
+
+
+class QueueBacklog(Detector):
+    """Waiting against running, and against the service rate."""
+
+    kind = "queue_backlog"
+    title = "The queue grows faster than it is served"
+    cause = "kv_preemption_thrash"
+    entry = "LR403"
+    situation = "burst"
+    what_helps = "more servers, fewer requests at the door, or a larger batch where the pool has room"
+
+    def measure(self, window: Window, now_s: float) -> Condition | None:
+        """The whole server, because a request may go to any of its engines."""
+        if not window.is_answering or not window.steps:
+            return None
+        levels = self.levels
+        last = window.steps[-1]
+        if last.total("waiting") is None:
+            return None
+        waiting = sum(engine.queued for engine in last.engines)
+        running = last.total("running") or 0.0
+        rate = window.rate("finished", _RATE_OVER_S)
+        wait_s = waiting / rate if rate else None
+        is_long = wait_s is None or wait_s >= levels.queue_wait_s
+        if waiting < levels.queue_least or waiting < levels.queue_per_running_ratio * running or not is_long:
+            return Condition(
+                False, waiting < levels.queue_least or (wait_s is not None and wait_s < levels.queue_calm_s)
+            )
+        use = max((engine.kv_use for engine in last.engines if engine.kv_use is not None), default=None)
+        served = (
+            f"at {rate:.2g} finished a second a new one waits {wait_s:,.0f} s"
+            if rate and wait_s
+            else "and none finished"
+        )
+        holds = ""
+        if use is not None:
+            is_full = use >= levels.pool_calm_ratio
+            holds = (
+                f"; the KV pool is {use:.0%} full, so {'the pool' if is_full else 'the batch limit'} holds them back"
+            )
+        reason = f"{counted(waiting, 'request')} wait behind {running:,.0f} running; {served}{holds}"
+        numbers = {"waiting": waiting, "running": running, "finished_per_s": rate or 0.0}
+        if wait_s is not None:
+            numbers["wait_s"] = wait_s
+        if use is not None:
+            numbers["kv_use"] = use
+        return Condition(True, False, reason, numbers)

@@ -1,0 +1,52 @@
+"""Requests run and nothing moves: the engine hangs while its API server still answers."""
+
+from __future__ import annotations
+
+from legroom.live.detectors.base import Condition, Detector, counted, named
+from legroom.live.thresholds import Hold
+from legroom.live.window import Window
+
+
+class StuckEngine(Detector):
+    """Running > 0 and no tokens, and every other figure of the engine stands still too."""
+
+    kind = "stuck_engine"
+    title = "The engine hangs: requests run and no token comes"
+    severity = "critical"
+    cause = "not_memory"
+    entry = "LR908"
+    restart_helps = True
+    what_helps = "a restart: nothing in flight will finish; keep the log and a stack dump first"
+
+    @property
+    def hold(self) -> Hold:
+        """Its own: one long step must not count as a hang."""
+        return self.levels.stuck_hold
+
+    def measure(self, window: Window, now_s: float) -> Condition | None:
+        """Any engine that stood still in the last step."""
+        if not window.is_answering or not window.steps:
+            return None
+        last = window.steps[-1]
+        if last.total("running") is None or last.total("generation_tokens") is None:
+            return None
+        for engine in last.engines:
+            if (engine.running or 0.0) > 0 and not engine.asleep and not engine.has_progress:
+                which = named(engine.key, window)
+                still_s = _still_s(window, engine.key)
+                reason = (
+                    f"{counted(engine.running or 0.0, 'request')} run{f' on {which}' if which else ''}, and for "
+                    f"{still_s:.0f} s no token came and no other figure moved"
+                )
+                return Condition(True, False, reason, {"running": engine.running or 0.0, "still_s": still_s}, which)
+        return Condition(False, True)
+
+
+def _still_s(window: Window, key: tuple[str, str]) -> float:
+    total = 0.0
+    for step in window.backwards():
+        engine = next((one for one in step.engines if one.key == key), None)
+        if engine is None or engine.has_progress:
+            break
+        total += step.seconds
+    return total

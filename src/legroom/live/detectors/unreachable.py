@@ -1,0 +1,53 @@
+"""The server does not answer, or not with metrics."""
+
+from __future__ import annotations
+
+from legroom.live.detectors.base import Condition, Detector, counted
+from legroom.live.thresholds import Hold
+from legroom.live.window import Window
+
+_SERVER_IS_AT_FAULT = frozenset({"refused", "timeout", "http_error", "cut_short", "unreachable"})
+"""The other kinds are settings of the watcher or the network: a name, a certificate, a token, an address."""
+
+
+class Unreachable(Detector):
+    """Look after look brings nothing."""
+
+    kind = "unreachable"
+    title = "The server does not answer"
+    severity = "critical"
+    cause = "not_memory"
+    entry = "LR908"
+    situation = "start-up"
+    restart_helps = True
+    what_helps = "a restart where the process is gone or hangs; its log says why: legroom diagnose LOG"
+
+    @property
+    def hold(self) -> Hold:
+        """Its own: a lost look is nothing."""
+        return self.levels.unreachable_hold
+
+    @property
+    def calm(self) -> Hold:
+        """Two answers in a row: it is back."""
+        return Hold(2, 0.0)
+
+    def measure(self, window: Window, now_s: float) -> Condition | None:
+        """The failures since the last sample."""
+        if not window.failures:
+            return Condition(False, True)
+        last = window.failures[-1]
+        was_up = window.latest is not None
+        before = f"; it answered until {now_s - window.latest.time_s:.0f} s ago" if window.latest else "; it never did"
+        lost = (window.latest.running or 0.0) if window.latest else 0.0
+        running = f", with {counted(lost, 'request')} running" if lost else ""
+        at_fault = last.kind in _SERVER_IS_AT_FAULT
+        reason = f"{last.message} ({counted(len(window.failures), 'look')} in a row{before}{running})"
+        return Condition(
+            True,
+            False,
+            reason,
+            {"failed_looks": float(len(window.failures)), "running_before": lost},
+            severity="critical" if at_fault and was_up else "warning",
+            restart_helps=at_fault and was_up,
+        )
