@@ -19,10 +19,11 @@ def ready_command(plan: Plan) -> list[str]:
     """`vllm serve ...`, with the Hub id where the model was named by its bundled short name, and no secrets."""
     model = plan.target.model
     name = model.name if model.source.startswith("bundled") else plan.args.model
-    return list(_without_secrets(command(replace(plan.args, model=name), plan.target.release)))
+    return list(without_secrets(command(replace(plan.args, model=name), plan.target.release)))
 
 
-def _without_secrets(words: Iterable[str]) -> Iterator[str]:
+def without_secrets(words: Iterable[str]) -> Iterator[str]:
+    """The words with a placeholder for every key and token."""
     hidden = ""
     for word in words:
         flag, joined, _ = word.partition("=")

@@ -25,7 +25,7 @@ def command(args: ServeArgs, release: Release) -> tuple[str, ...]:
         elif dest == "optimization_level" and dest in table:
             words.append(f"-O{value}")
         elif dest in table:
-            words += _flag_words(table[dest], value)
+            words += flag_words(table[dest], value)
     return (*words, *args.others)
 
 
@@ -49,7 +49,8 @@ def _value(args: ServeArgs, dest: str, release: Release) -> Any:
     return value
 
 
-def _flag_words(flag: Flag, value: Any) -> list[str]:
+def flag_words(flag: Flag, value: Any) -> list[str]:
+    """One flag with its value as a release takes it; no words for a switch that is off."""
     if flag.kind in ("switch", "bool", "optbool"):
         if value:
             return [flag.name]
@@ -70,4 +71,4 @@ def _legacy_speculative(config: Mapping[str, Any], table: Mapping[str, Flag]) ->
     """The flags that carried speculative decoding until 0.8.2."""
     for dest, key in SPECULATIVE_FIELDS.items():
         if key in config and dest in table:
-            yield from _flag_words(table[dest], config[key])
+            yield from flag_words(table[dest], config[key])

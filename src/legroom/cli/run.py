@@ -1,0 +1,158 @@
+"""`legroom run -- vllm serve ...`: plan it, start it, mend it, hold it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+
+__all__ = ["add_parser", "parse", "run"]
+
+_DESCRIPTION = """\
+Plan a vLLM server, start it as a child with its output passed on, and see it through: if the start-up fails, the log is
+diagnosed, the computed fix is applied and the server is started again; once it is healthy it is verified, what it
+measured is kept for later plans, and the final command is printed. Signals are passed on, SIGTERM drains, a crash is
+journalled and restarted under a budget, and nothing is ever left behind. legroom's own lines begin with `legroom:`."""
+
+_EPILOG = """\
+examples:
+  legroom run -- vllm serve Qwen/Qwen3-8B --max-model-len 32768
+  legroom run --keep --max-model-len --min-concurrency 4 -- vllm serve Qwen/Qwen3-8B --max-model-len 32768
+  legroom run --dry-run -- vllm serve ./my-model --tensor-parallel-size 2
+  legroom run --save start.sh --on-crash exit -- /venv/bin/vllm serve ./my-model
+
+exit codes: vLLM's own; never 0 where it ended unasked. Before it is started: 2 the call is wrong, 3 vLLM is not there
+"""
+PREFIX = "legroom: "
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Describe the command's own options; what follows `--` is vLLM's."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "run",
+        usage="legroom run [options] -- vllm serve MODEL [flags]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    mend = parser.add_argument_group("mending a start-up")
+    mend.add_argument("--tries", metavar="N", default="3", help="launch again at most so often (default: 3)")
+    mend.add_argument("--keep", metavar="FLAG", action="append", default=[], help="never change this flag of vLLM's")
+    mend.add_argument("--min-context", metavar="LEN", help="never go below this max_model_len (8k)")
+    mend.add_argument("--min-concurrency", metavar="N", help="never go below so many requests at once")
+    mend.add_argument("--ready-timeout", metavar="S", default="1800", help="seconds to become healthy (default: 1800)")
+    serve = parser.add_argument_group("while it serves")
+    serve.add_argument("--on-crash", choices=("restart", "exit"), default="restart", help="default: restart")
+    serve.add_argument("--restarts", metavar="N", default="5", help="restarts an hour may have (default: 5)")
+    serve.add_argument("--restart-delay", metavar="S", default="2", help="before the first; then doubled (default: 2)")
+    serve.add_argument("--drain", metavar="S", default="60", help="seconds that SIGTERM gives requests (default: 60)")
+    what = parser.add_argument_group("what it is told and tells")
+    what.add_argument("--gpu", metavar="NAME", help="the GPU, where the driver's name for it means nothing to legroom")
+    what.add_argument("--vllm", metavar="VERSION", help="the vLLM release, where it cannot be found out")
+    what.add_argument("--no-verify", action="store_true", help="do not send it requests once it is healthy")
+    what.add_argument("--save", metavar="FILE", help="write the final settings as a start script")
+    what.add_argument("--dry-run", action="store_true", help="show the plan and the first command, start nothing")
+    parser.set_defaults(prog="legroom run")
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+    """Own options up to `--`, or up to the first word that is none; the rest is the server's command."""
+    own = list[str]()
+    rest = list(words)
+    while rest and rest[0] != "--":
+        action = parser._option_string_actions.get(rest[0].partition("=")[0])
+        if action is None:
+            break
+        # --keep takes a flag, which argparse alone would read as an option of its own.
+        takes_next = action.nargs != 0 and "=" not in rest[0]
+        value = rest[1] if takes_next and len(rest) > 1 else None
+        own.append(rest[0] if value is None else f"{rest[0]}={value}")
+        del rest[: 1 if value is None else 2]
+    if rest and rest[0] != "--" and rest[0].startswith("-"):
+        raise LegroomError(f"legroom run has no option {rest[0]}", "vLLM's own flags follow `-- vllm serve MODEL`")
+    args = parser.parse_args(own)
+    args.command_words = rest[1:] if rest[:1] == ["--"] else rest
+    return args
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prepare, show, and hold the server until it ends."""
+    from legroom.holding.asking import ask
+
+    options = _options(args)
+    question = {"words": options.words, "vllm": options.vllm, "gpu": options.gpu, "drain_s": options.drain_s}
+    prepared = ask("prepare", question)
+    for line in _introduction(prepared):
+        say(line)
+    if args.dry_run:
+        print(prepared["line"])
+        return ANSWER_IS_NO if prepared["expected"]["verdict"] == "does_not_fit" else OK
+    from legroom.holding.launch import Supervisor
+
+    return Supervisor(options, prepared, say).run()
+
+
+def say(line: str) -> None:
+    """A line of legroom's own, told apart from the server's by its beginning."""
+    try:
+        sys.stderr.write(f"{PREFIX}{line}\n")
+        sys.stderr.flush()
+    except OSError:
+        return  # nobody reads it any more; the server goes on
+
+
+def _introduction(prepared: dict[str, Any]) -> list[str]:
+    where = prepared["gpus"]["name"] or "no GPU"
+    head = f"plan for {prepared['model'] or 'the default model'}, vLLM {prepared['vllm']}, {where}: "
+    return [head + prepared["expected"]["text"], *prepared["notes"], f"starting: {prepared['line']}"]
+
+
+def _options(args: argparse.Namespace) -> Any:
+    from legroom.holding.options import RunOptions
+    from legroom.holding.start_script import check_writable
+    from legroom.units import parse_length
+
+    if args.save:
+        check_writable(args.save)
+    return RunOptions(
+        tuple(args.command_words),
+        tries=_number(args.tries, "--tries"),
+        keep=tuple(_python_name(flag) for flag in args.keep),
+        min_context=parse_length(args.min_context, "--min-context") if args.min_context else None,
+        min_concurrency=_seconds(args.min_concurrency, "--min-concurrency") if args.min_concurrency else None,
+        on_crash=args.on_crash,
+        restarts=_number(args.restarts, "--restarts"),
+        restart_delay_s=_seconds(args.restart_delay, "--restart-delay"),
+        ready_timeout_s=_seconds(args.ready_timeout, "--ready-timeout"),
+        drain_s=_seconds(args.drain, "--drain"),
+        verify=not args.no_verify,
+        save=args.save,
+        vllm=args.vllm,
+        gpu=args.gpu,
+    )
+
+
+def _python_name(flag: str) -> str:
+    """`--max-model-len` and `max_model_len` mean the same; variables of the environment are told by their capitals."""
+    return flag if flag.isupper() else flag.lstrip("-").replace("-", "_")
+
+
+def _number(text: str, option: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 6):
+        raise LegroomError(f"{option} {text!r} is not a number", f"write it like {option} 3")
+    return int(text)
+
+
+def _seconds(text: str, option: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e7:
+        raise LegroomError(f"{option} {text!r} is not a number", f"write it like {option} 60")
+    return value

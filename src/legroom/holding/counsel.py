@@ -1,0 +1,146 @@
+"""The thinking half of `legroom run`, in short-lived processes: the supervisor itself stays small.
+
+    python -m legroom.holding.counsel TASK < question.json > answer.json
+
+An answer is `{"answer": ...}` or `{"error": {"message", "hint", "exit_code"}}`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from legroom.actions.descendants import die_with_parent
+from legroom.errors import LegroomError
+from legroom.facts.flags import flags_of
+from legroom.facts.startup_lines import startup_lines
+from legroom.holding.edited_command import value_of, with_flags
+from legroom.holding.expectation import Expectation, Gpus, expect, gpus_here
+from legroom.holding.healing import Bounds, heal
+from legroom.holding.server_command import ServerCommand, read_command
+from legroom.holding.settling import compared, learnt, proven
+from legroom.planning.ready_command import without_secrets
+from legroom.vllm.given import other_value
+
+Question = Mapping[str, Any]
+Answer = dict[str, Any]
+
+
+def prepare(question: Question) -> Answer:
+    """Read the command, add what the release lacks by default, and say what to expect."""
+    command = read_command(question["words"], question["vllm"], os.environ)
+    gpus = gpus_here({**os.environ, **command.env}, question["gpu"])
+    notes = []
+    if not command.release_said:
+        notes.append(f"which vLLM release this is could not be found out: read as {command.release}, the newest known")
+    elif command.release.note:
+        notes.append(command.release.note)
+    added = _shutdown_timeout(command, question["drain_s"])
+    expected = expect(command, os.environ, gpus)
+    if added:
+        notes.append(
+            f"added {shlex.join(added)}: with vLLM's own default of 0 a SIGTERM during requests hangs the server"
+        )
+    return _command_answer(command, (*command.words, *added)) | {
+        "gpus": asdict(gpus), "expected": asdict(expected), "notes": notes,
+        "capacity_mark": next(line.mark for line in startup_lines() if line.id == "max_concurrency"),
+    }  # fmt: skip
+
+
+def _command_answer(command: ServerCommand, words: tuple[str, ...]) -> Answer:
+    patience = value_of(words, command.flags_at, "shutdown_timeout", command.release)
+    return {
+        "words": list(words), "env": dict(command.env), "vllm": command.release_said or command.release.version,
+        "host": command.host, "port": command.port, "url": command.url, "model": command.args.model,
+        "line": _shown(words, command.env), "own_drain_s": float(patience) if patience else 0.0,
+    }  # fmt: skip
+
+
+def _shown(words: tuple[str, ...], env: Mapping[str, str]) -> str:
+    """The command as it may be printed."""
+    return shlex.join([*(f"{name}={value}" for name, value in env.items()), *without_secrets(words)])
+
+
+def _shutdown_timeout(command: ServerCommand, drain_s: float) -> list[str]:
+    """`--shutdown-timeout`, where the release has it and the user did not say it (0.18 and later)."""
+    if "--shutdown-timeout" not in flags_of(command.release):
+        return []
+    if value_of(command.words, command.flags_at, "shutdown_timeout", command.release) is not None:
+        return []
+    return ["--shutdown-timeout", f"{drain_s:.0f}"]
+
+
+def mend(question: Question) -> Answer:
+    """Diagnose a failed run and work out the next command."""
+    command = read_command([*_assignments(question), *question["words"]], question["vllm"], os.environ)
+    bounds = Bounds(tuple(question["keep"]), question["min_context"], question["min_concurrency"])
+    remedy = heal(Path(question["log"]), command, bounds, Gpus(**question["gpus"]), os.environ)
+    answer = asdict(remedy)
+    if remedy.words:
+        answer["line"] = _shown(remedy.words, remedy.env or {})
+    return answer
+
+
+def change(question: Question) -> Answer:
+    """The command with the flags and variables that somebody left for the next restart."""
+    env = {str(name): str(value) for name, value in (question["changes"].get("env") or {}).items()}
+    given = {**question["env"], **env}
+    words = [*(f"{name}={value}" for name, value in given.items()), *question["words"]]
+    command = read_command(words, question["vllm"], os.environ)
+    flags = question["changes"].get("flags") or {}
+    by_name = {flag.name: flag.dest for flag in flags_of(command.release).values()}
+    changes = {by_name.get(name, name.lstrip("-").replace("-", "_")): _value(value) for name, value in flags.items()}
+    changed = with_flags(command.words, command.flags_at, changes, command.release)
+    expected = expect(read_command([*_assignments({"env": given}), *changed], question["vllm"], os.environ),
+                      os.environ, Gpus(**question["gpus"]))  # fmt: skip
+    return {"words": list(changed), "env": given, "line": _shown(changed, given), "expected": asdict(expected)}
+
+
+def compare(question: Question) -> Answer:
+    """The server has printed the size of its pool: beside what was expected."""
+    return {"lines": compared(Path(question["log"]), Expectation(**question["expected"]))}
+
+
+def settle(question: Question) -> Answer:
+    """The server is up: prove it, and learn from it."""
+    command = read_command([*_assignments(question), *question["words"]], question["vllm"], os.environ)
+    ok, text = True, ""
+    if question["verify"]:
+        key = other_value(command.args, "--api-key") or os.environ.get("VLLM_API_KEY")
+        ok, text = proven(question["url"], key)
+    lines = learnt(Path(question["log"]), Gpus(**question["gpus"])) if ok else []
+    return {"lines": lines, "ok": ok, "proof": text}
+
+
+def _assignments(question: Question) -> list[str]:
+    return [f"{name}={value}" for name, value in question["env"].items()]
+
+
+def _value(text: Any) -> Any:
+    """A value as `flag_words` takes it: JSON words stay words, but a bare switch is True."""
+    return True if text in ("", True) else text
+
+
+TASKS: dict[str, Callable[[Question], Answer]] = {
+    "prepare": prepare, "mend": mend, "change": change, "compare": compare, "settle": settle,
+}  # fmt: skip
+
+
+def main() -> None:
+    """Answer one question."""
+    die_with_parent()  # nobody would read the answer
+    try:
+        answer = {"answer": TASKS[sys.argv[1]](json.load(sys.stdin))}
+    except LegroomError as error:
+        answer = {"error": {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}}
+    json.dump(answer, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""What a server is expected to show once it is up: from a plan on a GPU, from the KV arithmetic alone on a CPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from legroom.errors import LegroomError
+from legroom.facts.gpus import gpu as known_gpu
+from legroom.holding.server_command import ServerCommand
+from legroom.records import dataclass
+from legroom.units import GIB, gib
+
+_PLANNING_S = 60.0
+_CPU_BLOCK = 128
+"""Tokens of a block on the CPU platform of the V1 engine where nobody says otherwise."""
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What is expected, in words and in the numbers that the log can be held against."""
+
+    text: str
+    verdict: str = "unknown"
+    """`fits`, `tight`, `does_not_fit` or `unknown`."""
+    tokens: int | None = None
+    max_concurrency: float | None = None
+    max_model_len: int | None = None
+
+
+def expect(command: ServerCommand, env: Mapping[str, str], gpus: Gpus) -> Expectation:
+    """What the plan says of a command on this machine."""
+    if command.problems:
+        return Expectation(f"vLLM {command.release} will refuse it: {'; '.join(command.problems)}", "does_not_fit")
+    if not gpus.name:
+        return _on_cpu(command, env)
+    try:
+        document = _planned(command, gpus)
+    except LegroomError as error:
+        return Expectation(f"no plan: {error.message}")
+    return _of_plan(document)
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """The GPUs that the server will see; no name where there are none."""
+
+    name: str = ""
+    count: int = 0
+    used_bytes: int = 0
+    """What other processes hold of the fullest one."""
+
+
+def gpus_here(env: Mapping[str, str], named: str | None = None) -> Gpus:
+    """What NVML shows, cut to CUDA_VISIBLE_DEVICES; `named` is what the user calls the card."""
+    from legroom.live.nvml import devices  # noqa: PLC0415 - loads the driver's library
+
+    seen = devices()
+    visible = env.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        wanted = [part.strip() for part in visible.split(",") if part.strip()]
+        seen = tuple(card for card in seen if str(card.index) in wanted or any(card.uuid == part for part in wanted))
+    if not seen:
+        return Gpus(named or "", 1 if named else 0)
+    used = max(sum(held for _, held in card.processes) for card in seen)
+    name = named or seen[0].name
+    try:
+        known_gpu(name)
+    except LegroomError:
+        name = f"{seen[0].total_bytes / GIB:.2f}GiB"
+    return Gpus(name, len(seen), used)
+
+
+def _planned(command: ServerCommand, gpus: Gpus) -> dict[str, Any]:
+    """`legroom plan --json` of the command: the same answer that the user would get, in a process of its own."""
+    words = [sys.executable, "-m", "legroom", "plan", "--json", "--gpu", gpus.name, "--gpus", str(max(gpus.count, 1))]
+    if gpus.used_bytes:
+        words += ["--gpu-used", str(gpus.used_bytes)]
+    words += ["--vllm", command.release.asked or command.release.version, "--", *command.words]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=_PLANNING_S, check=False)
+        document: dict[str, Any] = json.loads(done.stdout)
+    except subprocess.TimeoutExpired:
+        raise LegroomError(f"planning took more than {_PLANNING_S:.0f} s") from None
+    except ValueError:
+        lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        raise LegroomError(lines[0][7:] if lines else "planning failed") from None
+    return document
+
+
+def _of_plan(document: Mapping[str, Any]) -> Expectation:
+    kv, layout = document["kv"], document["layout"]
+    length = int(document["args"]["max_model_len"])
+    if document["verdict"] == "does_not_fit":
+        failure = document["failure"] or {}
+        return Expectation(f"it will not start: {failure.get('message') or document['reason']}", "does_not_fit")
+    text = (
+        f"{gib(layout['weights_bytes'])} weights, {gib(layout['kv_cache_bytes'])} KV cache = {kv['tokens']:,} tokens, "
+        f"{kv['max_concurrency']:.1f} requests of {length:,}; the card will show {gib(layout['peak_used_bytes'])} used"
+    )
+    if document["verdict"] == "tight":
+        text += f" (tight: {document['reason']})"
+    return Expectation(text, document["verdict"], kv["tokens"], kv["max_concurrency"], length)
+
+
+def _on_cpu(command: ServerCommand, env: Mapping[str, str]) -> Expectation:
+    """Without a GPU there is no card to plan; the blocks of a pool whose size was given are still exact."""
+    from legroom.memory.kv_plan import kv_plan  # noqa: PLC0415
+    from legroom.vllm.resolve import resolve  # noqa: PLC0415
+    from legroom.vllm.served_model import served_model  # noqa: PLC0415
+
+    nothing = "no GPU here, so no plan of a card"
+    pool = _cpu_pool_bytes(command, env)
+    if pool is None:
+        return Expectation(nothing)
+    try:
+        args = replace(command.args, block_size=command.args.block_size or _CPU_BLOCK)
+        card = known_gpu("24GiB")
+        model = served_model(args)
+        settings = resolve(args, model, card, command.release)
+        kv = kv_plan(model, settings, card, [pool] * settings.pipeline_parallel_size)
+    except (LegroomError, ArithmeticError, LookupError, TypeError, ValueError):
+        return Expectation(nothing)
+    if kv.failure is not None:
+        return Expectation(f"{nothing}; the KV cache says no: {kv.failure.message}", "does_not_fit")
+    text = f"{nothing}; {kv.tokens:,} tokens of KV cache, {kv.max_concurrency:.1f} requests of {kv.max_model_len:,}"
+    return Expectation(text, "fits", kv.tokens, kv.max_concurrency, kv.max_model_len)
+
+
+def _cpu_pool_bytes(command: ServerCommand, env: Mapping[str, str]) -> int | None:
+    if command.args.kv_cache_memory_bytes is not None:
+        return command.args.kv_cache_memory_bytes
+    said = {**env, **command.env}.get("VLLM_CPU_KVCACHE_SPACE", "")
+    return int(said) * GIB if said.isdecimal() and int(said) else None

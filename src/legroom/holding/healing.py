@@ -1,0 +1,173 @@
+"""From the log of a failed run to the command that is tried next: the first computed fix that the user allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from legroom.diagnosis.diagnose import read_log
+from legroom.diagnosis.finding import Finding, Fix
+from legroom.diagnosis.masking import masked
+from legroom.diagnosis.reader import pieces_of_file
+from legroom.diagnosis.repair import Hints
+from legroom.errors import LegroomError
+from legroom.explain.catalog import entry
+from legroom.facts.flags import flags_of
+from legroom.holding.edited_command import value_of, with_flags
+from legroom.holding.expectation import Expectation, Gpus, expect
+from legroom.holding.server_command import ServerCommand, read_command
+from legroom.records import dataclass
+
+SURE_ENOUGH = 0.5
+"""Causes and fixes below this are told, never tried."""
+NOT_A_FIX = frozenset({"report", "driver", "engine_version_or_V0", "request"})
+_NEVER_CHANGED = frozenset({"model"})
+"""Another model is another service."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What the user will not give up."""
+
+    keep: tuple[str, ...] = ()
+    """Flags that stay as they are, by vLLM's Python names."""
+    min_context: int | None = None
+    min_concurrency: float | None = None
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """What failed and what is done about it; no words where nothing may be done."""
+
+    cause: str
+    entry: str
+    failed: str
+    """What happened, in a line."""
+    is_memory: bool
+    evidence: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    env: Mapping[str, str] | None = None
+    changed: str = ""
+    why: str = ""
+    expected: Expectation | None = None
+    refused: str = ""
+    """Why no fix was applied, and what it would have changed."""
+
+
+def heal(log: Path, command: ServerCommand, bounds: Bounds, gpus: Gpus, environ: Mapping[str, str]) -> Remedy:
+    """Diagnose the log and work out the next command."""
+    hints = Hints(command.line, None, gpus.name or None, gpus.count or None, command.release_said or None)
+    reading = read_log(pieces_of_file(str(log)), str(log), hints)
+    findings = reading.runs[0].findings if reading.runs else ()
+    if not findings:
+        return Remedy("", "", "the log does not say why", False, refused="there is nothing to go by")
+    first = findings[0]
+    told = Remedy(
+        first.cause, first.entry, f"{_title(first)} ({first.entry}): {masked(first.why)}",
+        first.cause not in ("not_memory", "wrong_flag", "driver_or_cuda_mismatch", "request_too_long"),
+        tuple(masked(item.text)[:300] for item in first.evidence[:3]),
+    )  # fmt: skip
+    return _first_allowed(told, findings, command, bounds, gpus, environ)
+
+
+def _title(finding: Finding) -> str:
+    try:
+        return entry(finding.entry).title.en
+    except LegroomError:
+        return finding.cause.replace("_", " ")
+
+
+def _first_allowed(
+    told: Remedy,
+    findings: tuple[Finding, ...],
+    command: ServerCommand,
+    bounds: Bounds,
+    gpus: Gpus,
+    environ: Mapping[str, str],
+) -> Remedy:
+    refusals: list[str] = []
+    for fix in _computed(findings):
+        change = _described(fix, command, environ)
+        reason = _forbidden(fix, bounds)
+        if reason:
+            refusals.append(f"{change} ({reason})")
+            continue
+        words = with_flags(command.words, command.flags_at, fix.flags, command.release)
+        env = {**command.env, **fix.env}
+        changed = read_command([*(f"{name}={value}" for name, value in env.items()), *words],
+                               command.release_said or None, environ)  # fmt: skip
+        expected = expect(changed, environ, gpus)
+        reason = _too_little(expected, bounds)
+        if reason:
+            refusals.append(f"{change} ({reason})")
+            continue
+        return replace(told, words=words, env=env, changed=change, why=masked(fix.why), expected=expected)
+    if refusals:
+        return replace(told, refused=f"it would have changed {', or '.join(refusals[:3])}")
+    steps = [step for fix in findings[0].fixes[:2] for step in fix.steps[:1]]
+    hint = f"; what may help: {'; or '.join(steps)}" if steps else ""
+    return replace(told, refused=f"no flags that mend it could be computed{hint}")
+
+
+def _computed(findings: tuple[Finding, ...]) -> Iterator[Fix]:
+    """Fixes by flags or environment of every cause that is sure enough, in the order of the diagnosis."""
+    for finding in findings:
+        if finding.confidence < SURE_ENOUGH:
+            return
+        for fix in finding.fixes:
+            if fix.confidence < SURE_ENOUGH or fix.kind in NOT_A_FIX or _NEVER_CHANGED & fix.flags.keys():
+                continue
+            if fix.flags or fix.env:
+                yield fix
+
+
+def _forbidden(fix: Fix, bounds: Bounds) -> str:
+    """Why the user does not want this change; empty where it is fine."""
+    for name in (*fix.flags, *fix.env):
+        if name in bounds.keep:
+            return f"--keep {_flag(name)}"
+    length = fix.flags.get("max_model_len")
+    if bounds.min_context and isinstance(length, int) and 0 <= length < bounds.min_context:
+        return f"below --min-context {bounds.min_context}"
+    seqs = fix.flags.get("max_num_seqs")
+    if bounds.min_concurrency and isinstance(seqs, int) and seqs < bounds.min_concurrency:
+        return f"below --min-concurrency {bounds.min_concurrency:g}"
+    return ""
+
+
+def _too_little(expected: Expectation, bounds: Bounds) -> str:
+    times, length = expected.max_concurrency, expected.max_model_len
+    if bounds.min_concurrency and times is not None and times < bounds.min_concurrency:
+        return f"{times:.2f} requests at once, below --min-concurrency {bounds.min_concurrency:g}"
+    if bounds.min_context and length is not None and length < bounds.min_context:
+        return f"{length} tokens, below --min-context {bounds.min_context}"
+    return ""
+
+
+def _described(fix: Fix, command: ServerCommand, environ: Mapping[str, str]) -> str:
+    parts = []
+    for name, value in fix.flags.items():
+        before = value_of(command.words, command.flags_at, name, command.release)
+        was = f" (was {before})" if before else ""
+        flag = _flag(name, command)
+        if value is None:
+            parts.append(f"{flag}{f' {before}' if before else ''} taken out")
+        elif value is True:
+            parts.append(f"{flag} added")
+        elif value is False:
+            parts.append(f"{flag} turned off")
+        else:
+            parts.append(f"{flag} {value}{was}")
+    for name, value in fix.env.items():
+        before = {**environ, **command.env}.get(name)
+        parts.append(f"{name}={value}{f' (was {before})' if before else ''}")
+    return ", ".join(parts)
+
+
+def _flag(name: str, command: ServerCommand | None = None) -> str:
+    if command is not None:
+        for flag in flags_of(command.release).values():
+            if flag.dest == name:
+                return flag.name
+    return name if name.isupper() else "--" + name.replace("_", "-")

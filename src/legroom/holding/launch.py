@@ -1,0 +1,331 @@
+"""`legroom run`: start a server, see it through, and start it again with what mends it.
+
+One process that waits: on its child, on signals, on a question to counsel. It polls only while a server starts.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from legroom.actions.child import Child
+from legroom.actions.kept_log import KeptLog, last_lines
+from legroom.errors import ANSWER_IS_NO, LegroomError
+from legroom.holding.asking import Asking
+from legroom.holding.diary import Diary
+from legroom.holding.health import is_healthy, port_problem
+from legroom.holding.options import RunOptions
+from legroom.holding.restarts import RestartBudget
+from legroom.holding.run_file import RunFile
+from legroom.holding.signals import Signals
+from legroom.holding.stopping import Stopping
+from legroom.records import dataclass
+
+LOOK_S = 1.0
+"""How often a starting server is asked whether it is healthy."""
+LINES_SHOWN = 15
+_PORT_PATIENCE_S = 10.0
+"""How long the kernel may take to free the port of a server that is gone."""
+Pool = Literal["unsaid", "said", "compared"]
+"""Whether the server has printed the size of its KV pool, and whether that was held against the plan."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How one life of the server ended."""
+
+    code: int
+    was_ready: bool
+    timed_out: bool
+    lived_s: float
+
+
+class Supervisor:
+    """Holds one server for as long as it should run."""
+
+    def __init__(self, options: RunOptions, prepared: Mapping[str, Any], say: Callable[[str], None]) -> None:
+        self.options = options
+        self.say = say
+        self.words: list[str] = list(prepared["words"])
+        self.env: dict[str, str] = dict(prepared["env"])
+        self.line: str = prepared["line"]
+        self.expected: Mapping[str, Any] = prepared["expected"]
+        self.prepared = prepared
+        self.file = RunFile(prepared["port"])
+        self.diary = Diary(prepared["url"], say)
+        self.stopping = Stopping(max(options.drain_s, prepared["own_drain_s"]), say)
+        self._budget = RestartBudget(options.restarts, options.restart_delay_s)
+        self._mark: bytes = prepared["capacity_mark"].encode()
+        self._pool: Pool = "unsaid"
+        self._tried = {self._key()}
+        self._tries = 0
+
+    def run(self) -> int:
+        """The exit code: vLLM's, except that an end which nobody asked for is never 0."""
+        with Signals() as self._signals:
+            try:
+                return self._lives()
+            finally:
+                self.file.remove()
+
+    def _lives(self) -> int:
+        while True:
+            self._check_port()
+            ending = self._live()
+            if self.stopping.for_good:
+                return ending.code
+            if self.stopping.restart:
+                self.stopping.restarting()
+                self._take_changes()
+                continue
+            again = self._after_crash(ending) if ending.was_ready else self._after_failed_start(ending)
+            if self.stopping.for_good or not again:
+                return ending.code or ANSWER_IS_NO
+
+    def _live(self) -> Ending:
+        self.file.keep_previous_log()
+        log = KeptLog(self.file.log)
+        self._pool = "unsaid"
+        began = time.monotonic()
+        child = Child(self.words, {**os.environ, **self.env}, log=log, see=self._see)
+        asking: Asking | None = None
+        ready = timed_out = False
+        self._record(child)
+        try:
+            while not child.gone:
+                if not ready and not self.stopping.begun and self._is_up():
+                    ready = True
+                    asking = self._came_up(child, log, asking)
+                timed_out = timed_out or self._is_late(child, ready, began)
+                asking = self._go_on(child, asking, None if ready else LOOK_S)
+        finally:
+            if asking is not None:
+                asking.stop()
+            child.close()
+            log.close()
+        return Ending(child.exit_code or 0, ready, timed_out, time.monotonic() - began)
+
+    def _is_up(self) -> bool:
+        prepared = self.prepared
+        return is_healthy(prepared["host"], prepared["port"], prepared["url"].startswith("https"))
+
+    def _see(self, line: bytes) -> None:
+        """Called by the threads that pass output on."""
+        if self._pool == "unsaid" and self._mark in line:
+            self._pool = "said"
+
+    def _go_on(self, child: Child | None, asking: Asking | None, patience_s: float | None) -> Asking | None:
+        """Wait for something to happen, take it in, and give back the question that is still open."""
+        waits = [wait for wait in (self._signals, child, asking) if wait is not None]
+        left_s = self.stopping.left_s()
+        patience_s = left_s if patience_s is None else patience_s if left_s is None else min(patience_s, left_s)
+        readable, _, _ = select.select(waits, [], [], patience_s)
+        if self._signals in readable:
+            for number in self._signals.taken():
+                self.stopping.take(number, child)
+        if child is not None and child in readable:
+            child.read()
+        self.stopping.check(child)
+        if asking is not None and asking in readable:
+            asking.read()
+            if asking.done:
+                self._answered(asking)
+                asking = None
+        if asking is None and child is not None and self._pool == "said":
+            self._pool = "compared"
+            asking = Asking("compare", {"log": str(self.file.log), "expected": dict(self.expected)})
+        return asking
+
+    def _is_late(self, child: Child, ready: bool, began: float) -> bool:
+        patience_s = self.options.ready_timeout_s
+        if ready or self.stopping.begun or time.monotonic() - began < patience_s:
+            return False
+        self.say(f"not healthy after {patience_s:.0f} s: stopping it. Its last lines:")
+        for line in last_lines(self.file.log, LINES_SHOWN):
+            self.say(f"  {line}")
+        child.kill()
+        child.wait_gone(_PORT_PATIENCE_S)
+        return True
+
+    def _came_up(self, child: Child, log: KeptLog, asking: Asking | None) -> Asking:
+        if asking is not None:
+            self._answered(asking)
+        log.started()
+        child.settle()
+        self.diary.worked("it serves again")
+        self._tries = 0
+        question = self._question() | {"url": self.prepared["url"], "verify": self.options.verify}
+        return Asking("settle", question)
+
+    def _answered(self, asking: Asking) -> None:
+        try:
+            answer = asking.answer()
+        except LegroomError as error:
+            self.say(error.message)
+            return
+        for line in answer["lines"]:
+            self.say(line)
+        if "ok" in answer:
+            self._settled(answer)
+
+    def _settled(self, answer: Mapping[str, Any]) -> None:
+        if not answer["ok"]:
+            name = self.diary.happened("not_verified", answer["proof"], {"command": self.line})
+            self.say(f"NOT verified ({name}): {answer['proof']}")
+            return
+        if answer["proof"]:
+            self.say(f"verified: {answer['proof']}")
+        self.say(f"serving at {self.prepared['url']} with: {self.line}")
+        if self.options.save:
+            from legroom.holding.start_script import save  # noqa: PLC0415
+
+            self.say(save(self.options.save, self.words, self.env))
+
+    def _question(self) -> dict[str, Any]:
+        return {
+            "words": self.words, "env": self.env, "vllm": self.prepared["vllm"], "log": str(self.file.log),
+            "gpus": self.prepared["gpus"],
+        }  # fmt: skip
+
+    def _asked(self, task: str, question: Mapping[str, Any]) -> dict[str, Any] | None:
+        """An answer, while signals still count; None where a stop came first."""
+        asking = Asking(task, question)
+        while not asking.done:
+            waits: list[Signals | Asking] = [self._signals, asking]
+            if asking in select.select(waits, [], [])[0]:
+                asking.read()
+            for number in self._signals.taken():
+                self.stopping.take(number, None)
+            if self.stopping.for_good:
+                asking.stop()
+                return None
+        return asking.answer()
+
+    def _mended(self) -> dict[str, Any] | None:
+        options = self.options
+        bounds = {
+            "keep": options.keep, "min_context": options.min_context, "min_concurrency": options.min_concurrency
+        }  # fmt: skip
+        try:
+            return self._asked("mend", self._question() | bounds)
+        except LegroomError as error:
+            self.say(error.message)
+            return {"failed": error.message, "refused": "the log could not be read", "words": (), "is_memory": False}
+
+    def _after_failed_start(self, ending: Ending) -> bool:
+        """Whether to launch again."""
+        why = "it did not become healthy" if ending.timed_out else f"it ended with {ending.code}"
+        self.diary.action_failed()
+        remedy = self._mended()
+        if remedy is None:
+            return False
+        name = self.diary.happened(
+            "start_failed", f"start-up failed: {remedy['failed']}", self._detail(ending, remedy) | {"how": why}
+        )
+        number, of = self._tries + 1, self.options.tries
+        head = f"start failed ({why}, {name}): {remedy['failed']}"
+        if not remedy["words"]:
+            return self._give_up(f"{head} Not tried again: {remedy['refused']}")
+        if number > of:
+            return self._give_up(f"{head} Not tried again: {of} tries are used up; next would be {remedy['changed']}")
+        expected = remedy["expected"]["text"]
+        self.say(f"try {number} of {of}: {head} Changed: {remedy['changed']}. Expected now: {expected}")
+        return self._adopt(remedy, "relaunch")
+
+    def _adopt(self, remedy: Mapping[str, Any], name: str) -> bool:
+        self.words, self.env = list(remedy["words"]), dict(remedy["env"])
+        if self._key() in self._tried:
+            return self._give_up("this command has failed before: not tried again")
+        self._tried.add(self._key())
+        self._tries += 1
+        self.line, self.expected = remedy["line"], remedy["expected"]
+        self.diary.about_to(name, {"changed": remedy["changed"], "command": self.line})
+        return True
+
+    def _after_crash(self, ending: Ending) -> bool:
+        """Whether to restart; the incident is written before anything else is done."""
+        if ending.code == 0:
+            self.say("vLLM exited 0, but nobody had asked it to stop: its engine died")
+        title = f"the server died after {ending.lived_s:.0f} s (exit {ending.code})"
+        name = self.diary.happened("died_serving", title, self._detail(ending, {}))
+        self.say(f"{name}: {title}")
+        remedy = self._mended()
+        if remedy is None:
+            return False
+        self.diary.found(remedy["failed"], {"cause": remedy.get("cause"), "evidence": remedy.get("evidence")})
+        self.say(f"diagnosis: {remedy['failed']}")
+        if self.options.on_crash == "exit":
+            return self._give_up("--on-crash exit: not restarted")
+        delay_s = self._budget.take(time.monotonic())
+        if delay_s is None:
+            return self._give_up(f"{self.options.restarts} restarts in an hour are used up: not restarted")
+        changed = ""
+        if remedy["is_memory"] and remedy["words"] and list(remedy["words"]) != self.words:
+            self.words, self.env = list(remedy["words"]), dict(remedy["env"])
+            self.line, self.expected, changed = remedy["line"], remedy["expected"], remedy["changed"]
+            self._tried.add(self._key())
+        self.diary.about_to("restart", {"changed": changed, "command": self.line})
+        self.say(
+            f"restart in {delay_s:g} s ({self._budget.left(time.monotonic())} left this hour): "
+            + (f"changed {changed}. Expected now: {self.expected['text']}" if changed else "the same command")
+        )
+        self._pause(delay_s)
+        return not self.stopping.for_good
+
+    def _give_up(self, reason: str) -> bool:
+        self.say(reason)
+        self.diary.failed(reason)
+        return False
+
+    def _detail(self, ending: Ending, remedy: Mapping[str, Any]) -> dict[str, Any]:
+        found = {
+            name: remedy[name] for name in ("cause", "entry", "evidence", "changed", "refused") if remedy.get(name)
+        }
+        lines = last_lines(self.file.log, LINES_SHOWN)
+        return {"exit_code": ending.code, "lived_s": ending.lived_s, "command": self.line, "lines": lines, **found}
+
+    def _pause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not self.stopping.for_good and (left := until - time.monotonic()) > 0:
+            self._go_on(None, None, left)
+
+    def _take_changes(self) -> None:
+        """What somebody left for this restart."""
+        changes, problem = self.file.take_changes()
+        if problem:
+            self.say(problem)
+        if changes is None:
+            return
+        try:
+            answer = self._asked("change", self._question() | {"changes": dict(changes)})
+        except LegroomError as error:
+            self.say(f"the changes for this restart are left out: {error.message}")
+            return
+        if answer is not None:
+            self.words, self.env, self.line = list(answer["words"]), dict(answer["env"]), answer["line"]
+            self.expected = answer["expected"]
+            self.say(f"restart with: {self.line}. Expected now: {self.expected['text']}")
+
+    def _check_port(self) -> None:
+        """Said before launching. What is left of our own server gets a moment to go."""
+        until = time.monotonic() + (_PORT_PATIENCE_S if self.file.log.exists() else 0)
+        while problem := port_problem(self.prepared["host"], self.prepared["port"]):
+            if time.monotonic() >= until:
+                raise LegroomError(problem, "stop what listens there, or give vLLM another --port")
+            time.sleep(0.1)
+
+    def _record(self, child: Child) -> None:
+        problem = self.file.write(
+            {
+                "pid": os.getpid(), "child_pid": child.pid, "keeper_pid": child.keeper_pid, "url": self.prepared["url"],
+                "command": self.words, "log": str(self.file.log), "started_s": time.time(),
+            }
+        )  # fmt: skip
+        if problem:
+            self.say(problem)
+
+    def _key(self) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+        return tuple(self.words), tuple(sorted(self.env.items()))

@@ -1,0 +1,31 @@
+"""What `legroom run` was asked to do."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from legroom.records import dataclass
+
+OnCrash = Literal["restart", "exit"]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The options of one `legroom run`. Times in seconds."""
+
+    words: tuple[str, ...]
+    tries: int = 3
+    keep: tuple[str, ...] = ()
+    min_context: int | None = None
+    min_concurrency: float | None = None
+    on_crash: OnCrash = "restart"
+    restarts: int = 5
+    """How many restarts after crashes an hour may have."""
+    restart_delay_s: float = 2.0
+    """Before the first restart; doubles with every further one of the hour."""
+    ready_timeout_s: float = 1800.0
+    drain_s: float = 60.0
+    verify: bool = True
+    save: str | None = None
+    vllm: str | None = None
+    gpu: str | None = None

@@ -1,0 +1,27 @@
+"""The restart budget: so many an hour, each after a longer wait, and then no more."""
+
+from __future__ import annotations
+
+WINDOW_S = 3600.0
+LONGEST_DELAY_S = 300.0
+
+
+class RestartBudget:
+    """Counts restarts after crashes. Never a loop: what crashes more often than the budget stays down."""
+
+    def __init__(self, per_hour: int, first_delay_s: float) -> None:
+        self.per_hour, self.first_delay_s = per_hour, first_delay_s
+        self._taken: list[float] = []
+
+    def left(self, now_s: float) -> int:
+        """How many more the last hour allows."""
+        self._taken = [taken for taken in self._taken if now_s - taken < WINDOW_S]
+        return max(self.per_hour - len(self._taken), 0)
+
+    def take(self, now_s: float) -> float | None:
+        """How long to wait before the restart that is begun now; None where the budget is spent."""
+        if not self.left(now_s):
+            return None
+        delay_s = min(self.first_delay_s * 2.0 ** len(self._taken), LONGEST_DELAY_S)
+        self._taken.append(now_s)
+        return delay_s

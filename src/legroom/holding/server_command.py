@@ -1,0 +1,158 @@
+"""The command that `legroom run` is given: is it vLLM, which release, and where will it listen?"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from legroom.errors import UNREACHABLE, LegroomError
+from legroom.facts.releases import Release, latest
+from legroom.facts.releases import release as known_release
+from legroom.records import dataclass
+from legroom.vllm.args import ServeArgs
+from legroom.vllm.given import is_given, other_value
+from legroom.vllm.shell import ASSIGNMENT, CONTAINER_TOOLS, basename, server_start
+from legroom.vllm.sources import deployment_from_command
+
+_VERSION = "from importlib.metadata import version; print(version('vllm'))"
+_ASKING_S = 30.0
+_ANYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}
+
+
+@dataclass(frozen=True)
+class ServerCommand:
+    """A vLLM server that can be started here."""
+
+    words: tuple[str, ...]
+    env: Mapping[str, str]
+    """What stood before the command, as NAME=value."""
+    flags_at: int
+    """Where the server's own flags begin among the words."""
+    release: Release
+    release_said: str
+    """The installed release, empty where it could not be found out."""
+    args: ServeArgs
+    problems: tuple[str, ...] = ()
+    """Flags that this release will refuse."""
+
+    @property
+    def port(self) -> int:
+        """Where it will listen."""
+        said = other_value(self.args, "--port")
+        return int(said) if said and said.isdecimal() else 8000
+
+    @property
+    def host(self) -> str:
+        """An address of this machine that reaches it."""
+        said = other_value(self.args, "--host") or ""
+        return _ANYWHERE.get(said, said)
+
+    @property
+    def url(self) -> str:
+        """What its clients call it."""
+        scheme = "https" if is_given(self.args, "--ssl-certfile") else "http"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{scheme}://{host}:{self.port}"
+
+    @property
+    def line(self) -> str:
+        """As one would type it."""
+        return shlex.join([*(f"{name}={value}" for name, value in self.env.items()), *self.words])
+
+
+def read_command(words: Sequence[str], vllm: str | None, environ: Mapping[str, str]) -> ServerCommand:
+    """Read the words after `legroom run --`; `vllm` is the release where the user says it."""
+    env, rest = _assignments(words)
+    at = _server_at(rest)
+    path = {**environ, **env}.get("PATH")
+    if shutil.which(rest[0], path=path) is None:
+        hint = "install vLLM (pip install vllm), activate its environment, or give the path of its `vllm`"
+        raise LegroomError(f"{rest[0]} is not installed here, or not on the PATH", hint, UNREACHABLE)
+    said = vllm or installed_release(rest[at:], path)
+    release = _nearest(said)
+    deployment = deployment_from_command(shlex.join(rest), release)
+    for flag in ("--headless", "--uds"):
+        if is_given(deployment.args, flag):
+            raise LegroomError(f"a server with {flag} has no port to watch", "run that one without legroom run")
+    problems = tuple(problem.message for problem in deployment.problems if problem.stops_vllm)
+    return ServerCommand(tuple(rest), env, _flags_at(rest, at), release, said or "", deployment.args, problems)
+
+
+def installed_release(words: Sequence[str], path: str | None) -> str | None:
+    """Which vLLM a command would run, asked of its own Python without importing vLLM; None where that fails."""
+    program = shutil.which(words[0], path=path)
+    if program is None:
+        return None
+    python = _interpreter(Path(program)) if basename(program) == "vllm" else program
+    if python is None:
+        return None
+    try:
+        done = subprocess.run(
+            [python, "-c", _VERSION], capture_output=True, text=True, timeout=_ASKING_S, check=False, env=_env(path)
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode and "PackageNotFoundError" in done.stderr and basename(program) != "vllm":
+        hint = "give the Python of the environment that vLLM is installed in"
+        raise LegroomError(f"{program} has no vLLM", hint, UNREACHABLE)
+    return done.stdout.strip() or None
+
+
+def _env(path: str | None) -> dict[str, str]:
+    return {"PATH": path} if path else {}
+
+
+def _interpreter(script: Path) -> str | None:
+    """The Python that a console script names in its first line."""
+    try:
+        with script.open("rb") as file:
+            first = file.readline(512).decode("utf-8", "replace").strip()
+    except OSError:
+        return None
+    if first == "#!/bin/sh":  # pip's form for long paths: the next line executes the interpreter
+        beside = script.with_name("python")
+        return str(beside) if beside.exists() else None
+    words = first[2:].split() if first.startswith("#!") else []
+    if words and basename(words[0]) == "env":
+        words = [shutil.which(words[-1]) or ""]
+    return words[0] or None if words else None
+
+
+def _nearest(said: str | None) -> Release:
+    if not said:
+        return latest()
+    return known_release(said.partition("+")[0])
+
+
+def _assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    env: dict[str, str] = {}
+    rest = list(words)
+    while rest and (found := ASSIGNMENT.fullmatch(rest[0])):
+        env[found[1]] = found[2]
+        rest.pop(0)
+    return env, rest
+
+
+def _server_at(words: list[str]) -> int:
+    usage = "legroom run [options] -- vllm serve MODEL [flags]"
+    if not words:
+        raise LegroomError("which server?", usage)
+    at = server_start(words)
+    if at is None:
+        shown = shlex.join(words)
+        raise LegroomError(f"this is not a vLLM server: {shown[:120]}", usage)
+    if basename(words[at]) in CONTAINER_TOOLS:
+        hint = "run starts vLLM itself; put `legroom run -- vllm serve ...` inside the container"
+        raise LegroomError("a container is not a child of legroom, so run cannot hold it", hint)
+    return at
+
+
+def _flags_at(words: list[str], at: int) -> int:
+    """After `vllm serve`, `python -m module` or `python path/api_server.py`."""
+    for i in range(at, len(words)):
+        if words[i] == "serve" or words[i].endswith(("api_server", "api_server.py")):
+            return i + 1
+    return len(words)

@@ -1,0 +1,93 @@
+"""What a signal asks for, and how long a server may take to do it."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+GRACE_S = 15.0
+"""What vLLM may take beyond its own drain to take itself down."""
+INTERRUPT_S = 30.0
+HURRY_S = 5.0
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+
+
+class Server(Protocol):
+    """What can be stopped."""
+
+    def send(self, number: int) -> None:
+        """A signal to it."""
+
+    def kill(self) -> None:
+        """All of it, at once."""
+
+
+class Stopping:
+    """SIGTERM drains, SIGINT ends, a second one of either hurries, a third kills; SIGHUP drains and starts anew."""
+
+    def __init__(self, drain_s: float, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self.for_good = False
+        """Whether it was asked to stop, so that nothing is started any more."""
+        self.restart = False
+        self._drain_s, self._say, self._clock = drain_s, say, clock
+        self._asked = 0
+        self._deadline_s: float | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether the server is on its way out because somebody asked."""
+        return self.for_good or self.restart
+
+    def restarting(self) -> None:
+        """The server that was to be replaced is gone."""
+        self.restart, self._asked, self._deadline_s = False, 0, None
+
+    def left_s(self) -> float | None:
+        """How long until the deadline; None where there is none."""
+        return None if self._deadline_s is None else max(self._deadline_s - self._clock(), 0.0)
+
+    def take(self, number: int, server: Server | None) -> None:
+        """A signal came."""
+        if number == signal.SIGHUP:
+            self._take_restart(server)
+        elif number in _ENDING:
+            self._take_end(number, server)
+        elif server is not None:
+            server.send(number)
+
+    def check(self, server: Server | None) -> None:
+        """Kill what has not gone by its deadline."""
+        if server is not None and self.left_s() == 0.0:
+            self._say("it did not go in time: killing it")
+            server.kill()
+            self._deadline_s = self._clock() + HURRY_S
+
+    def _take_restart(self, server: Server | None) -> None:
+        if self.begun or server is None:
+            return
+        self.restart = True
+        self._say("SIGHUP: draining, then starting again")
+        self._end(server, signal.SIGTERM, self._drain_s + GRACE_S)
+
+    def _take_end(self, number: int, server: Server | None) -> None:
+        self.for_good, self.restart = True, False
+        self._asked += 1
+        if server is None:
+            return
+        if self._asked == 1:
+            patience_s = INTERRUPT_S if number == signal.SIGINT else self._drain_s + GRACE_S
+            what = "ending" if number == signal.SIGINT else "draining"
+            self._say(f"{signal.Signals(number).name}: {what}, {patience_s:.0f} s at most; once more hurries")
+            self._end(server, number, patience_s)
+        elif self._asked == 2:
+            self._say(f"hurrying: {HURRY_S:.0f} s at most")
+            self._end(server, signal.SIGINT, HURRY_S)
+        else:
+            self._say("killing it")
+            server.kill()
+
+    def _end(self, server: Server, number: int, patience_s: float) -> None:
+        server.send(number)
+        self._deadline_s = self._clock() + patience_s
