@@ -2,7 +2,6 @@
 
 import math
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -20,6 +19,7 @@ from legroom.live.journal_columns import (
     unpack_row,
 )
 from legroom.live.journal_thinning import growth, merged, thinned
+from legroom.live.sample import EngineSample, Histogram, Sample
 
 START_S = 1_000_000 * 3600.0 / 1000  # an hour's edge
 NUMBERS = st.floats(allow_infinity=False)
@@ -102,17 +102,20 @@ def test_the_newest_samples_come_back_one_by_one(journal):
 
 
 def test_a_sample_gives_its_sums_and_its_histograms(journal):
-    sample = SimpleNamespace(
-        server="a", time_s=START_S, kv_use=0.5, running=3, waiting=None, e2e=SimpleNamespace(sum=2.5, count=7)
+    latency = Histogram((1.0, math.inf), (3.0, 7.0), 2.5)
+    engines = (
+        EngineSample("m", "0", kv_use=0.5, running=3, recomputed_tokens=10, e2e_latency=latency),
+        EngineSample("m", "1", kv_use=0.7, running=2, recomputed_tokens=5),
     )
-    journal.add_samples([sample])
+    journal.add_samples([Sample(START_S, "a", engines, process_start_s=12.0)])
     (point,) = journal.samples("a", START_S - 1, START_S + 1)
-    assert (point.gauge("kv_use"), point.gauge("waiting")) == (0.5, None)
-    assert (point.total("e2e_sum_s"), point.total("e2e_count")) == (2.5, 7.0)
+    assert (point.gauge("kv_use"), point.gauge("running"), point.gauge("waiting")) == (0.6, 5.0, None)
+    assert (point.total("e2e_latency_sum_s"), point.total("e2e_latency_count")) == (2.5, 7.0)
+    assert (point.total("recomputed_tokens"), point.gauge("process_start_s")) == (15.0, 12.0)
 
 
 def test_numbers_that_are_none_are_unknown(journal):
-    journal.add_samples([SimpleNamespace(server="a", time_s=START_S, kv_use=math.inf, running=math.nan, waiting="x")])
+    journal.add_samples([Sample(START_S, "a", (EngineSample("m", "0", kv_use=math.inf, running=math.nan),))])
     (point,) = journal.samples("a", START_S - 1, START_S + 1)
     assert [point.gauge(name) for name in ("kv_use", "running", "waiting")] == [None, None, None]
 

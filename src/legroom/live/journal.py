@@ -34,6 +34,7 @@ from legroom.live.journal_records import (
     Stage,
 )  # fmt: skip
 from legroom.live.journal_samples import Retention, SampleStore, values_of
+from legroom.live.sample import Sample
 from legroom.planning.store_path import store_path
 
 __all__ = [
@@ -116,6 +117,12 @@ class Journal:
             made = db.execute("SELECT changes()").fetchone()[0]
             query = "SELECT last_insert_rowid()" if made else "SELECT id FROM incidents WHERE key = ?"
             return int(db.execute(query, () if made else (key,)).fetchone()[0])
+
+    def incident_id(self, key: str) -> int | None:
+        """The incident that was opened with this key."""
+        with self._reading() as db:
+            row = db.execute("SELECT id FROM incidents WHERE key = ?", (key,)).fetchone()
+        return None if row is None else int(row[0])
 
     def note(
         self, incident_id: int, text: str, detail: Mapping[str, Any] | None = None, time_s: float | None = None
@@ -259,8 +266,8 @@ class Journal:
 
     # Samples
 
-    def add_samples(self, samples: Iterable[Any]) -> None:
-        """Keeps what matters of each `live.sample.Sample`. One transaction for all of them."""
+    def add_samples(self, samples: Iterable[Sample]) -> None:
+        """Keeps what matters of each. One transaction for all of them."""
         self.add_rows((sample.server, sample.time_s, values_of(sample)) for sample in samples)
 
     def add_rows(self, rows: Iterable[tuple[str, float, Sequence[float]]]) -> None:

@@ -1,6 +1,6 @@
 """Samples as columns of numbers: what is kept of one, how an hour of them is packed, and how it is thinned.
 
-An hour of one server is 720 samples of 16 numbers. Whole numbers are kept as differences, others with their bytes
+An hour of one server is 720 samples of 17 numbers. Whole numbers are kept as differences, others with their bytes
 sorted by significance, and the whole is compressed: a few bytes a number's change, nothing for what stands still.
 """
 
@@ -17,10 +17,10 @@ from math import isnan
 from legroom.records import dataclass
 
 # Changing these takes a step in journal_schema.py that rewrites what is held.
-GAUGES = ("kv_use", "running", "waiting", "memory_used_bytes", "num_blocks")
+GAUGES = ("kv_use", "running", "waiting", "memory_used_bytes", "num_blocks", "process_start_s")
 COUNTERS = (
     "preemptions", "prefix_queries", "prefix_hits", "prompt_tokens", "generation_tokens", "recomputed_tokens",
-    "finished", "e2e_sum_s", "e2e_count", "ttft_sum_s", "ttft_count",
+    "finished", "e2e_latency_sum_s", "e2e_latency_count", "ttft_sum_s", "ttft_count",
 )  # fmt: skip
 FIELDS = GAUGES + COUNTERS
 HOUR_S = 3600

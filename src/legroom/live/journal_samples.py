@@ -22,6 +22,7 @@ from legroom.live.journal_columns import (
     unpack_row,
 )  # fmt: skip
 from legroom.live.journal_thinning import Row, as_points, columns_of, merged, points_of, thinned
+from legroom.live.sample import Sample
 from legroom.records import dataclass
 
 STEPS_S = (RAW_STEP_S, MINUTE_STEP_S, TEN_MINUTES_STEP_S)
@@ -44,17 +45,23 @@ class Retention:
         return {RAW_STEP_S: self.raw_s, MINUTE_STEP_S: self.minute_s, TEN_MINUTES_STEP_S: self.ten_minutes_s}[step_s]
 
 
-def values_of(sample: Any) -> tuple[float, ...]:
+def values_of(sample: Sample) -> tuple[float, ...]:
     """What is kept of a sample: its sums over engines and models, in the order of FIELDS."""
     return tuple(_number(_field(sample, name)) for name in FIELDS)
 
 
-def _field(sample: Any, name: str) -> Any:
+def _field(sample: Sample, name: str) -> Any:
     for part, held in (("_sum_s", "sum"), ("_count", "count")):
         if name.endswith(part):
-            histogram = getattr(sample, name.removesuffix(part), None)
-            return getattr(histogram, held, None)
-    return getattr(sample, name, None)
+            histograms = [getattr(engine, name.removesuffix(part)) for engine in sample.engines]
+            return _sum([getattr(histogram, held) for histogram in histograms if histogram is not None])
+    if hasattr(sample, name):
+        return getattr(sample, name)
+    return _sum([value for engine in sample.engines if (value := getattr(engine, name)) is not None])
+
+
+def _sum(values: Sequence[float]) -> float | None:
+    return sum(values) if values else None
 
 
 def _number(value: Any) -> float:
