@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from legroom.records import dataclass
 
-_MOST_POINTS = 200
-"""Pairs grow with the square: twenty thousand take milliseconds."""
+_MOST_POINTS = 120
+"""Pairs grow with the square: seven thousand take milliseconds."""
 _Z = 1.96
 """Two-sided 95 %."""
 

@@ -1,0 +1,66 @@
+"""Servers made of numbers: a clock, totals that grow, and what they would show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from legroom.live.detectors import Detector, Finding
+from legroom.live.sample import EngineSample, Failure, FailureKind, Histogram, Look, Sample
+from legroom.live.thresholds import DEFAULT, Thresholds
+from legroom.live.window import Window
+
+SERVER = "http://host:8000"
+BOUNDS = (0.1, 1.0, 10.0, float("inf"))
+
+
+def engine(**fields: Any) -> EngineSample:
+    """An idle engine of 1,000 blocks of 16 tokens, changed as asked."""
+    idle: dict[str, Any] = {
+        "model": "m", "engine": "0", "kv_use": 0.0, "running": 0.0, "waiting": 0.0, "preemptions": 0.0,
+        "prefix_queries": 0.0, "prefix_hits": 0.0, "prompt_tokens": 0.0, "generation_tokens": 0.0, "finished": 0.0,
+        "num_blocks": 1000, "block_size": 16, "prefix_caching": True,
+    }  # fmt: skip
+    return EngineSample(**(idle | fields))
+
+
+class FakeServer:
+    """Feeds one detector, a look every five seconds."""
+
+    def __init__(
+        self, detector: type[Detector], plan: Mapping[str, Any] | None = None, levels: Thresholds = DEFAULT,
+        interval_s: float = 5.0,
+    ) -> None:  # fmt: skip
+        self.window = Window(SERVER)
+        self.detector = detector(levels, plan)
+        self.interval_s = interval_s
+        self.time_s = 1_700_000_000.0
+        self.totals: dict[str, float] = {}
+        self.prompts = 0.0
+        self.others: dict[str, Any] = {}
+
+    def look(self, **figures: Any) -> Finding | None:
+        """One look: gauges as given, `add_NAME` grows a counter, `prompts` counts first tokens."""
+        gauges = {name: value for name, value in figures.items() if not name.startswith("add_") and name != "prompts"}
+        for name, value in figures.items():
+            if name.startswith("add_"):
+                self.totals[name[4:]] = self.totals.get(name[4:], 0.0) + value
+        self.prompts += figures.get("prompts", 0)
+        ttft = Histogram(BOUNDS, (0.0, self.prompts, self.prompts, self.prompts), self.prompts)
+        server = {name: gauges.pop(name) for name in list(gauges) if name.endswith("_bytes")}
+        sample = Sample(self.time_s, SERVER, (engine(ttft=ttft, **(self.totals | gauges)),))
+        return self.take(replace(sample, **server, **self.others))
+
+    def fail(self, kind: FailureKind = "refused") -> Finding | None:
+        """A look that brings nothing."""
+        return self.take(Failure(self.time_s, SERVER, kind, f"{SERVER}: nothing listens there"))
+
+    def take(self, look: Look) -> Finding | None:
+        self.window.add(look)
+        found = self.detector.update(self.window, self.time_s)
+        self.time_s += self.interval_s
+        return found
+
+    def looks(self, times: int, **figures: Any) -> list[Finding | None]:
+        return [self.look(**figures) for _ in range(times)]

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from fake_server import FakeServer
+
+from legroom.live.detectors.long_prompt_burst import LongPromptBurst
+
+USUAL = {"running": 4.0, "prompts": 3, "add_prompt_tokens": 600.0}
+LONG = {"running": 4.0, "prompts": 3, "add_prompt_tokens": 12_000.0}
+
+
+def test_prompts_far_longer_than_usual_are_said() -> None:
+    server = FakeServer(LongPromptBurst)
+    server.looks(20, **USUAL)
+    found = server.looks(6, **LONG)
+    assert found[-1] is not None
+    assert "fill the KV pool" in found[-1].reason and "times the usual 200" in found[-1].reason
+
+
+def test_a_server_that_always_gets_long_prompts_does_not_burst() -> None:
+    server = FakeServer(LongPromptBurst)
+    found = server.looks(60, **LONG)
+    assert found[-1] is None
+
+
+def test_one_long_prompt_is_no_burst() -> None:
+    server = FakeServer(LongPromptBurst)
+    server.looks(20, **USUAL)
+    one = server.look(running=1, prompts=1, add_prompt_tokens=12_000)
+    assert [one, *server.looks(10)] == [None] * 11
+
+
+def test_prompts_that_are_longer_but_small_to_the_pool_are_none() -> None:
+    server = FakeServer(LongPromptBurst)
+    server.looks(20, **USUAL)
+    assert server.looks(10, running=4, prompts=3, add_prompt_tokens=2400) == [None] * 10

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from typing import Any
+
+from fake_server import FakeServer
+
+from legroom.live.detectors.plan_drift import PlanDrift
+
+
+def plan(blocks: int, low: int = 98, high: int = 102) -> dict[str, Any]:
+    return {
+        "kv": {"num_blocks": blocks, "block_size": 16, "max_concurrency": 9.0},
+        "layout": {"kv_cache_bytes": 100},
+        "confidence": {"kv_cache_bytes": {"low": low, "high": high}},
+    }
+
+
+def test_a_smaller_pool_than_planned_is_said_with_both_numbers() -> None:
+    found = FakeServer(PlanDrift, plan(1200)).looks(2, max_concurrency=7.5)
+    assert found[1] is not None
+    assert "holds 16,000 tokens, the plan said 19,200 (-17%); 7.5 full-length" in found[1].reason
+
+
+def test_a_larger_pool_is_information() -> None:
+    found = FakeServer(PlanDrift, plan(800)).looks(2)[1]
+    assert found is not None and found.severity == "info"
+
+
+def test_a_pool_within_the_plans_own_band_is_as_planned() -> None:
+    assert FakeServer(PlanDrift, plan(1150, low=80)).looks(5) == [None] * 5
+    assert FakeServer(PlanDrift, plan(1020)).looks(5) == [None] * 5
+
+
+def test_without_a_plan_nothing_can_drift() -> None:
+    assert FakeServer(PlanDrift).looks(5) == [None] * 5
+    assert FakeServer(PlanDrift, {"kv": {"num_blocks": "many"}}).looks(5) == [None] * 5

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+from fake_server import FakeServer
+
+from legroom.live.detectors.queue_backlog import QueueBacklog
+
+
+def test_a_short_queue_that_is_served_at_once_is_fine() -> None:
+    found = FakeServer(QueueBacklog).looks(20, running=8, waiting=9, add_finished=50)
+    assert found == [None] * 20
+
+
+def test_a_queue_longer_than_ten_seconds_of_service_is_said() -> None:
+    server = FakeServer(QueueBacklog)
+    server.look(running=8)
+    found = server.looks(3, running=8, waiting=60, add_finished=10)
+    assert found[2] is not None
+    assert found[2].numbers["wait_s"] == pytest.approx(30)
+    assert "a new one waits 30 s" in found[2].reason
+
+
+def test_it_says_whether_the_pool_or_the_batch_holds_them_back() -> None:
+    for use, holder in ((0.3, "the batch limit"), (0.99, "the pool")):
+        server = FakeServer(QueueBacklog)
+        found = server.looks(5, kv_use=use, running=8, waiting=60, add_finished=10)[-1]
+        assert found is not None and holder in found.reason
+
+
+def test_a_queue_that_nothing_comes_out_of_is_said_too() -> None:
+    found = FakeServer(QueueBacklog).looks(5, running=8, waiting=60)
+    assert found[-1] is not None and "none finished" in found[-1].reason
+
+
+def test_a_few_that_wait_are_no_queue() -> None:
+    assert FakeServer(QueueBacklog).looks(20, running=1, waiting=3) == [None] * 20
+
+
+def test_a_burst_of_two_looks_is_none() -> None:
+    server = FakeServer(QueueBacklog)
+    server.look()
+    assert server.looks(2, running=8, waiting=60, add_finished=1) == [None, None]
+    assert server.looks(5, running=8) == [None] * 5

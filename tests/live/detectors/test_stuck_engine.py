@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from fake_server import FakeServer
+
+from legroom.live.detectors.stuck_engine import StuckEngine
+
+
+def test_an_engine_whose_figures_stand_still_while_requests_run_is_stuck() -> None:
+    server = FakeServer(StuckEngine)
+    server.looks(5, running=4, kv_use=0.2, add_generation_tokens=100)
+    found = server.looks(3, running=4, kv_use=0.2)
+    assert found[:2] == [None, None]
+    assert found[2] is not None and found[2].restart_helps
+    assert found[2].reason == "4 requests run, and for 15 s no token came and no other figure moved"
+
+
+def test_a_long_prefill_moves_the_pool_and_is_not_stuck() -> None:
+    server = FakeServer(StuckEngine)
+    assert [server.look(running=1, kv_use=0.01 * number) for number in range(20)] == [None] * 20
+
+
+def test_an_idle_server_is_not_stuck() -> None:
+    assert FakeServer(StuckEngine).looks(20) == [None] * 20
+
+
+def test_a_sleeping_engine_is_not_stuck() -> None:
+    assert FakeServer(StuckEngine).looks(20, running=1, asleep=True) == [None] * 20
+
+
+def test_fast_looks_do_not_make_one_slow_step_a_hang() -> None:
+    server = FakeServer(StuckEngine, interval_s=1.0)
+    server.look(running=1)
+    assert server.looks(8, running=1) == [None] * 8
+    assert server.looks(4, running=1)[-1] is not None
+
+
+def test_the_first_token_ends_it_after_calm() -> None:
+    server = FakeServer(StuckEngine)
+    server.looks(6, running=4)
+    assert server.looks(9, running=4, add_generation_tokens=10)[-1] is None

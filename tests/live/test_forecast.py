@@ -1,0 +1,82 @@
+"""Trends and forecasts: robust, with a band, and silent where there is no trend."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from legroom.live.forecast import forecast
+from legroom.live.sample import EngineSample, Sample
+from legroom.live.trend import trend
+from legroom.live.window import Window
+
+
+def window(uses: list[float]) -> Window:
+    made = Window("x")
+    for number, use in enumerate(uses):
+        made.add(Sample(5.0 * number, "x", (EngineSample("m", "0", kv_use=use, running=1.0),)))
+    return made
+
+
+def test_a_steady_rise_says_when_the_pool_is_full() -> None:
+    found = forecast(window([0.3 + 0.005 * number for number in range(40)]))
+    assert found is not None
+    # 0.455 are left at a thousandth a second.
+    assert found.full_in_s == pytest.approx(455, rel=0.02)
+    assert found.text == "pool full in ~8 min at this trend"
+    assert found.per_minute == pytest.approx(0.06)
+
+
+def test_a_noisy_rise_has_a_band_around_the_truth() -> None:
+    chance = random.Random(1)
+    found = forecast(window([0.2 + 0.006 * number + chance.uniform(-0.05, 0.05) for number in range(60)]))
+    assert found is not None and found.latest_s is not None
+    assert found.earliest_s < (0.95 - 0.2 - 0.006 * 59) / 0.0012 < found.latest_s
+
+
+@pytest.mark.parametrize(
+    "uses",
+    [
+        [0.5] * 60,
+        [0.9 - 0.01 * number for number in range(60)],
+        [0.5 + 0.3 * (number % 2) for number in range(60)],
+    ],
+)
+def test_without_a_rise_there_is_no_forecast(uses: list[float]) -> None:
+    assert forecast(window(uses)) is None
+
+
+def test_a_pool_that_is_full_needs_no_forecast() -> None:
+    assert forecast(window([0.5 + 0.01 * number for number in range(50)])) is None
+
+
+def test_a_few_samples_are_no_trend() -> None:
+    assert forecast(window([0.1 * number for number in range(8)])) is None
+
+
+def test_hours_ahead_nothing_is_promised() -> None:
+    assert forecast(window([0.3 + 0.0001 * number for number in range(60)])) is None
+
+
+def test_outliers_do_not_bend_the_slope() -> None:
+    points = [(float(n), 2.0 * n) for n in range(50)]
+    points[10] = (10.0, 9999.0)
+    points[40] = (40.0, -9999.0)
+    found = trend(points)
+    assert found is not None and found.slope == pytest.approx(2.0) and found.is_clear
+
+
+@given(st.floats(-1e6, 1e6), st.floats(-1e3, 1e3), st.integers(3, 300))
+def test_a_line_gives_its_own_slope(start: float, slope: float, count: int) -> None:
+    found = trend([(float(n), start + slope * n) for n in range(count)])
+    assert found is not None
+    assert found.slope == pytest.approx(slope, rel=1e-6, abs=1e-6)
+    assert found.low <= found.slope <= found.high
+
+
+@given(st.lists(st.tuples(st.floats(allow_nan=True, allow_infinity=True), st.floats(allow_nan=True)), max_size=20))
+def test_no_points_make_it_fail(points: list[tuple[float, float]]) -> None:
+    trend(points)

@@ -1,0 +1,49 @@
+"""Thresholds: one home, set from a file by name, with mistakes said."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+
+import pytest
+
+from legroom.errors import LegroomError
+from legroom.live import thresholds
+from legroom.live.thresholds import DEFAULT, Hold
+
+
+def test_a_threshold_is_set_by_its_name() -> None:
+    changed = DEFAULT.changed({"pool_full_ratio": 0.9, "hold": {"seconds": 30}, "crash_restarts": 5})
+    assert (changed.pool_full_ratio, changed.hold, changed.crash_restarts) == (0.9, Hold(3, 30), 5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"pool_ful": 0.9}, {"pool_full_ratio": "high"}, {"pool_full_ratio": 95}, {"hold": 3}, {"queue_wait_s": -1},
+     {"hold": {"minutes": 1}}, {"queue_wait_s": True}, {"queue_wait_s": float("inf")}],
+)  # fmt: skip
+def test_a_wrong_setting_is_named(settings: dict[str, object]) -> None:
+    with pytest.raises(LegroomError, match=next(iter(settings))):
+        DEFAULT.changed(settings)
+
+
+def test_calm_lies_below_alarm() -> None:
+    assert DEFAULT.pool_calm_ratio < DEFAULT.pool_full_ratio
+    assert DEFAULT.queue_calm_s < DEFAULT.queue_wait_s
+    assert DEFAULT.hit_rate_calm_ratio > DEFAULT.hit_rate_low_ratio
+    assert DEFAULT.preemption_calm_ratio < DEFAULT.preemption_share_ratio
+    assert DEFAULT.fragmentation_calm_ratio < DEFAULT.fragmentation_ratio
+
+
+def test_every_level_that_is_no_calm_twin_or_alert_time_has_its_reason_beside_it() -> None:
+    (body,) = (node.body for node in ast.parse(inspect.getsource(thresholds)).body
+               if isinstance(node, ast.ClassDef) and node.name == "Thresholds")  # fmt: skip
+    bare = []
+    for number, node in enumerate(body):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            after = body[number + 1] if number + 1 < len(body) else None
+            if not (isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)):
+                bare.append(node.target.id)
+    assert [name for name in bare if not ("calm" in name or name.startswith("alert") or name.endswith("over_s"))] == [
+        "crash_restarts"
+    ]
