@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from legroom.version import __version__
+
 if TYPE_CHECKING:
     from legroom.api import DiagnosisReport as DiagnosisReport
     from legroom.api import PlanReport as PlanReport
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
     from legroom.api import layout as layout
     from legroom.api import plan as plan
     from legroom.api import simulate as simulate
-
-__version__ = "0.1.0"
 
 _PUBLIC = ("DiagnosisReport", "PlanReport", "diagnose", "layout", "plan", "simulate")
 

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn, Protocol
 
-from legroom import __version__
 from legroom.errors import BAD_INPUT, OK, LegroomError
+from legroom.version import __version__
 
 _INTERRUPTED = 130
 _BUG = 70

@@ -12,10 +12,10 @@ from mcp.types import ToolAnnotations
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from legroom import __version__
 from legroom.api import Machine
 from legroom.errors import LegroomError
 from legroom.mcp import requests as calls
+from legroom.version import __version__
 
 _INSTRUCTIONS = """\
 legroom knows where every byte of a GPU goes when vLLM serves a model. Ask `plan` before a server starts, `diagnose`
