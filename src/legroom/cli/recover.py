@@ -1,0 +1,170 @@
+"""`legroom recover`: after a crash, what still holds memory, and freeing what is provably a dead server's."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from legroom.cli.output import note, print_json
+from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+
+if TYPE_CHECKING:
+    from legroom.actions.recover import Freed
+    from legroom.holding.recovery import Restart
+    from legroom.live.dead_weight import Holder
+    from legroom.live.holders import Holdings
+
+_DESCRIPTION = """\
+Show what holds GPU memory and shared memory on this machine, and which of it is provably the dead weight of a vLLM
+server that is gone: engine cores and workers whose API server died, and segments of /dev/shm that nobody maps. Frees
+just that, by PID, with SIGTERM and then SIGKILL, after showing it and asking. Then the command to start instead."""
+
+_EPILOG = """\
+examples:
+  legroom recover
+  legroom recover --yes --log vllm.log
+  legroom recover --dry-run --command 'vllm serve Qwen/Qwen3-8B --max-model-len 32768' --gpu rtx4090
+
+exit codes: 0 no dead weight is left, 1 some is (a dry run, not permitted, would not end), 2 the call is wrong
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Describe the command's options."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "recover",
+        usage="legroom recover [--yes | --dry-run] [options]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--yes", action="store_true", help="free it without asking")
+    how.add_argument("--dry-run", action="store_true", help="only show it (the default when not on a terminal)")
+    known = parser.add_argument_group("the server that died, for a command to start instead")
+    known.add_argument("--command", metavar="LINE", dest="line", help="the vllm serve line that was run")
+    known.add_argument("--log", metavar="FILE", help="what it printed: the fix is computed from it")
+    known.add_argument("--gpu", metavar="NAME", help="a GPU or a size (default: what NVML shows)")
+    known.add_argument("--gpus", metavar="N", help="how many GPUs the machine has")
+    known.add_argument("--vllm", metavar="VERSION", help="the vLLM release")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look, show, ask, free, and say what to start."""
+    from legroom.live.dead_weight import judge
+    from legroom.live.holders import look
+
+    holdings = look()
+    holders = judge(holdings)
+    dead = [holder for holder in holders if holder.state == "dead"]
+    if not args.json:
+        _show(holdings, holders)
+    freed = _free(dead) if dead and _agreed(args, dead) else ()
+    restart, why_not = _restart(args)
+    if args.json:
+        print_json(_document(holdings, holders, freed, restart))
+    else:
+        _tell(freed, restart)
+    if why_not:
+        note(why_not)
+    left = len(dead) - sum(one.is_free for one in freed)
+    return ANSWER_IS_NO if left else OK
+
+
+def _show(holdings: Holdings, holders: Sequence[Holder]) -> None:
+    from legroom.render.recover_text import holdings_text
+    from legroom.render.terminal import style_of
+
+    sys.stdout.write(holdings_text(holdings, holders, style_of(sys.stdout)))
+    sys.stdout.flush()
+
+
+def _agreed(args: argparse.Namespace, dead: Sequence[Holder]) -> bool:
+    from legroom.render.recover_text import total_text
+
+    if args.yes:
+        return True
+    if args.dry_run or args.json or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        note(f"dry run: nothing was freed ({total_text(dead)}); --yes frees it")
+        return False
+    try:
+        answer = input(f"\nFree {total_text(dead)}? [y/N] ")
+    except EOFError:
+        answer = ""
+    return answer.strip().lower() in ("y", "yes")
+
+
+def _free(dead: Sequence[Holder]) -> tuple[Freed, ...]:
+    from legroom.actions.recover import free
+    from legroom.live.journal import Journal, JournalUnavailable
+
+    try:
+        journal = Journal.open()
+    except JournalUnavailable as error:
+        note(f"{error.message}: what is freed is not written down")
+        return free(dead)
+    with journal:
+        return free(dead, journal)
+
+
+def _restart(args: argparse.Namespace) -> tuple[Restart | None, str]:
+    """The command to start instead, or why there is none; nothing where nobody asked and nothing is known."""
+    from legroom.cli.deployment import count_of
+    from legroom.holding.recovery import Crashed, last_run, restart_after
+
+    asked = args.line is not None or args.log is not None
+    known = last_run() if not asked else None
+    crashed = Crashed(
+        args.line or (known.command if known else None), args.log or (known.log if known else None),
+        args.gpu, count_of(args.gpus, "--gpus"), args.vllm,
+    )  # fmt: skip
+    if crashed.command is None and crashed.log is None:
+        return None, ""
+    try:
+        return restart_after(crashed), f"computed from {known.source}" if known else ""
+    except LegroomError as error:
+        if asked:
+            raise
+        return None, f"no command computed from {known.source if known else 'what is known'}: {error.message}"
+
+
+def _tell(freed: Sequence[Freed], restart: Restart | None) -> None:
+    from legroom.render.recover_text import freed_text
+    from legroom.render.terminal import style_of
+    from legroom.render.text import wrap
+
+    style = style_of(sys.stdout)
+    if freed:
+        sys.stdout.write("\n" + freed_text(freed, style))
+    if restart:
+        import shlex
+
+        print("\n" + style.paint("Start instead", "bold"))
+        print("\n".join(wrap(restart.why, style.width, "  ")))
+        print("  " + style.paint(shlex.join(restart.command), "bold"))
+
+
+def _document(
+    holdings: Holdings, holders: Sequence[Holder], freed: Sequence[Freed], restart: Restart | None
+) -> dict[str, Any]:
+    from legroom.planning.plan_json import layout_json
+    from legroom.render.recover_text import freed_json, holder_json
+
+    return {
+        "gpus": [
+            {"index": card.index, "name": card.name, "total_bytes": card.total_bytes, "used_bytes": card.used_bytes}
+            for card in holdings.gpus
+        ],
+        "holders": [holder_json(holder) for holder in holders],
+        "freed": [freed_json(one) for one in freed],
+        "restart": {
+            "command": list(restart.command), "why": restart.why,
+            "layout": layout_json(restart.plan.layout) if restart.plan else None,
+        } if restart else None,
+        "notes": list(holdings.notes),
+    }  # fmt: skip

@@ -1,0 +1,285 @@
+"""What holds memory on this machine: processes, their sockets and shared memory, and the GPUs as NVML sees them.
+
+Only looks. Which of it is dead weight is decided by the rules in `dead_weight`, on what is gathered here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from legroom.diagnosis.masking import masked
+from legroom.live.socket_peers import ELSEWHERE, socket_peers
+from legroom.records import dataclass
+
+if TYPE_CHECKING:
+    from legroom.live.nvml import GpuMemory
+
+SHARED_MEMORY = Path("/dev/shm")
+NO_NVML = "no NVIDIA driver answers here (NVML): what holds GPU memory cannot be read"
+_PROC = Path("/proc")
+_SOCKET = re.compile(r"socket:\[(\d+)\]")
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"
+"""The kernel gives the machine's own process namespace this number always: in any other, some processes are hidden."""
+_LONGEST_TITLE = 160
+
+
+@dataclass(frozen=True)
+class ProcessFact:
+    """One process, as far as it may be read."""
+
+    pid: int
+    created_s: float
+    parent: int
+    name: str
+    title: str
+    """The command line, secrets masked."""
+    is_python: bool
+    status: str = "sleeping"
+    user: str = ""
+    resident_bytes: int = 0
+    loads_vllm: bool = False
+    """Code of vLLM is mapped into it."""
+    peers: frozenset[int] = frozenset()
+    """Processes at the other end of its connections."""
+    has_unseen_peer: bool = False
+    """Something is connected whose process cannot be seen."""
+    shared: frozenset[str] = frozenset()
+    """Files of /dev/shm that it has open or mapped."""
+    is_readable: bool = True
+
+    @property
+    def identity(self) -> tuple[int, float]:
+        """A PID is used again; together with the time of birth it is not."""
+        return self.pid, self.created_s
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One file of /dev/shm."""
+
+    path: str
+    length: int
+    bytes: int
+    """Held in memory: pages that were never written to are not."""
+    inode: int
+    modified_s: float
+    is_accounted: bool = True
+    """Whether every process that may map it was read: it is private to its user, and we are that user or root."""
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """One look at the machine."""
+
+    time_s: float
+    processes: Mapping[int, ProcessFact]
+    gpus: tuple[GpuMemory, ...] = ()
+    segments: tuple[Segment, ...] = ()
+    sees_every_process: bool = True
+    """False in a container, where a process that maps a segment may be hidden."""
+    knows_peers: bool = True
+    notes: tuple[str, ...] = ()
+
+    def tree(self, pid: int) -> tuple[ProcessFact, ...]:
+        """A process and everything below it."""
+        below: dict[int, list[ProcessFact]] = {}
+        for fact in self.processes.values():
+            below.setdefault(fact.parent, []).append(fact)
+        found = [self.processes[pid]] if pid in self.processes else []
+        for fact in found:
+            found += below.get(fact.pid, ())
+        return tuple(found)
+
+    def gpu_bytes(self, pid: int) -> int:
+        """What NVML says a process holds, on all GPUs together."""
+        return sum(used or 0 for card in self.gpus for holder, used in card.processes if holder == pid)
+
+
+def look(shared_memory: Path = SHARED_MEMORY) -> Holdings:
+    """Gather everything once: hundredths of a second on a small machine, a second where thousands of processes run."""
+    import psutil  # noqa: PLC0415 - most commands never look
+
+    peers = socket_peers()
+    opened = {int(folder.name): _Opened.of(folder) for folder in _PROC.iterdir() if folder.name.isdigit()}
+    owners: dict[int, set[int]] = {}
+    for pid, seen in opened.items():
+        for inode in seen.sockets:
+            owners.setdefault(inode, set()).add(pid)
+    processes = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            seen = opened.get(process.pid, _Opened())
+            processes[process.pid] = _fact(psutil, process, seen, _ends(seen, process.pid, peers or {}, owners))
+    gpus = _gpus()
+    return Holdings(
+        time_s=time.time(),
+        processes=processes,
+        gpus=gpus,
+        segments=_segments(shared_memory),
+        sees_every_process=_sees_every_process(opened),
+        knows_peers=peers is not None,
+        notes=() if gpus else (NO_NVML,),
+    )
+
+
+def born(pid: int) -> float | None:
+    """When the process of this PID was born, in the terms of `ProcessFact.created_s`; None where there is none."""
+    import psutil  # noqa: PLC0415
+
+    try:
+        return float(psutil.Process(pid).create_time())
+    except psutil.Error:
+        return None
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """What one process has open."""
+
+    sockets: tuple[int, ...] = ()
+    shared: frozenset[str] = frozenset()
+    loads_vllm: bool = False
+    is_readable: bool = False
+    is_in_our_network: bool = True
+
+    @staticmethod
+    def of(folder: Path) -> _Opened:
+        """The files, sockets and maps of a process; unreadable where we may not look."""
+        try:
+            targets = {entry.name: _link(entry.path) for entry in os.scandir(folder / "fd")}
+            mapped = (folder / "maps").read_text("utf-8", "replace")
+        except OSError:
+            return _Opened()
+        # Where output goes (journald's socket under systemd) says nothing about who uses the process.
+        output = {targets.get(name, "") for name in ("0", "1", "2")}
+        shared = {target for target in targets.values() if target.startswith("/dev/shm/")}
+        shared |= {line[line.index("/dev/shm/") :] for line in mapped.splitlines() if "/dev/shm/" in line}
+        return _Opened(
+            tuple(
+                int(found[1]) for name in targets.values() if name not in output and (found := _SOCKET.fullmatch(name))
+            ),
+            frozenset(path.removesuffix(" (deleted)") for path in shared),
+            "/vllm/" in mapped,
+            True,
+            _link(str(folder / "ns/net")) in ("", _link("/proc/self/ns/net")),
+        )
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)  # noqa: PTH115 - thousands of times a look
+    except OSError:
+        return ""
+
+
+def _ends(
+    seen: _Opened, pid: int, peers: Mapping[int, int], owners: Mapping[int, Iterable[int]]
+) -> tuple[frozenset[int], bool]:
+    """The processes at the other ends, and whether one of them cannot be seen."""
+    found: set[int] = set()
+    unseen = not seen.is_in_our_network
+    for inode in seen.sockets:
+        peer = peers.get(inode, 0)
+        if peer == ELSEWHERE:
+            unseen = True
+        elif peer:
+            # The peer's inode is gone from the tables once its process is: then nobody holds it, and nobody talks.
+            holders = owners.get(peer, ())
+            found.update(holders)
+            unseen = unseen or (not holders and peer in peers)
+    return frozenset(found - {pid}), unseen
+
+
+def _fact(psutil: Any, process: Any, seen: _Opened, ends: tuple[frozenset[int], bool]) -> ProcessFact:
+    with process.oneshot():
+        name, status = process.name(), process.status()
+        title = "" if status == "zombie" else _title(psutil, process)
+        return ProcessFact(
+            pid=process.pid,
+            created_s=process.create_time(),
+            parent=process.ppid() or 0,
+            name=name,
+            title=title,
+            is_python=_is_python(psutil, process, name, title),
+            status=status,
+            user=_user(psutil, process),
+            resident_bytes=_resident(psutil, process),
+            loads_vllm=seen.loads_vllm,
+            peers=ends[0],
+            has_unseen_peer=ends[1],
+            shared=seen.shared,
+            is_readable=seen.is_readable or status == "zombie",
+        )
+
+
+def _title(psutil: Any, process: Any) -> str:
+    try:
+        words = process.cmdline()
+    except (psutil.Error, OSError):
+        return ""
+    return masked(" ".join(word.strip() for word in words if word.strip()))[:_LONGEST_TITLE]
+
+
+def _user(psutil: Any, process: Any) -> str:
+    try:
+        return str(process.username())
+    except (psutil.Error, OSError, KeyError):
+        return ""
+
+
+def _resident(psutil: Any, process: Any) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except (psutil.Error, OSError):
+        return 0
+
+
+def _is_python(psutil: Any, process: Any, name: str, title: str) -> bool:
+    try:
+        program = Path(process.exe()).name
+    except (psutil.Error, OSError):
+        program = ""
+    # Of somebody else's process only the name may be readable; a process that gave itself a title has lost even that.
+    return (program or name).startswith(("python", "pypy", "vllm")) or (not program and "::" in (title or name))
+
+
+def _gpus() -> tuple[GpuMemory, ...]:
+    from legroom.live.nvml import devices  # noqa: PLC0415
+
+    return devices()
+
+
+def _segments(folder: Path) -> tuple[Segment, ...]:
+    found = []
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(folder):
+            with contextlib.suppress(OSError):
+                if entry.is_file(follow_symlinks=False):
+                    seen = entry.stat(follow_symlinks=False)
+                    ours = os.getuid() in (0, seen.st_uid) and not seen.st_mode & 0o077
+                    found.append(
+                        Segment(entry.path, seen.st_size, seen.st_blocks * 512, seen.st_ino, seen.st_mtime, ours)
+                    )
+    return tuple(sorted(found, key=lambda segment: segment.path))
+
+
+def _sees_every_process(opened: Mapping[int, _Opened]) -> bool:
+    """Whether this is the machine's own view of processes, and all of ours could be read."""
+    if _link("/proc/self/ns/pid") != _FIRST_PID_NAMESPACE:
+        return False
+    hidden = (_PROC / str(pid) for pid, seen in opened.items() if not seen.is_readable)
+    return not any(_is_ours(folder) for folder in hidden)
+
+
+def _is_ours(folder: Path) -> bool:
+    try:
+        # A zombie and a kernel thread have no program: they map nothing.
+        return folder.stat().st_uid == os.getuid() and (folder / "exe").exists()
+    except OSError:
+        return False

@@ -1,0 +1,132 @@
+"""What holds memory after a crash, and what was freed, for people and programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+from legroom.actions.recover import Freed
+from legroom.live.dead_weight import Holder, State
+from legroom.live.holders import Holdings
+from legroom.render.terminal import Style
+from legroom.render.text import columns, plural, wrap
+from legroom.units import GIB, human_bytes
+
+_HEADINGS: dict[State, tuple[str, str]] = {
+    "dead": ("Dead weight of a dead server", "red"),
+    "suspect": ("Perhaps dead, not proven: left alone", "orange"),
+    "unseen": ("Named by the driver, not to be seen from here", "orange"),
+    "zombie": ("Ended, not collected yet: they hold no memory", "grey"),
+    "in use": ("In use", "green"),
+}
+_MOST_ROWS = 12
+_DRIVER_BYTES = GIB
+"""More than this on a card without a process is held by something that cannot be seen (the driver alone takes less)."""
+
+
+def holdings_text(holdings: Holdings, holders: Sequence[Holder], style: Style) -> str:
+    """Who holds what, the dead first."""
+    lines = []
+    for card in holdings.gpus:
+        lines.append(
+            f"GPU {card.index} {card.name}: {human_bytes(card.used_bytes)} of {human_bytes(card.total_bytes)} used"
+        )
+    lines += list(holdings.notes)
+    for state, group in groupby(holders, key=lambda holder: holder.state):
+        title, colour = _HEADINGS[state]
+        lines += ["", style.paint(title, colour, "bold"), *_rows(list(group), style)]
+    if not any(holder.state == "dead" for holder in holders):
+        lines += ["", style.paint("Nothing here is dead weight.", "green", "bold")]
+    lines += _reset_advice(holdings, holders, style)
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _rows(holders: Sequence[Holder], style: Style) -> Iterable[str]:
+    """A row a process; segments with the same story share one."""
+    groups: dict[tuple[int, str], list[Holder]] = {}
+    for holder in holders:
+        groups.setdefault((holder.process.pid if holder.process else 0, holder.reason), []).append(holder)
+    shown = list(groups.values())[:_MOST_ROWS]
+    table = columns([_cells(group) for group in shown], "<>><")
+    for group, line in zip(shown, table, strict=True):
+        yield "  " + line[: style.width - 2]
+        yield from (style.paint(words, "grey") for words in wrap(group[0].reason, style.width, "      "))
+    rest = [holder for group in list(groups.values())[_MOST_ROWS:] for holder in group]
+    if rest:
+        yield f"  and {len(rest)} more: {_sum_text(rest)}"
+
+
+def _cells(group: Sequence[Holder]) -> tuple[str, str, str, str]:
+    first = group[0]
+    where = f"PID {first.process.pid}" if first.process else "/dev/shm" if first.segment else ""
+    gpu, host = sum(holder.gpu_bytes for holder in group), sum(holder.bytes for holder in group)
+    what = first.what if len(group) == 1 else f"{len(group)} segments, {first.what} ..."
+    return where, f"GPU {human_bytes(gpu)}" if gpu else "", human_bytes(host) if host else "", what
+
+
+def _sum_text(holders: Sequence[Holder]) -> str:
+    gpu, host = sum(holder.gpu_bytes for holder in holders), sum(holder.bytes for holder in holders)
+    return ", ".join(part for part in (f"{human_bytes(gpu)} of GPU memory" if gpu else "", human_bytes(host)) if part)
+
+
+def total_text(dead: Sequence[Holder]) -> str:
+    """`2 processes and 14 segments: 70.1 GiB of GPU memory, 1.2 GiB`."""
+    processes, segments = sum(1 for one in dead if one.process), sum(1 for one in dead if one.segment)
+    named = [f"{processes} process{'es' if processes != 1 else ''}"] if processes else []
+    named += [plural(segments, "segment") + " of /dev/shm"] if segments else []
+    return f"{' and '.join(named)}: {_sum_text(dead)}"
+
+
+def _reset_advice(holdings: Holdings, holders: Sequence[Holder], style: Style) -> list[str]:
+    unseen = {holder.what for holder in holders if holder.state == "unseen"}
+    stuck = [card for card in holdings.gpus if not card.processes and card.used_bytes > _DRIVER_BYTES]
+    if not unseen and not stuck:
+        return []
+    text = (
+        "Memory that no process here accounts for belongs to another container or user, or the driver lost track of "
+        "it. Only if `fuser -v /dev/nvidia*` (as root, on the host) names nobody, and the GPU drives no display, is a "
+        "reset safe; with NVLink all linked GPUs are reset together. legroom does not run it:"
+    )
+    cards = [str(card.index) for card in stuck] or sorted({what.rpartition(" ")[2] for what in unseen})
+    return ["", *wrap(text, style.width), *(f"  sudo nvidia-smi --gpu-reset -i {index}" for index in cards)]
+
+
+def freed_text(freed: Sequence[Freed], style: Style) -> str:
+    """What became of each; segments that went as planned are summed up."""
+    lines = []
+    plain = [one for one in freed if one.holder.segment and one.is_free]
+    for one in freed:
+        if one in plain:
+            continue
+        mark = style.paint(style.pick("✓", "ok"), "green") if one.is_free else style.paint(style.pick("×", "x"), "red")
+        fact = one.holder.process
+        named = f"PID {fact.pid} {one.holder.what}" if fact else one.holder.what
+        lines.append(f"{mark} {named}: {one.ending}" + (f" ({one.detail})" if one.detail else ""))
+    if plain:
+        mark = style.paint(style.pick("✓", "ok"), "green")
+        lines.append(
+            f"{mark} {plural(len(plain), 'segment')} of /dev/shm removed: {_sum_text([one.holder for one in plain])}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def holder_json(holder: Holder) -> dict[str, Any]:
+    """One holder as a program reads it."""
+    fact, segment = holder.process, holder.segment
+    return {
+        "state": holder.state,
+        "what": holder.what,
+        "reason": holder.reason,
+        "pid": fact.pid if fact else None,
+        "created_s": fact.created_s if fact else None,
+        "user": fact.user if fact else None,
+        "path": segment.path if segment else None,
+        "gpu_bytes": holder.gpu_bytes,
+        "host_bytes": holder.bytes,
+    }
+
+
+def freed_json(freed: Freed) -> dict[str, Any]:
+    """What became of one holder."""
+    return {**holder_json(freed.holder), "ending": freed.ending, "detail": freed.detail, "freed": freed.is_free}
