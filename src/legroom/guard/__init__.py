@@ -1,1 +1,26 @@
-"""The door: bounds each request and admits by what the KV pool can hold."""
+"""The door: bounds each request and admits by what the KV pool can hold.
+
+`vllm serve ... --middleware legroom.guard.Guard` puts it inside vLLM; `legroom guard --upstream URL` in front of any
+OpenAI-compatible server.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from legroom.guard.middleware import Guard as Guard
+    from legroom.guard.native import native_flags as native_flags
+
+__all__ = ["Guard", "native_flags"]
+
+_HOMES = {"Guard": "legroom.guard.middleware", "native_flags": "legroom.guard.native"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what was asked for: reading a policy should not pay for the middleware, nor the other way round."""
+    if name in _HOMES:
+        import importlib  # noqa: PLC0415
+
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'legroom.guard' has no attribute {name!r}")

@@ -1,0 +1,97 @@
+"""What the door says when it says no: OpenAI-style bodies, with the numbers that led to it."""
+
+from __future__ import annotations
+
+import json
+
+from legroom.records import dataclass
+
+INVALID = "invalid_request_error"
+RATE = "rate_limit_error"
+SERVER = "server_error"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An answer in place of the server's. `reason` is the label it is counted under."""
+
+    status: int
+    reason: str
+    message: str
+    type: str = INVALID
+    param: str | None = None
+    retry_after_s: int | None = None
+
+    def body(self) -> bytes:
+        """The JSON document."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.reason}
+        return json.dumps({"error": error}, ensure_ascii=False).encode()
+
+    def headers(self, body: bytes) -> list[tuple[bytes, bytes]]:
+        """Headers of the answer."""
+        found = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        if self.retry_after_s is not None:
+            found.append((b"retry-after", str(self.retry_after_s).encode()))
+        if self.status in (408, 413):  # the rest of the body was not read: the connection is of no more use
+            found.append((b"connection", b"close"))
+        return found
+
+
+REASONS = (
+    "body_too_large", "body_timeout", "malformed_json", "prompt_too_long", "output_too_long", "too_many_sequences",
+    "too_many_logprobs", "too_many_prompt_logprobs", "too_many_media", "media_too_large", "remote_media",
+    "never_fits", "queue_full", "queue_timeout", "draining", "pool_unknown", "upstream_down", "upstream_timeout",
+    "bad_request",
+)  # fmt: skip
+"""Every label of `legroom_guard_rejected_total`."""
+
+
+def bad_value(reason: str, message: str, param: str | None) -> Refusal:
+    """A request outside the policy's bounds."""
+    return Refusal(400, reason, message, INVALID, param)
+
+
+def too_large(limit_bytes: int) -> Refusal:
+    """A body over the limit."""
+    return Refusal(413, "body_too_large", f"The request body is larger than {limit_bytes:,} bytes.")
+
+
+def malformed(why: str) -> Refusal:
+    """A body that is no JSON object."""
+    return Refusal(400, "malformed_json", f"The request body is not a JSON object: {why}.")
+
+
+def body_timeout(seconds: float) -> Refusal:
+    """A client that sends too slowly."""
+    return Refusal(408, "body_timeout", f"The request body did not arrive within {seconds:g} seconds.")
+
+
+def never_fits(needed_tokens: int, pool_tokens: int, why: str) -> Refusal:
+    """More than the whole pool."""
+    message = (
+        f"This request may grow to {needed_tokens:,} tokens of KV cache ({why}), and the whole cache holds "
+        f"{pool_tokens:,}. Lower max_tokens, n or the prompt."
+    )
+    return Refusal(400, "never_fits", message)
+
+
+def busy(reason: str, needed_tokens: int, free_tokens: int, waiting: int, retry_after_s: int) -> Refusal:
+    """No room now."""
+    message = (
+        f"The KV cache has no room for this request now: it may grow to {needed_tokens:,} tokens, {free_tokens:,} are "
+        f"free and {waiting:,} requests wait. Retry in {retry_after_s} s."
+    )
+    return Refusal(429, reason, message, RATE, None, retry_after_s)
+
+
+def draining(retry_after_s: int) -> Refusal:
+    """The server is about to stop or restart."""
+    return Refusal(
+        503, "draining", "The server is draining and takes no new requests.", SERVER, None, retry_after_s
+    )  # fmt: skip
+
+
+def pool_unknown(why: str) -> Refusal:
+    """Fail closed."""
+    message = f"The size of the KV cache is not known yet ({why}), and the guard's policy is to wait for it."
+    return Refusal(503, "pool_unknown", message, SERVER, None, 5)

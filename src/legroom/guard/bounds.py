@@ -1,0 +1,113 @@
+"""Whether a request stays within the policy, and what is changed in its body where the policy caps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from legroom.guard.answers import Refusal, bad_value
+from legroom.guard.demand import OUTPUT_KEYS, Demand
+from legroom.guard.limits import EngineLimits
+from legroom.guard.media import Media
+from legroom.guard.paths import Kind
+from legroom.guard.policy import Policy, RequestBounds
+from legroom.records import dataclass
+
+_MEDIA_KEYS = {"image": "max_images", "audio": "max_audios", "video": "max_videos"}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A value of the body to write in place of the client's. `counted` tells caps from defaults."""
+
+    key: str
+    value: int
+    counted: str
+
+
+def refusal_of(demand: Demand, policy: Policy, limits: EngineLimits) -> Refusal | None:
+    """What is wrong with a request, the first thing found."""
+    bounds = policy.requests
+    most = bounds.max_sequences or limits.max_num_seqs
+    if most and demand.sequences > most:
+        text = f"n, best_of or the beam width is {demand.sequences:,}; at most {most:,} sequences a request are served."
+        return bad_value("too_many_sequences", text, "n")
+    if bounds.max_prompts and len(demand.prompts) > bounds.max_prompts:
+        text = f"The request has {len(demand.prompts):,} prompts; at most {bounds.max_prompts:,} are served."
+        return bad_value("too_many_sequences", text, "prompt")
+    output = demand.output_tokens or 0
+    if bounds.max_output_tokens and bounds.output_over == "reject" and output > bounds.max_output_tokens:
+        text = f"{demand.output_key} is {output:,}; answers of at most {bounds.max_output_tokens:,} tokens are served."
+        return bad_value("output_too_long", text, demand.output_key)
+    return _logprobs_refusal(demand, bounds) or (_media_refusal(demand, bounds, limits) if demand.media else None)
+
+
+def _logprobs_refusal(demand: Demand, bounds: RequestBounds) -> Refusal | None:
+    if bounds.logprobs_over == "cap":
+        return None
+    asked = (
+        ("too_many_logprobs", "logprobs", demand.logprobs, bounds.max_logprobs),
+        ("too_many_prompt_logprobs", "prompt_logprobs", demand.prompt_logprobs, bounds.max_prompt_logprobs),
+    )
+    for reason, name, value, most in asked:
+        if value > most:
+            said = "the whole vocabulary" if value >= 1 << 31 else f"{value:,}"
+            return bad_value(reason, f"{name} asks for {said} a token; at most {most:,} are served.", name)
+    return None
+
+
+def _media_refusal(demand: Demand, bounds: RequestBounds, limits: EngineLimits) -> Refusal | None:
+    for kind, key in _MEDIA_KEYS.items():
+        most = getattr(bounds, key)
+        if most is None and limits.media is not None:
+            most = limits.media.get(kind)
+        count = sum(one.kind == kind for one in demand.media)
+        if most is not None and count > most:
+            text = f"The request has {count:,} {kind} inputs; at most {most:,} are served."
+            return bad_value("too_many_media", text, "messages")
+    return next((refusal for one in demand.media if (refusal := _item_refusal(one, bounds))), None)
+
+
+def _item_refusal(one: Media, bounds: RequestBounds) -> Refusal | None:
+    if one.remote and bounds.remote_media == "reject":
+        return bad_value("remote_media", f"An {one.kind} is named by its address; send it in the request.", "messages")
+    if one.sent_bytes > bounds.media_bytes:
+        text = f"One {one.kind} has {one.sent_bytes:,} bytes; at most {bounds.media_bytes:,} are served."
+        return bad_value("media_too_large", text, "messages")
+    if one.pixels is not None and one.pixels > bounds.image_pixels:
+        text = f"One image has {one.pixels:,} pixels; at most {bounds.image_pixels:,} are served."
+        return bad_value("media_too_large", text, "messages")
+    return None
+
+
+def changes_of(demand: Demand, policy: Policy) -> tuple[Change, ...]:
+    """What to write into the body: caps, and the length of an answer that names none."""
+    bounds, changes = policy.requests, []
+    key = demand.output_key or OUTPUT_KEYS.get(demand.kind, (None,))[0]
+    if key is not None:
+        most = bounds.max_output_tokens
+        if demand.output_tokens is None:
+            chosen = bounds.default_output_tokens or (most if bounds.output_over == "cap" else 0)
+            if chosen:
+                changes.append(Change(key, min(chosen, most or chosen), "default_output"))
+        elif most and demand.output_tokens > most and bounds.output_over == "cap":
+            changes.append(Change(key, most, "output"))
+    if bounds.logprobs_over == "cap":
+        if demand.logprobs > bounds.max_logprobs:
+            name = "logprobs" if demand.kind in (Kind.COMPLETION, Kind.GENERATE) else "top_logprobs"
+            changes.append(Change(name, bounds.max_logprobs, "logprobs"))
+        if demand.prompt_logprobs > bounds.max_prompt_logprobs:
+            changes.append(Change("prompt_logprobs", bounds.max_prompt_logprobs, "prompt_logprobs"))
+    return tuple(changes)
+
+
+def apply(changes: tuple[Change, ...], kind: Kind, body: dict[str, Any]) -> None:
+    """Write the changes into the body."""
+    nested = kind is Kind.GENERATE and isinstance(body.get("sampling_params"), dict)
+    target = body["sampling_params"] if nested else body
+    for change in changes:
+        target[change.key] = change.value
+        # Chat answers read the newer key first; an older one beside it must not say more.
+        if change.counted == "output":
+            for other in OUTPUT_KEYS.get(kind, ()):
+                if other in target and other != change.key:
+                    target[other] = change.value

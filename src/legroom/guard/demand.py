@@ -1,0 +1,231 @@
+"""What a request asks for, read off its body: prompts, output, copies, logprobs, media.
+
+Values are read as vLLM's own models read them (a number in a string is that number). What cannot be read is taken at
+its worst and left to the server to refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from legroom.guard.media import Media, media_of
+from legroom.guard.paths import Kind, kind_of_body
+from legroom.records import dataclass
+
+COMPLETION_DEFAULT = 16
+"""max_tokens of /v1/completions where the body has no such key."""
+
+OUTPUT_KEYS: dict[Kind, tuple[str, ...]] = {
+    Kind.COMPLETION: ("max_tokens",),
+    Kind.CHAT: ("max_completion_tokens", "max_tokens"),
+    Kind.CHAT_BATCH: ("max_completion_tokens", "max_tokens"),
+    Kind.RESPONSES: ("max_output_tokens",),
+    Kind.MESSAGES: ("max_tokens",),
+    Kind.GENERATE: ("max_tokens",),
+}
+"""Where the length of the answer stands, the key that wins first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One sequence's prompt: counted, or known by its bytes."""
+
+    tokens: int = 0
+    text_bytes: int = 0
+    ascii_only: bool = True
+    messages: int = 0
+    open_ended: bool = False
+    """Part of it is not in the request (an earlier response, embeddings): it may be as long as the model takes."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the tokens are counted."""
+        return not self.text_bytes and not self.messages and not self.open_ended
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """One request."""
+
+    kind: Kind
+    model: str
+    prompts: tuple[Prompt, ...]
+    output_tokens: int | None
+    """None where the request leaves it open."""
+    output_key: str | None
+    sequences: int
+    """Copies of each prompt that run: n, best_of or the beam width, the largest."""
+    logprobs: int
+    prompt_logprobs: int
+    media: tuple[Media, ...]
+    streams: bool
+    background: bool
+    generates: bool
+
+
+def demand_of(kind: Kind, body: dict[str, Any]) -> Demand:
+    """Read a body."""
+    if kind is Kind.ANY:
+        kind = kind_of_body(body)
+    sampling = body
+    if kind is Kind.GENERATE and isinstance(body.get("sampling_params"), dict):
+        sampling = body["sampling_params"]
+    media: list[Media] = []
+    prompts = tuple(_prompts(kind, body, media))
+    output, key = _output(kind, sampling)
+    model = body.get("model")
+    return Demand(
+        kind=kind,
+        model=model if isinstance(model, str) else "",
+        prompts=prompts,
+        output_tokens=output,
+        output_key=key,
+        sequences=max(1, *(_count(sampling.get(name)) or 1 for name in ("n", "best_of"))),
+        logprobs=max(_logprobs(sampling.get("logprobs")), _logprobs(sampling.get("top_logprobs"))),
+        prompt_logprobs=_logprobs(sampling.get("prompt_logprobs")),
+        media=tuple(media),
+        streams=body.get("stream") is True,
+        background=body.get("background") is True,
+        generates=kind in OUTPUT_KEYS,
+    )
+
+
+def _output(kind: Kind, sampling: dict[str, Any]) -> tuple[int | None, str | None]:
+    keys = OUTPUT_KEYS.get(kind)
+    if keys is None:
+        return 0, None
+    for key in keys:
+        value = _count(sampling.get(key))
+        if value is not None:
+            return value, key
+    # vLLM's completions fill the key in where it is missing, and leave an explicit null open.
+    if kind is Kind.COMPLETION and "max_tokens" not in sampling:
+        return COMPLETION_DEFAULT, None
+    if kind is Kind.GENERATE and "max_tokens" not in sampling:
+        return COMPLETION_DEFAULT, None
+    return None, None
+
+
+def _count(value: Any) -> int | None:
+    """A count as a lenient reader takes it: 5, 5.0, "5"; None for what is none."""
+    if isinstance(value, bool) or value is None:
+        return None
+    try:
+        found = int(value) if not isinstance(value, float) or value.is_integer() else None
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return max(0, found) if found is not None else None
+
+
+def _logprobs(value: Any) -> int:
+    """-1 asks for the whole vocabulary; true means the sampled token alone."""
+    if value is True:
+        return 1
+    try:
+        found = int(value)
+    except (TypeError, ValueError, OverflowError):
+        return 0
+    return 1 << 31 if found < 0 else found
+
+
+def _prompts(kind: Kind, body: dict[str, Any], media: list[Media]) -> Iterator[Prompt]:
+    match kind:
+        case Kind.COMPLETION:
+            yield from _texts_or_ids(body.get("prompt"))
+            if body.get("prompt_embeds") is not None:
+                yield Prompt(open_ended=True)
+        case Kind.GENERATE:
+            yield from _texts_or_ids(body.get("token_ids"))
+        case Kind.CHAT | Kind.MESSAGES:
+            yield _conversation(body, body.get("messages"), media)
+        case Kind.CHAT_BATCH:
+            conversations = body.get("messages")
+            for one in conversations if isinstance(conversations, list) else ():
+                yield _conversation(body, one, media)
+        case Kind.RESPONSES:
+            said = body.get("input")
+            found = _conversation(body, said if isinstance(said, list) else [said], media)
+            elsewhere = body.get("previous_response_id") is not None or body.get("prompt") is not None
+            yield _open(found) if elsewhere else found
+        case Kind.POOLING:
+            if "messages" in body:
+                yield _conversation(body, body.get("messages"), media)
+            else:
+                yield from _texts_or_ids(body.get("input", body.get("texts", body.get("inputs"))))
+        case Kind.SCORE:
+            yield from _pairs(body, media)
+
+
+def _texts_or_ids(value: Any) -> Iterator[Prompt]:
+    """A text, token ids, or a list of either."""
+    if isinstance(value, str):
+        yield _text(value)
+    elif isinstance(value, list) and value:
+        if isinstance(value[0], int):
+            yield Prompt(tokens=len(value))
+            return
+        for one in value:
+            if isinstance(one, str):
+                yield _text(one)
+            elif isinstance(one, list):
+                yield Prompt(tokens=len(one))
+            else:
+                yield _measured(one, None, 1)
+
+
+def _pairs(body: dict[str, Any], media: list[Media]) -> Iterator[Prompt]:
+    """Scores: each text of one side beside the query or its partner of the other."""
+    sides = [body[key] for key in ("text_1", "queries", "query", "data_1") if key in body]
+    others = [body[key] for key in ("text_2", "documents", "items", "data_2") if key in body]
+    first = [_measured(one, media, 1) for side in sides for one in (side if isinstance(side, list) else [side])]
+    second = [_measured(one, media, 1) for side in others for one in (side if isinstance(side, list) else [side])]
+    longest = max(first, key=lambda prompt: prompt.text_bytes, default=Prompt())
+    for one in second or first:
+        text = longest.text_bytes + one.text_bytes if second else one.text_bytes
+        yield Prompt(0, text, longest.ascii_only and one.ascii_only, 1)
+
+
+def _text(text: str) -> Prompt:
+    ascii_only = text.isascii()
+    size = len(text) if ascii_only else len(text.encode("utf-8", "surrogatepass"))
+    return Prompt(0, size, ascii_only) if size else Prompt(tokens=1)
+
+
+def _conversation(body: dict[str, Any], messages: Any, media: list[Media]) -> Prompt:
+    said = messages if isinstance(messages, list) else []
+    beside = [body[key] for key in ("tools", "functions", "system", "instructions", "documents", "text",
+                                    "response_format", "chat_template_kwargs") if body.get(key)]  # fmt: skip
+    talk = _measured(said, media, max(1, len(said)))
+    if not beside:
+        return talk
+    more = _measured(beside, None, 0)
+    return Prompt(0, talk.text_bytes + more.text_bytes, talk.ascii_only and more.ascii_only, talk.messages)
+
+
+def _measured(value: Any, media: list[Media] | None, messages: int) -> Prompt:
+    """All text in a JSON value, keys included, with media set aside where there may be any."""
+    size, ascii_only, todo = 0, True, [value]
+    while todo:
+        one = todo.pop()
+        if isinstance(one, str):
+            if one.isascii():
+                size += len(one)
+            else:
+                ascii_only = False
+                size += len(one.encode("utf-8", "surrogatepass"))
+        elif isinstance(one, dict):
+            if media is not None and (found := media_of(one)) is not None:
+                media.append(found)
+                continue
+            size += sum(map(len, one))
+            todo.extend(one.values())
+        elif isinstance(one, list):
+            todo.extend(one)
+        elif one is not None:
+            size += len(str(one)) if isinstance(one, float | bool) else (one.bit_length() // 3 + 1)
+    return Prompt(0, size, ascii_only, messages)
+
+
+def _open(prompt: Prompt) -> Prompt:
+    return Prompt(prompt.tokens, prompt.text_bytes, prompt.ascii_only, prompt.messages, open_ended=True)

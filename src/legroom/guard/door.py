@@ -1,0 +1,365 @@
+"""The door: reads a request, bounds it, weighs it, and lets it in when the pool has room.
+
+Middleware and proxy share it. Everything here runs on one event loop and never blocks it; only `wait` awaits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from legroom.guard import answers
+from legroom.guard.answers import Refusal
+from legroom.guard.bounds import apply, changes_of, refusal_of
+from legroom.guard.demand import Demand, Prompt, demand_of
+from legroom.guard.limits import EngineLimits, limits_of_tokens
+from legroom.guard.meters import Meters
+from legroom.guard.paths import Kind
+from legroom.guard.policy import Policy
+from legroom.guard.policy_file import PolicyFile
+from legroom.guard.pool import Need, Pool, PoolLimits, State, Ticket
+from legroom.guard.tokens import ModelTokens, TokenBook
+from legroom.guard.usage import usage_in
+from legroom.guard.weigh import Weight, weight_of
+
+LOG = logging.getLogger("legroom.guard")
+
+_UPLOAD = Demand(Kind.UPLOAD, "", (Prompt(open_ended=True),), None, None, 1, 0, 0, (), False, False, True)
+BACKGROUND_S = 60.0
+"""How long a response in the background keeps its place: its end is not seen at the door."""
+_DEFAULT_BLOCK = 16
+
+Tokenize = Callable[[bytes], Awaitable[int | None]]
+
+
+class Visit:
+    """One request on its way through."""
+
+    __slots__ = ("body", "demand", "learnt_usage", "ticket", "weight")
+
+    def __init__(self, body: bytes, demand: Demand) -> None:
+        self.body = body
+        self.demand = demand
+        self.weight: Weight | None = None
+        self.ticket: Ticket | None = None
+        self.learnt_usage = False
+
+
+class Door:
+    """One process's door."""
+
+    def __init__(
+        self,
+        policy: Path | None = None,
+        plan: EngineLimits | None = None,
+        tokenize: Tokenize | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.clock = clock
+        self.file = PolicyFile(policy, clock())
+        self.meters = Meters()
+        self.draining = False
+        self._plan = plan or EngineLimits(source="not asked yet")
+        self._engine = EngineLimits(source="not asked yet")
+        self._tokenize = tokenize
+        self._book = TokenBook()
+        self.limits = self._engine
+        self.pool = Pool(PoolLimits(), clock())
+        self._refit()
+
+    @property
+    def policy(self) -> Policy:
+        """The policy in force."""
+        return self.file.policy
+
+    def learn_engine(self, limits: EngineLimits) -> None:
+        """The engine told what it can hold; from now on that counts, and the plan only where the engine is silent."""
+        self._engine = limits
+        self._refit()
+
+    def reload(self, force: bool = False) -> None:
+        """Look at the policy file if it is time; a broken one is logged once and the old policy stays."""
+        now_s = self.clock()
+        if self.file.path is None or not (force or self.file.due(now_s)):
+            return
+        before = self.file.policy
+        problem = self.file.reload(now_s, force)
+        if problem is not None:
+            LOG.error("the policy was not reloaded, the old one stays: %s", problem)
+        elif self.file.policy is not before:
+            LOG.warning("policy reloaded from %s", self.file.path)
+            self._refit()
+
+    def _refit(self) -> None:
+        limits, pool = self._engine.over(self._plan), self.policy.pool
+        if pool.tokens:
+            size = limits.block_size or _DEFAULT_BLOCK
+            named = limits_of_tokens(pool.tokens, size)
+            limits = replace(limits, num_blocks=named.num_blocks, block_size=size, source=named.source, ranks=1)
+        self.limits = limits
+        blocks = limits.share_blocks(pool.overcommit) if limits.known else None
+        seats = pool.max_running or limits.share_seats()
+        self.pool.resize(PoolLimits(blocks, seats, self.policy.queue.requests))
+
+    def look(self, kind: Kind, body: bytes) -> Visit | Refusal:
+        """Read a body and hold it against the policy."""
+        if self.draining:
+            return self._no(answers.draining(self.policy.queue.drain_retry_s))
+        if len(body) > self.policy.requests.body_bytes:
+            return self._no(answers.too_large(self.policy.requests.body_bytes))
+        if kind is Kind.UPLOAD:
+            return Visit(body, _UPLOAD)
+        try:
+            document = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            return self._no(answers.malformed(str(error) or "nested too deeply"))
+        if not isinstance(document, dict):
+            return self._no(answers.malformed(f"it is a {type(document).__name__}"))
+        demand = demand_of(kind, document)
+        if kind is not Kind.TEXT:
+            refusal = refusal_of(demand, self.policy, self.limits)
+            if refusal is not None:
+                return self._no(refusal)
+            changes = changes_of(demand, self.policy)
+            if changes:
+                apply(changes, demand.kind, document)
+                body = json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass")
+                demand = demand_of(kind, document)
+                for change in changes:
+                    self.meters.capped[change.counted] += 1
+        return Visit(body, demand)
+
+    async def count(self, visit: Visit) -> Refusal | None:
+        """Bound the prompt. Tokens are asked of the server only where the policy wants it or where it decides."""
+        demand, how = visit.demand, self.policy.pool.count
+        learnt = self._book.of(demand.model)
+        weight = weight_of(demand, self.limits, self.policy.pool, learnt)
+        most = self.policy.requests.max_prompt_tokens
+        doubtful = (most and weight.prompt_tokens > most) or self._is_too_big(weight)
+        inexact = len(demand.prompts) == 1 and not demand.prompts[0].exact and not demand.prompts[0].open_ended
+        if inexact and not demand.media and (how == "tokenize" or (how == "auto" and doubtful)):
+            exact = await self._ask_tokens(visit)
+            if exact is not None:
+                weight = weight_of(demand, self.limits, self.policy.pool, learnt, exact)
+                inexact = False
+        visit.weight = weight
+        if most and weight.prompt_tokens > most:
+            about = "at most " if inexact or demand.media else ""
+            text = f"The prompt has {about}{weight.prompt_tokens:,} tokens; prompts of up to {most:,} are served."
+            return self._no(
+                answers.bad_value("prompt_too_long", text, "messages" if demand.prompts[0].messages else "prompt")
+            )
+        return None
+
+    def needs_counting(self, visit: Visit) -> bool:
+        """Whether `count` must be awaited; most requests are weighed at once."""
+        if visit.demand.kind is Kind.TEXT:
+            return False
+        demand, policy = visit.demand, self.policy
+        visit.weight = weight_of(demand, self.limits, policy.pool, self._book.of(demand.model))
+        most = policy.requests.max_prompt_tokens
+        over = bool(most) and visit.weight.prompt_tokens > most
+        return (
+            over or policy.pool.count == "tokenize" or (policy.pool.count == "auto" and self._is_too_big(visit.weight))
+        )
+
+    def _is_too_big(self, weight: Weight) -> bool:
+        blocks = self.pool.limits.blocks
+        return blocks is not None and weight.blocks > blocks
+
+    async def _ask_tokens(self, visit: Visit) -> int | None:
+        if self._tokenize is None:
+            return None
+        document: dict[str, Any] = json.loads(visit.body)
+        asked = {key: document[key] for key in _TOKENIZED if key in document}
+        if isinstance(asked.get("prompt"), list):
+            asked["prompt"] = asked["prompt"][0]
+        if "messages" not in asked and "prompt" not in asked:
+            return None
+        self.meters.tokenize_calls += 1
+        return await self._tokenize(json.dumps(asked, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+
+    def ask(self, visit: Visit) -> Refusal | None:
+        """Ask for room. None: the visit is in, or waits (`is_waiting`)."""
+        if visit.demand.kind is Kind.TEXT:
+            self.meters.admitted += 1
+            return None
+        weight, limits, now_s = visit.weight, self.pool.limits, self.clock()
+        assert weight is not None
+        if limits.blocks is None and self.policy.pool.when_unknown == "closed":
+            return self._no(answers.pool_unknown(self.limits.source))
+        blocks, seats = weight.blocks, weight.seats
+        if limits.blocks is not None and blocks > limits.blocks:
+            whole = max(limits.blocks, self.limits.share_blocks(self.policy.pool.overcommit) * self.limits.api_servers)
+            if visit.demand.generates and weight.certain_blocks > whole:
+                return self._no(self._never(visit, whole))
+            blocks = limits.blocks  # only by estimate, or nothing that grows: it gets its turn, alone
+        if limits.seats is not None:
+            seats = min(seats, limits.seats)
+        need = Need(blocks, seats)
+        ticket = self.pool.ask(need, now_s)
+        if ticket.state is State.FULL:
+            return self._no(self._busy("queue_full", visit, need))
+        visit.ticket = ticket
+        if ticket.state is State.ADMITTED:
+            self._admitted(0.0)
+        return None
+
+    @staticmethod
+    def is_waiting(visit: Visit) -> bool:
+        """Whether the visit is in the queue."""
+        return visit.ticket is not None and visit.ticket.state is State.WAITING
+
+    async def wait(self, visit: Visit, gone: asyncio.Future[Any] | None = None) -> Refusal | None:
+        """Wait for room until it is there, the time is up, or the client is `gone` (then the ticket is, too)."""
+        ticket = visit.ticket
+        assert ticket is not None
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+
+        def call() -> None:
+            if not turn.done():
+                turn.set_result(None)
+
+        ticket.on_admitted = call
+        try:
+            both: set[asyncio.Future[Any]] = {turn} if gone is None else {turn, gone}
+            await asyncio.wait(both, timeout=self.policy.queue.wait_s, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self.pool.leave(ticket, self.clock())
+            raise
+        ticket.on_admitted = None
+        if ticket.state is State.ADMITTED:
+            if gone is not None and gone.done():
+                self.pool.leave(ticket, self.clock())
+                self.meters.left_queue += 1
+                return None
+            self._admitted(self.clock() - ticket.asked_s)
+            return None
+        self.pool.leave(ticket, self.clock())
+        if gone is not None and gone.done():
+            self.meters.left_queue += 1
+            return None
+        return self._no(self._busy("queue_timeout", visit, ticket.need))
+
+    def leave(self, visit: Visit, finished: bool) -> None:
+        """The answer ended. vLLM frees an aborted request a step later, so what it held is kept back for a moment."""
+        ticket = visit.ticket
+        if ticket is None or ticket.state is not State.ADMITTED:
+            return
+        hold_s = 0.0 if finished else self.policy.pool.abort_grace_s
+        if visit.demand.background:
+            hold_s = BACKGROUND_S
+        if hold_s <= 0:
+            self.pool.leave(ticket, self.clock())
+        else:
+            asyncio.get_running_loop().call_later(hold_s, self._leave_late, ticket)
+
+    def _leave_late(self, ticket: Ticket) -> None:
+        self.pool.leave(ticket, self.clock())
+
+    def learn(self, visit: Visit, chunk: bytes) -> None:
+        """Learn from a piece of a successful answer, if it tells the usage."""
+        usage = usage_in(chunk)
+        if usage is None:
+            return
+        visit.learnt_usage = True
+        demand, (prompt_tokens, output_tokens) = visit.demand, usage
+        if not prompt_tokens or any(prompt.open_ended for prompt in demand.prompts):
+            return
+        learnt = self._book.learnt(demand.model)
+        if demand.generates and demand.output_tokens is None:
+            learnt.outputs.add(output_tokens // max(1, demand.sequences * len(demand.prompts)))
+        if demand.media:
+            self._learn_media(demand, learnt, prompt_tokens)
+        elif not demand.prompts[0].exact:
+            text = sum(prompt.text_bytes for prompt in demand.prompts)
+            messages = sum(prompt.messages for prompt in demand.prompts)
+            ascii_only = all(prompt.ascii_only for prompt in demand.prompts)
+            learnt.observe(text, ascii_only, messages, prompt_tokens)
+
+    @staticmethod
+    def _learn_media(demand: Demand, learnt: ModelTokens, prompt_tokens: int) -> None:
+        # The text's least share is not known, so all tokens go to the media: more than they take, never less.
+        learnt.media_tokens.add(prompt_tokens / len(demand.media))
+
+    def refused(self, refusal: Refusal) -> Refusal:
+        """Count an answer that the door gives for another reason (an upstream that is down, a slow client)."""
+        return self._no(refusal)
+
+    def _no(self, refusal: Refusal) -> Refusal:
+        self.meters.rejected[refusal.reason] += 1
+        return refusal
+
+    def _admitted(self, waited_s: float) -> None:
+        self.meters.admitted += 1
+        self.meters.waited(waited_s)
+
+    def _busy(self, reason: str, visit: Visit, need: Need) -> Refusal:
+        size, blocks = self.limits.block_size or _DEFAULT_BLOCK, self.pool.limits.blocks or 0
+        free = max(0, blocks - self.pool.held_blocks) * size
+        retry_s = self.pool.retry_after_s(need, self.clock())
+        return answers.busy(reason, visit.weight.tokens if visit.weight else 0, free, self.pool.waiting, retry_s)
+
+    def _never(self, visit: Visit, blocks: int) -> Refusal:
+        size, demand = self.limits.block_size or _DEFAULT_BLOCK, visit.demand
+        weight = visit.weight
+        assert weight is not None
+        why = f"{len(demand.prompts):,} prompt{'s' if len(demand.prompts) != 1 else ''}, n {demand.sequences:,}, "
+        why += f"max_tokens {demand.output_tokens:,}" if demand.output_tokens is not None else "no max_tokens"
+        return answers.never_fits(weight.certain_blocks * size, blocks * size, why)
+
+    def page(self, open_metrics: bool = False) -> str:
+        """The door's part of the metrics page."""
+        size, pool = self.limits.block_size or 0, self.pool
+        known = pool.limits.blocks is not None
+        gauges = {
+            "waiting": ("Requests in the queue.", pool.waiting),
+            "running": ("Requests let in and not finished.", pool.running),
+            "running_sequences": ("Sequences of these.", pool.held_seats),
+            "reserved_tokens": ("KV tokens that they may grow to.", pool.held_blocks * size),
+            "queued_tokens": ("KV tokens that waiting requests may grow to.", pool.queued_blocks * size),
+            "pool_tokens": ("KV tokens that may be reserved at once; 0: not known.", (pool.limits.blocks or 0) * size),
+            "draining": ("1 while new requests are turned away.", int(self.draining)),
+            "fail_open": ("1 while the pool's size is not known and all are let in.",
+                          int(not known and self.policy.pool.when_unknown == "open")),
+            "policy_reloads_total": ("Times a changed policy was taken over.", self.file.reloads),
+            "policy_reload_errors_total": ("Times a changed policy was broken; the old one stayed.", self.file.errors),
+        }  # fmt: skip
+        label = f'api_server="{_process_id()}"' if self.limits.api_servers > 1 else ""
+        return self.meters.page(gauges, label, open_metrics)
+
+    def status(self) -> dict[str, Any]:
+        """What `/-/legroom/status` answers."""
+        size = self.limits.block_size or 0
+        return {
+            "draining": self.draining,
+            "running": self.pool.running,
+            "waiting": self.pool.waiting,
+            "reserved_tokens": self.pool.held_blocks * size,
+            "pool_tokens": (self.pool.limits.blocks or 0) * size,
+            "pool_source": self.limits.source,
+            "block_size": size,
+            "max_running_sequences": self.pool.limits.seats,
+            "max_model_len": self.limits.max_model_len,
+            "api_servers": self.limits.api_servers,
+            "admitted": self.meters.admitted,
+            "rejected": {reason: count for reason, count in self.meters.rejected.items() if count},
+            "policy": str(self.file.path) if self.file.path else None,
+            "policy_error": self.file.last_error or None,
+        }
+
+
+_TOKENIZED = ("model", "prompt", "messages", "tools", "add_special_tokens", "chat_template", "chat_template_kwargs")
+
+
+def _process_id() -> int:
+    import os  # noqa: PLC0415
+
+    return os.getpid()

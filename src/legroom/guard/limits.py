@@ -1,0 +1,220 @@
+"""What the engine can hold, learnt from vLLM itself, from a plan, or from its metrics page.
+
+The cost of a request in blocks follows from three numbers that every source gives: the blocks of the pool, the blocks
+of one request of full length, and that length. With one group of layers they say the same as tokens over block size.
+In a hybrid model every further group (sliding windows, recurrent states) draws on the same pool; a request of any
+length holds at most what these groups hold at full length, so a full-length request's surplus over plain attention is
+charged to each request: an upper bound, and exact where states have one size.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from legroom.errors import LegroomError
+from legroom.records import dataclass
+from legroom.units import cdiv
+
+_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
+NULL_BLOCK = 1
+"""vLLM's V1 pool keeps one block as a placeholder and never hands it out."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """One engine's pool and flags; None where nobody said."""
+
+    num_blocks: int | None = None
+    """Of one data-parallel rank, the null block included."""
+    block_size: int | None = None
+    full_request_blocks: int | None = None
+    """Blocks of one request of `max_model_len`."""
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    ranks: int = 1
+    """Data-parallel engines, each with a pool of its own."""
+    api_servers: int = 1
+    """Processes that each see a share of the requests."""
+    extra_tokens: int = 0
+    """Slots beyond its own tokens that a sequence may hold: speculative drafts."""
+    default_output_tokens: int | None = None
+    """What the server takes for max_tokens where a request names none."""
+    max_logprobs: int | None = None
+    media: Mapping[str, int] | None = None
+    max_num_queued_reqs: int | None = None
+    """vLLM's own bound on requests inside it (0.29+); what goes over it fails with 503."""
+    max_num_queued_tokens: int | None = None
+    source: str = ""
+
+    @property
+    def known(self) -> bool:
+        """Whether requests can be weighed against the pool."""
+        return bool(self.num_blocks and self.block_size)
+
+    @property
+    def rank_blocks(self) -> int:
+        """Blocks that one engine hands out."""
+        return max((self.num_blocks or 0) - NULL_BLOCK, 0)
+
+    def share_blocks(self, overcommit: float = 1.0) -> int:
+        """What this process may admit at once: all ranks' blocks, over the processes that share them."""
+        return max(1, int(self.rank_blocks * self.ranks * overcommit) // self.api_servers)
+
+    def share_seats(self) -> int | None:
+        """Sequences that run at once, likewise, and never more than vLLM's own queue bound lets in."""
+        most = [self.max_num_seqs * self.ranks] if self.max_num_seqs else []
+        most += [self.max_num_queued_reqs] if self.max_num_queued_reqs else []
+        return max(1, min(most) // self.api_servers) if most else None
+
+    def blocks(self, tokens: int) -> int:
+        """Blocks that a sequence of this many tokens holds at most."""
+        size = self.block_size or 1
+        tokens += self.extra_tokens
+        plain = cdiv(tokens, size)
+        if self.full_request_blocks is None or not self.max_model_len:
+            return plain
+        longest = cdiv(self.max_model_len + self.extra_tokens, size)
+        surplus = self.full_request_blocks - cdiv(self.max_model_len, size)
+        if surplus < 0:  # no layer keeps every token: a request never holds more than one of full length
+            return self.full_request_blocks
+        return min(plain, longest) + surplus
+
+    def over(self, other: EngineLimits) -> EngineLimits:
+        """These limits, with what they leave open taken from `other`."""
+        missing = {
+            name: getattr(other, name)
+            for name in ("max_model_len", "max_num_seqs", "default_output_tokens", "max_logprobs", "media")
+            if getattr(self, name) is None
+        }
+        if not self.known:
+            pool = ("num_blocks", "block_size", "full_request_blocks", "ranks", "extra_tokens")
+            missing |= {name: getattr(other, name) for name in pool} | {"source": other.source}
+        return replace(self, **missing)
+
+
+def limits_of_tokens(tokens: int, block_size: int) -> EngineLimits:
+    """A pool whose size the policy names."""
+    return EngineLimits(num_blocks=tokens // block_size + NULL_BLOCK, block_size=block_size, source="the policy")
+
+
+def limits_of_plan(document: Mapping[str, Any], name: str = "plan") -> EngineLimits:
+    """What `legroom plan --json` says."""
+    try:
+        kv, args = document["kv"], document["args"]
+        blocks, concurrency = int(kv["num_blocks"]), float(kv["max_concurrency"])
+        found = EngineLimits(
+            num_blocks=blocks,
+            block_size=int(kv["block_size"]),
+            full_request_blocks=round(blocks / concurrency) if concurrency > 0 else None,
+            max_model_len=int(args["max_model_len"]),
+            max_num_seqs=int(args["max_num_seqs"]),
+            ranks=int(args.get("data_parallel_size") or 1),
+            extra_tokens=int(args.get("num_speculative_tokens") or 0),
+            source=name,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        hint = "write one with: legroom plan MODEL --gpu NAME --json"
+        raise LegroomError(f"{name} is not a plan of legroom: {error!r}", hint) from error
+    if not found.known:
+        raise LegroomError(f"{name} plans no KV cache: there is nothing to admit to", "plan one that fits first")
+    return found
+
+
+def read_plan(path: Path) -> EngineLimits:
+    """The limits in a plan's file."""
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise LegroomError(f"could not read the plan {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        hint = "write one with: legroom plan MODEL --gpu NAME --json"
+        raise LegroomError(f"the plan {path} is not JSON: {error}", hint) from error
+    if not isinstance(document, dict):
+        raise LegroomError(f"the plan {path} is not a JSON object")
+    return limits_of_plan(document, str(path))
+
+
+def limits_of_metrics(page: str) -> EngineLimits:
+    """What `vllm:cache_config_info` says, one row an engine; the smallest pool counts for all."""
+    rows = [dict(_LABEL.findall(line)) for line in page.splitlines() if line.startswith("vllm:cache_config_info{")]
+    found = [limits for row in rows if (limits := _row(row)).known]
+    if not found:
+        return EngineLimits(source="no vllm:cache_config_info on the metrics page")
+    smallest = min(found, key=lambda limits: limits.num_blocks or 0)
+    return replace(smallest, ranks=len(found))
+
+
+def _row(row: Mapping[str, str]) -> EngineLimits:
+    blocks = _whole(row.get("num_gpu_blocks"))
+    size = _whole(row.get("effective_attention_block_size")) or _whole(row.get("block_size"))
+    full, length = _full_request(blocks, row.get("kv_cache_max_concurrency"), row.get("kv_cache_size_tokens"))
+    return EngineLimits(blocks, size, full, length, source="the metrics page")
+
+
+def _full_request(blocks: int | None, concurrency: Any, tokens: Any) -> tuple[int | None, int | None]:
+    """Blocks of a full-length request and that length, from what the engine says it can hold (0.28+)."""
+    try:
+        most, size = float(concurrency), int(tokens)
+    except (TypeError, ValueError):
+        return None, None
+    if not blocks or most <= 0:
+        return None, None
+    # The tokens are most x length, rounded down; the small term keeps an exact quotient from being rounded up.
+    return max(1, round(blocks / most)), max(1, math.ceil(size / most - 1e-6))
+
+
+def limits_of_vllm(config: Any, args: Any) -> EngineLimits:
+    """What vLLM's own configuration says, inside its API server. Attributes that a release lacks stay unknown."""
+    cache, model = getattr(config, "cache_config", None), getattr(config, "model_config", None)
+    scheduler, parallel = getattr(config, "scheduler_config", None), getattr(config, "parallel_config", None)
+    blocks = _whole(getattr(cache, "num_gpu_blocks", None))
+    size = _whole(getattr(cache, "effective_attention_block_size", None)) or _whole(getattr(cache, "block_size", None))
+    full, _ = _full_request(
+        blocks, getattr(cache, "kv_cache_max_concurrency", None), getattr(cache, "kv_cache_size_tokens", None)
+    )
+    speculation = getattr(config, "speculative_config", None)
+    return EngineLimits(
+        num_blocks=blocks,
+        block_size=size,
+        full_request_blocks=full,
+        max_model_len=_whole(getattr(model, "max_model_len", None)),
+        max_num_seqs=_whole(getattr(scheduler, "max_num_seqs", None)),
+        ranks=_whole(getattr(parallel, "data_parallel_size", None)) or 1,
+        api_servers=_whole(getattr(args, "api_server_count", None)) or 1,
+        extra_tokens=_whole(getattr(speculation, "num_speculative_tokens", None)) or 0,
+        default_output_tokens=_default_output(model),
+        max_logprobs=_whole(getattr(model, "max_logprobs", None)),
+        media=_media(model),
+        max_num_queued_reqs=_whole(getattr(scheduler, "max_num_queued_reqs", None)),
+        max_num_queued_tokens=_whole(getattr(scheduler, "max_num_queued_tokens", None)),
+        source="vLLM's own configuration",
+    )
+
+
+def _default_output(model: Any) -> int | None:
+    try:
+        return _whole(model.get_diff_sampling_param().get("max_tokens"))
+    except Exception:  # another release's model config: then the default is simply not known
+        return None
+
+
+def _media(model: Any) -> Mapping[str, int] | None:
+    try:
+        limit = model.multimodal_config.get_limit_per_prompt
+        return {name: int(limit(name)) for name in ("image", "audio", "video")}
+    except Exception:
+        return None
+
+
+def _whole(value: Any) -> int | None:
+    try:
+        found = int(value)
+    except (TypeError, ValueError):
+        return None
+    return found if found > 0 else None

@@ -1,0 +1,111 @@
+"""Images, audio and video inside a request: how many, how large, and how large they unpack."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any
+
+from legroom.records import dataclass
+
+KINDS: Mapping[str, str] = {
+    "image_url": "image", "input_image": "image", "image": "image", "image_pil": "image", "image_embeds": "image",
+    "input_audio": "audio", "audio_url": "audio", "audio": "audio", "audio_embeds": "audio",
+    "video_url": "video", "input_video": "video", "video": "video",
+}  # fmt: skip
+_HEAD_BYTES = 64 << 10
+"""Enough to find an image's size behind its metadata."""
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """One image, clip or video."""
+
+    kind: str
+    sent_bytes: int
+    """0 where the request only names an address."""
+    pixels: int | None
+    remote: bool
+
+
+def media_of(part: Mapping[str, Any]) -> Media | None:
+    """What a content part carries, if it carries media."""
+    kind = KINDS.get(part.get("type", "")) if isinstance(part.get("type"), str) else None
+    text = _address(part)
+    if kind is None and "type" not in part and text is not None:  # a short form: the key alone says what it is
+        kind = next((KINDS[key] for key in KINDS if key in part), None)
+    if kind is None:
+        return None
+    if text is None:
+        return Media(kind, 0, None, remote=False)
+    if text[:5].lower() == "data:":
+        head, _, data = text.partition(",")
+        size = len(data) * 3 // 4 if ";base64" in head else len(data)
+        pixels = image_pixels(_head(data)) if kind == "image" and ";base64" in head else None
+        return Media(kind, size, pixels, remote=False)
+    if "://" in text[:12]:
+        return Media(kind, 0, None, remote=True)
+    return Media(kind, len(text) * 3 // 4, image_pixels(_head(text)) if kind == "image" else None, remote=False)
+
+
+def _address(part: Mapping[str, Any]) -> str | None:
+    """The one string that is an address or the data itself, wherever the kind of part keeps it."""
+    for key in (*KINDS, "source"):
+        value = part.get(key)
+        if isinstance(value, dict):
+            value = value.get("url") or value.get("data")
+        if isinstance(value, str):
+            return value
+    return None
+
+
+def _head(data: str) -> bytes:
+    start = data[: _HEAD_BYTES * 4 // 3 // 4 * 4]
+    try:
+        return base64.b64decode(start + "=" * (-len(start) % 4), validate=False)
+    except (binascii.Error, ValueError):
+        return b""
+
+
+def image_pixels(head: bytes) -> int | None:
+    """Width x height from the first bytes of a PNG, GIF, WebP, BMP or JPEG; None where it cannot be told."""
+    if head[:8] == b"\x89PNG\r\n\x1a\n" and len(head) >= 24:
+        return int.from_bytes(head[16:20]) * int.from_bytes(head[20:24])
+    if head[:6] in (b"GIF87a", b"GIF89a") and len(head) >= 10:
+        return int.from_bytes(head[6:8], "little") * int.from_bytes(head[8:10], "little")
+    if head[:2] == b"BM" and len(head) >= 26:
+        width, height = (int.from_bytes(head[at : at + 4], "little", signed=True) for at in (18, 22))
+        return abs(width * height)
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP" and len(head) >= 30:
+        return _webp_pixels(head)
+    return _jpeg_pixels(head) if head[:2] == b"\xff\xd8" else None
+
+
+def _webp_pixels(head: bytes) -> int | None:
+    chunk = head[12:16]
+    if chunk == b"VP8X":
+        return (int.from_bytes(head[24:27], "little") + 1) * (int.from_bytes(head[27:30], "little") + 1)
+    if chunk == b"VP8L":
+        bits = int.from_bytes(head[21:25], "little")
+        return ((bits & 0x3FFF) + 1) * ((bits >> 14 & 0x3FFF) + 1)
+    if chunk == b"VP8 ":
+        return (int.from_bytes(head[26:28], "little") & 0x3FFF) * (int.from_bytes(head[28:30], "little") & 0x3FFF)
+    return None
+
+
+def _jpeg_pixels(head: bytes) -> int | None:
+    at = 2
+    while at + 9 < len(head):
+        if head[at] != 0xFF:
+            return None
+        marker = head[at + 1]
+        if marker == 0xFF:
+            at += 1
+        elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            return int.from_bytes(head[at + 5 : at + 7]) * int.from_bytes(head[at + 7 : at + 9])
+        elif 0xD0 <= marker <= 0xD9:
+            at += 2
+        else:
+            at += 2 + int.from_bytes(head[at + 2 : at + 4])
+    return None

@@ -1,0 +1,336 @@
+"""`vllm serve ... --middleware legroom.guard.Guard`: the door inside vLLM's own API server.
+
+Pure ASGI: messages pass through as they come, only those of guarded paths are looked at. vLLM adds this middleware
+outside its own (0.32), so it also sees requests that vLLM's API-key check is about to turn away; these go straight
+through, as they must not take anybody's place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import os
+import sys
+from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from legroom.errors import LegroomError
+from legroom.guard import answers, control
+from legroom.guard.answers import Refusal
+from legroom.guard.door import LOG, Door, Visit
+from legroom.guard.inner_call import call
+from legroom.guard.limits import EngineLimits, limits_of_metrics, limits_of_vllm, read_plan
+from legroom.guard.meters import with_page
+from legroom.guard.paths import DRAIN, METRICS, STATUS, Kind, kind_of, plain_path
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+RELEARN_S = 5.0
+"""How often to ask again for the size of a pool that could not be learnt."""
+INNER_CALL_S = 5.0
+_PROTECTED = ("/v1", "/v2", "/inference", "/cohere")
+"""Paths that vLLM's API-key check covers (0.32)."""
+
+
+class Guard:
+    """The middleware. `LEGROOM_GUARD_POLICY` and `LEGROOM_GUARD_PLAN` name its files, `LEGROOM_GUARD_TOKEN` lets
+    somebody drain it.
+    """
+
+    def __init__(self, app: App, policy: str | None = None, plan: str | None = None, token: str | None = None) -> None:
+        _log_to_stderr()
+        policy = policy or os.environ.get("LEGROOM_GUARD_POLICY")
+        plan = plan or os.environ.get("LEGROOM_GUARD_PLAN")
+        self.app = app
+        self.token = token or os.environ.get("LEGROOM_GUARD_TOKEN") or None
+        self._learn_at_s = 0.0
+        self._keys: list[bytes] | None = None
+        self._server: Any = None
+        try:
+            planned = read_plan(Path(plan)) if plan else None
+            self.door = Door(Path(policy) if policy else None, planned, self._tokenize)
+        except LegroomError as error:
+            # vLLM prints what a middleware raises; a sentence is worth more than its traceback.
+            raise SystemExit(f"legroom guard: {error.message}{f' ({error.hint})' if error.hint else ''}") from None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One connection."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        path, root = scope["path"], scope.get("root_path", "")
+        kind = kind_of(scope["method"], path, root)
+        if kind is not None:
+            await self._guarded(kind, scope, receive, send)
+        elif path == METRICS or (path.startswith(METRICS) and plain_path(path, root) == METRICS):
+            await self._metrics(scope, receive, send)
+        elif path.startswith("/-/legroom/") and path in (DRAIN, STATUS):
+            await self._control(scope, receive, send)
+        else:
+            self.door.meters.passed += 1
+            await self.app(scope, receive, send)
+
+    async def _guarded(self, kind: Kind, scope: Scope, receive: Receive, send: Send) -> None:
+        door = self.door
+        if self._is_stranger(scope):
+            door.meters.passed += 1
+            await self.app(scope, receive, send)
+            return
+        door.reload()
+        if not door.limits.known or self._learn_at_s == 0.0:
+            await self._learn(scope)
+        body = b"" if kind is Kind.UPLOAD else await self._body(scope, receive)
+        if body is None:
+            return  # the client went away
+        visit = body if isinstance(body, Refusal) else door.look(kind, body)
+        if isinstance(visit, Refusal):
+            await _answer(visit, send)
+            return
+        refusal = await door.count(visit) if door.needs_counting(visit) else None
+        refusal = refusal or door.ask(visit)
+        if refusal is not None:
+            await _answer(refusal, send)
+            return
+        pending: asyncio.Future[Message] | None = None
+        if door.is_waiting(visit):
+            if kind is not Kind.UPLOAD:
+                pending = asyncio.ensure_future(receive())
+            refusal = await door.wait(visit, pending)
+            if refusal is not None or (pending is not None and pending.done()):
+                if pending is not None:
+                    pending.cancel()
+                if refusal is not None:
+                    await _answer(refusal, send)
+                return
+        await self._served(visit, kind, scope, receive, pending, send)
+
+    async def _served(self, visit: Visit, kind: Kind, scope: Scope, receive: Receive, pending: Any, send: Send) -> None:
+        """Run the request in vLLM and give its place back when the answer ended, however it ended."""
+        door, ended, good = self.door, False, False
+        inside = receive if kind is Kind.UPLOAD else _Replay(visit.body, receive, pending)
+
+        async def passing(message: Message) -> None:
+            nonlocal ended, good
+            if message["type"] == "http.response.body":
+                if good and (chunk := message.get("body")):
+                    door.learn(visit, chunk)
+                if not message.get("more_body", False):
+                    ended = True
+            elif message["type"] == "http.response.start":
+                good = message["status"] == 200
+                if message["status"] in (429, 503):
+                    message = _with_retry_after(message, door)
+            await send(message)
+
+        if kind is not Kind.UPLOAD:
+            scope = _with_length(scope, len(visit.body))
+        try:
+            await self.app(scope, inside, passing)
+        finally:
+            door.leave(visit, ended)
+            if pending is not None:
+                pending.cancel()
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes | Refusal | None:
+        """The whole body, within the policy's size and time; None where the client left."""
+        door, bounds = self.door, self.door.policy
+        most = bounds.requests.body_bytes
+        for name, value in scope["headers"]:
+            if name == b"content-length" and value.isdigit() and int(value) > most:
+                return door.refused(answers.too_large(most))
+        message = await _soon(receive, bounds.queue.body_timeout_s)
+        if message is not None and message["type"] == "http.request" and not message.get("more_body", False):
+            body: bytes = message.get("body", b"")
+            return body if len(body) <= most else door.refused(answers.too_large(most))
+        deadline_s = door.clock() + bounds.queue.body_timeout_s
+        pieces, size = [], 0
+        while message is not None and message["type"] == "http.request":
+            piece = message.get("body", b"")
+            pieces.append(piece)
+            size += len(piece)
+            if size > most:
+                return door.refused(answers.too_large(most))
+            if not message.get("more_body", False):
+                return b"".join(pieces)
+            message = await _soon(receive, deadline_s - door.clock())
+        if message is None:
+            return door.refused(answers.body_timeout(bounds.queue.body_timeout_s))
+        return None
+
+    async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """vLLM's page with ours behind it; compressed pages cannot be added to, so none is asked for."""
+        plain = dict(scope)
+        plain["headers"] = [header for header in scope["headers"] if header[0] != b"accept-encoding"]
+        start: Message | None = None
+        pieces: list[bytes] = []
+
+        async def gather(message: Message) -> None:
+            nonlocal start
+            if message["type"] == "http.response.start":
+                start = message
+            elif message["type"] == "http.response.body":
+                pieces.append(message.get("body", b""))
+                if not message.get("more_body", False) and start is not None:
+                    await _send_page(start, b"".join(pieces), self.door, send)
+
+        await self.app(plain, receive, gather)
+
+    async def _control(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"])
+        body = b""
+        if scope["method"] == "POST":
+            found = await self._body(scope, receive)
+            if not isinstance(found, bytes):
+                return
+            body = found
+        status, document = control.answer(
+            self.door, self.token, scope["method"], scope["path"], headers.get(b"authorization", b""), body
+        )
+        length = str(len(document)).encode()
+        shown = [(b"content-type", b"application/json"), (b"content-length", length)]
+        await send({"type": "http.response.start", "status": status, "headers": shown})
+        await send({"type": "http.response.body", "body": document})
+
+    def _is_stranger(self, scope: Scope) -> bool:
+        """Whether vLLM will turn this request away for want of an API key."""
+        if self._keys is None:
+            args = getattr(getattr(scope.get("app"), "state", None), "args", None)
+            keys = getattr(args, "api_key", None) or [os.environ.get("VLLM_API_KEY")]
+            keys = [keys] if isinstance(keys, str) else keys
+            self._keys = [hashlib.sha256(key.encode()).digest() for key in keys if key]
+        if not self._keys or not scope["path"].removeprefix(scope.get("root_path", "")).startswith(_PROTECTED):
+            return False
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        scheme, _, key = given.partition(b" ")
+        shown = hashlib.sha256(key).digest()
+        return scheme.lower() != b"bearer" or not any(hmac.compare_digest(shown, known) for known in self._keys)
+
+    async def _learn(self, scope: Scope) -> None:
+        """Ask vLLM what it can hold: its configuration in this process, else its metrics page."""
+        now_s = self.door.clock()
+        if now_s < self._learn_at_s:
+            return
+        self._learn_at_s = now_s + RELEARN_S
+        self._server = scope.get("app")
+        state = getattr(self._server, "state", None)
+        limits = limits_of_vllm(getattr(state, "vllm_config", None), getattr(state, "args", None))
+        if not limits.known:
+            limits = await self._limits_of_page(limits)
+        self.door.learn_engine(limits)
+        LOG.warning("%s", said(self.door))
+
+    async def _limits_of_page(self, limits: EngineLimits) -> EngineLimits:
+        try:
+            status, page = await call(self.app, self._server, "GET", METRICS, b"", INNER_CALL_S)
+        except Exception as error:  # whatever the server does here, requests must go on
+            LOG.error("could not read the metrics page: %r", error)
+            return limits
+        return limits_of_metrics(page.decode("utf-8", "replace")).over(limits) if status == 200 else limits
+
+    async def _tokenize(self, body: bytes) -> int | None:
+        """Ask vLLM's own tokenizer, in this process."""
+        import json  # noqa: PLC0415
+
+        try:
+            status, answer = await call(self.app, self._server, "POST", "/tokenize", body, INNER_CALL_S)
+            return int(json.loads(answer)["count"]) if status == 200 else None
+        except Exception as error:
+            LOG.error("could not count a prompt's tokens: %r", error)
+            return None
+
+
+class _Replay:
+    """Hands the body on that was already read, then whatever the client still says (that it left)."""
+
+    __slots__ = ("_body", "_pending", "_receive")
+
+    def __init__(self, body: bytes, receive: Receive, pending: asyncio.Future[Message] | None) -> None:
+        self._body: bytes | None = body
+        self._receive = receive
+        self._pending = pending
+
+    async def __call__(self) -> Message:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        if self._pending is not None:
+            # Shielded: a reader that gives up must not take the client's next word with it.
+            message = await asyncio.shield(self._pending)
+            self._pending = None
+            return message
+        return await self._receive()
+
+
+async def _soon(receive: Receive, seconds: float) -> Message | None:
+    """The next message, or None after the time."""
+    try:
+        async with asyncio.timeout(max(seconds, 0.0)):  # unlike wait_for it makes no task of its own
+            return await receive()
+    except TimeoutError:
+        return None
+
+
+async def _answer(refusal: Refusal, send: Send) -> None:
+    body = refusal.body()
+    await send({"type": "http.response.start", "status": refusal.status, "headers": refusal.headers(body)})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _send_page(start: Message, body: bytes, door: Door, send: Send) -> None:
+    if start["status"] == 200:
+        kind = next((value for name, value in start["headers"] if name.lower() == b"content-type"), b"")
+        body = with_page(body, door.page(b"openmetrics" in kind))
+    headers = [header for header in start["headers"] if header[0].lower() != b"content-length"]
+    start["headers"] = [*headers, (b"content-length", str(len(body)).encode())]
+    await send(start)
+    await send({"type": "http.response.body", "body": body})
+
+
+def _with_length(scope: Scope, length: int) -> Scope:
+    """The scope with the length of the body as it is now."""
+    headers = [header for header in scope["headers"] if header[0] not in (b"content-length", b"transfer-encoding")]
+    scope["headers"] = [*headers, (b"content-length", str(length).encode())]
+    return scope
+
+
+def _with_retry_after(message: Message, door: Door) -> Message:
+    """vLLM's own refusals say nothing about when to come back."""
+    headers = list(message.get("headers", ()))
+    if not any(name.lower() == b"retry-after" for name, _ in headers):
+        headers.append((b"retry-after", str(door.policy.queue.drain_retry_s if door.draining else 1).encode()))
+    message["headers"] = headers
+    return message
+
+
+def said(door: Door) -> str:
+    """What the door found out, for the log."""
+    limits = door.limits
+    if not limits.known:
+        how = "let in unweighed" if door.policy.pool.when_unknown == "open" else "turned away"
+        return f"the size of the KV cache is not known ({limits.source}): requests are {how} until it is"
+    tokens = (door.pool.limits.blocks or 0) * (limits.block_size or 0)
+    words = f"admits up to {tokens:,} KV tokens and {door.pool.limits.seats or 'any number of'} sequences at once"
+    words += f" ({limits.source})"
+    if limits.api_servers > 1:
+        words += f"; one of {limits.api_servers} API servers, each with its own share of the cache"
+    if limits.max_num_queued_reqs or limits.max_num_queued_tokens:
+        words += "; vLLM's own queue bounds stay behind it"
+    return words
+
+
+def _log_to_stderr() -> None:
+    """vLLM sets up its own loggers alone; without a handler our sentences would be lost."""
+    if not LOG.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(
+            logging.Formatter("%(levelname)s %(asctime)s legroom guard: %(message)s", "%m-%d %H:%M:%S")
+        )
+        LOG.addHandler(handler)
+        LOG.propagate = False

@@ -1,0 +1,90 @@
+"""Which paths of an OpenAI-compatible server spend KV memory, and how their bodies say how much."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+
+_SLASHES = re.compile("/{2,}")
+
+
+class Kind(Enum):
+    """How a body names its prompt and its output."""
+
+    COMPLETION = "completion"
+    CHAT = "chat"
+    CHAT_BATCH = "chat batch"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+    GENERATE = "generate"
+    POOLING = "pooling"
+    SCORE = "score"
+    TEXT = "text"
+    """Work on the CPU alone: only the size of the body is bounded."""
+    UPLOAD = "upload"
+    """A file in a form: its tokens cannot be read off the body."""
+    ANY = "any"
+    """The body's keys tell which of the others it is."""
+
+
+GUARDED: dict[str, Kind] = {
+    "/v1/completions": Kind.COMPLETION,
+    "/v1/chat/completions": Kind.CHAT,
+    "/v1/chat/completions/batch": Kind.CHAT_BATCH,
+    "/v1/responses": Kind.RESPONSES,
+    "/v1/messages": Kind.MESSAGES,
+    "/cohere/v2/chat": Kind.CHAT,
+    "/inference/v1/generate": Kind.GENERATE,
+    "/generative_scoring": Kind.SCORE,
+    "/v1/embeddings": Kind.POOLING,
+    "/v2/embed": Kind.POOLING,
+    "/pooling": Kind.POOLING,
+    "/classify": Kind.POOLING,
+    "/score": Kind.SCORE,
+    "/v1/score": Kind.SCORE,
+    "/rerank": Kind.SCORE,
+    "/v1/rerank": Kind.SCORE,
+    "/v2/rerank": Kind.SCORE,
+    "/tokenize": Kind.TEXT,
+    "/detokenize": Kind.TEXT,
+    "/v1/messages/count_tokens": Kind.TEXT,
+    "/v1/completions/render": Kind.TEXT,
+    "/v1/chat/completions/render": Kind.TEXT,
+    "/v1/audio/transcriptions": Kind.UPLOAD,
+    "/v1/audio/translations": Kind.UPLOAD,
+    "/invocations": Kind.ANY,
+}
+"""Every other path passes as it is: health, metrics, version, models, docs and administration."""
+
+METRICS = "/metrics"
+DRAIN = "/-/legroom/drain"
+STATUS = "/-/legroom/status"
+
+
+def kind_of(method: str, path: str, root_path: str = "") -> Kind | None:
+    """What to do with a request; None lets it pass. A path is read as a lenient server might route it."""
+    if method != "POST":
+        return None
+    found = GUARDED.get(path)
+    if found is not None:
+        return found
+    return GUARDED.get(plain_path(path, root_path))
+
+
+def plain_path(path: str, root_path: str = "") -> str:
+    """Without the mount point, doubled or trailing slashes."""
+    if root_path and path.startswith(root_path):
+        path = path[len(root_path) :]
+    path = _SLASHES.sub("/", path)
+    return path.rstrip("/") or "/"
+
+
+def kind_of_body(body: dict[str, object]) -> Kind:
+    """`/invocations` takes any request; tell it by its keys, the costliest reading first."""
+    if "messages" in body:
+        return Kind.CHAT
+    if "prompt" in body:
+        return Kind.COMPLETION
+    if "input" in body:
+        return Kind.POOLING
+    return Kind.SCORE

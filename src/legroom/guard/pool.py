@@ -1,0 +1,194 @@
+"""The KV pool as the door sees it: who holds what, who waits, and when there will be room again.
+
+No clock, no event loop: callers pass the time in and are called back through `Ticket.on_admitted`. Blocks are counted
+at their worst, prompt and every token a request may still generate, so that the sum never outgrows the pool and vLLM
+never has to preempt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from enum import Enum
+
+from legroom.records import dataclass
+
+RATE_WINDOW_S = 10.0
+"""Over how long the rate of releases is averaged: a few requests of ordinary length."""
+UNKNOWN_RETRY_S = 2
+"""What to answer before anything was ever released: soon, as nothing is known."""
+LONGEST_RETRY_S = 120
+
+
+class State(Enum):
+    """Where a request stands."""
+
+    WAITING = "waiting"
+    ADMITTED = "admitted"
+    FULL = "full"
+    """The queue holds as many as it may."""
+    NEVER = "never"
+    """It needs more than the whole pool."""
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLimits:
+    """What may be held at once. None is no limit: the size is not known, or nobody set one."""
+
+    blocks: int | None = None
+    seats: int | None = None
+    """Sequences that vLLM runs at once (max_num_seqs): more would only wait inside it."""
+    queue_requests: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What one request takes at its fullest."""
+
+    blocks: int
+    seats: int = 1
+
+
+class Ticket:
+    """One request's place."""
+
+    __slots__ = ("asked_s", "need", "on_admitted", "state")
+
+    def __init__(self, need: Need, asked_s: float) -> None:
+        self.need = need
+        self.asked_s = asked_s
+        self.state = State.WAITING
+        self.on_admitted: Callable[[], None] | None = None
+
+
+class Pool:
+    """Admits in the order of arrival, and only what fits beside all that was admitted before."""
+
+    def __init__(self, limits: PoolLimits, now_s: float = 0.0) -> None:
+        self.limits = limits
+        self.held_blocks = 0
+        self.held_seats = 0
+        self.running = 0
+        self._queue: OrderedDict[int, Ticket] = OrderedDict()
+        self._queued_blocks = 0
+        self._rate = ReleaseRate(now_s)
+        self._promised_blocks = 0.0
+        self._promised_at_s = now_s
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._queue)
+
+    @property
+    def queued_blocks(self) -> int:
+        """What they need together."""
+        return self._queued_blocks
+
+    def ask(self, need: Need, now_s: float) -> Ticket:
+        """Admit, queue or turn away; the ticket's state says which."""
+        ticket = Ticket(need, now_s)
+        limit = self.limits
+        if limit.blocks is not None and need.blocks > limit.blocks:
+            ticket.state = State.NEVER
+        elif not self._queue and self._fits(need):
+            self._admit(ticket)
+        elif len(self._queue) >= limit.queue_requests:
+            ticket.state = State.FULL
+        else:
+            self._queue[id(ticket)] = ticket
+            self._queued_blocks += need.blocks
+        return ticket
+
+    def leave(self, ticket: Ticket, now_s: float) -> None:
+        """Give back what the request held, or its place in the queue; a second call does nothing."""
+        state, ticket.state = ticket.state, State.GONE
+        if state is State.ADMITTED:
+            self.held_blocks -= ticket.need.blocks
+            self.held_seats -= ticket.need.seats
+            self.running -= 1
+            self._rate.add(ticket.need.blocks, now_s)
+        elif state is State.WAITING:
+            del self._queue[id(ticket)]
+            self._queued_blocks -= ticket.need.blocks
+        else:
+            return
+        self._admit_from_queue()
+
+    def resize(self, limits: PoolLimits) -> None:
+        """Other limits from now on. Nobody who is in is put out; a smaller pool fills again as they leave."""
+        self.limits = limits
+        self._admit_from_queue()
+
+    def retry_after_s(self, need: Need, now_s: float) -> int:
+        """When there will likely be room for this request: whole seconds, at least one.
+
+        What was turned away lately is expected back too, so a burst is told to return spread out, not all at once.
+        """
+        rate = self._rate.blocks_per_s(now_s)
+        if rate <= 0 or self.limits.blocks is None:
+            return UNKNOWN_RETRY_S
+        elapsed_s = now_s - self._promised_at_s
+        self._promised_blocks = max(0.0, self._promised_blocks - rate * elapsed_s)
+        self._promised_at_s = now_s
+        free = max(0, self.limits.blocks - self.held_blocks)
+        missing = self._queued_blocks + self._promised_blocks + need.blocks - free
+        self._promised_blocks += need.blocks
+        # Written so that an overflow or a tiny rate ends at the longest wait, never in an error.
+        return max(1, math.ceil(min(missing / rate, LONGEST_RETRY_S)))
+
+    def _fits(self, need: Need) -> bool:
+        limit = self.limits
+        # After a pool shrank, or where one request asks for every seat, it must still get its turn: alone.
+        if not self.running:
+            return True
+        if limit.blocks is not None and self.held_blocks + need.blocks > limit.blocks:
+            return False
+        return limit.seats is None or self.held_seats + need.seats <= limit.seats
+
+    def _admit(self, ticket: Ticket) -> None:
+        ticket.state = State.ADMITTED
+        self.held_blocks += ticket.need.blocks
+        self.held_seats += ticket.need.seats
+        self.running += 1
+        if ticket.on_admitted is not None:
+            ticket.on_admitted()
+
+    def _admit_from_queue(self) -> None:
+        """Strictly in order: a large request at the head is not overtaken for ever by small ones."""
+        while self._queue:
+            key, ticket = next(iter(self._queue.items()))
+            if not self._fits(ticket.need):
+                return
+            del self._queue[key]
+            self._queued_blocks -= ticket.need.blocks
+            self._admit(ticket)
+
+
+class ReleaseRate:
+    """Blocks given back a second, an exponential average without the bias of a short history."""
+
+    __slots__ = ("_at_s", "_mass", "_weight")
+
+    def __init__(self, now_s: float) -> None:
+        self._at_s = now_s
+        self._mass = 0.0
+        self._weight = 0.0
+
+    def add(self, blocks: int, now_s: float) -> None:
+        """Note a release."""
+        self._decay(now_s)
+        self._mass += blocks
+
+    def blocks_per_s(self, now_s: float) -> float:
+        """The rate as of now; 0 where nothing was released lately."""
+        self._decay(now_s)
+        return self._mass / (self._weight * RATE_WINDOW_S) if self._weight > 0.01 else 0.0
+
+    def _decay(self, now_s: float) -> None:
+        kept = math.exp(-max(0.0, now_s - self._at_s) / RATE_WINDOW_S)
+        self._at_s = max(now_s, self._at_s)
+        self._mass *= kept
+        self._weight = 1.0 - (1.0 - self._weight) * kept

@@ -1,0 +1,139 @@
+"""Tokens from bytes: an upper bound that starts certain and tightens with what responses report.
+
+A tokenizer never makes more tokens than there are bytes, so one a byte is where it starts. Each answer's `usage` then
+shows how many there really were. The bound is the largest ratio among the last few hundred answers, with a margin,
+kept apart for plain ASCII and other text: a script that was rare so far does not hide behind English.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+
+GENERATION = 256
+"""Observations until the oldest are forgotten: the bound looks back over one to two of these."""
+FEWEST = 32
+"""Observations before the learnt ratio is believed."""
+MARGIN = 1.1
+CHAT_TOKENS = 128
+"""A chat template's own words (system prompt, dates, tool preamble) before anything was observed."""
+MESSAGE_TOKENS = 8
+MOST_MODELS = 64
+SHORTEST_BYTES = 64
+"""Shorter prompts say more about the template than about the text."""
+
+
+class Highest:
+    """The largest of the last one to two generations of values."""
+
+    __slots__ = ("_current", "_previous", "_seen", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._seen = 0
+        self._current = 0.0
+        self._previous = 0.0
+
+    def add(self, value: float) -> None:
+        """Note a value."""
+        self.count += 1
+        self._seen += 1
+        self._current = max(self._current, value)
+        if self._seen >= GENERATION:
+            self._previous, self._current, self._seen = self._current, 0.0, 0
+
+    @property
+    def value(self) -> float:
+        """The largest lately."""
+        return max(self._current, self._previous)
+
+
+class Quantile:
+    """A high quantile of whole numbers, in buckets a quarter of a power of two wide, over one to two generations."""
+
+    __slots__ = ("_current", "_previous", "_seen", "count")
+
+    _BUCKETS = 128
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._seen = 0
+        self._current = [0] * self._BUCKETS
+        self._previous = [0] * self._BUCKETS
+
+    def add(self, value: int) -> None:
+        """Note a value."""
+        self.count += 1
+        self._seen += 1
+        self._current[min(self._BUCKETS - 1, math.ceil(4 * math.log2(max(1, value))))] += 1
+        if self._seen >= 4 * GENERATION:
+            self._previous, self._current, self._seen = self._current, [0] * self._BUCKETS, 0
+
+    def at(self, share: float) -> int:
+        """The upper edge of the bucket that this share of the values reaches."""
+        total = sum(self._current) + sum(self._previous)
+        reached, wanted = 0, share * total
+        for bucket, (new, old) in enumerate(zip(self._current, self._previous, strict=True)):
+            reached += new + old
+            if reached >= wanted and reached:
+                return math.ceil(2 ** (bucket / 4))
+        return 0
+
+
+class ModelTokens:
+    """What was learnt about one model's tokens."""
+
+    __slots__ = ("_overhead", "_ratios", "media_tokens", "outputs")
+
+    def __init__(self) -> None:
+        self._ratios = (Highest(), Highest())
+        self._overhead = Highest()
+        self.media_tokens = Highest()
+        self.outputs = Quantile()
+
+    def bound(self, text_bytes: int, ascii_only: bool, messages: int) -> int:
+        """The most tokens this text can be."""
+        ratio = self.ratio(ascii_only)
+        return math.ceil(text_bytes * ratio) + self.overhead(messages)
+
+    def ratio(self, ascii_only: bool) -> float:
+        """Tokens a byte, at most."""
+        learnt = self._ratios[0 if ascii_only else 1]
+        return min(1.0, learnt.value * MARGIN) if learnt.count >= FEWEST else 1.0
+
+    def overhead(self, messages: int) -> int:
+        """What the template adds."""
+        if not messages:
+            return 2  # the tokens that open a sequence
+        start = CHAT_TOKENS if self._overhead.count < FEWEST else 16
+        return max(start, math.ceil(self._overhead.value)) + MESSAGE_TOKENS * messages
+
+    def observe(self, text_bytes: int, ascii_only: bool, messages: int, prompt_tokens: int) -> None:
+        """Learn from the `usage` of an answer without media."""
+        if messages:
+            # More tokens than bytes can only come from the template.
+            self._overhead.add(max(0, prompt_tokens - text_bytes))
+        if text_bytes >= SHORTEST_BYTES:
+            own = max(1, prompt_tokens - (math.ceil(self._overhead.value) if messages else 0))
+            self._ratios[0 if ascii_only else 1].add(own / text_bytes)
+
+
+class TokenBook:
+    """Per model, with a bound on how many models: names come from requests."""
+
+    def __init__(self) -> None:
+        self._models: OrderedDict[str, ModelTokens] = OrderedDict()
+
+    def of(self, model: str) -> ModelTokens:
+        """What is known of a model; a new page where nothing is."""
+        found = self._models.get(model)
+        return found if found is not None else ModelTokens()
+
+    def learnt(self, model: str) -> ModelTokens:
+        """The page to write to, kept. Call it for answers the server gave, not for names a client sent."""
+        found = self._models.get(model)
+        if found is None:
+            found = self._models[model] = ModelTokens()
+            if len(self._models) > MOST_MODELS:
+                self._models.popitem(last=False)
+        return found

@@ -1,0 +1,156 @@
+"""What a request asks for is read off its body as vLLM reads it, or taken at its worst."""
+
+import base64
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from legroom.guard.demand import demand_of
+from legroom.guard.media import image_pixels, media_of
+from legroom.guard.paths import GUARDED, Kind, kind_of
+
+
+def completion(**body):
+    return demand_of(Kind.COMPLETION, body)
+
+
+def chat(**body):
+    return demand_of(Kind.CHAT, {"messages": [{"role": "user", "content": "hi"}], **body})
+
+
+def test_token_ids_are_counted_exactly():
+    demand = completion(prompt=[1, 2, 3], max_tokens=5)
+    assert [prompt.tokens for prompt in demand.prompts] == [3]
+    assert demand.prompts[0].exact
+
+
+def test_a_batch_of_prompts_is_one_prompt_each():
+    assert [prompt.tokens for prompt in completion(prompt=[[1], [2, 3]]).prompts] == [1, 2]
+    assert [prompt.text_bytes for prompt in completion(prompt=["a", "bcd"]).prompts] == [1, 3]
+
+
+def test_a_completion_without_max_tokens_gets_sixteen_as_in_vllm():
+    assert completion(prompt="x").output_tokens == 16
+
+
+def test_an_explicit_null_leaves_the_answer_open():
+    assert completion(prompt="x", max_tokens=None).output_tokens is None
+    assert chat().output_tokens is None
+
+
+def test_the_newer_key_of_a_chat_wins():
+    demand = chat(max_tokens=5, max_completion_tokens=9)
+    assert (demand.output_tokens, demand.output_key) == (9, "max_completion_tokens")
+
+
+@pytest.mark.parametrize(("written", "read"), [("7", 7), (7.0, 7), (-3, 0), ("x", None), (1.5, None), ([], None)])
+def test_numbers_are_read_as_leniently_as_the_server_reads_them(written, read):
+    assert chat(max_tokens=written).output_tokens == read
+
+
+def test_copies_are_the_largest_of_n_and_best_of():
+    assert completion(prompt="x", n=2, best_of=5).sequences == 5
+
+
+def test_minus_one_logprobs_asks_for_the_whole_vocabulary():
+    assert completion(prompt="x", logprobs=-1).logprobs >= 1 << 31
+    assert chat(logprobs=True, top_logprobs=7).logprobs == 7
+    assert completion(prompt="x", prompt_logprobs=3).prompt_logprobs == 3
+
+
+def test_tools_count_as_prompt():
+    tools = [{"type": "function", "function": {"name": "f", "description": "d" * 500}}]
+    assert chat(tools=tools).prompts[0].text_bytes > chat().prompts[0].text_bytes + 500
+
+
+def test_a_tool_with_a_parameter_called_image_is_no_image():
+    tools = [{"type": "function", "function": {"parameters": {"properties": {"image": {"type": "string"}}}}}]
+    assert chat(tools=tools).media == ()
+
+
+def test_other_scripts_are_measured_in_bytes():
+    demand = chat(messages=[{"role": "user", "content": "日本"}])
+    assert not demand.prompts[0].ascii_only
+    assert demand.prompts[0].text_bytes >= 6
+
+
+def test_an_image_is_media_and_no_text():
+    data = base64.b64encode(
+        b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + (300).to_bytes(4) + (200).to_bytes(4) + bytes(900)
+    ).decode()
+    part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+    demand = chat(messages=[{"role": "user", "content": [{"type": "text", "text": "what?"}, part]}])
+    assert demand.prompts[0].text_bytes < 100
+    (image,) = demand.media
+    assert (image.kind, image.pixels, image.remote) == ("image", 60_000, False)
+    assert image.sent_bytes == pytest.approx(924, abs=3)
+
+
+def test_an_address_is_remote_media():
+    assert media_of({"type": "video_url", "video_url": {"url": "https://example.org/a.mp4"}}).remote
+
+
+@pytest.mark.parametrize(
+    ("head", "pixels"),
+    [
+        (b"GIF89a" + (7).to_bytes(2, "little") + (3).to_bytes(2, "little") + bytes(4), 21),
+        (b"BM" + bytes(16) + (7).to_bytes(4, "little") + (-3).to_bytes(4, "little", signed=True), 21),
+        (b"RIFF\0\0\0\0WEBPVP8X" + bytes(8) + (6).to_bytes(3, "little") + (2).to_bytes(3, "little"), 21),
+        (b"\xff\xd8\xff\xe0\0\x04\0\0\xff\xc0\0\x11\x08" + (3).to_bytes(2) + (7).to_bytes(2) + bytes(9), 21),
+        (b"nothing of the kind", None),
+        (b"", None),
+    ],
+)
+def test_the_pixels_of_an_image_are_read_off_its_head(head, pixels):
+    assert image_pixels(head) == pixels
+
+
+@given(st.binary(max_size=64))
+def test_any_bytes_have_pixels_or_none(data):
+    for start in (b"", b"\xff\xd8\xff", b"RIFF\0\0\0\0WEBPVP8L", b"\x89PNG\r\n\x1a\n"):
+        assert image_pixels(start + data) is None or image_pixels(start + data) >= 0
+
+
+def test_an_earlier_response_makes_a_prompt_open_ended():
+    demand = demand_of(Kind.RESPONSES, {"input": "hi", "previous_response_id": "r1", "max_output_tokens": 9})
+    assert demand.prompts[0].open_ended
+    assert demand.output_tokens == 9
+
+
+def test_scores_pair_every_document_with_the_query():
+    demand = demand_of(Kind.SCORE, {"query": "q" * 10, "documents": ["d" * 5, "e" * 7]})
+    assert [prompt.text_bytes for prompt in demand.prompts] == [15, 17]
+    assert not demand.generates
+
+
+def test_an_invocation_is_told_by_its_keys():
+    assert demand_of(Kind.ANY, {"messages": []}).kind is Kind.CHAT
+    assert demand_of(Kind.ANY, {"prompt": "x"}).kind is Kind.COMPLETION
+
+
+def test_paths_are_read_as_a_lenient_server_routes_them():
+    assert kind_of("POST", "/v1/completions") is Kind.COMPLETION
+    assert kind_of("POST", "//v1/completions/") is Kind.COMPLETION
+    assert kind_of("POST", "/api/v1/completions", "/api") is Kind.COMPLETION
+    assert kind_of("GET", "/v1/completions") is None
+    assert all(kind_of("POST", path) is None for path in ("/health", "/metrics", "/version", "/v1/models", "/docs"))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=12,
+)
+KEYS = st.sampled_from(
+    ["prompt", "messages", "input", "max_tokens", "n", "best_of", "logprobs", "top_logprobs", "prompt_logprobs",
+     "token_ids", "sampling_params", "documents", "query", "tools", "model", "stream", "image_url", "type"]
+)  # fmt: skip
+
+
+@given(st.sampled_from(sorted(set(GUARDED.values()), key=str)), st.dictionaries(KEYS, JSON, max_size=6))
+def test_any_body_is_read_without_an_error(kind, body):
+    demand = demand_of(kind, body)
+    assert demand.sequences >= 1
+    assert demand.output_tokens is None or demand.output_tokens >= 0
+    assert all(prompt.tokens >= 0 and prompt.text_bytes >= 0 for prompt in demand.prompts)
