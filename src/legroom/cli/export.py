@@ -33,6 +33,10 @@ FORMATS: tuple[Format, ...] = (
     Format("prometheus", "legroom.exports.prometheus"),
     Format("grafana", "legroom.exports.grafana"),
     Format("systemd", "legroom.exports.systemd"),
+    Format("docker", "legroom.exports.docker"),
+    Format("compose", "legroom.exports.compose"),
+    Format("kubernetes", "legroom.exports.kubernetes"),
+    Format("helm-values", "legroom.exports.helm_values"),
     Format("script", "legroom.exports.script"),
     Format("env", "legroom.exports.env"),
 )

@@ -7,13 +7,13 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from legroom import __version__
 from legroom.exports.comments import headline
 from legroom.exports.request import ExportedFile
 from legroom.exports.server import Server, planned_server, server_of, unplanned_server
 from legroom.exports.server_env import allocator_remark
 from legroom.exports.server_options import add_server_options
 from legroom.render.text import wrap
+from legroom.version import __version__
 
 if TYPE_CHECKING:
     from legroom.exports.plan_document import PlanDocument

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 _TURN_S = 2
 
 
-def guard_drain(server: Server) -> str:
-    """Tell the guard to turn new requests away, then wait until nothing runs. An unreachable guard stops nothing."""
+def guard_drain(server: Server, otherwise: str = "exit 0") -> str:
+    """Tell the guard to turn new requests away, then wait until nothing runs; `otherwise` where it does not answer."""
     base = f"http://127.0.0.1:{server.port}/-/legroom"
     bearer = '-H "Authorization: Bearer $LEGROOM_GUARD_TOKEN"'
     return (
         f"""curl -fsS -m 5 -X POST {bearer} -H "Content-Type: application/json" -d '{{"on": true}}' {base}/drain """
-        f"""|| exit 0; for turn in $(seq {_turns(server)}); do curl -fsS -m 5 {bearer} {base}/status """
+        f"""|| {{ {otherwise}; }}; for turn in $(seq {_turns(server)}); do curl -fsS -m 5 {bearer} {base}/status """
         f"""| grep -Eq '"running": *0[^0-9]' && exit 0; sleep {_TURN_S}; done"""
     )
 

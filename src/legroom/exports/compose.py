@@ -1,0 +1,130 @@
+"""`legroom export compose`: the planned server as a compose file."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from legroom.exports import containers
+from legroom.exports.request import ExportedFile
+from legroom.exports.server import Server, server_of
+from legroom.exports.server_env import allocator_remark
+from legroom.exports.server_options import add_server_options
+from legroom.exports.yaml_text import Said, yaml_text
+
+if TYPE_CHECKING:
+    from legroom.exports.request import ExportRequest
+
+NAME = "compose"
+HELP = "a compose file"
+NEEDS_PLAN = True
+
+
+def add_options(group: argparse._ArgumentGroup) -> None:
+    """The format's own options."""
+    add_server_options(group, image=True)
+
+
+def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
+    """The compose file, and the Dockerfile of its image where legroom must be inside."""
+    server = server_of(request)
+    remarks = (*containers.head(server), *allocator_remark(server.plan, server.words, server.release))
+    made = ExportedFile("compose.yaml", yaml_text(document(server), head=remarks))
+    return (containers.dockerfile(server), made) if containers.needs_legroom(server) else (made,)
+
+
+def document(server: Server) -> dict[str, Any]:
+    """The compose file as values with comments."""
+    services: dict[str, Any] = {server.name: _service(server)}
+    if server.options.sidecar:
+        services[f"{server.name}-watch"] = _watch(server)
+    volumes: dict[str, Any] = {"vllm-cache": {}}
+    if not server.local_model:
+        volumes["huggingface"] = {}
+    if server.options.sidecar:
+        volumes["legroom"] = {}
+    return {"services": services, "volumes": volumes}
+
+
+def _service(server: Server) -> dict[str, Any]:
+    service: dict[str, Any] = {"image": containers.image(server)}
+    if containers.needs_legroom(server):
+        service["build"] = "."
+    service |= {
+        "entrypoint": [_literal(word) for word in containers.entrypoint(server)],
+        "command": [
+            Said(line.why, _literal(word)) if i == 0 else _literal(word)
+            for line in server.lines
+            for i, word in enumerate(line.phrase.words)
+        ],
+        "environment": _environment(server),
+        "ports": [f"{server.port}:{server.port}"],
+        "volumes": _volumes(server),
+        "shm_size": Said("Ranks talk through /dev/shm; 64 MiB is what it has unless told.", _shm(server)),
+        "ulimits": {"memlock": -1, "nofile": containers.OPEN_FILES},
+        "init": True,
+        "restart": "unless-stopped",
+    }
+    if server.times:
+        service["healthcheck"] = _health(server)
+        drain = f"The drain ({server.times.drain_s} s) and the teardown."
+        service["stop_grace_period"] = Said(drain, f"{server.times.stop_s}s")
+    service |= _devices(server)
+    if not service["environment"]:
+        del service["environment"]
+    return service
+
+
+def _literal(text: str) -> str:
+    """Compose puts variables into `$NAME`; two dollars keep one."""
+    return text.replace("$", "$$")
+
+
+def _shm(server: Server) -> str:
+    return f"{containers.shm_gib(server)}gb"
+
+
+def _environment(server: Server) -> dict[str, Any]:
+    named: dict[str, Any] = {
+        line.name: Said(f"{line.why}.", _literal(line.value)) for line in containers.container_env(server)
+    }
+    for name in server.secrets:
+        named[name] = Said("Taken from the environment of `docker compose up`, or from .env; not written here.", None)
+    return named
+
+
+def _volumes(server: Server) -> list[str]:
+    model = f"{server.model}:{server.model}:ro" if server.local_model else f"huggingface:{containers.CACHE}"
+    return [model, f"vllm-cache:{containers.COMPILE_CACHE}"]
+
+
+def _health(server: Server) -> dict[str, Any]:
+    times = server.times
+    assert times is not None
+    return {
+        "test": ["CMD", "curl", "-fsS", "-m", "5", containers.health_url(server)],
+        "start_period": Said(f"Not unhealthy while it loads: {times.short_sentence()}.", f"{times.limit_s}s"),
+        "interval": "10s",
+        "timeout": "6s",
+        "retries": 3,
+    }
+
+
+def _devices(server: Server) -> dict[str, Any]:
+    if containers.vendor(server) == "amd":
+        return {"devices": ["/dev/kfd:/dev/kfd", "/dev/dri:/dev/dri"], "group_add": ["video"]}
+    picked = containers.picked_devices(server)
+    which: dict[str, Any] = {"device_ids": list(picked)} if picked else {"count": server.gpus}
+    device = {"driver": "nvidia", **which, "capabilities": ["gpu"]}
+    return {"deploy": {"resources": {"reservations": {"devices": [device]}}}}
+
+
+def _watch(server: Server) -> dict[str, Any]:
+    return {
+        "image": containers.image(server),
+        "entrypoint": ["legroom", "watch", f"http://{server.name}:{server.port}"],
+        "depends_on": [server.name],
+        "volumes": ["legroom:/root/.local/share/legroom"],
+        "init": True,
+        "restart": "unless-stopped",
+    }

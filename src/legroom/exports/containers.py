@@ -1,0 +1,104 @@
+"""What Docker, compose and Kubernetes need to know of a planned server, told once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from legroom.errors import LegroomError
+from legroom.exports.comments import headline
+from legroom.exports.request import ExportedFile
+from legroom.exports.server_env import EnvLine
+from legroom.units import GIB
+
+if TYPE_CHECKING:
+    from legroom.exports.server import Server
+
+CACHE = "/root/.cache/huggingface"
+COMPILE_CACHE = "/root/.cache/vllm"
+OPEN_FILES = 65536
+_PICK_DEVICES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_BUILT_IMAGE = "vllm-legroom"
+
+
+def vendor(server: Server) -> str:
+    """`nvidia` or `amd`."""
+    name = str(server.plan.gpu.get("name", "")) if server.plan else ""
+    found = "amd" if name.startswith("AMD") else "intel" if name.startswith("Intel") else "nvidia"
+    if found != "nvidia" and server.options.image is None:
+        raise LegroomError(
+            f"vllm/vllm-openai is built for NVIDIA cards, not for {name}", "name the image of yours with --image"
+        )
+    return found
+
+
+def gpu_resource(server: Server) -> str:
+    """The name Kubernetes counts cards under."""
+    return {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "intel": "gpu.intel.com/xe"}[vendor(server)]
+
+
+def image(server: Server) -> str:
+    """What runs: vLLM's own image, or one built on it that has legroom too."""
+    if needs_legroom(server):
+        return f"{_BUILT_IMAGE}:v{server.release.version}"
+    return server.image
+
+
+def needs_legroom(server: Server) -> bool:
+    """Whether the image must hold legroom."""
+    return server.options.guard or server.options.sidecar
+
+
+def dockerfile(server: Server) -> ExportedFile:
+    """vLLM's image with legroom in it, for the guard and the sidecar."""
+    text = (
+        f"# {image(server)}: vLLM's own image with legroom, whose guard runs inside the server.\n"
+        f"# docker build -t {image(server)} .\n"
+        f"FROM {server.image}\n"
+        "RUN python3 -m pip install --no-cache-dir legroom\n"
+    )
+    return ExportedFile("Dockerfile", text)
+
+
+def entrypoint(server: Server) -> tuple[str, ...]:
+    """The program and the model. Written out, because the images' own entry point changed between releases."""
+    if server.words.head[-1] == "serve":
+        return (*server.words.head, server.model)
+    return ("python3", *server.words.head[1:], "--model", server.model)
+
+
+def arguments(server: Server) -> tuple[str, ...]:
+    """The flags."""
+    return tuple(word for line in server.lines for word in line.phrase.words)
+
+
+def container_env(server: Server) -> tuple[EnvLine, ...]:
+    """The environment without what picks cards: a container sees only those it is given."""
+    return tuple(line for line in server.env if line.name not in _PICK_DEVICES)
+
+
+def picked_devices(server: Server) -> tuple[str, ...]:
+    """The cards that were named for the server, by index."""
+    for line in server.env:
+        if line.name in _PICK_DEVICES and line.value not in ("", "all", "none", "void", "-1"):
+            return tuple(part.strip() for part in line.value.split(",") if part.strip())
+    return ()
+
+
+def head(server: Server) -> Iterator[str]:
+    """The comment at the top of a file."""
+    yield from headline(server.plan) if server.plan else ()
+    if server.times:
+        yield f"Start: {server.times.sentence()}."
+    if server.host:
+        yield f"Host memory, {server.host.sentence()}."
+
+
+def shm_gib(server: Server) -> int:
+    """/dev/shm in whole GiB."""
+    return server.host.shm_bytes // GIB if server.host else 1
+
+
+def health_url(server: Server) -> str:
+    """Where it says that it serves."""
+    return f"http://127.0.0.1:{server.port}/health"

@@ -1,0 +1,171 @@
+"""`legroom export helm-values`: values for the chart `vllm-stack` of vLLM's production stack.
+
+Its keys are those of chart version 0.1.12 (github.com/vllm-project/production-stack, helm/values.yaml). What the chart
+has no key for is said in comments instead of being left out silently.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import LegroomError
+from legroom.exports import containers
+from legroom.exports.request import ExportedFile
+from legroom.exports.server import Server, server_of
+from legroom.exports.server_env import allocator_remark
+from legroom.exports.server_options import add_server_options
+from legroom.exports.server_times import PROBE_PERIOD_S
+from legroom.exports.yaml_text import Said, yaml_text
+from legroom.facts.flags import flags_of
+from legroom.units import GIB
+
+if TYPE_CHECKING:
+    from legroom.exports.request import ExportRequest
+    from legroom.exports.server_words import Phrase
+
+NAME = "helm-values"
+HELP = "values for the chart vllm-stack (vLLM production stack)"
+NEEDS_PLAN = True
+CHART = "vllm-stack 0.1.12 (vLLM production stack)"
+_GRACE_S = 30
+"""Kubernetes' default: the chart has no key for terminationGracePeriodSeconds."""
+_TEARDOWN_S = 10
+_KEYS = {
+    "--max-model-len": ("maxModelLen", int),
+    "--dtype": ("dtype", str),
+    "--tensor-parallel-size": ("tensorParallelSize", int),
+    "--max-num-seqs": ("maxNumSeqs", int),
+    "--gpu-memory-utilization": ("gpuMemoryUtilization", float),
+    "--max-loras": ("maxLoras", int),
+    "--runner": ("runner", str),
+    "--convert": ("convert", str),
+}
+"""Flags that the chart has keys for; every other one goes into extraArgs."""
+_OWN = frozenset({
+    "--enable-prefix-caching", "--no-enable-prefix-caching", "--enable-chunked-prefill", "--no-enable-chunked-prefill",
+    "--enable-lora", "--host", "--port",
+})  # fmt: skip
+
+
+def add_options(group: argparse._ArgumentGroup) -> None:
+    """The format's own options."""
+    add_server_options(group, image=True)
+
+
+def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
+    """One values file."""
+    server = server_of(request)
+    _check(server)
+    remarks = (
+        f"Values for the chart {CHART}.",
+        *containers.head(server),
+        *allocator_remark(server.plan, server.words, server.release),
+        f"The chart has no key for the grace period, so Kubernetes' {_GRACE_S} s apply and the drain is kept within.",
+    )
+    return (ExportedFile(f"{server.name}-values.yaml", yaml_text(values(server), head=remarks)),)
+
+
+def _check(server: Server) -> None:
+    if server.options.guard or server.options.sidecar:
+        raise LegroomError(
+            "the chart has no place for a guard or a sidecar of legroom", "use legroom export kubernetes, or leave them"
+        )
+    flag = flags_of(server.release).get("--enable-prefix-caching")
+    if server.words.head[-1] != "serve" or flag is None or (flag.kind != "bool" and not _prefix_caching(server)):
+        raise LegroomError(
+            f"the chart writes --no-enable-prefix-caching, which vLLM {server.release} does not take",
+            "use legroom export kubernetes, or a release from 0.8.5 on",
+        )
+
+
+def values(server: Server) -> dict[str, Any]:
+    """The values with their comments."""
+    spec: dict[str, Any] = {"containerPort": server.port, "modelSpec": [_model(server)]}
+    if server.times:
+        tries = -(-server.times.limit_s // PROBE_PERIOD_S)
+        spec["startupProbe"] = Said(
+            f"First start: {server.times.sentence()}.", {**_probe(server, tries), "initialDelaySeconds": 15}
+        )
+        spec["livenessProbe"] = {**_probe(server, 6), "timeoutSeconds": 10}
+    return {"servingEngineSpec": spec}
+
+
+def _probe(server: Server, tries: int) -> dict[str, Any]:
+    check = {"path": "/health", "port": server.port}
+    return {"periodSeconds": PROBE_PERIOD_S, "failureThreshold": tries, "httpGet": check}
+
+
+def _model(server: Server) -> dict[str, Any]:
+    repository, _, tag = containers.image(server).rpartition(":")
+    model: dict[str, Any] = {
+        "name": server.name,
+        "repository": repository or tag,
+        "tag": tag if repository else "latest",
+        "modelURL": server.model,
+        "replicaCount": 1,
+        "resources": _resources(server),
+        "shmSize": f"{containers.shm_gib(server)}Gi",
+        "vllmConfig": _config(server),
+    }
+    if containers.container_env(server):
+        model["env"] = [
+            Said(f"{line.why}.", {"name": line.name, "value": line.value}) for line in containers.container_env(server)
+        ]
+    if "HF_TOKEN" in server.secrets:
+        secret = {"secretName": server.name, "secretKey": "hf-token"}
+        model["hf_token"] = Said("A secret that exists in the cluster.", secret)
+    if server.words.get("--enable-lora"):
+        model["enableLoRA"] = True
+    if not server.local_model and server.host:
+        model["pvcStorage"] = f"{int(server.host.checkpoint_bytes * 1.2 / GIB) + 10}Gi"
+    return model
+
+
+def _resources(server: Server) -> dict[str, Any]:
+    cards = {containers.gpu_resource(server): server.gpus}
+    host = server.host
+    if host is None:
+        return {"limits": cards}
+    memory = Said(f"{host.sentence()}.", f"{host.request_bytes // GIB}Gi")
+    return {
+        "requests": {"cpu": host.cpus, "memory": memory, **cards},
+        "limits": {"memory": f"{host.limit_bytes // GIB}Gi", **cards},
+    }
+
+
+def _config(server: Server) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "enablePrefixCaching": Said("The chart turns it off where it is not said.", _prefix_caching(server)),
+        "tensorParallelSize": Said("The chart mounts /dev/shm only where this is said.", 1),
+    }
+    if chunked := _chunked(server):
+        config["enableChunkedPrefill"] = chunked == "on"
+    extra: list[Any] = []
+    for line in server.lines:
+        phrase = line.phrase
+        if phrase.flag in _KEYS and len(phrase.values) == 1:
+            key, kind = _KEYS[phrase.flag]
+            config[key] = Said(line.why, kind(phrase.value))
+        elif phrase.flag == "--shutdown-timeout":
+            drain = min(int(phrase.value), _GRACE_S - _TEARDOWN_S)
+            extra += [Said(line.why, phrase.flag), str(drain)]
+        elif phrase.flag not in _OWN:
+            extra += _words(phrase, line.why)
+    if extra:
+        config["extraArgs"] = extra
+    return config
+
+
+def _words(phrase: Phrase, why: str) -> list[Any]:
+    return [Said(why, word) if i == 0 else word for i, word in enumerate(phrase.words)]
+
+
+def _prefix_caching(server: Server) -> bool:
+    return bool(server.plan and server.plan.args.get("enable_prefix_caching"))
+
+
+def _chunked(server: Server) -> str:
+    if server.words.get("--enable-chunked-prefill"):
+        return "on"
+    return "off" if server.words.get("--no-enable-chunked-prefill") else ""

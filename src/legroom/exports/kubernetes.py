@@ -1,0 +1,234 @@
+"""`legroom export kubernetes`: the planned server as a Deployment with its Service and the claim for its cache."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from typing import TYPE_CHECKING, Any
+
+from legroom.exports import containers
+from legroom.exports.request import ExportedFile
+from legroom.exports.server import Server, server_of
+from legroom.exports.server_drain import guard_drain, metrics_drain
+from legroom.exports.server_env import allocator_remark
+from legroom.exports.server_options import add_server_options
+from legroom.exports.server_times import ENDPOINT_S, PROBE_PERIOD_S
+from legroom.exports.yaml_text import Said, yaml_text
+from legroom.units import GIB
+
+if TYPE_CHECKING:
+    from legroom.exports.request import ExportRequest
+
+NAME = "kubernetes"
+HELP = "a Deployment, its Service and the claim for its cache"
+NEEDS_PLAN = True
+_SECRET_KEYS = {"HF_TOKEN": "hf-token", "VLLM_API_KEY": "api-key", "LEGROOM_GUARD_TOKEN": "guard-token"}
+_WATCH_MEMORY = "512Mi"
+
+
+def add_options(group: argparse._ArgumentGroup) -> None:
+    """The format's own options."""
+    add_server_options(group, image=True)
+    group.add_argument("--namespace", metavar="NAME", help="where it goes (default: left to kubectl)")
+
+
+def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
+    """The manifests in one file, and the Dockerfile of the image where legroom must be inside."""
+    server = server_of(request)
+    remarks = [*containers.head(server), *allocator_remark(server.plan, server.words, server.release)]
+    if server.secrets:
+        literals = " ".join(f"--from-literal={_SECRET_KEYS[name]}=..." for name in server.secrets)
+        remarks.append(f"Its secrets: kubectl create secret generic {server.name} {literals}")
+    made = ExportedFile(f"{server.name}.yaml", yaml_text(*manifests(server, request.options), head=remarks))
+    return (containers.dockerfile(server), made) if containers.needs_legroom(server) else (made,)
+
+
+def manifests(server: Server, options: Any) -> list[dict[str, Any]]:
+    """Every object."""
+    namespace = options.get("namespace")
+    claim = [] if server.local_model else [_claim(server, namespace)]
+    return [*claim, _deployment(server, namespace), _service(server, namespace)]
+
+
+def _metadata(server: Server, namespace: str | None, name: str = "") -> dict[str, Any]:
+    labels = {"app.kubernetes.io/name": "vllm", "app.kubernetes.io/instance": server.name}
+    where = {"namespace": namespace} if namespace else {}
+    return {"name": name or server.name, **where, "labels": labels}
+
+
+def _selector(server: Server) -> dict[str, str]:
+    return {"app.kubernetes.io/instance": server.name}
+
+
+def _claim(server: Server, namespace: str | None) -> dict[str, Any]:
+    checkpoint = server.host.checkpoint_bytes if server.host else 0
+    # Room for a second revision of the small files, and for compiled code.
+    size = math.ceil(checkpoint * 1.2 / GIB) + 10
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": _metadata(server, namespace, f"{server.name}-cache"),
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": f"{size}Gi"}}},
+    }
+
+
+def _deployment(server: Server, namespace: str | None) -> dict[str, Any]:
+    spec: dict[str, Any] = {
+        "replicas": 1,
+        "strategy": Said("The new pod needs the cards and the volume of the old one.", {"type": "Recreate"}),
+        "selector": {"matchLabels": _selector(server)},
+        "template": {"metadata": _pod_metadata(server), "spec": _pod(server)},
+    }
+    if server.times:
+        spec["progressDeadlineSeconds"] = Said("A rollout is not late while it loads.", server.times.limit_s + 600)
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": _metadata(server, namespace), "spec": spec}
+
+
+def _pod_metadata(server: Server) -> dict[str, Any]:
+    scrape = {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": str(server.port),
+        "prometheus.io/path": "/metrics",
+    }
+    return {"labels": _metadata(server, None)["labels"], "annotations": scrape}
+
+
+def _pod(server: Server) -> dict[str, Any]:
+    running = [_container(server)]
+    if server.options.sidecar:
+        running.append(_watch(server))
+    pod: dict[str, Any] = {
+        "enableServiceLinks": Said("A Service called vllm would set VLLM_PORT, which vLLM reads as its own.", False),
+    }
+    if server.times:
+        grace = _pre_stop_s(server) + server.times.stop_s
+        why = f"preStop up to {_pre_stop_s(server)} s, then the drain and the teardown {server.times.stop_s} s."
+        pod["terminationGracePeriodSeconds"] = Said(why, grace)
+    pod["tolerations"] = [{"key": containers.gpu_resource(server), "operator": "Exists", "effect": "NoSchedule"}]
+    pod["containers"] = running
+    pod["volumes"] = _volumes(server)
+    return pod
+
+
+def _container(server: Server) -> dict[str, Any]:
+    container: dict[str, Any] = {
+        "name": "vllm",
+        "image": containers.image(server),
+        "command": [_literal(word) for word in containers.entrypoint(server)],
+        "args": [
+            Said(line.why, _literal(word)) if i == 0 else _literal(word)
+            for line in server.lines
+            for i, word in enumerate(line.phrase.words)
+        ],
+        "env": _environment(server),
+        "ports": [{"name": "http", "containerPort": server.port}],
+        "resources": _resources(server),
+        **_probes(server),
+        "lifecycle": {
+            "preStop": Said(_pre_stop_why(server), {"exec": {"command": ["/bin/sh", "-c", _pre_stop(server)]}})
+        },
+        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}, *_mounts(server)],
+    }
+    if not container["env"]:
+        del container["env"]
+    return container
+
+
+def _literal(text: str) -> str:
+    """Kubernetes puts variables into `$(NAME)`; two dollars keep one."""
+    return text.replace("$(", "$$(")
+
+
+def _environment(server: Server) -> list[Any]:
+    lines: list[Any] = [
+        Said(f"{line.why}.", {"name": line.name, "value": _literal(line.value)})
+        for line in containers.container_env(server)
+    ]
+    for name in server.secrets:
+        reference = {"name": server.name, "key": _SECRET_KEYS[name], "optional": True}
+        lines.append({"name": name, "valueFrom": {"secretKeyRef": reference}})
+    return lines
+
+
+def _resources(server: Server) -> dict[str, Any]:
+    cards = {containers.gpu_resource(server): server.gpus}
+    host = server.host
+    if host is None:
+        return {"limits": cards}
+    asked = {"cpu": host.cpus, "memory": f"{host.request_bytes // GIB}Gi", **cards}
+    limit = f"The checkpoint ({host.checkpoint_bytes / GIB:.1f} GiB) fits into the page cache beside what is held."
+    return {
+        "requests": Said(f"A core for each process that is always busy. {host.sentence()}.", asked),
+        "limits": {"memory": Said(limit, f"{host.limit_bytes // GIB}Gi"), **cards},
+    }
+
+
+def _probes(server: Server) -> dict[str, Any]:
+    check = {"httpGet": {"path": "/health", "port": "http"}}
+    probes: dict[str, Any] = {
+        "livenessProbe": Said(
+            "A minute without an answer: a busy event loop must not be taken for a dead server.",
+            {**check, "periodSeconds": PROBE_PERIOD_S, "timeoutSeconds": 10, "failureThreshold": 6},
+        ),
+        "readinessProbe": {**check, "periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 3},
+    }
+    if server.times:
+        tries = server.times.limit_s // PROBE_PERIOD_S
+        startup = {**check, "periodSeconds": PROBE_PERIOD_S, "timeoutSeconds": 5, "failureThreshold": tries}
+        probes = {"startupProbe": Said(f"First start: {server.times.sentence()}.", startup), **probes}
+    return probes
+
+
+def _pre_stop(server: Server) -> str:
+    if server.options.guard:
+        return guard_drain(server, f"sleep {ENDPOINT_S}; exit 0")
+    return f"sleep {ENDPOINT_S}" if server.drains_itself else metrics_drain(server)
+
+
+def _pre_stop_why(server: Server) -> str:
+    if server.options.guard:
+        return "The guard turns new requests away; those that run have the drain time to end."
+    if server.drains_itself:
+        return "Routers learn that the pod leaves; then vLLM drains by itself (--shutdown-timeout)."
+    return f"vLLM {server.release.version} ends running requests at SIGTERM, so they are waited for here."
+
+
+def _pre_stop_s(server: Server) -> int:
+    drain = server.times.drain_s if server.times else 0
+    if server.options.guard:
+        return drain + ENDPOINT_S
+    return ENDPOINT_S if server.drains_itself else ENDPOINT_S + drain
+
+
+def _mounts(server: Server) -> list[dict[str, Any]]:
+    if server.local_model:
+        return [{"name": "model", "mountPath": server.model, "readOnly": True}]
+    return [{"name": "cache", "mountPath": "/root/.cache"}]
+
+
+def _volumes(server: Server) -> list[Any]:
+    size = f"{containers.shm_gib(server)}Gi"
+    why = "Ranks talk through /dev/shm; 64 MiB is what it has unless told. It counts as the container's memory."
+    shm = Said(why, {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
+    if server.local_model:
+        return [shm, Said("The model lies on the node.", {"name": "model", "hostPath": {"path": server.model}})]
+    return [shm, {"name": "cache", "persistentVolumeClaim": {"claimName": f"{server.name}-cache"}}]
+
+
+def _watch(server: Server) -> dict[str, Any]:
+    return {
+        "name": "legroom-watch",
+        "image": containers.image(server),
+        "command": ["legroom", "watch", f"http://127.0.0.1:{server.port}"],
+        "resources": {"requests": {"cpu": "100m", "memory": _WATCH_MEMORY}, "limits": {"memory": _WATCH_MEMORY}},
+    }
+
+
+def _service(server: Server, namespace: str | None) -> dict[str, Any]:
+    ports = [{"name": "http", "port": server.port, "targetPort": "http"}]
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(server, namespace),
+        "spec": {"selector": _selector(server), "ports": ports},
+    }
