@@ -8,7 +8,7 @@ scrape. Where two names of a role are shown (0.9.2 to 0.11.2 show the old beside
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -120,24 +120,26 @@ def _parsed_labels(text: bytes) -> _Labels | None:
     try:
         families = list(text_string_to_metric_families(f"x{text.decode()} 1\n"))
         (sample,) = families[0].samples
-        named = dict(sample.labels)
-        le = float(named.get("le", "nan"))
+        return _of_labels(dict(sample.labels))
     except (ValueError, IndexError, KeyError, UnicodeDecodeError):
         return None
+
+
+def _of_labels(named: dict[str, str]) -> _Labels:
     model = named.get("model_name", named.get("model", ""))
-    return _Labels((model, named.get("engine", named.get("engine_index", ""))), le, named)
+    return _Labels((model, named.get("engine", named.get("engine_index", ""))), float(named.get("le", "nan")), named)
 
 
 class _Buckets:
     """A histogram's lines, as they come."""
 
-    __slots__ = ("bounds", "counts", "rank", "sum")
+    __slots__ = ("bounds", "count", "counts", "rank", "sum")
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.bounds: list[float] = []
         self.counts: list[float] = []
-        self.sum = math.nan
+        self.sum = self.count = math.nan
 
 
 class _Reading:
@@ -210,6 +212,8 @@ class _Reading:
             buckets.counts.append(value)
         elif slot.part == "sum":
             buckets.sum = value
+        else:
+            buckets.count = value
 
 
 _bounds: dict[tuple[float, ...], tuple[float, ...]] = {}
@@ -218,7 +222,9 @@ _bounds: dict[tuple[float, ...], tuple[float, ...]] = {}
 def _histogram(buckets: _Buckets) -> Histogram | None:
     """The whole histogram; None where a bucket is missing, out of order or no number."""
     bounds, counts = tuple(buckets.bounds), tuple(buckets.counts)
-    whole = bounds and bounds[-1] == math.inf and math.isfinite(sum(counts)) and math.isfinite(buckets.sum)
+    if not bounds:
+        bounds, counts = (math.inf,), (buckets.count,)  # its count and sum alone were asked for
+    whole = bounds[-1] == math.inf and math.isfinite(sum(counts)) and math.isfinite(buckets.sum)
     if not whole or any(a >= b for a, b in pairwise(bounds)):
         return None
     if any(a > b for a, b in pairwise(counts)):
@@ -242,6 +248,20 @@ def parse_sample(text: str | bytes, time_s: float, server: str) -> Sample:
             "the answer is metrics, but none of a vLLM" if b"# TYPE " in body else "the answer is no metrics"
         )
     return _sample(reading, time_s, server)
+
+
+def sample_of_series(
+    series: Iterable[tuple[str, Mapping[str, str], float]], time_s: float, server: str
+) -> Sample | None:
+    """The same from series that somebody else has parsed; None where none of them is a vLLM's."""
+    reading = _Reading()
+    slots = _slots()
+    for name, named, value in series:
+        slot = slots.get(name.encode())
+        if slot is not None:
+            reading.series += 1
+            reading.take(slot, _of_labels(dict(named)), value)
+    return _sample(reading, time_s, server) if reading.engines else None
 
 
 def _read_lines(reading: _Reading, lines: list[bytes]) -> None:

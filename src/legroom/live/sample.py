@@ -59,9 +59,9 @@ class Histogram:
     def quantile(self, share: float) -> float | None:
         """The value that `share` of the observations stay at or below, straight-line inside its bucket.
 
-        None without observations. In the last bucket, which has no end, its lower bound.
+        None without observations or bounds. In the last bucket, which has no end, its lower bound.
         """
-        if self.count <= 0:
+        if self.count <= 0 or len(self.bounds) < 2:
             return None
         wanted = share * self.count
         lower = below = 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from legroom.errors import UNREACHABLE, LegroomError
@@ -18,12 +18,24 @@ if TYPE_CHECKING:
 
     import aiohttp
 
-__all__ = ["Endpoint", "ScrapeFailed", "endpoint", "look", "open_session", "scrape", "scrape_fleet", "scrape_once"]
+__all__ = [
+    "Endpoint",
+    "ScrapeFailed",
+    "endpoint",
+    "fetch",
+    "look",
+    "open_session",
+    "scrape",
+    "scrape_fleet",
+    "scrape_once",
+]
 
 TIMEOUT_S = 4.0
 """Below the usual interval, so that one slow server never makes two looks overlap."""
 MOST_BYTES = 16 * 1024 * 1024
 """A vLLM answers with 60 kB; sixteen MiB is hundreds of engines, and more is no vLLM."""
+MOST_QUERY_BYTES = 512 * 1024 * 1024
+"""Of one query: a thousand servers with every latency bucket are a tenth of it."""
 MOST_AT_ONCE = 64
 _ACCEPT = {"Accept": "text/plain;version=0.0.4;q=1,*/*;q=0.1"}
 
@@ -51,7 +63,7 @@ async def scrape(
     session: aiohttp.ClientSession, target: Endpoint, timeout_s: float = TIMEOUT_S, time_s: float | None = None
 ) -> Sample:
     """One look at a server; raises ScrapeFailed with the reason where there is none."""
-    body = await _fetch(session, target, timeout_s)
+    body = await fetch(session, target, timeout_s)
     try:
         return parse_sample(body, time.time() if time_s is None else time_s, target.server)
     except NotMetrics as error:
@@ -68,13 +80,18 @@ async def look(
         return Failure(time.time() if time_s is None else time_s, target.server, error.kind, error.message)
 
 
-async def _fetch(session: aiohttp.ClientSession, target: Endpoint, timeout_s: float) -> bytes:
+async def fetch(
+    session: aiohttp.ClientSession, target: Endpoint, timeout_s: float, form: Mapping[str, str] | None = None
+) -> bytes:
+    """The body of an answer; a form is posted. Raises ScrapeFailed with the reason where there is none."""
     import aiohttp  # noqa: PLC0415 - slow to import
 
     server = target.server
     try:
-        async with session.get(
+        async with session.request(
+            "GET" if form is None else "POST",
             target.url,
+            data=form,
             headers=target.headers,
             timeout=aiohttp.ClientTimeout(total=timeout_s),
             ssl=_tls(target),
@@ -82,7 +99,7 @@ async def _fetch(session: aiohttp.ClientSession, target: Endpoint, timeout_s: fl
             allow_redirects=False,
         ) as response:
             _check_status(server, response.status, response.headers.get("Location"))
-            return await _bounded_body(server, response)
+            return await _bounded_body(server, response, MOST_BYTES if form is None else MOST_QUERY_BYTES)
     except TimeoutError as error:
         raise ScrapeFailed("timeout", f"{server} did not answer within {timeout_s:g} s") from error
     except aiohttp.ClientConnectorDNSError as error:
@@ -117,13 +134,13 @@ def _check_status(server: str, status: int, location: str | None) -> None:
         raise ScrapeFailed("http_error", f"{server} answered HTTP {status}")
 
 
-async def _bounded_body(server: str, response: aiohttp.ClientResponse) -> bytes:
+async def _bounded_body(server: str, response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
     chunks: list[bytes] = []
     size = 0
     async for chunk in response.content.iter_any():
         size += len(chunk)
-        if size > MOST_BYTES:
-            raise ScrapeFailed("too_big", f"{server} answered with more than {MOST_BYTES >> 20} MiB: no vLLM does")
+        if size > most_bytes:
+            raise ScrapeFailed("too_big", f"{server} answered with more than {most_bytes >> 20} MiB")
         chunks.append(chunk)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 

@@ -67,6 +67,16 @@ class EngineStep:
         """Requests that wait for blocks or a place; those that wait for something else do not count."""
         return self.waiting_for_capacity if self.waiting_for_capacity is not None else self.waiting or 0.0
 
+    def has_no_room(self, full_ratio: float) -> bool:
+        """Whether the pool is full, or requests wait and one more like those that run does not fit it.
+
+        Where requests are large to the pool, it is as full as it gets well below 1.
+        """
+        use = max(self.kv_use or 0.0, self.kv_use_before or 0.0)
+        if use >= full_ratio:
+            return True
+        return bool(self.queued and self.running and use > 0.5 and use * (1 + 1 / self.running) > 1)
+
     @property
     def tokens_per_request(self) -> float | None:
         """What a running request holds of the pool, in tokens, on average."""

@@ -66,3 +66,9 @@ def test_of_several_engines_the_full_one_is_named() -> None:
         found = server.take(Sample(server.time_s, SERVER, both))
     assert found is not None and found.engine == "engine 1"
     assert "of engine 1" in found.reason
+
+
+def test_a_pool_without_room_for_one_more_is_full_though_its_use_is_not() -> None:
+    found = FakeServer(PoolPressure).looks(5, kv_use=0.67, running=2, waiting=4)
+    assert found[-1] is not None and "no room for one more like them" in found[-1].reason
+    assert FakeServer(PoolPressure).looks(5, kv_use=0.67, running=4, waiting=4) == [None] * 5

@@ -30,7 +30,8 @@ class PoolPressure(Detector):
         use = max(engine.kv_use or 0.0, engine.kv_use_before or 0.0)
         preempted = engine.preemptions or 0.0
         suffers = engine.queued > 0 or preempted > 0
-        if use < self.levels.pool_full_ratio or not suffers:
+        has_no_room = engine.has_no_room(self.levels.pool_full_ratio)
+        if not has_no_room or not suffers:
             return Condition(False, use < self.levels.pool_calm_ratio or not suffers)
         which = named(engine.key, window)
         of = f" of {which}" if which else ""
@@ -38,8 +39,9 @@ class PoolPressure(Detector):
         pains = [f"{counted(engine.queued, 'request')} wait"] if engine.queued else []
         if preempted:
             pains.append(f"{counted(preempted, 'request')} were preempted in {engine.seconds:.0f} s")
+        room = "" if use >= self.levels.pool_full_ratio else " and no room for one more like them"
         reason = (
-            f"the KV pool{of} is {use:.0%} full{blocks} with {engine.running or 0:,.0f} running, and "
+            f"the KV pool{of} is {use:.0%} full{blocks} with {engine.running or 0:,.0f} running{room}, and "
             f"{' and '.join(pains)}"
         )
         numbers = {"kv_use": use, "running": engine.running or 0.0, "waiting": engine.queued, "preempted": preempted}

@@ -36,7 +36,8 @@ class PrefixCacheWaste(Detector):
         pool = sum(engine.pool_tokens or 0 for engine in last.engines)
         if asked < max(pool * levels.hit_rate_least_pools, 1.0 if pool else _LEAST_TOKENS):
             return Condition(False, True)
-        if rate >= levels.hit_rate_low_ratio or use < levels.hit_rate_pool_ratio:
+        has_no_room = any(engine.has_no_room(levels.hit_rate_pool_ratio) for engine in last.engines)
+        if rate >= levels.hit_rate_low_ratio or not has_no_room:
             return Condition(False, rate >= levels.hit_rate_calm_ratio or use < levels.pool_calm_ratio)
         reason = (
             f"{rate:.1%} of {asked:,.0f} looked-up prompt tokens were found in the prefix cache while the KV pool is "

@@ -1,0 +1,165 @@
+"""Reading a fleet from Prometheus. The HTTP API is a stand-in that answers as Prometheus documents it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from legroom.errors import LegroomError
+from legroom.live.prometheus_source import PrometheusSource
+from legroom.live.sample import Failure, Look, Sample
+from legroom.live.scrape import ScrapeFailed, open_session
+
+Series = tuple[dict[str, str], float]
+
+
+class FakePrometheus:
+    """Answers instant queries from a list of series, by name and by `timestamp(...)`."""
+
+    def __init__(self) -> None:
+        self.series: list[Series] = []
+        self.scraped_s: dict[str, float] = {}
+        self.queries: list[str] = []
+        self.answer: web.Response | None = None
+
+    async def query(self, request: web.Request) -> web.Response:
+        query = str((await request.post())["query"])
+        self.queries.append(query)
+        if self.answer is not None:
+            return self.answer
+        names = re.search(r'__name__=~"([^"]+)"', query)
+        wanted = re.compile(names.group(1)) if names else re.compile("up")
+        rows: list[Any] = []
+        for labels, value in self.series:
+            if wanted.fullmatch(labels["__name__"]):
+                shown = self.scraped_s[labels["instance"]] if query.startswith("timestamp") else value
+                rows.append({"metric": labels, "value": [1.0, str(shown)]})
+        return web.json_response({"status": "success", "data": {"resultType": "vector", "result": rows}})
+
+
+def ask(fake: FakePrometheus, *times_s: float, between: Any = None, **options: Any) -> list[list[Look]]:
+    """What each of several rounds of looks brings; `between` changes the fake after the first."""
+
+    async def run() -> list[list[Look]]:
+        app = web.Application()
+        app.router.add_post("/prom/api/v1/query", fake.query)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+        source = PrometheusSource(f"http://u:secret@127.0.0.1:{port}/prom", **options)
+        rounds = []
+        try:
+            async with open_session() as session:
+                for number, time_s in enumerate(times_s):
+                    rounds.append(await source.looks(session, time_s))
+                    if number == 0 and between:
+                        between()
+        finally:
+            await runner.cleanup()
+        return rounds
+
+    return asyncio.run(run())
+
+
+def server(fake: FakePrometheus, instance: str, at_s: float, **values: float) -> None:
+    fake.scraped_s[instance] = at_s
+    labels = {"instance": instance, "job": "vllm", "model_name": "m", "engine": "0"}
+    fake.series += [({"__name__": name.replace("__", ":"), **labels}, value) for name, value in values.items()]
+
+
+def test_servers_of_different_releases_come_from_three_queries() -> None:
+    fake = FakePrometheus()
+    server(fake, "a:8000", 100, vllm__num_requests_running=3, vllm__kv_cache_usage_perc=0.5)
+    server(fake, "b:8000", 98, vllm__num_requests_running=4, vllm__gpu_cache_usage_perc=0.7)
+    ((one, two),) = ask(fake, 101)
+    assert isinstance(one, Sample) and isinstance(two, Sample)
+    assert (one.server, one.time_s, one.running, one.kv_use) == ("a:8000", 100, 3, 0.5)
+    assert (two.server, two.time_s, two.running, two.kv_use) == ("b:8000", 98, 4, 0.7)
+    assert len(fake.queries) == 3
+
+
+def test_pods_are_named_after_their_pod() -> None:
+    fake = FakePrometheus()
+    fake.scraped_s = {"10.0.0.1:8000": 5.0}
+    labels = {
+        "instance": "10.0.0.1:8000",
+        "pod": "vllm-0",
+        "namespace": "prod",
+        "__name__": "vllm:num_requests_running",
+    }
+    fake.series = [(labels, 1.0)]
+    ((one,),) = ask(fake, 6)
+    assert one.server == "prod/vllm-0"
+
+
+def test_a_server_that_was_not_scraped_again_gives_no_second_look() -> None:
+    fake = FakePrometheus()
+    server(fake, "a:8000", 100, vllm__num_requests_running=3)
+    first, second = ask(fake, 101, 106)
+    assert len(first) == 1 and second == []
+
+
+def test_a_server_that_vanishes_is_a_failure() -> None:
+    fake = FakePrometheus()
+    server(fake, "a:8000", 100, vllm__num_requests_running=3)
+
+    def dies() -> None:
+        fake.series = [({"__name__": "up", "instance": "a:8000"}, 0.0)]
+
+    _, second = ask(fake, 101, 106, between=dies)
+    (seen,) = second
+    assert isinstance(seen, Failure) and "up is 0" in seen.message
+
+
+def test_histograms_come_as_count_and_sum_unless_buckets_are_asked_for() -> None:
+    fake = FakePrometheus()
+    values = {"vllm__time_to_first_token_seconds_count": 4.0, "vllm__time_to_first_token_seconds_sum": 2.0}
+    server(fake, "a:8000", 100, vllm__num_requests_running=3, **values)
+    ((one,),) = ask(fake, 101)
+    assert isinstance(one, Sample)
+    ttft = one.engines[0].ttft
+    assert ttft is not None and (ttft.mean, ttft.quantile(0.5)) == (0.5, None)
+    assert "_bucket" not in fake.queries[0]
+
+
+def test_matchers_narrow_every_query() -> None:
+    fake = FakePrometheus()
+    ask(fake, 1, matchers='{namespace="prod", job=~"vllm.*"}')
+    assert all('namespace="prod",job=~"vllm.*"' in query for query in fake.queries)
+
+
+@pytest.mark.parametrize("bad", ["namespace=prod", 'a="b"} or up{', "x", 'a="b" c="d"'])
+def test_what_are_no_matchers_never_gets_into_a_query(bad: str) -> None:
+    with pytest.raises(LegroomError, match="no label matchers"):
+        PrometheusSource("http://prom:9090", bad)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        web.Response(text="<html>", content_type="text/html"),
+        web.json_response({"status": "error", "error": "bad query"}),
+        web.json_response({"status": "success", "data": {"result": [{"metric": {}}]}}),
+        web.Response(status=503),
+        web.Response(status=401),
+    ],
+)
+def test_an_answer_that_is_none_says_so_without_the_secret(answer: web.Response) -> None:
+    fake = FakePrometheus()
+    fake.answer = answer
+    with pytest.raises(ScrapeFailed) as raised:
+        ask(fake, 1)
+    assert "secret" not in raised.value.message
+
+
+def test_no_numbers_are_left_out() -> None:
+    fake = FakePrometheus()
+    server(fake, "a:8000", 100, vllm__num_requests_running=3, vllm__kv_cache_usage_perc=float("nan"))
+    ((one,),) = ask(fake, 101)
+    assert isinstance(one, Sample) and one.kv_use is None
