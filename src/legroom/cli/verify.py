@@ -1,0 +1,131 @@
+"""`legroom verify`: does a server hold what was planned? Asked of the server itself, under load."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from legroom.cli.output import print_json, write_file
+from legroom.cli.progress import ProgressBar
+from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+
+if TYPE_CHECKING:
+    from legroom.holding.verification.verify import Wish
+
+_INTERRUPTED = 130
+
+_DESCRIPTION = """\
+Prove a server: health and model, one completion, a request at the full context, then a ramp to the planned number of
+requests at a time with prompts of the planned lengths, while its metrics are watched. It passes if nothing failed,
+nothing was preempted, the KV pool was as planned and memory stayed where it was. Ends by itself, bounded in count and
+time. Loads the server as far as it goes, so one that is not on this machine needs --yes-load-remote."""
+
+_EPILOG = """\
+loads: chat, code, long-prompts, full (all at the full context), lengths such as 512/128, a mix such as
+'prompt=lognormal(800,0.5) output=100 prefix=4,512' (see legroom simulate), or a trace file
+
+examples:
+  legroom verify http://127.0.0.1:8000
+  legroom plan llama-3.1-8b --gpu h100 --json > plan.json; legroom verify localhost:8000 --plan plan.json
+  legroom verify localhost:8000 --load long-prompts --concurrency 32 --requests 200 --svg verify.svg
+
+exit codes: 0 verified, 1 not verified, 2 the call is wrong, 3 the server cannot be reached, 130 interrupted
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Describe the command's options."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "verify",
+        usage="legroom verify URL [--plan FILE] [--load LOAD] [options]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("url", metavar="URL", help="of an OpenAI-compatible server, such as http://127.0.0.1:8000")
+    asked = parser.add_argument_group("what is asked of it")
+    asked.add_argument("--plan", metavar="FILE", help="what legroom plan --json printed: the pool must be that")
+    asked.add_argument("--load", default="chat", metavar="LOAD", help="lengths of prompts and answers (default: chat)")
+    asked.add_argument("--trace", metavar="FILE", help="the lengths of a trace; the same as --load FILE")
+    asked.add_argument(
+        "--concurrency", metavar="N", help="requests at a time (default: as many as always fit the pool)"
+    )
+    asked.add_argument("--requests", metavar="N", help="requests in all (default: 4 a place, 16 to 400)")
+    asked.add_argument("--max-preemptions", metavar="N", default="0", help="preemptions that still pass (default: 0)")
+    asked.add_argument("--timeout", type=float, default=600.0, metavar="S", help="end after so long (default: 600)")
+    asked.add_argument("--seed", type=int, default=0, help="of made-up lengths (default: 0)")
+    how = parser.add_argument_group("how to reach it")
+    how.add_argument("--api-key", metavar="KEY", help="default: $OPENAI_API_KEY, then $VLLM_API_KEY")
+    how.add_argument("--insecure", action="store_true", help="take any TLS certificate")
+    how.add_argument("--yes-load-remote", action="store_true", help="load a server that is not on this machine")
+    out = parser.add_argument_group("output")
+    out.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    out.add_argument("--svg", metavar="FILE", help="write the picture of KV use and queue")
+    out.add_argument("--report", metavar="FILE", help="write the page to a file too (JSON if it ends in .json)")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Verify, show, and say by the exit code whether it holds."""
+    wish = _wish(args)
+    from legroom.holding.verification.verify import verify
+
+    bar = ProgressBar("verifying")
+    try:
+        found = verify(wish, bar)
+    finally:
+        bar.clear()
+    if args.svg:
+        write_file(args.svg, found.svg(), "picture")
+    if args.report:
+        import json
+
+        as_json = args.report.endswith(".json")
+        write_file(args.report, json.dumps(found.json(), indent=1) + "\n" if as_json else found.text(), "report")
+    if args.json:
+        print_json(found.json())
+    else:
+        from legroom.render.terminal import style_of
+
+        sys.stdout.write(found.text(style_of(sys.stdout)))
+    if any(remark.startswith("interrupted") for remark in found.notes):
+        return _INTERRUPTED
+    return OK if found.ok else ANSWER_IS_NO
+
+
+def _wish(args: argparse.Namespace) -> Wish:
+    from legroom.holding.verification.checks import Limits
+    from legroom.holding.verification.planned import read_plan
+    from legroom.holding.verification.verify import Wish
+
+    if args.trace and args.load != "chat":
+        raise LegroomError("--trace and --load both say what the load is", "give one of them")
+    if not 0 < args.timeout <= 86_400:
+        raise LegroomError(f"--timeout {args.timeout:g} is not between 0 and 86400 seconds")
+    return Wish(
+        url=args.url,
+        api_key=args.api_key or os.environ.get("OPENAI_API_KEY") or os.environ.get("VLLM_API_KEY") or None,
+        planned=read_plan(args.plan) if args.plan else None,
+        load=args.trace or args.load,
+        concurrency=_number(args.concurrency, "--concurrency", 1),
+        requests=_number(args.requests, "--requests", 1),
+        timeout_s=args.timeout,
+        seed=args.seed,
+        limits=Limits(max_preemptions=_number(args.max_preemptions, "--max-preemptions", 0) or 0),
+        verify_tls=not args.insecure,
+        load_remote=args.yes_load_remote,
+    )
+
+
+def _number(text: str | None, option: str, least: int) -> int | None:
+    if text is None:
+        return None
+    from legroom.units import parse_count
+
+    number = parse_count(text, option)
+    if not least <= number <= 100_000:
+        raise LegroomError(f"{option} {text} is not between {least} and 100,000")
+    return number

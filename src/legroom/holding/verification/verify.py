@@ -1,0 +1,263 @@
+"""The verification itself: step by step, bounded in count and time, and undone cleanly when interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from legroom.errors import LegroomError
+from legroom.holding.verification.checks import Limits, PlannedPool, load_checks, pool_as_planned
+from legroom.holding.verification.load import Load, LoadRequest, Pool, read_load, safe_concurrency, token_ids
+from legroom.holding.verification.report import Check, LoadRun, Verification
+from legroom.holding.verification.server import Outcome, Served, Server, is_loopback
+from legroom.holding.verification.watching import Memory, Watcher, memory_of
+from legroom.live.sample import Sample
+from legroom.live.scrape import ScrapeFailed, scrape
+from legroom.records import dataclass
+
+FULL_CONTEXT_ANSWER = 16
+"""Tokens generated at the full context: enough to decode at the very end of the window."""
+_UNKNOWN_CONTEXT = 2048
+_MOST_CONCURRENCY = 64
+"""Without a plan the batch limit of the server is not known: more than this is for the user to ask for."""
+_DRAWN_LENGTHS = 400
+_LOCAL_LOOK_S, _REMOTE_LOOK_S = 0.25, 1.0
+Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What to verify, and how hard."""
+
+    url: str
+    api_key: str | None = None
+    planned: PlannedPool | None = None
+    load: str = "chat"
+    concurrency: int | None = None
+    requests: int | None = None
+    timeout_s: float = 600.0
+    seed: int = 0
+    limits: Limits = Limits()
+    verify_tls: bool = True
+    load_remote: bool = False
+
+
+def verify(wish: Wish, progress: Progress | None = None) -> Verification:
+    """Verify a server. Ctrl-C ends the open requests and gives what was seen so far."""
+    if not is_loopback(wish.url) and not wish.load_remote:
+        raise LegroomError(
+            "the server is not on this machine, and a verification loads it as far as it goes",
+            "say --yes-load-remote if nobody else depends on it now",
+        )
+    return asyncio.run(_verify(wish, progress or (lambda share: None)))
+
+
+async def _verify(wish: Wish, progress: Progress) -> Verification:
+    async with Server(wish.url, wish.api_key, wish.verify_tls) as server:
+        return await _Run(wish, server, progress).result()
+
+
+class _Run:
+    """One verification under way."""
+
+    def __init__(self, wish: Wish, server: Server, progress: Progress) -> None:
+        self.wish, self.server, self.progress = wish, server, progress
+        self.until = time.monotonic() + wish.timeout_s
+        self.checks: list[Check] = []
+        self.notes: list[str] = []
+        self.served: Served | None = None
+        self.pool: Pool | None = None
+        self.load: LoadRun | None = None
+        self.memory: Memory | None = None
+
+    async def result(self) -> Verification:
+        """All steps, as far as they go."""
+        try:
+            await self._steps()
+        except asyncio.CancelledError:
+            self.notes.append("interrupted: open requests were ended, what follows is what was seen until then")
+            task = asyncio.current_task()
+            if task is not None:
+                task.uncancel()
+            if self.load is None:
+                self.checks.append(Check("load", False, "interrupted before it began"))
+        what = self.memory.what if self.memory else ""
+        return Verification(
+            self.server.url, self.served, self.pool, tuple(self.checks), self.load, what, tuple(self.notes)
+        )
+
+    async def _steps(self) -> None:
+        self.served = await self.server.served()
+        context = self.served.max_model_len or _UNKNOWN_CONTEXT
+        said = f"{context:,} tokens of context" if self.served.max_model_len else "it does not say its context"
+        self.checks.append(Check("health", True, f"up, serves {self.served.model}; {said}"))
+        sample = await self._first_look()
+        self.pool = _pool(sample, context) if sample else None
+        if (planned := pool_as_planned(self.pool, self.wish.planned)) is not None:
+            self.checks.append(planned)
+        if not await self._one_completion() or not await self._full_context():
+            return
+        await self._loaded(context)
+
+    async def _first_look(self) -> Sample | None:
+        try:
+            sample = await scrape(self.server.session, self.server.metrics)
+        except ScrapeFailed as error:
+            self.notes.append(f"no metrics, so neither KV use nor preemptions are seen: {error.message}")
+            return None
+        if (sample.running or 0) + (sample.waiting or 0) > 0:
+            self.notes.append("the server is busy with other requests: what they take is in the figures")
+        return sample
+
+    async def _one_completion(self) -> bool:
+        assert self.served is not None
+        await self.server.learn_vocabulary(self.served.model)
+        outcome = await self._send(LoadRequest(8, 4), 1)
+        if not outcome.ok and outcome.error.startswith(("400", "422")):
+            by_ids = outcome.error
+            outcome = await self.server.learn_text(self.served.model)
+            if outcome.ok:
+                self.notes.append(
+                    f"the server takes no token ids ({by_ids}): lengths are those of text, about 2 % short"
+                )
+        text = f"{outcome.output_tokens} tokens in {outcome.total_s:.2f} s" if outcome.ok else outcome.error
+        self.checks.append(Check("completion", outcome.ok, text))
+        return outcome.ok
+
+    async def _full_context(self) -> bool:
+        assert self.served is not None
+        length = self.served.max_model_len
+        if length is None:
+            self.checks.append(Check("full context", None, "not tried: the server does not say its context"))
+            return True
+        answer = min(FULL_CONTEXT_ANSWER, max(1, length // 4))
+        outcome = await self._send(LoadRequest(length - answer, answer), 2)
+        total = outcome.prompt_tokens + outcome.output_tokens
+        if outcome.ok and self.server.takes_ids and total != length:
+            outcome = Outcome(error=f"{total:,} of {length:,} tokens were taken", total_s=outcome.total_s)
+        text = f"a request of {total:,} tokens in {outcome.total_s:.2f} s" if outcome.ok else outcome.error
+        self.checks.append(Check("full context", outcome.ok, text))
+        return outcome.ok
+
+    async def _loaded(self, context: int) -> None:
+        wish = self.wish
+        drawn = max(wish.requests or 0, _DRAWN_LENGTHS)
+        load = read_load(wish.load, context, drawn, wish.seed)
+        concurrency = wish.concurrency or self._planned_concurrency(load, context)
+        requests = wish.requests or min(drawn, max(16, 4 * concurrency))
+        load = load.first(requests)
+        if load.shortened:
+            self.notes.append(f"{load.shortened} lengths of the load were cut to the context of {context:,} tokens")
+        self.memory = memory_of(self.server.url) if is_loopback(wish.url) else None
+        self.load = await _Ramp(self, load, min(concurrency, requests)).run()
+        memory = (self.memory.what, self.memory.total_bytes) if self.memory else ("", None)
+        self.checks += load_checks(self.load, load, self.pool, context, wish.limits, memory)
+        if self.load.interrupted == "interrupted":
+            raise asyncio.CancelledError
+
+    def _planned_concurrency(self, load: Load, context: int) -> int:
+        planned = self.wish.planned
+        most = (planned.max_num_seqs if planned else None) or _MOST_CONCURRENCY
+        pool = self.pool or (Pool(planned.num_blocks, planned.block_size) if planned else None)
+        if pool is None:
+            self.notes.append("neither plan nor pool is known: 8 requests at a time; --concurrency asks for more")
+            return 8
+        return safe_concurrency(load, pool, context, most)
+
+    async def _send(self, request: LoadRequest, seed: int) -> Outcome:
+        assert self.served is not None
+        left_s = self.until - time.monotonic()
+        prompt = (
+            token_ids(request, self.server.vocabulary, seed)
+            if self.server.takes_ids
+            else self.server.text_of(request.prompt_len)
+        )
+        try:
+            async with asyncio.timeout(max(0.0, left_s)):
+                return await self.server.complete(self.served.model, prompt, request.output_len)
+        except TimeoutError:
+            return Outcome(error="not answered within the time of this verification (--timeout)")
+
+
+class _Ramp:
+    """Sends the load: one request at a time at first, the planned number after a third of them."""
+
+    def __init__(self, run: _Run, load: Load, concurrency: int) -> None:
+        self.run_, self.load, self.concurrency = run, load, concurrency
+        self.outcomes: list[Outcome] = []
+        self.open: set[asyncio.Task[Outcome]] = set()
+
+    async def run(self) -> LoadRun:
+        """Until all are answered, the time is up or the user has enough."""
+        run = self.run_
+        interval = _LOCAL_LOOK_S if is_loopback(run.wish.url) else _REMOTE_LOOK_S
+        watcher = Watcher(run.server, interval, run.memory, lambda: len(self.open))
+        first = await watcher.look()
+        watching = asyncio.create_task(watcher.run())
+        began, interrupted = time.monotonic(), ""
+        try:
+            async with asyncio.timeout(max(0.0, run.until - began)):
+                await self._send_all()
+        except TimeoutError:
+            interrupted = f"the time was up (--timeout {run.wish.timeout_s:g} s)"
+        except asyncio.CancelledError:
+            interrupted = "interrupted"
+            task = asyncio.current_task()
+            if task is not None:
+                task.uncancel()
+        seconds = time.monotonic() - began
+        await self._end_open()
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching
+        # A preemption is counted when its victim runs again: the last reading waits until nothing runs.
+        if not await watcher.drained() and not watcher.problem:
+            run.notes.append("the server had not finished when the last reading was taken")
+        if watcher.problem:
+            run.notes.append(f"a look at the metrics failed: {watcher.problem}")
+        grown = _difference(first, watcher.last)
+        return LoadRun(self.load.name, len(self.load.requests), self.concurrency, tuple(self.outcomes),
+                       tuple(watcher.points), seconds, grown, interrupted)  # fmt: skip
+
+    async def _send_all(self) -> None:
+        requests = self.load.requests
+        ramp = max(1, len(requests) // 3)
+        for number, request in enumerate(requests):
+            allowed = min(self.concurrency, 1 + (self.concurrency - 1) * number // ramp)
+            while len(self.open) >= allowed:
+                await self._wait_for_one()
+            self.open.add(asyncio.create_task(self.run_._send(request, 1000 + number + self.run_.wish.seed)))
+        while self.open:
+            await self._wait_for_one()
+
+    async def _wait_for_one(self) -> None:
+        done, self.open = await asyncio.wait(self.open, return_when=asyncio.FIRST_COMPLETED)
+        self.outcomes += (task.result() for task in done)
+        self.run_.progress(len(self.outcomes) / len(self.load.requests))
+
+    async def _end_open(self) -> None:
+        """Closing the connection is how a server is told: vLLM aborts the request and frees its blocks."""
+        for task in self.open:
+            task.cancel()
+        await asyncio.gather(*self.open, return_exceptions=True)
+        self.open = set()
+
+
+def _difference(first: Sample | None, last: Sample | None) -> int | None:
+    if first is None or last is None or first.preemptions is None or last.preemptions is None:
+        return None
+    return round(last.preemptions - first.preemptions)
+
+
+def _pool(sample: Sample, context: int) -> Pool | None:
+    """The smallest engine's pool: each holds its own requests."""
+    known = [engine for engine in sample.engines if engine.num_blocks and engine.block_size]
+    if not known:
+        return None
+    least = min(known, key=lambda engine: engine.num_blocks or 0)
+    blocks, size = least.num_blocks or 0, least.block_size or 1
+    # 0.24 on say how many requests of the full context fit: that tells models whose layers share the pool in groups.
+    full = round(blocks / least.max_concurrency) if least.max_concurrency else None
+    return Pool(blocks, size, full)
