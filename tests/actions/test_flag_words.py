@@ -30,7 +30,9 @@ def test_a_switch_takes_no_word_after_it_along():
 
 def test_the_negative_spelling_of_a_switch_goes_too():
     words = ["vllm", "serve", "m", "--no-enable-prefix-caching"]
-    assert with_flags(words, {"--enable-prefix-caching": ""}) == ["vllm", "serve", "m", "--enable-prefix-caching"]
+    back = ["vllm", "serve", "m", "--enable-prefix-caching"]
+    assert with_flags(words, {"--enable-prefix-caching": ""}) == back
+    assert with_flags(back, {"--no-enable-prefix-caching": ""}) == words
 
 
 def test_a_list_goes_with_all_its_values():

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from legroom.actions.platform import ActionFailed, write_whole
 from legroom.actions.programs import succeed
-from legroom.records import dataclass
+from legroom.records import dataclass, field
 
 _QUICK_S = 10.0
 _ZERO_LOOKS = 2  # one look can fall between a request's end in the engine and its last bytes to the client
@@ -45,7 +45,7 @@ class GuardDoor:
     """legroom's guard, in vLLM or before it: new requests get 503 with Retry-After."""
 
     url: str
-    token: str
+    token: str = field(repr=False)
 
     @property
     def name(self) -> str:

@@ -15,12 +15,13 @@ _SWITCHES = ("switch", "bool")
 def with_flags(words: Sequence[str], flags: Mapping[str, str | None]) -> list[str]:
     """The words with these flags set ("" for a switch) or taken away (None)."""
     wanted = {_canonical(name): value for name, value in flags.items()}
+    changed = {_positive(name) for name in wanted}
     kept: list[str] = []
     at = 0
     while at < len(words):
         name, _, inline = words[at].partition("=")
         flag = _canonical(name)
-        if not looks_like_flag(words[at]) or not (flag in wanted or _positive(flag) in wanted):
+        if not looks_like_flag(words[at]) or _positive(flag) not in changed:
             kept.append(words[at])
             at += 1
             continue

@@ -39,9 +39,9 @@ class Message:
 class Webhook:
     """Where messages go. Its address may hold a secret and is never shown whole."""
 
-    url: str
+    url: str = field(repr=False)
     format: Format = "json"
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def shown(self) -> str:

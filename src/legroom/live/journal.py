@@ -46,7 +46,7 @@ _BUSY_S = 5.0
 _PACKED_AT_ONCE = 20  # hours of samples in one transaction: a writer of incidents never waits long for it
 _CHECKPOINT_PAGES = 1000
 _ACTION_COLUMNS = 'id, incident_id, "group", name, state, begun_s, finished_s, detail'
-_INCIDENT_COLUMNS = "id, server, kind, title, opened_s, closed_s, outcome, detail"
+_INCIDENT_COLUMNS = "id, server, kind, title, opened_s, closed_s, outcome, detail, key"
 
 
 def journal_path() -> Path:
@@ -377,7 +377,7 @@ def _forget_incidents(db: sqlite3.Connection, before_s: float) -> None:
 
 
 def _incident(row: Sequence[Any], notes: tuple[Note, ...] = (), actions: tuple[Action, ...] = ()) -> Incident:
-    return Incident(*row[:-1], json.loads(row[-1]), notes, actions)  # type: ignore[call-arg]
+    return Incident(*row[:7], json.loads(row[7]), notes, actions, row[8])  # type: ignore[call-arg]
 
 
 def _plain(detail: Mapping[str, Any]) -> dict[str, Any]:

@@ -79,3 +79,5 @@ class Incident:
     detail: Mapping[str, Any]
     notes: tuple[Note, ...] = ()
     actions: tuple[Action, ...] = ()
+    key: str | None = None
+    """What whoever opened it calls it."""

@@ -1,0 +1,344 @@
+"""From an open incident to an action: asks the policy, holds the lease, restarts, and says what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from legroom.actions.kubernetes import KubernetesLease
+from legroom.actions.platform import ActionFailed
+from legroom.actions.scale import scale
+from legroom.actions.undo import kept_override
+from legroom.holding.policy import DAY_S, RESTARTS, Decision, GroupState, Trouble, decide
+from legroom.holding.sidecar_config import ServerConfig, SidecarConfig
+from legroom.holding.sidecar_incidents import OpenIncident
+from legroom.holding.sidecar_restart import BY, Hands, Order, Outcome, Restart
+from legroom.live.detectors import Watcher
+from legroom.live.journal import DONE, FAILED, UNDONE, Action, JournalUnavailable
+from legroom.records import dataclass
+
+_SCALE_HELPS = ("queue_backlog", "pool_pressure")
+_RECENT_S = 300.0
+_REFUSED_AGAIN_S = 30.0
+_COUNTED = (*RESTARTS, "scale", "undo")
+
+
+@dataclass(frozen=True)
+class Said:
+    """Something that happened while acting, for the journal, the messages and the figures."""
+
+    incident: OpenIncident | None
+    text: str
+    name: str
+    outcome: str | None = None
+    """How an action ended; None for a refusal or a beginning."""
+
+
+def expected_drain_s(watcher: Watcher) -> float | None:
+    """Until nothing runs any more: the queue at the present rate, then the slow end of the requests themselves."""
+    latest, window = watcher.window.latest, watcher.window
+    if latest is None or latest.running is None:
+        return None
+    if not latest.running and not latest.waiting:
+        return 0.0
+    longest_s, rate = window.quantile("e2e_latency", 0.95, _RECENT_S), window.rate("finished", _RECENT_S)
+    if longest_s is None:
+        return None
+    return longest_s + (latest.waiting / rate if latest.waiting and rate else 0.0)
+
+
+class Actor:
+    """Acts on incidents, one at a time in a group. Everything it does is in the journal first."""
+
+    def __init__(self, config: SidecarConfig, hands: Hands, tell: Callable[[Said], None]) -> None:
+        self._config, self._hands, self._tell = config, hands, tell
+        self._servers = {server.name: server for server in config.servers}
+        self._busy: dict[str, str] = {}
+        self._acting_on: dict[str, str] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._begun: dict[int, float] = {}
+        """Actions of this process on the monotonic clock: a clock that is set forward frees no budget."""
+        self._holder = f"{BY} on {socket.gethostname()}"
+        kubernetes = config.lease == "kubernetes"
+        self._cluster_lease = KubernetesLease(config.lease_namespace) if kubernetes else None
+
+    def consider(self, incident: OpenIncident, watcher: Watcher, servers: int, unhealthy: int) -> None:
+        """Decides about an incident, and begins to act where that is the decision. Never waits."""
+        if time.monotonic() < incident.ask_again_s or incident.finding is None or self.is_acting_on(incident.server):
+            return
+        group = GroupState(incident.group, servers, unhealthy, (), self._busy.get(incident.group))
+        decision = self._decide(incident, watcher, group)
+        if decision.action is None:
+            self._refuse(incident, decision)
+            return
+        self._busy[incident.group] = f"{decision.action} of {incident.server} is under way"
+        self._acting_on[incident.group] = incident.server
+        self._spawn(incident.group, self._act(incident, watcher, group))
+
+    def is_acting_on(self, server: str) -> bool:
+        """Whether this server is being restarted, so that its silence is no news."""
+        return server in self._acting_on.values()
+
+    def _decide(self, incident: OpenIncident, watcher: Watcher, group: GroupState) -> Decision:
+        settings = self._config.group(incident.group)
+        server, finding = self._servers.get(incident.server), incident.finding
+        assert finding is not None  # `consider` has looked
+        allowed = settings.act
+        if server is None or server.platform is None:
+            allowed = allowed & {"notify", "drain"}
+        trouble = Trouble(
+            incident.server,
+            incident.kind,
+            restart_helps=finding.restart_helps,
+            failing=finding.restart_helps and finding.severity == "critical",
+            has_flags=incident.change is not None,
+            scale_helps=incident.kind in _SCALE_HELPS,
+            expected_drain_s=expected_drain_s(watcher),
+        )
+        decision = decide(trouble, group, settings.limits, allowed)
+        if decision.action is None and allowed != settings.act and finding.restart_helps:
+            return Decision(None, f"no platform is named for {incident.server}, so legroom cannot restart it")
+        return decision
+
+    def _refuse(self, incident: OpenIncident, decision: Decision) -> None:
+        wait_s = _REFUSED_AGAIN_S if decision.again_in_s is None else min(decision.again_in_s, 3600.0)
+        incident.ask_again_s = time.monotonic() + (0.0 if "one at a time" in decision.reason else wait_s)
+        gist = re.sub(r"[\d.]+", "#", decision.reason)
+        if gist != incident.said:
+            incident.said = gist
+            self._tell(Said(incident, f"not acting: {decision.reason}", "refusal"))
+
+    async def _act(self, incident: OpenIncident, watcher: Watcher, group: GroupState) -> None:
+        """Asks again with what the journal knows, then does it."""
+        try:
+            ages_s = await self._attempt_ages(incident.group)
+            group = GroupState(group.name, group.servers, group.unhealthy, ages_s, None, await self._replicas(incident))
+            decision = self._decide(incident, watcher, group)
+            if decision.action is None:
+                self._refuse(incident, decision)
+                return
+            if not await self._lease(incident.group):
+                self._refuse(incident, Decision(None, f"one at a time: somebody else acts on group {incident.group}"))
+                return
+            try:
+                await self._carry_out(incident, decision)
+            finally:
+                await self._release(incident.group)
+        except (ActionFailed, JournalUnavailable) as error:
+            self._refuse(incident, Decision(None, error.message))
+
+    async def _carry_out(self, incident: OpenIncident, decision: Decision) -> None:
+        server = self._servers[incident.server]
+        number = await self._hands.keep(lambda journal: journal.incident_id(incident.key))
+        self._tell(Said(incident, f"{decision.action}: {decision.reason}", str(decision.action)))
+        if decision.action == "scale":
+            await self._scale(incident, server, number)
+            return
+        if decision.action == "drain":
+            await self._close_door(incident, server, number)
+            return
+        finding = incident.finding
+        failing = finding is not None and finding.restart_helps and finding.severity == "critical"
+        change = incident.change if decision.action == "restart-with-flags" else None
+        limits = self._config.group(incident.group).limits
+        order = Order(server, limits, str(decision.action), decision.reason, failing, number, change)
+        outcome = await self._restart(order)
+        self._tell(Said(incident, outcome.text, order.name, outcome.state))
+        if outcome.state == FAILED and change is not None:
+            await self._take_back(order, outcome, incident)
+
+    async def _restart(self, order: Order) -> Outcome:
+        begun_s = time.monotonic()
+        outcome = await Restart(self._hands, order).run()
+        self._begun[outcome.action_id] = begun_s
+        return outcome
+
+    async def _take_back(self, order: Order, failed: Outcome, incident: OpenIncident | None) -> None:
+        """A server that does not come up with its new flags gets its old ones back, once."""
+        override = kept_override(failed.action_id, self._hands.home)
+        if override is None:
+            return
+        back = Order(
+            order.server, order.limits, "undo", "it did not come up with its new flags", True, order.incident_id,
+            restore=(failed.action_id, override),
+        )  # fmt: skip
+        outcome = await self._restart(back)
+        self._tell(Said(incident, f"old flags put back: {outcome.text}", "undo", outcome.state))
+
+    async def _scale(self, incident: OpenIncident, server: ServerConfig, number: int | None) -> None:
+        assert server.platform is not None  # `_decide` allows nothing otherwise
+        wanted = (await self._replicas(incident) or 1) + 1
+        detail = {"by": BY, "server": server.name, "replicas": wanted}
+        action = await self._hands.keep(lambda journal: journal.begin_action(number, server.group, "scale", detail))
+        self._begun[action] = time.monotonic()
+        try:
+            text, state = await scale(server.platform, wanted, act=True), DONE
+        except ActionFailed as error:
+            text, state = error.message, FAILED
+        await self._hands.keep(lambda journal: journal.finish_action(action, state, {"outcome": text}))
+        self._tell(Said(incident, text, "scale", state))
+
+    async def _close_door(self, incident: OpenIncident, server: ServerConfig, number: int | None) -> None:
+        if server.door is None:
+            raise ActionFailed(f"no way to stop new work at {server.name} is named")
+        door, detail = server.door, {"by": BY, "server": server.name, "door": server.door.name}
+        action = await self._hands.keep(lambda journal: journal.begin_action(number, server.group, "drain", detail))
+        try:
+            await door.close()
+            text, state = f"new work is kept from {server.name} by {door.name}", DONE
+        except ActionFailed as error:
+            text, state = error.message, FAILED
+        await self._hands.keep(lambda journal: journal.finish_action(action, state, {"outcome": text}))
+        incident.ask_again_s = float("inf") if state == DONE else time.monotonic() + _REFUSED_AGAIN_S
+        self._tell(Said(incident, text, "drain", state))
+
+    def incident_over(self, incident: OpenIncident) -> None:
+        """Opens the door that was closed for it."""
+        if incident.ask_again_s == float("inf"):
+            self._spawn(None, self._reopen(incident))
+
+    async def _reopen(self, incident: OpenIncident) -> None:
+        try:
+            number = await self._hands.keep(lambda journal: journal.incident_id(incident.key))
+            held = await self._hands.keep(lambda journal: journal.incident(number or 0))
+            for action in held.actions if held is not None else ():
+                if action.name == "drain" and action.state == DONE:
+                    await self._end_drain(action)
+        except (ActionFailed, JournalUnavailable) as error:
+            self._tell(Said(incident, f"the door is still closed: {error.message}", "drain"))
+
+    async def _end_drain(self, action: Action) -> None:
+        server = self._servers.get(str(action.detail.get("server")))
+        if server is not None and server.door is not None:
+            await server.door.open()
+        await self._hands.keep(lambda journal: journal.finish_action(action.id, UNDONE))
+
+    # What a killed legroom left
+
+    async def recover(self) -> None:
+        """Ends every action that was left unfinished, each group by itself. Returns when all are taken up."""
+        left = await self._hands.keep(lambda journal: journal.unfinished_actions())
+        for action in left:
+            if action.detail.get("by") == BY:
+                self._busy[action.group] = f"action {action.id}, left unfinished, is being ended"
+                self._acting_on[action.group] = str(action.detail.get("server"))
+                self._spawn(action.group, self._resume(action))
+
+    async def _resume(self, action: Action) -> None:
+        server = self._servers.get(str(action.detail.get("server")))
+        limits = self._config.group(action.group).limits
+        try:
+            if server is None or (server.platform is None and action.name != "drain"):
+                outcome = Outcome(FAILED, "left unfinished, and the server is no longer acted on here", action.id)
+                await self._hands.keep(
+                    lambda journal: journal.finish_action(action.id, FAILED, {"outcome": outcome.text})
+                )
+            elif action.name in ("drain", "scale"):
+                outcome = Outcome(UNDONE, "legroom was killed in the middle of it", action.id)
+                await self._end_drain(action)
+            else:
+                failing = bool(action.detail.get("failing"))
+                order = Order(
+                    server, limits, action.name, str(action.detail.get("reason")), failing, action.incident_id
+                )
+                outcome = await Restart(self._hands, order).resume(action)
+        except (ActionFailed, JournalUnavailable) as error:
+            self._tell(Said(None, f"action {action.id} is still unfinished: {error.message}", action.name))
+            return
+        await self._release(action.group)
+        self._tell(Said(None, f"action {action.id}: {outcome.text}", action.name, outcome.state))
+
+    # A person's order
+
+    async def by_hand(self, action: str, server_name: str, undo: int | None, servers: int, unhealthy: int) -> Decision:
+        """A restart or an undo that a person asks for: within the budgets, and one at a time."""
+        server = self._servers.get(server_name)
+        if server is None or server.platform is None:
+            raise ActionFailed(f"no server {server_name or 'without a name'} with a platform is watched here")
+        override = kept_override(undo, self._hands.home) if undo is not None else None
+        if undo is not None and override is None:
+            raise ActionFailed(f"there is nothing to undo of action {undo}")
+        if action not in ("restart", "undo"):
+            raise ActionFailed(f"{action} cannot be asked for here", "restart, or undo with an action's number")
+        limits, name = self._config.group(server.group).limits, server.group
+        ages_s = await self._attempt_ages(name)
+        state = GroupState(name, servers, unhealthy, ages_s, self._busy.get(name))
+        decision = decide(Trouble(server_name, "a person's wish", True, False), state, limits, frozenset({"restart"}))
+        if decision.action is not None:
+            self._busy[name] = f"{action} of {server_name} is under way"
+            self._acting_on[name] = server_name
+            restore = (undo, override) if undo is not None and override is not None else None
+            order = Order(
+                server, limits, "undo" if restore else "restart", "a person asked for it", False, None, None, restore
+            )
+            self._spawn(name, self._do_order(order))
+        return decision
+
+    async def _do_order(self, order: Order) -> None:
+        try:
+            if not await self._lease(order.server.group):
+                raise ActionFailed(f"one at a time: somebody else acts on group {order.server.group}")
+            try:
+                outcome = await self._restart(order)
+            finally:
+                await self._release(order.server.group)
+        except (ActionFailed, JournalUnavailable) as error:
+            self._tell(Said(None, f"{order.name} of {order.server.name}: {error.message}", order.name))
+            return
+        self._tell(Said(None, outcome.text, order.name, outcome.state))
+
+    # Bookkeeping
+
+    async def _attempt_ages(self, group: str) -> Sequence[float]:
+        now_s, mono_s = time.time(), time.monotonic()
+        past = await self._hands.keep(lambda journal: journal.actions(now_s - DAY_S, group))
+        wall = {action.id: now_s - action.begun_s for action in past if action.name in _COUNTED}
+        own = {number: mono_s - begun_s for number, begun_s in self._begun.items() if number in wall}
+        return [min(age_s, own.get(number, age_s)) for number, age_s in wall.items()]
+
+    async def _replicas(self, incident: OpenIncident) -> int | None:
+        server = self._servers.get(incident.server)
+        counted = getattr(server.platform, "replicas", None) if server is not None else None
+        if counted is None or "scale" not in self._config.group(incident.group).act:
+            return None
+        return int(await counted())
+
+    async def _lease(self, group: str) -> bool:
+        limits = self._config.group(group).limits
+        seconds = limits.drain_deadline_s + 2 * limits.restart_deadline_s + 60.0
+        if self._cluster_lease is not None:
+            return await self._cluster_lease.take(group, self._holder, seconds)
+        return await self._hands.keep(lambda journal: journal.take_lease(group, self._holder, seconds))
+
+    async def _release(self, group: str) -> None:
+        try:
+            if self._cluster_lease is not None:
+                await self._cluster_lease.release(group, self._holder)
+            else:
+                await self._hands.keep(lambda journal: journal.release_lease(group, self._holder))
+        except (ActionFailed, JournalUnavailable):
+            pass  # it ends by itself
+
+    def _spawn(self, group: str | None, work: Coroutine[Any, Any, None]) -> None:
+        async def guarded() -> None:
+            try:
+                await work
+            finally:
+                if group is not None:
+                    self._busy.pop(group, None)
+                    self._acting_on.pop(group, None)
+
+        task = asyncio.get_running_loop().create_task(guarded())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def stop(self) -> None:
+        """Ends what is under way: undone where nothing was touched yet, else left to the next start."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

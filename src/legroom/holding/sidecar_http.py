@@ -1,0 +1,131 @@
+"""The sidecar's own HTTP: metrics, health, incidents; and, with a token, acknowledging and acting."""
+
+from __future__ import annotations
+
+import hmac
+import json
+from typing import TYPE_CHECKING, Any, Protocol
+
+from legroom.errors import LegroomError
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+_MOST_BYTES = 64 * 1024
+_MOST_INCIDENTS = 1000
+
+
+class Served(Protocol):
+    """What the pages show and do: the sidecar."""
+
+    token: str | None
+
+    def metrics_text(self) -> tuple[bytes, str]:
+        """The exposition and its content type."""
+        ...
+
+    def health(self) -> dict[str, Any]:
+        """How the sidecar itself is."""
+        ...
+
+    async def incidents_json(self, since_s: float | None, limit: int) -> list[dict[str, Any]]:
+        """Incidents, the newest first."""
+        ...
+
+    async def acknowledge(self, incident_id: int, by: str) -> None:
+        """Somebody looks after it: no more messages about it."""
+        ...
+
+    async def act_by_hand(self, action: str, server: str, undo: int | None) -> dict[str, Any]:
+        """A person's order, within the same budgets."""
+        ...
+
+
+def make_app(served: Served) -> web.Application:
+    """The pages of a sidecar."""
+    from aiohttp import web  # noqa: PLC0415  slow to import
+
+    async def metrics(_: web.Request) -> web.Response:
+        text, kind = served.metrics_text()
+        return web.Response(body=text, headers={"Content-Type": kind})
+
+    async def healthz(_: web.Request) -> web.Response:
+        held = served.health()
+        return web.json_response(held, status=200 if held["ok"] else 503)
+
+    async def incidents(request: web.Request) -> web.Response:
+        since_s = _number(request.query.get("since_s"), "since_s")
+        limit = min(int(_number(request.query.get("limit"), "limit") or 100), _MOST_INCIDENTS)
+        return web.json_response({"incidents": await served.incidents_json(since_s, limit)})
+
+    async def ack(request: web.Request) -> web.Response:
+        held = await _body(request)
+        number = held.get("incident")
+        if not isinstance(number, int) or isinstance(number, bool):
+            raise LegroomError("`incident` must be the number of one")
+        await served.acknowledge(number, str(held.get("by", "somebody"))[:100])
+        return web.json_response({"acknowledged": number})
+
+    async def act(request: web.Request) -> web.Response:
+        held = await _body(request)
+        undo = held.get("undo")
+        if undo is not None and (not isinstance(undo, int) or isinstance(undo, bool)):
+            raise LegroomError("`undo` must be the number of an action")
+        answer = await served.act_by_hand(str(held.get("action", "restart")), str(held.get("server", "")), undo)
+        return web.json_response(answer, status=202 if answer["accepted"] else 409)
+
+    @web.middleware
+    async def explained(request: web.Request, handler: Any) -> web.StreamResponse:
+        if request.method not in ("GET", "HEAD"):
+            refused = _unauthorised(request, served.token)
+            if refused is not None:
+                return refused
+        try:
+            answer: web.StreamResponse = await handler(request)
+        except LegroomError as error:
+            return web.json_response({"error": error.message, "hint": error.hint}, status=400)
+        return answer
+
+    app = web.Application(middlewares=[explained], client_max_size=_MOST_BYTES)
+    app.router.add_get("/metrics", metrics)
+    app.router.add_get("/healthz", healthz)
+    app.router.add_get("/incidents", incidents)
+    app.router.add_post("/ack", ack)
+    app.router.add_post("/act", act)
+    return app
+
+
+def _unauthorised(request: web.Request, token: str | None) -> web.Response | None:
+    from aiohttp import web  # noqa: PLC0415
+
+    if token is None:
+        return web.json_response({"error": "no token is set, so nothing can be changed here"}, status=403)
+    given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+    # In constant time, so that answers do not tell how much of a guess was right.
+    if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), token.encode()):
+        return web.json_response(
+            {"error": "wrong or no token"}, status=401, headers={"WWW-Authenticate": 'Bearer realm="legroom"'}
+        )
+    return None
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    try:
+        held = json.loads(await request.text() or "{}")
+    except ValueError as error:
+        raise LegroomError("the body is not JSON") from error
+    if not isinstance(held, dict):
+        raise LegroomError("the body must be a JSON object")
+    return held
+
+
+def _number(text: str | None, name: str) -> float | None:
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise LegroomError(f"`{name}` must be a number") from error
+    if not 0 <= value < 1e12:
+        raise LegroomError(f"`{name}` must be a number from 0 on")
+    return value

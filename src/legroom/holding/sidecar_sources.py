@@ -1,0 +1,76 @@
+"""Where looks come from: the servers themselves, pods that Kubernetes knows, or a Prometheus that scrapes them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from legroom.errors import LegroomError
+from legroom.holding.sidecar_config import KubernetesConfig, PrometheusConfig, SidecarConfig
+from legroom.live.kubernetes_source import KubernetesPods, discovered
+from legroom.live.prometheus_source import PrometheusSource
+from legroom.live.sample import Look
+from legroom.live.scrape import open_session, scrape_fleet
+
+Take = Callable[[Look], None]
+Say = Callable[[str], None]
+Source = Callable[[Take], Coroutine[Any, Any, None]]
+"""Hands over looks for ever."""
+_DISCOVER_S = 60.0
+
+
+def source_of(config: SidecarConfig, say: Say) -> Source:
+    """Every source that a configuration names, side by side."""
+
+    async def all_of_them(take: Take) -> None:
+        async with asyncio.TaskGroup() as group:
+            if config.servers:
+                places = [server.endpoint for server in config.servers]
+                group.create_task(scrape_fleet(places, config.interval_s, take))
+            if config.prometheus is not None:
+                group.create_task(_prometheus(config.prometheus, config.interval_s, take, say))
+            if config.kubernetes is not None:
+                group.create_task(_kubernetes(config.kubernetes, config.interval_s, take, say))
+
+    return all_of_them
+
+
+async def _prometheus(config: PrometheusConfig, interval_s: float, take: Take, say: Say) -> None:
+    source = PrometheusSource(
+        config.url, config.matchers, config.token, verify_tls=config.verify_tls, ca_file=config.ca_file
+    )
+    trouble = ""
+    async with open_session() as session:
+        while True:
+            next_s = asyncio.get_running_loop().time() + interval_s
+            try:
+                for seen in await source.looks(session, time.time()):
+                    take(seen)
+                trouble = _once(trouble, "", say)
+            except LegroomError as error:
+                trouble = _once(trouble, error.message, say)
+            await asyncio.sleep(max(0.0, next_s - asyncio.get_running_loop().time()))
+
+
+async def _kubernetes(config: KubernetesConfig, interval_s: float, take: Take, say: Say) -> None:
+    pods, trouble = KubernetesPods(config.context), ""
+    while True:
+        try:
+            found = await asyncio.to_thread(discovered, pods, config.selector, config.namespace)
+            trouble = _once(trouble, "" if found else f"no pod has the labels {config.selector}", say)
+        except LegroomError as error:
+            found, trouble = {}, _once(trouble, error.message, say)
+        if found:
+            rounds = max(1, round(_DISCOVER_S / interval_s))
+            await scrape_fleet(list(found.values()), interval_s, take, rounds=rounds)
+        else:
+            await asyncio.sleep(min(_DISCOVER_S, interval_s))
+
+
+def _once(before: str, now: str, say: Say) -> str:
+    """Says a trouble when it comes and when it goes, not at every look."""
+    if now != before:
+        say(now or "it answers again")
+    return now
