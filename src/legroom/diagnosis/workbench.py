@@ -34,6 +34,15 @@ class Workbench:
         return known_of(self.case, self._hints)
 
     @cached_property
+    def given_args(self) -> ServeArgs:
+        """The flags as they were given, however odd: those of the line, else those that the log shows."""
+        if self._hints.command:
+            from legroom.vllm.sources import deployment_from_command  # noqa: PLC0415 - only where a line was given
+
+            return deployment_from_command(self._hints.command, self.known.release).args
+        return self.case.startup.args
+
+    @cached_property
     def base(self) -> Plan | None:
         """The run as it was, as a plan."""
         return base_plan(self.case, self.known)
@@ -108,6 +117,20 @@ class Workbench:
 
         lever = next(lever for lever in LEVERS if lever.name == name)
         return self.best(kind, lever.propose(self.base), why, trades=lever.trades, confidence=confidence)
+
+    def together(self, kind: FixKind, why: str, confidence: float = 0.6) -> Fix | None:
+        """Several levers at once, as `legroom plan` advises them, for the same model; needs a known deployment."""
+        if self.base is None:
+            return None
+        from legroom.planning.advice import with_advice  # noqa: PLC0415
+
+        # Beside a neighbour the share of the card cannot grow, and levers on top of a larger one lead nowhere.
+        for kept in (("model",), ("model", "gpu_memory_utilization")):
+            for advice in with_advice(self.base, keep=kept).advice:
+                fix = self.change(kind, advice.flags, why, trades=advice.trades, confidence=confidence)
+                if fix is not None:
+                    return fix
+        return None
 
     def tried(self, flags: Mapping[str, Any]) -> Plan | None:
         """The plan that these flags lead to, if it starts, and better than the run that failed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from legroom.records import dataclass
 SURE_ENOUGH = 0.5
 """Causes and fixes below this are told, never tried."""
 NOT_A_FIX = frozenset({"report", "driver", "engine_version_or_V0", "request"})
+_SIZING = ("VLLM_CPU_KVCACHE_SPACE", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "CUDA_VISIBLE_DEVICES")
 _NEVER_CHANGED = frozenset({"model"})
 """Another model is another service."""
 
@@ -57,7 +59,7 @@ class Remedy:
 
 def heal(log: Path, command: ServerCommand, bounds: Bounds, gpus: Gpus, environ: Mapping[str, str]) -> Remedy:
     """Diagnose the log and work out the next command."""
-    hints = Hints(command.line, None, gpus.name or None, gpus.count or None, command.release_said or None)
+    hints = Hints(_line(command, environ), None, gpus.name or None, gpus.count or None, command.release_said or None)
     reading = read_log(pieces_of_file(str(log)), str(log), hints)
     findings = reading.runs[0].findings if reading.runs else ()
     if not findings:
@@ -69,6 +71,12 @@ def heal(log: Path, command: ServerCommand, bounds: Bounds, gpus: Gpus, environ:
         tuple(masked(item.text)[:300] for item in first.evidence[:3]),
     )  # fmt: skip
     return _first_allowed(told, findings, command, bounds, gpus, environ)
+
+
+def _line(command: ServerCommand, environ: Mapping[str, str]) -> str:
+    """The command with the variables of this environment that size a server's memory."""
+    env = {name: value for name, value in environ.items() if name in _SIZING} | dict(command.env)
+    return shlex.join([*(f"{name}={value}" for name, value in env.items()), *command.words])
 
 
 def _title(finding: Finding) -> str:
@@ -87,7 +95,7 @@ def _first_allowed(
     environ: Mapping[str, str],
 ) -> Remedy:
     refusals: list[str] = []
-    for fix in _computed(findings):
+    for fix in computed_fixes(findings):
         change = _described(fix, command, environ)
         reason = _forbidden(fix, bounds)
         if reason:
@@ -110,7 +118,7 @@ def _first_allowed(
     return replace(told, refused=f"no flags that mend it could be computed{hint}")
 
 
-def _computed(findings: tuple[Finding, ...]) -> Iterator[Fix]:
+def computed_fixes(findings: tuple[Finding, ...]) -> Iterator[Fix]:
     """Fixes by flags or environment of every cause that is sure enough, in the order of the diagnosis."""
     for finding in findings:
         if finding.confidence < SURE_ENOUGH:

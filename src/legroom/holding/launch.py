@@ -88,7 +88,7 @@ class Supervisor:
     def _live(self) -> Ending:
         self.file.keep_previous_log()
         log = KeptLog(self.file.log)
-        self._pool = "unsaid"
+        self._pool, self.stopping.is_up = "unsaid", False
         began = time.monotonic()
         child = Child(self.words, {**os.environ, **self.env}, log=log, see=self._see)
         asking: Asking | None = None
@@ -97,7 +97,7 @@ class Supervisor:
         try:
             while not child.gone:
                 if not ready and not self.stopping.begun and self._is_up():
-                    ready = True
+                    ready = self.stopping.is_up = True
                     asking = self._came_up(child, log, asking)
                 timed_out = timed_out or self._is_late(child, ready, began)
                 asking = self._go_on(child, asking, None if ready else LOOK_S)

@@ -11,6 +11,8 @@ GRACE_S = 15.0
 """What vLLM may take beyond its own drain to take itself down."""
 INTERRUPT_S = 30.0
 HURRY_S = 5.0
+NOT_UP_S = 10.0
+"""A server that is still starting has no request to finish, and vLLM 0.32 does not hear SIGTERM before it is up."""
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 
@@ -31,6 +33,8 @@ class Stopping:
         self.for_good = False
         """Whether it was asked to stop, so that nothing is started any more."""
         self.restart = False
+        self.is_up = False
+        """Whether the server serves; one that is still starting gets less time to go."""
         self._drain_s, self._say, self._clock = drain_s, say, clock
         self._asked = 0
         self._deadline_s: float | None = None
@@ -69,7 +73,7 @@ class Stopping:
             return
         self.restart = True
         self._say("SIGHUP: draining, then starting again")
-        self._end(server, signal.SIGTERM, self._drain_s + GRACE_S)
+        self._end(server, signal.SIGTERM, self._patience_s(signal.SIGTERM))
 
     def _take_end(self, number: int, server: Server | None) -> None:
         self.for_good, self.restart = True, False
@@ -77,7 +81,7 @@ class Stopping:
         if server is None:
             return
         if self._asked == 1:
-            patience_s = INTERRUPT_S if number == signal.SIGINT else self._drain_s + GRACE_S
+            patience_s = self._patience_s(number)
             what = "ending" if number == signal.SIGINT else "draining"
             self._say(f"{signal.Signals(number).name}: {what}, {patience_s:.0f} s at most; once more hurries")
             self._end(server, number, patience_s)
@@ -87,6 +91,11 @@ class Stopping:
         else:
             self._say("killing it")
             server.kill()
+
+    def _patience_s(self, number: int) -> float:
+        if not self.is_up:
+            return NOT_UP_S
+        return INTERRUPT_S if number == signal.SIGINT else self._drain_s + GRACE_S
 
     def _end(self, server: Server, number: int, patience_s: float) -> None:
         server.send(number)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 MOST_ADVICE = 5
+_ANOTHER_DEPLOYMENT = 6
+"""The cost from which on a lever is another checkpoint or other hardware."""
 
 
 def with_advice(first: Plan, keep: Iterable[str] = ()) -> Plan:
@@ -47,15 +49,20 @@ def _pull(lever: Lever, start: Plan, kept: frozenset[str]) -> Advice | None:
 
 
 def _together(start: Plan, kept: frozenset[str]) -> Advice | None:
-    """Where no single lever is enough: the levers one on top of the other, the cheapest first."""
+    """Where no single lever is enough: the levers one on top of the other, the cheapest first.
+
+    Twice over before other checkpoints and more GPUs: a shorter context helps once a smaller batch passes the profile.
+    """
     current, flags, trades = start, dict[str, Any](), list[str]()
-    for lever in sorted(LEVERS, key=lambda lever: lever.cost):
+    by_cost = sorted(LEVERS, key=lambda lever: lever.cost)
+    cheap = [lever for lever in by_cost if lever.cost < _ANOTHER_DEPLOYMENT]
+    for lever in (*cheap, *cheap, *by_cost[len(cheap) :]):
         best = _furthest(lever, current, kept)
         if best is None:
             continue
         proposal, current = best
         flags |= proposal
-        trades.append(lever.trades)
+        trades += [lever.trades] if lever.trades not in trades else []
         if current.verdict == "fits":
             return Advice(flags, why(start, current), current, "; ".join(trades))
     return Advice(flags, why(start, current), current, "; ".join(trades)) if current.verdict == "tight" else None

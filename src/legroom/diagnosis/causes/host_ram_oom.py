@@ -11,7 +11,7 @@ from legroom.diagnosis.causes.no_cache_blocks import cpu_starved
 from legroom.diagnosis.evidence import Evidence
 from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
 from legroom.diagnosis.workbench import Workbench
-from legroom.units import KIB, gib
+from legroom.units import GIB, KIB, gib
 
 CAUSE, ENTRY = "host_ram_oom", "LR501"
 _CERTAIN = (
@@ -164,6 +164,15 @@ def _less_ram(bench: Workbench, shares: Evidence) -> Fix | None:
     if bench.known.args.kv_cache_memory_bytes:
         flags: dict[str, Any] = {"kv_cache_memory_bytes": max(int(free * 0.8), 1)}
         return bench.change("kv_cache_memory_bytes", flags, f"{gib(free)} of RAM are available.", confidence=0.8)
+    if "VLLM_CPU_KVCACHE_SPACE" in bench.given_args.env:
+        env = {"VLLM_CPU_KVCACHE_SPACE": str(max(int(free * 0.8) // GIB, 1))}
+        return Fix(
+            "kv_cache_memory_bytes",
+            f"VLLM_CPU_KVCACHE_SPACE is in GiB, and {gib(free)} of RAM are available.",
+            env=env,
+            confidence=0.8,
+            command=bench.command({}, env),
+        )
     share = math.floor(free * 0.9 / max(total, 1) * 100) / 100
     return bench.change(
         "lower_util", {"gpu_memory_utilization": share}, f"{gib(free)} of {gib(total)} are available.", confidence=0.8

@@ -6,12 +6,15 @@ from collections.abc import Iterator
 
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
+from legroom.diagnosis.pool_repair import larger_pool
 from legroom.diagnosis.workbench import Workbench
 from legroom.units import GIB, gib, human_bytes
 
 CAUSE, ENTRY = "kv_too_small_for_max_len", "LR203"
 _ROUNDED = GIB // 200
 """vLLM prints GiB with two digits; half of the last one may be missing."""
+_WORTH_KEEPING = 4
+"""Where a pool holds less than this part of the length that was asked for, the pool is raised first."""
 
 
 def examine(case: Case) -> Finding | None:
@@ -62,7 +65,14 @@ def _why(case: Case) -> str:
 
 def remedies(bench: Workbench) -> Iterator[Fix | None]:
     """A length that fits; where little is missing, a little more of the card; fewer bytes a token; more cards."""
+    fits, asked = longest_len(bench.case) or 0, bench.given_args.max_model_len or 0
+    larger = larger_pool(bench, 0.75 if fits * _WORTH_KEEPING < asked else 0.7)
+    # A pool that was given outright and holds next to nothing is what is wrong, not the length.
+    if larger is not None and fits * _WORTH_KEEPING < asked:
+        yield larger
     yield _shorter(bench)
+    if larger is not None and fits * _WORTH_KEEPING >= asked:
+        yield larger
     short = _short_bytes(bench)
     if short is not None:
         why = f"{human_bytes(short)} are missing and the card has more than that outside the budget."

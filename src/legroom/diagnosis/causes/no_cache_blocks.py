@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.evidence import Evidence
 from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
+from legroom.diagnosis.pool_repair import larger_pool
 from legroom.diagnosis.workbench import Workbench
 from legroom.units import GIB, gib
 
@@ -68,6 +69,7 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
     if starved:
         yield _more_ram_share(bench, starved)
         return
+    yield larger_pool(bench)
     if bench.base is not None:
         why = "Weights and peak are above the budget, and the card has room."
         yield bench.lever("raise utilization", "raise_util", why, 0.7)

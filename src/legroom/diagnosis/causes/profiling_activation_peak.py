@@ -93,7 +93,8 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
         yield _fewer_tokens(bench)
         yield _fewer_sequences(bench)
         return
-    yield _fewer_sequences(bench)
+    fewer_sequences, fewer_tokens = _fewer_sequences(bench), _fewer_tokens(bench)
+    yield fewer_sequences
     if case.frames & {"frame_vision"} or case.has("mm_profile_too_short", "encoder_budget"):
         limits = {"limit_mm_per_prompt": {"image": 1, "video": 0}, "mm_processor_kwargs": {"max_pixels": 1003520}}
         yield Fix(
@@ -105,7 +106,9 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
         )
     if case.site in ("sampler", "graph"):
         yield _room_for_warmup(bench)
-    yield _fewer_tokens(bench)
+    yield fewer_tokens
+    if fewer_sequences is None and fewer_tokens is None:
+        yield bench.together("max_num_batched_tokens", "No single change is enough; these together are.")
     if case.engine.generation != "V1":
         yield Fix(
             "max_model_len",

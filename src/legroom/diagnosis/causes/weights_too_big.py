@@ -88,12 +88,11 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
     )
     oom = bench.case.oom
     missing = math.ceil(((oom.wanted_bytes if oom else 0) + 4 * GIB) / GIB)
-    yield bench.change(
-        "cpu_offload",
-        {"cpu_offload_gb": float(missing)},
-        "A part of the weights can stay in host RAM.",
-        confidence=0.3,
-        trades="every step copies that part over the bus: many times slower",
+    why, trades = "A part of the weights can stay in host RAM.", "every step copies that part over the bus: much slower"
+    sizes = ({"cpu_offload_gb": float(missing + more)} for more in range(0, 64, 2))
+    # Planned, it is known to start; otherwise it is a guess.
+    yield bench.best("cpu_offload", sizes, why, trades=trades, confidence=0.35) or bench.change(
+        "cpu_offload", {"cpu_offload_gb": float(missing)}, why, confidence=0.3, trades=trades
     )
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
 from legroom.diagnosis.workbench import Workbench
-from legroom.errors import LegroomError
 
 CAUSE, ENTRY = "wrong_flag", "LR903"
 _REFUSED = (
@@ -22,6 +21,8 @@ _REFUSED = (
     "pydantic_extra",
     "unknown_env",
     "unsupported_arg_combo",
+    "block_size_refused",
+    "offloading_unsupported",
 )
 
 
@@ -71,6 +72,10 @@ def _why(id_: str, facts: dict[str, object]) -> str:
             f"{facts.get('flag')} belongs to the V0 engine; the V1 "
             "engine does not have it and vLLM falls back or refuses."
         )
+    if id_ == "block_size_refused":
+        return (
+            f"No attention backend here has blocks of {facts.get('block_size_count')} tokens ({facts.get('backends')})."
+        )
     if id_ == "unknown_env":
         return f"No vLLM release reads {facts.get('name')}."
     return "The flags as given were refused; nothing was allocated yet."
@@ -78,11 +83,9 @@ def _why(id_: str, facts: dict[str, object]) -> str:
 
 def remedies(bench: Workbench) -> Iterator[Fix | None]:
     """Name the right flag where the facts know it."""
-    error = bench.case.first(*_REFUSED)
-    words = str(error.facts.get("words", "")).split() if error else []
-    for word in words:
-        if word.startswith("--"):
-            yield _better(bench, word)
+    from legroom.diagnosis.flag_repair import repairs  # noqa: PLC0415 - only for a refused flag
+
+    yield from repairs(bench)
     yield Fix(
         "flag",
         "Take out or correct what was refused.",
@@ -95,20 +98,6 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
         steps=("vllm --version; compare with the documentation you follow",),
         confidence=0.35,
     )
-
-
-def _better(bench: Workbench, word: str) -> Fix | None:
-    from legroom.vllm.parse import parse_flags  # noqa: PLC0415 - only for a refused flag
-
-    try:
-        problems = parse_flags([word], bench.known.release).problems
-    except LegroomError as error:
-        return Fix("flag", f"{error.message} {error.hint or ''}".strip(), confidence=0.7)
-    if not problems:
-        return None
-    flag, instead = word.partition("=")[0], problems[0].instead
-    step = f"write {instead} in place of {flag}" if instead else f"take {flag} out"
-    return Fix("flag", f"{problems[0].message}.", steps=(step,), confidence=0.7)
 
 
 DEAD_ENDS = (DeadEnd("change the memory settings", "the server stopped before it allocated anything"),)

@@ -1,0 +1,187 @@
+"""Flags that a release refused, mended: renamed, corrected, brought into their limits, or taken out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+from legroom.diagnosis.evidence import Evidence
+from legroom.diagnosis.finding import Fix
+from legroom.diagnosis.workbench import Workbench
+from legroom.errors import LegroomError
+from legroom.facts.flags import flag_kind_ever, flags_of
+from legroom.vllm.args import ServeArgs
+from legroom.vllm.parse import parse_flags
+from legroom.vllm.problems import FlagProblem
+
+_SURE = 0.8
+_SWITCHES = ("switch", "bool", "optbool")
+
+TAKEN_OUT: Mapping[str, tuple[str, str]] = {
+    "len_not_positive": ("max_model_len", "Without it vLLM takes the model's own length."),
+    "unknown_quantization": ("quantization", "Without it vLLM reads the method from the checkpoint."),
+    "sleep_unsupported": ("enable_sleep_mode", "This platform has no sleep mode."),
+    "offloading_unsupported": ("kv_offloading_size", "This platform cannot offload the KV cache."),
+    "block_size_refused": ("block_size", "Without it vLLM takes a block size that the attention backend has."),
+}
+"""Refusals that name their flag: what to take out, and what happens then."""
+
+
+def repairs(bench: Workbench) -> Iterator[Fix | None]:
+    """Every change of flags that the refusal itself calls for, the surest first."""
+    case = bench.case
+    unknown = case.first("unrecognized_arguments")
+    if unknown is not None:
+        yield _without_unknown(bench, str(unknown.facts.get("words", "")).split())
+    for id_, mend in _BY_MESSAGE.items():
+        evidence = case.first(id_)
+        if evidence is not None:
+            yield mend(bench, evidence)
+    for id_, (name, why) in TAKEN_OUT.items():
+        if case.has(id_):
+            yield _changed(bench, {name: None}, why)
+
+
+def _without_unknown(bench: Workbench, words: list[str]) -> Fix | None:
+    """Renamed flags get their new name, misspelt ones the right one, the others go."""
+    flags: dict[str, Any] = {}
+    reasons, steps = [], []
+    for position, word in enumerate(words):
+        if not word.startswith("--"):
+            continue
+        name, joined, value = word.partition("=")
+        if not joined and position + 1 < len(words) and not words[position + 1].startswith("-"):
+            value = words[position + 1]
+        problem = _problem(bench, name)
+        if problem is None:
+            continue
+        flags[_dest(name)] = None
+        instead = _same_meaning(bench, problem, value)
+        if instead is not None:
+            flags[instead] = _read(bench, instead, value)
+        reasons.append(f"{problem.message}.")
+        steps.append(f"write {problem.instead} in place of {name}" if problem.instead else f"take {name} out")
+    return _changed(bench, flags, " ".join(reasons), tuple(steps)) if flags else None
+
+
+def _problem(bench: Workbench, name: str) -> FlagProblem | None:
+    try:
+        problems = parse_flags([name], bench.known.release).problems
+    except LegroomError:
+        return None
+    return problems[0] if problems else None
+
+
+def _same_meaning(bench: Workbench, problem: FlagProblem, value: str) -> str | None:
+    """The Python name of the flag that means the same; None where a replacement means something else."""
+    if problem.kind not in ("renamed", "unknown") or not problem.instead.startswith("--") or " " in problem.instead:
+        return None
+    found = flags_of(bench.known.release).get(problem.instead)
+    if found is None or (found.kind in _SWITCHES) != (not value):
+        return None
+    return found.dest
+
+
+def _read(bench: Workbench, dest: str, text: str) -> Any:
+    """A value as the release reads it."""
+    if not text:
+        return True
+    flag = next(flag for flag in flags_of(bench.known.release).values() if flag.dest == dest)
+    value = getattr(parse_flags([flag.name, text], bench.known.release).args, dest, None)
+    return text if value is None else value
+
+
+def _refused(bench: Workbench, evidence: Evidence) -> Fix | None:
+    """argparse names the flag: a value it cannot read, a choice it does not have, or none at all."""
+    name = str(evidence.facts.get("flag", "")).split("/")[-1]
+    flag = flags_of(bench.known.release).get(name)
+    if flag is None and flag_kind_ever(name) is None:
+        return None
+    said = next((evidence.facts[key] for key in ("choice", "value", "unread") if key in evidence.facts), None)
+    if flag is not None and "unread" in evidence.facts:
+        value = getattr(parse_flags([name, str(said)], bench.known.release).args, flag.dest, None)
+        if value is not None:
+            return _changed(bench, {flag.dest: value}, f"{name} takes JSON in vLLM {bench.known.release}.")
+    what = f"{name} does not take {said}" if said else f"{name} has no value"
+    return _changed(bench, {flag.dest if flag else _dest(name): None}, f"{what}: without it vLLM's default applies.")
+
+
+def _out_of_range(bench: Workbench, evidence: Evidence) -> Fix | None:
+    """A number beyond its limit. A share of the card above 1 was most likely meant in per cent."""
+    given = given_flags(bench)
+    flags: dict[str, Any] = {}
+    for name in (evidence.facts.get("name"), evidence.facts.get("second")):
+        value = given.get(str(name))
+        if value is not None:
+            percent = name == "gpu_memory_utilization" and isinstance(value, int | float) and 2 <= value <= 100
+            flags[str(name)] = round(value / 100, 2) if percent else None
+    limit = f"{evidence.facts.get('bound')} than {evidence.facts.get('limit')}"
+    why = f"{' and '.join(flags)} may not be {_opposite(limit)}: {_how(flags)}."
+    return _changed(bench, flags, why) if flags else None
+
+
+def _opposite(limit: str) -> str:
+    return limit.replace("less", "more") if limit.startswith("less") else limit.replace("greater", "less")
+
+
+def _how(flags: Mapping[str, Any]) -> str:
+    return "without it vLLM's default applies" if None in flags.values() else "it was meant in per cent"
+
+
+def _too_long(bench: Workbench, evidence: Evidence) -> Fix | None:
+    limit = evidence.facts.get("limit_count")
+    if not isinstance(limit, int) or limit < 1:
+        return None
+    return _changed(bench, {"max_model_len": limit}, f"The model was made for {limit:,} tokens.")
+
+
+def _small_step(bench: Workbench, evidence: Evidence) -> Fix | None:
+    """A step that cannot hold one whole prompt, or not one token of every sequence."""
+    length, seqs, tokens = (evidence.facts.get(name) for name in ("len_count", "seqs_count", "batched_count"))
+    if isinstance(length, int):
+        why = f"A step of {length:,} tokens holds a whole prompt."
+        ways: list[dict[str, Any]] = [{"max_num_batched_tokens": length}, {"max_model_len": tokens}]
+    elif isinstance(seqs, int):
+        why = f"A step of {seqs:,} tokens has one for every sequence."
+        ways = [{"max_num_batched_tokens": seqs}, {"max_num_seqs": tokens}]
+    else:
+        return None
+    return bench.best("max_num_batched_tokens", ways, why, confidence=_SURE) or _changed(bench, ways[0], why)
+
+
+def _ranks(bench: Workbench, evidence: Evidence) -> Fix | None:
+    heads, ranks = evidence.facts.get("heads_count"), evidence.facts.get("ranks_count")
+    if not isinstance(heads, int) or not isinstance(ranks, int):
+        return None
+    size = max(number for number in range(1, ranks + 1) if heads % number == 0)
+    why = f"{heads} attention heads can be split over {size} ranks, not over {ranks}."
+    return _changed(bench, {"tensor_parallel_size": size}, why)
+
+
+_BY_MESSAGE: Mapping[str, Callable[[Workbench, Evidence], Fix | None]] = {
+    "argument_refused": _refused,
+    "setting_out_of_range": _out_of_range,
+    "len_over_derived": _too_long,
+    "batched_below_len": _small_step,
+    "heads_and_ranks": _ranks,
+}
+
+
+def given_flags(bench: Workbench) -> dict[str, Any]:
+    """What the user gave, however odd: from the line where there is one, else from the log."""
+    args = bench.given_args
+    return {
+        field.name: value
+        for field in fields(ServeArgs)
+        if (value := getattr(args, field.name)) not in (None, "", (), {}) and field.name not in ("usage", "env")
+    }
+
+
+def _changed(bench: Workbench, flags: Mapping[str, Any], why: str, steps: tuple[str, ...] = ()) -> Fix:
+    line = bench.command({name: value for name, value in flags.items() if name in ServeArgs.__dataclass_fields__})
+    return Fix("flag", why, dict(flags), steps=steps, confidence=_SURE, command=line)
+
+
+def _dest(name: str) -> str:
+    return name.lstrip("-").replace("-", "_")

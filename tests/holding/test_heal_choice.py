@@ -1,0 +1,140 @@
+"""Which fix is tried: the first computed one that the user allows, and what is said where there is none."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from legroom.holding.expectation import Gpus
+from legroom.holding.healing import Bounds, Remedy, heal
+from legroom.holding.server_command import read_command
+
+SHORT = (
+    "(APIServer pid=1) INFO 11-15 05:57:09 [api_utils.py:347]  version 0.32.0\n"
+    "ValueError: To serve at least one request with the model's max seq len (4096), (4.0 GiB KV cache is needed, which "
+    "is larger than the available KV cache memory (2.0 GiB). Based on the available memory, the estimated maximum "
+    "model length is 2000. Try increasing `gpu_memory_utilization` or decreasing `max_model_len`.\n"
+)
+REFUSALS = {
+    "vllm: error: unrecognized arguments: --swap-space 4": ("--swap-space 4", "--swap-space"),
+    "vllm serve: error: argument --kv-cache-dtype: invalid choice: 'fp4' (choose from 'auto', 'fp8')": (
+        "--kv-cache-dtype fp4", "--kv-cache-dtype"
+    ),
+    "vllm serve: error: argument --max-model-len: expected one argument": ("--max-model-len", "--max-model-len"),
+    "RuntimeError: Worker failed with error 'No common block size for 7 (CPU_ATTN: [MultipleOf(32)]).', please check": (
+        "--block-size 7", "--block-size"
+    ),
+    "pydantic_core._pydantic_core.ValidationError: 1 validation error for SchedulerConfig\nmax_num_seqs\n  Input "
+    "should be greater than or equal to 1 [type=greater_than_equal, input_value=0, input_type=int]": (
+        "--max-num-seqs 0", "--max-num-seqs"
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def mend(tmp_path: Path):
+    program = tmp_path / "vllm"
+    program.write_text(f"#!{sys.executable}\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+
+    def run(log: str, flags: str, **bounds: object) -> Remedy:
+        path = tmp_path / "log"
+        path.write_text(log)
+        command = read_command([str(program), "serve", "MODEL", *flags.split()], "0.32.0", os.environ)
+        return heal(path, command, Bounds(**bounds), Gpus(), os.environ)
+
+    return run
+
+
+def test_a_length_that_fits_is_tried(mend):
+    remedy = mend(SHORT, "--max-model-len 4096")
+    assert remedy.cause == "kv_too_small_for_max_len"
+    assert remedy.words[-2:] == ("--max-model-len", "1968")
+    assert remedy.changed == "--max-model-len 1968 (was 4096)"
+    assert remedy.is_memory
+
+
+def test_a_kept_flag_stays_and_is_named(mend):
+    remedy = mend(SHORT, "--max-model-len 4096", keep=("max_model_len",))
+    assert not remedy.words
+    assert "--max-model-len 1968" in remedy.refused
+    assert "--keep" in remedy.refused
+
+
+def test_a_context_below_the_least_is_not_tried(mend):
+    assert mend(SHORT, "--max-model-len 4096", min_context=1900).words
+    remedy = mend(SHORT, "--max-model-len 4096", min_context=2000)
+    assert not remedy.words
+    assert "--min-context 2000" in remedy.refused
+
+
+@pytest.mark.parametrize("message", REFUSALS)
+def test_a_refused_flag_is_taken_out(mend, message):
+    flags, gone = REFUSALS[message]
+    remedy = mend(message + "\n", f"{flags} --seed 1" if flags != "--max-model-len" else f"--seed 1 {flags}")
+    assert remedy.cause == "wrong_flag"
+    assert gone not in remedy.words
+    assert remedy.words[-2:] == ("--seed", "1")
+    assert "taken out" in remedy.changed
+
+
+def test_a_misspelt_flag_is_spelt_right(mend):
+    remedy = mend("vllm: error: unrecognized arguments: --max-modle-len 2048\n", "--max-modle-len 2048")
+    assert remedy.words[-2:] == ("--max-model-len", "2048")
+
+
+def test_a_share_in_per_cent_becomes_a_share(mend):
+    log = (
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for CacheConfig\ngpu_memory_utilization\n"
+        "  Input should be less than or equal to 1 [type=less_than_equal, input_value=90.0, input_type=float]\n"
+    )
+    assert mend(log, "--gpu-memory-utilization 90").words[-1] == "0.9"
+
+
+def test_a_length_over_the_models_own_becomes_its_own(mend):
+    log = (
+        "ValidationError: 1 validation error for ModelConfig\n  Value error, User-specified max_model_len (8192) is "
+        "greater than the derived max_model_len (max_position_embeddings=4096.0 or model_max_length=None).\n"
+    )
+    assert mend(log, "--max-model-len 8192").words[-2:] == ("--max-model-len", "4096")
+
+
+def test_a_step_grows_to_hold_a_prompt(mend):
+    log = "  Value error, max_num_batched_tokens (512) is smaller than max_model_len (2048). This effectively limits\n"
+    remedy = mend(log, "--max-num-batched-tokens 512 --max-model-len 2048")
+    assert remedy.words[-2:] == ("--max-num-batched-tokens", "2048")
+
+
+def test_a_step_grows_to_hold_every_sequence(mend):
+    log = "  Value error, max_num_batched_tokens (256) must be greater than or equal to max_num_seqs (512). [type=x]\n"
+    assert mend(log, "--max-num-batched-tokens 256 --max-num-seqs 512").words[-1] == "512"
+
+
+def test_ranks_become_a_divisor_of_the_heads(mend):
+    log = "  Value error, Total number of attention heads (40) must be divisible by tensor parallel size (6).\n"
+    assert mend(log, "--tensor-parallel-size 6").words[-2:] == ("--tensor-parallel-size", "5")
+
+
+def test_ram_that_is_not_there_is_not_asked_for(mend):
+    log = (
+        "RuntimeError: Worker failed with error 'Available memory on node 0 (21.07/23.54 GiB) on kv cache allocation "
+        "is less than requested memory for kv (100.0 GiB). Decrease --kv-cache-memory-bytes, VLLM_CPU_KVCACHE_SPACE, "
+        "or reduce CPU memory used by other processes.'\n"
+    )
+    assert int(mend(log, "--kv-cache-memory-bytes 100G").words[-1]) < 21 << 30
+
+
+def test_a_log_that_says_nothing_gives_nothing_to_try(mend):
+    remedy = mend("hello\n", "")
+    assert not remedy.words
+    assert remedy.refused
+
+
+def test_a_kernel_fault_is_told_and_not_tried(mend):
+    remedy = mend("RuntimeError: CUDA error: an illegal memory access was encountered\n", "")
+    assert not remedy.words
+    assert not remedy.is_memory

@@ -1,0 +1,274 @@
+"""`legroom run` from end to end, on a stand-in with vLLM's process shape that is up in a tenth of a second."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from legroom.actions.descendants import descendants, started
+from legroom.live.journal import Journal
+
+STAND_IN = Path(__file__).with_name("stand_in_vllm.py")
+
+
+def until(true: Callable[[], Any], patience_s: float = 30.0) -> Any:
+    end = time.monotonic() + patience_s
+    while time.monotonic() < end:
+        if found := true():
+            return found
+        time.sleep(0.02)
+    raise AssertionError("it did not happen")
+
+
+class Run:
+    """One `legroom run` of the stand-in."""
+
+    def __init__(self, folder: Path, port: int, own: list[str], flags: list[str], env: dict[str, str]) -> None:
+        vllm = folder / "vllm"
+        vllm.write_text(f"#!{sys.executable}\nimport runpy\nrunpy.run_path({str(STAND_IN)!r}, run_name='__main__')\n")
+        vllm.chmod(vllm.stat().st_mode | stat.S_IXUSR)
+        self.folder, self.port, self.home = folder, port, folder / "home"
+        words = [sys.executable, "-m", "legroom", "run", "--vllm", "0.32.0", "--restart-delay", "0", *own, "--"]
+        words += [str(vllm), "serve", "tiny", "--port", str(port), *flags]
+        self.out, self.err = folder / "out", folder / "err"
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            self.process = subprocess.Popen(
+                words, stdout=out, stderr=err, env={**os.environ, "LEGROOM_HOME": str(self.home), **env}
+            )
+
+    def said(self, text: str) -> str:
+        """The first of legroom's lines that holds this text, once it is there."""
+
+        def find() -> str | None:
+            lines = self.err.read_text().splitlines()
+            return next((line for line in lines if line.startswith("legroom: ") and text in line), None)
+
+        return str(until(find))
+
+    def serving(self, times: int = 1) -> None:
+        until(lambda: self.err.read_text().count("legroom: serving at") >= times)
+
+    def file(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.home / f"runs/{self.port}.json").read_text())
+        return found
+
+    def engine(self) -> int:
+        below = descendants(self.file()["child_pid"])
+        return min(below)
+
+    def everything(self) -> list[int]:
+        file = self.file()
+        return [file["keeper_pid"], *descendants(file["keeper_pid"])]
+
+    def request(self, max_tokens: int) -> Any:
+        body = json.dumps({"prompt": "x", "max_tokens": max_tokens}).encode()
+        url = f"http://127.0.0.1:{self.port}/v1/completions"
+        with urllib.request.urlopen(urllib.request.Request(url, body), timeout=30) as answer:
+            return json.load(answer)
+
+    def attempt(self, max_tokens: int) -> None:
+        """A request that may well be cut off."""
+        with contextlib.suppress(OSError):
+            self.request(max_tokens)
+
+    def incidents(self) -> list[Any]:
+        with Journal.open(self.home / "journal.db") as journal:
+            return [journal.incident(found.id) for found in journal.incidents()]
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(40)
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def run(tmp_path: Path, port: int) -> Iterator[Callable[..., Run]]:
+    runs: list[Run] = []
+
+    def start(*own: str, flags: tuple[str, ...] = (), **env: str) -> Run:
+        runs.append(Run(tmp_path, port, list(own), list(flags), env))
+        return runs[-1]
+
+    yield start
+    for one in runs:
+        one.process.kill()
+        one.process.wait()
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_a_failed_start_is_mended_and_told_in_a_line(run):
+    held = run(flags=("--max-model-len", "2048"), STAND_IN_KV_TOKENS="1000")
+    held.serving()
+    line = held.said("try 1 of 3")
+    assert "does not fit the KV cache" in line
+    assert "Changed: --max-model-len 976 (was 2048)" in line
+    assert "Expected now:" in line
+    assert "--max-model-len 976" in held.said("serving at")
+    assert held.end() == 0
+    (incident,) = held.incidents()
+    assert incident.kind == "start_failed"
+    assert incident.outcome == "it serves again"
+    assert [action.state for action in incident.actions] == ["done"]
+
+
+def test_the_servers_output_and_legrooms_lines_are_told_apart(run):
+    held = run()
+    held.serving()
+    held.end()
+    assert "legroom: " not in held.out.read_text()
+    assert "Application startup complete" in held.out.read_text()
+
+
+def test_a_kept_flag_stops_the_run_with_the_servers_code(run):
+    held = run("--keep", "--max-model-len", flags=("--max-model-len", "2048"), STAND_IN_KV_TOKENS="1000")
+    assert held.process.wait(40) == 1
+    assert "--max-model-len 976" in held.said("Not tried again")
+
+
+def test_a_server_that_ends_at_once_passes_its_code_on(run):
+    held = run(STAND_IN_EXIT="5")
+    assert held.process.wait(40) == 5
+
+
+def test_sigterm_lets_requests_finish(run):
+    held = run("--no-verify")
+    held.serving()
+    answers: list[Any] = []
+    asking = threading.Thread(target=lambda: answers.append(held.request(100)))
+    asking.start()
+    time.sleep(0.3)
+    assert held.end() == 0
+    asking.join()
+    assert answers[0]["usage"]["completion_tokens"] == 100
+
+
+def test_a_second_sigterm_hurries(run):
+    held = run("--no-verify")
+    held.serving()
+    threading.Thread(target=lambda: held.attempt(3000), daemon=True).start()
+    time.sleep(0.3)
+    held.process.send_signal(signal.SIGTERM)
+    held.said("draining")
+    assert held.end() == 0
+
+
+def test_a_dead_engine_is_an_incident_and_a_restart(run):
+    held = run("--no-verify")
+    held.serving()
+    first = held.file()["child_pid"]
+    os.kill(held.engine(), signal.SIGKILL)
+    held.serving(times=2)
+    assert held.file()["child_pid"] != first
+    assert held.end() == 0
+    (incident,) = held.incidents()
+    assert incident.kind == "died_serving"
+    assert [action.state for action in incident.actions] == ["done"]
+
+
+def test_an_unasked_end_is_never_a_success(run):
+    held = run("--no-verify", "--on-crash", "exit")
+    held.serving()
+    os.kill(held.engine(), signal.SIGKILL)
+    assert held.process.wait(40) == 1
+    assert "exited 0" in held.said("its engine died")
+
+
+def test_restarts_end_with_their_budget(run):
+    held = run("--no-verify", "--restarts", "1")
+    held.serving()
+    os.kill(held.engine(), signal.SIGKILL)
+    held.serving(times=2)
+    os.kill(held.engine(), signal.SIGKILL)
+    assert held.process.wait(40) == 1
+    assert "used up" in held.said("restarts in an hour")
+    assert len(held.incidents()) == 2
+
+
+def test_a_killed_legroom_leaves_no_process_and_no_port(run, port):
+    held = run("--no-verify")
+    held.serving()
+    pids = held.everything()
+    assert len(pids) == 4
+    held.end(signal.SIGKILL)
+    until(lambda: not any(started(pid) for pid in pids))
+    assert is_free(port)
+
+
+def test_sighup_restarts_with_what_was_left_for_it(run, port):
+    held = run("--no-verify")
+    held.serving()
+    changes = {"flags": {"--max-model-len": "512"}, "env": {"OMP_NUM_THREADS": "1"}}
+    (held.home / f"runs/{port}.flags.json").write_text(json.dumps(changes))
+    held.process.send_signal(signal.SIGHUP)
+    held.serving(times=2)
+    assert held.file()["command"][-2:] == ["--max-model-len", "512"]
+    assert held.end() == 0
+    assert not held.incidents()
+    assert not (held.home / f"runs/{port}.json").exists()
+
+
+def test_a_port_in_use_is_said_before_anything_starts(run, port):
+    with socket.create_server(("127.0.0.1", port)):
+        held = run()
+        assert held.process.wait(60) == 2
+    assert "in use" in held.err.read_text()
+    assert held.out.read_text() == ""
+
+
+def test_a_server_that_never_becomes_healthy_is_stopped_with_its_last_lines(run):
+    held = run("--ready-timeout", "1", STAND_IN_START_S="60")
+    assert held.process.wait(40) != 0
+    assert "not healthy after 1 s" in held.said("not healthy")
+    assert "non-default args" in held.said("non-default args")
+
+
+def test_a_dry_run_shows_the_command_and_starts_nothing(run):
+    held = run("--dry-run")
+    assert held.process.wait(40) == 0
+    assert "--shutdown-timeout 60" in held.out.read_text()
+    assert not (held.home / "runs").exists()
+
+
+def test_a_shutdown_timeout_of_the_users_own_stays(run):
+    held = run("--dry-run", flags=("--shutdown-timeout", "5"))
+    assert held.process.wait(40) == 0
+    assert held.out.read_text().count("--shutdown-timeout") == 1
+
+
+def test_the_final_settings_are_saved_as_a_script(run, tmp_path):
+    script = tmp_path / "start.sh"
+    held = run("--save", str(script), flags=("--max-model-len", "2048"), STAND_IN_KV_TOKENS="1000")
+    held.said("saved as")
+    held.end()
+    assert "--max-model-len 976" in script.read_text()
+    assert os.access(script, os.X_OK)
+
+
+def test_a_script_that_cannot_be_written_is_said_before_anything_starts(run, tmp_path):
+    held = run("--save", str(tmp_path / "no/start.sh"))
+    assert held.process.wait(40) == 2
+    assert "--save" in held.err.read_text()

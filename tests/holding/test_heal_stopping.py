@@ -1,0 +1,134 @@
+"""What a signal asks for, how long a server may take, how often it may be restarted."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from legroom.holding.restarts import LONGEST_DELAY_S, WINDOW_S, RestartBudget
+from legroom.holding.run_file import RunFile
+from legroom.holding.stopping import GRACE_S, HURRY_S, NOT_UP_S, Stopping
+
+
+class Recorder:
+    """A server that only takes notes."""
+
+    def __init__(self) -> None:
+        self.got: list[object] = []
+
+    def send(self, number: int) -> None:
+        self.got.append(signal.Signals(number).name)
+
+    def kill(self) -> None:
+        self.got.append("kill")
+
+
+@pytest.fixture
+def world():
+    clock = [100.0]
+    stopping = Stopping(60.0, lambda line: None, lambda: clock[0])
+    stopping.is_up = True
+    return stopping, Recorder(), clock
+
+
+def test_sigterm_drains_with_a_deadline(world):
+    stopping, server, clock = world
+    stopping.take(signal.SIGTERM, server)
+    assert server.got == ["SIGTERM"]
+    assert stopping.for_good
+    assert stopping.left_s() == 60 + GRACE_S
+    clock[0] += 60 + GRACE_S
+    stopping.check(server)
+    assert server.got == ["SIGTERM", "kill"]
+
+
+def test_a_server_that_is_not_up_has_nothing_to_finish(world):
+    stopping, server, _ = world
+    stopping.is_up = False
+    stopping.take(signal.SIGTERM, server)
+    assert stopping.left_s() == NOT_UP_S
+
+
+def test_a_second_signal_hurries_and_a_third_kills(world):
+    stopping, server, _ = world
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+        stopping.take(number, server)
+    assert server.got == ["SIGTERM", "SIGINT", "kill"]
+    assert stopping.left_s() == HURRY_S
+
+
+def test_sighup_drains_and_starts_anew(world):
+    stopping, server, _ = world
+    stopping.take(signal.SIGHUP, server)
+    assert server.got == ["SIGTERM"]
+    assert stopping.restart
+    assert not stopping.for_good
+    stopping.restarting()
+    assert not stopping.begun
+    assert stopping.left_s() is None
+
+
+def test_sigterm_after_sighup_is_for_good(world):
+    stopping, server, _ = world
+    stopping.take(signal.SIGHUP, server)
+    stopping.take(signal.SIGTERM, server)
+    assert stopping.for_good
+    assert not stopping.restart
+
+
+def test_other_signals_are_passed_on(world):
+    stopping, server, _ = world
+    stopping.take(signal.SIGUSR1, server)
+    assert server.got == ["SIGUSR1"]
+    assert not stopping.begun
+
+
+@given(st.integers(0, 20), st.lists(st.floats(0, 3000), max_size=60))
+def test_no_hour_has_more_restarts_than_its_budget(per_hour, gaps):
+    budget, now, taken = RestartBudget(per_hour, 1.0), 0.0, []
+    for gap in gaps:
+        now += gap
+        if budget.take(now) is not None:
+            taken.append(now)
+        assert sum(now - WINDOW_S < at for at in taken) <= per_hour
+
+
+@given(st.floats(0.01, 100))
+def test_every_restart_of_an_hour_waits_longer_up_to_a_limit(first):
+    budget = RestartBudget(12, first)
+    delays = [budget.take(0.0) for _ in range(12)]
+    assert delays == sorted(delays)
+    assert delays[0] == first
+    assert max(delays) <= LONGEST_DELAY_S
+    assert budget.take(0.0) is None
+
+
+def test_changes_for_the_next_restart_are_taken_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("LEGROOM_HOME", str(tmp_path))
+    file = RunFile(8000)
+    file.write({"pid": 1})
+    (tmp_path / "runs/8000.flags.json").write_text(json.dumps({"flags": {"--seed": "1"}}))
+    assert file.take_changes() == ({"flags": {"--seed": "1"}}, "")
+    assert file.take_changes() == (None, "")
+
+
+def test_changes_that_cannot_be_read_are_said_and_left_out(tmp_path, monkeypatch):
+    monkeypatch.setenv("LEGROOM_HOME", str(tmp_path))
+    file = RunFile(8000)
+    file.write({"pid": 1})
+    (tmp_path / "runs/8000.flags.json").write_text("[]")
+    changes, problem = file.take_changes()
+    assert changes is None
+    assert "nothing is changed" in problem
+
+
+def test_another_runs_file_is_not_removed(tmp_path, monkeypatch):
+    monkeypatch.setenv("LEGROOM_HOME", str(tmp_path))
+    file = RunFile(8000)
+    file.write({"pid": 1})
+    file.remove()
+    assert file.path.exists()
