@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from types import SimpleNamespace
 
@@ -78,10 +79,8 @@ class Call:
         self.task = asyncio.ensure_future(self._run(guard, scope))
 
     async def _run(self, guard, scope):
-        try:
+        with contextlib.suppress(ConnectionError):
             await guard(scope, self._receive, self._send)
-        except ConnectionError:
-            pass
 
     async def _receive(self):
         if not self._sent:

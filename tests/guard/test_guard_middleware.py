@@ -5,9 +5,9 @@ import json
 import os
 
 import pytest
+from guard_asgi import Call, Server, settle, vllm_state
 
 from legroom.guard import Guard
-from guard_asgi import Call, Server, settle, vllm_state
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 

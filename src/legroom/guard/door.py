@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -332,8 +334,23 @@ class Door:
             "policy_reloads_total": ("Times a changed policy was taken over.", self.file.reloads),
             "policy_reload_errors_total": ("Times a changed policy was broken; the old one stayed.", self.file.errors),
         }  # fmt: skip
-        label = f'api_server="{_process_id()}"' if self.limits.api_servers > 1 else ""
+        label = f'api_server="{os.getpid()}"' if self.limits.api_servers > 1 else ""
         return self.meters.page(gauges, label, open_metrics)
+
+    def said(self) -> str:
+        """What the door goes by, for the log."""
+        limits = self.limits
+        if not limits.known:
+            how = "let in unweighed" if self.policy.pool.when_unknown == "open" else "turned away"
+            return f"the size of the KV cache is not known ({limits.source}): requests are {how} until it is"
+        tokens = (self.pool.limits.blocks or 0) * (limits.block_size or 0)
+        words = f"admits up to {tokens:,} KV tokens and {self.pool.limits.seats or 'any number of'} sequences at once"
+        words += f" ({limits.source})"
+        if limits.api_servers > 1:
+            words += f"; one of {limits.api_servers} API servers, each with its own share of the cache"
+        if limits.max_num_queued_reqs or limits.max_num_queued_tokens:
+            words += "; vLLM's own queue bounds stay behind it"
+        return words
 
     def status(self) -> dict[str, Any]:
         """What `/-/legroom/status` answers."""
@@ -359,7 +376,19 @@ class Door:
 _TOKENIZED = ("model", "prompt", "messages", "tools", "add_special_tokens", "chat_template", "chat_template_kwargs")
 
 
-def _process_id() -> int:
-    import os  # noqa: PLC0415
+class _Stderr(logging.Handler):
+    """Writes to whatever stderr is at the moment: servers put another in its place."""
 
-    return os.getpid()
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr, flush=True)
+
+
+def log_to_stderr() -> None:
+    """vLLM sets up its own loggers alone; without a handler our sentences would be lost."""
+    LOG.disabled = False  # libraries that configure logging switch off the loggers they find
+    if not LOG.handlers:
+        handler = _Stderr()
+        form = "%(levelname)s %(asctime)s legroom guard: %(message)s"
+        handler.setFormatter(logging.Formatter(form, "%m-%d %H:%M:%S"))
+        LOG.addHandler(handler)
+        LOG.propagate = False

@@ -10,9 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import logging
 import os
-import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from typing import Any
 from legroom.errors import LegroomError
 from legroom.guard import answers, control
 from legroom.guard.answers import Refusal
-from legroom.guard.door import LOG, Door, Visit
+from legroom.guard.door import LOG, Door, Visit, log_to_stderr
 from legroom.guard.inner_call import call
 from legroom.guard.limits import EngineLimits, limits_of_metrics, limits_of_vllm, read_plan
 from legroom.guard.meters import with_page
@@ -45,7 +43,7 @@ class Guard:
     """
 
     def __init__(self, app: App, policy: str | None = None, plan: str | None = None, token: str | None = None) -> None:
-        _log_to_stderr()
+        log_to_stderr()
         policy = policy or os.environ.get("LEGROOM_GUARD_POLICY")
         plan = plan or os.environ.get("LEGROOM_GUARD_PLAN")
         self.app = app
@@ -224,7 +222,7 @@ class Guard:
         if not limits.known:
             limits = await self._limits_of_page(limits)
         self.door.learn_engine(limits)
-        LOG.warning("%s", said(self.door))
+        LOG.warning("%s", self.door.said())
 
     async def _limits_of_page(self, limits: EngineLimits) -> EngineLimits:
         try:
@@ -307,30 +305,3 @@ def _with_retry_after(message: Message, door: Door) -> Message:
         headers.append((b"retry-after", str(door.policy.queue.drain_retry_s if door.draining else 1).encode()))
     message["headers"] = headers
     return message
-
-
-def said(door: Door) -> str:
-    """What the door found out, for the log."""
-    limits = door.limits
-    if not limits.known:
-        how = "let in unweighed" if door.policy.pool.when_unknown == "open" else "turned away"
-        return f"the size of the KV cache is not known ({limits.source}): requests are {how} until it is"
-    tokens = (door.pool.limits.blocks or 0) * (limits.block_size or 0)
-    words = f"admits up to {tokens:,} KV tokens and {door.pool.limits.seats or 'any number of'} sequences at once"
-    words += f" ({limits.source})"
-    if limits.api_servers > 1:
-        words += f"; one of {limits.api_servers} API servers, each with its own share of the cache"
-    if limits.max_num_queued_reqs or limits.max_num_queued_tokens:
-        words += "; vLLM's own queue bounds stay behind it"
-    return words
-
-
-def _log_to_stderr() -> None:
-    """vLLM sets up its own loggers alone; without a handler our sentences would be lost."""
-    if not LOG.handlers:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(
-            logging.Formatter("%(levelname)s %(asctime)s legroom guard: %(message)s", "%m-%d %H:%M:%S")
-        )
-        LOG.addHandler(handler)
-        LOG.propagate = False

@@ -1,0 +1,127 @@
+"""`legroom guard`: the admission guard as a reverse proxy, and its policy file."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from legroom.cli.output import note, print_json
+from legroom.errors import OK, LegroomError
+
+__all__ = ["add_parser", "run"]
+
+_DESCRIPTION = """\
+Stand in front of an OpenAI-compatible server and let in what its KV cache can hold: each request is bounded (prompt,
+max_tokens, n, logprobs, images) and weighed (prompt and answer in blocks, times n); what does not fit now waits, or
+gets 429 with Retry-After, before vLLM has to preempt. Inside vLLM the same guard is a middleware, without a hop
+(LEGROOM_GUARD_POLICY and LEGROOM_GUARD_PLAN name its files, LEGROOM_GUARD_TOKEN lets somebody drain it):
+
+  vllm serve MODEL --middleware legroom.guard.Guard"""
+
+_EPILOG = """\
+examples:
+  legroom guard --upstream http://127.0.0.1:8000
+  legroom guard --upstream http://127.0.0.1:8000 --policy guard.toml --plan plan.json --port 8100
+  legroom guard --print-policy > guard.toml
+  legroom guard --check guard.toml
+
+signals: SIGHUP reads the policy again, SIGTERM drains and stops
+exit codes: 0 stopped as asked, the policy is right; 2 the call or a file is wrong; 3 the address cannot be listened on
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Describe the command's options."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "guard",
+        usage="legroom guard --upstream URL [options] | --check FILE | --print-policy",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--upstream", metavar="URL", help="the server to stand in front of")
+    parser.add_argument("--policy", metavar="FILE", help="bounds and limits (TOML); read again when it changes")
+    parser.add_argument("--plan", metavar="FILE", help="a plan (legroom plan --json) for what the server does not tell")
+    where = parser.add_argument_group("listening")
+    where.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    where.add_argument("--port", type=int, default=8100, help="port to listen on (default: 8100)")
+    where.add_argument("--answer-timeout", type=float, default=600.0, metavar="S",
+                       help="the server must begin to answer within this; 0: no limit (default: 600)")  # fmt: skip
+    where.add_argument("--drain-timeout", type=float, default=30.0, metavar="S",
+                       help="on SIGTERM, let running requests finish this long (default: 30)")  # fmt: skip
+    files = parser.add_argument_group("policy files")
+    files.add_argument("--check", metavar="FILE", help="check a policy file and leave")
+    files.add_argument(
+        "--print-policy", action="store_true", help="print the policy in force, with comments, and leave"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout (--check, --print-policy)")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, print, or serve."""
+    if args.check is not None:
+        return _check(args)
+    if args.print_policy:
+        return _print(args)
+    if not args.upstream:
+        raise LegroomError("--upstream is missing: which server shall the guard stand in front of?",
+                           "legroom guard --upstream http://127.0.0.1:8000")  # fmt: skip
+    return _serve(args)
+
+
+def _check(args: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from legroom.guard.policy_file import read_policy
+
+    policy = read_policy(Path(args.check))
+    if args.json:
+        print_json({"file": args.check, "valid": True, "policy": asdict(policy)})
+    else:
+        print(f"{args.check}: fine")
+    return OK
+
+
+def _print(args: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from legroom.guard.policy import Policy, policy_toml
+    from legroom.guard.policy_file import read_policy
+
+    policy = read_policy(Path(args.policy)) if args.policy else Policy()
+    if args.json:
+        print_json(asdict(policy))
+    else:
+        sys.stdout.write(policy_toml(policy))
+    return OK
+
+
+def _serve(args: argparse.Namespace) -> int:
+    from legroom.guard.door import log_to_stderr
+    from legroom.guard.limits import read_plan
+    from legroom.guard.proxy.server import ProxyOptions, serve
+    from legroom.guard.proxy.wire import upstream_of
+
+    if not 0 <= args.port <= 65535:
+        raise LegroomError(f"--port {args.port} is not a port", "choose one between 1 and 65535")
+    if args.answer_timeout < 0 or args.drain_timeout < 0:
+        raise LegroomError("a timeout cannot be below zero")
+    log_to_stderr()
+    upstream = upstream_of(args.upstream)
+    options = ProxyOptions(
+        upstream=upstream,
+        policy=Path(args.policy) if args.policy else None,
+        plan=read_plan(Path(args.plan)) if args.plan else None,
+        host=args.host,
+        port=args.port,
+        token=os.environ.get("LEGROOM_GUARD_TOKEN") or None,
+        answer_s=args.answer_timeout,
+        drain_s=args.drain_timeout,
+    )
+    shown = f"[{args.host}]" if ":" in args.host else args.host
+    return serve(options, lambda port: note(f"guarding {upstream.shown} on http://{shown}:{port}"))

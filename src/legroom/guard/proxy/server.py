@@ -1,0 +1,239 @@
+"""`legroom guard --upstream URL`: listens, learns what the server can hold, and stops in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from legroom.errors import UNREACHABLE, LegroomError
+from legroom.facts.releases import release
+from legroom.guard import control
+from legroom.guard.door import LOG, Door
+from legroom.guard.limits import EngineLimits, limits_of_metrics
+from legroom.guard.meters import with_page
+from legroom.guard.native import native_flags
+from legroom.guard.paths import METRICS
+from legroom.guard.proxy.client import ClientConnection
+from legroom.guard.proxy.upstream import ServerPool
+from legroom.guard.proxy.wire import Headers, Upstream
+from legroom.records import dataclass
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import aiohttp
+
+ASK_S = 5.0
+LEARN_AGAIN_S = 30.0
+"""A server behind the guard may be restarted with another pool."""
+LEARN_SOON_S = 2.0
+
+Ready = Callable[[int], None]
+"""Called with the port once it is listened on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyOptions:
+    """How to run the proxy."""
+
+    upstream: Upstream
+    policy: Path | None = None
+    plan: EngineLimits | None = None
+    host: str = "127.0.0.1"
+    port: int = 8100
+    token: str | None = None
+    answer_s: float = 600.0
+    """The server must begin to answer within this; 0: no limit."""
+    drain_s: float = 30.0
+    most_buffered_bytes: int = 512 << 20
+
+
+class Proxy:
+    """What all connections share."""
+
+    def __init__(self, options: ProxyOptions) -> None:
+        self.options = options
+        self.upstream = options.upstream
+        self.door = Door(options.policy, options.plan, self._tokenize)
+        self.answer_s = options.answer_s
+        self.clients: set[ClientConnection] = set()
+        self.buffered_bytes = 0
+        self.most_buffered_bytes = options.most_buffered_bytes
+        self.closing = False
+        self.now_s = self.door.clock()
+        """The time as of the last second: deadlines need no finer one."""
+        self.servers = ServerPool(options.upstream, self.door.clock)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def start(self) -> asyncio.Server:
+        """Listen."""
+        import aiohttp  # noqa: PLC0415
+
+        secret = self.upstream.authorization
+        headers = {"authorization": secret.decode()} if secret else {}
+        timeout = aiohttp.ClientTimeout(total=ASK_S)
+        self._session = aiohttp.ClientSession(headers=headers, timeout=timeout, trust_env=False)
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.create_server(
+                lambda: ClientConnection(self), self.options.host, self.options.port, backlog=2048
+            )
+        except OSError as error:
+            await self._session.close()
+            where = f"{self.options.host}:{self.options.port}"
+            raise LegroomError(
+                f"cannot listen on {where}: {error.strerror}", "choose another --port", UNREACHABLE
+            ) from error
+
+    async def run(self, stop: asyncio.Event, ready: Ready | None = None) -> None:
+        """Serve until told to stop, then let what runs finish."""
+        server = await self.start()
+        if ready is not None:
+            ready(server.sockets[0].getsockname()[1])
+        chores = [asyncio.create_task(self._sweep()), asyncio.create_task(self._learn())]
+        try:
+            await stop.wait()
+            await self._drain(server)
+        finally:
+            for chore in chores:
+                chore.cancel()
+            for client in list(self.clients):
+                client.transport.abort()
+            self.servers.close()
+            assert self._session is not None
+            await self._session.close()
+
+    async def _drain(self, server: asyncio.Server) -> None:
+        server.close()
+        self.closing = self.door.draining = True
+        LOG.warning("stopping: %d requests run, %d wait", self.door.pool.running, self.door.pool.waiting)
+        until_s = self.door.clock() + self.options.drain_s
+        while self.door.clock() < until_s:
+            for client in list(self.clients):
+                if not client.serving:
+                    client.transport.close()
+            if not self.clients:
+                return
+            await asyncio.sleep(0.05)
+        LOG.warning("stopped with %d connections open after %g s", len(self.clients), self.options.drain_s)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            self.now_s = self.door.clock()
+            self.servers.sweep(self.now_s)
+            for client in list(self.clients):
+                client.sweep(self.now_s)
+
+    async def _learn(self) -> None:
+        """Ask the server again and again what it can hold."""
+        told = None
+        while True:
+            limits = await self._limits()
+            if limits.known or not self.door.limits.known:
+                self.door.learn_engine(limits)
+            if told != (self.door.pool.limits, self.door.limits.known):
+                told = (self.door.pool.limits, self.door.limits.known)
+                LOG.warning("%s", self.door.said())
+                if limits.known:
+                    await self._note_native_flags()
+            await asyncio.sleep(LEARN_AGAIN_S if limits.known else LEARN_SOON_S)
+
+    async def _limits(self) -> EngineLimits:
+        from dataclasses import replace  # noqa: PLC0415
+
+        page = await self._get(METRICS)
+        limits = limits_of_metrics(page.decode("utf-8", "replace")) if page is not None else EngineLimits(
+            source=f"{self.upstream.shown}{METRICS} does not answer"
+        )  # fmt: skip
+        models = await self._get("/v1/models")
+        with contextlib.suppress(ValueError, TypeError, KeyError, IndexError, AttributeError):
+            lengths = [one.get("max_model_len") for one in json.loads(models or b"{}")["data"]]
+            limits = replace(limits, max_model_len=max(int(length) for length in lengths if length))
+        return limits
+
+    async def _note_native_flags(self) -> None:
+        """Releases from 0.29 on have queue bounds of their own; say what to set them to."""
+        try:
+            version = json.loads(await self._get("/version") or b"{}")["version"]
+            flags = native_flags(release(version), self.door.limits, self.door.policy.queue.requests)
+        except (ValueError, KeyError, TypeError, LegroomError):
+            return
+        if flags:
+            words = " ".join(f"{name} {value}" for name, value in flags.items())
+            LOG.warning("vLLM %s can bound its own queue too; set behind this guard: %s", version, words)
+
+    async def _get(self, path: str) -> bytes | None:
+        assert self._session is not None
+        try:
+            async with self._session.get(self.upstream.url + path) as answer:
+                return await answer.read() if answer.status == 200 else None
+        except Exception:  # whatever is wrong with the server, it is asked again later
+            return None
+
+    async def _tokenize(self, body: bytes) -> int | None:
+        assert self._session is not None
+        headers = {"content-type": "application/json"}
+        try:
+            async with self._session.post(f"{self.upstream.url}/tokenize", data=body, headers=headers) as answer:
+                return int((await answer.json())["count"]) if answer.status == 200 else None
+        except Exception:
+            return None
+
+    async def own_page(self, client: ClientConnection, method: str, path: str, headers: Headers, body: bytes) -> None:
+        """The pages that the guard answers itself, or adds to."""
+        if path == METRICS:
+            page = with_page(await self._get(METRICS) or b"", self.door.page())
+            client.respond(200, [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8"),
+                                 (b"content-length", b"%d" % len(page))], page)  # fmt: skip
+            return
+        given = dict(headers).get(b"authorization", b"")
+        status, document = control.answer(self.door, self.options.token, method, path, given, body)
+        length = b"%d" % len(document)
+        client.respond(status, [(b"content-type", b"application/json"), (b"content-length", length)], document)
+
+    @staticmethod
+    def log_bug(error: BaseException | None) -> None:
+        """Something escaped: say so, and go on with the other requests."""
+        LOG.error("a request failed inside the guard: %r", error, exc_info=error)
+
+
+def serve(options: ProxyOptions, ready: Ready | None = None) -> int:
+    """Run the proxy until SIGTERM or SIGINT."""
+    _raise_file_limit()
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_serve(options, ready))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where it is installed; the standard loop serves as well, with about a third fewer requests a second."""
+    try:
+        import uvloop  # noqa: PLC0415
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+async def _serve(options: ProxyOptions, ready: Ready | None) -> int:
+    proxy, stop = Proxy(options), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, lambda: proxy.door.reload(force=True))
+    await proxy.run(stop, ready)
+    return 0
+
+
+def _raise_file_limit() -> None:
+    """Two connections a stream: take as many as the system gives."""
+    import resource  # noqa: PLC0415
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,204 @@
+"""Connections to the server: kept alive, taken newest first, each serving one exchange at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import httptools
+
+from legroom.guard.proxy.wire import LAST_CHUNK, Headers, Upstream, chunk, response_head
+
+if TYPE_CHECKING:
+    from legroom.guard.proxy.exchange import Exchange
+
+CONNECT_S = 5.0
+IDLE_S = 4.0
+"""Idle connections are dropped before the server does it: uvicorn closes them after five seconds."""
+
+
+class ServerConnection(asyncio.Protocol):
+    """One connection to the server."""
+
+    __slots__ = ("_headers", "_parser", "_pool", "_reason", "chunked", "exchange", "has_length", "idle_since_s", "out",
+                 "transport", "used")  # fmt: skip
+
+    def __init__(self, pool: ServerPool) -> None:
+        self._pool = pool
+        self.exchange: Exchange | None = None
+        self.idle_since_s = 0.0
+        self.used = False
+        self.out: list[bytes] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Connected."""
+        self.transport: asyncio.Transport = transport  # type: ignore[assignment]
+
+    def send(self, exchange: Exchange) -> None:
+        """Send a request and pass its answer on."""
+        self.exchange = exchange
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers: Headers = []
+        self._reason = b""
+        self.chunked = self.has_length = False
+        exchange.server = self
+        self.transport.write(exchange.head + exchange.body if len(exchange.body) < 65536 else exchange.head)
+        if len(exchange.body) >= 65536:
+            self.transport.write(exchange.body)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of an answer; all that they make goes to the client in one write."""
+        exchange = self.exchange
+        if exchange is None:  # an answer to nothing
+            self.transport.abort()
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            if isinstance(error, httptools.HttpParserCallbackError):
+                exchange.client.log_bug(error)
+            self.transport.abort()
+            if self.exchange is not None:
+                self.exchange.failed(f"the server's answer is not HTTP ({error})")
+            return
+        self.flush(exchange)
+
+    def flush(self, exchange: Exchange) -> None:
+        """Write what has gathered."""
+        if self.out:
+            gathered = self.out[0] if len(self.out) == 1 else b"".join(self.out)
+            self.out.clear()
+            exchange.client.write(gathered)
+
+    def on_status(self, reason: bytes) -> None:
+        """A piece of the status line's words."""
+        self._reason += reason
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header."""
+        name = name.lower()
+        self._headers.append((name, value))
+        if name == b"content-length":
+            self.has_length = True
+
+    def on_headers_complete(self) -> None:
+        """The head is whole: choose how the body will be framed."""
+        status = self._parser.get_status_code()
+        exchange = self.exchange
+        if exchange is None or status < 200:
+            self._headers, self._reason, self.has_length = [], b"", False
+            return
+        without_body = status in (204, 304) or exchange.method == b"HEAD"
+        self.chunked = not self.has_length and not without_body and exchange.client.speaks_chunked
+        if not self.has_length and not self.chunked and not without_body:
+            exchange.client.keep_alive = False
+        headers = exchange.answering(status, self._headers)
+        head = response_head(
+            status, self._reason, headers, chunked=self.chunked, keep_alive=exchange.client.stays_open()
+        )  # fmt: skip
+        self.out.append(head)
+        if exchange.method == b"HEAD":  # the parser waits for a body that does not come
+            self._finish(reusable=False)
+
+    def on_body(self, data: bytes) -> None:
+        """A piece of the body."""
+        exchange = self.exchange
+        if exchange is not None and exchange.status:
+            exchange.passing(data)
+            self.out.append(chunk(data) if self.chunked else data)
+
+    def on_message_complete(self) -> None:
+        """The answer is whole."""
+        if self.exchange is not None and self.exchange.status:
+            self._finish(reusable=self._parser.should_keep_alive())
+
+    def _finish(self, reusable: bool) -> None:
+        exchange = self.exchange
+        assert exchange is not None
+        if self.chunked:
+            self.out.append(LAST_CHUNK)
+        self.flush(exchange)
+        self.exchange = None
+        self.used = True
+        if reusable and not self.transport.is_closing():
+            self.transport.resume_reading()
+            self._pool.give_back(self)
+        else:
+            self.transport.close()
+        exchange.finished()
+
+    def eof_received(self) -> None:
+        """The server closed its side: the end of a body that had neither length nor chunks."""
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Gone, between answers or in the midst of one."""
+        self._pool.forget(self)
+        exchange, self.exchange = self.exchange, None
+        if exchange is None:
+            return
+        if exchange.status and not self.has_length and error is None and not self._was_chunked():
+            if self.chunked:
+                self.out.append(LAST_CHUNK)
+            self.flush(exchange)
+            exchange.finished()
+        elif not exchange.status and self.used:
+            exchange.again()
+        else:
+            exchange.failed("the server closed the connection" if error is None else str(error))
+
+    def _was_chunked(self) -> bool:
+        return any(name == b"transfer-encoding" for name, _ in self._headers)
+
+
+class ServerPool:
+    """Idle connections, and how to make one."""
+
+    def __init__(self, upstream: Upstream, clock: Callable[[], float]) -> None:
+        self._upstream, self._clock = upstream, clock
+        self._idle: list[ServerConnection] = []
+        self._tls = ssl.create_default_context() if upstream.tls else None
+
+    def take(self) -> ServerConnection | None:
+        """An idle connection, the one used last."""
+        while self._idle:
+            found = self._idle.pop()
+            if not found.transport.is_closing():
+                return found
+        return None
+
+    async def connect(self) -> ServerConnection:
+        """A new one."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(CONNECT_S):
+            _, connection = await loop.create_connection(
+                lambda: ServerConnection(self), self._upstream.host, self._upstream.port, ssl=self._tls
+            )
+        return connection
+
+    def give_back(self, connection: ServerConnection) -> None:
+        """Done with one answer, ready for the next."""
+        connection.idle_since_s = self._clock()
+        self._idle.append(connection)
+
+    def forget(self, connection: ServerConnection) -> None:
+        """It was lost."""
+        if connection.exchange is None and connection in self._idle:
+            self._idle.remove(connection)
+
+    def sweep(self, now_s: float) -> None:
+        """Drop what was idle for long."""
+        keep = []
+        for connection in self._idle:
+            if now_s - connection.idle_since_s > IDLE_S:
+                connection.transport.close()
+            else:
+                keep.append(connection)
+        self._idle = keep
+
+    def close(self) -> None:
+        """Drop all."""
+        for connection in self._idle:
+            connection.transport.close()
+        self._idle.clear()
