@@ -28,9 +28,10 @@ from legroom.holding.verification.load import (
 )
 from legroom.holding.verification.planned import read_plan
 from legroom.holding.verification.report import LoadRun
-from legroom.holding.verification.server import Outcome, is_loopback
+from legroom.holding.verification.server import Outcome
 from legroom.holding.verification.verify import Wish, verify
 from legroom.holding.verification.watching import Point
+from legroom.live.local_memory import is_loopback
 from legroom.units import GIB, MIB
 
 VOCABULARY = tuple(range(10, 60))

@@ -156,6 +156,8 @@ class _Opened:
             mapped = (folder / "maps").read_text("utf-8", "replace")
         except OSError:
             return _Opened()
+        if targets and not any(targets.values()):
+            return _Opened()  # the names of its files may be listed, but not what they are
         # Where output goes (journald's socket under systemd) says nothing about who uses the process.
         output = {targets.get(name, "") for name in ("0", "1", "2")}
         shared = {target for target in targets.values() if target.startswith("/dev/shm/")}
@@ -278,8 +280,11 @@ def _sees_every_process(opened: Mapping[int, _Opened]) -> bool:
 
 
 def _is_ours(folder: Path) -> bool:
+    """Whether a process that could not be read might map a segment of ours."""
     try:
-        # A zombie and a kernel thread have no program: they map nothing.
-        return folder.stat().st_uid == os.getuid() and (folder / "exe").exists()
+        if folder.stat().st_uid != os.getuid() or (folder / "stat").read_text("utf-8", "replace").find(") Z") > 0:
+            return False
+        # The first process of a machine is its init; kernel threads (no program, no memory) map nothing either.
+        return folder.name != "1" and (folder / "statm").read_text("ascii").split()[0] != "0"
     except OSError:
         return False

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.live.address import endpoint
@@ -48,15 +46,6 @@ class Outcome:
     def ok(self) -> bool:
         """Whether it was answered to the end."""
         return not self.error
-
-
-def is_loopback(address: str) -> bool:
-    """Whether an address stays on this machine."""
-    host = urlsplit(address if "://" in address else f"http://{address}").hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
 
 
 class Server:

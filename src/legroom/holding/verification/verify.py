@@ -11,8 +11,9 @@ from legroom.errors import LegroomError
 from legroom.holding.verification.checks import Limits, PlannedPool, load_checks, pool_as_planned
 from legroom.holding.verification.load import Load, LoadRequest, Pool, read_load, safe_concurrency, token_ids
 from legroom.holding.verification.report import Check, LoadRun, Verification
-from legroom.holding.verification.server import Outcome, Served, Server, is_loopback
+from legroom.holding.verification.server import Outcome, Served, Server
 from legroom.holding.verification.watching import Memory, Watcher, memory_of
+from legroom.live.local_memory import is_loopback
 from legroom.live.sample import Sample
 from legroom.live.scrape import ScrapeFailed, scrape
 from legroom.records import dataclass

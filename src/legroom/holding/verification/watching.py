@@ -6,8 +6,9 @@ import asyncio
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
+from legroom.live.local_memory import port_of, server_processes
+from legroom.live.nvml import devices, used_by
 from legroom.live.sample import Sample
 from legroom.live.scrape import ScrapeFailed, scrape
 from legroom.records import dataclass
@@ -98,31 +99,14 @@ class Watcher:
 
 def memory_of(url: str) -> Memory | None:
     """GPU memory by NVML, else resident memory, of a server on this machine whose processes may be seen."""
-    pids = _server_processes(urlsplit(url).port or 80)
+    pids = server_processes(port_of(url))
     if not pids:
         return None
-    from legroom.live.nvml import devices, used_by  # noqa: PLC0415
-
     wanted = frozenset(pids)
-    cards = devices()
-    mine = [card for card in cards if any(pid in wanted for pid, _ in card.processes)]
+    mine = [card for card in devices() if any(pid in wanted for pid, _ in card.processes)]
     if mine:
         return Memory("GPU memory (NVML)", lambda: used_by(wanted), sum(card.total_bytes for card in mine))
     return Memory("resident memory of its processes", lambda: _resident(pids))
-
-
-def _server_processes(port: int) -> tuple[int, ...]:
-    """Who listens on the port, and everything below it."""
-    import psutil  # noqa: PLC0415
-
-    try:
-        ends = psutil.net_connections("tcp")
-        pid = next((end.pid for end in ends if end.status == "LISTEN" and end.laddr.port == port and end.pid), None)
-        if pid is None:
-            return ()
-        return (pid, *(child.pid for child in psutil.Process(pid).children(recursive=True)))
-    except (psutil.Error, OSError):
-        return ()
 
 
 def _resident(pids: tuple[int, ...]) -> int | None:

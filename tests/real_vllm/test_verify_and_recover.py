@@ -1,0 +1,161 @@
+"""A real vLLM verified under load, and its remains recovered after its API server was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tiny_models import SERVE_ENV, serve_words, write_model
+
+from legroom.actions.recover import free
+from legroom.cli.main import main
+from legroom.holding.verification.verify import Wish, verify
+from legroom.live.dead_weight import judge
+from legroom.live.holders import look
+
+PORT = 18310
+URL = f"http://127.0.0.1:{PORT}"
+BLOCKS, BLOCK_SIZE, CONTEXT = 40, 128, 2048
+
+
+@pytest.fixture(scope="module")
+def server(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[bytes]]:
+    """One server with a pool of 39 blocks of 128 tokens."""
+    folder = tmp_path_factory.mktemp("verify")
+    model = write_model(folder / "llama")
+    words = serve_words(
+        vllm_python, model, PORT, "--max-model-len", str(CONTEXT), "--num-gpu-blocks-override", str(BLOCKS),
+        "--kv-cache-memory-bytes", "16M", "--max-num-seqs", "64",
+    )  # fmt: skip
+    log = (folder / "vllm.log").open("wb")
+    started = subprocess.Popen(words, env=os.environ | SERVE_ENV, stdout=log, stderr=log, start_new_session=True)
+    try:
+        _wait_until_healthy(started, folder / "vllm.log")
+        yield started
+    finally:
+        for pid in _group(started.pid):
+            os.kill(pid, signal.SIGKILL)
+        started.wait(20)
+
+
+def _wait_until_healthy(started: subprocess.Popen[bytes], log: Path) -> None:
+    until = time.monotonic() + 180
+    while time.monotonic() < until and started.poll() is None:
+        try:
+            with urllib.request.urlopen(f"{URL}/health", timeout=2):
+                return
+        except OSError:
+            time.sleep(0.5)
+    pytest.fail(log.read_text()[-2000:])
+
+
+def _group(leader: int) -> list[int]:
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                if os.getpgid(int(folder.name)) == leader:
+                    found.append(int(folder.name))
+            except ProcessLookupError:
+                continue
+    return found
+
+
+def test_a_server_that_holds_its_load_is_verified(server, tmp_path, capsys):
+    picture, plan = tmp_path / "v.svg", tmp_path / "plan.json"
+    plan.write_text(json.dumps({
+        "kv": {"num_blocks": BLOCKS, "block_size": BLOCK_SIZE}, "layout": {"kv_cache_bytes": 1},
+        "args": {"max_num_seqs": 64, "max_model_len": CONTEXT, "num_gpu_blocks_override": BLOCKS},
+    }))  # fmt: skip
+    words = [
+        "verify",
+        URL,
+        "--plan",
+        str(plan),
+        "--load",
+        "300/60",
+        "--requests",
+        "40",
+        "--svg",
+        str(picture),
+        "--json",
+    ]
+    code = main(words)
+    found = json.loads(capsys.readouterr().out)
+    passed = {check["name"]: check["ok"] for check in found["checks"]}
+    assert (code, found["verified"]) == (0, True), found["checks"]
+    assert passed["full context"] and passed["pool"] and passed["load"] and passed["preemptions"] and passed["kv use"]
+    assert found["load"]["concurrency"] == (BLOCKS - 1) // 3  # 360 tokens take 3 blocks
+    assert found["load"]["output_tokens"] == 40 * 60
+    assert picture.read_text().startswith("<svg")
+
+
+def test_a_load_that_the_pool_does_not_hold_is_not_verified(server):
+    found = verify(Wish(URL, load="120/500", concurrency=24, requests=36, timeout_s=120))
+    passed = {check.name: check.ok for check in found.checks}
+    assert (found.ok, passed["load"], passed["preemptions"]) == (False, True, False)
+    assert found.load and found.load.preemptions and found.load.preemptions > 0
+
+
+def test_an_interrupt_ends_the_open_requests_and_shows_what_was_seen(server):
+    words = [
+        sys.executable,
+        "-m",
+        "legroom",
+        "verify",
+        URL,
+        "--load",
+        "100/1500",
+        "--requests",
+        "60",
+        "--concurrency",
+        "4",
+    ]
+    running = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(6)
+    running.send_signal(signal.SIGINT)
+    out, errors = running.communicate(timeout=60)
+    assert running.returncode == 130, errors
+    assert "interrupted" in out and "full context" in out
+    assert "Traceback" not in errors
+    with urllib.request.urlopen(f"{URL}/metrics", timeout=5) as answer:
+        text = answer.read().decode()
+    running_now = [line for line in text.splitlines() if line.startswith("vllm:num_requests_running{")]
+    assert all(line.endswith(" 0.0") for line in running_now)
+
+
+def test_nothing_of_a_living_server_is_dead_weight(server):
+    members = set(_group(server.pid))
+    judged = {holder.process.pid: holder for holder in judge(look()) if holder.process}
+    assert members & set(judged)
+    assert not [holder for pid, holder in judged.items() if pid in members and holder.state == "dead"]
+    assert {judged[server.pid].state} == {"in use"}
+
+
+def test_when_its_api_server_is_killed_the_rest_is_dead_weight_and_is_freed(server):
+    """The last test: it ends the server."""
+    others = {holder.process.pid for holder in judge(look()) if holder.process and holder.state == "in use"}
+    others -= set(_group(server.pid))
+    server.kill()
+    server.wait(20)
+    time.sleep(1)
+    left = set(_group(server.pid))
+    dead = [
+        holder for holder in judge(look()) if holder.process and holder.process.pid in left and holder.state == "dead"
+    ]
+    assert {holder.what.partition("::")[2][:6] for holder in dead} == {"Engine", "Worker"}
+    segments = [holder for holder in judge(look()) if holder.segment and holder.state == "dead" and holder.top]
+    assert segments
+    outcome = free([*dead, *segments])
+    assert all(one.is_free for one in outcome), outcome
+    assert not [pid for pid in _group(server.pid) if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"VLLM::")]
+    assert not [holder.segment.path for holder in segments if holder.segment and Path(holder.segment.path).exists()]
+    assert all(Path(f"/proc/{pid}").exists() for pid in others)
