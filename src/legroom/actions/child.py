@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from legroom.actions.descendants import adopt_orphans, kill_below, reap
+from legroom.actions.descendants import adopt_orphans, kill_all_below
 from legroom.actions.kept_log import KeptLog
 from legroom.actions.passing_on import PassingOn
 from legroom.errors import UNREACHABLE, LegroomError
@@ -150,8 +150,6 @@ class Child:
     def _outlive_keeper(self) -> None:
         """The keeper was killed: the kernel took the server along, and what the server had started is ours now."""
         self._keeper.wait()
-        while kill_below(os.getpid()):
-            reap()
-            time.sleep(0.01)
+        kill_all_below(os.getpid())
         self.status = _KILLED if self.status is None else self.status
         self.gone = True

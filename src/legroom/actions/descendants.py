@@ -8,28 +8,31 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterable
+import time
+from collections.abc import Callable
 
 _PROC = "/proc"
+_EMPTY_LOOKS = 3
 _PPID, _STARTED = 1, 19
 """Where the parent and the start time stand in /proc/PID/stat, counted after the command's name in brackets."""
 
 
 def descendants(ancestor: int) -> dict[int, int]:
-    """Pid -> start time of every living process below `ancestor`; zombies, which hold nothing, are left out.
+    """Pid -> start time of every living process below `ancestor`.
 
-    An orphan belongs to the nearest subreaper above it (`adopt_orphans`), so below one nobody gets lost.
+    An orphan belongs to the nearest subreaper above it (`adopt_orphans`), so below one nobody gets lost for long: while
+    processes die, one look may miss what the next one sees. Zombies hold nothing, but may still have children.
     """
-    parents: dict[int, tuple[int, int]] = {}
+    parents: dict[int, tuple[int, int, bool]] = {}
     for name in _pids():
-        if (fields := _stat(name)) is not None and fields[0] != "Z":
-            parents[int(name)] = (int(fields[_PPID]), int(fields[_STARTED]))
-    found: dict[int, int] = {}
+        if (fields := _stat(name)) is not None:
+            parents[int(name)] = (int(fields[_PPID]), int(fields[_STARTED]), fields[0] not in "ZX")
+    found: dict[int, tuple[int, bool]] = {}
     layer = {ancestor}
     while layer:
-        layer = {pid for pid, (parent, _) in parents.items() if parent in layer and pid not in found}
-        found |= {pid: parents[pid][1] for pid in layer}
-    return found
+        layer = {pid for pid, (parent, _, _) in parents.items() if parent in layer and pid not in found}
+        found |= {pid: parents[pid][1:] for pid in layer}
+    return {pid: start for pid, (start, lives) in found.items() if lives}
 
 
 def started(pid: int) -> int | None:
@@ -55,13 +58,21 @@ def send(pid: int, start: int, number: int) -> bool:
         os.close(handle)
 
 
-def kill_below(ancestor: int, spare: Iterable[int] = ()) -> int:
-    """SIGKILL everything below `ancestor` but `spare`; how many were there. Call again until none is left."""
-    spared = set(spare)
-    found = {pid: start for pid, start in descendants(ancestor).items() if pid not in spared}
+def kill_below(ancestor: int, spare: Callable[[int], bool] | None = None) -> int:
+    """SIGKILL everything below `ancestor` but what `spare` says; how many were there."""
+    found = {pid: start for pid, start in descendants(ancestor).items() if spare is None or not spare(pid)}
     for pid, start in found.items():
         send(pid, start, signal.SIGKILL)
     return len(found)
+
+
+def kill_all_below(ancestor: int, spare: Callable[[int], bool] | None = None) -> None:
+    """The same until several looks in a row find nobody: what one look misses, the next one sees."""
+    empty = 0
+    while empty < _EMPTY_LOOKS:
+        empty = 0 if kill_below(ancestor, spare) else empty + 1
+        reap()
+        time.sleep(0.01)
 
 
 def cleans_up(pid: int) -> bool:

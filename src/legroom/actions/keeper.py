@@ -18,7 +18,15 @@ import signal
 import sys
 import time
 
-from legroom.actions.descendants import adopt_orphans, cleans_up, descendants, die_with_parent, kill_below, reap
+from legroom.actions.descendants import (
+    adopt_orphans,
+    cleans_up,
+    descendants,
+    die_with_parent,
+    kill_all_below,
+    kill_below,
+    reap,
+)
 
 LEFTOVER_GRACE_S = 3.0
 """How long what a server leaves behind may take to end by itself: engine cores notice, trackers clean up."""
@@ -96,7 +104,7 @@ def _watch(control: int, server: int, ended: int) -> None:
             *lines, pending = pending.split(b"\n")
             for line in lines:
                 if line == b"kill":
-                    kill_below(os.getpid(), _cleaners())
+                    kill_below(os.getpid(), cleans_up)
                 elif line.startswith(b"signal "):
                     os.kill(server, int(line[7:]))  # not collected yet, so the pid is still its own
         if ended in readable:
@@ -111,17 +119,9 @@ def _watch(control: int, server: int, ended: int) -> None:
 
 def _leave_nothing() -> None:
     """Kill what is left; what cleans up after the others goes last."""
-    while kill_below(os.getpid(), _cleaners()):
-        reap()
-        time.sleep(0.01)
+    kill_all_below(os.getpid(), cleans_up)
     _wait_until_alone(CLEANING_GRACE_S)
-    while kill_below(os.getpid()):
-        reap()
-        time.sleep(0.01)
-
-
-def _cleaners() -> list[int]:
-    return [pid for pid in descendants(os.getpid()) if cleans_up(pid)]
+    kill_all_below(os.getpid())
 
 
 def _wait_until_alone(patience_s: float, control: int | None = None) -> None:
