@@ -60,6 +60,8 @@ class Thresholds:
     queue_wait_s: float = 10.0
     """Time that a new request would wait at the present service rate. Ten seconds is where people give up on a page,
     and longer than any burst the batch takes in its stride."""
+    queue_ahead_s: float = 15.0
+    """How far ahead a growing queue is judged: three looks, the time it takes to be sure of it."""
     queue_calm_s: float = 3.0
     queue_per_running_ratio: float = 1.0
     """Waiting against running: at one the whole batch must turn over before the last of them starts."""

@@ -41,3 +41,18 @@ def test_a_burst_of_two_looks_is_none() -> None:
     server.look()
     assert server.looks(2, running=8, waiting=60, add_finished=1) == [None, None]
     assert server.looks(5, running=8) == [None] * 5
+
+
+def test_a_queue_that_grows_is_judged_by_where_it_will_be() -> None:
+    server = FakeServer(QueueBacklog)
+    server.look(running=8, add_finished=50)
+    found = [server.look(running=8, waiting=30.0 * number, add_finished=50) for number in range(1, 4)]
+    assert found[2] is not None
+    assert "90 requests wait behind 8 running, 6 more every second" in found[2].reason
+    assert found[2].numbers["wait_s"] == pytest.approx(9)
+
+
+def test_a_queue_as_long_that_shrinks_is_none() -> None:
+    server = FakeServer(QueueBacklog)
+    server.look(running=8, add_finished=50)
+    assert [server.look(running=8, waiting=90.0 - number, add_finished=50) for number in range(6)] == [None] * 6

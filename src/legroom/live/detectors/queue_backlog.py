@@ -29,25 +29,27 @@ class QueueBacklog(Detector):
         waiting = sum(engine.queued for engine in last.engines)
         running = last.total("running") or 0.0
         rate = window.rate("finished", _RATE_OVER_S)
+        grows = max(waiting - sum(engine.waiting_before or 0.0 for engine in last.engines), 0.0) / last.seconds
         wait_s = waiting / rate if rate else None
-        is_long = wait_s is None or wait_s >= levels.queue_wait_s
+        # A queue that grows is as long as it will be in a few looks: its wait is known before it is suffered.
+        ahead_s = (waiting + grows * levels.queue_ahead_s) / rate if rate else None
+        is_long = ahead_s is None or ahead_s >= levels.queue_wait_s
         if waiting < levels.queue_least or waiting < levels.queue_per_running_ratio * running or not is_long:
             return Condition(
                 False, waiting < levels.queue_least or (wait_s is not None and wait_s < levels.queue_calm_s)
             )
         use = max((engine.kv_use for engine in last.engines if engine.kv_use is not None), default=None)
         served = (
-            f"at {rate:.2g} finished a second a new one waits {wait_s:,.0f} s"
-            if rate and wait_s
-            else "and none finished"
+            f"at {rate:.2g} finished a second a new one waits {wait_s:,.0f} s" if rate and wait_s else "none finished"
         )
+        more = f", {grows:.2g} more every second" if grows else ""
         holds = ""
         if use is not None:
             is_full = use >= levels.pool_calm_ratio
             holds = (
                 f"; the KV pool is {use:.0%} full, so {'the pool' if is_full else 'the batch limit'} holds them back"
             )
-        reason = f"{counted(waiting, 'request')} wait behind {running:,.0f} running; {served}{holds}"
+        reason = f"{counted(waiting, 'request')} wait behind {running:,.0f} running{more}; {served}{holds}"
         numbers = {"waiting": waiting, "running": running, "finished_per_s": rate or 0.0}
         if wait_s is not None:
             numbers["wait_s"] = wait_s

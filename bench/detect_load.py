@@ -1,0 +1,127 @@
+"""Loads for a real vLLM: a healthy mix, and the ones that bring it into trouble. Used by bench/detect.py."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import aiohttp
+
+VOCABULARY = 250
+"""Token ids that the tiny model has words for."""
+Load = Callable[["Client"], Awaitable[None]]
+
+
+class Client:
+    """Sends completions with prompts given as token ids, so that lengths are exact."""
+
+    def __init__(self, url: str, model: str, seed: int = 7) -> None:
+        self.url, self.model = url, model
+        self.random = random.Random(seed)
+        self.done = self.failed = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._session: aiohttp.ClientSession | None = None
+        self.prefixes = [self.tokens(384) for _ in range(4)]
+
+    def tokens(self, count: int) -> list[int]:
+        return [self.random.randrange(10, VOCABULARY) for _ in range(count)]
+
+    async def __aenter__(self) -> Client:
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        assert self._session
+        await self._session.close()
+
+    def send(self, prompt: list[int], max_tokens: int) -> None:
+        """Start one request and go on."""
+        task = asyncio.create_task(self._one(prompt, max_tokens))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    @property
+    def open(self) -> int:
+        return len(self._tasks)
+
+    async def _one(self, prompt: list[int], max_tokens: int) -> None:
+        body: dict[str, Any] = {
+            "model": self.model, "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0.0
+        }  # fmt: skip
+        assert self._session
+        with contextlib.suppress(aiohttp.ClientError, asyncio.TimeoutError):
+            timeout = aiohttp.ClientTimeout(total=600)
+            async with self._session.post(f"{self.url}/v1/completions", json=body, timeout=timeout) as answer:
+                await answer.read()
+                if answer.status == 200:
+                    self.done += 1
+                    return
+        self.failed += 1
+
+
+def mixed_request(client: Client) -> tuple[list[int], int]:
+    """Short and long, with and without a shared beginning: what a chat service sees."""
+    choose = client.random
+    prompt = client.tokens(int(choose.lognormvariate(4.2, 0.8)) + 8)[:1200]
+    if choose.random() < 0.5:
+        prompt = choose.choice(client.prefixes) + prompt
+    return prompt[:1800], min(int(choose.lognormvariate(3.3, 0.7)) + 4, 200)
+
+
+async def healthy(client: Client, requests_a_second: float = 0.8) -> None:
+    """Poisson arrivals that swing by a factor of three, small bursts, a long prompt now and then, and quiet minutes."""
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    while True:
+        minute = (loop.time() - start) / 60
+        if int(minute) % 10 == 9:
+            await asyncio.sleep(1)  # one quiet minute in ten
+            continue
+        swing = 1 + 0.5 * (int(minute) % 3 - 1)
+        await asyncio.sleep(client.random.expovariate(requests_a_second * swing))
+        kind = client.random.random()
+        if kind < 0.01:
+            for _ in range(12):
+                client.send(*mixed_request(client))
+        elif kind < 0.03:
+            client.send(client.tokens(1800), 16)
+        else:
+            client.send(*mixed_request(client))
+
+
+async def backlog(client: Client) -> None:
+    """More requests than the server takes at once, kept up: the queue only grows."""
+    while True:
+        for _ in range(40):
+            client.send(client.tokens(32), 120)
+        await asyncio.sleep(1)
+
+
+async def thrash(client: Client) -> None:
+    """Requests that start small and grow past what the pool holds, one for each place in the batch."""
+    while True:
+        while client.open < 24:
+            client.send(client.tokens(24), 900)
+        await asyncio.sleep(0.2)
+
+
+async def low_hit_rate(client: Client) -> None:
+    """Long prompts that share nothing, enough of them to keep the pool full."""
+    while True:
+        while client.open < 24:
+            client.send(client.tokens(900), 100)
+        await asyncio.sleep(0.1)
+
+
+async def steady(client: Client) -> None:
+    """A few long answers, so that something always runs."""
+    while True:
+        while client.open < 4:
+            client.send(client.tokens(64), 400)
+        await asyncio.sleep(0.1)
