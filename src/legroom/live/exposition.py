@@ -222,6 +222,8 @@ _bounds: dict[tuple[float, ...], tuple[float, ...]] = {}
 def _histogram(buckets: _Buckets) -> Histogram | None:
     """The whole histogram; None where a bucket is missing, out of order or no number."""
     bounds, counts = tuple(buckets.bounds), tuple(buckets.counts)
+    if any(a > b for a, b in pairwise(bounds)):  # Prometheus answers in no order
+        bounds, counts = map(tuple, zip(*sorted(zip(bounds, counts, strict=True)), strict=True))
     if not bounds:
         bounds, counts = (math.inf,), (buckets.count,)  # its count and sum alone were asked for
     whole = bounds[-1] == math.inf and math.isfinite(sum(counts)) and math.isfinite(buckets.sum)

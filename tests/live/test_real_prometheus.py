@@ -1,0 +1,108 @@
+"""The fleet source against a real Prometheus that scrapes real metrics texts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from legroom.live.prometheus_source import PrometheusSource
+from legroom.live.sample import Failure, Look, Sample
+from legroom.live.scrape import ScrapeFailed, open_session
+
+ROOT = Path(__file__).parents[2]
+REAL = ROOT / "tests/fixtures/live/metrics_0.32.0.txt"
+OLD = 'vllm:num_requests_running{model_name="old"} 2\nvllm:gpu_cache_usage_perc{model_name="old"} 0.25\n'
+
+
+@pytest.fixture(scope="module")
+def prometheus() -> Path:
+    found = shutil.which("prometheus") or ROOT / ".prometheus/usr/bin/prometheus"
+    if not Path(found).exists():
+        pytest.skip("no real Prometheus here: run bin/setup-prometheus")
+    return Path(found)
+
+
+async def serve(*bodies: str) -> tuple[list[web.AppRunner], list[int]]:
+    runners, ports = [], []
+    for body in bodies:
+
+        async def handler(_: web.Request, text: str = body) -> web.Response:
+            return web.Response(text=text)
+
+        app = web.Application()
+        app.router.add_get("/metrics", handler)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        runners.append(runner)
+        ports.append(site._server.sockets[0].getsockname()[1])  # type: ignore[union-attr]
+    return runners, ports
+
+
+def config(ports: list[int]) -> str:
+    targets = ", ".join(f"'127.0.0.1:{port}'" for port in ports)
+    return (
+        "global: {scrape_interval: 1s}\n"
+        f"scrape_configs: [{{job_name: vllm, static_configs: [{{targets: [{targets}]}}]}}]\n"
+    )
+
+
+async def until(source: PrometheusSource, wanted: int, kind: type[Look]) -> list[Look]:
+    """Ask until that many servers are seen so, for half a minute at most."""
+    seen: dict[str, Look] = {}
+    async with open_session() as session:
+        for _ in range(120):
+            with contextlib.suppress(ScrapeFailed):  # it is still starting
+                seen |= {look.server: look for look in await source.looks(session, time.time())}
+            found = [look for look in seen.values() if isinstance(look, kind)]
+            if len(found) >= wanted:
+                return found
+            await asyncio.sleep(0.25)
+    return []
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_servers_of_two_releases_are_read_and_one_that_dies_is_seen(prometheus: Path, tmp_path: Path) -> None:
+    async def run() -> None:
+        runners, ports = await serve(REAL.read_text(), OLD)
+        (tmp_path / "prometheus.yml").write_text(config(ports))
+        port = free_port()
+        process = subprocess.Popen(
+            [prometheus, f"--config.file={tmp_path / 'prometheus.yml'}", f"--storage.tsdb.path={tmp_path / 'data'}",
+             f"--web.listen-address=127.0.0.1:{port}"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            source = PrometheusSource(f"http://127.0.0.1:{port}", 'job="vllm"', buckets=True)
+            found = {look.server: look for look in await until(source, 2, Sample)}
+            new, old = found[f"127.0.0.1:{ports[0]}"], found[f"127.0.0.1:{ports[1]}"]
+            assert isinstance(new, Sample) and isinstance(old, Sample)
+            assert (new.engines[0].num_blocks, new.finished) == (256, 6)
+            assert new.engines[0].ttft is not None and new.engines[0].ttft.count == 6
+            assert (old.running, old.kv_use) == (2, 0.25)
+            assert abs(new.time_s - time.time()) < 10
+            await runners[1].cleanup()
+            (gone,) = await until(source, 1, Failure)
+            assert gone.server == old.server
+        finally:
+            process.terminate()
+            process.wait()
+            for runner in runners:
+                await runner.cleanup()
+
+    asyncio.run(run())
