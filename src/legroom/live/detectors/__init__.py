@@ -18,6 +18,7 @@ from legroom.live.detectors.prefix_cache_waste import PrefixCacheWaste
 from legroom.live.detectors.queue_backlog import QueueBacklog
 from legroom.live.detectors.stuck_engine import StuckEngine
 from legroom.live.detectors.unreachable import Unreachable
+from legroom.live.sample import Look
 from legroom.live.thresholds import DEFAULT, Thresholds
 from legroom.live.window import Window
 
@@ -53,7 +54,7 @@ class Watcher:
         self.detectors = watch_all(levels, plan)
         self.findings: tuple[Finding, ...] = ()
 
-    def take(self, look: Any, now_s: float | None = None) -> tuple[Finding, ...]:
+    def take(self, look: Look, now_s: float | None = None) -> tuple[Finding, ...]:
         """Add a look; what is wrong now, the gravest first. Time is the look's own unless given."""
         self.window.add(look)
         time_s = look.time_s if now_s is None else now_s

@@ -39,8 +39,9 @@ class PrefixCacheWaste(Detector):
         has_no_room = any(engine.has_no_room(levels.hit_rate_pool_ratio) for engine in last.engines)
         if rate >= levels.hit_rate_low_ratio or not has_no_room:
             return Condition(False, rate >= levels.hit_rate_calm_ratio or use < levels.pool_calm_ratio)
+        room = "" if use >= levels.hit_rate_pool_ratio else " and has no room for one more request"
         reason = (
             f"{rate:.1%} of {asked:,.0f} looked-up prompt tokens were found in the prefix cache while the KV pool is "
-            f"{use:.0%} full: cached blocks are given up before anybody needs them again"
+            f"{use:.0%} full{room}: cached blocks are given up before anybody needs them again"
         )
         return Condition(True, False, reason, {"hit_rate": rate, "looked_up_tokens": asked, "kv_use": use})
