@@ -17,14 +17,18 @@ from legroom.version import __version__
 if TYPE_CHECKING:
     from legroom.api import DiagnosisReport as DiagnosisReport
     from legroom.api import PlanReport as PlanReport
+    from legroom.api import WatchReport as WatchReport
     from legroom.api import diagnose as diagnose
     from legroom.api import layout as layout
     from legroom.api import plan as plan
     from legroom.api import simulate as simulate
+    from legroom.api import watch as watch
 
-_PUBLIC = ("DiagnosisReport", "PlanReport", "diagnose", "layout", "plan", "simulate")
+_PUBLIC = ("DiagnosisReport", "PlanReport", "WatchReport", "diagnose", "layout", "plan", "simulate", "watch")
 
-__all__ = ["DiagnosisReport", "PlanReport", "__version__", "diagnose", "layout", "plan", "simulate"]
+__all__ = [
+    "DiagnosisReport", "PlanReport", "WatchReport", "__version__", "diagnose", "layout", "plan", "simulate", "watch",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

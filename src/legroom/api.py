@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from legroom.facts.diagnosis_texts import Language
     from legroom.facts.gpus import Gpu
     from legroom.facts.releases import Release
+    from legroom.live.view import ServerView
     from legroom.memory.layout import Layout
     from legroom.planning.verdict import Verdict
     from legroom.render.terminal import Style
@@ -200,6 +201,47 @@ def simulate(trace: Trace | str, settings: SchedulerSettings, **options: Any) ->
     from legroom.simulation.traces.reading import read_trace  # noqa: PLC0415
 
     return replay.simulate(read_trace(trace) if isinstance(trace, str) else trace, settings, **options)
+
+
+@dataclass(frozen=True)
+class WatchReport:
+    """One look at a serving vLLM that shows itself."""
+
+    view: ServerView
+
+    @property
+    def state(self) -> str:
+        """`healthy`, `idle`, `warning`, `critical` or `unreachable`."""
+        return self.view.state
+
+    def text(self, style: Style | None = None) -> str:
+        """The look, as the terminal shows it."""
+        from legroom.render.terminal import PLAIN  # noqa: PLC0415
+        from legroom.render.watch_text import look_text  # noqa: PLC0415
+
+        return look_text([self.view], style or PLAIN)
+
+    def json(self) -> dict[str, Any]:
+        """The object that `legroom watch --json` prints for it."""
+        return self.view.to_json()
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def watch(*servers: str, interval_s: float = 5.0, once: bool = False) -> Iterator[WatchReport]:
+    """Look at serving vLLMs: a report after every look, for ever, or with `once` one of each server.
+
+    Nothing is written and nothing is acted on. Close the iterator to stop looking.
+    """
+    from legroom.holding.sidecar_config import simple_config  # noqa: PLC0415
+    from legroom.holding.watch import WatchSession, look_once, watching  # noqa: PLC0415
+
+    config, session = replace(simple_config(servers), interval_s=interval_s), WatchSession()
+    if once:
+        look_once(config, session, min(1.0, interval_s))
+        return iter([WatchReport(view) for view in session.views.values()])
+    return (WatchReport(view) for view in watching(config, session))
 
 
 def make_plan(args: ServeArgs, release: Release, machine: Machine, *, advice: bool = True) -> Plan:

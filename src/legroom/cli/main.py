@@ -30,6 +30,9 @@ COMMANDS: tuple[Command, ...] = (
     Command("diagnose", "why did it fail? the proof, the cause, the command that will work", "legroom.cli.diagnose"),
     Command("run", "start vLLM, mend what fails, hold it: signals, crashes, nothing left behind", "legroom.cli.run"),
     Command("simulate", "does a setting hold a load? replay it through vLLM's scheduler", "legroom.cli.simulate"),
+    Command("watch", "servers as they serve: a page, a look, a stream or a sidecar", "legroom.cli.watch"),
+    Command("incidents", "what went wrong lately", "legroom.cli.incidents"),
+    Command("incident", "one incident: seen, diagnosed, done, recommended", "legroom.cli.incident"),
     Command("verify", "does a server hold what was planned? proven under load", "legroom.cli.verify"),
     Command("recover", "after a crash: what still holds memory, and freeing what is dead", "legroom.cli.recover"),
     Command("guard", "admit only what the KV cache can hold: a proxy or a vLLM middleware", "legroom.cli.guard"),
@@ -37,6 +40,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("catalog", "check, export or extend the error catalog", "legroom.cli.catalog"),
     Command("export", "alerts, dashboards, units, manifests and scripts from the plan", "legroom.cli.export"),
     Command("mcp", "serve legroom's tools to agents (Model Context Protocol)", "legroom.cli.mcp"),
+    Command("lint", "what is wrong in your rules, dashboards, scripts, units and manifests", "legroom.cli.lint"),
     Command("calibrate", "learn from the start-up logs of your own machine", "legroom.cli.calibrate"),
     Command("score", "check predictions against a file of real start-ups", "legroom.cli.score"),
 )

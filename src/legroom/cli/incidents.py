@@ -1,0 +1,78 @@
+"""`legroom incidents`: what went wrong lately, from the journal."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from typing import Any
+
+from legroom.cli.output import print_json
+from legroom.errors import OK, LegroomError
+
+_EPILOG = """\
+examples:
+  legroom incidents
+  legroom incidents --since 2d --json
+  legroom incidents --open
+
+exit codes: 0 read (whether or not there are any), 2 the call is wrong, 3 the journal cannot be read
+"""
+_AGO = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|w)")
+_UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Describe the command's options."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "incidents",
+        description="What went wrong with servers, the newest first: from the journal of legroom watch and run.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--since", metavar="AGO", help="how far back: 90min, 12h, 2d, 1w (default: all that is kept)")
+    parser.add_argument("--server", metavar="URL", help="of this server alone")
+    parser.add_argument("--open", action="store_true", dest="open_only", help="only those that last")
+    parser.add_argument("--limit", type=int, default=100, metavar="N", help="at most so many (default: 100)")
+    parser.add_argument("--journal", metavar="FILE", help="another journal than your own")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read and list."""
+    from legroom.cli.journal_file import open_journal
+    from legroom.render.incident_text import incident_json, incidents_text
+    from legroom.render.terminal import style_of
+
+    now_s = time.time()
+    since_s = now_s - seconds_ago(args.since) if args.since else None
+    if args.limit < 1:
+        raise LegroomError(f"--limit {args.limit} leaves nothing to show", "give 1 or more")
+    journal = open_journal(args.journal)
+    found = journal.incidents(since_s, _server(args.server), args.limit, args.open_only) if journal else ()
+    if args.json:
+        keep = ("id", "server", "kind", "title", "opened_s", "closed_s", "outcome", "detail")
+        print_json({"incidents": [{name: value for name, value in incident_json(one).items() if name in keep}
+                                  for one in found]})  # fmt: skip
+    else:
+        sys.stdout.write(incidents_text(found, now_s, style_of(sys.stdout)))
+    return OK
+
+
+def _server(address: str | None) -> str | None:
+    if address is None:
+        return None
+    from legroom.live.address import endpoint
+
+    return endpoint(address).server
+
+
+def seconds_ago(text: str) -> float:
+    """`90min`, `12h`, `2d`."""
+    found = _AGO.fullmatch(text.strip().lower())
+    if not found:
+        raise LegroomError(f"--since {text!r} is not a time", "write it like 90min, 12h, 2d or 1w")
+    return float(found[1]) * _UNITS_S[found[2]]

@@ -1,0 +1,278 @@
+"""`legroom watch`: servers as they serve, on a page, at a look, as a stream, or by a sidecar that stays."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from legroom.cli.output import note, print_json
+from legroom.errors import ANSWER_IS_NO, OK, UNREACHABLE, LegroomError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from legroom.holding.sidecar_config import SidecarConfig
+    from legroom.holding.watch import WatchSession
+    from legroom.live.journal import Journal
+    from legroom.live.view import ServerView
+
+_DESCRIPTION = """\
+Watch serving vLLMs: KV use, running and waiting, preemptions, prefix cache, tokens, latency, GPU memory of a server on
+this machine; a state and a sentence for each, a forecast, and incidents. On a terminal a live page; elsewhere, or with
+--once, one look and an exit code. --daemon runs the sidecar, which tells others and, if told to, acts."""
+
+_EPILOG = """\
+examples:
+  legroom watch http://gpu1:8000 http://gpu2:8000
+  legroom watch localhost:8000 --once
+  legroom watch localhost:8000 --json --interval 2 | jq .kv_use
+  legroom watch localhost:8000 --record monday.jsonl.zst
+  legroom watch --replay monday.jsonl.zst
+  legroom watch --prometheus http://prometheus:9090
+  legroom watch --daemon --config watch.toml
+  legroom watch --daemon --config watch.toml --rehearse monday.jsonl.zst
+
+exit codes: 0 healthy, 1 an incident, 2 the call is wrong, 3 a server (or what lists them) is unreachable
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Describe the command's options."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "watch",
+        usage="legroom watch URL ... [options]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("urls", nargs="*", metavar="URL", help="servers, such as http://127.0.0.1:8000")
+    where = parser.add_argument_group("other places to find servers")
+    where.add_argument("--prometheus", metavar="URL", help="every vLLM that this Prometheus scrapes")
+    where.add_argument("--match", metavar="LABELS", default="", help='of those, only these: job="vllm"')
+    where.add_argument("--kubernetes", metavar="SELECTOR", help="pods with these labels, such as app=vllm")
+    where.add_argument("--namespace", metavar="NAME", help="of the pods (default: all)")
+    where.add_argument("--replay", metavar="FILE", help="what --record wrote, fast-forward")
+    how = parser.add_argument_group("how to look")
+    how.add_argument("--interval", type=float, metavar="S", help="seconds between looks (default: 5)")
+    how.add_argument("--once", action="store_true", help="one look and an exit code")
+    how.add_argument(
+        "--plan", metavar="FILE", help="what legroom plan --json printed: drift is seen, flags are computed"
+    )
+    how.add_argument("--record", metavar="FILE", help="write what is seen, for --replay (.gz and .zst are compressed)")
+    how.add_argument("--token-file", metavar="FILE", help="a bearer token for the servers (or $LEGROOM_TOKEN)")
+    how.add_argument("--insecure", action="store_true", help="take any TLS certificate")
+    how.add_argument("--ca-file", metavar="FILE", help="certificates of your own authority")
+    how.add_argument("--json", action="store_true", help="one JSON object a look, on stdout")
+    sidecar = parser.add_argument_group("the sidecar")
+    sidecar.add_argument("--daemon", action="store_true", help="stay, tell others, serve /metrics and /incidents")
+    sidecar.add_argument("--config", metavar="FILE", help="watch.toml")
+    sidecar.add_argument(
+        "--act", action="append", default=[], metavar="NAME", help="turn an action on (may be repeated)"
+    )
+    sidecar.add_argument("--rehearse", metavar="FILE", help="what it would have done with a recording or a journal")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Choose the surface and hand over."""
+    if args.rehearse:
+        return _rehearse(args)
+    if args.daemon:
+        from legroom.holding.sidecar import run_sidecar
+
+        return run_sidecar(_config(args))
+    if args.act:
+        raise LegroomError("--act is for the sidecar", "say --daemon: a page watches and never acts")
+    if args.replay:
+        return _replay(args)
+    config = _config(args)
+    has_terminal = sys.stdout.isatty() and sys.stdin.isatty()
+    if args.once or not (has_terminal or args.json):
+        return _once(args, config)
+    return _stream(args, config) if args.json else _page(args, config)
+
+
+def _once(args: argparse.Namespace, config: SidecarConfig) -> int:
+    from legroom.holding.watch import look_once
+
+    session = _session(args, None)
+    look_once(config, session, min(1.0, config.interval_s))
+    session.close()
+    views = list(session.views.values())
+    if not views:
+        raise LegroomError("no server was found", "is the selector right?", UNREACHABLE)
+    _show(views, args.json)
+    return _code(views)
+
+
+def _show(views: Sequence[ServerView], as_json: bool) -> None:
+    if as_json:
+        print_json({"servers": [view.to_json() for view in views]})
+        return
+    from legroom.render.terminal import style_of
+    from legroom.render.watch_text import look_text
+
+    sys.stdout.write(look_text(views, style_of(sys.stdout)))
+
+
+def _code(views: Sequence[ServerView]) -> int:
+    """An incident of a server that answers counts first; then that one does not answer."""
+    if any(view.has_incident and view.state != "unreachable" for view in views):
+        return ANSWER_IS_NO
+    return UNREACHABLE if any(view.state == "unreachable" for view in views) else OK
+
+
+def _stream(args: argparse.Namespace, config: SidecarConfig) -> int:
+    import asyncio
+
+    from legroom.holding.watch import stream
+
+    session = _session(args, _journal())
+
+    def show(view: ServerView) -> None:
+        sys.stdout.write(json.dumps(view.to_json(), ensure_ascii=False) + "\n")
+        sys.stdout.flush()
+
+    try:
+        asyncio.run(stream(config, session, show))
+    finally:
+        session.close()
+    return OK
+
+
+def _page(args: argparse.Namespace, config: SidecarConfig) -> int:
+    try:
+        from legroom.cli.watch_page import WatchPage
+    except ModuleNotFoundError as error:
+        if error.name and error.name.startswith("textual"):
+            raise LegroomError(
+                "the live page needs Textual", "pip install 'legroom[watch]', or use --once or --json"
+            ) from None
+        raise
+    session = _session(args, _journal())
+    page = WatchPage(session, config)
+    page.run()
+    session.close()
+    if page.problem:
+        raise page.problem
+    return _code(list(session.views.values()))
+
+
+def _replay(args: argparse.Namespace) -> int:
+    """A recording at full speed: every change as a line, then how it ended; or every look as JSON."""
+    from legroom.holding.watch import replayed
+    from legroom.render.incident_text import when
+
+    session = _session(args, None)
+    opened = 0
+    for view in replayed(Path(args.replay), session):
+        if args.json:
+            sys.stdout.write(json.dumps(view.to_json(), ensure_ascii=False) + "\n")
+        while session.changes:
+            change = session.changes.pop()
+            opened += not change.is_over
+            if not args.json:
+                finding = change.incident.finding
+                said = "over" if change.is_over else finding.reason if finding else ""
+                print(f"{when(change.time_s)}  {change.incident.server}  {change.incident.title}: {said}")
+    if not args.json:
+        print(f"\n{session.looks:,} looks, {opened} incident{'s' if opened != 1 else ''}\n")
+        _show(list(session.views.values()), False)
+    return ANSWER_IS_NO if opened else OK
+
+
+def _rehearse(args: argparse.Namespace) -> int:
+    from legroom.holding.rehearse import rehearse
+    from legroom.render.incident_text import when
+
+    found = rehearse(Path(args.rehearse), _config(args))
+    if args.json:
+        print_json(found.to_json())
+        return OK
+    for event in found.events:
+        print(f"{when(event.time_s)}  {event.server}  {event.text}")
+    print(f"\n{found.looks:,} looks at {found.servers} servers; {len(found.actions)} actions would have been taken")
+    return OK
+
+
+def _session(args: argparse.Namespace, journal: Journal | None) -> WatchSession:
+    from legroom.holding.watch import WatchSession
+
+    recorder = None
+    if args.record:
+        from legroom.live.recording import Recorder
+
+        recorder = Recorder(Path(args.record))
+    plans = {"": _plan(args.plan)} if args.plan else {}
+    return WatchSession(plans=plans, journal=journal, recorder=recorder, say=note)
+
+
+def _plan(path: str) -> dict[str, Any]:
+    try:
+        found = json.loads(Path(path).read_text("utf-8"))
+    except OSError as error:
+        raise LegroomError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or "kv" not in found:
+        raise LegroomError(f"{path} is not a plan", "write it with legroom plan ... --json > FILE")
+    return found
+
+
+def _journal() -> Journal | None:
+    from legroom.live.journal import Journal, JournalUnavailable
+
+    try:
+        return Journal.open()
+    except JournalUnavailable as error:
+        note(f"{error.message}: watching without it")
+        return None
+
+
+def _config(args: argparse.Namespace) -> SidecarConfig:
+    """Where to look, from watch.toml, addresses or both."""
+    from legroom.holding.sidecar_config import (
+        KubernetesConfig,
+        PrometheusConfig,
+        ServerConfig,
+        read_config,
+        simple_config,
+        with_act,
+    )  # fmt: skip
+    from legroom.live.address import endpoint
+
+    token = _token(args)
+    config = with_act(read_config(Path(args.config)), args.act) if args.config else simple_config([], args.act)
+    known = {server.name for server in config.servers}
+    given = [
+        endpoint(url, token, verify_tls=not args.insecure, ca_file=args.ca_file) for url in dict.fromkeys(args.urls)
+    ]
+    more = tuple(ServerConfig(place, "default") for place in given if place.server not in known)
+    config = replace(config, servers=(*config.servers, *more))
+    if args.prometheus:
+        place = PrometheusConfig(args.prometheus, token, args.match, not args.insecure, args.ca_file)
+        config = replace(config, prometheus=place)
+    if args.kubernetes:
+        config = replace(config, kubernetes=KubernetesConfig(args.kubernetes, args.namespace))
+    if args.interval is not None:
+        if not 0.1 <= args.interval <= 3600:
+            raise LegroomError(f"--interval {args.interval:g} is not between 0.1 and 3600 seconds")
+        config = replace(config, interval_s=args.interval)
+    if not (config.servers or config.prometheus or config.kubernetes or args.rehearse):
+        raise LegroomError("which server?", "legroom watch http://host:8000, or --prometheus, --kubernetes, --config")
+    return config
+
+
+def _token(args: argparse.Namespace) -> str | None:
+    if args.token_file:
+        try:
+            return Path(args.token_file).read_text("utf-8").strip()
+        except OSError as error:
+            raise LegroomError(f"cannot read {args.token_file}: {error.strerror}") from None
+    return os.environ.get("LEGROOM_TOKEN") or None

@@ -1,0 +1,197 @@
+"""The live page of `legroom watch`: servers on top, the chosen one with its curves, incidents below."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.widgets import DataTable, Footer, Static
+
+from legroom.errors import LegroomError
+from legroom.holding.watch import stream
+from legroom.render.incident_text import duration
+from legroom.render.terminal import Style
+from legroom.render.text import columns, wrap
+from legroom.render.watch_text import COLOURS, curve, figures, mark, two_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from legroom.holding.sidecar_config import SidecarConfig
+    from legroom.holding.watch import IncidentChange, Moment, WatchSession
+    from legroom.live.view import ServerView
+
+_REDRAWN_S = 0.5
+_NARROW = 90
+_OTHER_COLUMNS = 58
+"""What the columns beside the server and its sentence take, with the space between them."""
+_COLUMNS = ("state", "server", "KV", "running", "waiting", "tokens/s", "what")
+
+
+class WatchPage(App[None]):
+    """Redraws twice a second from the session that the looks feed."""
+
+    TITLE = "legroom watch"
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    #head { height: 1; padding: 0 1; }
+    #servers { height: auto; max-height: 40%; margin: 0 0 1 0; }
+    #one { height: 1fr; padding: 0 1; }
+    #incidents { height: auto; max-height: 30%; padding: 0 1; border-top: solid $surface-lighten-2; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", "quit"),
+        Binding("p", "pause", "pause"),
+        Binding("down,j", "next", "next server", show=False),
+        Binding("up,k", "previous", "previous server", show=False),
+    ]
+
+    def __init__(self, session: WatchSession, config: SidecarConfig) -> None:
+        super().__init__()
+        self.session, self.config = session, config
+        self.problem: LegroomError | None = None
+        self.chosen = ""
+        self.paused = False
+
+    def compose(self) -> ComposeResult:
+        """The parts of the page."""
+        yield Static(id="head")
+        yield DataTable(id="servers", cursor_type="row", zebra_stripes=False)
+        with VerticalScroll(id="one"):
+            yield Static(id="detail")
+        yield Static(id="incidents")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Begin looking."""
+        table = self.query_one("#servers", DataTable)
+        for name in _COLUMNS:
+            table.add_column(name, key=name)
+        self.run_worker(self._watch(), exclusive=True)
+        self.set_interval(_REDRAWN_S, self.redraw)
+        self.redraw()
+
+    async def _watch(self) -> None:
+        self.session.say = lambda text: self.notify(text, timeout=10)
+        try:
+            await stream(self.config, self.session, lambda view: None)
+        except LegroomError as error:
+            self.problem = error
+            self.exit()
+
+    def redraw(self) -> None:
+        """Everything again from what is known."""
+        if self.paused:
+            return
+        views = sorted(self.session.views.values(), key=lambda view: view.server)
+        if views and self.chosen not in self.session.views:
+            self.chosen = views[0].server
+        self.query_one("#head", Static).update(self._head(views))
+        self._fill(views)
+        width = max(60, self.size.width - 4)
+        self.query_one("#detail", Static).update(Text.from_ansi(self._detail(width)))
+        self.query_one("#incidents", Static).update(Text.from_ansi(incidents_panel(list(self.session.changes), width)))
+
+    def _head(self, views: Sequence[ServerView]) -> Text:
+        counts = {state: sum(view.state == state for view in views) for state in COLOURS}
+        said = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "looking ..."
+        return Text.from_ansi(f"\x1b[1mlegroom watch\x1b[0m  {time.strftime('%H:%M:%S')}  {said}")
+
+    def _fill(self, views: Sequence[ServerView]) -> None:
+        table = self.query_one("#servers", DataTable)
+        known = {str(key.value) for key in table.rows}
+        server_width = max((len(view.server) for view in views), default=0)
+        room = max(20, self.size.width - server_width - _OTHER_COLUMNS)
+        for view in views:
+            cells = _cells(view, room)
+            if view.server not in known:
+                table.add_row(*cells, key=view.server)
+                continue
+            for name, cell in zip(_COLUMNS, cells, strict=True):
+                table.update_cell(view.server, name, cell, update_width=True)
+
+    def _detail(self, width: int) -> str:
+        view = self.session.views.get(self.chosen)
+        if view is None:
+            return "Waiting for the first look."
+        return detail_panel(view, list(self.session.history.get(self.chosen, ())), width)
+
+    def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
+        """The row under the cursor is the server that is shown."""
+        if event.row_key.value:
+            self.chosen = str(event.row_key.value)
+            self.redraw()
+
+    def action_pause(self) -> None:
+        """Keep the page as it is; looking goes on."""
+        self.paused = not self.paused
+        self.notify("paused: looks go on, the page stands still" if self.paused else "going on")
+
+    def action_next(self) -> None:
+        """One server down."""
+        self.query_one("#servers", DataTable).action_cursor_down()
+
+    def action_previous(self) -> None:
+        """One server up."""
+        self.query_one("#servers", DataTable).action_cursor_up()
+
+
+def _cells(view: ServerView, room: int) -> tuple[Text, ...]:
+    style = Style(colour=True)
+    share = "" if view.kv_use is None else f"{view.kv_use:.0%}"
+    running = "" if view.running is None else f"{view.running:,.0f}"
+    waiting = "" if view.waiting is None else f"{view.waiting:,.0f}"
+    tokens = "" if view.generation_tokens_per_s is None else f"{view.generation_tokens_per_s:,.0f}"
+    server = view.server.removeprefix("http://")
+    words = (mark(view.state, style), server, share, running, waiting, tokens, shortened(view.sentence, room))
+    return tuple(Text.from_ansi(word) for word in words)
+
+
+def shortened(text: str, width: int) -> str:
+    """The text, or its beginning with dots."""
+    return text if len(text) <= width else text[: width - 1].rstrip() + "…"
+
+
+def detail_panel(view: ServerView, history: Sequence[Moment], width: int) -> str:
+    """One server: its sentence, its figures and its curves."""
+    style = Style(width=width, colour=True)
+    named = shortened(f"{view.server}  {', '.join(view.models)}", width - 16)
+    lines = [f"{mark(view.state, style)}  {style.paint(named, 'bold')}"]
+    lines += [style.paint(line, COLOURS[view.state]) for line in wrap(view.sentence, width)]
+    shown = figures(view)
+    narrow = width < _NARROW
+    lines += ["", *(columns([(style.paint(name, "grey"), text) for name, text in shown], "<<") if narrow
+                    else two_columns(shown, style)), ""]  # fmt: skip
+    kv = [one.kv_use or 0.0 for one in history]
+    lines += curve(("KV use", "100%"), kv, 1.0, (width, 4), style, "blue", growing=True)
+    for name, values, colour in (
+        ("running", [one.running for one in history], "green"),
+        ("waiting", [one.waiting for one in history], "orange"),
+        ("tokens/s", [one.generation_tokens_per_s for one in history], "purple"),
+    ):
+        top = max(1.0, *values) if values else 1.0
+        lines += curve((name, f"{top:,.0f}"), values, top, (width, 2), style, colour, growing=True)
+    return "\n".join(lines)
+
+
+def incidents_panel(changes: Sequence[IncidentChange], width: int) -> str:
+    """What began and ended while the page was open, the newest first."""
+    style = Style(width=width, colour=True)
+    lines = [style.paint("incidents", "bold")]
+    for change in changes[:8]:
+        clock = time.strftime("%H:%M:%S", time.localtime(change.time_s))
+        number = f"#{change.id} " if change.id is not None else ""
+        finding = change.incident.finding
+        lasted = duration(max(0.0, change.time_s - change.incident.opened_s))
+        said = f"over after {lasted}" if change.is_over else finding.reason if finding else ""
+        colour = "green" if change.is_over else "red" if change.incident.severity == "critical" else "orange"
+        text = f"{clock}  {number}{change.incident.server.removeprefix('http://')}  {change.incident.title}: {said}"
+        lines.append(style.paint(shortened(text, width), colour))
+    return "\n".join(lines if changes else [*lines, style.paint("none so far", "grey")])
+
+
+__all__ = ["WatchPage", "detail_panel", "incidents_panel"]

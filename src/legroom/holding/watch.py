@@ -1,0 +1,315 @@
+"""Watching servers for a person: looks in, views out, incidents into the journal on the way.
+
+The sidecar does the same for nobody in particular, and acts; this never does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import LegroomError
+from legroom.holding.sidecar_incidents import IncidentKeeper, OpenIncident
+from legroom.live.detectors import Condition, Detector, Finding, Watcher
+from legroom.live.local_memory import LocalMemory
+from legroom.live.sample import Failure, Look, Sample
+from legroom.live.thresholds import DEFAULT, Thresholds
+from legroom.live.view import ServerView, view
+from legroom.records import dataclass
+
+if TYPE_CHECKING:
+    from legroom.holding.sidecar_config import SidecarConfig
+    from legroom.live.journal import Journal
+    from legroom.live.recording import Recorder
+
+MOST_HISTORY = 720
+"""An hour at five seconds: what the curves of a page show at most."""
+ONCE_LOOKS, ONCE_GAP_S = 3, 1.0
+"""A single look shows levels; rates and a standstill need a few."""
+_AT_ONCE = frozenset({"pool_pressure", "preemption_thrash", "queue_backlog", "plan_drift"})
+"""Detectors whose condition means something at a single look. A standstill of two seconds does not: steps take that."""
+_SAMPLES_EVERY_S = 10.0
+_DISCOVERY_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What a curve needs of one look."""
+
+    time_s: float
+    kv_use: float | None = None
+    running: float = 0.0
+    waiting: float = 0.0
+    generation_tokens_per_s: float = 0.0
+    preemptions_per_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class IncidentChange:
+    """An incident that began or ended with a look."""
+
+    incident: OpenIncident
+    is_over: bool
+    time_s: float
+    id: int | None = None
+    """Its number in the journal."""
+
+
+class WatchSession:
+    """Everything a watching surface knows. Feed it looks; read views, history and incidents."""
+
+    def __init__(
+        self,
+        levels: Thresholds = DEFAULT,
+        plans: Mapping[str, Mapping[str, Any]] | None = None,
+        journal: Journal | None = None,
+        recorder: Recorder | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        self.levels = levels
+        self.views: dict[str, ServerView] = {}
+        self.history: dict[str, deque[Moment]] = {}
+        self.changes: deque[IncidentChange] = deque(maxlen=200)
+        self.looks = 0
+        self._plans, self._journal, self._recorder = dict(plans or {}), journal, recorder
+        self.say = say or (lambda text: None)
+        self._watchers: dict[str, Watcher] = {}
+        self._keeper = IncidentKeeper()
+        self._ids: dict[str, int] = {}
+        self._memory = LocalMemory()
+        self._samples: list[Sample] = []
+        self._written_s = 0.0
+
+    def take(self, look: Look) -> ServerView:
+        """One look at one server."""
+        look = self._memory.added(look)
+        self.looks += 1
+        if self._recorder is not None:
+            self._recorder.add(look)
+        watcher = self._watchers.get(look.server)
+        if watcher is None:
+            plan = self._plans.get(look.server, self._plans.get(""))
+            watcher = self._watchers[look.server] = Watcher(look.server, self.levels, plan)
+        findings = watcher.take(look)
+        now = self.views[look.server] = view(watcher, self.levels)
+        self._remember(look, now, watcher)
+        changed = self._keeper.update(look.server, "", findings)
+        for incident in changed.opened:
+            self.changes.appendleft(IncidentChange(incident, False, look.time_s, self._opened(incident, watcher)))
+        for incident in changed.closed:
+            self._end(incident, "over", look.time_s)
+        if isinstance(look, Sample) and self._journal is not None:
+            self._samples.append(look)
+            self._write_samples(look.time_s)
+        return now
+
+    def _remember(self, look: Look, now: ServerView, watcher: Watcher) -> None:
+        kept = self.history.setdefault(look.server, deque(maxlen=MOST_HISTORY))
+        if isinstance(look, Failure):
+            kept.append(Moment(look.time_s))
+            return
+        steps = watcher.window.steps
+        step = steps[-1] if steps else None
+        grown = {name: (step.total(name) or 0.0) / step.seconds if step else 0.0 for name in
+                 ("generation_tokens", "preemptions")}  # fmt: skip
+        kept.append(Moment(look.time_s, now.kv_use, now.running or 0.0, now.waiting or 0.0,
+                           grown["generation_tokens"], grown["preemptions"]))  # fmt: skip
+
+    def judge_now(self, server: str) -> ServerView:
+        """The view with what is wrong at this very look, for those who do not stay to see whether it lasts."""
+        watcher, now = self._watchers[server], self.views[server]
+        known = {finding.kind for finding in now.findings}
+        found = [
+            _at_once(detector, watcher, seen, now.time_s)
+            for detector in watcher.detectors
+            if detector.kind in _AT_ONCE and detector.kind not in known
+            and (seen := detector.measure(watcher.window, now.time_s)) is not None and seen.is_bad
+        ]  # fmt: skip
+        if found and now.state != "unreachable":
+            watcher.findings = (*now.findings, *found)
+            self.views[server] = view(watcher, self.levels)
+        return self.views[server]
+
+    @property
+    def open_incidents(self) -> tuple[OpenIncident, ...]:
+        """Those that last, the oldest first."""
+        return self._keeper.all()
+
+    def close(self) -> None:
+        """The end of watching: what was open is no longer known to be."""
+        for incident in self._keeper.all():
+            self._end(incident, "lasted when watching ended", time.time())
+        self._flush()
+        if self._recorder is not None:
+            self._recorder.close()
+
+    # The journal: a courtesy here, never in the way of watching.
+
+    def _opened(self, incident: OpenIncident, watcher: Watcher) -> int | None:
+        finding, journal = incident.finding, self._journal
+        if journal is None or finding is None:
+            return None
+        try:
+            known = journal.incidents(server=incident.server, open_only=True)
+            if any(one.kind == incident.kind for one in known):
+                return None  # a sidecar keeps it already
+            detail = incident.detail() | {"by": "watch"}
+            made = journal.open_incident(
+                incident.server, incident.kind, incident.title, detail, incident.opened_s, incident.key
+            )
+            journal.note(made, finding.reason, time_s=finding.time_s)
+            self._ids[incident.key] = made
+            self._answer(made, incident, watcher)
+        except Exception as error:
+            self._give_up(error)
+            return None
+        return made
+
+    def _answer(self, made: int, incident: OpenIncident, watcher: Watcher) -> None:
+        from legroom.live.answers import answers  # noqa: PLC0415 - planning is only needed once something is wrong
+
+        assert incident.finding is not None and self._journal is not None
+        plan = self._plans.get(incident.server, self._plans.get(""))
+        found = answers(incident.finding, watcher.window, plan)
+        text = "what helps: " + "; ".join(one.why for one in found)
+        self._journal.note(made, text, {"answers": [one.to_json() for one in found]}, incident.finding.time_s)
+
+    def _end(self, incident: OpenIncident, outcome: str, time_s: float) -> None:
+        made = self._ids.pop(incident.key, None)
+        self.changes.appendleft(IncidentChange(incident, True, time_s, made))
+        if made is not None and self._journal is not None:
+            try:
+                self._journal.close_incident(made, outcome, time_s)
+            except Exception as error:
+                self._give_up(error)
+
+    def _write_samples(self, now_s: float) -> None:
+        if now_s - self._written_s >= _SAMPLES_EVERY_S:
+            self._written_s = now_s
+            self._flush()
+
+    def _flush(self) -> None:
+        samples, self._samples = self._samples, []
+        if samples and self._journal is not None:
+            try:
+                self._journal.add_samples(samples)
+            except Exception as error:
+                self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        from legroom.live.journal import JournalUnavailable  # noqa: PLC0415
+
+        if not isinstance(error, JournalUnavailable):
+            raise error
+        self.say(f"{error.message}: watching without it")
+        self._journal = None
+
+
+def _at_once(detector: Detector, watcher: Watcher, seen: Condition, now_s: float) -> Finding:
+    return Finding(
+        detector.kind, watcher.window.server, seen.severity or detector.severity, detector.title, seen.reason, now_s,
+        now_s, seen.numbers, seen.engine, detector.cause, detector.entry, detector.situation,
+    )  # fmt: skip
+
+
+def look_once(config: SidecarConfig, session: WatchSession, gap_s: float = ONCE_GAP_S) -> None:
+    """A few looks at each server, close together; then the detectors that need no patience are asked."""
+    asyncio.run(_looks(config, session, gap_s))
+    for server in session.views:
+        session.judge_now(server)
+
+
+async def _looks(config: SidecarConfig, session: WatchSession, gap_s: float) -> None:
+    if config.prometheus is not None or config.kubernetes is not None:
+        await _until_seen(replace(config, interval_s=gap_s), session, gap_s)
+        return
+    from legroom.live.scrape import look, open_session  # noqa: PLC0415 - slow to import
+
+    async with open_session() as connections:
+        for number in range(ONCE_LOOKS):
+            await asyncio.sleep(gap_s if number else 0)
+            seen = await asyncio.gather(*(look(connections, server.endpoint) for server in config.servers))
+            for one in seen:
+                session.take(one)
+
+
+async def _until_seen(config: SidecarConfig, session: WatchSession, gap_s: float) -> None:
+    """Servers that others list are found while looking: a few rounds after the first was seen are enough."""
+    watching = asyncio.create_task(stream(config, session, lambda now: None))
+    until = time.monotonic() + _DISCOVERY_S
+    while not session.views and not watching.done() and time.monotonic() < until:
+        await asyncio.sleep(0.05)
+    await asyncio.wait([watching], timeout=ONCE_LOOKS * gap_s)
+    if watching.done():
+        watching.result()
+    watching.cancel()
+    with suppress(asyncio.CancelledError):
+        await watching
+
+
+async def stream(config: SidecarConfig, session: WatchSession, show: Callable[[ServerView], None]) -> None:
+    """A view after every look, for ever."""
+    from legroom.holding.sidecar_sources import source_of  # noqa: PLC0415 - slow to import
+
+    try:
+        await source_of(config, session.say)(lambda look: show(session.take(look)))
+    except BaseExceptionGroup as group:
+        # Several sources are watched side by side: what ends one of them ends all, and is what is told.
+        told = _leaf(group.subgroup((LegroomError, BrokenPipeError)))
+        raise (told or group) from None
+
+
+def _leaf(group: BaseException | None) -> BaseException | None:
+    while isinstance(group, BaseExceptionGroup):
+        group = group.exceptions[0]
+    return group
+
+
+def replayed(path: Path, session: WatchSession) -> Iterator[ServerView]:
+    """A recording through the same eyes, as fast as it can be read."""
+    from legroom.live.recording import replay  # noqa: PLC0415
+
+    for look in replay(path):
+        yield session.take(look)
+
+
+def watching(config: SidecarConfig, session: WatchSession) -> Iterator[ServerView]:
+    """A view after every look, for code without an event loop, or inside one. Close the iterator to stop looking."""
+    seen: queue.Queue[ServerView | BaseException] = queue.Queue(4096)
+    stop = threading.Event()
+
+    async def look() -> None:
+        task = asyncio.create_task(stream(config, session, seen.put))
+        while not stop.is_set() and not task.done():
+            await asyncio.wait([task], timeout=0.05)
+        task.cancel()
+        await task
+
+    def run() -> None:
+        try:
+            asyncio.run(look())
+        except asyncio.CancelledError:
+            return
+        except BaseException as error:
+            seen.put(error)
+
+    thread = threading.Thread(target=run, name="legroom watch", daemon=True)
+    thread.start()
+    try:
+        while True:
+            found = seen.get()
+            if isinstance(found, BaseException):
+                raise found
+            yield found
+    finally:
+        stop.set()
+        thread.join(10)
+        session.close()

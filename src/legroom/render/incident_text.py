@@ -1,0 +1,255 @@
+"""Incidents for people: the list, and the story of one with its curves."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from legroom.live.journal import Incident, Point
+from legroom.render.chart import svg_area
+from legroom.render.svg import Svg
+from legroom.render.terminal import Style
+from legroom.render.text import columns, wrap
+from legroom.render.watch_text import curve
+
+Series = tuple[str, str, int, list[float], float, str]
+"""Name, colour, lines high, values, the value at the top, and how that is written."""
+
+
+def when(time_s: float) -> str:
+    """In the reader's own time zone."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_s))
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `12 min`, `3.5 h`, `2.0 days`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 2 * 86400 else f"{seconds / 86400:.1f} days"
+
+
+def incidents_text(incidents: Sequence[Incident], now_s: float, style: Style) -> str:
+    """A line each, the newest first."""
+    if not incidents:
+        return "No incidents.\n"
+    rows = [("", "began", "lasted", "server", "what")]
+    for one in incidents:
+        is_open = one.closed_s is None
+        lasted = duration((now_s if one.closed_s is None else one.closed_s) - one.opened_s)
+        rows.append((
+            str(one.id), when(one.opened_s), style.paint(f"{lasted}, lasts", "red") if is_open else lasted,
+            one.server.removeprefix("http://"), one.title,
+        ))  # fmt: skip
+    return "\n".join(columns(rows, "><<<<")) + "\n"
+
+
+def incident_text(incident: Incident, points: Sequence[Point], now_s: float, style: Style) -> str:
+    """What was seen, what was diagnosed, what was done, what is recommended."""
+    lines = [style.paint(headline(incident), "bold"), *_when(incident, now_s), ""]
+    lines += list(_seen(incident, points, style))
+    for title, paragraphs in (
+        ("What was diagnosed", _diagnosed(incident)),
+        ("What was done", _done(incident)),
+        ("What is recommended", _recommended(incident)),
+    ):
+        lines += ["", style.paint(title, "bold")]
+        for text in paragraphs:
+            is_command = text.startswith("$ ")
+            lines += [f"  {style.paint(text, 'bold')}"] if is_command else wrap(text, style.width, "  ")
+    return "\n".join(lines) + "\n"
+
+
+def headline(incident: Incident) -> str:
+    """`Incident 17: The pool is too small for what comes`."""
+    return f"Incident {incident.id}: {incident.title}"
+
+
+def _when(incident: Incident, now_s: float) -> list[str]:
+    if incident.closed_s is None:
+        end = f"and lasts, for {duration(now_s - incident.opened_s)} by now"
+    else:
+        end = f"lasted {duration(incident.closed_s - incident.opened_s)}: {incident.outcome or 'over'}"
+    return [incident.server, f"began {when(incident.opened_s)}, {end}"]
+
+
+def _seen(incident: Incident, points: Sequence[Point], style: Style) -> Iterator[str]:
+    yield style.paint("What was seen", "bold")
+    reason = _finding(incident).get("reason")
+    if reason:
+        yield from wrap(str(reason), style.width, "  ")
+    if len(points) < 2:
+        yield "  No samples are kept of that time."
+    else:
+        yield ""
+        for name, colour, height, values, top, scale in series(points):
+            yield from curve((name, scale), values, top, (style.width, height), style, colour)
+        yield f"{'':<12}{_axis(points, incident, style.width - 22)}"
+    numbers = _finding(incident).get("numbers") or {}
+    if numbers:
+        yield ""
+        yield from (
+            f"  {line}" for line in columns([(_words(name), f"{value:,.4g}") for name, value in numbers.items()], "<<")
+        )
+
+
+def _axis(points: Sequence[Point], incident: Incident, width: int) -> str:
+    first, last = points[0].time_s, points[-1].time_s
+    at = round((incident.opened_s - first) / max(1e-9, last - first) * (width - 1))
+    line = [" "] * width
+    line[max(0, min(width - 1, at))] = "^"
+    return "".join(line) + " began"
+
+
+def series(points: Sequence[Point]) -> list[Series]:
+    """The curves: the worst of each moment, so that no peak is lost."""
+
+    def worst(name: str) -> list[float]:
+        return [(point.gauge_range(name) or (0.0, 0.0))[1] for point in points]
+
+    running, waiting = worst("running"), worst("waiting")
+    preempted = [max(0.0, point.growth_of("preemptions") or 0.0) for point in points]
+    curves: list[Series] = [("KV use", "blue", 4, worst("kv_use"), 1.0, "100%")]
+    for name, colour, values in (
+        ("running", "green", running),
+        ("waiting", "orange", waiting),
+        ("preempted", "red", preempted),
+    ):
+        top = max(1.0, *values)
+        curves.append((name, colour, 2, values, top, f"{top:,.0f}"))
+    return curves
+
+
+def _finding(incident: Incident) -> Mapping[str, Any]:
+    found = incident.detail.get("finding")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _diagnosed(incident: Incident) -> Iterator[str]:
+    finding = _finding(incident)
+    entry, cause = finding.get("entry"), finding.get("cause")
+    said = False
+    for note in incident.notes:
+        if note.text and note.text != finding.get("reason") and "answers" not in note.detail:
+            said = True
+            yield f"{when(note.time_s)}  {note.text}"
+    if entry or cause:
+        said = True
+        yield f"cause {cause or 'unknown'}" + (f"; the long story: legroom explain {entry}" if entry else "")
+    if not said:
+        yield "Nothing beyond what was seen."
+
+
+def _done(incident: Incident) -> Iterator[str]:
+    for action in incident.actions:
+        end = (
+            f", {action.state} after {duration(action.finished_s - action.begun_s)}"
+            if action.finished_s
+            else f": {action.state}"
+        )
+        yield f"{when(action.begun_s)}  {action.name}{end}"
+        for stage in action.stages:
+            yield f"{when(stage.time_s)}    {stage.name}"
+    if not incident.actions:
+        yield "Nothing: legroom only told."
+
+
+def _recommended(incident: Incident) -> Iterator[str]:
+    found = recommendations(incident)
+    for answer in found:
+        yield str(answer.get("why", ""))
+        if flags := answer.get("flags"):
+            yield "flags: " + " ".join(f"{name}={value}" for name, value in flags.items())
+        if answer.get("command"):
+            yield "$ " + shlex.join(str(word) for word in answer["command"])
+        for step in answer.get("steps") or ():
+            yield f"- {step}"
+        if answer.get("trades"):
+            yield f"it costs: {answer['trades']}"
+    if not found:
+        yield "Nothing was computed for it."
+
+
+def recommendations(incident: Incident) -> list[Mapping[str, Any]]:
+    """Every answer and fix that was computed while it lasted, without repetition."""
+    found: list[Mapping[str, Any]] = []
+    for detail in (incident.detail, *(note.detail for note in incident.notes)):
+        for key in ("answers", "fixes"):
+            for answer in detail.get(key) or ():
+                if isinstance(answer, Mapping) and answer not in found:
+                    found.append(answer)
+        flags = detail.get("flags")
+        if isinstance(flags, Mapping) and flags:
+            line = detail.get("command")
+            why = str(detail.get("why", "the flags that were applied"))
+            found.append({"why": why, "flags": flags, "command": line if isinstance(line, list) else None})
+    return found
+
+
+def incident_json(incident: Incident, points: Sequence[Point] = ()) -> dict[str, Any]:
+    """The document that `legroom incident --json` prints."""
+    return {
+        "id": incident.id, "server": incident.server, "kind": incident.kind, "title": incident.title,
+        "opened_s": incident.opened_s, "closed_s": incident.closed_s, "outcome": incident.outcome,
+        "detail": dict(incident.detail),
+        "notes": [{"time_s": note.time_s, "text": note.text, "detail": dict(note.detail)} for note in incident.notes],
+        "actions": [
+            {"id": one.id, "group": one.group, "name": one.name, "state": one.state, "begun_s": one.begun_s,
+             "finished_s": one.finished_s, "detail": dict(one.detail),
+             "stages": [{"time_s": stage.time_s, "name": stage.name} for stage in one.stages]}
+            for one in incident.actions
+        ],
+        "recommended": [dict(answer) for answer in recommendations(incident)],
+        "samples": [
+            {"time_s": point.time_s, "kv_use": point.gauge("kv_use"), "running": point.gauge("running"),
+             "waiting": point.gauge("waiting"), "preemptions": point.growth_of("preemptions")} for point in points
+        ],
+    }  # fmt: skip
+
+
+def incident_svg(incident: Incident, points: Sequence[Point], now_s: float) -> str:
+    """The story as a drawing: the curves with marks where it began, ended and was acted on."""
+    svg = Svg(760, headline(incident))
+    svg.text(24, 34, headline(incident), "ink sans", size=16, bold=True)
+    y = 40.0
+    for line in (*_when(incident, now_s), *wrap(str(_finding(incident).get("reason", "")), 88)):
+        y += 18
+        svg.text(24, y, line, "soft")
+    y += 30
+    if len(points) >= 2:
+        top = y
+        for name, colour, height, values, most, scale in series(points):
+            svg.text(24, y + 12, name, "soft")
+            svg.text(736, y + 12, scale, "soft", anchor="end")
+            svg.box(110, y, 560, 26.0 * height, css="box")
+            svg_area(svg, (110, y, 560, 26.0 * height), values, most, colour)
+            y += 26.0 * height + 12
+        _marks(svg, incident, points, top, y - 12)
+        svg.text(110, y + 6, when(points[0].time_s), "soft", size=11)
+        svg.text(670, y + 6, when(points[-1].time_s), "soft", anchor="end", size=11)
+        y += 16
+    for title, paragraphs in (("What was done", _done(incident)), ("What is recommended", _recommended(incident))):
+        y += 26
+        svg.text(24, y, title, "ink sans", bold=True)
+        for line in (line for text in paragraphs for line in wrap(text, 88, "", "  ")):
+            y += 18
+            svg.text(24, y, line, "ink")
+    return svg.render(y + 24)
+
+
+def _marks(svg: Svg, incident: Incident, points: Sequence[Point], top: float, bottom: float) -> None:
+    first, last = points[0].time_s, points[-1].time_s
+    events = [(incident.opened_s, "began")] + ([(incident.closed_s, "over")] if incident.closed_s is not None else [])
+    events += [(action.begun_s, action.name) for action in incident.actions]
+    for time_s, name in events:
+        if first <= time_s <= last:
+            x = 110 + 560 * (time_s - first) / max(1e-9, last - first)
+            svg.line(x, top - 12, x, bottom, dashed=True)
+            svg.text(x + 3, top - 4, name, "soft", size=11)

@@ -1,0 +1,111 @@
+"""Servers as they stand, for a terminal: a line each, and the page of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from legroom.live.view import ServerView, State
+from legroom.render.chart import area
+from legroom.render.terminal import Style
+from legroom.render.text import columns, wrap
+from legroom.units import human_bytes
+
+COLOURS: dict[State, str] = {
+    "healthy": "green", "idle": "grey", "warning": "orange", "critical": "red", "unreachable": "red",
+}  # fmt: skip
+_MARKS: dict[State, tuple[str, str]] = {
+    "healthy": ("●", "*"), "idle": ("○", "o"), "warning": ("▲", "!"), "critical": ("■", "X"), "unreachable": ("×", "x"),
+}  # fmt: skip
+_MARGIN = 12
+
+
+def mark(state: State, style: Style) -> str:
+    """A sign and the word, in the state's colour."""
+    return style.paint(f"{style.pick(*_MARKS[state])} {state}", COLOURS[state])
+
+
+def look_text(views: Sequence[ServerView], style: Style) -> str:
+    """One look: every server with its state, its sentence and its figures."""
+    lines: list[str] = []
+    for view in views:
+        lines += [f"{mark(view.state, style)}  {style.paint(view.server, 'bold')}" + _models(view)]
+        lines += wrap(view.sentence, style.width, "  ")
+        lines += [f"  {line}" for line in two_columns(figures(view), style)]
+        for finding in view.findings:
+            named = wrap(f"{finding.entry or finding.kind}: {finding.title}", style.width, "  ", "    ")
+            lines += [style.paint(line, "grey") for line in named]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def two_columns(shown: Sequence[tuple[str, str]], style: Style) -> list[str]:
+    """Names and figures, half of them beside the other half."""
+    half = (len(shown) + 1) // 2
+    rows = []
+    for row in range(half):
+        left, right = shown[row], shown[row + half] if row + half < len(shown) else ("", "")
+        rows.append((style.paint(left[0], "grey"), left[1], style.paint(right[0], "grey"), right[1]))
+    return columns(rows, "<<<<")
+
+
+def _models(view: ServerView) -> str:
+    return f"  {', '.join(view.models)}" if view.models else ""
+
+
+def figures(view: ServerView) -> list[tuple[str, str]]:
+    """What is known, with its name."""
+    found = [
+        ("KV use", None if view.kv_use is None else f"{view.kv_use:.1%}" + _blocks(view)),
+        ("running", _count(view.running)),
+        ("waiting", _count(view.waiting)),
+        ("preemptions", None if view.preemptions_per_s is None else f"{view.preemptions_per_s:.2f}/s"),
+        ("prefix hits", None if view.hit_rate is None else f"{view.hit_rate:.1%}"),
+        ("prompt", _rate(view.prompt_tokens_per_s)),
+        ("generation", _rate(view.generation_tokens_per_s)),
+        ("first token", _pair(view.first_token_p50_s, view.first_token_p99_s)),
+        ("latency", _pair(view.latency_p50_s, view.latency_p99_s)),
+        ("GPU memory", None if view.memory_used_bytes is None else human_bytes(view.memory_used_bytes)),
+        ("forecast", view.forecast.text if view.forecast else None),
+    ]
+    return [(name, text) for name, text in found if text is not None]
+
+
+def _blocks(view: ServerView) -> str:
+    return f" of {view.num_blocks:,} blocks" if view.num_blocks else ""
+
+
+def _count(number: float | None) -> str | None:
+    return None if number is None else f"{number:,.0f}"
+
+
+def _rate(per_s: float | None) -> str | None:
+    return None if per_s is None else f"{per_s:,.0f} tokens/s"
+
+
+def _pair(middle: float | None, worst: float | None) -> str | None:
+    return None if middle is None or worst is None else f"p50 {seconds(middle)}  p99 {seconds(worst)}"
+
+
+def seconds(value: float) -> str:
+    """`85 ms`, `1.25 s`."""
+    return f"{value * 1000:.0f} ms" if value < 0.9995 else f"{value:.2f} s"
+
+
+def curve(
+    label: tuple[str, str],
+    values: Sequence[float],
+    top: float,
+    size: tuple[int, int],
+    style: Style,
+    colour: str,
+    growing: bool = False,
+) -> list[str]:
+    """A curve with its name and the scale at its top. One that is `growing` fills from the right as looks come in."""
+    (name, scale), (width, height) = label, size
+    inner = max(8, width - _MARGIN - 10)
+    drawn = [*([0.0] * (inner - len(values))), *values] if growing else values
+    lines = []
+    for row, line in enumerate(area(drawn, top, (inner, height), style, colour)):
+        at_edge = scale if row == 0 else "0" if row == height - 1 else ""
+        lines.append(f"{name if row == 0 else '':<{_MARGIN}}{line} {at_edge}".rstrip())
+    return lines
