@@ -462,7 +462,7 @@ def test_usage_in_answers_tightens_the_bound():
         body = {"model": "m", "prompt": "x" * 100, "max_tokens": 1}
         for _ in range(40):
             await Call(guard, body=body)
-        assert guard.door._book.of("m").bound(100, True, 0) < 40
+        assert guard.door.lessons.of("m").bound(100, True, 0) < 40
 
     run(test())
 

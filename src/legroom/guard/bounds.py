@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from legroom.guard.answers import Refusal, bad_value
-from legroom.guard.demand import OUTPUT_KEYS, Demand
+from legroom.guard.demand import OUTPUT_KEYS, WHOLE_VOCABULARY, Demand
 from legroom.guard.limits import EngineLimits
 from legroom.guard.media import Media
 from legroom.guard.paths import Kind
 from legroom.guard.policy import Policy, RequestBounds
 from legroom.records import dataclass
 
+USUAL_LOGPROBS = 20
+"""vLLM's --max-logprobs where nobody set it."""
 _MEDIA_KEYS = {"image": "max_images", "audio": "max_audios", "video": "max_videos"}
 
 
@@ -38,19 +40,30 @@ def refusal_of(demand: Demand, policy: Policy, limits: EngineLimits) -> Refusal 
     if bounds.max_output_tokens and bounds.output_over == "reject" and output > bounds.max_output_tokens:
         text = f"{demand.output_key} is {output:,}; answers of at most {bounds.max_output_tokens:,} tokens are served."
         return bad_value("output_too_long", text, demand.output_key)
-    return _logprobs_refusal(demand, bounds) or (_media_refusal(demand, bounds, limits) if demand.media else None)
+    return _logprobs_refusal(demand, bounds, limits) or (
+        _media_refusal(demand, bounds, limits) if demand.media else None
+    )
 
 
-def _logprobs_refusal(demand: Demand, bounds: RequestBounds) -> Refusal | None:
+def most_logprobs(named: int | None, limits: EngineLimits) -> int:
+    """The policy's bound, else the server's own, else its usual default."""
+    if named is not None:
+        return named
+    if limits.max_logprobs is None:
+        return USUAL_LOGPROBS
+    return limits.max_logprobs if limits.max_logprobs >= 0 else WHOLE_VOCABULARY
+
+
+def _logprobs_refusal(demand: Demand, bounds: RequestBounds, limits: EngineLimits) -> Refusal | None:
     if bounds.logprobs_over == "cap":
         return None
     asked = (
         ("too_many_logprobs", "logprobs", demand.logprobs, bounds.max_logprobs),
         ("too_many_prompt_logprobs", "prompt_logprobs", demand.prompt_logprobs, bounds.max_prompt_logprobs),
     )
-    for reason, name, value, most in asked:
-        if value > most:
-            said = "the whole vocabulary" if value >= 1 << 31 else f"{value:,}"
+    for reason, name, value, named in asked:
+        if value and value > (most := most_logprobs(named, limits)):
+            said = "the whole vocabulary" if value >= WHOLE_VOCABULARY else f"{value:,}"
             return bad_value(reason, f"{name} asks for {said} a token; at most {most:,} are served.", name)
     return None
 
@@ -79,7 +92,7 @@ def _item_refusal(one: Media, bounds: RequestBounds) -> Refusal | None:
     return None
 
 
-def changes_of(demand: Demand, policy: Policy) -> tuple[Change, ...]:
+def changes_of(demand: Demand, policy: Policy, limits: EngineLimits) -> tuple[Change, ...]:
     """What to write into the body: caps, and the length of an answer that names none."""
     bounds, changes = policy.requests, []
     key = demand.output_key or OUTPUT_KEYS.get(demand.kind, (None,))[0]
@@ -92,11 +105,11 @@ def changes_of(demand: Demand, policy: Policy) -> tuple[Change, ...]:
         elif most and demand.output_tokens > most and bounds.output_over == "cap":
             changes.append(Change(key, most, "output"))
     if bounds.logprobs_over == "cap":
-        if demand.logprobs > bounds.max_logprobs:
+        if demand.logprobs > (most := most_logprobs(bounds.max_logprobs, limits)):
             name = "logprobs" if demand.kind in (Kind.COMPLETION, Kind.GENERATE) else "top_logprobs"
-            changes.append(Change(name, bounds.max_logprobs, "logprobs"))
-        if demand.prompt_logprobs > bounds.max_prompt_logprobs:
-            changes.append(Change("prompt_logprobs", bounds.max_prompt_logprobs, "prompt_logprobs"))
+            changes.append(Change(name, most, "logprobs"))
+        if demand.prompt_logprobs > (most := most_logprobs(bounds.max_prompt_logprobs, limits)):
+            changes.append(Change("prompt_logprobs", most, "prompt_logprobs"))
     return tuple(changes)
 
 

@@ -16,6 +16,9 @@ from legroom.records import dataclass
 COMPLETION_DEFAULT = 16
 """max_tokens of /v1/completions where the body has no such key."""
 
+WHOLE_VOCABULARY = 1 << 31
+"""More logprobs than any vocabulary has words: what -1 asks for."""
+
 OUTPUT_KEYS: dict[Kind, tuple[str, ...]] = {
     Kind.COMPLETION: ("max_tokens",),
     Kind.CHAT: ("max_completion_tokens", "max_tokens"),
@@ -126,7 +129,7 @@ def _logprobs(value: Any) -> int:
         found = int(value)
     except (TypeError, ValueError, OverflowError):
         return 0
-    return 1 << 31 if found < 0 else found
+    return WHOLE_VOCABULARY if found < 0 else found
 
 
 def _prompts(kind: Kind, body: dict[str, Any], media: list[Media]) -> Iterator[Prompt]:

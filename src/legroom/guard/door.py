@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,14 @@ from legroom.guard import answers
 from legroom.guard.answers import Refusal
 from legroom.guard.bounds import apply, changes_of, refusal_of
 from legroom.guard.demand import Demand, Prompt, demand_of
+from legroom.guard.lessons import Lessons, Tokenize, is_countable
 from legroom.guard.limits import EngineLimits, limits_of_tokens
 from legroom.guard.meters import Meters
 from legroom.guard.paths import Kind
 from legroom.guard.policy import Policy
 from legroom.guard.policy_file import PolicyFile
 from legroom.guard.pool import Need, Pool, PoolLimits, State, Ticket
-from legroom.guard.tokens import ModelTokens, TokenBook
-from legroom.guard.usage import usage_in
+from legroom.guard.visit import Visit
 from legroom.guard.weigh import Weight, weight_of
 
 LOG = logging.getLogger("legroom.guard")
@@ -36,21 +36,6 @@ _UPLOAD = Demand(Kind.UPLOAD, "", (Prompt(open_ended=True),), None, None, 1, 0, 
 BACKGROUND_S = 60.0
 """How long a response in the background keeps its place: its end is not seen at the door."""
 _DEFAULT_BLOCK = 16
-
-Tokenize = Callable[[bytes], Awaitable[int | None]]
-
-
-class Visit:
-    """One request on its way through."""
-
-    __slots__ = ("body", "demand", "learnt_usage", "ticket", "weight")
-
-    def __init__(self, body: bytes, demand: Demand) -> None:
-        self.body = body
-        self.demand = demand
-        self.weight: Weight | None = None
-        self.ticket: Ticket | None = None
-        self.learnt_usage = False
 
 
 class Door:
@@ -69,8 +54,7 @@ class Door:
         self.draining = False
         self._plan = plan or EngineLimits(source="not asked yet")
         self._engine = EngineLimits(source="not asked yet")
-        self._tokenize = tokenize
-        self._book = TokenBook()
+        self.lessons = Lessons(tokenize)
         self.limits = self._engine
         self.pool = Pool(PoolLimits(), clock())
         self._refit()
@@ -128,7 +112,7 @@ class Door:
             refusal = refusal_of(demand, self.policy, self.limits)
             if refusal is not None:
                 return self._no(refusal)
-            changes = changes_of(demand, self.policy)
+            changes = changes_of(demand, self.policy, self.limits)
             if changes:
                 apply(changes, demand.kind, document)
                 body = json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass")
@@ -137,55 +121,38 @@ class Door:
                     self.meters.capped[change.counted] += 1
         return Visit(body, demand)
 
-    async def count(self, visit: Visit) -> Refusal | None:
-        """Bound the prompt. Tokens are asked of the server only where the policy wants it or where it decides."""
-        demand, how = visit.demand, self.policy.pool.count
-        learnt = self._book.of(demand.model)
-        weight = weight_of(demand, self.limits, self.policy.pool, learnt)
-        most = self.policy.requests.max_prompt_tokens
-        doubtful = (most and weight.prompt_tokens > most) or self._is_too_big(weight)
-        inexact = len(demand.prompts) == 1 and not demand.prompts[0].exact and not demand.prompts[0].open_ended
-        if inexact and not demand.media and (how == "tokenize" or (how == "auto" and doubtful)):
-            exact = await self._ask_tokens(visit)
-            if exact is not None:
-                weight = weight_of(demand, self.limits, self.policy.pool, learnt, exact)
-                inexact = False
-        visit.weight = weight
-        if most and weight.prompt_tokens > most:
-            about = "at most " if inexact or demand.media else ""
-            text = f"The prompt has {about}{weight.prompt_tokens:,} tokens; prompts of up to {most:,} are served."
-            return self._no(
-                answers.bad_value("prompt_too_long", text, "messages" if demand.prompts[0].messages else "prompt")
-            )
-        return None
-
-    def needs_counting(self, visit: Visit) -> bool:
-        """Whether `count` must be awaited; most requests are weighed at once."""
-        if visit.demand.kind is Kind.TEXT:
-            return False
+    def weigh(self, visit: Visit) -> bool:
+        """Weigh a request; whether it must also be `count`ed. Most are weighed at once."""
         demand, policy = visit.demand, self.policy
-        visit.weight = weight_of(demand, self.limits, policy.pool, self._book.of(demand.model))
+        if demand.kind is Kind.TEXT:
+            return False
+        visit.weight = weight = weight_of(demand, self.limits, policy.pool, self.lessons.of(demand.model))
         most = policy.requests.max_prompt_tokens
-        over = bool(most) and visit.weight.prompt_tokens > most
-        return (
-            over or policy.pool.count == "tokenize" or (policy.pool.count == "auto" and self._is_too_big(visit.weight))
-        )
+        if most and weight.prompt_tokens > most:
+            return True
+        return policy.pool.count == "tokenize" or (policy.pool.count == "auto" and self._is_too_big(weight))
+
+    async def count(self, visit: Visit) -> Refusal | None:
+        """Ask the server how long the prompt is, where it can say, and hold that against the policy."""
+        demand, weight = visit.demand, visit.weight
+        assert weight is not None
+        exact = None
+        if self.policy.pool.count != "bytes" and is_countable(demand):
+            exact = await self.lessons.count(visit.body)
+        if exact is not None:
+            weight = weight_of(demand, self.limits, self.policy.pool, self.lessons.of(demand.model), exact)
+            visit.weight = weight
+        most = self.policy.requests.max_prompt_tokens
+        if not most or weight.prompt_tokens <= most:
+            return None
+        sure = exact is not None or all(prompt.exact for prompt in demand.prompts)
+        text = f"The prompt has {'' if sure else 'up to '}{weight.prompt_tokens:,} tokens; at most {most:,} are served."
+        param = "messages" if demand.prompts and demand.prompts[0].messages else "prompt"
+        return self._no(answers.bad_value("prompt_too_long", text, param))
 
     def _is_too_big(self, weight: Weight) -> bool:
         blocks = self.pool.limits.blocks
         return blocks is not None and weight.blocks > blocks
-
-    async def _ask_tokens(self, visit: Visit) -> int | None:
-        if self._tokenize is None:
-            return None
-        document: dict[str, Any] = json.loads(visit.body)
-        asked = {key: document[key] for key in _TOKENIZED if key in document}
-        if isinstance(asked.get("prompt"), list):
-            asked["prompt"] = asked["prompt"][0]
-        if "messages" not in asked and "prompt" not in asked:
-            return None
-        self.meters.tokenize_calls += 1
-        return await self._tokenize(json.dumps(asked, ensure_ascii=False).encode("utf-8", "surrogatepass"))
 
     def ask(self, visit: Visit) -> Refusal | None:
         """Ask for room. None: the visit is in, or waits (`is_waiting`)."""
@@ -210,7 +177,7 @@ class Door:
             return self._no(self._busy("queue_full", visit, need))
         visit.ticket = ticket
         if ticket.state is State.ADMITTED:
-            self._admitted(0.0)
+            self._admitted(visit, 0.0)
         return None
 
     @staticmethod
@@ -242,7 +209,7 @@ class Door:
                 self.pool.leave(ticket, self.clock())
                 self.meters.left_queue += 1
                 return None
-            self._admitted(self.clock() - ticket.asked_s)
+            self._admitted(visit, self.clock() - ticket.asked_s)
             return None
         self.pool.leave(ticket, self.clock())
         if gone is not None and gone.done():
@@ -255,6 +222,8 @@ class Door:
         ticket = visit.ticket
         if ticket is None or ticket.state is not State.ADMITTED:
             return
+        if finished:
+            self.lessons.ended(visit)
         hold_s = 0.0 if finished else self.policy.pool.abort_grace_s
         if visit.demand.background:
             hold_s = BACKGROUND_S
@@ -266,30 +235,9 @@ class Door:
     def _leave_late(self, ticket: Ticket) -> None:
         self.pool.leave(ticket, self.clock())
 
-    def learn(self, visit: Visit, chunk: bytes) -> None:
-        """Learn from a piece of a successful answer, if it tells the usage."""
-        usage = usage_in(chunk)
-        if usage is None:
-            return
-        visit.learnt_usage = True
-        demand, (prompt_tokens, output_tokens) = visit.demand, usage
-        if not prompt_tokens or any(prompt.open_ended for prompt in demand.prompts):
-            return
-        learnt = self._book.learnt(demand.model)
-        if demand.generates and demand.output_tokens is None:
-            learnt.outputs.add(output_tokens // max(1, demand.sequences * len(demand.prompts)))
-        if demand.media:
-            self._learn_media(demand, learnt, prompt_tokens)
-        elif not demand.prompts[0].exact:
-            text = sum(prompt.text_bytes for prompt in demand.prompts)
-            messages = sum(prompt.messages for prompt in demand.prompts)
-            ascii_only = all(prompt.ascii_only for prompt in demand.prompts)
-            learnt.observe(text, ascii_only, messages, prompt_tokens)
-
-    @staticmethod
-    def _learn_media(demand: Demand, learnt: ModelTokens, prompt_tokens: int) -> None:
-        # The text's least share is not known, so all tokens go to the media: more than they take, never less.
-        learnt.media_tokens.add(prompt_tokens / len(demand.media))
+    def passing(self, visit: Visit, piece: bytes) -> None:
+        """A piece of a good answer goes by."""
+        self.lessons.passing(visit, piece)
 
     def refused(self, refusal: Refusal) -> Refusal:
         """Count an answer that the door gives for another reason (an upstream that is down, a slow client)."""
@@ -299,9 +247,11 @@ class Door:
         self.meters.rejected[refusal.reason] += 1
         return refusal
 
-    def _admitted(self, waited_s: float) -> None:
+    def _admitted(self, visit: Visit, waited_s: float) -> None:
         self.meters.admitted += 1
         self.meters.waited(waited_s)
+        if self.policy.pool.count == "auto":
+            self.lessons.entering(visit)
 
     def _busy(self, reason: str, visit: Visit, need: Need) -> Refusal:
         size, blocks = self.limits.block_size or _DEFAULT_BLOCK, self.pool.limits.blocks or 0
@@ -331,6 +281,7 @@ class Door:
             "draining": ("1 while new requests are turned away.", int(self.draining)),
             "fail_open": ("1 while the pool's size is not known and all are let in.",
                           int(not known and self.policy.pool.when_unknown == "open")),
+            "tokenize_calls_total": ("Prompts counted with the server's tokenizer.", self.lessons.calls),
             "policy_reloads_total": ("Times a changed policy was taken over.", self.file.reloads),
             "policy_reload_errors_total": ("Times a changed policy was broken; the old one stayed.", self.file.errors),
         }  # fmt: skip
@@ -371,9 +322,6 @@ class Door:
             "policy": str(self.file.path) if self.file.path else None,
             "policy_error": self.file.last_error or None,
         }
-
-
-_TOKENIZED = ("model", "prompt", "messages", "tools", "add_special_tokens", "chat_template", "chat_template_kwargs")
 
 
 class _Stderr(logging.Handler):

@@ -185,16 +185,29 @@ def limits_of_vllm(config: Any, args: Any) -> EngineLimits:
         full_request_blocks=full,
         max_model_len=_whole(getattr(model, "max_model_len", None)),
         max_num_seqs=_whole(getattr(scheduler, "max_num_seqs", None)),
-        ranks=_whole(getattr(parallel, "data_parallel_size", None)) or 1,
+        ranks=_ranks(parallel),
         api_servers=_whole(getattr(args, "api_server_count", None)) or 1,
         extra_tokens=_whole(getattr(speculation, "num_speculative_tokens", None)) or 0,
         default_output_tokens=_default_output(model),
-        max_logprobs=_whole(getattr(model, "max_logprobs", None)),
+        max_logprobs=_logprobs(getattr(model, "max_logprobs", None)),
         media=_media(model),
         max_num_queued_reqs=_whole(getattr(scheduler, "max_num_queued_reqs", None)),
         max_num_queued_tokens=_whole(getattr(scheduler, "max_num_queued_tokens", None)),
         source="vLLM's own configuration",
     )
+
+
+def _ranks(parallel: Any) -> int:
+    """Engines that this server's requests can go to: behind an outer load balancer only those of its own."""
+    if getattr(parallel, "data_parallel_external_lb", False):
+        return 1
+    own = "data_parallel_size_local" if getattr(parallel, "data_parallel_hybrid_lb", False) else "data_parallel_size"
+    return _whole(getattr(parallel, own, None)) or 1
+
+
+def _logprobs(value: Any) -> int | None:
+    """-1 is vLLM's word for the whole vocabulary."""
+    return value if isinstance(value, int) and value >= -1 else None
 
 
 def _default_output(model: Any) -> int | None:

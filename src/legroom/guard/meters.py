@@ -24,7 +24,6 @@ class Meters:
         self.rejected: Counter[str] = Counter()
         self.capped: Counter[str] = Counter()
         self.left_queue = 0
-        self.tokenize_calls = 0
         self.wait_sum_s = 0.0
         self.wait_count = 0
         self._waits = [0] * (len(WAIT_EDGES_S) + 1)
@@ -50,9 +49,6 @@ class Meters:
         page.add("capped", "counter", "Values written into requests, by what was capped.",
                  [(f'what="{what}"', self.capped[what]) for what in CAPPED])  # fmt: skip
         page.add("left_queue", "counter", "Clients that went away while they waited.", [("", self.left_queue)])
-        page.add(
-            "tokenize_calls", "counter", "Prompts counted with the server's tokenizer.", [("", self.tokenize_calls)]
-        )
         for name, (about, value) in gauges.items():
             page.add(
                 name.removesuffix("_total"), "counter" if name.endswith("_total") else "gauge", about, [("", value)]

@@ -18,11 +18,12 @@ from typing import Any
 from legroom.errors import LegroomError
 from legroom.guard import answers, control
 from legroom.guard.answers import Refusal
-from legroom.guard.door import LOG, Door, Visit, log_to_stderr
+from legroom.guard.door import LOG, Door, log_to_stderr
 from legroom.guard.inner_call import call
 from legroom.guard.limits import EngineLimits, limits_of_metrics, limits_of_vllm, read_plan
 from legroom.guard.meters import with_page
 from legroom.guard.paths import DRAIN, METRICS, STATUS, Kind, kind_of, plain_path
+from legroom.guard.visit import Visit
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -91,7 +92,7 @@ class Guard:
         if isinstance(visit, Refusal):
             await _answer(visit, send)
             return
-        refusal = await door.count(visit) if door.needs_counting(visit) else None
+        refusal = await door.count(visit) if door.weigh(visit) else None
         refusal = refusal or door.ask(visit)
         if refusal is not None:
             await _answer(refusal, send)
@@ -118,7 +119,7 @@ class Guard:
             nonlocal ended, good
             if message["type"] == "http.response.body":
                 if good and (chunk := message.get("body")):
-                    door.learn(visit, chunk)
+                    door.passing(visit, chunk)
                 if not message.get("more_body", False):
                     ended = True
             elif message["type"] == "http.response.start":

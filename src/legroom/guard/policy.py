@@ -30,12 +30,16 @@ class RequestBounds:
     default_output_tokens: int = _key(0, "set this max_tokens where a request names none; 0: leave it open")
     max_sequences: int = _key(0, "largest n, best_of or beam width; 0: max_num_seqs")
     max_prompts: int = _key(0, "most prompts in one request; 0: any")
-    max_logprobs: int = _key(20, "most logprobs and top_logprobs a token")
-    max_prompt_logprobs: int = _key(20, "most prompt_logprobs a token: each takes a row of the vocabulary")
+    max_logprobs: int | None = _key(
+        None, "most logprobs and top_logprobs a token; unset: the server's --max-logprobs, or 20", optional=True
+    )
+    max_prompt_logprobs: int | None = _key(
+        None, "most prompt_logprobs a token, each a row of the vocabulary; unset: likewise", optional=True
+    )
     logprobs_over: str = _key("reject", "more than that is capped or rejected", choices=("cap", "reject"))
-    max_images: int | None = _key(None, "images a request", optional=True)
-    max_audios: int | None = _key(None, "audio clips a request", optional=True)
-    max_videos: int | None = _key(None, "videos a request", optional=True)
+    max_images: int | None = _key(None, "images a request; unset: the server's own limit", optional=True)
+    max_audios: int | None = _key(None, "audio clips a request; unset: likewise", optional=True)
+    max_videos: int | None = _key(None, "videos a request; unset: likewise", optional=True)
     media_bytes: int = _key(20 * MIB, "largest single image, clip or video sent in the request", unit="bytes", least=1)
     image_pixels: int = _key(50_000_000, "largest image sent in the request: a small file can unpack to a huge one")
     remote_media: str = _key("allow", "media named by an http address", choices=("allow", "reject"))
@@ -101,8 +105,7 @@ def policy_toml(policy: Policy | None = None) -> str:
         for one in fields(kind):
             value = getattr(section, one.name)
             written = f"{one.name} = {_toml(value)}" if value is not None else f"# {one.name} = 4"
-            about = one.metadata["about"] + ("; unset: no bound" if one.metadata.get("optional") else "")
-            lines.append(f"{written:<32}# {about}")
+            lines.append(f"{written:<32}# {one.metadata['about']}")
         lines.append("")
     return "\n".join(lines)
 

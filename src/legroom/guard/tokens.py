@@ -101,6 +101,10 @@ class ModelTokens:
         learnt = self._ratios[0 if ascii_only else 1]
         return min(1.0, learnt.value * MARGIN) if learnt.count >= FEWEST else 1.0
 
+    def observations(self, ascii_only: bool) -> int:
+        """How often text of this kind was counted."""
+        return self._ratios[0 if ascii_only else 1].count
+
     def overhead(self, messages: int) -> int:
         """What the template adds."""
         if not messages:

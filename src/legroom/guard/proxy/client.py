@@ -11,10 +11,10 @@ import httptools
 
 from legroom.guard import answers
 from legroom.guard.answers import INVALID, SERVER, Refusal
-from legroom.guard.door import Visit
-from legroom.guard.paths import DRAIN, METRICS, STATUS, Kind, kind_of
+from legroom.guard.paths import DRAIN, METRICS, STATUS, kind_of
 from legroom.guard.proxy.exchange import Exchange
 from legroom.guard.proxy.wire import REASONS, Headers, origin_form, path_of, request_head
+from legroom.guard.visit import Visit
 
 if TYPE_CHECKING:
     from legroom.guard.proxy.server import Proxy
@@ -205,7 +205,7 @@ class ClientConnection(asyncio.Protocol):
         visit = door.look(kind, body)
         if isinstance(visit, Refusal):
             self.refuse(visit)
-        elif kind is not Kind.TEXT and door.needs_counting(visit):
+        elif door.weigh(visit):
             self._later(self._admit(request, visit))
         else:
             self._ask(request, visit)

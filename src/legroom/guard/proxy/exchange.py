@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from legroom.guard.answers import SERVER, Refusal
-from legroom.guard.door import Door, Visit
+from legroom.guard.door import Door
 from legroom.guard.proxy.wire import Headers
+from legroom.guard.visit import Visit
 
 if TYPE_CHECKING:
     from legroom.guard.proxy.client import ClientConnection
@@ -51,7 +52,7 @@ class Exchange:
     def passing(self, data: bytes) -> None:
         """A piece of the answer passes."""
         if self.visit is not None and self.status == 200:
-            self.door.learn(self.visit, data)
+            self.door.passing(self.visit, data)
 
     def finished(self) -> None:
         """The whole answer was passed on."""

@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+"""What the guard costs inside a real vLLM: the same server with and without it, request by request in turn.
+
+    guard_overhead.py VLLM_PYTHON [--pairs 400] [--rounds 10] [--port 18210] [--json FILE]
+
+Latency: one client, one request with and one without the guard in turn (which goes first alternates). Throughput: 32
+clients, rounds with and without in turn. The guard's own time a request, without vLLM, is measured beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from guard_toggle import Connection, RealServer, percentile, print_table
+
+BODY = {"model": "tiny", "prompt": list(range(5, 37)), "max_tokens": 16, "ignore_eos": True, "temperature": 0.0}
+
+
+async def latency(port: int, pairs: int) -> dict[bool, list[float]]:
+    client, times = await Connection(port).open(), {True: [], False: []}
+    for number in range(pairs + 20):
+        for guard in (True, False) if number % 2 else (False, True):
+            began = time.perf_counter()
+            status, _, _ = await client.post("/v1/completions", BODY, guard)
+            assert status == 200
+            if number >= 20:  # the first requests warm both paths
+                times[guard].append(time.perf_counter() - began)
+    client.close()
+    return times
+
+
+async def throughput(port: int, rounds: int, clients: int = 32, each: int = 6) -> dict[bool, list[float]]:
+    connections = [await Connection(port).open() for _ in range(clients)]
+    rates: dict[bool, list[float]] = {True: [], False: []}
+
+    async def work(client: Connection, guard: bool) -> None:
+        for _ in range(each):
+            status, _, _ = await client.post("/v1/completions", BODY, guard)
+            assert status == 200
+
+    for number in range(rounds + 1):
+        for guard in (True, False) if number % 2 else (False, True):
+            began = time.perf_counter()
+            await asyncio.gather(*(work(client, guard) for client in connections))
+            if number:
+                rates[guard].append(clients * each / (time.perf_counter() - began))
+    for client in connections:
+        client.close()
+    return rates
+
+
+async def own_time_us(count: int = 20_000) -> float:
+    """The guard around an application that does nothing, less that application."""
+    from legroom.guard import Guard
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b'{"usage":{"prompt_tokens":32,"completion_tokens":16}}'})
+
+    config = SimpleNamespace(
+        cache_config=SimpleNamespace(num_gpu_blocks=1000, block_size=16),
+        model_config=SimpleNamespace(max_model_len=2048),
+        scheduler_config=SimpleNamespace(max_num_seqs=128), parallel_config=SimpleNamespace(data_parallel_size=1),
+    )  # fmt: skip
+    server = SimpleNamespace(state=SimpleNamespace(vllm_config=config, args=SimpleNamespace()))
+    data = json.dumps(BODY).encode()
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": data, "more_body": False}
+
+    async def send(_: Any) -> None:
+        pass
+
+    async def timed(one: Any) -> float:
+        began = time.process_time()
+        for _ in range(count):
+            scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "app": server}
+            await one(scope, receive, send)
+        return (time.process_time() - began) / count * 1e6
+
+    return await timed(Guard(app)) - await timed(app)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("python", type=Path)
+    parser.add_argument("--pairs", type=int, default=400)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--port", type=int, default=18210)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    with RealServer(args.python, args.port, "--max-model-len", "2048", "--kv-cache-memory-bytes", "16M") as server:
+        times = asyncio.run(latency(server.port, args.pairs))
+        rates = asyncio.run(throughput(server.port, args.rounds))
+        seen = server.metrics()
+    pairs = [with_ - without for with_, without in zip(times[True], times[False], strict=True)]
+    ratios = [with_ / without for with_, without in zip(rates[True], rates[False], strict=True)]
+    sides = {"with": True, "without": False}
+    found: dict[str, Any] = {
+        "latency_p50_ms": {side: statistics.median(times[guard]) * 1e3 for side, guard in sides.items()},
+        "latency_p99_ms": {side: percentile(times[guard], 0.99) * 1e3 for side, guard in sides.items()},
+        "added_p50_ms": (statistics.median(times[True]) - statistics.median(times[False])) * 1e3,
+        "added_in_pairs_p50_ms": statistics.median(pairs) * 1e3,
+        "requests_per_s": {side: statistics.median(rates[guard]) for side, guard in sides.items()},
+        "throughput_ratio": statistics.median(ratios),
+        "throughput_ratio_of_sums": statistics.harmonic_mean(rates[True]) / statistics.harmonic_mean(rates[False]),
+        "own_time_us": asyncio.run(own_time_us()),
+        "admitted": seen["legroom_guard_admitted_total"], "pairs": args.pairs, "rounds": args.rounds,
+    }  # fmt: skip
+
+    def row(name: str, key: str, digits: int, last: str) -> tuple[str, ...]:
+        return (name, *(f"{found[key][side]:.{digits}f}" for side in sides), last)
+
+    print_table([
+        ("same vLLM, in turn", "with guard", "without", "difference"),
+        row("latency p50, ms", "latency_p50_ms", 2, f"{found['added_p50_ms']:+.2f}"),
+        row("latency p99, ms", "latency_p99_ms", 2, ""),
+        row("requests/s, 32 clients", "requests_per_s", 1, f"{found['throughput_ratio']:.1%}"),
+        ("guard alone, CPU us a request", f"{found['own_time_us']:.0f}", "", ""),
+    ])  # fmt: skip
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

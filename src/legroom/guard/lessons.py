@@ -1,0 +1,120 @@
+"""What answers teach: tokens a byte, the length of open-ended answers, tokens an image.
+
+`usage` in an answer says it all. Streams rarely carry one; then some prompts are counted by the server's tokenizer
+beside the request, never before it, and an answer's pieces are counted as they pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from legroom.guard.demand import Demand
+from legroom.guard.tokens import FEWEST, ModelTokens, TokenBook
+from legroom.guard.usage import usage_in
+from legroom.guard.visit import Visit
+
+Tokenize = Callable[[bytes], Awaitable[int | None]]
+
+SAMPLE_EVERY = 64
+"""Of requests whose answers tell nothing, one in so many is counted once enough is known."""
+EVENT_MARGIN = 1.5
+"""A piece of a stream is one token, or a few where the server writes faster than it is read."""
+_TOKENIZED = ("model", "prompt", "messages", "tools", "add_special_tokens", "chat_template", "chat_template_kwargs")
+
+
+class Lessons:
+    """Learns from what passes, and counts prompts where it must."""
+
+    def __init__(self, tokenize: Tokenize | None) -> None:
+        self.calls = 0
+        self._tokenize = tokenize
+        self._book = TokenBook()
+        self._silent = 0
+        self._sampling: asyncio.Task[None] | None = None
+
+    def of(self, model: str) -> ModelTokens:
+        """What is known of a model."""
+        return self._book.of(model)
+
+    async def count(self, body: bytes) -> int | None:
+        """A prompt's tokens by the server's own tokenizer; None where it does not say."""
+        if self._tokenize is None:
+            return None
+        document: dict[str, Any] = json.loads(body)
+        asked = {key: document[key] for key in _TOKENIZED if key in document}
+        if isinstance(asked.get("prompt"), list):
+            asked["prompt"] = asked["prompt"][0]
+        if "messages" not in asked and "prompt" not in asked:
+            return None
+        self.calls += 1
+        return await self._tokenize(json.dumps(asked, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+
+    def entering(self, visit: Visit) -> None:
+        """A request goes in: count its prompt in passing, if its answer will not tell and too little is known."""
+        demand = visit.demand
+        if not demand.streams or self._tokenize is None or self._sampling is not None or not is_countable(demand):
+            return
+        self._silent += 1
+        known = self.of(demand.model).observations(demand.prompts[0].ascii_only)
+        if known < FEWEST or self._silent % SAMPLE_EVERY == 0:
+            self._sampling = asyncio.get_running_loop().create_task(self._sample(visit.body, demand))
+            self._sampling.add_done_callback(self._sampled)
+
+    async def _sample(self, body: bytes, demand: Demand) -> None:
+        tokens = await self.count(body)
+        if tokens:
+            self._observe(demand, tokens)
+
+    def _sampled(self, task: asyncio.Task[None]) -> None:
+        self._sampling = None
+        if not task.cancelled():
+            task.exception()  # looked at: a tokenizer that fails only means that nothing was learnt
+
+    def passing(self, visit: Visit, piece: bytes) -> None:
+        """A piece of a good answer."""
+        if visit.demand.streams:
+            visit.events += piece.count(b"data:")
+        usage = usage_in(piece)
+        if usage is None or not usage[0]:
+            return
+        demand, (prompt_tokens, output_tokens) = visit.demand, usage
+        visit.told_usage = True
+        if demand.generates and demand.output_tokens is None:
+            self._book.learnt(demand.model).outputs.add(output_tokens // copies(demand))
+        self._observe(demand, prompt_tokens)
+
+    def ended(self, visit: Visit) -> None:
+        """A whole answer: one that named no usage still has a length."""
+        demand = visit.demand
+        if visit.events and not visit.told_usage and demand.generates and demand.output_tokens is None:
+            length = int(visit.events * EVENT_MARGIN) // copies(demand)
+            self._book.learnt(demand.model).outputs.add(length)
+
+    def _observe(self, demand: Demand, prompt_tokens: int) -> None:
+        if not demand.prompts or any(prompt.open_ended for prompt in demand.prompts):
+            return
+        learnt = self._book.learnt(demand.model)
+        if demand.media:
+            # The text's least share is not known, so all tokens go to the media: more than they take, never less.
+            learnt.media_tokens.add(prompt_tokens / len(demand.media))
+        elif not demand.prompts[0].exact:
+            learnt.observe(
+                sum(prompt.text_bytes for prompt in demand.prompts),
+                all(prompt.ascii_only for prompt in demand.prompts),
+                sum(prompt.messages for prompt in demand.prompts),
+                prompt_tokens,
+            )
+
+
+def copies(demand: Demand) -> int:
+    """Answers that one request asks for."""
+    return max(1, demand.sequences * len(demand.prompts))
+
+
+def is_countable(demand: Demand) -> bool:
+    """Whether the server's tokenizer could say how long the prompt is: one, of text alone, all of it here."""
+    one = demand.prompts[0] if len(demand.prompts) == 1 else None
+    return one is not None and not one.exact and not one.open_ended and not demand.media

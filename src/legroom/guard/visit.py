@@ -1,0 +1,23 @@
+"""One request on its way through the door."""
+
+from __future__ import annotations
+
+from legroom.guard.demand import Demand
+from legroom.guard.pool import Ticket
+from legroom.guard.weigh import Weight
+
+
+class Visit:
+    """What is known of a request while it is here."""
+
+    __slots__ = ("body", "demand", "events", "ticket", "told_usage", "weight")
+
+    def __init__(self, body: bytes, demand: Demand) -> None:
+        self.body = body
+        self.demand = demand
+        self.weight: Weight | None = None
+        self.ticket: Ticket | None = None
+        self.told_usage = False
+        """Its answer said how many tokens there were."""
+        self.events = 0
+        """Pieces of its stream so far."""

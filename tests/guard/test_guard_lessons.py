@@ -1,0 +1,97 @@
+"""What answers teach the guard."""
+
+import asyncio
+import json
+
+from legroom.guard.demand import demand_of
+from legroom.guard.lessons import SAMPLE_EVERY, Lessons
+from legroom.guard.paths import Kind
+from legroom.guard.tokens import FEWEST
+from legroom.guard.usage import usage_in
+from legroom.guard.visit import Visit
+
+TEXT = "x" * 400
+
+
+def visit_of(kind=Kind.COMPLETION, **body):
+    body = {"model": "m", **body}
+    return Visit(json.dumps(body).encode(), demand_of(kind, body))
+
+
+def usage(prompt, output):
+    return b'{"usage": {"prompt_tokens": %d, "total_tokens": 9, "completion_tokens": %d}}' % (prompt, output)
+
+
+def test_usage_is_found_in_the_bytes_of_an_answer():
+    assert usage_in(b'data: {"choices":[],"usage":' + usage(3, 9)[10:]) == (3, 9)
+    assert usage_in(b'{"usage":{"input_tokens":5,"output_tokens":7}}') == (5, 7)
+    assert usage_in(b'{"usage": null}') is None
+    assert usage_in(b"nothing") is None
+
+
+def test_answers_with_usage_teach_tokens_a_byte():
+    lessons = Lessons(None)
+    for _ in range(FEWEST):
+        lessons.passing(visit_of(prompt=TEXT), usage(100, 5))
+    assert lessons.of("m").bound(400, True, 0) < 130
+
+
+def test_open_ended_answers_teach_their_length_by_usage_or_by_their_pieces():
+    told, silent = Lessons(None), Lessons(None)
+    for _ in range(FEWEST):
+        told.passing(visit_of(prompt=TEXT, max_tokens=None), usage(100, 50))
+        visit = visit_of(prompt=TEXT, max_tokens=None, stream=True)
+        for _ in range(50):
+            silent.passing(visit, b'data: {"choices": []}\n\n')
+        silent.ended(visit)
+    assert 50 <= told.of("m").outputs.at(0.99) <= 60
+    assert 75 <= silent.of("m").outputs.at(0.99) <= 90
+
+
+def test_answers_whose_length_was_named_teach_nothing_about_open_ones():
+    lessons = Lessons(None)
+    lessons.passing(visit_of(prompt=TEXT, max_tokens=9), usage(100, 9))
+    assert lessons.of("m").outputs.count == 0
+
+
+def test_streams_without_usage_have_some_prompts_counted_in_passing():
+    async def test():
+        asked = []
+
+        async def tokenize(body):
+            asked.append(json.loads(body))
+            return 100
+
+        lessons = Lessons(tokenize)
+        for _ in range(FEWEST + 2 * SAMPLE_EVERY):
+            lessons.entering(visit_of(prompt=TEXT, stream=True))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        assert FEWEST <= len(asked) <= FEWEST + 3
+        assert asked[0] == {"model": "m", "prompt": TEXT}
+        assert lessons.of("m").bound(400, True, 0) < 130
+
+    asyncio.run(test())
+
+
+def test_a_tokenizer_that_fails_teaches_nothing_and_harms_nobody():
+    async def test():
+        async def tokenize(_):
+            raise OSError("gone")
+
+        lessons = Lessons(tokenize)
+        for _ in range(3):
+            lessons.entering(visit_of(prompt=TEXT, stream=True))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        assert lessons.of("m").bound(400, True, 0) >= 400
+
+    asyncio.run(test())
+
+
+def test_images_are_weighed_by_what_answers_with_images_took():
+    lessons = Lessons(None)
+    content = [{"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}]
+    for _ in range(FEWEST):
+        lessons.passing(visit_of(Kind.CHAT, messages=[{"role": "user", "content": content}]), usage(600, 5))
+    assert lessons.of("m").media_tokens.value == 600
