@@ -152,6 +152,7 @@ def test_what_is_too_old_for_its_resolution_is_left_in_the_next(journal):
     points = journal.samples("a", START_S, START_S + 2 * 3600, max_points=10_000)
     assert {point.span_s for point in points if point.time_s < START_S + 3600} == {60}
     assert {point.span_s for point in points if point.time_s >= START_S + 3600} == {0}
+    assert len(points) == 60 + 720
     journal.maintain(START_S + 400 * 86400)
     assert journal.samples("a", START_S, START_S + 2 * 3600) == ()
 
@@ -170,6 +171,26 @@ def test_a_clock_that_ran_ahead_leaves_nothing_unpacked(journal):
     journal.add_rows([("a", START_S + 40 * 86400, row(running=1))])
     journal.maintain(START_S)
     assert journal._db.execute("SELECT count(*) FROM fine").fetchone()[0] == 0
+
+
+def test_a_day_that_is_over_becomes_one_piece_and_reads_the_same(journal):
+    day_s = START_S // 86400 * 86400 + 86400
+    journal.add_rows(("a", day_s + 60.0 * at, row(running=at % 7, finished=at)) for at in range(30 * 60))
+    journal.maintain(day_s + 23 * 3600 + 3000)
+    before = journal.samples("a", day_s, day_s + 23 * 3600 - 1, max_points=2000)
+    journal.maintain(day_s + 30 * 3600)
+    pieces = "SELECT count(*) FROM packed WHERE step_s = 60 AND hour < ?"
+    assert journal._db.execute(pieces, (day_s // 3600 + 24,)).fetchone()[0] == 1
+    after = journal.samples("a", day_s, day_s + 23 * 3600 - 1, max_points=2000)
+    assert repr(after) == repr(before)
+    whole = journal.samples("a", day_s, day_s + 30 * 3600, max_points=10_000)
+    assert [point.time_s for point in whole] == [day_s + 60.0 * at for at in range(30 * 60)]
+    late = ("a", day_s + 30.0, row(running=50))
+    journal.add_rows([late])
+    journal.maintain(day_s + 30 * 3600)
+    again = journal.samples("a", day_s, day_s + 24 * 3600 - 1, max_points=2000)
+    assert len(again) == 24 * 60
+    assert again[0].gauge_range("running") == (0.0, 50.0)
 
 
 def test_a_kill_while_packing_leaves_the_hour_whole(journal, monkeypatch):

@@ -21,7 +21,7 @@ from legroom.live.detectors import Watcher
 from legroom.live.journal import DONE, FAILED, UNDONE, Action, JournalUnavailable
 from legroom.records import dataclass
 
-_SCALE_HELPS = ("queue_backlog", "pool_pressure")
+SCALE_HELPS = ("queue_backlog", "pool_pressure")
 _RECENT_S = 300.0
 _REFUSED_AGAIN_S = 30.0
 _COUNTED = (*RESTARTS, "scale", "undo")
@@ -96,7 +96,7 @@ class Actor:
             restart_helps=finding.restart_helps,
             failing=finding.restart_helps and finding.severity == "critical",
             has_flags=incident.change is not None,
-            scale_helps=incident.kind in _SCALE_HELPS,
+            scale_helps=incident.kind in SCALE_HELPS,
             expected_drain_s=expected_drain_s(watcher),
         )
         decision = decide(trouble, group, settings.limits, allowed)

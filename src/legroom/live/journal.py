@@ -291,10 +291,11 @@ class Journal:
     def maintain(self, now_s: float | None = None, retention: Retention | None = None) -> None:
         """Packs hours that are over, and forgets what is older than it is kept. Cheap when there is nothing to do."""
         now_s, retention = self._now(now_s), retention or Retention()
-        packed = _PACKED_AT_ONCE
-        while packed == _PACKED_AT_ONCE:
-            with self._writing():
-                packed = self._samples.pack(now_s, _PACKED_AT_ONCE)
+        for pack in (self._samples.pack, self._samples.pack_days):
+            packed = _PACKED_AT_ONCE
+            while packed == _PACKED_AT_ONCE:
+                with self._writing():
+                    packed = pack(now_s, _PACKED_AT_ONCE)
         with self._writing() as db:
             self._samples.forget(now_s, retention)
             _forget_incidents(db, now_s - retention.incidents_s)

@@ -11,7 +11,7 @@ import struct
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import isnan
 
 from legroom.records import dataclass
@@ -126,11 +126,7 @@ def _unpacked(plain: bytes, at: int, length: int) -> tuple[Column, int]:
     held = _from_significance(plain[at : at + 8 * length])
     if kind == _DOUBLES:
         return array("d", held), at + 8 * length
-    total, values = 0, []
-    for step in array("q", held):
-        total += step
-        values.append(float(total))
-    return values, at + 8 * length
+    return list(map(float, accumulate(array("q", held)))), at + 8 * length
 
 
 def _by_significance(plain: bytes) -> bytes:

@@ -28,6 +28,7 @@ from legroom.records import dataclass
 STEPS_S = (RAW_STEP_S, MINUTE_STEP_S, TEN_MINUTES_STEP_S)
 _LATE_S = 120.0  # a sample may arrive this late and still be packed with its hour
 _SCRAPE_S = 5.0
+_DAY_HOURS, _DAY_S = 24, 86400
 
 
 @dataclass(frozen=True)
@@ -103,19 +104,22 @@ class SampleStore:
 
     def _packed_points(self, server_id: int, since_s: float, until_s: float, wanted_s: int) -> list[Point]:
         """Of each hour the step that was asked for, or the next coarser one that is left of it."""
-        hours: dict[int, tuple[int, bytes]] = {}
         rows = self._db.execute(
             "SELECT hour, step_s, held FROM packed WHERE server_id = ? AND step_s >= ? AND hour BETWEEN ? AND ? "
-            "ORDER BY step_s DESC",
-            (server_id, wanted_s, int(since_s // HOUR_S), int(until_s // HOUR_S)),
+            "ORDER BY step_s",
+            (server_id, wanted_s, int(since_s // _DAY_S) * _DAY_HOURS, int(until_s // HOUR_S)),
         )
-        for hour, step_s, held in rows:
-            hours[hour] = (step_s, held)
         found: list[Point] = []
-        for hour in sorted(hours):
-            step_s, held = hours[hour]
-            columns = unpack_columns(held)
-            found += as_points(_rows_of(columns)) if step_s == RAW_STEP_S else points_of(columns, step_s)
+        fine_hours: set[int] = set()
+        coarse_keys: set[int] = set()
+        for hour, step_s, held in rows:
+            if step_s == RAW_STEP_S:
+                fine_hours.add(hour)
+                found += as_points(_rows_of(unpack_columns(held)))
+            elif hour not in coarse_keys:  # minutes and tens of minutes cover the same hours
+                coarse_keys.add(hour)
+                points = points_of(unpack_columns(held), step_s)
+                found += [p for p in points if int(p.time_s // HOUR_S) not in fine_hours] if fine_hours else points
         return found
 
     def pack(self, now_s: float, at_most: int | None = None) -> int:
@@ -140,15 +144,39 @@ class SampleStore:
             rows = sorted({row[0]: row for row in (*_rows_of(held), *rows)}.values())
         self._hold(server_id, RAW_STEP_S, hour, _columns_of_rows(rows))
         minutes = thinned(rows, MINUTE_STEP_S, self._row_before(server_id, hour))
-        earlier = None if held is not None else self._held(server_id, MINUTE_STEP_S, hour)
+        earlier = self._held(server_id, MINUTE_STEP_S, hour)  # this hour again, or a day that begins with it
         if earlier is not None:
-            minutes = sorted([*points_of(earlier, MINUTE_STEP_S), *minutes], key=lambda point: point.time_s)
+            kept = [
+                point
+                for point in points_of(earlier, MINUTE_STEP_S)
+                if held is None or not start_s <= point.time_s < end_s
+            ]
+            minutes = sorted([*kept, *minutes], key=lambda point: point.time_s)
         self._hold(server_id, MINUTE_STEP_S, hour, columns_of(minutes))
         self._hold(server_id, TEN_MINUTES_STEP_S, hour, columns_of(merged(minutes, TEN_MINUTES_STEP_S)))
         self._db.execute(
             "DELETE FROM fine WHERE server_id = ? AND time_ms >= ? AND time_ms < ?",
             (server_id, start_s * 1000, end_s * 1000),
         )
+
+    def pack_days(self, now_s: float, at_most: int) -> int:
+        """Makes the minutes, and the tens of minutes, of a day that is over one piece each: few are quick to read."""
+        today = int((now_s - _LATE_S) // _DAY_S)
+        days = self._db.execute(
+            "SELECT server_id, step_s, hour / 24 AS day FROM packed WHERE step_s > 0 AND hour < ? "
+            "GROUP BY 1, 2, 3 HAVING count(*) > 1 LIMIT ?",
+            (today * _DAY_HOURS, at_most),
+        ).fetchall()
+        for server_id, step_s, day in days:
+            where = (server_id, step_s, day * _DAY_HOURS, (day + 1) * _DAY_HOURS)
+            rows = self._db.execute(
+                "SELECT held FROM packed WHERE server_id = ? AND step_s = ? AND hour >= ? AND hour < ?", where
+            ).fetchall()
+            points = [point for (held,) in rows for point in points_of(unpack_columns(held), step_s)]
+            self._db.execute("DELETE FROM packed WHERE server_id = ? AND step_s = ? AND hour >= ? AND hour < ?", where)
+            points.sort(key=lambda point: point.time_s)
+            self._hold(server_id, step_s, day * _DAY_HOURS, columns_of(points))
+        return len(days)
 
     def forget(self, now_s: float, retention: Retention) -> None:
         """Deletes what is older than its resolution is kept."""

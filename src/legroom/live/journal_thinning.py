@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from math import fsum, isnan
 
 from legroom.live.journal_columns import COUNTERS, FIELDS, GAUGES, NAN, Column, Point
@@ -42,13 +43,33 @@ def thinned(rows: Sequence[Row], step_s: int, before: Row | None = None) -> list
 
 def as_points(rows: Sequence[Row], before: Row | None = None) -> list[Point]:
     """Every row as a point of its own."""
-    points, totals = [], before[1][_GAUGE_COUNT:] if before else (NAN,) * _COUNTER_COUNT
-    for time_s, values in rows:
-        gauges, counters = values[:_GAUGE_COUNT], values[_GAUGE_COUNT:]
-        grown = tuple(growth(pair) for pair in zip(totals, counters, strict=True))
-        points.append(Point(time_s, 0, 1, gauges, gauges, gauges, counters, grown))
-        totals = tuple(old if isnan(new) else new for old, new in zip(totals, counters, strict=True))
-    return points
+    earlier = before[1] if before else (NAN,) * len(FIELDS)
+    columns = list(zip(*(values for _, values in rows), strict=True))
+    grown = [_growths(earlier[at], columns[at]) for at in range(_GAUGE_COUNT, len(columns))]
+    return [
+        Point(
+            time_s,
+            0,
+            1,
+            values[:_GAUGE_COUNT],
+            values[:_GAUGE_COUNT],
+            values[:_GAUGE_COUNT],
+            values[_GAUGE_COUNT:],
+            own,
+        )
+        for (time_s, values), own in zip(rows, zip(*grown, strict=True), strict=True)
+    ]
+
+
+def _growths(before: float, totals: Sequence[float]) -> list[float]:
+    """The growth of a counter at each of its totals. Mostly all are known, which is quick to tell and to do."""
+    if not isnan(sum(totals)):
+        return [growth((before, totals[0])), *(b - a if b >= a else b for a, b in pairwise(totals))]
+    found = []
+    for total in totals:
+        found.append(growth((before, total)) if not isnan(total) else NAN)
+        before = before if isnan(total) else total
+    return found
 
 
 def merged(points: Sequence[Point], step_s: int) -> list[Point]:
@@ -94,12 +115,12 @@ def columns_of(points: Sequence[Point]) -> list[Column]:
 def points_of(columns: Sequence[Column], step_s: int) -> list[Point]:
     """The points of packed columns."""
     g, c = _GAUGE_COUNT, _COUNTER_COUNT
-    ends = (2 + g, 2 + 2 * g, 2 + 3 * g, 2 + 3 * g + c)
+    ends = (2, 2 + g, 2 + 2 * g, 2 + 3 * g, 2 + 3 * g + c, 2 + 3 * g + 2 * c)
+    parts = [zip(*columns[start:end], strict=True) for start, end in pairwise(ends)]
     return [
-        Point(row[0], step_s, int(row[1]), row[2 : ends[0]], row[ends[0] : ends[1]], row[ends[1] : ends[2]],
-              row[ends[2] : ends[3]], row[ends[3] :])
-        for row in zip(*columns, strict=True)
-    ]  # fmt: skip
+        Point(time_s, step_s, int(count), *rest)
+        for time_s, count, *rest in zip(columns[0], columns[1], *parts, strict=True)
+    ]
 
 
 def _buckets(rows: Sequence[Row], step_s: int) -> Iterator[tuple[float, list[Row]]]:
