@@ -35,6 +35,7 @@ from legroom.live.forecast import forecast
 from legroom.live.journal import Incident, Journal, JournalUnavailable, journal_path
 from legroom.live.journal_masking import masked
 from legroom.live.journal_patience import PatientJournal, Write
+from legroom.live.local_memory import LocalMemory
 from legroom.live.sample import Look, Sample
 from legroom.live.scrape import look, open_session
 
@@ -56,6 +57,7 @@ class Sidecar:
         self._metrics = SidecarMetrics()
         self._telling = Telling(config.webhooks, self._metrics, say)
         self._keeper = IncidentKeeper()
+        self._memory = LocalMemory()
         self._watchers: dict[str, Watcher] = {}
         self._groups = {server.name: server.group for server in config.servers}
         self._servers = {server.name: server for server in config.servers}
@@ -137,6 +139,7 @@ class Sidecar:
     def take(self, seen: Look) -> None:
         """One look at one server: what the source hands over."""
         self._last_look_s = time.monotonic()
+        seen = self._memory.added(seen)
         group = self._groups.setdefault(seen.server, "default")
         watcher = self._watchers.get(seen.server)
         if watcher is None:
