@@ -1,0 +1,65 @@
+"""Recordings of a real vLLM 0.32.0, made by legroom's own recorder (bench/detect.py --record), replayed.
+
+Each trouble is found and a healthy half hour is left in peace, at any speed of replay.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from legroom.live.answers import answers
+from legroom.live.detectors import Finding, Watcher
+from legroom.live.recording import replay
+from legroom.live.sample import Sample
+
+FOLDER = Path(__file__).parents[1] / "fixtures/live"
+TROUBLES = {
+    "backlog": "queue_backlog",
+    "thrash": "preemption_thrash",
+    "low_hit_rate": "prefix_cache_waste",
+    "stuck_engine": "stuck_engine",
+    "crash": "unreachable",
+}
+
+
+def watched(name: str) -> tuple[Watcher, dict[str, tuple[int, Finding]]]:
+    """A watcher that saw the whole recording, and each kind's first finding with the number of its look."""
+    looks = list(replay(FOLDER / f"{name}.jsonl.zst"))
+    watcher = Watcher(looks[0].server)
+    first: dict[str, tuple[int, Finding]] = {}
+    for number, look in enumerate(looks):
+        for finding in watcher.take(look):
+            first.setdefault(finding.kind, (number, finding))
+    return watcher, first
+
+
+@pytest.mark.parametrize(("name", "kind"), TROUBLES.items())
+def test_a_recorded_trouble_is_found_and_answered(name: str, kind: str) -> None:
+    watcher, found = watched(name)
+    assert kind in found, sorted(found)
+    finding = found[kind][1]
+    assert any(letter.isdigit() for letter in finding.reason)
+    assert answers(finding, watcher.window)[0].why
+
+
+def test_thrash_is_answered_with_the_batch_that_this_pool_holds() -> None:
+    watcher, found = watched("thrash")
+    flags = answers(found["preemption_thrash"][1], watcher.window)[0].flags
+    # 3,072 tokens of pool and requests that reach several hundred: a handful at once.
+    assert 1 <= flags["max_num_seqs"] <= 12
+
+
+def test_half_an_hour_of_a_healthy_mixed_load_finds_nothing() -> None:
+    looks = list(replay(FOLDER / "healthy.jsonl.zst"))
+    watcher = Watcher(looks[0].server)
+    found = [finding for look in looks for finding in watcher.take(look)]
+    assert found == []
+    assert looks[-1].time_s - looks[0].time_s >= 30 * 60
+    last = looks[-1]
+    assert isinstance(last, Sample) and (last.finished or 0) > 1000
+
+
+def test_the_recordings_are_small() -> None:
+    assert sum(file.stat().st_size for file in FOLDER.glob("*.zst")) < 300_000

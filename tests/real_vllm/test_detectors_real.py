@@ -1,0 +1,39 @@
+"""A real vLLM driven into its troubles: backlog, thrash, a useless prefix cache, a stopped engine, a crash.
+
+The loads and the looking are those of bench/detect.py, at its own interval; the server is started once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+
+import detect
+
+
+@pytest.fixture(scope="module")
+def outcomes(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, detect.Outcome]:
+    folder = tmp_path_factory.mktemp("detect")
+    arguments = Namespace(python=vllm_python, port=18420, record=folder / "recordings")
+    found = asyncio.run(detect.all_troubles(arguments, detect.tiny_model(folder), folder))
+    return {outcome.name: outcome for outcome in found}
+
+
+@pytest.mark.parametrize("trouble", [trouble.name for trouble in detect.TROUBLES])
+def test_a_trouble_of_a_real_server_is_found_within_three_looks(
+    outcomes: dict[str, detect.Outcome], trouble: str
+) -> None:
+    outcome = outcomes[trouble]
+    assert outcome.reason, f"{outcome.kind} was not found"
+    assert outcome.in_time, f"visible at look {outcome.visible_at}, found at {outcome.found_at}"
+
+
+def test_what_a_stopped_engine_looks_like_is_taken_for_nothing_else(outcomes: dict[str, detect.Outcome]) -> None:
+    assert "unreachable" not in outcomes["stuck engine"].others
+    assert "crash_loop" not in outcomes["crash"].others
