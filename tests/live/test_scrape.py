@@ -187,6 +187,12 @@ def test_what_is_no_address_is_refused_without_its_secret(bad: str) -> None:
     assert "pw" not in raised.value.message
 
 
+def test_a_key_in_the_query_is_sent_and_never_shown() -> None:
+    target = endpoint("http://host:1/metrics?key=s3cret")
+    assert target.full_url.endswith("?key=s3cret")
+    assert "s3cret" not in repr(target) + target.server + target.url
+
+
 def test_a_printed_address_shows_neither_user_nor_password_nor_query() -> None:
     assert masked_url("https://u:p@host:1/x?key=v") == "https://host:1/x?[masked]"
 

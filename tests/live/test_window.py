@@ -58,6 +58,11 @@ def test_a_leap_forward_makes_no_rate() -> None:
     assert seen.rate("generation_tokens") is None
 
 
+def test_looks_a_minute_or_two_apart_make_steps_too() -> None:
+    seen = window(*(sample(100.0 * number, generation_tokens=1000.0 * number) for number in range(5)))
+    assert len(seen.steps) == 4 and seen.rate("generation_tokens", 1000) == pytest.approx(10)
+
+
 def test_an_outage_is_no_interval_but_the_last_sample_is_kept() -> None:
     failures = [Failure(5.0 * n, SERVER, "refused", "no") for n in range(1, 20)]
     seen = window(sample(0, generation_tokens=5, running=3), *failures)

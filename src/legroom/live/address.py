@@ -17,10 +17,17 @@ class Endpoint:
     """Where a server's metrics are, and how to ask. Printing it shows no secret."""
 
     url: str
-    """Without credentials."""
+    """Without credentials and query."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     verify_tls: bool = True
     ca_file: str | None = None
+    query: str = field(default="", repr=False)
+    """What some proxies want after the `?`; it may hold a key."""
+
+    @property
+    def full_url(self) -> str:
+        """What is asked for, query included. Not to be printed."""
+        return f"{self.url}?{self.query}" if self.query else self.url
 
     @property
     def server(self) -> str:
@@ -44,7 +51,8 @@ def endpoint(
     path = parts.path.rstrip("/")
     if not path.endswith(METRICS_PATH):
         path = path.removesuffix("/v1") + METRICS_PATH
-    return Endpoint(urlunsplit((parts.scheme, _host(parts), path, parts.query, "")), all_headers, verify_tls, ca_file)
+    url = urlunsplit((parts.scheme, _host(parts), path, "", ""))
+    return Endpoint(url, all_headers, verify_tls, ca_file, parts.query)
 
 
 def masked_url(address: str) -> str:

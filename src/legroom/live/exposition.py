@@ -62,6 +62,7 @@ class _Labels(NamedTuple):
     named: dict[str, str]
 
 
+_NONE: dict[str, str] = {}
 _label_texts: dict[bytes, _Labels | None] = {}
 
 
@@ -127,7 +128,9 @@ def _parsed_labels(text: bytes) -> _Labels | None:
 
 def _of_labels(named: dict[str, str]) -> _Labels:
     model = named.get("model_name", named.get("model", ""))
-    return _Labels((model, named.get("engine", named.get("engine_index", ""))), float(named.get("le", "nan")), named)
+    le = float(named.get("le", "nan"))
+    # Of a bucket's labels the bound is all that is asked for; most label texts are buckets', and they are kept.
+    return _Labels((model, named.get("engine", named.get("engine_index", ""))), le, named if math.isnan(le) else _NONE)
 
 
 class _Buckets:

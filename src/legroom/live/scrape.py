@@ -90,7 +90,7 @@ async def fetch(
     try:
         async with session.request(
             "GET" if form is None else "POST",
-            target.url,
+            target.full_url,
             data=form,
             headers=target.headers,
             timeout=aiohttp.ClientTimeout(total=timeout_s),
@@ -196,6 +196,8 @@ async def scrape_fleet(
     The servers' turns are spread evenly over the interval, each at the same place in every round, so that work and
     network are level. A server that has not answered when its turn comes again is passed over, never asked twice.
     """
+    if not targets:
+        return
     gate = asyncio.Semaphore(most_at_once)
     limit_s = min(timeout_s, interval_s)
     async with open_session() as session:
@@ -212,7 +214,7 @@ async def scrape_fleet(
             start = asyncio.get_running_loop().time()
             turn = 0
             while rounds is None or turn < rounds * len(targets):
-                due = start + turn * interval_s / max(len(targets), 1)
+                due = start + turn * interval_s / len(targets)
                 await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
                 number = turn % len(targets)
                 if number not in busy or busy[number].done():

@@ -21,6 +21,8 @@ MOST_STEPS = 120
 _GAP_S = 60.0
 _GAP_INTERVALS = 6.0
 """A pause this long is no interval: what happened in it is unknown, and its mean rate would hide that."""
+_FIRST_GAP_S = 300.0
+"""A Prometheus may scrape every few minutes; more than that shows nothing in time."""
 _THIN_S = 300.0
 _MOST_THINNED = 2048
 """One point in five minutes for a week."""
@@ -198,14 +200,21 @@ class Window:
         if before is None:
             return None
         seconds = sample.time_s - before.time_s
-        usual = self.interval_s
-        if seconds <= 0 or seconds > max(_GAP_S, _GAP_INTERVALS * usual if usual else 0.0):
+        if not 0 < seconds <= self._longest_s:
             return None
         old = {engine.key: engine for engine in before.engines}
         engines = tuple(
             _engine_step(engine, old[engine.key], seconds) for engine in sample.engines if engine.key in old
         )
         return Step(sample.time_s, seconds, engines, any(engine.restarted for engine in engines)) if engines else None
+
+    @property
+    def _longest_s(self) -> float:
+        """How long an interval may be. The first after a look that stood alone sets the pace, unless looks failed."""
+        usual = self.interval_s
+        if usual is None:
+            return _GAP_S if self.failures else _FIRST_GAP_S
+        return max(_GAP_S, _GAP_INTERVALS * usual)
 
     def _has_started_anew(self, sample: Sample, step: Step | None) -> bool:
         before = self.latest
