@@ -59,13 +59,13 @@ def run(args: argparse.Namespace) -> int:
     from legroom.live.dead_weight import judge
     from legroom.live.holders import look
 
+    restart, why_not = _restart(args)  # first: a wrong call must not find out after something was freed
     holdings = look()
     holders = judge(holdings)
     dead = [holder for holder in holders if holder.state == "dead"]
     if not args.json:
         _show(holdings, holders)
     freed = _free(dead) if dead and _agreed(args, dead) else ()
-    restart, why_not = _restart(args)
     if args.json:
         print_json(_document(holdings, holders, freed, restart))
     else:

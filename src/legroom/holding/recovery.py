@@ -101,6 +101,11 @@ def _with_room(crashed: Crashed) -> Restart:
 
     assert crashed.command is not None
     meant = deployment_from_command(crashed.command, known_release(crashed.vllm) if crashed.vllm else None)
+    fatal = [problem for problem in meant.problems if problem.stops_vllm]
+    if fatal:
+        raise LegroomError("; ".join(problem.message for problem in fatal), "; ".join(
+            f"instead of {problem.flag}: {problem.instead}" for problem in fatal if problem.instead
+        ))  # fmt: skip
     first = plan_on_named_card(_target(crashed, meant.args, meant.release, meant.gpu_count), meant.args)
     made, why = first, "it fits as it is"
     if first.verdict != "fits":
