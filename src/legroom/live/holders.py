@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legroom.diagnosis.masking import masked
+from legroom.errors import LegroomError
 from legroom.live.socket_peers import ELSEWHERE, socket_peers
 from legroom.records import dataclass
 
@@ -105,6 +106,10 @@ def look(shared_memory: Path = SHARED_MEMORY) -> Holdings:
     """Gather everything once: hundredths of a second on a small machine, a second where thousands of processes run."""
     import psutil  # noqa: PLC0415 - most commands never look
 
+    if not (_PROC / "self/fd").exists():
+        raise LegroomError(
+            "what holds memory is read from /proc, which this system does not have", "vLLM runs on Linux"
+        )
     peers = socket_peers()
     opened = {int(folder.name): _Opened.of(folder) for folder in _PROC.iterdir() if folder.name.isdigit()}
     owners: dict[int, set[int]] = {}

@@ -32,8 +32,8 @@ def look_text(views: Sequence[ServerView], style: Style) -> str:
         lines += wrap(view.sentence, style.width, "  ")
         lines += [f"  {line}" for line in two_columns(figures(view), style)]
         for finding in view.findings:
-            named = wrap(f"{finding.entry or finding.kind}: {finding.title}", style.width, "  ", "    ")
-            lines += [style.paint(line, "grey") for line in named]
+            more = f"; the long story: legroom explain {finding.entry}" if finding.entry else ""
+            lines += [style.paint(line, "grey") for line in wrap(f"{finding.title}{more}", style.width, "  ", "    ")]
         lines.append("")
     return "\n".join(lines)
 
@@ -65,7 +65,7 @@ def figures(view: ServerView) -> list[tuple[str, str]]:
         ("first token", _pair(view.first_token_p50_s, view.first_token_p99_s)),
         ("latency", _pair(view.latency_p50_s, view.latency_p99_s)),
         ("GPU memory", None if view.memory_used_bytes is None else human_bytes(view.memory_used_bytes)),
-        ("forecast", view.forecast.text if view.forecast else None),
+        ("forecast", view.forecast.text if view.forecast and view.forecast.text != view.sentence else None),
     ]
     return [(name, text) for name, text in found if text is not None]
 
