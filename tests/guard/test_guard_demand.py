@@ -132,6 +132,7 @@ def test_an_invocation_is_told_by_its_keys():
 def test_paths_are_read_as_a_lenient_server_routes_them():
     assert kind_of("POST", "/v1/completions") is Kind.COMPLETION
     assert kind_of("POST", "//v1/completions/") is Kind.COMPLETION
+    assert kind_of("POST", "/x/../v1/./completions") is Kind.COMPLETION
     assert kind_of("POST", "/api/v1/completions", "/api") is Kind.COMPLETION
     assert kind_of("GET", "/v1/completions") is None
     assert all(kind_of("POST", path) is None for path in ("/health", "/metrics", "/version", "/v1/models", "/docs"))

@@ -95,6 +95,22 @@ def test_a_full_queue_answers_429_with_retry_after(policy):
     run(test())
 
 
+def test_bodies_that_wait_have_a_bound_together(monkeypatch):
+    async def test():
+        monkeypatch.setattr("legroom.guard.door.MOST_WAITING_BYTES", 400)
+        server = Server()
+        server.open.clear()
+        guard = Guard(server)
+        calls = [Call(guard, body=WHOLE_POOL) for _ in range(3)]
+        await settle()
+        assert [call.status for call in calls] == [None, None, 429]
+        server.open.set()
+        await asyncio.gather(*(call.task for call in calls))
+        assert guard.door._waiting_bytes == 0
+
+    run(test())
+
+
 def test_a_wait_that_takes_too_long_ends_in_429_with_retry_after(policy):
     async def test():
         server = Server()

@@ -123,6 +123,8 @@ def _count(value: Any) -> int | None:
 
 def _logprobs(value: Any) -> int:
     """-1 asks for the whole vocabulary; true means the sampled token alone."""
+    if value is None or value is False:
+        return 0
     if value is True:
         return 1
     try:

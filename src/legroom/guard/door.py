@@ -33,6 +33,8 @@ from legroom.guard.weigh import Weight, weight_of
 LOG = logging.getLogger("legroom.guard")
 
 _UPLOAD = Demand(Kind.UPLOAD, "", (Prompt(open_ended=True),), None, None, 1, 0, 0, (), False, False, True)
+MOST_WAITING_BYTES = 512 << 20
+"""Bodies of waiting requests, together: images make some of them large."""
 BACKGROUND_S = 60.0
 """How long a response in the background keeps its place: its end is not seen at the door."""
 _DEFAULT_BLOCK = 16
@@ -52,6 +54,7 @@ class Door:
         self.file = PolicyFile(policy, clock())
         self.meters = Meters()
         self.draining = False
+        self._waiting_bytes = 0
         self._plan = plan or EngineLimits(source="not asked yet")
         self._engine = EngineLimits(source="not asked yet")
         self.lessons = Lessons(tokenize)
@@ -102,7 +105,7 @@ class Door:
         if kind is Kind.UPLOAD:
             return Visit(body, _UPLOAD)
         try:
-            document = json.loads(body)
+            document = json.loads(body.decode())
         except (ValueError, RecursionError) as error:
             return self._no(answers.malformed(str(error) or "nested too deeply"))
         if not isinstance(document, dict):
@@ -175,6 +178,9 @@ class Door:
         ticket = self.pool.ask(need, now_s)
         if ticket.state is State.FULL:
             return self._no(self._busy("queue_full", visit, need))
+        if ticket.state is State.WAITING and self._waiting_bytes + len(visit.body) > MOST_WAITING_BYTES:
+            self.pool.leave(ticket, now_s)
+            return self._no(self._busy("queue_full", visit, need))
         visit.ticket = ticket
         if ticket.state is State.ADMITTED:
             self._admitted(visit, 0.0)
@@ -197,12 +203,15 @@ class Door:
                 turn.set_result(None)
 
         ticket.on_admitted = call
+        self._waiting_bytes += len(visit.body)
         try:
             both: set[asyncio.Future[Any]] = {turn} if gone is None else {turn, gone}
             await asyncio.wait(both, timeout=self.policy.queue.wait_s, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             self.pool.leave(ticket, self.clock())
             raise
+        finally:
+            self._waiting_bytes -= len(visit.body)
         ticket.on_admitted = None
         if ticket.state is State.ADMITTED:
             if gone is not None and gone.done():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from enum import Enum
 
@@ -72,10 +73,12 @@ def kind_of(method: str, path: str, root_path: str = "") -> Kind | None:
 
 
 def plain_path(path: str, root_path: str = "") -> str:
-    """Without the mount point, doubled or trailing slashes."""
+    """Without the mount point, doubled or trailing slashes, or detours."""
     if root_path and path.startswith(root_path):
         path = path[len(root_path) :]
     path = _SLASHES.sub("/", path)
+    if "/." in path:
+        path = posixpath.normpath(path)
     return path.rstrip("/") or "/"
 
 
