@@ -28,6 +28,7 @@ _SQLITE = b"SQLite format 3\x00"
 _COUNTERS = ("preemptions", "prefix_queries", "prefix_hits", "prompt_tokens", "generation_tokens", "recomputed_tokens",
              "finished")  # fmt: skip
 _BUSY_S = 60.0  # how long a rehearsed action is taken to last
+_FOREVER_S = 1e11
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ def _journal_looks(path: Path) -> Iterator[Look]:
     """
     with Journal.open(path) as journal:
         lines = [
-            (_sample(server, point) for point in journal.samples(server, 0.0, max_points=10**9))
+            (_sample(server, point) for point in journal.samples(server, 0.0, _FOREVER_S, max_points=10**12))
             for server in journal.servers()
         ]
         yield from heapq.merge(*lines, key=lambda one: one.time_s)

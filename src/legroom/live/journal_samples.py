@@ -151,7 +151,7 @@ class SampleStore:
                 for point in points_of(earlier, MINUTE_STEP_S)
                 if held is None or not start_s <= point.time_s < end_s
             ]
-            minutes = sorted([*kept, *minutes], key=lambda point: point.time_s)
+            minutes = merged(sorted([*kept, *minutes], key=lambda point: point.time_s), MINUTE_STEP_S)
         self._hold(server_id, MINUTE_STEP_S, hour, columns_of(minutes))
         self._hold(server_id, TEN_MINUTES_STEP_S, hour, columns_of(merged(minutes, TEN_MINUTES_STEP_S)))
         self._db.execute(

@@ -1,0 +1,67 @@
+"""Findings become incidents once, end once, and go on after the sidecar was killed."""
+
+from legroom.holding.sidecar_answers import change_of, flag_of
+from legroom.holding.sidecar_incidents import IncidentKeeper
+from legroom.live.answers import Answer
+from legroom.live.detectors import Finding
+from legroom.live.journal import Incident
+
+
+def finding(kind="stuck_engine", severity="critical", time_s=10.0):
+    return Finding(kind, "a", severity, f"title of {kind}", "because", time_s - 5, time_s)
+
+
+def test_a_finding_opens_one_incident_and_its_end_closes_it():
+    keeper = IncidentKeeper()
+    (opened,) = keeper.update("a", "g", [finding()]).opened
+    assert (opened.kind, opened.opened_s, opened.detail()["by"]) == ("stuck_engine", 5.0, "sidecar")
+    assert keeper.update("a", "g", [finding(time_s=15.0)]).opened == ()
+    assert keeper.update("b", "g", []).closed == ()
+    assert keeper.update("a", "g", []).closed == (opened,)
+    assert keeper.all() == ()
+
+
+def test_information_is_no_incident():
+    assert IncidentKeeper().update("a", "g", [finding("no_traffic", "info")]).opened == ()
+
+
+def test_getting_worse_is_said_once():
+    keeper = IncidentKeeper()
+    keeper.update("a", "g", [finding(severity="warning")])
+    assert len(keeper.update("a", "g", [finding(severity="critical")]).worse) == 1
+    assert keeper.update("a", "g", [finding(severity="critical")]).worse == ()
+
+
+def left_open(server="a"):
+    return Incident(7, server, "stuck_engine", "hangs", 1.0, None, None, {"by": "sidecar"}, key="the key")
+
+
+def test_an_incident_of_an_earlier_sidecar_goes_on():
+    keeper = IncidentKeeper()
+    keeper.adopt([left_open(), left_open("gone")], {"a": "g"})
+    assert [one.server for one in keeper.all()] == ["a"]
+    assert keeper.update("a", "g", [finding()]).opened == ()
+    (held,) = keeper.all()
+    assert (held.key, held.opened_s) == ("the key", 1.0)
+
+
+def test_an_incident_that_ended_meanwhile_is_closed_after_a_while():
+    keeper = IncidentKeeper()
+    keeper.adopt([left_open()], {"a": "g"})
+    closed = [keeper.update("a", "g", []).closed for _ in range(12)]
+    assert [len(one) for one in closed] == [0] * 11 + [1]
+
+
+def test_computed_settings_become_flags():
+    assert flag_of("max_num_seqs", 32) == ("--max-num-seqs", "32")
+    assert flag_of("enable_prefix_caching", False) == ("--no-enable-prefix-caching", "")
+    assert flag_of("enforce_eager", True) == ("--enforce-eager", "")
+    assert flag_of("hf_overrides", {"a": 1}) == ("--hf-overrides", '{"a": 1}')
+    assert flag_of("seed", None) == ("--seed", None)
+
+
+def test_flags_are_changed_only_where_a_plan_is_known():
+    found = (Answer("words"), Answer("better", {"max_num_seqs": 8}, {"A": "1"}))
+    assert change_of(found, None) is None
+    assert change_of(found, {}).flags == {"--max-num-seqs": "8"}
+    assert change_of(found[:1], {}) is None
