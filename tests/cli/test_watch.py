@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -312,3 +313,31 @@ def test_the_public_api_gives_one_look_and_a_stream():
         looks = legroom.watch(url, interval_s=0.2)
         assert [next(looks).view.running for _ in range(2)] == [8.0, 8.0]
         looks.close()
+
+
+def test_the_sidecar_is_started_serves_its_health_and_stops_when_told(tmp_path, home):
+    import socket
+    import urllib.request
+
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    config = tmp_path / "watch.toml"
+    with serving(Metrics()) as url:
+        config.write_text(f'interval_s = 0.5\nport = {port}\n[[servers]]\nurl = "{url}"\n')
+        words = [sys.executable, "-m", "legroom", "watch", "--daemon", "--config", str(config)]
+        running = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        health = None
+        for _ in range(100):
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=2) as answer:
+                    health = json.loads(answer.read())
+                if health["servers"]:
+                    break
+            except OSError:
+                pass
+            time.sleep(0.1)
+        running.terminate()
+        _, errors = running.communicate(timeout=20)
+    assert health and health["ok"] and health["servers"] == 1
+    assert running.returncode == 0, errors
+    assert (home / "journal.db").exists()

@@ -253,7 +253,8 @@ def _config(args: argparse.Namespace) -> SidecarConfig:
     given = [
         endpoint(url, token, verify_tls=not args.insecure, ca_file=args.ca_file) for url in dict.fromkeys(args.urls)
     ]
-    more = tuple(ServerConfig(place, "default") for place in given if place.server not in known)
+    plan = _plan(args.plan) if args.plan else None
+    more = tuple(ServerConfig(place, "default", plan=plan) for place in given if place.server not in known)
     config = replace(config, servers=(*config.servers, *more))
     if args.prometheus:
         place = PrometheusConfig(args.prometheus, token, args.match, not args.insecure, args.ca_file)
