@@ -161,6 +161,20 @@ class Server:
             ) from None
 
 
+def _reason(error: Exception) -> str:
+    import aiohttp  # noqa: PLC0415
+
+    if isinstance(error, TimeoutError):
+        return "it took too long"
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return "the host name is not known"
+    if isinstance(error, (aiohttp.ClientSSLError, aiohttp.ClientConnectorCertificateError)):
+        return "TLS failed (--insecure takes any certificate)"
+    if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, ConnectionRefusedError):
+        return "nothing listens there"
+    return type(error).__name__
+
+
 async def _streamed(response: aiohttp.ClientResponse, began: float) -> Outcome:
     """Read server-sent events up to the last, which carries the usage."""
     first: float | None = None
