@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legroom.actions.flag_words import require_server, with_flags
+from legroom.actions.flag_words import flags_in, require_server, way_back, with_flags
 from legroom.actions.platform import ActionFailed, FlagChange
 
 LINE = ["vllm", "serve", "org/model", "--max_model_len", "32768", "--enforce-eager", "--port", "8000"]
@@ -58,3 +58,15 @@ def test_only_a_command_that_starts_vllm_can_have_its_flags_changed():
 def test_a_change_reads_as_a_sentence():
     change = FlagChange({"--max-model-len": "8192", "--enforce-eager": "", "--seed": None}, {"A": "1", "B": None})
     assert str(change) == "--max-model-len 8192, --enforce-eager, without --seed, A=1, without B"
+
+
+FLAGS = st.dictionaries(
+    st.sampled_from(["--max-model-len", "--port", "--seed"]), st.integers(0, 9).map(str), max_size=3
+)  # fmt: skip
+
+
+@given(FLAGS, FLAGS)
+def test_the_way_back_leads_back(now, before):
+    words = [word for pair in now.items() for word in pair]
+    changed = with_flags(["vllm", "serve", "m", *words], way_back(words, [w for pair in before.items() for w in pair]))
+    assert flags_in(changed) == before

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from legroom.actions.command import CommandPlatform
-from legroom.actions.platform import ActionFailed, Asked, FlagChange, write_whole
+from legroom.actions.platform import ActionFailed, Asked, FlagChange, Override, write_whole
 from legroom.actions.programs import call, process_identity, succeed
 from legroom.actions.run_child import RunChild
 from legroom.actions.undo import forget_override, keep_override, kept_override, undo_file
@@ -119,7 +119,8 @@ def start(*_):
     if child:
         child.kill(); child.wait()
     child = subprocess.Popen(["sleep", "600"])
-    record.write_text(json.dumps({"pid": os.getpid(), "child_pid": child.pid}))
+    words = ["vllm", "serve", "m", "--port", "1"]
+    record.write_text(json.dumps({"pid": os.getpid(), "child_pid": child.pid, "command": words}))
 def stop(*_):
     child.kill(); child.wait(); sys.exit(0)
 child = None
@@ -143,7 +144,10 @@ def test_a_run_is_restarted_by_a_hangup_and_reads_its_flags_file(tmp_path):
         child = RunChild(8000, tmp_path)
         before = asyncio.run(child.state())
         asyncio.run(child.write_flags(FlagChange({"--seed": "1"})))
-        assert json.loads((tmp_path / "runs" / "8000.flags.json").read_text()) == {"flags": {"--seed": "1"}, "env": {}}
+        flags = tmp_path / "runs" / "8000.flags.json"
+        assert json.loads(flags.read_text()) == {"flags": {"--seed": "1"}, "env": {}}
+        asyncio.run(child.restore_flags(Override("", json.dumps(["vllm", "serve", "m", "--no-async-scheduling"]))))
+        assert json.loads(flags.read_text())["flags"] == {"--port": None, "--async-scheduling": False}
         asyncio.run(child.restart(Asked("1", 20)))
         after = asyncio.run(child.state())
         assert after.identity not in (None, before.identity)
@@ -160,8 +164,6 @@ def test_no_run_on_a_port_is_said(tmp_path):
 
 
 def test_what_stood_before_is_kept_until_it_is_forgotten(tmp_path):
-    from legroom.actions.platform import Override
-
     for before in (None, "ExecStart=vllm --api-key hf_abcdefghijkl"):
         keep_override(3, Override("/etc/x", before), tmp_path)
         assert kept_override(3, tmp_path) == Override("/etc/x", before)

@@ -44,6 +44,31 @@ def require_server(words: Sequence[str], where: str) -> None:
         )
 
 
+def flags_in(words: Sequence[str]) -> dict[str, str]:
+    """The flags of a command line with their values, "" for a switch; several values stand one after the other."""
+    found: dict[str, str] = {}
+    at = 0
+    while at < len(words):
+        word = words[at]
+        at += 1
+        if not looks_like_flag(word):
+            continue
+        name, _, value = word.partition("=")
+        if not value:
+            count = _values_after(words, at, _positive(_canonical(name)))
+            value = " ".join(words[at : at + count])
+            at += count
+        found[_canonical(name)] = value
+    return found
+
+
+def way_back(now: Sequence[str], before: Sequence[str]) -> dict[str, str | None]:
+    """The flags to set and to take away so that one command line becomes an earlier one."""
+    held, wanted = flags_in(now), flags_in(before)
+    gone: dict[str, str | None] = {name: None for name in held if name not in wanted}
+    return gone | {name: value for name, value in wanted.items() if held.get(name) != value}
+
+
 def _values_after(words: Sequence[str], at: int, flag: str) -> int:
     """How many of the next words are the flag's own: none for a switch, all up to the next flag for a list."""
     kind = flag_kind_ever(flag) or "str"

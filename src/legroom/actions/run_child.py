@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from legroom.actions.flag_words import way_back
 from legroom.actions.platform import (
     ActionFailed,
     Asked,
@@ -17,7 +18,6 @@ from legroom.actions.platform import (
     Override,
     State,
     read_if_there,
-    restore_file,
     write_whole,
 )
 from legroom.actions.programs import process_identity
@@ -70,17 +70,26 @@ class RunChild:
         raise ActionFailed(f"the {self.name} did not start another vLLM within {asked.deadline_s:g} s")
 
     async def override_place(self) -> Override:
-        """The file that `run` reads when it restarts."""
-        return Override(str(self._flags_file()), read_if_there(self._flags_file()))
+        """The file that `run` reads, once, when it restarts. What stands now is the command it runs."""
+        words = self._record().get("command")
+        if not isinstance(words, list) or not words:
+            raise ActionFailed(f"the {self.name} does not say which command it runs")
+        return Override(str(self._flags_file()), json.dumps([str(word) for word in words]))
 
     async def write_flags(self, change: FlagChange) -> None:
-        """Flags on top of those it was started with."""
-        held = {"flags": dict(change.flags), "env": dict(change.env)}
+        """Flags on top of those it runs with."""
+        held = {"flags": dict(_for_run(*pair) for pair in change.flags.items()), "env": dict(change.env)}
         write_whole(self._flags_file(), json.dumps(held, indent=1) + "\n", 0o600)
 
     async def restore_flags(self, override: Override) -> None:
-        """The old file, or none."""
-        restore_file(Path(override.place), override.before)
+        """The way back from the command that runs to the one that ran: what `run` was told, it keeps."""
+        back = way_back(
+            [str(word) for word in self._record().get("command") or []], json.loads(override.before or "[]")
+        )
+        if back:
+            await self.write_flags(FlagChange(back))
+        else:
+            self._flags_file().unlink(missing_ok=True)
 
     def _runs(self) -> Path:
         return (self.home or store_path().parent) / "runs"
@@ -99,3 +108,10 @@ class RunChild:
         except (ValueError, KeyError, TypeError) as error:
             raise ActionFailed(f"{path} cannot be read: {error}") from error
         return record
+
+
+def _for_run(name: str, value: str | None) -> tuple[str, str | bool | None]:
+    """`run` knows flags by their positive names."""
+    if name.startswith("--no-"):
+        return "--" + name[5:], None if value is None else False
+    return name, value
