@@ -115,6 +115,20 @@ def test_an_incident_that_lasts_without_samples_or_actions_is_told_too():
     assert "lasts, for 60 min" in text and "No samples are kept" in text and "only told" in text
 
 
+def test_a_server_that_died_is_told_with_its_last_lines_and_what_was_started_instead():
+    died = Incident(
+        4, "http://127.0.0.1:8000", "died_serving", "the server died after 300 s (exit 1)", NOW, NOW + 60, "up again",
+        {"exit_code": 1, "lived_s": 300.0, "command": "vllm serve m",
+         "lines": ["torch.OutOfMemoryError: CUDA out of memory"]},
+        notes=(Note(NOW, "out of memory in a burst", {"cause": "runtime_activation_burst", "entry": "LR301"}),),
+        actions=(
+            Action(1, 4, "g", "restart", "done", NOW + 1, NOW + 50,
+                   {"changed": "--max-num-seqs 64", "command": "vllm serve m --max-num-seqs 64"}),
+        ),
+    )  # fmt: skip
+    check("incident_died", incident_text(died, (), NOW + 1000, PLAIN))
+
+
 def test_the_list_of_incidents_is_as_kept():
     lasting = Incident(18, "http://gpu2:8000", "stuck_engine", "The engine hangs", NOW + 900, None, None, {})
     check("incidents", incidents_text((lasting, INCIDENT), NOW + 1000, PLAIN))

@@ -14,6 +14,7 @@ from legroom.render.terminal import Style
 from legroom.render.text import columns, wrap
 from legroom.render.watch_text import curve
 
+_MOST_LINES = 8
 Series = tuple[str, str, int, list[float], float, str]
 """Name, colour, lines high, values, the value at the top, and how that is written."""
 
@@ -81,8 +82,10 @@ def _seen(incident: Incident, points: Sequence[Point], style: Style) -> Iterator
     reason = _finding(incident).get("reason")
     if reason:
         yield from wrap(str(reason), style.width, "  ")
+    yield from _last_lines(incident, style)
     if len(points) < 2:
-        yield "  No samples are kept of that time."
+        if not incident.detail.get("lines"):
+            yield "  No samples are kept of that time."
     else:
         yield ""
         for name, colour, height, values, top, scale in series(points):
@@ -94,6 +97,17 @@ def _seen(incident: Incident, points: Sequence[Point], style: Style) -> Iterator
         yield from (
             f"  {line}" for line in columns([(_words(name), f"{value:,.4g}") for name, value in numbers.items()], "<<")
         )
+
+
+def _last_lines(incident: Incident, style: Style) -> Iterator[str]:
+    """Of a server that ended: the proof in its log, or at least its last words."""
+    detail = incident.detail
+    if "exit_code" in detail:
+        yield f"  exit code {detail['exit_code']} after {duration(float(detail.get('lived_s') or 0.0))}"
+    shown = detail.get("evidence") or detail.get("lines") or ()
+    for line in (shown if isinstance(shown, (list, tuple)) else [shown])[-_MOST_LINES:]:
+        text = line.get("text", "") if isinstance(line, Mapping) else line
+        yield style.paint(f"  | {str(text)[: style.width - 4]}", "grey")
 
 
 def _axis(points: Sequence[Point], incident: Incident, width: int) -> str:
@@ -134,7 +148,8 @@ def _words(name: str) -> str:
 
 def _diagnosed(incident: Incident) -> Iterator[str]:
     finding = _finding(incident)
-    entry, cause = finding.get("entry"), finding.get("cause")
+    told = [finding, incident.detail, *(note.detail for note in incident.notes)]
+    entry, cause = (next((one[name] for one in told if one.get(name)), None) for name in ("entry", "cause"))
     said = False
     for note in incident.notes:
         if note.text and note.text != finding.get("reason") and "answers" not in note.detail:
@@ -178,18 +193,21 @@ def _recommended(incident: Incident) -> Iterator[str]:
 
 
 def recommendations(incident: Incident) -> list[Mapping[str, Any]]:
-    """Every answer and fix that was computed while it lasted, without repetition."""
+    """Every answer that was computed while it lasted, and every change that was made for it, without repetition."""
     found: list[Mapping[str, Any]] = []
-    for detail in (incident.detail, *(note.detail for note in incident.notes)):
-        for key in ("answers", "fixes"):
-            for answer in detail.get(key) or ():
-                if isinstance(answer, Mapping) and answer not in found:
-                    found.append(answer)
-        flags = detail.get("flags")
-        if isinstance(flags, Mapping) and flags:
+    details = (incident.detail, *(one.detail for one in (*incident.notes, *incident.actions)))
+    for detail in details:
+        for answer in detail.get("answers") or ():
+            if isinstance(answer, Mapping) and answer not in found:
+                found.append(answer)
+    for detail in details:
+        changed = detail.get("changed")
+        if changed and not any(answer.get("changed") == changed for answer in found):
             line = detail.get("command")
-            why = str(detail.get("why", "the flags that were applied"))
-            found.append({"why": why, "flags": flags, "command": line if isinstance(line, list) else None})
+            words = shlex.split(line) if isinstance(line, str) else line
+            # An incident's own command is the one that failed; an action's is the one that was started.
+            command = words if detail is not incident.detail else None
+            found.append({"why": f"changed: {changed}", "changed": changed, "command": command})
     return found
 
 
