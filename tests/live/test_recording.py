@@ -120,6 +120,16 @@ def test_a_missing_file_and_a_folder_say_so(tmp_path: Path) -> None:
         Recorder(tmp_path / "no" / "folder.jsonl")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+def test_a_full_disk_is_said() -> None:
+    recorder = Recorder(Path("/dev/full"))
+    with pytest.raises(LegroomError, match="No space left"):
+        for look in looks(200):
+            recorder.add(look)
+    with pytest.raises(LegroomError, match="No space left"):
+        recorder.close()
+
+
 def test_no_credentials_get_into_a_recording(tmp_path: Path) -> None:
     with Recorder(tmp_path / "a.jsonl") as recorder:
         recorder.add(looks(1)[0])

@@ -17,6 +17,7 @@ import gzip
 import json
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Literal, cast
@@ -46,8 +47,13 @@ class Recorder:
         self._write(_HEADER)
 
     def _write(self, line: dict[str, Any]) -> None:
-        try:
+        with self._telling():
             self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise LegroomError(f"could not write to {self._path}: {error.strerror}", "is the disk full?") from error
 
@@ -61,7 +67,8 @@ class Recorder:
         self._write(line)
         self._looks += 1
         if self._looks % _FLUSH_EVERY == 0:
-            self._file.flush()
+            with self._telling():
+                self._file.flush()
 
     def _changes(self, sample: Sample) -> dict[str, Any]:
         new: list[str] = []
@@ -89,7 +96,8 @@ class Recorder:
 
     def close(self) -> None:
         """Finish the file."""
-        self._file.close()
+        with self._telling():
+            self._file.close()
 
     def __enter__(self) -> Recorder:
         return self
