@@ -5,8 +5,8 @@
 
 Every round starts a server below `legroom run` and kills one of legroom, its keeper, the API server, the engine core
 or a worker, with SIGKILL or SIGTERM, while it starts, serves, or drains with requests in flight. Processes are told by
-a mark in their environment, which nobody below can lose. Afterwards nothing with that mark may live, the port must be free, and
-every incident that legroom named must be in the journal.
+a mark in their environment, which nobody below can lose. Afterwards nothing with that mark may live, the port
+must be free, and every incident that legroom named must be in the journal.
 """
 
 from __future__ import annotations
@@ -56,12 +56,6 @@ def marked(mark: str) -> list[int]:
     return found
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def is_bound(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -75,11 +69,14 @@ def is_bound(port: int) -> bool:
 class Round:
     """One server, one kill, and what was left."""
 
-    def __init__(self, folder: Path, vllm: str, model: str, flags: list[str], seed: int, slow_s: float) -> None:
+    def __init__(
+        self, folder: Path, vllm: str, model: str, flags: list[str], seed: int, port: int, slow_s: float
+    ) -> None:
         self.dice = random.Random(seed)
         self.target, self.moment = self.dice.choice(TARGETS), self.dice.choice(MOMENTS)
         self.number = self.dice.choice((signal.SIGKILL, signal.SIGTERM))
-        self.home, self.port, self.mark, self.slow_s = folder / "home", free_port(), uuid.uuid4().hex, slow_s
+        # Below the ports that the system hands out itself: nobody else may happen to have it afterwards.
+        self.home, self.port, self.mark, self.slow_s = folder / "home", port, uuid.uuid4().hex, slow_s
         self.said = folder / f"said-{seed}"
         words = [sys.executable, "-m", "legroom", "run", "--vllm", "0.32.0", "--no-verify", "--restart-delay", "0.1"]
         words += ["--drain", "3", "--", vllm, "serve", model, "--host", "127.0.0.1", "--port", str(self.port), *flags]
@@ -185,6 +182,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--vllm", help="a real one; without it the stand-in")
+    parser.add_argument("--port", type=int, default=18170, help="the first of ten")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -199,7 +197,8 @@ def main() -> None:
             flags += ["--max-model-len", "2048", "--served-model-name", "tiny"]
         model = str(write_model(folder / "llama"))
         for number in range(args.rounds):
-            results.append(Round(folder, vllm, model, flags, args.seed + number, slow_s).play())
+            port = args.port + number % 10
+            results.append(Round(folder, vllm, model, flags, args.seed + number, port, slow_s).play())
             if not results[-1]["clean"]:
                 print(json.dumps(results[-1], indent=1), flush=True)
     show(results)

@@ -13,9 +13,8 @@ from legroom.facts.gpus import gpu as known_gpu
 from legroom.memory.kv_plan import KvPlan, kv_plan
 from legroom.units import GIB, MIB, cdiv, human_bytes
 from legroom.vllm.args import ServeArgs
+from legroom.vllm.cpu_platform import on_cpu
 
-_CPU_BLOCK = 128
-"""Tokens of a block on the CPU platform of the V1 engine where nobody says otherwise."""
 _SPACE = "VLLM_CPU_KVCACHE_SPACE"
 
 
@@ -77,11 +76,10 @@ def _pool(bench: Workbench, args: ServeArgs, pool_bytes: int) -> KvPlan | None:
     if not args.model:
         return None
     card = bench.known.gpu or known_gpu("24GiB")
-    block_size = args.block_size or (None if bench.known.gpu else _CPU_BLOCK)
+    args = replace(args if bench.known.gpu else on_cpu(args), kv_cache_memory_bytes=None)
     try:
         model = model_of_log(args.model)
-        settings = resolve(replace(args, block_size=block_size, kv_cache_memory_bytes=None), model, card,
-                           bench.known.release)  # fmt: skip
+        settings = resolve(args, model, card, bench.known.release)
         return kv_plan(model, settings, card, [pool_bytes] * settings.pipeline_parallel_size)
     except NOT_PLANNABLE:
         return None

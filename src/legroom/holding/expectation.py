@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from legroom.errors import LegroomError
@@ -16,8 +15,6 @@ from legroom.records import dataclass
 from legroom.units import GIB, gib
 
 _PLANNING_S = 60.0
-_CPU_BLOCK = 128
-"""Tokens of a block on the CPU platform of the V1 engine where nobody says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +107,7 @@ def _of_plan(document: Mapping[str, Any]) -> Expectation:
 def _on_cpu(command: ServerCommand, env: Mapping[str, str]) -> Expectation:
     """Without a GPU there is no card to plan; the blocks of a pool whose size was given are still exact."""
     from legroom.memory.kv_plan import kv_plan  # noqa: PLC0415
+    from legroom.vllm.cpu_platform import on_cpu  # noqa: PLC0415
     from legroom.vllm.resolve import resolve  # noqa: PLC0415
     from legroom.vllm.served_model import served_model  # noqa: PLC0415
 
@@ -118,7 +116,7 @@ def _on_cpu(command: ServerCommand, env: Mapping[str, str]) -> Expectation:
     if pool is None:
         return Expectation(nothing)
     try:
-        args = replace(command.args, block_size=command.args.block_size or _CPU_BLOCK)
+        args = on_cpu(command.args)
         card = known_gpu("24GiB")
         model = served_model(args)
         settings = resolve(args, model, card, command.release)

@@ -60,6 +60,7 @@ class Supervisor:
         self._budget = RestartBudget(options.restarts, options.restart_delay_s)
         self._mark: bytes = prepared["capacity_mark"].encode()
         self._pool: Pool = "unsaid"
+        self._has_launched = False
         self._tried = {self._key()}
         self._tries = 0
 
@@ -90,7 +91,10 @@ class Supervisor:
         log = KeptLog(self.file.log)
         self._pool, self.stopping.is_up = "unsaid", False
         began = time.monotonic()
-        child = Child(self.words, {**os.environ, **self.env}, log=log, see=self._see)
+        self._has_launched = True
+        # Into a pipe Python would keep lines back until there are many.
+        env = {"PYTHONUNBUFFERED": "1", **os.environ, **self.env}
+        child = Child(self.words, env, log=log, see=self._see)
         asking: Asking | None = None
         ready = timed_out = False
         self._record(child)
@@ -311,7 +315,7 @@ class Supervisor:
 
     def _check_port(self) -> None:
         """Said before launching. What is left of our own server gets a moment to go."""
-        until = time.monotonic() + (_PORT_PATIENCE_S if self.file.log.exists() else 0)
+        until = time.monotonic() + (_PORT_PATIENCE_S if self._has_launched else 0)
         while problem := port_problem(self.prepared["host"], self.prepared["port"]):
             if time.monotonic() >= until:
                 raise LegroomError(problem, "stop what listens there, or give vLLM another --port")

@@ -39,9 +39,13 @@ def learnt(log: Path, gpus: Gpus) -> list[str]:
     words = [sys.executable, "-m", "legroom", "calibrate", str(log), "--gpu", gpus.name, "--json"]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=_LEARNING_S, check=False)
+    except subprocess.TimeoutExpired:
+        return [f"the measured memory could not be kept: that took more than {_LEARNING_S:.0f} s"]
+    try:
         lessons = json.loads(done.stdout)["learnt"]
-    except (subprocess.TimeoutExpired, ValueError, KeyError):
-        return ["the measured memory could not be kept: `legroom calibrate` gave no answer"]
+    except (ValueError, KeyError):
+        reasons = [line[7:] for line in done.stderr.splitlines() if line.startswith("error: ")]
+        return [f"the measured memory could not be kept: {reasons[0] if reasons else 'no answer'}"]
     terms = {name.removesuffix("_bytes") for lesson in lessons for name in lesson["terms"]}
     if not terms:
         return ["the start-up printed no memory that could be kept"]

@@ -1,0 +1,118 @@
+"""`legroom run` on a real vLLM: failed starts are mended, a dead engine is restarted, SIGTERM lets requests finish."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import SERVE_ENV, serve_words, write_model
+
+from legroom.actions.descendants import descendants, started
+from legroom.live.journal import Journal
+
+PATIENCE_S = 300.0
+
+
+class Run:
+    """A server below `legroom run`, and what legroom said of it."""
+
+    def __init__(self, python: Path, folder: Path, *flags: str, own: tuple[str, ...] = ()) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        self.home, self.err, self.model = folder / "home", folder / "err", write_model(folder / "tiny")
+        words = [sys.executable, "-m", "legroom", "run", "--restart-delay", "0", *own, "--"]
+        words += serve_words(python, self.model, self.port, *flags)
+        env = {**os.environ, **SERVE_ENV, "LEGROOM_HOME": str(self.home)}
+        with self.err.open("wb") as err:
+            self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=err, env=env)
+
+    def lines(self, text: str) -> list[str]:
+        said = self.err.read_text("utf-8", "replace").splitlines()
+        return [line for line in said if line.startswith("legroom: ") and text in line]
+
+    def until_said(self, text: str, times: int = 1) -> str:
+        self.until(lambda: len(self.lines(text)) >= times)
+        return self.lines(text)[times - 1]
+
+    def until(self, true: Callable[[], object]) -> None:
+        end = time.monotonic() + PATIENCE_S
+        while not true():
+            assert self.process.poll() is None, self.err.read_text("utf-8", "replace")[-2000:]
+            assert time.monotonic() < end, self.err.read_text("utf-8", "replace")[-2000:]
+            time.sleep(0.2)
+
+    def file(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.home / f"runs/{self.port}.json").read_text())
+        return found
+
+    def request(self, max_tokens: int) -> Any:
+        body = json.dumps({"model": str(self.model), "prompt": "x" * 32, "max_tokens": max_tokens, "ignore_eos": True})
+        url = f"http://127.0.0.1:{self.port}/v1/completions"
+        asked = urllib.request.Request(url, body.encode(), {"content-type": "application/json"})
+        with urllib.request.urlopen(asked, timeout=120) as answer:
+            return json.load(answer)
+
+    def incident_kinds(self) -> list[str]:
+        with Journal.open(self.home / "journal.db") as journal:
+            return [incident.kind for incident in journal.incidents()]
+
+
+@pytest.fixture(scope="module")
+def held(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """A pool too small for the length, and a flag that is gone: two failures, then it serves."""
+    flags = ("--max-model-len", "2048", "--kv-cache-memory-bytes", "1M", "--swap-space", "4")
+    run = Run(vllm_python, tmp_path_factory.mktemp("run"), *flags)
+    try:
+        run.until_said("serving at")
+        yield run
+    finally:
+        run.process.kill()
+        run.process.wait()
+
+
+def test_a_removed_flag_and_a_small_pool_are_mended_one_after_the_other(held):
+    first, second = held.lines("legroom: try ")
+    assert "--swap-space 4 taken out" in first
+    assert "Changed: --max-model-len 1904 (was 2048)" in second
+    assert held.lines("verified: ")
+
+
+def test_what_vllm_prints_is_what_was_expected(held):
+    assert "exactly as planned" in held.lines("vLLM says")[-1]
+
+
+def test_a_dead_engine_is_an_incident_and_a_restart(held):
+    engine = min(descendants(held.file()["child_pid"]))
+    os.kill(engine, signal.SIGKILL)
+    held.until_said("serving at", times=2)
+    assert held.lines("its engine died")
+    assert held.incident_kinds()[0] == "died_serving"
+    assert started(engine) is None
+
+
+def test_sigterm_lets_requests_finish_and_leaves_nothing(held):
+    answers: list[Any] = []
+    clients = [threading.Thread(target=lambda: answers.append(held.request(400))) for _ in range(4)]
+    for client in clients:
+        client.start()
+    time.sleep(0.5)
+    keeper = held.file()["keeper_pid"]
+    pids = [keeper, *descendants(keeper)]
+    held.process.send_signal(signal.SIGTERM)
+    assert held.process.wait(PATIENCE_S) == 0
+    for client in clients:
+        client.join()
+    assert [answer["usage"]["completion_tokens"] for answer in answers] == [400] * 4
+    assert not any(started(pid) for pid in pids)
