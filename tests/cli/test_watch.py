@@ -90,6 +90,13 @@ def test_once_as_json_is_one_document(capsys):
     assert servers[0]["generation_tokens_per_s"] > 0
 
 
+@pytest.mark.parametrize("words", [["--prometheus", "http://127.0.0.1:9"], ["--kubernetes", "app=vllm"]], ids="".join)
+def test_a_list_of_servers_that_cannot_be_read_is_3(words, capsys, monkeypatch):
+    monkeypatch.setenv("KUBECONFIG", "/no/such/file")
+    assert main(["watch", *words, "--once", "--interval", "0.1"]) == 3
+    assert capsys.readouterr().err.startswith("error:")
+
+
 def test_credentials_in_an_address_never_show(capsys):
     with serving(Metrics()) as url:
         main(["watch", url.replace("://", "://user:very-secret@"), "--once", "--interval", "0.1"])

@@ -57,14 +57,10 @@ def test_the_page_shows_every_server_with_its_state(monkeypatch):
         async with page.run_test(size=(120, 40)) as pilot:
             await pilot.pause()
             table = page.query_one("#servers", DataTable)
-            rows = [" ".join(str(cell) for cell in table.get_row(key)) for key in table.rows]
-            assert [row.split()[1] for row in rows] == [
-                "critical" if "critical" in rows[0] else "warning",
-                "healthy",
-                "unreachable",
-            ]
-            assert "pool full in" in rows[1]
-            assert "nothing listens there" in rows[2]
+            rows = [" ".join(str(cell) for cell in table.get_row_at(row)) for row in range(3)]
+            assert [row.split()[1] for row in rows] == ["critical", "unreachable", "healthy"]
+            assert "nothing listens there" in rows[1]
+            assert "pool full in" in rows[2]
 
     asyncio.run(look())
 
@@ -75,12 +71,36 @@ def test_the_arrow_chooses_the_server_that_is_shown(monkeypatch):
         async with page.run_test(size=(120, 40)) as pilot:
             await pilot.pause()
             assert "gpu1" in shown(page, "#detail")
-            await pilot.press("down")
+            await pilot.press("down", "down")
             await pilot.pause()
             assert "gpu2" in shown(page, "#detail")
+            await pilot.press("up")
+            await pilot.pause()
+            assert "gpu3" in shown(page, "#detail")
             await pilot.press("k")
             await pilot.pause()
             assert "gpu1" in shown(page, "#detail")
+
+    asyncio.run(look())
+
+
+def test_a_server_in_trouble_rises_to_the_top_and_the_choice_stays(monkeypatch):
+    async def look() -> None:
+        session = WatchSession()
+        for number in range(1, 4):
+            session.take(sample(1, server=f"http://gpu{number}:8000"))
+        page = page_of(session, monkeypatch)
+        async with page.run_test(size=(120, 40)) as pilot:
+            await pilot.pause()
+            await pilot.press("down")
+            await pilot.pause()
+            assert page.chosen == "http://gpu2:8000"
+            session.take(Failure(1_700_000_400.0, "http://gpu3:8000", "refused", "nothing listens there"))
+            page.redraw()
+            await pilot.pause()
+            table = page.query_one("#servers", DataTable)
+            assert [str(table.get_row_at(row)[1]) for row in range(3)] == ["gpu3:8000", "gpu1:8000", "gpu2:8000"]
+            assert (page.chosen, table.cursor_row) == ("http://gpu2:8000", 2)
 
     asyncio.run(look())
 

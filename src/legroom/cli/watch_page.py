@@ -29,6 +29,7 @@ _REDRAWN_S = 0.5
 _NARROW = 90
 _OTHER_COLUMNS = 58
 """What the columns beside the server and its sentence take, with the space between them."""
+_ORDER = ("critical", "unreachable", "warning", "healthy", "idle")
 _COLUMNS = ("state", "server", "KV", "running", "waiting", "tokens/s", "what")
 
 
@@ -56,6 +57,7 @@ class WatchPage(App[None]):
         self.problem: LegroomError | None = None
         self.chosen = ""
         self.paused = False
+        self._drawn: dict[str, tuple[str, ...]] = {}
 
     def compose(self) -> ComposeResult:
         """The parts of the page."""
@@ -87,7 +89,7 @@ class WatchPage(App[None]):
         """Everything again from what is known."""
         if self.paused:
             return
-        views = sorted(self.session.views.values(), key=lambda view: view.server)
+        views = sorted(self.session.views.values(), key=lambda view: (_ORDER.index(view.state), view.server))
         if views and self.chosen not in self.session.views:
             self.chosen = views[0].server
         self.query_one("#head", Static).update(self._head(views))
@@ -102,17 +104,33 @@ class WatchPage(App[None]):
         return Text.from_ansi(f"\x1b[1mlegroom watch\x1b[0m  {time.strftime('%H:%M:%S')}  {said}")
 
     def _fill(self, views: Sequence[ServerView]) -> None:
+        """Only what changed: a fleet has a thousand rows."""
         table = self.query_one("#servers", DataTable)
-        known = {str(key.value) for key in table.rows}
         server_width = max((len(view.server) for view in views), default=0)
         room = max(20, self.size.width - server_width - _OTHER_COLUMNS)
+        moved = False
         for view in views:
-            cells = _cells(view, room)
-            if view.server not in known:
-                table.add_row(*cells, key=view.server)
+            words, before = _words(view, room), self._drawn.get(view.server)
+            if words == before:
                 continue
-            for name, cell in zip(_COLUMNS, cells, strict=True):
-                table.update_cell(view.server, name, cell, update_width=True)
+            moved = moved or before is None or words[0] != before[0]
+            self._drawn[view.server] = words
+            if before is None:
+                table.add_row(*map(Text.from_ansi, words), key=view.server)
+                continue
+            for name, word, old in zip(_COLUMNS, words, before, strict=True):
+                if word != old:
+                    table.update_cell(view.server, name, Text.from_ansi(word), update_width=True)
+        if moved:
+            self._gravest_first(table)
+
+    def _gravest_first(self, table: DataTable[Text]) -> None:
+        def rank(cells: tuple[Text, Text]) -> tuple[int, str]:
+            return _ORDER.index(cells[0].plain.split()[-1]), cells[1].plain
+
+        table.sort("state", "server", key=rank)
+        if self.chosen in self._drawn:
+            table.move_cursor(row=table.get_row_index(self.chosen))
 
     def _detail(self, width: int) -> str:
         view = self.session.views.get(self.chosen)
@@ -140,15 +158,14 @@ class WatchPage(App[None]):
         self.query_one("#servers", DataTable).action_cursor_up()
 
 
-def _cells(view: ServerView, room: int) -> tuple[Text, ...]:
+def _words(view: ServerView, room: int) -> tuple[str, ...]:
     style = Style(colour=True)
     share = "" if view.kv_use is None else f"{view.kv_use:.0%}"
     running = "" if view.running is None else f"{view.running:,.0f}"
     waiting = "" if view.waiting is None else f"{view.waiting:,.0f}"
     tokens = "" if view.generation_tokens_per_s is None else f"{view.generation_tokens_per_s:,.0f}"
     server = view.server.removeprefix("http://")
-    words = (mark(view.state, style), server, share, running, waiting, tokens, shortened(view.sentence, room))
-    return tuple(Text.from_ansi(word) for word in words)
+    return mark(view.state, style), server, share, running, waiting, tokens, shortened(view.sentence, room)
 
 
 def shortened(text: str, width: int) -> str:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from legroom.errors import LegroomError
+from legroom.errors import UNREACHABLE, LegroomError
 from legroom.holding.sidecar_incidents import IncidentKeeper, OpenIncident
 from legroom.live.detectors import Condition, Detector, Finding, Watcher
 from legroom.live.local_memory import LocalMemory
@@ -243,16 +243,20 @@ async def _looks(config: SidecarConfig, session: WatchSession, gap_s: float) -> 
 
 async def _until_seen(config: SidecarConfig, session: WatchSession, gap_s: float) -> None:
     """Servers that others list are found while looking: a few rounds after the first was seen are enough."""
+    troubles: list[str] = []
+    session.say = troubles.append
     watching = asyncio.create_task(stream(config, session, lambda now: None))
     until = time.monotonic() + _DISCOVERY_S
-    while not session.views and not watching.done() and time.monotonic() < until:
+    while not (session.views or troubles or watching.done()) and time.monotonic() < until:
         await asyncio.sleep(0.05)
-    await asyncio.wait([watching], timeout=ONCE_LOOKS * gap_s)
-    if watching.done():
-        watching.result()
-    watching.cancel()
+    if session.views:
+        await asyncio.wait([watching], timeout=ONCE_LOOKS * gap_s)
+    if not watching.done():
+        watching.cancel()
     with suppress(asyncio.CancelledError):
         await watching
+    if troubles and not session.views:
+        raise LegroomError(troubles[0], "nothing could be looked at", UNREACHABLE)
 
 
 async def stream(config: SidecarConfig, session: WatchSession, show: Callable[[ServerView], None]) -> None:
