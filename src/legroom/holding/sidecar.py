@@ -41,7 +41,7 @@ from legroom.live.scrape import look, open_session
 
 _Answer = TypeVar("_Answer")
 _MAINTAIN_S = 600.0
-_LAST_WORDS_S = 3.0
+_LAST_WORDS_S = 1.0
 _LEAST_FLUSH_S = 1.0
 
 
@@ -95,13 +95,12 @@ class Sidecar:
         self._stopping.set()
 
     async def _end(self, tasks: list[asyncio.Task[Any]], runner: Any) -> None:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for task in (*self._answering,):
-            task.cancel()
+        self._stopping.set()
         await self._actor.stop()
-        await self._telling.drain(0.0)
+        await self._telling.drain(_LAST_WORDS_S)
+        for task in (*tasks, *self._answering):
+            task.cancel()
+        await asyncio.gather(*tasks, *self._answering, return_exceptions=True)
         await runner.cleanup()
         await self._session.close()
         self._flush_samples()
@@ -138,6 +137,8 @@ class Sidecar:
 
     def take(self, seen: Look) -> None:
         """One look at one server: what the source hands over."""
+        if self._stopping.is_set():
+            return
         self._last_look_s = time.monotonic()
         seen = self._memory.added(seen)
         group = self._groups.setdefault(seen.server, "default")

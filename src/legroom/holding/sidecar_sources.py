@@ -22,25 +22,29 @@ _DISCOVER_S = 60.0
 
 
 def source_of(config: SidecarConfig, say: Say) -> Source:
-    """Every source that a configuration names, side by side."""
+    """Every source that a configuration names, side by side. Raises where one is named wrongly."""
+    prometheus = _prometheus_source(config.prometheus) if config.prometheus is not None else None
 
     async def all_of_them(take: Take) -> None:
         async with asyncio.TaskGroup() as group:
             if config.servers:
                 places = [server.endpoint for server in config.servers]
                 group.create_task(scrape_fleet(places, config.interval_s, take))
-            if config.prometheus is not None:
-                group.create_task(_prometheus(config.prometheus, config.interval_s, take, say))
+            if prometheus is not None:
+                group.create_task(_prometheus(prometheus, config.interval_s, take, say))
             if config.kubernetes is not None:
                 group.create_task(_kubernetes(config.kubernetes, config.interval_s, take, say))
 
     return all_of_them
 
 
-async def _prometheus(config: PrometheusConfig, interval_s: float, take: Take, say: Say) -> None:
-    source = PrometheusSource(
+def _prometheus_source(config: PrometheusConfig) -> PrometheusSource:
+    return PrometheusSource(
         config.url, config.matchers, config.token, verify_tls=config.verify_tls, ca_file=config.ca_file
     )
+
+
+async def _prometheus(source: PrometheusSource, interval_s: float, take: Take, say: Say) -> None:
     trouble = ""
     async with open_session() as session:
         while True:

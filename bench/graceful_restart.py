@@ -1,0 +1,150 @@
+"""A real vLLM restarted under load, three ways, and what became of every request: a table and JSON.
+
+    LEGROOM_VLLM_PYTHON=.vllm/bin/python python bench/graceful_restart.py [--ways sidecar,run,plain]
+
+- sidecar: legroom's sidecar closes the guard's door (503 with Retry-After), waits for running and waiting to be zero,
+  and calls the restart command.
+- run: SIGHUP to `legroom run`: vLLM drains by itself (`--shutdown-timeout`); requests that come meanwhile get its 500.
+- plain: SIGTERM and start again, as a unit's restart does, with vLLM's default of no drain.
+
+Counted at the client: lost is every request that was neither completed, nor refused with 503 and Retry-After, nor
+without anybody to connect to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "real_vllm"))
+from restart_load import PATIENCE_S, GuardedServer, Load, answers, free_port  # noqa: E402
+from tiny_models import SERVE_ENV, serve_words, write_model  # noqa: E402
+
+from legroom.live.journal import Journal  # noqa: E402
+
+WARM = 40
+
+
+async def loaded(url: str, model: str, restart: Callable[[Load], Awaitable[None]]) -> dict[str, Any]:
+    """Load before, during and after a restart."""
+    async with Load(url, model) as load:
+        while load.counts["completed"] < WARM:
+            await asyncio.sleep(0.1)
+        began_s = time.monotonic()
+        load.closed_s = began_s
+        await restart(load)
+        took_s = time.monotonic() - began_s
+        completed = load.counts["completed"]
+        while load.counts["completed"] < completed + WARM and answers(f"{url}/health"):
+            await asyncio.sleep(0.1)
+    return {**load.counts, "lost": len(load.lost), "what_was_lost": load.lost[:5], "restart_s": round(took_s, 1)}
+
+
+def by_sidecar(server: GuardedServer) -> dict[str, Any]:
+    server.start_sidecar()
+
+    async def restart(_: Load) -> None:
+        server.ask_for_restart()
+        with Journal.open(server.folder / "journal.db") as journal:
+            while not journal.actions() or journal.actions()[-1].unfinished:
+                await asyncio.sleep(0.25)
+            action = journal.actions()[-1]
+            assert action.state == "done", action
+            drained = action.stage("drained")
+            figures["drain_s"] = drained.detail.get("waited_s") if drained else None
+
+    figures: dict[str, Any] = {}
+    return asyncio.run(loaded(server.url, server.model, restart)) | figures
+
+
+def plainly(server: GuardedServer) -> dict[str, Any]:
+    async def restart(load: Load) -> None:
+        load.closed_s = float("inf")  # no door is closed: nobody told the clients anything
+        await asyncio.to_thread(subprocess.run, server.restart_words, check=True)
+        await asyncio.to_thread(server.wait_until_up)
+
+    return asyncio.run(loaded(server.url, server.model, restart))
+
+
+def by_run(python: Path, folder: Path) -> dict[str, Any]:
+    port, model = free_port(), write_model(folder / "tiny")
+    words = [sys.executable, "-m", "legroom", "run", "--", *serve_words(python, model, port, "--dtype", "float32",
+             "--max-model-len", "512", "--kv-cache-memory-bytes", "64M")]  # fmt: skip
+    env = os.environ | SERVE_ENV | {"LEGROOM_HOME": str(folder)}
+    url, record = f"http://127.0.0.1:{port}", folder / "runs" / f"{port}.json"
+    with (folder / "run.log").open("wb") as log:
+        run = subprocess.Popen(words, env=env, stdout=log, stderr=log)
+    try:
+        wait_until(lambda: record.exists() and answers(f"{url}/health"), run)
+
+        async def restart(_: Load) -> None:
+            child = json.loads(record.read_text())["child_pid"]
+            os.kill(run.pid, signal.SIGHUP)
+            await asyncio.to_thread(
+                wait_until,
+                lambda: json.loads(record.read_text())["child_pid"] != child and answers(f"{url}/health"),
+                run,
+            )
+
+        return asyncio.run(loaded(url, str(model), restart))
+    finally:
+        run.send_signal(signal.SIGINT)
+        try:
+            run.wait(60)
+        except subprocess.TimeoutExpired:
+            run.kill()
+
+
+def wait_until(true: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not true():
+        if process.poll() is not None or time.monotonic() > end_s:
+            raise SystemExit("the server did not come up")
+        time.sleep(0.25)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ways", default="sidecar,run,plain")
+    ways = parser.parse_args().ways.split(",")
+    named = os.environ.get("LEGROOM_VLLM_PYTHON")
+    python = Path(named) if named else ROOT / ".vllm/bin/python"
+    if not python.exists():
+        raise SystemExit("no real vLLM here: run bin/setup-vllm, or name one's Python in LEGROOM_VLLM_PYTHON")
+    rows: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory(prefix="legroom-restart-") as folder:
+        if {"sidecar", "plain"} & set(ways):
+            server = GuardedServer(python, Path(folder))
+            try:
+                server.start()
+                if "sidecar" in ways:
+                    rows["sidecar"] = by_sidecar(server)
+                if "plain" in ways:
+                    rows["plain"] = plainly(server)
+            finally:
+                server.stop()
+        if "run" in ways:
+            rows["run"] = by_run(python, Path(folder))
+    print(f"{'way':10} {'completed':>10} {'refused':>8} {'nobody there':>13} {'lost':>6} {'restart s':>10}")
+    for way, row in rows.items():
+        counts = f"{row.get('completed', 0):10,} {row.get('refused', 0):8,} {row.get('nobody there', 0):13,}"
+        print(f"{way:10} {counts} {row['lost']:6,} {row['restart_s']:10.1f}")
+        for one in row["what_was_lost"]:
+            print(f"{'':10}   {one}")
+    print(json.dumps(rows))
+    return 0 if rows.get("sidecar", {}).get("lost", 0) == 0 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

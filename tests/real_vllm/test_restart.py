@@ -1,0 +1,49 @@
+"""The sidecar restarts a real vLLM under load through the guard's door, and no accepted request is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+from restart_load import GuardedServer, Load
+
+from legroom.live.journal import Journal
+
+
+@pytest.fixture(scope="module")
+def server(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory):
+    held = GuardedServer(vllm_python, tmp_path_factory.mktemp("restart"))
+    try:
+        held.start()
+        held.start_sidecar()
+        yield held
+    finally:
+        held.stop()
+
+
+async def restarted_under_load(server: GuardedServer) -> Load:
+    async with Load(server.url, server.model) as load:
+        while load.counts["completed"] < 24:
+            await asyncio.sleep(0.1)
+        load.closed_s = time.monotonic()
+        assert server.ask_for_restart()["accepted"]
+        with Journal.open(server.folder / "journal.db") as journal:
+            while not journal.actions() or journal.actions()[-1].unfinished:
+                await asyncio.sleep(0.25)
+        completed = load.counts["completed"]
+        while load.counts["completed"] < completed + 24:
+            await asyncio.sleep(0.1)
+    return load
+
+
+def test_a_restart_under_load_loses_no_accepted_request(server):
+    load = asyncio.run(restarted_under_load(server))
+    assert load.lost == []
+    assert load.counts["refused"] > 0, "new requests were told to come again"
+    with Journal.open(server.folder / "journal.db") as journal:
+        (action,) = journal.actions()
+    assert action.state == "done"
+    assert [stage.name for stage in action.stages] == ["draining", "drained", "launched", "restarted"]
+    assert "waited_s" in action.stage("drained").detail
