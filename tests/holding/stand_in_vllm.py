@@ -8,7 +8,8 @@ and with requests in flight and no such time the API server hangs; SIGINT ends e
 purpose: the engine and the worker never notice that the API server is gone.
 
 STAND_IN_KV_TOKENS=N refuses a --max-model-len above N as vLLM does; STAND_IN_START_S waits before it is ready;
-STAND_IN_EXIT=N ends with that code instead of starting. `POST /v1/completions` takes `max_tokens` x 10 ms.
+STAND_IN_EXIT=N ends with that code instead of starting. `POST /v1/completions` takes `max_tokens` x 10 ms; the prompt
+"too much" runs it out of memory.
 """
 
 from __future__ import annotations
@@ -32,6 +33,12 @@ _SHORT = (
     "model's max seq len ({length}), ({need:.2f} GiB KV cache is needed, which is larger than the available KV cache "
     "memory ({have:.2f} GiB). Based on the available memory, the estimated maximum model length is {tokens}. Try "
     "increasing `gpu_memory_utilization` or decreasing `max_model_len` when initializing the engine."
+)
+_OOM = (
+    "(EngineCore pid=2) ERROR 11-15 05:58:00 [core.py:1123] torch.OutOfMemoryError: CUDA out of memory. "
+    "Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 79.10 GiB of which 512.00 MiB is free. "
+    "Including non-PyTorch memory, this process has 78.50 GiB memory in use. Of the allocated memory 76.00 GiB is "
+    "allocated by PyTorch, and 500.00 MiB is reserved by PyTorch but unallocated."
 )
 
 
@@ -127,6 +134,9 @@ def handler_of(server: Server) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             asked = json.loads(self.rfile.read(int(self.headers.get("content-length", "0"))) or b"{}")
+            if asked.get("prompt") == "too much":
+                say(_OOM)
+                os.kill(server.engine, signal.SIGKILL)
             server.running += 1
             try:
                 time.sleep(0.01 * int(asked.get("max_tokens", 1)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -74,16 +75,16 @@ class Run:
         file = self.file()
         return [file["keeper_pid"], *descendants(file["keeper_pid"])]
 
-    def request(self, max_tokens: int) -> Any:
-        body = json.dumps({"prompt": "x", "max_tokens": max_tokens}).encode()
+    def request(self, max_tokens: int, prompt: str = "x") -> Any:
+        body = json.dumps({"prompt": prompt, "max_tokens": max_tokens}).encode()
         url = f"http://127.0.0.1:{self.port}/v1/completions"
         with urllib.request.urlopen(urllib.request.Request(url, body), timeout=30) as answer:
             return json.load(answer)
 
-    def attempt(self, max_tokens: int) -> None:
+    def attempt(self, max_tokens: int, prompt: str = "x") -> None:
         """A request that may well be cut off."""
-        with contextlib.suppress(OSError):
-            self.request(max_tokens)
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            self.request(max_tokens, prompt)
 
     def incidents(self) -> list[Any]:
         with Journal.open(self.home / "journal.db") as journal:
@@ -187,6 +188,19 @@ def test_a_dead_engine_is_an_incident_and_a_restart(run):
     (incident,) = held.incidents()
     assert incident.kind == "died_serving"
     assert [action.state for action in incident.actions] == ["done"]
+
+
+def test_a_server_that_ran_out_of_memory_is_restarted_with_the_fix(run):
+    held = run("--no-verify")
+    held.serving()
+    held.attempt(1, "too much")
+    held.serving(times=2)
+    assert "changed --gpu-memory-utilization 0.9" in held.said("restart in")
+    assert held.file()["command"][-2:] == ["--gpu-memory-utilization", "0.9"]
+    held.end()
+    (incident,) = held.incidents()
+    assert "runs out (LR401)" in incident.notes[0].text
+    assert incident.actions[0].detail["changed"] == "--gpu-memory-utilization 0.9"
 
 
 def test_an_unasked_end_is_never_a_success(run):

@@ -69,10 +69,12 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
         if action is None:
             break
         # --keep takes a flag, which argparse alone would read as an option of its own.
-        takes_next = action.nargs != 0 and "=" not in rest[0]
-        value = rest[1] if takes_next and len(rest) > 1 else None
-        own.append(rest[0] if value is None else f"{rest[0]}={value}")
-        del rest[: 1 if value is None else 2]
+        if action.nargs == 0 or "=" in rest[0]:
+            own.append(rest.pop(0))
+        elif rest[1:2] in ([], ["--"]):
+            raise LegroomError(f"{rest[0]} needs a value", "see legroom run --help")
+        else:
+            own.append(f"{rest.pop(0)}={rest.pop(0)}")
     if rest and rest[0] != "--" and rest[0].startswith("-"):
         raise LegroomError(f"legroom run has no option {rest[0]}", "vLLM's own flags follow `-- vllm serve MODEL`")
     args = parser.parse_args(own)
