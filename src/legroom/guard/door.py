@@ -16,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from legroom.errors import LegroomError
+from legroom.facts.releases import release
 from legroom.guard import answers
 from legroom.guard.answers import Refusal
 from legroom.guard.bounds import apply, changes_of, refusal_of
@@ -23,6 +25,7 @@ from legroom.guard.demand import Demand, Prompt, demand_of
 from legroom.guard.lessons import Lessons, Tokenize, is_countable
 from legroom.guard.limits import EngineLimits, limits_of_tokens
 from legroom.guard.meters import Meters
+from legroom.guard.native import native_flags
 from legroom.guard.paths import Kind
 from legroom.guard.policy import Policy
 from legroom.guard.policy_file import PolicyFile
@@ -82,7 +85,7 @@ class Door:
         if problem is not None:
             LOG.error("the policy was not reloaded, the old one stays: %s", problem)
         elif self.file.policy is not before:
-            LOG.warning("policy reloaded from %s", self.file.path)
+            LOG.info("policy reloaded from %s", self.file.path)
             self._refit()
 
     def _refit(self) -> None:
@@ -312,6 +315,19 @@ class Door:
             words += "; vLLM's own queue bounds stay behind it"
         return words
 
+    def native_hint(self, version: str) -> str | None:
+        """What to set vLLM's own queue bounds to, for a release that has them and where they are not set."""
+        try:
+            flags = native_flags(release(version), self.limits, self.policy.queue.requests)
+        except LegroomError:
+            return None
+        if self.limits.max_num_queued_reqs:
+            flags.pop("--max-num-queued-reqs", None)
+        if self.limits.max_num_queued_tokens:
+            flags.pop("--max-num-queued-tokens", None)
+        words = " ".join(f"{name} {value}" for name, value in flags.items())
+        return f"vLLM {version} can bound its own queue too; behind this guard set {words}" if words else None
+
     def status(self) -> dict[str, Any]:
         """What `/-/legroom/status` answers."""
         size = self.limits.block_size or 0
@@ -342,6 +358,7 @@ class _Stderr(logging.Handler):
 
 def log_to_stderr() -> None:
     """vLLM sets up its own loggers alone; without a handler our sentences would be lost."""
+    LOG.setLevel(logging.INFO)
     LOG.disabled = False  # libraries that configure logging switch off the loggers they find
     if not LOG.handlers:
         handler = _Stderr()

@@ -25,6 +25,9 @@ _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 NULL_BLOCK = 1
 """vLLM's V1 pool keeps one block as a placeholder and never hands it out."""
 
+SLOTS_PER_DRAFT = 2
+"""A step holds slots for the drafts it verifies and for those it looks ahead to."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
@@ -115,7 +118,7 @@ def limits_of_plan(document: Mapping[str, Any], name: str = "plan") -> EngineLim
             max_model_len=int(args["max_model_len"]),
             max_num_seqs=int(args["max_num_seqs"]),
             ranks=int(args.get("data_parallel_size") or 1),
-            extra_tokens=int(args.get("num_speculative_tokens") or 0),
+            extra_tokens=SLOTS_PER_DRAFT * int(args.get("num_speculative_tokens") or 0),
             source=name,
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -187,7 +190,7 @@ def limits_of_vllm(config: Any, args: Any) -> EngineLimits:
         max_num_seqs=_whole(getattr(scheduler, "max_num_seqs", None)),
         ranks=_ranks(parallel),
         api_servers=_whole(getattr(args, "api_server_count", None)) or 1,
-        extra_tokens=_whole(getattr(speculation, "num_speculative_tokens", None)) or 0,
+        extra_tokens=SLOTS_PER_DRAFT * (_whole(getattr(speculation, "num_speculative_tokens", None)) or 0),
         default_output_tokens=_default_output(model),
         max_logprobs=_logprobs(getattr(model, "max_logprobs", None)),
         media=_media(model),

@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import hmac
 import os
+import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
@@ -223,7 +224,10 @@ class Guard:
         if not limits.known:
             limits = await self._limits_of_page(limits)
         self.door.learn_engine(limits)
-        LOG.warning("%s", self.door.said())
+        LOG.info("%s", self.door.said())
+        hint = self.door.native_hint(str(getattr(sys.modules.get("vllm"), "__version__", "")))
+        if hint and limits.known:
+            LOG.info("%s", hint)
 
     async def _limits_of_page(self, limits: EngineLimits) -> EngineLimits:
         try:

@@ -10,12 +10,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from legroom.errors import UNREACHABLE, LegroomError
-from legroom.facts.releases import release
 from legroom.guard import control
 from legroom.guard.door import LOG, Door
 from legroom.guard.limits import EngineLimits, limits_of_metrics
 from legroom.guard.meters import with_page
-from legroom.guard.native import native_flags
 from legroom.guard.paths import METRICS
 from legroom.guard.proxy.client import ClientConnection
 from legroom.guard.proxy.upstream import ServerPool
@@ -110,7 +108,7 @@ class Proxy:
     async def _drain(self, server: asyncio.Server) -> None:
         server.close()
         self.closing = self.door.draining = True
-        LOG.warning("stopping: %d requests run, %d wait", self.door.pool.running, self.door.pool.waiting)
+        LOG.info("stopping: %d requests run, %d wait", self.door.pool.running, self.door.pool.waiting)
         until_s = self.door.clock() + self.options.drain_s
         while self.door.clock() < until_s:
             for client in list(self.clients):
@@ -138,7 +136,7 @@ class Proxy:
                 self.door.learn_engine(limits)
             if told != (self.door.pool.limits, self.door.limits.known):
                 told = (self.door.pool.limits, self.door.limits.known)
-                LOG.warning("%s", self.door.said())
+                LOG.info("%s", self.door.said())
                 if limits.known:
                     await self._note_native_flags()
             await asyncio.sleep(LEARN_AGAIN_S if limits.known else LEARN_SOON_S)
@@ -159,13 +157,12 @@ class Proxy:
     async def _note_native_flags(self) -> None:
         """Releases from 0.29 on have queue bounds of their own; say what to set them to."""
         try:
-            version = json.loads(await self._get("/version") or b"{}")["version"]
-            flags = native_flags(release(version), self.door.limits, self.door.policy.queue.requests)
-        except (ValueError, KeyError, TypeError, LegroomError):
+            version = str(json.loads(await self._get("/version") or b"{}")["version"])
+        except (ValueError, KeyError, TypeError):
             return
-        if flags:
-            words = " ".join(f"{name} {value}" for name, value in flags.items())
-            LOG.warning("vLLM %s can bound its own queue too; set behind this guard: %s", version, words)
+        hint = self.door.native_hint(version)
+        if hint:
+            LOG.info("%s", hint)
 
     async def _get(self, path: str) -> bytes | None:
         assert self._session is not None
