@@ -121,6 +121,10 @@ class Thresholds:
     crash_over_s: float = 900.0
     """Three starts in a quarter of an hour: a big model takes minutes to load, so that is all it did."""
 
+    switch_least: int = 3
+    """A rolling update switches once; three times is a balancer."""
+    switch_over_s: float = 600.0
+
     no_traffic_s: float = 600.0
     """Ten minutes without a request; nothing is wrong with that."""
 

@@ -23,6 +23,8 @@ _GAP_INTERVALS = 6.0
 """A pause this long is no interval: what happened in it is unknown, and its mean rate would hide that."""
 _FIRST_GAP_S = 300.0
 """A Prometheus may scrape every few minutes; more than that shows nothing in time."""
+_CLOCK_SKEW_S = 60.0
+"""A server's clock and ours may differ by this much: a process that started later than that is a new one."""
 _THIN_S = 300.0
 _MOST_THINNED = 2048
 """One point in five minutes for a week."""
@@ -161,6 +163,8 @@ class Window:
         """Failed looks since the last sample."""
         self.restarts: deque[float] = deque(maxlen=64)
         """When the server was seen to have started anew."""
+        self.switches: deque[float] = deque(maxlen=64)
+        """When another server than the last time answered, one that had been there already."""
         self.points: deque[Point] = deque(maxlen=_MOST_THINNED)
         self.last_look_s: float | None = None
         self.jumps = 0
@@ -181,6 +185,8 @@ class Window:
             self.steps.append(step)
         if self._has_started_anew(look, step):
             self.restarts.append(look.time_s)
+        if self._is_another(look):
+            self.switches.append(look.time_s)
         self.failures.clear()
         self.latest = look
         self._thin(look)
@@ -191,13 +197,14 @@ class Window:
         self.steps.clear()
         self.failures.clear()
         self.restarts.clear()
+        self.switches.clear()
         self.points.clear()
         if self.latest is not None:
             self.latest = replace(self.latest, time_s=look.time_s)
 
     def _step(self, sample: Sample) -> Step | None:
         before = self.latest
-        if before is None:
+        if before is None or self._is_another(sample):
             return None
         seconds = sample.time_s - before.time_s
         if not 0 < seconds <= self._longest_s:
@@ -216,9 +223,17 @@ class Window:
             return _GAP_S if self.failures else _FIRST_GAP_S
         return max(_GAP_S, _GAP_INTERVALS * usual)
 
+    def _is_another(self, sample: Sample) -> bool:
+        """Whether this answer is of another process that ran all along: several servers behind one address."""
+        before = self.latest
+        if before is None or not sample.process_start_s or not before.process_start_s:
+            return False
+        differs = abs(sample.process_start_s - before.process_start_s) > 1
+        return differs and sample.process_start_s < before.time_s - _CLOCK_SKEW_S
+
     def _has_started_anew(self, sample: Sample, step: Step | None) -> bool:
         before = self.latest
-        if before is None:
+        if before is None or self._is_another(sample):
             return False
         if sample.process_start_s and before.process_start_s:
             return sample.process_start_s > before.process_start_s + 1

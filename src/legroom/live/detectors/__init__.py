@@ -16,6 +16,7 @@ from legroom.live.detectors.pool_pressure import PoolPressure
 from legroom.live.detectors.preemption_thrash import PreemptionThrash
 from legroom.live.detectors.prefix_cache_waste import PrefixCacheWaste
 from legroom.live.detectors.queue_backlog import QueueBacklog
+from legroom.live.detectors.several_servers import SeveralServers
 from legroom.live.detectors.stuck_engine import StuckEngine
 from legroom.live.detectors.unreachable import Unreachable
 from legroom.live.sample import Look
@@ -36,6 +37,7 @@ DETECTORS: tuple[type[Detector], ...] = (
     MemoryCreep,
     Fragmentation,
     PlanDrift,
+    SeveralServers,
     NoTraffic,
 )
 """The gravest first: the first finding is what a server's state is named after."""
