@@ -97,6 +97,11 @@ def test_actors_of_ray_are_rays_to_end():
     assert part_of(replace(CORE, title="ray::Worker")) == ""
 
 
+def test_a_server_may_call_its_processes_by_another_name_if_they_are_vllms():
+    assert states(machine(replace(CORE, title="chat::EngineCore"))) == {200: "dead"}
+    assert states(machine(replace(CORE, title="queue::Worker_7", loads_vllm=False))) == {}
+
+
 def test_a_spawned_process_without_a_title_is_known_by_the_code_it_loads():
     title = "python3 -c from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5, pipe_handle=7)"
     assert states(machine(replace(CORE, title=title))) == {200: "dead"}

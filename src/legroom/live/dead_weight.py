@@ -19,8 +19,8 @@ from legroom.units import MIB
 
 State = Literal["dead", "suspect", "in use", "zombie", "unseen"]
 
-_PART = re.compile(r"(?!ray::)[^:\s]+::(?P<part>EngineCore|Worker|DPCoordinator)(_\w+)?$")
-"""How vLLM titles its processes (with any VLLM_PROCESS_NAME_PREFIX); Ray's actors are `ray::...` and Ray's to end."""
+_PART = re.compile(r"(?!ray::)(?P<prefix>[^:\s]+)::(?P<part>EngineCore|Worker|DPCoordinator)(_\w+)?$")
+"""How vLLM titles its processes (VLLM_PROCESS_NAME_PREFIX can be any); Ray's actors are `ray::...` and Ray's to end."""
 _SERVER = re.compile(r"\bvllm serve\b|vllm\.entrypoints|::APIServer|api_server")
 _SPAWNED = re.compile(r"multiprocessing\.spawn\b.*spawn_main")
 _TRACKER = re.compile(r"multiprocessing\.(resource|semaphore)_tracker")
@@ -62,7 +62,7 @@ def judge(holdings: Holdings) -> tuple[Holder, ...]:
 def part_of(fact: ProcessFact) -> str:
     """`EngineCore`, `Worker` ... where the process is a part of a vLLM engine, else nothing."""
     found = _PART.match(fact.title)
-    if found and fact.is_python:
+    if found and fact.is_python and (found["prefix"] == "VLLM" or fact.loads_vllm):
         return found["part"]
     if _SPAWNED.search(fact.title) and fact.loads_vllm:
         return "process"  # before vLLM gave its processes titles, and where setproctitle is missing
