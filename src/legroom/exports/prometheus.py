@@ -1,19 +1,110 @@
-"""`legroom export prometheus`."""
+"""`legroom export prometheus`: recording rules and alerts for a release and a plan, and what to scrape."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
+from legroom.exports.alert_levels import AlertLevels, levels_for
+from legroom.exports.alert_texts import alert_slots, fill
+from legroom.exports.alerts import Condition, vllm_conditions, words
+from legroom.exports.alerts_own import own_conditions
+from legroom.exports.prometheus_recording import recordings
+from legroom.exports.prometheus_yaml import rules_text
+from legroom.exports.promql import Measures
+from legroom.exports.request import ExportedFile
+from legroom.version import __version__
 
 if TYPE_CHECKING:
-    from legroom.exports.request import ExportedFile, ExportRequest
+    from collections.abc import Mapping, Sequence
+
+    from legroom.exports.request import ExportRequest
 
 NAME = "prometheus"
-HELP = "being written"
+HELP = "recording rules, alerts and scrape config, in the metric names of the release"
 TAKES_ANY = True
+
+RUNBOOK_BASE = "docs/runbooks"
+RULES_FILE = "rules/legroom-vllm.rules.yml"
+CONFIG_FILE = "prometheus.yml"
+_EVALUATION_S = 30
+_JOB = re.compile(r"[A-Za-z0-9_./:-]{1,100}")
+
+
+def add_options(parser: Any) -> None:
+    """What the rules need to know beside the release and the plan."""
+    parser.add_argument("--job", default="vllm", metavar="NAME", help="the scrape job of the servers (default: vllm)")
+    parser.add_argument("--target", action="append", metavar="HOST:PORT", default=None,
+                        help="a server to scrape, again for more (default: localhost:8000)")  # fmt: skip
+    parser.add_argument("--runbook-base", default=RUNBOOK_BASE, metavar="URL",
+                        help="where the runbook pages are: legroom export alert-runbooks writes them "
+                        f"(default: {RUNBOOK_BASE}, a path without a host)")  # fmt: skip
+    parser.add_argument("--ttft-p99", metavar="TIME", help="alert when the p99 of the first token exceeds it (2s)")
+    parser.add_argument("--inter-token-p99", metavar="TIME", help="the same for the time between tokens (150ms)")
+    parser.add_argument("--speed-up", metavar="N", help="divide every window and `for` by N, to rehearse the alerts")
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
-    """Everything the format writes."""
-    raise LegroomError("this format is not finished yet")
+    """The rules, and a configuration that loads them."""
+    options = request.options
+    levels = levels_for(request.plan, options)
+    job = options.get("job") or "vllm"
+    if not _JOB.fullmatch(job):
+        raise LegroomError(f"--job {job!r} is not a job name", "letters, digits and _ . / : - only")
+    measures = Measures(request.release)
+    records = [{"record": rule.record, "expr": rule.expr} for rule in recordings(measures, levels, job)]
+    alerts = [_rule(condition, levels, request) for condition in vllm_conditions(measures, levels, job)]
+    own = [_rule(condition, levels, request) for condition in own_conditions(levels)]
+    groups = [
+        _group("legroom-vllm-measures", records, levels),
+        _group("legroom-vllm", alerts, levels),
+        _group("legroom", own, levels),
+    ]
+    head = _head(request)
+    return (
+        ExportedFile(RULES_FILE, head + rules_text({"groups": groups})),
+        ExportedFile(CONFIG_FILE, head + rules_text(_config(job, options, levels))),
+    )
+
+
+def _head(request: ExportRequest) -> str:
+    release = f"vLLM {request.release.version}" if request.release else "any vLLM release that legroom knows"
+    plan = (
+        f"# Plan: {request.plan.model} on {request.plan.gpu['count']} x {request.plan.gpu['name']}.\n"
+        if request.plan
+        else ""
+    )
+    return f"# Written by legroom {__version__} for {release}.\n{plan}"
+
+
+def _group(name: str, rules: Sequence[Mapping[str, Any]], levels: AlertLevels) -> dict[str, Any]:
+    return {"name": name, "interval": levels.time(_EVALUATION_S), "rules": list(rules)}
+
+
+def _rule(condition: Condition, levels: AlertLevels, request: ExportRequest) -> dict[str, Any]:
+    said = words()[condition.name]
+    slots = alert_slots(levels)
+    base = str(request.options.get("runbook_base") or RUNBOOK_BASE).rstrip("/")
+    rule: dict[str, Any] = {"alert": condition.name, "expr": condition.expr}
+    if condition.for_s:
+        rule["for"] = levels.time(condition.for_s)
+    rule["labels"] = {"severity": said["severity"]}
+    rule["annotations"] = {
+        "summary": fill(said["summary"], slots),
+        "description": fill(said["description"], slots),
+        "runbook_url": f"{base}/{condition.name}.md",
+    }
+    return rule
+
+
+def _config(job: str, options: Mapping[str, Any], levels: AlertLevels) -> dict[str, Any]:
+    targets = options.get("target") or ["localhost:8000"]
+    scrape = levels.time(15) if levels.speed_up > 1 else "15s"
+    return {
+        "global": {"scrape_interval": scrape, "evaluation_interval": levels.time(_EVALUATION_S)},
+        "rule_files": [RULES_FILE],
+        "scrape_configs": [
+            {"job_name": job, "metrics_path": "/metrics", "static_configs": [{"targets": list(targets)}]}
+        ],
+    }

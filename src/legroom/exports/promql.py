@@ -1,0 +1,162 @@
+"""PromQL over vLLM's metrics by what they measure, in the names of one release or so that a rename does not matter.
+
+A release can show one measure under two names: the V0 and the V1 engine differ, and for a while an old name stays
+beside the new one. `a or b` over aggregates takes what `a` has and adds from `b` only the servers that `a` does not
+have, so nothing is counted twice; aggregating first removes the name and the labels in which the two differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+from legroom.facts.metrics import metrics_of, name_of, names_of, role_of
+from legroom.facts.releases import known_releases, release
+from legroom.records import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from legroom.facts.releases import Release
+
+IDENTITY = ("model_name", "engine", "le")
+"""Labels that tell servers, engines and buckets apart; any other that vLLM adds splits one measure into parts."""
+
+
+@dataclass(frozen=True)
+class Measures:
+    """The measures of one release (None: of any), as expressions."""
+
+    release: Release | None
+    selector: str = ""
+    """What every series must match, without braces: `job="vllm"`."""
+    keep: str = ""
+    """The aggregation's labels (`by (instance)`); empty: all but those that split a measure into parts."""
+
+    def has(self, role: str) -> bool:
+        """Whether the release measures it at all."""
+        return bool(self.series(role))
+
+    def series(self, role: str) -> tuple[str, ...]:
+        """The names of a measure, the one to prefer first."""
+        if self.release is None:
+            return names_of(role)
+        found = (name_of(role, self.release, engine) for engine in ("v1", "v0"))
+        return tuple(dict.fromkeys(name for name in found if name))
+
+    def value(self, role: str, how: str = "sum") -> str:
+        """A gauge as it stands."""
+        return self._each(role, lambda name: f"{how} {self._labels(role)} ({name}{self._matching()})")
+
+    def queued(self) -> str:
+        """Requests that wait for blocks or a place in the batch; 0.20.0 on tells them from those that wait for more."""
+        ways = []
+        if self.has("waiting_by_reason"):
+            chosen = replace(self, selector=", ".join(filter(None, (self.selector, 'reason="capacity"'))))
+            ways.append(chosen.value("waiting_by_reason"))
+        return either(*ways, self.value("waiting"))
+
+    def rate(self, role: str, window: str) -> str:
+        """A counter's growth per second; `rate` sees to restarts."""
+        return self._each(role, lambda name: f"sum {self._labels(role)} (rate({name}{self._matching()}[{window}]))")
+
+    def increase(self, role: str, window: str, offset: str = "") -> str:
+        """A counter's growth over a window."""
+        back = f" offset {offset}" if offset else ""
+        inner = f"{self._matching()}[{window}]{back}"
+        return self._each(role, lambda name: f"sum {self._labels(role)} (increase({name}{inner}))")
+
+    def resets(self, role: str, window: str) -> str:
+        """How often a counter began again."""
+        return self._each(role, lambda name: f"max {self._labels(role)} (resets({name}{self._matching()}[{window}]))")
+
+    def quantile(self, role: str, share: float, window: str) -> str:
+        """A percentile of a histogram over a window."""
+        labels = self._labels(role).replace("by (", "by (le, ")
+        return self._each(
+            role,
+            lambda name: (
+                f"histogram_quantile({share:g}, sum {labels} (rate({name}_bucket{self._matching()}[{window}]))) >= 0"
+            ),
+        )
+
+    def observed(self, role: str, window: str) -> str:
+        """How many observations a histogram took over a window."""
+        inner = f"_count{self._matching()}[{window}]"
+        return self._each(role, lambda name: f"sum {self._labels(role)} (increase({name}{inner}))")
+
+    def observation_rate(self, role: str, window: str) -> str:
+        """How many observations a second a histogram takes."""
+        inner = f"_count{self._matching()}[{window}]"
+        return self._each(role, lambda name: f"sum {self._labels(role)} (rate({name}{inner}))")
+
+    def mean(self, role: str, window: str) -> str:
+        """The mean of a histogram's observations over a window."""
+        inner, labels = f"{self._matching()}[{window}]", self._labels(role)
+        return self._each(
+            role,
+            lambda name: f"sum {labels} (rate({name}_sum{inner})) / (sum {labels} (rate({name}_count{inner})) > 0)",
+        )
+
+    def finished_rate(self, window: str) -> str:
+        """Requests finished per second; releases before 0.5.1 count them in the latency histogram alone."""
+        if self.has("request_success"):
+            return self.rate("request_success", window)
+        return self.observation_rate("e2e_latency", window)
+
+    def finished_count(self, window: str) -> str:
+        """Requests finished over a window."""
+        if self.has("request_success"):
+            return self.increase("request_success", window)
+        return self.observed("e2e_latency", window)
+
+    def prefix_hit_ratio(self, window: str) -> str:
+        """The share of looked-up prompt tokens found in the prefix cache: two counters in V1, a gauge in V0."""
+        ways = []
+        if self.has("prefix_hits"):
+            hits, queries = self.series("prefix_hits"), self.series("prefix_queries")
+            labels, inner = self._labels("prefix_hits"), f"{self._matching()}[{window}]"
+            ways += [
+                f"sum {labels} (rate({hit}{inner})) / (sum {labels} (rate({query}{inner})) > 0)"
+                for hit, query in zip(hits, queries, strict=True)
+            ]
+        if self.has("prefix_hit_rate"):
+            # V0 says -1 where prefix caching is off.
+            ways.append(self.value("prefix_hit_rate", "avg") + " >= 0")
+        return either(*ways)
+
+    def _each(self, role: str, expression: Callable[[str], str]) -> str:
+        return either(*(expression(name) for name in self.series(role)))
+
+    def _matching(self) -> str:
+        return f"{{{self.selector}}}" if self.selector else ""
+
+    def _labels(self, role: str) -> str:
+        return self.keep or f"without ({', '.join(parts_of(role))})"
+
+
+def either(*expressions: str) -> str:
+    """The first that has an answer, for each label set."""
+    return "\nor\n".join(expressions)
+
+
+def grouped(expression: str) -> str:
+    """In parentheses where it holds an `or`, to be a term of something larger."""
+    return f"({expression})" if "\nor\n" in expression else expression
+
+
+def parts_of(role: str) -> tuple[str, ...]:
+    """The labels that split a measure into parts, over all releases (`finished_reason` of finished requests)."""
+    return _parts().get(role, ())
+
+
+@cache
+def _parts() -> dict[str, tuple[str, ...]]:
+    found: dict[str, dict[str, None]] = {}
+    for version in known_releases():
+        for metric in metrics_of(release(version)):
+            parts = [label for label in metric.labels if label not in IDENTITY]
+            if parts and (role := role_of(metric.series)):
+                found.setdefault(role, {}).update(dict.fromkeys(parts))
+    return {role: tuple(parts) for role, parts in found.items()}

@@ -1,0 +1,378 @@
+"""Servers as Prometheus would have scraped them, told by what is measured, and the alerts that each must raise.
+
+A case says what differs from a healthy server. `Server.series` writes it in the names and labels of one release, every
+name that the release shows at once, so that a rule that counts one measure twice is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from legroom.facts.metrics import Metric, metrics_of, roles
+from legroom.facts.releases import release
+
+MINUTES = 30
+"""How long a case lasts."""
+BOUNDS = ("0.05", "0.1", "0.25", "0.5", "1", "2.5", "5", "10", "+Inf")
+
+
+def level(value: float, minutes: int = MINUTES) -> str:
+    """A gauge that stays where it is."""
+    return f"{value:g}x{minutes}"
+
+
+def growing(per_minute: float, minutes: int = MINUTES, start: float = 100) -> str:
+    """A counter."""
+    return f"{start:g}+{per_minute:g}x{minutes}"
+
+
+class Latency:
+    """Observations a minute that all lie in one bucket; and after that, others."""
+
+    def __init__(
+        self, per_minute: float, below: str = "0.25", minutes: int = MINUTES, then: Latency | None = None
+    ) -> None:
+        self.parts = [(per_minute, below, minutes), *(then.parts if then else ())]
+
+    def bucket(self, bound: str) -> str:
+        """The running total of one bucket."""
+        words, total = [], 0.0
+        for per_minute, below, minutes in self.parts:
+            step = per_minute if BOUNDS.index(bound) >= BOUNDS.index(below) else 0
+            words.append(growing(step, minutes, total))
+            total += step * (minutes + 1)
+        return " ".join(words)
+
+    def lasting(self, minutes: int) -> Latency:
+        """The same for longer."""
+        per_minute, below, _ = self.parts[0]
+        return Latency(per_minute, below, minutes)
+
+
+@dataclass(frozen=True)
+class Server:
+    """What one server measures, by role: promtool's notation, or a Latency."""
+
+    measures: Mapping[str, Any]
+    instance: str = "a:8000"
+    other: Mapping[str, str] = field(default_factory=dict)
+    """Series without a role, by name: up, process_start_time_seconds, legroom_*."""
+
+    def but(self, other: Mapping[str, str] | None = None, **measures: Any) -> Server:
+        return replace(self, measures={**self.measures, **measures}, other={**self.other, **(other or {})})
+
+    def series(self, version: str, model: str) -> list[dict[str, str]]:
+        """What is scraped. Cases share one Prometheus, so the case is the model and begins the instance."""
+        target = {"job": "vllm", "instance": f"{model}/{self.instance}"}
+        found = [
+            self._one(metric, self.measures[role], target, model)
+            for metric in shown(version)
+            if (role := role_of_declared(metric.name)) in self.measures
+        ]
+        rows = [row for rows in found for row in rows]
+        rows += [{"series": with_labels(name, target), "values": values} for name, values in self.other.items()]
+        return rows
+
+    def _one(self, metric: Metric, measured: Any, target: dict[str, str], model: str) -> list[dict[str, str]]:
+        labels = dict(target)
+        if "model_name" in metric.labels:
+            labels["model_name"] = model
+        if "engine" in metric.labels:
+            labels["engine"] = "0"
+        if metric.type == "histogram":
+            return self._histogram(metric.name, labels, measured)
+        if isinstance(measured, dict):
+            return [
+                {"series": with_labels(metric.series, {**labels, "reason": part}), "values": values}
+                for part, values in measured.items()
+            ]
+        if metric.name.startswith("vllm:request_success"):
+            # Two reasons, half of the requests each: the rules must add them up.
+            return [
+                {"series": with_labels(metric.series, {**labels, "finished_reason": reason}), "values": measured}
+                for reason in ("stop", "length")
+            ]
+        return [{"series": with_labels(metric.series, labels), "values": measured}]
+
+    @staticmethod
+    def _histogram(name: str, labels: dict[str, str], measured: Latency) -> list[dict[str, str]]:
+        rows = [
+            {"series": with_labels(f"{name}_bucket", {**labels, "le": bound}), "values": measured.bucket(bound)}
+            for bound in BOUNDS
+        ]
+        total = measured.bucket("+Inf")
+        return [*rows, *({"series": with_labels(name + end, labels), "values": total} for end in ("_count", "_sum"))]
+
+
+def shown(version: str) -> list[Metric]:
+    """What a server of a release shows by default, of its usual engine."""
+    known = release(version)
+    engine = "v1" if known.at_least("0.8.0") else "v0"
+    return [metric for metric in metrics_of(known, engine) if not metric.hidden]
+
+
+def role_of_declared(name: str) -> str | None:
+    return next((role for role, names in roles().items() if name in names), None)
+
+
+def with_labels(name: str, labels: Mapping[str, str]) -> str:
+    inner = ",".join(f'{label}="{value}"' for label, value in labels.items())
+    separator = "," if name.endswith("}") else "{"
+    return f"{name.removesuffix('}')}{separator}{inner}}}"
+
+
+HEALTHY = Server(
+    {
+        "kv_use": level(0.55), "running": level(8), "waiting": level(0), "preemptions": growing(0),
+        "prefix_queries": growing(6000), "prefix_hits": growing(3000), "prefix_hit_rate": level(0.5),
+        "prompt_tokens": growing(6000), "generation_tokens": growing(3000), "request_success": growing(15),
+        "ttft": Latency(30), "inter_token": Latency(3000, "0.05"), "e2e_latency": Latency(30, "5"),
+        "queue_time": Latency(30, "0.05"),
+    },
+    other={"up": level(1), "process_start_time_seconds": level(1000)},
+)  # fmt: skip
+_STILL = {
+    "prompt_tokens": growing(0), "generation_tokens": growing(0), "request_success": growing(0),
+    "prefix_queries": growing(0), "prefix_hits": growing(0), "ttft": Latency(0), "inter_token": Latency(0),
+    "e2e_latency": Latency(0), "queue_time": Latency(0),
+}  # fmt: skip
+IDLE = HEALTHY.but(kv_use=level(0), running=level(0), **_STILL)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Servers, and the alerts that fire at the end."""
+
+    says: str
+    servers: tuple[Server, ...]
+    fires: frozenset[str] = frozenset()
+    options: Mapping[str, str] = field(default_factory=dict)
+    minutes: int = MINUTES
+    every_minutes: int = 1
+    since: str = ""
+    """The release from which on it can be told."""
+
+
+def case(says: str, *servers: Server, fires: str = "", **more: Any) -> Case:
+    return Case(says, servers, frozenset(fires.split()), **more)
+
+
+def lasting(server: Server, minutes: int) -> Server:
+    """The same server, watched for longer."""
+    measures = {
+        role: value.lasting(minutes) if isinstance(value, Latency) else value.replace(f"x{MINUTES}", f"x{minutes}")
+        for role, value in server.measures.items()
+    }
+    other = {name: value.replace(f"x{MINUTES}", f"x{minutes}") for name, value in server.other.items()}
+    return replace(server, measures=measures, other=other)
+
+
+_QUICK = 120
+_SLOW = 30
+_BEFORE = lasting(HEALTHY, _QUICK + _SLOW)
+"""Two quiet hours to compare with; the rules look at a day of them."""
+
+COARSE_MINUTES = 10
+WEEK = (7 * 24 * 60 + 30) // COARSE_MINUTES
+_GAP = WEEK - 24
+"""A week is four hours, two at each end: between them this server was not scraped."""
+
+
+def week_apart(server: Server, per_sample_then: float) -> Server:
+    """A server a week ago, which finished requests then, and now, when it has none."""
+
+    def both(value: float) -> str:
+        return f"{value:g}x11 _x{_GAP} {value:g}x12"
+
+    measures = {
+        role: both(0) for role in ("kv_use", "running", "waiting", "preemptions", "prompt_tokens", "generation_tokens")
+    }
+    finished = f"0+{per_sample_then:g}x11 _x{_GAP} {per_sample_then * 12:g}x12"
+    return replace(server, measures={**measures, "request_success": finished}, other={"up": both(1)})
+
+
+CASES = (
+    case("a healthy server", HEALTHY),
+    case("an idle server", IDLE),
+    case("a full pool that nobody waits for", HEALTHY.but(kv_use=level(1.0))),
+    case("a full pool with a queue", HEALTHY.but(kv_use=level(0.96), waiting=level(3)), fires="VllmKvPressure"),
+    case("a full pool that preempts", HEALTHY.but(kv_use=level(0.97), preemptions=growing(6)), fires="VllmKvPressure"),
+    case("pressure of a minute", HEALTHY.but(kv_use="0.5x28 0.99x4", waiting="0x28 20x4")),
+    case("pressure that is over", HEALTHY.but(kv_use="0.99x15 0.5x20", waiting="20x15 0x20")),
+    case("a queue with room in the pool", HEALTHY.but(waiting=level(5))),
+    case(
+        "as many waiting as running in a full pool",
+        HEALTHY.but(kv_use=level(0.99), waiting=level(12)),
+        fires="VllmKvPressure VllmKvPressureCritical",
+    ),
+    case(
+        "fewer waiting than running in a full pool",
+        HEALTHY.but(kv_use=level(0.99), waiting=level(5)),
+        fires="VllmKvPressure",
+    ),
+    case("a preemption for each finished request", HEALTHY.but(preemptions=growing(30)), fires="VllmPreemptionThrash"),
+    case("a preemption for each tenth request", HEALTHY.but(preemptions=growing(3))),
+    case("a long queue with room in the pool", HEALTHY.but(waiting=level(40)), fires="VllmQueueBacklog"),
+    case(
+        "large requests: no room for one more well below a full pool",
+        HEALTHY.but(kv_use=level(0.8), running=level(3), waiting=level(2)),
+        fires="VllmKvPressure",
+    ),
+    case("a long queue that moves quickly", HEALTHY.but(waiting=level(40), request_success=growing(600))),
+    case("a short queue behind little work", HEALTHY.but(kv_use=level(0.3), running=level(1), waiting=level(3))),
+    case(
+        "a long queue for a full pool is no backlog of another kind",
+        HEALTHY.but(kv_use=level(0.98), waiting=level(40)),
+        fires="VllmKvPressure VllmKvPressureCritical",
+    ),
+    case("requests and no tokens", HEALTHY.but(**_STILL), fires="VllmEngineStuck"),
+    case("a request that can never be scheduled", IDLE.but(waiting=level(1)), fires="VllmEngineStuck"),
+    case(
+        "a silence of a minute",
+        HEALTHY.but(**dict.fromkeys(("prompt_tokens", "generation_tokens"), "100+3000x28 87100x2")),
+    ),
+    case(
+        "three restarts in a quarter of an hour",
+        HEALTHY.but({"process_start_time_seconds": "1000x17 2000x3 3000x3 4000x9"}),
+        fires="VllmCrashLoop",
+    ),
+    case("one restart", HEALTHY.but({"process_start_time_seconds": "1000x20 2000x20"})),
+    case("restarts of half an hour ago", HEALTHY.but({"process_start_time_seconds": "1000x2 2000x2 3000x2 4000x30"})),
+    case(
+        "counters that begin again three times, without a start time",
+        replace(HEALTHY, other={"up": level(1)}).but(generation_tokens="100+3000x17 0+3000x3 0+3000x3 0+3000x9"),
+        fires="VllmCrashLoop",
+    ),
+    case(
+        "counters that begin again once",
+        replace(HEALTHY, other={"up": level(1)}).but(generation_tokens="100+3000x20 0+3000x20"),
+    ),
+    case("a server that never came up", Server({}, other={"up": level(0)}), fires="VllmDown"),
+    case("a server that starts", Server({}, other={"up": "1x25 0x5"})),
+    case(
+        "requests deferred for their adapter are no queue for the pool",
+        HEALTHY.but(
+            kv_use=level(0.96), waiting=level(6), waiting_by_reason={"capacity": level(0), "deferred": level(6)}
+        ),
+        since="0.20.0",
+    ),
+    case("an idle server beside a busy one", IDLE, replace(HEALTHY, instance="b:8000"), fires="VllmTrafficStopped"),
+    case("two idle servers at night", IDLE, replace(IDLE, instance="b:8000")),
+    case(
+        "slow first tokens against the target",
+        HEALTHY.but(ttft=Latency(30, "5")),
+        fires="VllmTimeToFirstTokenHigh",
+        options={"ttft_p99": "2s"},
+    ),
+    case("first tokens within the target", HEALTHY.but(ttft=Latency(30, "1")), options={"ttft_p99": "2s"}),
+    case("three slow first tokens", HEALTHY.but(ttft=Latency(0.1, "5")), options={"ttft_p99": "2s"}),
+    case(
+        "slow streams against the target",
+        HEALTHY.but(inter_token=Latency(3000, "0.5")),
+        fires="VllmInterTokenLatencyHigh",
+        options={"inter_token_p99": "150ms"},
+    ),
+    case(
+        "streams within the target", HEALTHY.but(inter_token=Latency(3000, "0.1")), options={"inter_token_p99": "150ms"}
+    ),
+    case(
+        "first tokens far slower than the day before",
+        _BEFORE.but(ttft=Latency(30, "0.25", _QUICK, Latency(30, "5", _SLOW))),
+        fires="VllmTimeToFirstTokenHigh",
+        minutes=_QUICK + _SLOW,
+    ),
+    case(
+        "streams far slower than the day before",
+        _BEFORE.but(inter_token=Latency(3000, "0.05", _QUICK, Latency(3000, "0.5", _SLOW))),
+        fires="VllmInterTokenLatencyHigh",
+        minutes=_QUICK + _SLOW,
+    ),
+    case(
+        "a little slower than the day before",
+        _BEFORE.but(ttft=Latency(30, "0.25", _QUICK, Latency(30, "0.5", _SLOW))),
+        minutes=_QUICK + _SLOW,
+    ),
+    case("always slow, and no target named", HEALTHY.but(ttft=Latency(30, "5"), inter_token=Latency(3000, "0.5"))),
+)
+
+WEEK_CASES = (
+    case(
+        "an idle server that was busy at this time last week",
+        week_apart(IDLE, 150),
+        fires="VllmTrafficStopped",
+        every_minutes=COARSE_MINUTES,
+        minutes=WEEK * COARSE_MINUTES,
+    ),
+    case(
+        "an idle server that was idle at this time last week",
+        week_apart(IDLE, 0),
+        every_minutes=COARSE_MINUTES,
+        minutes=WEEK * COARSE_MINUTES,
+    ),
+)
+
+GIB = 1 << 30
+
+
+def own(**series: str) -> Server:
+    """A healthy server with series of legroom's own; `__` stands before a label: rejected_total__reason__queue_full."""
+    return HEALTHY.but({_own_name(name): values for name, values in series.items()})
+
+
+def _own_name(name: str) -> str:
+    metric, *label = name.split("__")
+    return f'legroom_{metric}{{{label[0]}="{label[1]}"}}' if label else f"legroom_{metric}"
+
+
+_GUARD = {"guard_admitted_total": growing(60), "guard_rejected_total__reason__queue_full": growing(0),
+          "guard_rejected_total__reason__prompt_too_long": growing(30), "guard_draining": level(0),
+          "guard_fail_open": level(0), "guard_policy_reload_errors_total": growing(0)}  # fmt: skip
+
+OWN_CASES = (
+    case("a guard that refuses what no pool could hold", own(**_GUARD)),
+    case(
+        "a guard that turns one in four away",
+        own(**_GUARD | {"guard_rejected_total__reason__queue_full": growing(20)}),
+        fires="LegroomGuardTurnsAway",
+    ),
+    case(
+        "a guard that turns one in sixty away", own(**_GUARD | {"guard_rejected_total__reason__queue_full": growing(1)})
+    ),
+    case(
+        "a guard whose server is gone",
+        own(**_GUARD | {"guard_rejected_total__reason__upstream_down": growing(30)}),
+        fires="LegroomGuardUpstreamDown",
+    ),
+    case("a guard that fails open", own(**_GUARD | {"guard_fail_open": level(1)}), fires="LegroomGuardFailsOpen"),
+    case("a guard that fails open while the server starts", own(**_GUARD | {"guard_fail_open": "1x3 0x60"})),
+    case("a drain that was forgotten", own(**_GUARD | {"guard_draining": level(1)}), fires="LegroomGuardDraining"),
+    case("a drain of ten minutes", own(**_GUARD | {"guard_draining": "0x19 1x12"})),
+    case(
+        "a policy with an error",
+        own(**_GUARD | {"guard_policy_reload_errors_total": "0x15 1x30"}),
+        fires="LegroomGuardPolicyBroken",
+    ),
+    case(
+        "memory that creeps",
+        lasting(own(worker_used_bytes__rank__0=f"{60 * GIB}+3000000x30"), 150),
+        fires="VllmMemoryCreep",
+        minutes=150,
+    ),
+    case("memory that warms up", lasting(own(worker_used_bytes__rank__0=f"{60 * GIB}+3000000x30"), 100), minutes=100),
+    case("memory that stays", lasting(own(worker_used_bytes__rank__0=f"{60 * GIB}x30"), 150), minutes=150),
+    case(
+        "an allocator in pieces",
+        own(worker_reserved_bytes__rank__0=level(70 * 10**9), worker_allocated_bytes__rank__0=level(50 * 10**9)),
+        fires="VllmAllocatorFragmentation",
+    ),
+    case(
+        "an allocator with a little to spare",
+        own(worker_reserved_bytes__rank__0=level(70 * 10**9), worker_allocated_bytes__rank__0=level(66 * 10**9)),
+    ),
+    case("an incident only the sidecar sees", own(incidents_open__kind__plan_drift=level(1)), fires="LegroomIncident"),
+    case("an incident that the rules see themselves", own(incidents_open__kind__pool_pressure=level(1))),
+    case("a journal that cannot be written", own(journal_writable=level(0)), fires="LegroomJournalNotWritable"),
+    case("a journal that can", own(journal_writable=level(1))),
+)

@@ -1,0 +1,92 @@
+"""The exported rules under promtool: every alert with cases in which it fires and cases in which it must not."""
+
+import subprocess
+from itertools import groupby
+
+import pytest
+import yaml
+from rule_cases import CASES, OWN_CASES, WEEK_CASES
+
+from legroom.exports import prometheus
+from legroom.exports.alerts import words
+from legroom.exports.request import ExportRequest
+from legroom.facts.releases import release
+
+RELEASES = ("0.6.6", "0.8.5", "0.10.2", "0.20.0", "0.32.0")
+WRITTEN_FOR = [(version, version) for version in RELEASES] + [("any", version) for version in RELEASES]
+
+
+def exported(written_for, folder, **options):
+    known = None if written_for == "any" else release(written_for)
+    for file in prometheus.files(ExportRequest(known, None, options)):
+        path = folder / file.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(file.text)
+    return folder
+
+
+def promtool_test(cases, version):
+    """All cases as servers of one Prometheus, and every alert that fires there at the end."""
+    expected = [
+        {"labels": f'{{alertname="{name}", case="{case.says}"}}', "value": 1} for case in cases for name in case.fires
+    ]
+    by_case = 'label_replace(ALERTS{alertstate="firing"}, "case", "$1", "instance", "(.*)/.*")'
+    return {
+        "interval": f"{cases[0].every_minutes}m",
+        "input_series": [row for case in cases for server in case.servers for row in server.series(version, case.says)],
+        "promql_expr_test": [
+            {
+                "expr": f"count by (alertname, case) ({by_case})",
+                "eval_time": f"{cases[0].minutes}m",
+                "exp_samples": expected,
+            }
+        ],
+    }
+
+
+def run(*words_, cwd):
+    done = subprocess.run(words_, cwd=cwd, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("written_for", [*RELEASES, "0.4.0", "any"])
+def test_promtool_takes_the_rules_and_the_configuration(promtool, tmp_path, written_for):
+    exported(written_for, tmp_path)
+    code, said = run(promtool, "check", "rules", "--lint=all", "--lint-fatal", prometheus.RULES_FILE, cwd=tmp_path)
+    assert code == 0, said
+    code, said = run(promtool, "check", "config", prometheus.CONFIG_FILE, cwd=tmp_path)
+    assert code == 0, said
+
+
+def in_one_run(case):
+    """Cases with the same rules and the same clock."""
+    return tuple(case.options.items()), case.every_minutes, case.minutes
+
+
+def fire_exactly(promtool, tmp_path, cases, written_for, version):
+    for number, ((options, every, _), alike) in enumerate(groupby(sorted(cases, key=in_one_run), in_one_run)):
+        folder = exported(written_for, tmp_path / str(number), **dict(options))
+        tests = [promtool_test(list(alike), version)]
+        document = {"rule_files": [prometheus.RULES_FILE], "evaluation_interval": f"{every}m", "tests": tests}
+        (folder / "test.yml").write_text(yaml.safe_dump(document))
+        code, said = run(promtool, "test", "rules", "test.yml", cwd=folder)
+        assert code == 0, said
+
+
+@pytest.mark.parametrize(("written_for", "version"), WRITTEN_FOR, ids=lambda value: value)
+def test_exactly_the_right_alerts_fire(promtool, tmp_path, written_for, version):
+    cases = [case for case in CASES if not case.since or release(version).at_least(case.since)]
+    fire_exactly(promtool, tmp_path, cases, written_for, version)
+
+
+@pytest.mark.parametrize(("written_for", "version"), [("0.32.0", "0.32.0"), ("any", "0.6.6")])
+def test_a_server_is_compared_with_itself_a_week_ago(promtool, tmp_path, written_for, version):
+    fire_exactly(promtool, tmp_path, WEEK_CASES, written_for, version)
+
+
+def test_exactly_the_right_alerts_fire_on_what_legroom_itself_measures(promtool, tmp_path):
+    fire_exactly(promtool, tmp_path, OWN_CASES, "0.32.0", "0.32.0")
+
+
+def test_every_alert_has_a_case_that_fires_it():
+    assert {name for case in (*CASES, *WEEK_CASES, *OWN_CASES) for name in case.fires} == set(words())
