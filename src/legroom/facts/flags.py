@@ -152,3 +152,16 @@ def env_default(name: str, release: Release) -> Any:
     """The default a release declares for an environment variable; None where it has none or does not know it."""
     entry = _data("env")["env"].get(name)
     return _value_at(entry["defaults"], _index()[release.version]) if entry else None
+
+
+def env_history(name: str) -> tuple[tuple[str, str], ...] | None:
+    """The ranges of releases that read an environment variable; None for one that none reads."""
+    entry = _data("env")["env"].get(name)
+    releases = known_releases()
+    return tuple((releases[first], releases[last]) for first, last in entry["in"]) if entry else None
+
+
+def env_names(release: Release) -> tuple[str, ...]:
+    """Every environment variable that a release reads."""
+    i = _index()[release.version]
+    return tuple(name for name, entry in _data("env")["env"].items() if _in_spans(entry["in"], i))

@@ -143,6 +143,33 @@ def all_exposed_names() -> frozenset[str]:
 
 
 @cache
+def _spans() -> dict[str, tuple[tuple[int, int], ...]]:
+    found: dict[str, list[tuple[int, int]]] = {}
+    for name, entries in _declarations().items():
+        for entry in entries:
+            for exposed in _exposed(name, entry["type"]):
+                found.setdefault(exposed, []).extend((first, last) for first, last in entry["in"])
+    return {name: _joined(spans) for name, spans in found.items()}
+
+
+def _joined(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Ranges that touch or overlap, as one."""
+    joined: list[tuple[int, int]] = []
+    for first, last in sorted(spans):
+        if joined and first <= joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], last))
+        else:
+            joined.append((first, last))
+    return tuple(joined)
+
+
+def releases_of(series: str) -> tuple[tuple[str, str], ...]:
+    """The ranges of releases that may show a series; empty for a name that no known release has."""
+    releases = known_releases()
+    return tuple((releases[first], releases[last]) for first, last in _spans().get(series, ()))
+
+
+@cache
 def roles() -> dict[str, tuple[str, ...]]:
     """What metrics measure -> the declared names of it over all releases, the newest first."""
     return {role: tuple(names) for role, names in read_data("metric_roles.json")["roles"].items()}

@@ -1,0 +1,113 @@
+"""`legroom lint`: what is wrong in rules, dashboards, scripts, units and manifests, for one vLLM release."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from legroom.cli.output import note, print_json, write_file
+from legroom.errors import ANSWER_IS_NO, BAD_INPUT, OK, LegroomError
+
+if TYPE_CHECKING:
+    from legroom.exports.lint.finding import Report
+
+_DESCRIPTION = """\
+Read alert rules, Grafana dashboards, start scripts, Dockerfiles, compose files, systemd units, Kubernetes manifests,
+vLLM config files and documents that hold them, and name what is wrong for a vLLM release: series and flags that do not
+exist, settings that break or do nothing, alerts that fire on health, probes that are too short."""
+
+_EPILOG = """\
+examples:
+  legroom lint alerts.yml dashboard.json start.sh
+  legroom lint --vllm 0.10.2 deploy/
+  legroom lint --plan plan.json deployment.yaml
+  legroom lint --sarif lint.sarif deploy/
+  legroom lint --rules
+
+a comment `# legroom: ignore RULE` on a line, or alone above it, silences a rule there; `ignore-file` in the whole file
+
+exit codes: 0 clean, 1 something was found, 2 a file could not be read
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Describe the command's options."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "lint", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("files", nargs="*", metavar="FILE", help="files or folders")
+    parser.add_argument(
+        "--vllm", metavar="VERSION", help="vLLM release (default: what an image names, else the newest)"
+    )
+    parser.add_argument(
+        "--plan", metavar="FILE", help="hold thresholds and probes against a plan (legroom plan --json)"
+    )
+    parser.add_argument("--ignore", action="append", default=[], metavar="RULE", help="leave a rule out (repeatable)")
+    parser.add_argument("--fail-on", choices=("error", "warning", "note"), default="warning",
+                        help="from which severity on the exit code is 1 (default: warning)")  # fmt: skip
+    parser.add_argument("--only-vllm", action="store_true", help="skip files in which vLLM is not named")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser.add_argument("--sarif", metavar="FILE", help="write SARIF 2.1.0 too (-: to stdout, instead of the text)")
+    parser.add_argument("--rules", action="store_true", help="list the rules")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look at the files, print, and answer with 0, 1 or 2."""
+    from legroom.exports.lint.lint import Options, lint_files
+    from legroom.exports.lint.rules import rules
+    from legroom.exports.plan_document import read_plan
+    from legroom.facts.releases import release as known_release
+
+    if args.rules:
+        return _list_rules(args.json)
+    if not args.files:
+        raise LegroomError("lint what?", "legroom lint FILE...: rules, dashboards, scripts, units, manifests")
+    unknown = sorted(set(args.ignore) - set(rules()))
+    if unknown:
+        raise LegroomError(f"there is no rule {unknown[0]!r}", "legroom lint --rules lists them")
+    plan = read_plan(args.plan) if args.plan else None
+    asked = known_release(args.vllm) if args.vllm else plan.release if plan else None
+    if asked is not None and asked.note:
+        note(asked.note)
+    report = lint_files(args.files, Options(asked, plan, frozenset(args.ignore), args.only_vllm))
+    _show(report, args)
+    if report.unread:
+        return BAD_INPUT
+    return ANSWER_IS_NO if _fails(report, args.fail_on) else OK
+
+
+def _fails(report: Report, fail_on: str) -> bool:
+    from legroom.exports.lint.finding import SEVERITIES
+
+    grave = SEVERITIES[: SEVERITIES.index(fail_on) + 1]
+    return any(one.severity in grave for one in report.findings)
+
+
+def _show(report: Report, args: argparse.Namespace) -> None:
+    from legroom.exports.lint.lint_json import report_json, sarif
+    from legroom.exports.lint.lint_text import report_text
+    from legroom.render.terminal import style_of
+
+    if args.sarif and args.sarif != "-":
+        write_file(args.sarif, json.dumps(sarif(report), indent=1, ensure_ascii=False) + "\n", "report")
+    if args.sarif == "-":
+        print_json(sarif(report))
+    elif args.json:
+        print_json(report_json(report))
+    else:
+        sys.stdout.write(report_text(report, style_of(sys.stdout)))
+
+
+def _list_rules(as_json: bool) -> int:
+    from legroom.exports.lint.rules import rules
+
+    every = rules().values()
+    if as_json:
+        print_json([{"id": r.id, "severity": r.severity, "title": r.title, "help": r.help} for r in every])
+        return OK
+    for rule in every:
+        print(f"{rule.id:18} {rule.severity:8} {rule.title}")
+    return OK

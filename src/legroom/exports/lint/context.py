@@ -1,0 +1,66 @@
+"""What every rule may ask: the release, the plan, and what the linted files themselves record."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from legroom.exports.lint.finding import Finding, Rule
+from legroom.facts.releases import Release, latest
+from legroom.facts.releases import release as known_release
+from legroom.records import dataclass
+from legroom.vllm.containers import image_release
+from legroom.vllm.parse import ParsedArgs, parse_flags
+
+if TYPE_CHECKING:
+    from legroom.exports.lint.finding import Place
+    from legroom.exports.lint.shell_scan import Word
+    from legroom.exports.lint.subjects import Started
+    from legroom.exports.plan_document import PlanDocument
+
+
+@dataclass(frozen=True)
+class Context:
+    """The frame of one run of lint."""
+
+    asked: Release | None = None
+    """The release that was asked for; None: what an image names, else the newest known."""
+    plan: PlanDocument | None = None
+    records: frozenset[str] = frozenset()
+    """Series that the linted rule files record."""
+
+    @property
+    def release(self) -> Release:
+        """Of what names no release itself."""
+        return self.asked or latest()
+
+    def release_of(self, server: Started) -> Release:
+        """Of one server."""
+        named = image_release(server.image) if server.image and self.asked is None else None
+        return known_release(named) if named else self.release
+
+    def parsed(self, server: Started) -> ParsedArgs:
+        """Its flags as its release reads them."""
+        return _parsed(tuple(word.text for word in server.words), self.release_of(server))
+
+
+@lru_cache(maxsize=256)
+def _parsed(words: tuple[str, ...], release: Release) -> ParsedArgs:
+    return parse_flags(words, release)
+
+
+def flag_word(server: Started, *names: str) -> Word | None:
+    """The last word that gives one of some flags, however it is written."""
+    found = None
+    for word in server.words:
+        head = word.text.partition("=")[0]
+        if head.startswith("--"):
+            head = "--" + head[2:].partition(".")[0].replace("_", "-")
+        if head in names:
+            found = word
+    return found
+
+
+def finding(rule: Rule, place: Place, message: str, suggestion: str = "", length: int = 0) -> Finding:
+    """A finding of a rule."""
+    return Finding(place, rule.id, rule.severity, message, suggestion, length)

@@ -1,0 +1,105 @@
+"""Lint: files in, a report out. What cannot be read is said, and the rest goes on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from legroom.errors import LegroomError
+from legroom.exports.lint.context import Context
+from legroom.exports.lint.finding import Finding, Place, Report, Skipped, Unread
+from legroom.exports.lint.ignores import Ignores
+from legroom.exports.lint.read import read_file
+from legroom.exports.lint.rules import modules
+from legroom.exports.lint.subjects import Found
+from legroom.facts.releases import latest
+from legroom.records import dataclass
+from legroom.vllm.sources import read_text
+
+if TYPE_CHECKING:
+    from legroom.exports.plan_document import PlanDocument
+    from legroom.facts.releases import Release
+
+_SUFFIXES = (
+    ".yaml", ".yml", ".rules", ".json", ".sh", ".bash", ".service", ".md", ".markdown", ".py", ".dockerfile", ".promql",
+)  # fmt: skip
+"""What a folder is searched for; a file that is named is read whatever it is called."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What lint was asked for."""
+
+    release: Release | None = None
+    plan: PlanDocument | None = None
+    ignore: frozenset[str] = frozenset()
+    only_vllm: bool = False
+    """Leave files alone in which vLLM is not named."""
+
+
+def lint_files(paths: Sequence[str], options: Options) -> Report:
+    """Look at files and folders."""
+    texts: list[tuple[str, str]] = []
+    unread: list[Unread] = []
+    for path in _expanded(paths):
+        try:
+            texts.append((path, read_text(Path(path))))
+        except LegroomError as error:
+            unread.append(Unread(Place(path, 1, 1), _without_path(error.message, path), error.hint))
+    return lint_texts(texts, options, unread)
+
+
+def _without_path(message: str, path: str) -> str:
+    return message.removeprefix(path).strip() or message
+
+
+def _expanded(paths: Sequence[str]) -> Iterable[str]:
+    for path in paths:
+        if not Path(path).is_dir():
+            yield path
+            continue
+        for inner in sorted(Path(path).rglob("*")):
+            named = inner.suffix.lower() in _SUFFIXES or re.fullmatch(r"(Docker|Container)file(\.[\w-]+)?", inner.name)
+            if inner.is_file() and named and not any(part.startswith(".") for part in inner.parts):
+                yield str(inner)
+
+
+def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Iterable[Unread] = ()) -> Report:
+    """Look at texts, each with the path it is reported under."""
+    release = options.release or latest()
+    not_read, skipped = list(unread), []
+    found: list[tuple[str, Found]] = []
+    for path, text in texts:
+        if options.only_vllm and "vllm" not in text.lower():
+            skipped.append(Skipped(path, "vLLM is not named in it"))
+            continue
+        for item in read_file(path, text, release):
+            if isinstance(item, Unread):
+                not_read.append(item)
+            elif isinstance(item, Skipped):
+                skipped.append(item)
+            else:
+                found.append((path, item))
+    records = frozenset(name for _, item in found for name in item.records)
+    context = Context(options.release, options.plan, records)
+    ignores = {path: Ignores(text) for path, text in texts}
+    findings: list[Finding] = []
+    silenced = 0
+    for path, item in found:
+        for finding in _check(item, context):
+            if finding.rule in options.ignore or ignores[path].silences(finding):
+                silenced += 1
+            elif finding not in findings:
+                findings.append(finding)
+    order = {path: i for i, (path, _) in enumerate(texts)}
+    findings.sort(key=lambda one: (order.get(one.place.path, 0), one.place.line, one.place.column, one.rule))
+    files = tuple(path for path, _ in texts)
+    return Report(release.version, files, tuple(findings), tuple(not_read), tuple(skipped), silenced)
+
+
+def _check(item: Found, context: Context) -> Iterable[Finding]:
+    for subject in item.subjects:
+        for module in modules():
+            yield from module.check(subject, context)

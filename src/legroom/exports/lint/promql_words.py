@@ -1,0 +1,125 @@
+"""PromQL read just far enough: which series an expression asks for, and what it compares them with.
+
+A tokenizer rather than a parser, because dashboards hold variables (`$__rate_interval`, `[[job]]`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from legroom.records import dataclass
+
+_TOKEN = re.compile(
+    r"""(?P<space>\s+)|(?P<comment>\#[^\n]*)
+    |(?P<string>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|`[^`]*`)
+    |(?P<variable>\$\{[^}]*\}|\$__?\w+|\$\w+|\[\[\w+\]\])
+    |(?P<duration>(?:\d+(?:ms|[smhdwy]))+\b)
+    |(?P<number>(?:0x[0-9a-fA-F]+|\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)(?![\w:]))
+    |(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)
+    |(?P<operator>==|!=|>=|<=|=~|!~|[-+*/%^<>=(){}\[\],@:])
+    |(?P<other>.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_GROUPING = frozenset({"by", "without", "on", "ignoring", "group_left", "group_right"})
+_WORDS = _GROUPING | frozenset({"and", "or", "unless", "bool", "offset", "inf", "nan", "atan2", "start", "end"})
+_COMPARISONS = frozenset({"==", "!=", ">", "<", ">=", "<="})
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token that means something."""
+
+    kind: str
+    text: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A series name that an expression asks for."""
+
+    name: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`something OP number`, and the number's place."""
+
+    operator: str
+    number: float
+    offset: int
+    scaled: bool
+    """Whether arithmetic stands between the series and the comparison."""
+
+
+def tokens(expression: str) -> tuple[Token, ...]:
+    """Everything but spaces and comments."""
+    found = []
+    for match in _TOKEN.finditer(expression):
+        if match.lastgroup not in ("space", "comment"):
+            found.append(Token(str(match.lastgroup), match[0], match.start()))
+    return tuple(found)
+
+
+def series_names(expression: str) -> Iterator[Series]:
+    """The names of selectors, in order; also of `{__name__="..."}`. Functions, labels and keywords are none."""
+    stream = tokens(expression)
+    i = 0
+    while i < len(stream):
+        token = stream[i]
+        following = stream[i + 1].text if i + 1 < len(stream) else ""
+        if token.text == "{":
+            yield from _named_by_label(stream, i)
+            i = _skip(stream, i, "{", "}")
+        elif token.text == "[":
+            i = _skip(stream, i, "[", "]")
+        elif token.kind == "name" and token.text.lower() in _GROUPING and following == "(":
+            i = _skip(stream, i + 1, "(", ")")
+        else:
+            called = following == "(" or _is_aggregation(stream, i)
+            if token.kind == "name" and not called and token.text.lower() not in _WORDS:
+                yield Series(token.text, token.offset)
+            i += 1
+
+
+def _is_aggregation(stream: tuple[Token, ...], i: int) -> bool:
+    """`sum by (x) (...)`: a function name with its labels first."""
+    following = stream[i + 1].text.lower() if i + 1 < len(stream) else ""
+    return following in ("by", "without") and i + 2 < len(stream) and stream[i + 2].text == "("
+
+
+def _named_by_label(stream: tuple[Token, ...], start: int) -> Iterator[Series]:
+    for i in range(start, min(_skip(stream, start, "{", "}"), len(stream)) - 2):
+        if stream[i].text == "__name__" and stream[i + 1].text == "=" and stream[i + 2].kind == "string":
+            yield Series(stream[i + 2].text[1:-1], stream[i + 2].offset + 1)
+
+
+def _skip(stream: tuple[Token, ...], i: int, opening: str, closing: str) -> int:
+    depth = 0
+    while i < len(stream):
+        depth += (stream[i].text == opening) - (stream[i].text == closing)
+        i += 1
+        if depth == 0:
+            break
+    return i
+
+
+def comparisons(expression: str) -> Iterator[Comparison]:
+    """Comparisons with a plain number on the right."""
+    stream = tokens(expression)
+    scaled = False
+    for i, token in enumerate(stream):
+        if token.text in ("and", "or", "unless"):
+            scaled = False
+        if token.text in ("*", "/"):
+            scaled = True
+        if token.kind != "operator" or token.text not in _COMPARISONS:
+            continue
+        after = [following for following in stream[i + 1 : i + 3] if following.text.lower() != "bool"]
+        beyond = stream[i + 2].text if i + 2 < len(stream) else ""
+        if after and after[0].kind == "number" and beyond not in ("*", "/", "^"):
+            text = after[0].text
+            number = float(int(text, 0)) if text.lower().startswith("0x") else float(text)
+            yield Comparison(token.text, number, after[0].offset, scaled)

@@ -1,0 +1,127 @@
+"""One file in, everything in it that rules look at out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from legroom.errors import LegroomError
+from legroom.exports.lint.finding import Skipped, Unread
+from legroom.exports.lint.kinds import Kind, kind_of
+from legroom.exports.lint.readers.dashboard import read_dashboard
+from legroom.exports.lint.readers.dockerfile import read_dockerfile
+from legroom.exports.lint.readers.document import parts_of
+from legroom.exports.lint.readers.manifest import (
+    is_compose,
+    is_config,
+    is_kubernetes,
+    read_compose,
+    read_config,
+    read_kubernetes,
+)
+from legroom.exports.lint.readers.python import read_python
+from legroom.exports.lint.readers.rules import is_rules, read_rules
+from legroom.exports.lint.readers.shell import read_shell
+from legroom.exports.lint.readers.unit import read_unit
+from legroom.exports.lint.subjects import Expression, Found
+from legroom.exports.lint.text import Shifted, Text
+from legroom.exports.lint.yaml_nodes import Node, load_nodes
+from legroom.facts.releases import Release
+
+_SAMPLE = re.compile(r"^(vllm[:_][a-z][a-z0-9_:]*)(?:\{[^}\n]*\})?[ \t]+[-+0-9.eEINaf]+[ \t]*$", re.MULTILINE)
+_MEANT = re.compile(r"^\s*- (alert|record):|\"panels\"\s*:|^\[Service\]", re.MULTILINE)
+"""A block of a document that is broken is worth a word only where it is plain what it was meant to be."""
+
+
+def read_file(path: str, text: str, release: Release) -> Iterator[Found | Unread | Skipped]:
+    """Everything in a file, part by part; what cannot be read is among it."""
+    source = Text(path, text)
+    kind = kind_of(path, text)
+    if kind != "document":
+        yield from _read(kind, source, release)
+        return
+    empty = True
+    for part in parts_of(source):
+        try:
+            for found in _read(part.kind, part.source, release):
+                if isinstance(found, Found):
+                    empty = empty and not found.subjects
+                    yield found
+                elif isinstance(found, Unread) and _MEANT.search(part.source.text):
+                    yield found
+        except LegroomError:
+            continue
+    samples = tuple(Expression(found[1], Shifted(source, found.start(1)), "sample") for found in _SAMPLE.finditer(text))
+    yield Found(samples)
+    if empty and not samples:
+        yield Skipped(path, "nothing in it is about vLLM: no rules, dashboard, script, unit or manifest was found")
+
+
+def _read(kind: Kind, source: Text, release: Release) -> Iterator[Found | Unread | Skipped]:
+    try:
+        if kind == "yaml":
+            yield from _yaml(source, release)
+        elif kind == "json":
+            yield from _json(source, release)
+        elif kind == "shell":
+            yield read_shell(source)
+        elif kind == "dockerfile":
+            yield read_dockerfile(source)
+        elif kind == "unit":
+            yield read_unit(source)
+        elif kind == "promql":
+            yield Found((Expression(source.text, source.place, "panel"),))
+        else:
+            found = read_python(source)
+            yield found
+            if found.nothing:
+                yield Skipped(source.path, found.nothing)
+    except LegroomError as error:
+        yield Unread(source.place(0), error.message, error.hint)
+
+
+def _json(source: Text, release: Release) -> Iterator[Found | Unread | Skipped]:
+    if re.match(r'\s*\{\s*"(apiVersion|kind)"', source.text) and '"PrometheusRule"' not in source.text[:200]:
+        yield from _yaml(source, release)
+        return
+    found = read_dashboard(source)
+    if found.nothing:
+        yield Skipped(source.path, found.nothing)
+        return
+    yield found
+    if not any("vllm" in subject.text for subject in found.subjects if isinstance(subject, Expression)):
+        yield Skipped(source.path, "a dashboard without any vLLM metric")
+
+
+def _yaml(source: Text, release: Release) -> Iterator[Found | Unread | Skipped]:
+    documents = load_nodes(source)
+    read = False
+    for document in documents:
+        found = _document(document, release)
+        if found is not None:
+            read = True
+            yield found
+        if document.text("kind") == "ConfigMap":
+            inner = list(_config_map(document, release))
+            read = read or bool(inner)
+            yield from inner
+    if not read:
+        yield Skipped(source.path, "YAML, but no alert rules, manifest, compose file or vLLM config")
+
+
+def _document(document: Node, release: Release) -> Found | None:
+    if is_rules(document):
+        return read_rules(document)
+    if is_compose(document):
+        return read_compose(document)
+    if is_kubernetes(document):
+        return read_kubernetes(document)
+    return read_config(document, release) if is_config(document) else None
+
+
+def _config_map(document: Node, release: Release) -> Iterator[Found | Unread | Skipped]:
+    """Rules and dashboards that are mounted from a ConfigMap."""
+    data = document.get("data")
+    for name, value in data.items() if data else ():
+        if value.scalar and "\n" in value.scalar and "vllm" in value.scalar.lower():
+            yield from _read(kind_of(name, value.scalar), value.inner(), release)

@@ -1,0 +1,1 @@
+"""One reader a kind of file: text in, what rules look at out."""

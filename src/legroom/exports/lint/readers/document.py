@@ -1,0 +1,156 @@
+"""Documents: Markdown code blocks, and what stands in plain text as if it were one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+from legroom.exports.lint.kinds import Kind, kind_of_language, sniffed
+from legroom.exports.lint.text import Text
+from legroom.records import dataclass
+
+_FENCE = re.compile(r"^(?P<indent>[ \t]*(?:>[ \t]*)?)(?P<fence>`{3,}|~{3,})[ \t]*\{?\.?(?P<language>[\w+-]*)")
+_SHELL_WORD = re.compile(
+    r"(sudo|export|set|source|exec|nohup|env|python3?|vllm|docker|podman|nerdctl|pip|uv|curl|wget|grep|watch|pkill|"
+    r"killall|kill|pgrep|nvidia-smi|systemctl|kubectl|helm|echo|cd|mkdir|cat|tail|while|until|for|if|then|do|done|fi|"
+    r"else|elif|case|esac|sleep|trap|exit|return|ulimit|numactl|taskset|time|true|false|tee|test|local|unset)(\s|;|$)"
+    r"|[A-Za-z_]\w*=|#|[()|}{]|\.\.\.|-{1,2}[a-z]|\$ "
+)
+_YAML_WORD = re.compile(r"(groups|apiVersion|services)[ \t]*:")
+_YAML_LINE = re.compile(r"[ \t]|-[ \t]|-$|#|---|[A-Za-z_][\w-]*[ \t]*:([ \t]|$)|$")
+_UNIT_LINE = re.compile(r"\[\w+\]\s*$|[A-Za-z]+=|#|;|[ \t]|$")
+_LIKELY_SHELL = re.compile(
+    r"^[ \t]*(\$ )?(sudo |exec |nohup |[A-Z_]+=\S* )*(vllm serve|python3? -m vll|docker run|podman run|pkill|killall|"
+    r"nvidia-smi|export [A-Z_]+=|#!.*sh|python3? -c|.*\| *grep |.*\bvllm\b.*--)",
+    re.MULTILINE | re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a document and what it is."""
+
+    kind: Kind
+    source: Text
+    told: bool = True
+    """Whether the document itself says what it is; a guess that turns out wrong is dropped in silence."""
+
+
+def parts_of(document: Text) -> Iterator[Part]:
+    """The code blocks first, then what looks like code between them."""
+    lines = [line for _, line in document.lines()]
+    free = [True] * len(lines)
+    for first, last, language in _fences(lines):
+        for i in range(max(first - 1, 0), min(last + 1, len(lines))):
+            free[i] = False
+        source = document.rows(first, last)
+        kind = kind_of_language(language) or sniffed(source.text) or _guess(source.text)
+        if kind:
+            yield Part(kind, source, bool(language))
+    yield from _plain_parts(document, lines, free)
+
+
+def _guess(text: str) -> Kind | None:
+    if _LIKELY_SHELL.search(text):
+        return "shell"
+    return "python" if re.search(r"^(import|from|def|class) ", text, re.MULTILINE) else None
+
+
+def _fences(lines: list[str]) -> Iterator[tuple[int, int, str]]:
+    i = 0
+    while i < len(lines):
+        found = _FENCE.match(lines[i])
+        i += 1
+        if found is None:
+            continue
+        first = i
+        closing = re.compile(rf"^[ \t]*(?:>[ \t]*)?{re.escape(found['fence'][0])}{{{len(found['fence'])},}}[ \t]*$")
+        while i < len(lines) and not closing.match(lines[i]):
+            i += 1
+        yield first, i, found["language"]
+        i += 1
+
+
+def _plain_parts(document: Text, lines: list[str], free: list[bool]) -> Iterator[Part]:
+    i = 0
+    while i < len(lines):
+        if not free[i] or not lines[i].strip():
+            i += 1
+            continue
+        taken = _structured(document, lines, free, i)
+        if taken is None:
+            taken = _shell(document, lines, free, i)
+        if taken is None:
+            i += 1
+            continue
+        part, end = taken
+        for row in range(i, end):
+            free[row] = False
+        yield part
+        i = end
+    # What is left is prose and code of other languages: only quoted names and sample lines are looked for.
+    rest = "\n".join(line if is_free else "" for line, is_free in zip(lines, free, strict=True))
+    yield Part("python", Text(document.path, rest, document.place(0).line), False)
+
+
+def _structured(document: Text, lines: list[str], free: list[bool], first: int) -> tuple[Part, int] | None:
+    line = lines[first]
+    bare = line.lstrip()
+    indent = len(line) - len(bare)
+    if _YAML_WORD.match(bare):
+        return _block(document, lines, free, first, indent, _YAML_LINE, "yaml")
+    if re.match(r"\[(Unit|Service)\]\s*$", bare):
+        return _block(document, lines, free, first, indent, _UNIT_LINE, "unit")
+    if bare.startswith("{"):
+        start = sum(len(text) + 1 for text in lines[:first]) + indent
+        text = "\n".join(lines)
+        try:
+            _, end = json.JSONDecoder().raw_decode(text, start)
+        except (json.JSONDecodeError, RecursionError):
+            return None
+        last = text.count("\n", 0, end) + 1
+        return Part("json", document.rows(first, last), False), last
+    return None
+
+
+def _block(
+    document: Text, lines: list[str], free: list[bool], first: int, indent: int, allowed: re.Pattern[str], kind: Kind
+) -> tuple[Part, int]:
+    last = first + 1
+    while last < len(lines) and free[last]:
+        rest = lines[last][indent:] if lines[last][:indent].strip() == "" else None
+        if rest is None or not allowed.match(rest):
+            break
+        last += 1
+    while not lines[last - 1].strip():
+        last -= 1
+    return Part(kind, document.rows(first, last), True), last
+
+
+def _shell(document: Text, lines: list[str], free: list[bool], first: int) -> tuple[Part, int] | None:
+    """Paragraphs that are shell from their first to their last line, joined as long as they follow each other."""
+    end = last = first
+    while last < len(lines):
+        stop = last
+        while stop < len(lines) and free[stop] and lines[stop].strip():
+            stop += 1
+        if stop == last or not _is_shell(lines[last:stop]):
+            break
+        end = stop
+        while stop < len(lines) and free[stop] and not lines[stop].strip():
+            stop += 1
+        last = stop
+    text = "\n".join(lines[first:end])
+    if end == first or not _LIKELY_SHELL.search(text):
+        return None
+    return Part("shell", document.rows(first, end), False), end
+
+
+def _is_shell(paragraph: list[str]) -> bool:
+    continued = False
+    for line in paragraph:
+        if not continued and not _SHELL_WORD.match(line.strip()):
+            return False
+        continued = line.rstrip().endswith("\\")
+    return True

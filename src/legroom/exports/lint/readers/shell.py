@@ -1,0 +1,108 @@
+"""Shell scripts: servers, containers, and every other command."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from legroom.exports.lint.shell_scan import Word
+from legroom.exports.lint.shell_words import Command, commands
+from legroom.exports.lint.subjects import At, Found, Invoked, Runs, Started
+from legroom.exports.lint.text import Text
+from legroom.vllm.containers import container_run
+from legroom.vllm.shell import CONTAINER_TOOLS, basename, server_start
+
+_SHELLS = ("sh", "bash", "zsh", "dash", "ash")
+_DEEPEST = 4
+DOCKER_STOP_S = 10.0
+"""What docker stop waits unless told."""
+
+
+def read_shell(source: Text, runs: Runs = "shell", env: Mapping[str, Word] | None = None) -> Found:
+    """Everything a script runs."""
+    return Found(tuple(_subjects(source, runs, env or {}, 0)))
+
+
+def _subjects(source: Text, runs: Runs, env: Mapping[str, Word], depth: int) -> Iterator[Started | Invoked]:
+    for command in commands(source):
+        yield from subjects_of(source, Command(command.words, {**env, **command.env}, command.pipeline), runs, depth)
+
+
+def subjects_of(source: Text, command: Command, runs: Runs, depth: int = 0) -> Iterator[Started | Invoked]:
+    """What one command is: itself, and the server it starts."""
+    yield Invoked(command.words, command.pipeline, source.place)
+    texts = command.texts()
+    start = server_start(texts)
+    if start is not None and basename(texts[start]) in CONTAINER_TOOLS:
+        yield from _container(source, command, start, depth)
+    elif start is not None:
+        yield started(source, command.words[start:], command.env, runs)
+    elif depth < _DEEPEST:
+        for i, word in enumerate(command.words):
+            is_script = i and texts[i - 1].startswith("-") and texts[i - 1].endswith("c") and " " in word.text.strip()
+            if is_script and any(basename(text) in _SHELLS for text in texts[: i - 1]):
+                at = source.place(word.offset)
+                inner = Text(source.path, word.text, at.line, (at.column,))
+                yield from _subjects(inner, runs, command.env, depth + 1)
+
+
+def started(source: Text, words: tuple[Word, ...], env: Mapping[str, Word], runs: Runs) -> Started:
+    """A server that runs on the host."""
+    return Started(runs, words, env, source.place, source.place(words[0].offset))
+
+
+def _container(source: Text, command: Command, start: int, depth: int) -> Iterator[Started | Invoked]:
+    words = command.words[start:]
+    run = container_run(tuple(word.text for word in words))
+    if run is None or "vllm" not in f"{run.image} {' '.join(run.words)}".lower():
+        return
+    placed = _own_words(words, run.words)
+    env = dict(command.env)
+    for i, word in enumerate(words[:-1]):
+        if word.text in ("-e", "--env") and "=" in words[i + 1].text:
+            name, _, value = words[i + 1].text.partition("=")
+            env[name] = Word(value, words[i + 1].offset, words[i + 1].raw)
+    at = server_start(run.words)
+    if at is None or runs_another_program(run.image, run.words[at:]):
+        if at is None and depth < _DEEPEST and placed:
+            yield from subjects_of(source, Command(placed, env, command.pipeline), "docker", depth + 1)
+        return
+    option = _option(words, "--ipc")
+    shm = "host" if option and option.text == "host" else run.shm_size
+    mounted = any("/dev/shm" in word.text for word in words)
+    stop = _option(words, "--stop-timeout")
+    place = source.place(words[0].offset)
+    limit = (
+        At(float(stop.text), source.place(stop.offset)) if stop and stop.text.isdigit() else At(DOCKER_STOP_S, place)
+    )
+    yield Started(
+        "docker", placed[at:], env, source.place, place, run.image, True, shm or ("mounted" if mounted else None),
+        run.gpus, stop_limit=limit,
+    )  # fmt: skip
+
+
+def runs_another_program(image: str, words: Sequence[str]) -> bool:
+    """Whether a vLLM image is told to run something else than the server: a bare word that can be no model."""
+    added = "vllm" in image.lower() and tuple(words[:2]) == ("vllm", "serve")
+    first = words[2] if added and len(words) > 2 else "-"
+    return not first.startswith(("-", "/", ".", "~", "$")) and "/" not in first and not re.search(r"\d", first)
+
+
+def _own_words(words: tuple[Word, ...], server: tuple[str, ...]) -> tuple[Word, ...]:
+    """The server's words with their places: they are the last ones of the line, the entry point may be added."""
+    tail = list(words)
+    placed: list[Word] = []
+    for text in reversed(server):
+        while tail and tail[-1].text != text:
+            tail.pop()
+        placed.append(tail.pop() if tail else Word(text, words[0].offset, text))
+    return tuple(reversed(placed))
+
+
+def _option(words: tuple[Word, ...], name: str) -> Word | None:
+    for i, word in enumerate(words):
+        if word.text == name and i + 1 < len(words):
+            return words[i + 1]
+        if word.text.startswith(name + "="):
+            return word.with_text(word.text[len(name) + 1 :])
+    return None

@@ -1,0 +1,65 @@
+"""Flags that the release does not take, or takes and does not use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from legroom.exports.lint.context import Context, finding
+from legroom.exports.lint.finding import Finding, Rule
+from legroom.exports.lint.subjects import Started
+
+_STOPS = "vLLM ends with 'unrecognized arguments' before it loads anything."
+UNKNOWN = Rule("flag-unknown", "error", "A flag that no vLLM release has", _STOPS)
+REMOVED = Rule("flag-removed", "error", "A flag that this release no longer has", _STOPS)
+NOT_YET = Rule("flag-not-yet", "error", "A flag that this release does not have yet", _STOPS)
+VALUE = Rule("flag-value", "error", "A value that the flag does not take", "vLLM ends with a usage error at the start.")
+IGNORED = Rule(
+    "flag-ignored", "warning", "A flag that changes nothing", "It is read and not used, whatever it promises."
+)
+RULES = (UNKNOWN, REMOVED, NOT_YET, VALUE, IGNORED)
+_BY_KIND = {
+    "unknown": UNKNOWN, "removed": REMOVED, "renamed": REMOVED, "not_yet": NOT_YET, "bad_value": VALUE,
+    "bad_choice": VALUE, "ignored": IGNORED,
+}  # fmt: skip
+_VARIABLES = ("$", "{{", "<", "`")
+"""A value that is put in later is not judged."""
+_MOST_STRAYS = 2
+"""More words that belong to no flag are a sentence in a document, not a slip."""
+
+
+def check(subject: Any, context: Context) -> Iterator[Finding]:
+    """Every problem that reading the command line for the release shows."""
+    if not isinstance(subject, Started) or any(word.text.startswith("--help") for word in subject.words):
+        return
+    seen = set()
+    problems = context.parsed(subject).problems
+    strays = sum(not problem.flag.startswith("-") for problem in problems)
+    for problem in problems:
+        if strays > _MOST_STRAYS and not problem.flag.startswith("-"):
+            continue
+        rule = _BY_KIND.get(problem.kind)
+        variable = any(mark in problem.flag for mark in _VARIABLES) or (
+            rule is VALUE and any(mark in problem.message for mark in _VARIABLES)
+        )
+        if rule is None or variable or (problem.flag, problem.kind) in seen:
+            continue
+        if problem.flag == "--config" and rule is IGNORED:
+            continue  # the file lies elsewhere
+        seen.add((problem.flag, problem.kind))
+        word = next((word for word in subject.words if _same(word.text, problem.flag)), None)
+        place = subject.locate(word.offset) if word else subject.place
+        suggestion = f"write {problem.instead}" if problem.instead else "leave it out"
+        if problem.kind == "removed" and problem.instead:
+            suggestion = f"leave it out, or see {problem.instead}"
+        yield finding(rule, place, problem.message, suggestion, len(problem.flag))
+
+
+def _same(word: str, flag: str) -> bool:
+    head = word.partition("=")[0]
+    if flag in (head, word):
+        return True
+    if not head.startswith("--"):
+        return False
+    plain = "--" + head[2:].partition(".")[0].replace("_", "-")
+    return flag in (plain, plain.replace("--no-", "--", 1)) or (plain.startswith(flag) and len(flag) > 4)

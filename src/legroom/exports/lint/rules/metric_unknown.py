@@ -1,0 +1,55 @@
+"""Series that no vLLM release, or not this one, shows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from legroom.exports.lint.context import Context, finding
+from legroom.exports.lint.finding import Finding, Rule
+from legroom.exports.lint.promql_words import Series, series_names
+from legroom.exports.lint.subjects import Expression
+from legroom.facts.metrics import all_exposed_names, exposed_names, nearest, releases_of
+
+_OWN = re.compile(r"vllm[:_][a-zA-Z0-9_:]+")
+RULE = Rule(
+    "metric-unknown",
+    "error",
+    "A series that this vLLM release does not show",
+    "An alert or a panel over a series that is not there never fires and stays empty. vLLM's names have a colon, and "
+    "several were renamed between releases.",
+)
+FOREIGN = Rule(
+    "metric-foreign",
+    "warning",
+    "A series that is not one of vLLM's, under its prefix",
+    "Nothing of vLLM has a name like it. A router or an exporter beside vLLM may show it; otherwise it is never there.",
+)
+RULES = (RULE, FOREIGN)
+
+
+def check(subject: Any, context: Context) -> Iterator[Finding]:
+    """Every series of an expression that is vLLM's by its name."""
+    if not isinstance(subject, Expression):
+        return
+    known = exposed_names(context.release)
+    named = [Series(subject.text, 0)] if subject.owner in ("text", "sample") else series_names(subject.text)
+    for series in named:
+        name = series.name
+        if not _OWN.fullmatch(name) or name in known or name in context.records:
+            continue
+        instead = nearest(name, context.release) or ""
+        if subject.owner == "text" and not instead and name not in all_exposed_names():
+            continue  # any string may begin with vllm_
+        rule = RULE if instead or releases_of(name) else FOREIGN
+        suggestion = f"write {instead}" if instead else "leave it out, unless something beside vLLM shows it"
+        yield finding(rule, subject.locate(series.offset), f"{name} {_why(name, context)}", suggestion, len(name))
+
+
+def _why(name: str, context: Context) -> str:
+    spans = releases_of(name)
+    if not spans:
+        return "is shown by no vLLM release"
+    said = " and ".join(first if first == last else f"{first} to {last}" for first, last in spans)
+    return f"is shown by vLLM {said}, not by {context.release}"

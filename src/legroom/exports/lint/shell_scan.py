@@ -1,0 +1,174 @@
+"""Shell text cut into words and operators that know where they stand; comments and here-documents are left out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+OPERATORS = "();<>|&"
+_HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
+_CONTINUED = re.compile(r"\\[ \t]*(#[^\n]*)?\r?\n")
+"""A comment behind the backslash is a mistake in a script and a habit in documents; the meaning is plain."""
+_TO_FILL_IN = re.compile(r"<[A-Za-z][^<>\n]*[^\s<>]>(?=[\s\"'\\]|$)|<[A-Za-z]>")
+_QUOTED_DEFAULT = re.compile(r"""(:?-)(["'])([^"'}]*)\2\}$""")
+_MOST_WORDS = 50_000
+
+
+@dataclass(frozen=True)
+class Word:
+    """One word of a command, quotes taken off, and the offset it begins at."""
+
+    text: str
+    offset: int
+    raw: str = ""
+
+    def with_text(self, text: str) -> Word:
+        """The same place with another text."""
+        return Word(text, self.offset, self.raw)
+
+
+def logical_lines(text: str) -> Iterator[list[Word]]:
+    """The words of each line, continued lines joined; an array in brackets is one line however many it takes."""
+    scan = _Scan(text)
+    while scan.position < len(text) and scan.count < _MOST_WORDS:
+        if text[scan.position] == "\n":
+            finished = scan.end_line()
+            if finished:
+                yield finished
+        else:
+            scan.step()
+    if scan.words:
+        yield scan.words
+
+
+class _Scan:
+    """Where the reading of one text stands."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.position = self.count = 0
+        self.words: list[Word] = []
+        self._heredocs: list[str] = []
+        self._arrays = 0
+
+    def end_line(self) -> list[Word]:
+        """Past a line's end and the here-documents it announced; its words, unless an array is still open."""
+        self.position += 1
+        if self._arrays:
+            return []
+        for end in self._heredocs:
+            found = re.compile(rf"^\s*{re.escape(end)}\s*$", re.MULTILINE).search(self.text, self.position)
+            self.position = found.end() if found else len(self.text)
+        self._heredocs = []
+        finished, self.words = self.words, []
+        return finished
+
+    def step(self) -> None:
+        """One space, comment, operator or word."""
+        character = self.text[self.position]
+        continued = _CONTINUED.match(self.text, self.position) if character == "\\" else None
+        if continued:
+            self.position = continued.end()
+        elif character.isspace():
+            self.position += 1
+        elif character == "#":
+            end = self.text.find("\n", self.position)
+            self.position = len(self.text) if end < 0 else end
+        elif character in OPERATORS and not _TO_FILL_IN.match(self.text, self.position):
+            self._operator(character)
+        else:
+            self._word()
+
+    def _operator(self, character: str) -> None:
+        heredoc = _HEREDOC.match(self.text, self.position)
+        if heredoc:
+            self._heredocs.append(heredoc[2])
+            self.position = heredoc.end()
+            return
+        end = self.position + 1
+        while end < len(self.text) and self.text[end] == character:
+            end += 1
+        if character == ">" and self.text[end : end + 1] == "&":
+            end += 1
+        self.words.append(Word(self.text[self.position : end], self.position, self.text[self.position : end]))
+        if self._arrays and character == ")":
+            self._arrays -= 1
+        self.position = end
+
+    def _word(self) -> None:
+        word, self.position = _word(self.text, self.position)
+        if word.raw.endswith("=") and self.text[self.position : self.position + 1] == "(":
+            word = Word(word.text + "(", word.offset, word.raw + "(")
+            self.position += 1
+            self._arrays += 1
+        self.words.append(word)
+        self.count += 1
+
+
+def _word(text: str, start: int) -> tuple[Word, int]:
+    position, out = start, []
+    while position < len(text):
+        character = text[position]
+        if character == "'":
+            end = text.find("'", position + 1)
+            end = len(text) if end < 0 else end
+            out.append(text[position + 1 : end])
+            position = end + 1
+        elif character == '"':
+            content, position = _double_quoted(text, position + 1)
+            out.append(content)
+        elif character == "`":
+            end = text.find("`", position + 1)
+            end = len(text) - 1 if end < 0 else end
+            out.append(text[position : end + 1])
+            position = end + 1
+        elif text.startswith(("$(", "${"), position):
+            end = _closing(text, position + 1)
+            out.append(_QUOTED_DEFAULT.sub(r"\1\3}", text[position:end]))
+            position = end
+        elif character == "<" and (blank := _TO_FILL_IN.match(text, position)):
+            out.append(blank[0])
+            position = blank.end()
+        elif character == "\\":
+            if _CONTINUED.match(text, position):
+                break
+            out.append(text[position + 1 : position + 2])
+            position += 2
+        elif character.isspace() or character in OPERATORS:
+            break
+        else:
+            out.append(character)
+            position += 1
+    return Word("".join(out), start, text[start:position]), max(position, start + 1)
+
+
+def _double_quoted(text: str, position: int) -> tuple[str, int]:
+    out: list[str] = []
+    while position < len(text) and text[position] != '"':
+        if text[position] == "\\" and position + 1 < len(text) and text[position + 1] in '"\\$`\n':
+            out.append("" if text[position + 1] == "\n" else text[position + 1])
+            position += 2
+        elif text.startswith("$(", position):
+            end = _closing(text, position + 1)
+            out.append(text[position:end])
+            position = end
+        else:
+            out.append(text[position])
+            position += 1
+    return "".join(out), position + 1
+
+
+def _closing(text: str, position: int) -> int:
+    """Past the bracket that closes the one at `position`."""
+    opening = text[position]
+    closing = {"(": ")", "{": "}"}[opening]
+    depth = 0
+    for i in range(position, len(text)):
+        if text[i] == opening:
+            depth += 1
+        elif text[i] == closing:
+            depth -= 1
+            if depth == 0:
+                return i + 1
+    return len(text)

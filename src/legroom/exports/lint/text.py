@@ -1,0 +1,60 @@
+"""A piece of a file, and where each of its characters stands in it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+
+from legroom.exports.lint.finding import Place
+
+
+class Text:
+    """Text that knows its place: a whole file, a code block in a document, a value in a manifest."""
+
+    def __init__(self, path: str, text: str, line: int = 1, columns: tuple[int, ...] | None = None) -> None:
+        """`line` is where it begins in the file; `columns[i]` is how far its line i was indented there."""
+        self.path = path
+        self.text = text
+        self._line = line
+        self._columns = columns or ()
+        self._starts = [0]
+        for i, character in enumerate(text):
+            if character == "\n":
+                self._starts.append(i + 1)
+
+    def place(self, offset: int) -> Place:
+        """Where the character at `offset` stands in the file."""
+        row = bisect_right(self._starts, max(0, min(offset, len(self.text)))) - 1
+        indent = self._columns[row] if row < len(self._columns) else 0
+        return Place(self.path, self._line + row, offset - self._starts[row] + 1 + indent)
+
+    def row_of(self, offset: int) -> int:
+        """The line of an offset, counted from 0 within the piece."""
+        return bisect_right(self._starts, offset) - 1
+
+    def lines(self) -> Iterator[tuple[int, str]]:
+        """Each line with the offset it begins at."""
+        for i, start in enumerate(self._starts):
+            end = self._starts[i + 1] - 1 if i + 1 < len(self._starts) else len(self.text)
+            yield start, self.text[start:end].rstrip("\r")
+
+    def rows(self, first: int, last: int) -> Text:
+        """The lines from `first` to before `last`, dedented, as a piece of their own."""
+        lines = [line for _, line in self.lines()][first:last]
+        filled = [line for line in lines if line.strip()]
+        indent = min((len(line) - len(line.lstrip(" ")) for line in filled), default=0)
+        columns = tuple(
+            indent + (self._columns[first + i] if first + i < len(self._columns) else 0) for i in range(len(lines))
+        )
+        return Text(self.path, "\n".join(line[indent:] for line in lines), self._line + first, columns)
+
+
+class Shifted:
+    """Offsets of a piece of a text, found in the text's file."""
+
+    def __init__(self, source: Text, start: int) -> None:
+        self._source, self._start = source, start
+
+    def __call__(self, offset: int) -> Place:
+        """The place in the file."""
+        return self._source.place(self._start + offset)
