@@ -52,7 +52,7 @@ def starts(folder: Path) -> list[str]:
     return [line.split()[0] for line in (folder / "starts").read_text().splitlines()]
 
 
-def write_config(folder: Path, port: int, own_port: int, **more: object) -> Path:
+def write_config(folder: Path, port: int, own_port: int, server: str = "", **more: object) -> Path:
     """watch.toml for the stand-in: hasty detectors, no pauses, restarts turned on."""
     lines = {
         "interval_s": 0.05, "port": own_port, "journal": "journal.db", "act": ["notify", "restart"],
@@ -81,6 +81,7 @@ restart_command = "{restart_script(folder, port)}"
 pid_file = "pid"
 settle_s = 0.3
 drain = {{ by = "guard", token = "guard-token" }}
+{server}
 """
     path = folder / "watch.toml"
     path.write_text(text)

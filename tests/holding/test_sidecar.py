@@ -9,9 +9,11 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from stand_in import RUN, answers, free_port, start_server, start_sidecar, starts, stop_server, wait_for, write_config
@@ -105,6 +107,62 @@ def test_without_being_told_to_act_it_only_tells(place):
     with place.journal() as journal:
         assert journal.actions() == ()
         assert "acknowledged by me" in [note.text for note in journal.incident(number).notes]
+
+
+def test_flags_that_cure_are_written_for_the_restart_and_undone_by_hand(place):
+    flags = place.folder / "flags.json"
+    server = 'flags_file = "flags.json"\n[servers.answers.stuck_engine]\n"--max-num-seqs" = "8"'
+    place.sidecar(act=["restart-with-flags"], server=server)
+    (place.folder / "stuck").touch()
+    wait_for(lambda: len(starts(place.folder)) == 2)
+    assert json.loads(flags.read_text())["flags"] == {"--max-num-seqs": "8"}
+    with place.journal() as journal:
+        wait_for(lambda: journal.actions()[0].state == "done")
+        (action,) = journal.actions()
+        assert action.detail["change"] == "--max-num-seqs 8"
+        asked = {"action": "undo", "server": f"http://127.0.0.1:{place.port}", "undo": action.id}
+        wait_for(lambda: place.post("/act", asked)[0] == 202)
+        wait_for(lambda: journal.action(action.id).state == "undone")
+        assert not flags.exists()
+        assert len(starts(place.folder)) == 3
+        assert place.post("/act", asked)[0] == 400, "there is nothing left to undo"
+
+
+def test_told_to_stop_while_it_drains_it_opens_the_door_again(place):
+    sidecar = place.sidecar(act=["notify"])
+    (place.folder / "busy").write_text("2")
+    wait_for(lambda: place.post("/act", {"server": f"http://127.0.0.1:{place.port}"})[0] == 202)
+    wait_for((place.folder / "draining").exists)
+    sidecar.terminate()
+    assert sidecar.wait(30) == 0
+    assert not (place.folder / "draining").exists()
+    assert len(starts(place.folder)) == 1
+    with place.journal() as journal:
+        assert [action.state for action in journal.actions()] == ["undone"]
+
+
+def test_messages_reach_a_webhook_and_a_dead_one_holds_up_nothing(place):
+    heard = []
+
+    class Hook(BaseHTTPRequestHandler):
+        def do_POST(self):
+            heard.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    hook = HTTPServer(("127.0.0.1", 0), Hook)
+    threading.Thread(target=hook.serve_forever, daemon=True).start()
+    hooks = f'[[notify]]\nurl = "http://127.0.0.1:1/dead"\n[[notify]]\nurl = "http://127.0.0.1:{hook.server_port}"'
+    place.sidecar(act=["restart"], server=hooks)
+    (place.folder / "stuck").touch()
+    wait_for(lambda: any(message["closed_s"] for message in heard), 30)
+    hook.shutdown()
+    hook.server_close()
+    assert heard[0]["kind"] == "stuck_engine"
+    assert any("was restarted" in message["text"] for message in heard)
 
 
 def test_killed_in_the_middle_of_a_restart_the_next_one_ends_it(place):

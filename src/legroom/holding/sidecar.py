@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,7 +30,7 @@ from legroom.holding.sidecar_sources import Source, source_of
 from legroom.holding.sidecar_telling import Telling, message_of
 from legroom.live.address import Endpoint
 from legroom.live.answers import answers
-from legroom.live.detectors import Watcher
+from legroom.live.detectors import Finding, Watcher
 from legroom.live.forecast import forecast
 from legroom.live.journal import Incident, Journal, JournalUnavailable, journal_path
 from legroom.live.journal_masking import masked
@@ -65,6 +65,7 @@ class Sidecar:
         self._samples: list[Sample] = []
         self._last_look_s = time.monotonic()
         self._journal_problem: str | None = None
+        self._mistake = ""
         self._actor = Actor(config, Hands(self._keep, self._look, path.parent, config.poll_s), self._said)
         self._stopping = asyncio.Event()
         self._session: Any = None
@@ -77,7 +78,7 @@ class Sidecar:
             self._metrics.say_acting(name, self._config.group(name).act)
         await self._take_over()
         tasks = [
-            asyncio.create_task(source(self.take)),
+            asyncio.create_task(source(self._take_surely)),
             asyncio.create_task(self._write_samples()),
             asyncio.create_task(self._maintain()),
             asyncio.create_task(self._telling.run(self._lasting)),
@@ -135,6 +136,16 @@ class Sidecar:
 
     # Looking
 
+    def _take_surely(self, seen: Look) -> None:
+        """A mistake of legroom's own about one server is said, and costs that look alone."""
+        try:
+            self.take(seen)
+        except Exception as error:
+            text = f"{seen.server}: this look could not be judged: {error!r}"
+            if text != self._mistake:
+                self._say(text)
+            self._mistake = text
+
     def take(self, seen: Look) -> None:
         """One look at one server: what the source hands over."""
         if self._stopping.is_set():
@@ -163,6 +174,7 @@ class Sidecar:
             self._closed(incident)
         servers, unhealthy = self._group_health(group)
         for incident in self._keeper.of(seen.server):
+            self._ask_for_answers(incident)
             self._actor.consider(incident, watcher, servers, unhealthy)
 
     def _opened(self, incident: OpenIncident) -> None:
@@ -178,20 +190,28 @@ class Sidecar:
         )
         self._note(incident, reason)
         self._tell(incident)
-        task = asyncio.get_running_loop().create_task(self._answer(incident))
+
+    def _ask_for_answers(self, incident: OpenIncident) -> None:
+        """Once, as soon as the incident is seen. Without a plan no flags come of it, so nothing waits for them."""
+        if incident.asked or incident.finding is None:
+            return
+        incident.asked = True
+        server = self._servers.get(incident.server)
+        plan = server.plan if server is not None else None
+        incident.change = server.answers.get(incident.kind) if server is not None else None
+        incident.answered = plan is None or incident.change is not None
+        task = asyncio.get_running_loop().create_task(self._answer(incident, incident.finding, plan))
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
 
-    async def _answer(self, incident: OpenIncident) -> None:
+    async def _answer(self, incident: OpenIncident, finding: Finding, plan: Mapping[str, Any] | None) -> None:
         """Computes what would cure it, beside the looking: a plan and its levers take a moment."""
-        server, finding = self._servers.get(incident.server), incident.finding
-        if finding is None:
-            return
-        window = still(self._watchers[incident.server].window)
-        plan = server.plan if server is not None else None
-        found = await asyncio.to_thread(answers, finding, window, plan)
-        given = server.answers.get(incident.kind) if server is not None else None
-        incident.change = given or change_of(found, plan)
+        given, window = incident.change, still(self._watchers[incident.server].window)
+        try:
+            found = await asyncio.to_thread(answers, finding, window, plan)
+            incident.change = given or change_of(found, plan)
+        finally:
+            incident.answered = True
         texts = "; ".join(one.why for one in found)
         detail = {"answers": [one.to_json() for one in found], "change": str(given) if given else None}
         self._write(

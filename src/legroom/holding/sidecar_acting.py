@@ -68,7 +68,9 @@ class Actor:
 
     def consider(self, incident: OpenIncident, watcher: Watcher, servers: int, unhealthy: int) -> None:
         """Decides about an incident, and begins to act where that is the decision. Never waits."""
-        if time.monotonic() < incident.ask_again_s or incident.finding is None or self.is_acting_on(incident.server):
+        if not incident.answered or incident.finding is None or self.is_acting_on(incident.server):
+            return
+        if time.monotonic() < incident.ask_again_s:
             return
         group = GroupState(incident.group, servers, unhealthy, (), self._busy.get(incident.group))
         decision = self._decide(incident, watcher, group)
@@ -327,6 +329,8 @@ class Actor:
         async def guarded() -> None:
             try:
                 await work
+            except Exception as error:  # a mistake of legroom's own must not go unseen, nor stop the watching
+                self._tell(Said(None, f"acting failed: {error!r}", "refusal"))
             finally:
                 if group is not None:
                     self._busy.pop(group, None)

@@ -35,8 +35,12 @@ class OpenIncident:
     looks_without: int = 0
     acted: str = ""
     """The last action for it and how that ended."""
+    asked: bool = False
+    """Whether its answers are being computed, or were."""
+    answered: bool = False
+    """Whether `change` is known: until then nothing is decided."""
     change: FlagChange | None = None
-    """Flags that cure it, once they are computed."""
+    """Flags that cure it."""
 
     def detail(self) -> dict[str, Any]:
         """What the journal keeps of its beginning."""
