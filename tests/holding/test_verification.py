@@ -336,6 +336,12 @@ def test_memory_that_keeps_growing_is_not():
     assert (check.ok, "grew by" in check.text) == (False, True)
 
 
+def test_host_memory_that_grows_while_blocks_are_used_for_the_first_time_is_not_judged():
+    grown = readings(*(2 * GIB + n * 64 * MIB for n in range(12)))
+    assert stable_memory(grown, Limits(), "resident memory", None, settles=False).ok is None
+    assert stable_memory(grown, Limits(), "resident memory", None, settles=True).ok is False
+
+
 def test_memory_that_cannot_be_read_is_said_to_be():
     assert stable_memory(readings(1, 2, 3, 4, 5), Limits(), "", None).ok is None
 

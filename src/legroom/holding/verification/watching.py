@@ -16,7 +16,7 @@ from legroom.records import dataclass
 if TYPE_CHECKING:
     from legroom.holding.verification.server import Server
 
-_MEMORY_EVERY_S = 1.0
+_MEMORY_EVERY_S = 0.5
 _DRAINED_S = 15.0
 
 
