@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -17,6 +19,7 @@ from legroom.vllm.refusals import RefusedByVllm
 
 LLAMA = load("llama-3.1-8b")
 CARD = gpu("h200")
+SHARED: dict[str, Any] = {"max_model_len": 4096, "gpu_memory_utilization": 0.7, "enforce_eager": True}
 
 
 def test_an_8b_model_with_its_full_context_does_not_start_on_a_24_gib_card(target):
@@ -52,6 +55,23 @@ def test_weights_larger_than_the_card_are_named_as_such(target):
     assert made.memory.failure is not None
     assert made.memory.failure.id == "weights_too_big"
     assert made.memory.failure.needed_bytes > made.memory.failure.available_bytes
+
+
+def test_what_others_hold_is_part_of_what_the_card_shows_and_leaves_less_headroom():
+    held = 40 * GIB
+    alone, beside = (
+        plan(Target(LLAMA, CARD, 1, release("0.26.0"), held_by_others_bytes=bytes_), ServeArgs(**SHARED)).layout
+        for bytes_ in (0, held)
+    )
+    assert beside.peak_used_bytes == alone.peak_used_bytes + held
+    assert beside.headroom_bytes == alone.headroom_bytes - held
+
+
+def test_a_budget_that_fits_beside_others_is_tight_where_what_it_leaves_uncounted_does_not():
+    # Seen on an H200: 0.7 of the card started beside 41 GiB and left 0.4 GiB free.
+    busy = Target(LLAMA, CARD, 1, release("0.26.0"), held_by_others_bytes=41 * GIB)
+    assert plan(busy, ServeArgs(**SHARED)).verdict == "tight"
+    assert plan(busy, ServeArgs(**{**SHARED, "gpu_memory_utilization": 0.66})).verdict == "fits"
 
 
 def test_memory_held_by_others_fails_the_check_at_start():

@@ -61,7 +61,7 @@ def deployment_memory(
 ) -> DeploymentMemory:
     """Run vLLM's accounting forward for every pipeline stage, then its checks in its order."""
     ranks = tuple(
-        stage_layout(model, gpu, settings, stage, seen or Measurements())
+        stage_layout(model, gpu, settings, stage, seen or Measurements(), held_by_others_bytes)
         for stage in range(settings.pipeline_parallel_size)
     )
     kv = kv_plan(model, settings, gpu, [rank.kv_cache.bytes for rank in ranks])
@@ -73,7 +73,14 @@ def deployment_memory(
     return DeploymentMemory(ranks, kv, graphs, failure)
 
 
-def stage_layout(model: Model, gpu: Gpu, settings: EngineSettings, stage: int, seen: Measurements) -> Layout:
+def stage_layout(
+    model: Model,
+    gpu: Gpu,
+    settings: EngineSettings,
+    stage: int,
+    seen: Measurements,
+    held_by_others_bytes: int = 0,
+) -> Layout:
     """One pipeline stage; its tensor-parallel ranks are alike."""
     budget = budget_bytes(gpu, settings)
     parts = (
@@ -85,6 +92,7 @@ def stage_layout(model: Model, gpu: Gpu, settings: EngineSettings, stage: int, s
     return Layout(
         gpu.total_bytes, budget, *parts[:2], cuda_graph=parts[2], non_torch=parts[3],
         kv_cache=kv_cache_figure(budget, parts, settings), outside=outside(model, settings, gpu, stage), rank=stage,
+        held_by_others_bytes=held_by_others_bytes,
     )  # fmt: skip
 
 

@@ -24,12 +24,14 @@ class Layout:
     outside: Figure
     """Used beside the budget: CUDA context, uncounted graphs, sampler tables, warm-up workspaces."""
     rank: int = 0
+    held_by_others_bytes: int = 0
+    """What other processes hold of the card."""
 
     @property
     def peak_used_bytes(self) -> int:
         """What nvidia-smi will show at the worst moment after start-up."""
         inside = self.weights.bytes + self.activation.bytes + self.cuda_graph.bytes + self.non_torch.bytes
-        return inside + max(self.kv_cache.bytes, 0) + self.outside.bytes
+        return inside + max(self.kv_cache.bytes, 0) + self.outside.bytes + self.held_by_others_bytes
 
     @property
     def headroom_bytes(self) -> int:

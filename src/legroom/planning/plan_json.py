@@ -65,6 +65,7 @@ def layout_json(layout: Layout) -> dict[str, int]:
         "total_bytes": layout.total_bytes,
         "budget_bytes": layout.budget_bytes,
         **{f"{name}_bytes": getattr(layout, name).bytes for name in FIGURES},
+        "held_by_others_bytes": layout.held_by_others_bytes,
         "peak_used_bytes": layout.peak_used_bytes,
         "headroom_bytes": layout.headroom_bytes,
     }

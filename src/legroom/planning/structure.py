@@ -102,8 +102,9 @@ def structure(target: Target, args: ServeArgs, flags: Mapping[str, Any]) -> Stru
         settings = resolve(replace(args, **flags), target.model, target.gpu, target.release)
     except LegroomError:
         return None
+    seen = target.seen or Measurements()
     stages = tuple(
-        stage_layout(target.model, target.gpu, settings, stage, target.seen or Measurements())
+        stage_layout(target.model, target.gpu, settings, stage, seen, target.held_by_others_bytes)
         for stage in range(settings.pipeline_parallel_size)
     )
     shape = kv_shape(target.model, settings, target.gpu)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from legroom.figures import Figure, exact
 from legroom.records import dataclass
 from legroom.render.bar import Segment
 from legroom.render.text import count, plural
 from legroom.units import GIB, KIB
 
 if TYPE_CHECKING:
-    from legroom.figures import Figure
     from legroom.memory.kv_plan import KvPlan
     from legroom.memory.layout import Layout
     from legroom.planning.plan import Plan
@@ -41,6 +41,10 @@ def parts(layout: Layout) -> list[Part]:
         Part(name, Segment(name, max(figure.bytes, 0), colour, glyph, letter), figure, meaning)
         for name, figure, colour, glyph, letter, meaning in inside
     ]
+    if layout.held_by_others_bytes:
+        held = exact(layout.held_by_others_bytes, "other processes", "held of the card")
+        segment = Segment("others", held.bytes, "grey", "▞", "o")
+        rows.append(Part("others", segment, held, "held by other processes"))
     spare = max(layout.headroom_bytes, 0)
     rows.append(Part("headroom", Segment("headroom", spare, "grey", "·", "."), None, "free at the peak"))
     return rows

@@ -172,7 +172,7 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
         yield from (in_turn, free_it, newer)
     else:
         yield free_it
-        yield _take_less(bench)
+        yield _take_less(bench) or bench.together("lower_util", "Beside what others hold, less of everything fits.", 0.5)
         yield in_turn
 
 
@@ -196,13 +196,11 @@ def _take_less(bench: Workbench) -> Fix | None:
     share = math.floor((free - GIB // 2) / total * 100) / 100
     if share < 0.1:
         return None
-    return bench.change(
-        "lower_util",
-        {"gpu_memory_utilization": share},
-        f"{gib(free)} are free: {share:g} x {gib(total)} = "
-        f"{gib(int(share * total))} fits into them with half a GiB to spare.",
-        trades="a smaller KV pool",
-        confidence=0.5,
+    # What is used beside the budget must fit into the free memory, too: the first share that leaves room for it.
+    lower = [{"gpu_memory_utilization": round(share - step / 100, 2)} for step in range(12) if share - step / 100 > 0.1]
+    why = f"{gib(free)} of {gib(total)} are free; the budget and what is used beside it have to fit into them."
+    return bench.best("lower_util", lower, why, trades="a smaller KV pool", confidence=0.5) or bench.change(
+        "lower_util", lower[0], why, trades="a smaller KV pool", confidence=0.5
     )
 
 
