@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
-import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, TypeVar
 
 from legroom.errors import LegroomError
@@ -24,6 +21,7 @@ from legroom.holding.sidecar_answers import change_of, still
 from legroom.holding.sidecar_config import ServerConfig, SidecarConfig, is_loopback
 from legroom.holding.sidecar_http import make_app
 from legroom.holding.sidecar_incidents import IncidentKeeper, OpenIncident
+from legroom.holding.sidecar_lock import alone
 from legroom.holding.sidecar_metrics import SidecarMetrics
 from legroom.holding.sidecar_restart import BY, Hands
 from legroom.holding.sidecar_sources import Source, source_of
@@ -367,7 +365,7 @@ def _raised(done: Any) -> None:
 def run_sidecar(config: SidecarConfig, say: Callable[[str], None] | None = None) -> int:
     """Runs the sidecar until SIGTERM or SIGINT. The exit code: 0 when it was told to stop."""
     tell = say or _to_stderr
-    with _alone(config.journal or journal_path(), tell):
+    with alone(config.journal or journal_path(), tell):
         asyncio.run(_main(config, tell))
     return 0
 
@@ -385,24 +383,3 @@ async def _main(config: SidecarConfig, say: Callable[[str], None]) -> None:
 
 def _to_stderr(text: str) -> None:
     print(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} legroom: {masked(text)}", file=sys.stderr, flush=True)
-
-
-@contextlib.contextmanager
-def _alone(journal: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """One sidecar a journal. The kernel lets go of the lock however the process ends."""
-    path = journal.with_name(f"{journal.name}.sidecar")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        say(f"{path} cannot be made ({error.strerror}): nothing keeps a second sidecar away")
-        yield
-        return
-    try:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise LegroomError(f"another legroom already watches with the journal {journal}") from error
-        yield
-    finally:
-        os.close(held)
