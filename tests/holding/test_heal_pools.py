@@ -23,8 +23,8 @@ _SPEC.loader.exec_module(tiny_models)
 
 NOTHING = (
     "ValueError: To serve at least one request with the model's max seq len (2048), (0.0 GiB KV cache is needed, which "
-    "is larger than the available KV cache memory (0.0 GiB). Based on the available memory, the estimated maximum model "
-    "length is {fits}. Try increasing `gpu_memory_utilization`.\n"
+    "is larger than the available KV cache memory (0.0 GiB). Based on the available memory, the estimated maximum "
+    "model length is {fits}. Try increasing `gpu_memory_utilization`.\n"
 )
 NO_BLOCKS = "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.\n"
 VERSION = "(APIServer pid=1) INFO 11-15 05:57:09 [api_utils.py:347]  version 0.32.0\n"

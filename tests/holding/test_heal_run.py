@@ -245,6 +245,15 @@ def test_sighup_restarts_with_what_was_left_for_it(run, port):
     assert not (held.home / f"runs/{port}.json").exists()
 
 
+def test_a_stop_between_two_lives_starts_nothing(run):
+    held = run("--no-verify", "--restart-delay", "60")
+    held.serving()
+    os.kill(held.engine(), signal.SIGKILL)
+    held.said("restart in 60 s")
+    assert held.end() == 1
+    assert held.out.read_text().count("startup complete") == 1
+
+
 def test_a_port_in_use_is_said_before_anything_starts(run, port):
     with socket.create_server(("127.0.0.1", port)):
         held = run()

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from legroom.actions.child import Child
 from legroom.actions.kept_log import KeptLog, last_lines
-from legroom.errors import ANSWER_IS_NO, LegroomError
+from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.holding.asking import Asking
 from legroom.holding.diary import Diary
 from legroom.holding.health import is_healthy, port_problem
@@ -73,18 +73,19 @@ class Supervisor:
                 self.file.remove()
 
     def _lives(self) -> int:
-        while True:
+        code = OK
+        while not self.stopping.for_good:
             self._check_port()
             ending = self._live()
-            if self.stopping.for_good:
-                return ending.code
+            code = ending.code
             if self.stopping.restart:
                 self.stopping.restarting()
                 self._take_changes()
-                continue
-            again = self._after_crash(ending) if ending.was_ready else self._after_failed_start(ending)
-            if self.stopping.for_good or not again:
-                return ending.code or ANSWER_IS_NO
+            elif not self.stopping.for_good:
+                code = code or ANSWER_IS_NO
+                if not (self._after_crash(ending) if ending.was_ready else self._after_failed_start(ending)):
+                    break
+        return code
 
     def _live(self) -> Ending:
         self.file.keep_previous_log()
