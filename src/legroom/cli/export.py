@@ -39,6 +39,7 @@ FORMATS: tuple[Format, ...] = (
     Format("helm-values", "legroom.exports.helm_values"),
     Format("script", "legroom.exports.script"),
     Format("env", "legroom.exports.env"),
+    Format("runbook", "legroom.exports.runbook"),
 )
 
 _DESCRIPTION = """\

@@ -122,7 +122,7 @@ def _devices(server: Server) -> dict[str, Any]:
 def _watch(server: Server) -> dict[str, Any]:
     return {
         "image": containers.image(server),
-        "entrypoint": ["legroom", "watch", f"http://{server.name}:{server.port}"],
+        "entrypoint": ["legroom", "watch", "--daemon", f"http://{server.name}:{server.port}"],
         "depends_on": [server.name],
         "volumes": ["legroom:/root/.local/share/legroom"],
         "init": True,

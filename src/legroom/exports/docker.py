@@ -116,5 +116,5 @@ def _watch(server: Server) -> Iterator[str]:
     yield (
         f"docker run --detach --init --name {server.name}-watch --restart unless-stopped --network "
         f"container:{server.name} --volume legroom:/root/.local/share/legroom --entrypoint legroom "
-        f"{containers.image(server)} watch http://127.0.0.1:{server.port}"
+        f"{containers.image(server)} watch --daemon http://127.0.0.1:{server.port}"
     )

@@ -219,7 +219,7 @@ def _watch(server: Server) -> dict[str, Any]:
     return {
         "name": "legroom-watch",
         "image": containers.image(server),
-        "command": ["legroom", "watch", f"http://127.0.0.1:{server.port}"],
+        "command": ["legroom", "watch", "--daemon", f"http://127.0.0.1:{server.port}"],
         "resources": {"requests": {"cpu": "100m", "memory": _WATCH_MEMORY}, "limits": {"memory": _WATCH_MEMORY}},
     }
 

@@ -150,7 +150,7 @@ def watch_text(server: Server, user: str, folder: str) -> str:
         f"User={user}",
         f"StateDirectory={server.name}",
         f"Environment=LEGROOM_HOME=%S/{server.name}/legroom",
-        f"ExecStart={folder}/legroom watch http://127.0.0.1:{server.port}",
+        f"ExecStart={folder}/legroom watch --daemon http://127.0.0.1:{server.port}",
         "Restart=always",
         f"RestartSec={_RESTART_S}",
         "NoNewPrivileges=yes",
