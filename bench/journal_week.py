@@ -4,7 +4,7 @@
 
 The samples are synthetic (a daily wave, noise, counters with a restart now and then) and fed as fast as the journal
 takes them, hour by hour with its upkeep in between, exactly as a sidecar would over a week. Limits: 500 MB, and 100 ms
-for each query.
+(of CPU, so that other work on the machine does not count) for each query.
 """
 
 from __future__ import annotations
@@ -65,13 +65,15 @@ def size_bytes(path: Path) -> int:
     return sum(one.stat().st_size for one in path.parent.glob(f"{path.name}*"))
 
 
-def timed(ask: Callable[[], object], times: int = 7) -> tuple[float, int]:
-    spent, answer = [], None
+def timed(ask: Callable[[], object], times: int = 7) -> tuple[float, float, int]:
+    """CPU seconds, as other work on the machine must not count, and seconds of the clock beside them: medians."""
+    cpu_s, wall_s, answer = [], [], None
     for _ in range(times):
-        start_s = time.perf_counter()
+        start_s, start_cpu_s = time.perf_counter(), time.process_time()
         answer = ask()
-        spent.append(time.perf_counter() - start_s)
-    return statistics.median(spent), len(answer)  # type: ignore[arg-type]
+        cpu_s.append(time.process_time() - start_cpu_s)
+        wall_s.append(time.perf_counter() - start_s)
+    return statistics.median(cpu_s), statistics.median(wall_s), len(answer)  # type: ignore[arg-type]
 
 
 def main() -> int:
@@ -94,13 +96,16 @@ def main() -> int:
     share = peak_bytes / LIMIT_BYTES
     print(f"{'file at its largest, with its log':44} {peak_bytes / 1e6:10,.0f} MB  {share:5.0%} of limit")
     print(f"{'writing and upkeep':44} {written / spent_s:10,.0f} samples/s of CPU")
-    for name, (seconds, count) in figures.items():
-        print(f"{name:44} {seconds * 1000:10.1f} ms  {seconds / LIMIT_S:5.0%} of limit, {count:,} points")
-    slowest_s = max(seconds for seconds, _ in figures.values())
+    for name, (cpu_s, wall_s, count) in figures.items():
+        clock_ms = f"{wall_s * 1000:.0f} ms of the clock"
+        print(f"{name:44} {cpu_s * 1000:10.1f} ms  {cpu_s / LIMIT_S:5.0%} of limit, {count:,} points, {clock_ms}")
+    slowest_s = max(cpu_s for cpu_s, _, _ in figures.values())
     held = {
         "samples": written, "bytes": final_bytes, "peak_bytes": peak_bytes,
         "samples_per_cpu_s": round(written / spent_s),
-        "queries_s": {name: round(seconds, 4) for name, (seconds, _) in figures.items()}, "slowest_query_s": slowest_s,
+        "queries_cpu_s": {name: round(cpu_s, 4) for name, (cpu_s, _, _) in figures.items()},
+        "queries_wall_s": {name: round(wall_s, 4) for name, (_, wall_s, _) in figures.items()},
+        "slowest_query_cpu_s": slowest_s,
         "limit_bytes": LIMIT_BYTES, "limit_query_s": LIMIT_S,
     }  # fmt: skip
     print(json.dumps(held))
@@ -138,7 +143,7 @@ def fill(
     return written, peak_bytes, spent_s
 
 
-def ask(journal: Journal, server: str, now_s: float) -> dict[str, tuple[float, int]]:
+def ask(journal: Journal, server: str, now_s: float) -> dict[str, tuple[float, float, int]]:
     """The questions that `watch`, `incident` and `incidents` put to it."""
     return {
         "a server's last hour, every sample": timed(lambda: journal.samples(server, now_s - HOUR_S, now_s)),

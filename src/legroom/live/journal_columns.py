@@ -126,7 +126,7 @@ def _unpacked(plain: bytes, at: int, length: int) -> tuple[Column, int]:
     held = _from_significance(plain[at : at + 8 * length])
     if kind == _DOUBLES:
         return array("d", held), at + 8 * length
-    return list(map(float, accumulate(array("q", held)))), at + 8 * length
+    return list(accumulate(array("q", held))), at + 8 * length
 
 
 def _by_significance(plain: bytes) -> bytes:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import sqlite3
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from legroom.live.journal_columns import (
@@ -29,6 +31,7 @@ STEPS_S = (RAW_STEP_S, MINUTE_STEP_S, TEN_MINUTES_STEP_S)
 _LATE_S = 120.0  # a sample may arrive this late and still be packed with its hour
 _SCRAPE_S = 5.0
 _DAY_HOURS, _DAY_S = 24, 86400
+_TIME = attrgetter("time_s")
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,8 @@ class SampleStore:
         found = [*self._packed_points(known[0], since_s, until_s, wanted_s)]
         fine = self._fine_rows(known[0], since_s, until_s)
         found += as_points(fine) if wanted_s == RAW_STEP_S else thinned(fine, wanted_s)
-        return tuple(point for point in sorted(found, key=lambda one: one.time_s) if since_s <= point.time_s <= until_s)
+        found.sort(key=_TIME)
+        return tuple(found[bisect_left(found, since_s, key=_TIME) : bisect_right(found, until_s, key=_TIME)])
 
     def _packed_points(self, server_id: int, since_s: float, until_s: float, wanted_s: int) -> list[Point]:
         """Of each hour the step that was asked for, or the next coarser one that is left of it."""
