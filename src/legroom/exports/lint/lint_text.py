@@ -36,9 +36,10 @@ def _summary(report: Report) -> str:
     counted = Counter(one.severity for one in report.findings)
     said = ", ".join(plural(counted[severity], severity) for severity in SEVERITIES if counted[severity])
     whole = {one.place.path for one in report.unread if one.place.line == 1}
+    read = len(set(report.files) - whole)
     parts = [
-        f"{plural(len(set(report.files) - whole), 'file')} read for vLLM {report.release}",
-        said or "nothing is wrong",
+        f"{plural(read, 'file')} read for vLLM {report.release}",
+        said or ("nothing is wrong" if read else "nothing to say"),
     ]
     if report.unread:
         parts.append(f"{len(report.unread)} not read")

@@ -8,6 +8,7 @@ from typing import Any
 from legroom.exports.lint.context import Context, finding
 from legroom.exports.lint.finding import Finding, Rule
 from legroom.exports.lint.subjects import Started
+from legroom.facts.flags import advice
 
 _STOPS = "vLLM ends with 'unrecognized arguments' before it loads anything."
 UNKNOWN = Rule("flag-unknown", "error", "A flag that no vLLM release has", _STOPS)
@@ -50,7 +51,9 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
         word = next((word for word in subject.words if _same(word.text, problem.flag)), None)
         place = subject.locate(word.offset) if word else subject.place
         suggestion = f"write {problem.instead}" if problem.instead else "leave it out"
-        if problem.kind == "removed" and problem.instead:
+        if problem.kind == "unknown" and problem.instead and advice(problem.flag) is None:
+            suggestion = f"leave it out, or did you mean {problem.instead}?"
+        elif problem.kind == "removed" and problem.instead:
             suggestion = f"leave it out, or see {problem.instead}"
         yield finding(rule, place, problem.message, suggestion, len(problem.flag))
 
