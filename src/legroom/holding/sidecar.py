@@ -41,6 +41,7 @@ _Answer = TypeVar("_Answer")
 _MAINTAIN_S = 600.0
 _LAST_WORDS_S = 1.0
 _LEAST_FLUSH_S = 1.0
+_FORECAST_S = 30.0  # a trend of minutes is not another one five seconds later, and costs more than all detectors
 
 
 class Sidecar:
@@ -64,6 +65,7 @@ class Sidecar:
         self._last_look_s = time.monotonic()
         self._journal_problem: str | None = None
         self._mistake = ""
+        self._next_forecast_s: dict[str, float] = {}
         self._actor = Actor(config, Hands(self._keep, self._look, path.parent, config.poll_s), self._said)
         self._stopping = asyncio.Event()
         self._session: Any = None
@@ -170,8 +172,11 @@ class Sidecar:
             self._tell(incident)
         for incident in changes.closed:
             self._closed(incident)
+        incidents = self._keeper.of(seen.server)
+        if not incidents:
+            return
         servers, unhealthy = self._group_health(group)
-        for incident in self._keeper.of(seen.server):
+        for incident in incidents:
             self._ask_for_answers(incident)
             self._actor.consider(incident, watcher, servers, unhealthy)
 
@@ -257,6 +262,9 @@ class Sidecar:
         self._metrics.healthy.labels(*labels).set(not _is_unhealthy(watcher))
         if isinstance(seen, Sample) and seen.kv_use is not None:
             self._metrics.kv_use.labels(*labels).set(seen.kv_use)
+        if self._last_look_s < self._next_forecast_s.get(seen.server, 0.0):
+            return
+        self._next_forecast_s[seen.server] = self._last_look_s + _FORECAST_S
         ahead = forecast(watcher.window, self._config.thresholds)
         self._metrics.full_in.labels(*labels).set(ahead.full_in_s if ahead is not None else float("inf"))
 
