@@ -39,7 +39,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("files", nargs="*", metavar="FILE", help="files or folders")
     parser.add_argument(
-        "--vllm", metavar="VERSION", help="vLLM release (default: what an image names, else the newest)"
+        "--vllm",
+        metavar="VERSION",
+        help="vLLM release, or any for rules that are meant for all (default: what an image names, else the newest)",
     )
     parser.add_argument(
         "--plan", metavar="FILE", help="hold thresholds and probes against a plan (legroom plan --json)"
@@ -69,10 +71,11 @@ def run(args: argparse.Namespace) -> int:
     if unknown:
         raise LegroomError(f"there is no rule {unknown[0]!r}", "legroom lint --rules lists them")
     plan = read_plan(args.plan) if args.plan else None
-    asked = known_release(args.vllm) if args.vllm else plan.release if plan else None
+    any_release = args.vllm == "any"
+    asked = known_release(args.vllm) if args.vllm and not any_release else plan.release if plan else None
     if asked is not None and asked.note:
         note(asked.note)
-    report = lint_files(args.files, Options(asked, plan, frozenset(args.ignore), args.only_vllm))
+    report = lint_files(args.files, Options(asked, plan, frozenset(args.ignore), args.only_vllm, any_release))
     _show(report, args)
     if report.unread:
         return BAD_INPUT

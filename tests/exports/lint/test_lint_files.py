@@ -53,6 +53,8 @@ def alert(expression, **options):
         ("histogram_quantile(0.99, sum by (le) (rate(vllm:time_to_first_token_seconds_bucket[5m]))) > 5", []),
         ("vllm:num_requests_runing > 0", ["metric-unknown"]),
         ("vllm:num_preemptions > 0", ["metric-unknown"]),
+        ("(vllm:kv_cache_usage_perc or vllm:gpu_cache_usage_perc) > 0.9 and vllm:num_requests_waiting > 0", []),
+        ("vllm:gpu_cache_usage_perc > 0.9 and vllm:num_requests_waiting > 0", ["metric-unknown"]),
     ],
 )
 def test_alerts(expression, expected):
@@ -248,6 +250,13 @@ def test_expandable_segments_break_custom_all_reduce_in_the_releases_that_are_kn
 
 
 # What legroom itself writes
+
+
+@pytest.mark.parametrize("written_for", ["0.6.6", "0.10.2", "0.32.0", "any"])
+def test_the_rules_that_legroom_exports_are_clean(written_for, tmp_path, capsys):
+    folder = str(tmp_path / "out") + "/"
+    assert main(["export", "prometheus", "--vllm", written_for, "-o", folder]) == 0
+    assert main(["lint", "--vllm", written_for, folder]) == 0, capsys.readouterr().out
 
 
 @pytest.mark.parametrize("format_name", ["script", "docker", "systemd", "compose", "kubernetes"])

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from legroom.exports.lint.finding import Finding, Rule
+from legroom.facts.metrics import all_exposed_names, exposed_names
 from legroom.facts.releases import Release, latest
 from legroom.facts.releases import release as known_release
 from legroom.records import dataclass
@@ -28,11 +29,18 @@ class Context:
     plan: PlanDocument | None = None
     records: frozenset[str] = frozenset()
     """Series that the linted rule files record."""
+    any_release: bool = False
+    """Whether a series of any release is right."""
 
     @property
     def release(self) -> Release:
         """Of what names no release itself."""
         return self.asked or latest()
+
+    @property
+    def series(self) -> frozenset[str]:
+        """Every series that may be asked for."""
+        return all_exposed_names() if self.any_release else exposed_names(self.release)
 
     def release_of(self, server: Started) -> Release:
         """Of one server."""

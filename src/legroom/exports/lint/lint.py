@@ -37,6 +37,8 @@ class Options:
     ignore: frozenset[str] = frozenset()
     only_vllm: bool = False
     """Leave files alone in which vLLM is not named."""
+    any_release: bool = False
+    """Series of any release are right; flags are read for the newest."""
 
 
 def lint_files(paths: Sequence[str], options: Options) -> Report:
@@ -83,7 +85,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
             else:
                 found.append((path, item))
     records = frozenset(name for _, item in found for name in item.records)
-    context = Context(options.release, options.plan, records)
+    context = Context(options.release, options.plan, records, options.any_release)
     ignores = {path: Ignores(text) for path, text in texts}
     findings: list[Finding] = []
     silenced = 0

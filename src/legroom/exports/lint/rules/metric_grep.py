@@ -9,7 +9,6 @@ from typing import Any
 from legroom.exports.lint.context import Context, finding
 from legroom.exports.lint.finding import Finding, Rule
 from legroom.exports.lint.subjects import Invoked
-from legroom.facts.metrics import exposed_names
 
 RULE = Rule(
     "metric-grep",
@@ -29,11 +28,11 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
         return
     for word in subject.words[1:]:
         for found in _NAME.finditer(word.text):
-            if any(name.startswith(found[0]) or found[0] in name for name in exposed_names(context.release)):
+            if any(name.startswith(found[0]) or found[0] in name for name in context.series):
                 continue
             right = found[0].replace("vllm_", "vllm:", 1)
             offset = word.offset + max(word.raw.find(found[0]), 0)
-            is_start = any(name.startswith(right) for name in exposed_names(context.release))
+            is_start = any(name.startswith(right) for name in context.series)
             yield finding(
                 RULE,
                 subject.locate(offset),

@@ -8,9 +8,9 @@ from typing import Any
 
 from legroom.exports.lint.context import Context, finding
 from legroom.exports.lint.finding import Finding, Rule
-from legroom.exports.lint.promql_words import Series, series_names
+from legroom.exports.lint.promql_words import Series, series_names, tokens
 from legroom.exports.lint.subjects import Expression
-from legroom.facts.metrics import all_exposed_names, exposed_names, nearest, releases_of
+from legroom.facts.metrics import all_exposed_names, nearest, releases_of
 
 _OWN = re.compile(r"vllm[:_][a-zA-Z0-9_:]+")
 RULE = Rule(
@@ -33,12 +33,16 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
     """Every series of an expression that is vLLM's by its name."""
     if not isinstance(subject, Expression):
         return
-    known = exposed_names(context.release)
-    named = [Series(subject.text, 0)] if subject.owner in ("text", "sample") else series_names(subject.text)
+    known = context.series
+    plain = subject.owner in ("text", "sample")
+    named = [Series(subject.text, 0)] if plain else list(series_names(subject.text))
+    alternatives = any(token.text == "or" for token in tokens(subject.text)) and any(one.name in known for one in named)
     for series in named:
         name = series.name
         if not _OWN.fullmatch(name) or name in known or name in context.records:
             continue
+        if alternatives and releases_of(name):
+            continue  # `new or old`: an alternative for other releases
         instead = nearest(name, context.release) or ""
         if subject.owner == "text" and not instead and name not in all_exposed_names():
             continue  # any string may begin with vllm_
