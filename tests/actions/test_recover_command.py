@@ -158,6 +158,15 @@ def test_a_wrong_line_is_refused_before_anything_is_freed(machine):
     assert machine == []
 
 
+def test_a_log_without_a_failure_keeps_nothing_from_being_freed(machine, tmp_path, capsys):
+    log = tmp_path / "killed.log"
+    log.write_text(
+        "INFO 11-15 07:00:00 [api_server.py:1] vLLM API server version 0.26.0\nApplication startup complete.\n"
+    )
+    assert main(["recover", "--yes", "--log", str(log)]) == 0
+    assert machine and "no command to start instead" in capsys.readouterr().err
+
+
 def test_the_last_run_is_remembered(home):
     (home / "runs").mkdir(parents=True)
     (home / "runs/8000.json").write_text(json.dumps({"pid": 1, "command": ["vllm", "serve", "m x"], "log": "/no/log"}))

@@ -115,7 +115,7 @@ def _free(dead: Sequence[Holder]) -> tuple[Freed, ...]:
 def _restart(args: argparse.Namespace) -> tuple[Restart | None, str]:
     """The command to start instead, or why there is none; nothing where nobody asked and nothing is known."""
     from legroom.cli.deployment import count_of
-    from legroom.holding.recovery import Crashed, last_run, restart_after
+    from legroom.holding.recovery import Crashed, NothingComputed, last_run, restart_after
 
     asked = args.line is not None or args.log is not None
     known = last_run() if not asked else None
@@ -127,6 +127,8 @@ def _restart(args: argparse.Namespace) -> tuple[Restart | None, str]:
         return None, ""
     try:
         return restart_after(crashed), f"computed from {known.source}" if known else ""
+    except NothingComputed as error:
+        return None, f"no command to start instead: {error.message}; {error.hint}"
     except LegroomError as error:
         if asked:
             raise

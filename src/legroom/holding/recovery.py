@@ -31,6 +31,10 @@ class Crashed:
     """Where this was learnt, for people."""
 
 
+class NothingComputed(LegroomError):
+    """The call was right, but what is known does not lead to a command."""
+
+
 @dataclass(frozen=True)
 class Restart:
     """A command that the memory model says will start and hold."""
@@ -74,7 +78,7 @@ def restart_after(crashed: Crashed) -> Restart:
     if found:
         return found
     if crashed.command is None:
-        raise LegroomError("the log shows no failure that flags would mend", "give the line that ran with --command")
+        raise NothingComputed("the log shows no failure that flags would mend", "give the line that ran with --command")
     return _with_room(crashed)
 
 
@@ -113,7 +117,9 @@ def _with_room(crashed: Crashed) -> Restart:
         # The same model in less room before another checkpoint of it: answers must not change behind anybody's back.
         advice = min(working, key=lambda one: "model" in one.flags, default=None)
         if advice is None:
-            raise LegroomError(f"no change of flags makes it fit: {first.reason}", "see legroom plan and legroom size")
+            raise NothingComputed(
+                f"no change of flags makes it fit: {first.reason}", "see legroom plan and legroom size"
+            )
         made, why = advice.plan, advice.why
     holds = max(1, int(made.memory.kv.max_concurrency))
     if holds < made.settings.max_num_seqs:
