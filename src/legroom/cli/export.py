@@ -53,6 +53,9 @@ examples:
   legroom export prometheus --plan plan.json -o monitoring/
   legroom export prometheus --vllm any
   legroom export grafana llama-3.1-8b --gpu h100 -o dashboard.json
+  legroom export systemd llama-3.1-8b --gpu h100 --max-model-len 32768
+  legroom export kubernetes --plan plan.json --with-guard -o deploy/
+  legroom export runbook -o runbook/
 
 exit codes: 0 fine, 2 the call or an input is wrong, 3 something needed was unreachable
 """

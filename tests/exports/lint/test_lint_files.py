@@ -381,3 +381,21 @@ def test_the_pre_commit_hook_names_a_command_that_works(tmp_path):
         [str(ROOT / ".venv" / "bin" / words[0]), *words[1:]], capture_output=True, text=True, check=False
     )
     assert done.returncode == 1, done.stderr
+
+
+# Rules that only some releases break
+
+
+def test_a_flag_that_does_nothing_is_told_from_one_that_is_refused():
+    script = "vllm serve org/m --swap-space 4"
+    assert rules_of(script, "a.sh", release=known("0.7.0")) == []
+    assert rules_of(script, "a.sh", release=known("0.12.0")) == ["flag-ignored"]
+    assert rules_of(script, "a.sh", release=known("0.18.0")) == ["flag-removed"]
+
+
+def test_a_hidden_series_is_told_with_what_took_its_place():
+    text = RULES_FILE.replace("EXPR", "vllm:gpu_cache_usage_perc > 0.9 and vllm:num_requests_waiting > 0")
+    report = lint(text, "r.yml", release=known("0.11.1"))
+    assert [(one.rule, one.suggestion) for one in report.findings] == [
+        ("metric-hidden", "write vllm:kv_cache_usage_perc")
+    ]
