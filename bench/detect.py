@@ -62,8 +62,7 @@ def sees_thrash(now: Sample, before: Sample, first: Sample) -> bool:
 def sees_low_hit_rate(now: Sample, before: Sample, first: Sample) -> bool:
     asked, found = delta(now, first, "prefix_queries"), delta(now, first, "prefix_hits")
     pool = now.engines[0].pool_tokens or 0
-    # Two requests of eight blocks each are all that 23 blocks hold, so waiting shows that the pool is taken.
-    return asked >= pool / 2 and found < 0.05 * asked and ((now.kv_use or 0) >= 0.9 or (now.waiting or 0) > 0)
+    return asked >= pool / 2 and found < 0.05 * asked and (now.kv_use or 0) >= 0.9
 
 
 def sees_no_tokens(now: Sample, before: Sample, first: Sample) -> bool:

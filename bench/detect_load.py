@@ -112,10 +112,10 @@ async def thrash(client: Client) -> None:
 
 
 async def low_hit_rate(client: Client) -> None:
-    """Long prompts that share nothing, enough of them to keep the pool full."""
+    """Prompts that share nothing, of two blocks each: eleven at once fill the pool, and more wait."""
     while True:
-        while client.open < 24:
-            client.send(client.tokens(900), 100)
+        while client.open < 40:
+            client.send(client.tokens(200), 40)
         await asyncio.sleep(0.1)
 
 
