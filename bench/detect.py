@@ -4,7 +4,8 @@
     python bench/detect.py --healthy 30 [--record FOLDER]                            # a healthy mixed load, 30 minutes
 
 A small real vLLM (CPU, a tiny model, a pool of 24 blocks) is driven into a backlog, into preemption, into prompts
-that share nothing, stopped (SIGSTOP of its engine core) and killed. It is looked at every five seconds. `visible` is
+that share nothing, stopped (SIGSTOP of its engine core) and killed; in between its pool is full and nobody waits, of
+which nothing may be said. It is looked at every five seconds. `visible` is
 the first look whose raw figures show the trouble, told without the detectors; each must be found within three looks
 of that. `--record` keeps the recordings; tests replay them.
 """
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from detect_load import Client, Load, backlog, healthy, low_hit_rate, steady, thrash
+from detect_load import Client, Load, backlog, full_pool, healthy, low_hit_rate, steady, thrash
 
 from legroom.live.detectors import Watcher
 from legroom.live.recording import Recorder
@@ -69,9 +70,13 @@ def sees_no_tokens(now: Sample, before: Sample, first: Sample) -> bool:
     return (now.running or 0) > 0 and delta(now, before, "generation_tokens") == 0
 
 
+def sees_full_pool(now: Sample, before: Sample, first: Sample) -> bool:
+    return (now.kv_use or 0) >= 0.95 and not now.waiting
+
+
 @dataclass
 class Trouble:
-    """How to cause it, how its figures look, and what must be found."""
+    """How to cause it, how its figures look, and what must be found; no kind: nothing must be."""
 
     name: str
     kind: str
@@ -96,6 +101,7 @@ TROUBLES = (
     Trouble("backlog", "queue_backlog", backlog, sees_backlog),
     Trouble("thrash", "preemption_thrash", thrash, sees_thrash),
     Trouble("low hit rate", "prefix_cache_waste", low_hit_rate, sees_low_hit_rate),
+    Trouble("full pool", "", full_pool, sees_full_pool),
     Trouble(
         "stuck engine",
         "stuck_engine",
@@ -128,6 +134,8 @@ class Outcome:
 
     @property
     def in_time(self) -> bool:
+        if not self.kind:
+            return self.visible_at is not None and not self.others
         return self.looks is not None and self.looks <= WITHIN
 
 
@@ -183,7 +191,7 @@ async def cause(trouble: Trouble, url: str, server: subprocess.Popen[bytes], rec
                 trouble.hurt(server)
             return outcome.found_at is not None and number >= outcome.found_at + 2
 
-        await watch(url, 100, take, recorder)
+        await watch(url, 100 if trouble.kind else 60, take, recorder)
         for task in running:
             task.cancel()
     if trouble.heal:
@@ -236,7 +244,7 @@ async def all_troubles(arguments: argparse.Namespace, model: Path, folder: Path)
             if recorder is not None:
                 recorder.close()
             outcomes.append(outcome)
-            print(f"{outcome.name}: {outcome.reason or 'not found'}", file=sys.stderr)
+            print(f"{outcome.name}: {outcome.reason or 'nothing found'}", file=sys.stderr)
             if trouble is not TROUBLES[-1]:
                 await until_idle(url)
     finally:

@@ -119,6 +119,14 @@ async def low_hit_rate(client: Client) -> None:
         await asyncio.sleep(0.1)
 
 
+async def full_pool(client: Client) -> None:
+    """Two requests that fill the pool between them, and nobody waits: what a pool is for."""
+    while True:
+        while client.open < 2:
+            client.send(client.tokens(1290), 110)
+        await asyncio.sleep(0.02)
+
+
 async def steady(client: Client) -> None:
     """A few long answers, so that something always runs."""
     while True:

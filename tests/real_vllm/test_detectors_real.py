@@ -25,13 +25,19 @@ def outcomes(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
     return {outcome.name: outcome for outcome in found}
 
 
-@pytest.mark.parametrize("trouble", [trouble.name for trouble in detect.TROUBLES])
+@pytest.mark.parametrize("trouble", [trouble.name for trouble in detect.TROUBLES if trouble.kind])
 def test_a_trouble_of_a_real_server_is_found_within_three_looks(
     outcomes: dict[str, detect.Outcome], trouble: str
 ) -> None:
     outcome = outcomes[trouble]
     assert outcome.reason, f"{outcome.kind} was not found"
     assert outcome.in_time, f"visible at look {outcome.visible_at}, found at {outcome.found_at}"
+
+
+def test_a_full_pool_that_nobody_waits_for_is_healthy(outcomes: dict[str, detect.Outcome]) -> None:
+    full = outcomes["full pool"]
+    assert full.visible_at is not None, "the pool was never full"
+    assert full.others == []
 
 
 def test_what_a_stopped_engine_looks_like_is_taken_for_nothing_else(outcomes: dict[str, detect.Outcome]) -> None:

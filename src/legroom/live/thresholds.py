@@ -107,6 +107,8 @@ class Thresholds:
     long_prompt_times: float = 3.0
     """Times the mean prompt of the time before: a server that always gets long prompts is not bursting."""
     long_prompt_over_s: float = 30.0
+    long_prompt_before_s: float = 60.0
+    """Time before the burst that must have been seen: what is usual is not known at the first look."""
 
     stuck_hold: Hold = Hold(3, 10.0)
     """A step is a batch of a few thousand tokens, far from ten seconds, and even one long prompt moves the pool's use

@@ -17,9 +17,13 @@ def test_prompts_far_longer_than_usual_are_said() -> None:
 
 
 def test_a_server_that_always_gets_long_prompts_does_not_burst() -> None:
+    assert FakeServer(LongPromptBurst).looks(60, **LONG) == [None] * 60
+
+
+def test_long_prompts_to_a_server_that_was_idle_are_a_burst() -> None:
     server = FakeServer(LongPromptBurst)
-    found = server.looks(60, **LONG)
-    assert found[-1] is None
+    server.looks(20)
+    assert server.looks(4, **LONG)[-1] is not None
 
 
 def test_one_long_prompt_is_no_burst() -> None:

@@ -27,7 +27,7 @@ class LongPromptBurst(Detector):
         recent = window.recent(levels.long_prompt_over_s)
         before = [step for step in window.steps if step.time_s < recent[0].time_s]
         tokens, prompts = _prompts(recent)
-        if tokens is None:
+        if tokens is None or sum(step.seconds for step in before) < levels.long_prompt_before_s:
             return None
         mean = tokens / prompts if prompts else 0.0
         pool = sum(engine.pool_tokens or 0 for engine in window.steps[-1].engines)
