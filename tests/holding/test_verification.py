@@ -154,6 +154,7 @@ def test_by_default_as_many_run_as_always_fit_the_pool():
 def test_more_than_fits_is_seen_as_preemptions():
     passed, found = checked(StandIn(blocks=33), concurrency=16, requests=48)
     assert (found.ok, passed["preemptions"]) == (False, False)
+    assert any("--max-num-seqs 6 never preempts" in remark for remark in found.notes)
     with_room, _ = checked(StandIn(blocks=33), concurrency=16, requests=48, limits=Limits(max_preemptions=1000))
     assert with_room["preemptions"]
 

@@ -34,6 +34,8 @@ class LoadRequest:
     output_len: int
     prefix: tuple[tuple[str, int, int], ...] = ()
     """Shared beginnings: streams of tokens, and from where to where they are read."""
+    was_cut: bool = False
+    """It was longer than the context of the server."""
 
     @property
     def tokens(self) -> int:
@@ -47,13 +49,11 @@ class Load:
 
     name: str
     requests: tuple[LoadRequest, ...]
-    shortened: int = 0
-    """How many were cut to the context of the server."""
 
     def first(self, count: int) -> Load:
         """The first requests, from the start again where there are too few."""
         rows = self.requests
-        return Load(self.name, tuple(rows[number % len(rows)] for number in range(count)), self.shortened)
+        return Load(self.name, tuple(rows[number % len(rows)] for number in range(count)))
 
 
 def read_load(text: str, context: int, count: int, seed: int = 0) -> Load:
@@ -66,11 +66,7 @@ def read_load(text: str, context: int, count: int, seed: int = 0) -> Load:
         trace = _file(text, count)
     trace = trace.checked()
     rows = tuple(_fitted(row.prompt_len, row.output_len, row.prefix, context) for row in trace.rows())
-    cut = sum(
-        row.prompt_len != prompt or row.output_len != output
-        for row, prompt, output in zip(rows, trace.prompt_lens, trace.output_lens, strict=True)
-    )
-    return Load(text if text in PRESETS or pair else trace.name, rows, cut)
+    return Load(text if text in PRESETS or pair else trace.name, rows)
 
 
 def _mix(text: str, context: int, count: int) -> str:
@@ -97,10 +93,10 @@ def _file(text: str, count: int) -> Trace:
 
 def _fitted(prompt: int, output: int, prefix: tuple[tuple[str, int, int], ...], context: int) -> LoadRequest:
     """Cut to the context: the answer to half of it, then the prompt to what is left."""
-    output = min(output, max(1, context // 2))
-    prompt = max(1, min(prompt, context - output))
-    kept = tuple((name, start, min(stop, prompt)) for name, start, stop in prefix if start < prompt)
-    return LoadRequest(prompt, output, kept)
+    short_output = min(output, max(1, context // 2))
+    short_prompt = max(1, min(prompt, context - short_output))
+    kept = tuple((name, start, min(stop, short_prompt)) for name, start, stop in prefix if start < short_prompt)
+    return LoadRequest(short_prompt, short_output, kept, (short_prompt, short_output) != (prompt, output))
 
 
 @dataclass(frozen=True)

@@ -149,12 +149,18 @@ class _Run:
         concurrency = wish.concurrency or self._planned_concurrency(load, context)
         requests = wish.requests or min(drawn, max(16, 4 * concurrency))
         load = load.first(requests)
-        if load.shortened:
-            self.notes.append(f"{load.shortened} lengths of the load were cut to the context of {context:,} tokens")
+        if cut := sum(request.was_cut for request in load.requests):
+            self.notes.append(f"{cut} of {requests} requests were cut to the context of {context:,} tokens")
         self.memory = memory_of(self.server.url) if is_loopback(wish.url) else None
         self.load = await _Ramp(self, load, min(concurrency, requests)).run()
         memory = (self.memory.what, self.memory.total_bytes) if self.memory else ("", None)
         self.checks += load_checks(self.load, load, self.pool, context, wish.limits, memory)
+        if self.load.preemptions and self.pool:
+            holds = safe_concurrency(load, self.pool, context, requests)
+            self.notes.append(
+                f"{holds} of these requests at a time always fit this pool: --max-num-seqs {holds} never preempts, and "
+                "legroom plan finds the flags for a larger one"
+            )
         if self.load.interrupted == "interrupted":
             raise asyncio.CancelledError
 
