@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """What the guard costs inside a real vLLM: the same server with and without it, request by request in turn.
 
-    guard_overhead.py VLLM_PYTHON [--pairs 1500] [--rounds 10] [--port 18210] [--json FILE]
+    guard_overhead.py VLLM_PYTHON [--pairs 1500] [--rounds 40] [--port 18210] [--json FILE]
 
 Latency: one client, one request with and one without the guard in turn (which goes first alternates), of one token each
 so that the guard's part is not lost in the model's. Both the difference of the medians and the median of the pairs'
 differences are given, the second with its 95 % interval: on a busy machine only it holds still. Throughput: 32 clients,
-answers of 16 tokens, rounds with and without in turn. The guard's own time a request, without vLLM, stands beside them.
+answers of 16 tokens, short rounds with and without in turn; beside the clock's figure stands the processor time of
+vLLM's API server a request, which other work on the machine changes little. The guard's own time without vLLM is last.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import time
 from pathlib import Path
@@ -38,9 +40,18 @@ async def latency(port: int, pairs: int) -> dict[bool, list[float]]:
     return times
 
 
-async def throughput(port: int, rounds: int, clients: int = 32, each: int = 6) -> dict[bool, list[float]]:
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def throughput(
+    port: int, pid: int, rounds: int, clients: int = 32, each: int = 2
+) -> tuple[dict[bool, list[float]], dict[bool, float]]:
+    """Requests a second of each round, and the API server's processor time a request over all rounds."""
     connections = [await Connection(port).open() for _ in range(clients)]
     rates: dict[bool, list[float]] = {True: [], False: []}
+    cpu = {True: 0.0, False: 0.0}
 
     async def work(client: Connection, guard: bool) -> None:
         for _ in range(each):
@@ -49,13 +60,14 @@ async def throughput(port: int, rounds: int, clients: int = 32, each: int = 6) -
 
     for number in range(rounds + 1):
         for guard in (True, False) if number % 2 else (False, True):
-            began = time.perf_counter()
+            began, used = time.perf_counter(), cpu_s(pid)
             await asyncio.gather(*(work(client, guard) for client in connections))
             if number:
                 rates[guard].append(clients * each / (time.perf_counter() - began))
+                cpu[guard] += cpu_s(pid) - used
     for client in connections:
         client.close()
-    return rates
+    return rates, {guard: total / (rounds * clients * each) for guard, total in cpu.items()}
 
 
 async def own_time_us(count: int = 20_000) -> float:
@@ -102,13 +114,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("python", type=Path)
     parser.add_argument("--pairs", type=int, default=1500)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--port", type=int, default=18210)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     with RealServer(args.python, args.port, "--max-model-len", "2048", "--kv-cache-memory-bytes", "16M") as server:
         times = asyncio.run(latency(server.port, args.pairs))
-        rates = asyncio.run(throughput(server.port, args.rounds))
+        rates, cpu = asyncio.run(throughput(server.port, server.child.pid, args.rounds))
         seen = server.metrics()
     pairs = [with_ - without for with_, without in zip(times[True], times[False], strict=True)]
     ratios = [with_ / without for with_, without in zip(rates[True], rates[False], strict=True)]
@@ -122,6 +134,7 @@ def main() -> None:
         "requests_per_s": {side: statistics.median(rates[guard]) for side, guard in sides.items()},
         "throughput_ratio": statistics.median(ratios),
         "throughput_ratio_of_sums": statistics.harmonic_mean(rates[True]) / statistics.harmonic_mean(rates[False]),
+        "api_server_cpu_ms": {side: cpu[guard] * 1e3 for side, guard in sides.items()},
         "own_time_us": asyncio.run(own_time_us()),
         "admitted": seen["legroom_guard_admitted_total"], "pairs": args.pairs, "rounds": args.rounds,
     }  # fmt: skip
@@ -136,6 +149,7 @@ def main() -> None:
         ("added, median of pairs, ms", f"{found['added_in_pairs_p50_ms']:+.2f}",
          "95 % within", "{:+.2f} to {:+.2f}".format(*found["added_in_pairs_p50_ms_95"])),
         row("requests/s, 32 clients", "requests_per_s", 1, f"{found['throughput_ratio']:.1%}"),
+        row("API server, CPU ms a request", "api_server_cpu_ms", 2, f"{cpu[True] / cpu[False] - 1:+.1%}"),
         ("guard alone, CPU us a request", f"{found['own_time_us']:.0f}", "", ""),
     ])  # fmt: skip
     if args.json:

@@ -7,11 +7,10 @@ its worst and left to the server to refuse.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from legroom.guard.media import Media, media_of
 from legroom.guard.paths import Kind, kind_of_body
-from legroom.records import dataclass
 
 COMPLETION_DEFAULT = 16
 """max_tokens of /v1/completions where the body has no such key."""
@@ -30,8 +29,7 @@ OUTPUT_KEYS: dict[Kind, tuple[str, ...]] = {
 """Where the length of the answer stands, the key that wins first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(NamedTuple):
     """One sequence's prompt: counted, or known by its bytes."""
 
     tokens: int = 0
@@ -47,8 +45,7 @@ class Prompt:
         return not self.text_bytes and not self.messages and not self.open_ended
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(NamedTuple):
     """One request."""
 
     kind: Kind
@@ -65,6 +62,13 @@ class Demand:
     streams: bool
     background: bool
     generates: bool
+
+    @property
+    def teaches(self) -> bool:
+        """Whether its answer can tell something that is not known: text was not counted, or the answer is open."""
+        if self.generates and self.output_tokens is None:
+            return True
+        return any([not prompt.exact for prompt in self.prompts])  # noqa: C419 - a list is quicker for the usual one
 
 
 def demand_of(kind: Kind, body: dict[str, Any]) -> Demand:
@@ -84,7 +88,7 @@ def demand_of(kind: Kind, body: dict[str, Any]) -> Demand:
         prompts=prompts,
         output_tokens=output,
         output_key=key,
-        sequences=max(1, *(_count(sampling.get(name)) or 1 for name in ("n", "best_of"))),
+        sequences=_sequences(sampling),
         logprobs=max(_logprobs(sampling.get("logprobs")), _logprobs(sampling.get("top_logprobs"))),
         prompt_logprobs=_logprobs(sampling.get("prompt_logprobs")),
         media=tuple(media),
@@ -92,6 +96,12 @@ def demand_of(kind: Kind, body: dict[str, Any]) -> Demand:
         background=body.get("background") is True,
         generates=kind in OUTPUT_KEYS,
     )
+
+
+def _sequences(sampling: dict[str, Any]) -> int:
+    if "n" not in sampling and "best_of" not in sampling:
+        return 1
+    return max(1, _count(sampling.get("n")) or 1, _count(sampling.get("best_of")) or 1)
 
 
 def _output(kind: Kind, sampling: dict[str, Any]) -> tuple[int | None, str | None]:

@@ -20,7 +20,7 @@ from legroom.errors import LegroomError
 from legroom.facts.releases import release
 from legroom.guard import answers
 from legroom.guard.answers import Refusal
-from legroom.guard.bounds import apply, changes_of, refusal_of
+from legroom.guard.bounds import Change, apply, changes_of, refusal_of
 from legroom.guard.demand import Demand, Prompt, demand_of
 from legroom.guard.lessons import Lessons, Tokenize, is_countable
 from legroom.guard.limits import EngineLimits, limits_of_tokens
@@ -114,6 +114,7 @@ class Door:
         if not isinstance(document, dict):
             return self._no(answers.malformed(f"it is a {type(document).__name__}"))
         demand = demand_of(kind, document)
+        changes: tuple[Change, ...] = ()
         if kind is not Kind.TEXT:
             refusal = refusal_of(demand, self.policy, self.limits)
             if refusal is not None:
@@ -125,7 +126,7 @@ class Door:
                 demand = demand_of(kind, document)
                 for change in changes:
                     self.meters.capped[change.counted] += 1
-        return Visit(body, demand)
+        return Visit(body, demand, bool(changes))
 
     def weigh(self, visit: Visit) -> bool:
         """Weigh a request; whether it must also be `count`ed. Most are weighed at once."""
@@ -249,7 +250,8 @@ class Door:
 
     def passing(self, visit: Visit, piece: bytes) -> None:
         """A piece of a good answer goes by."""
-        self.lessons.passing(visit, piece)
+        if visit.teaches:
+            self.lessons.passing(visit, piece)
 
     def refused(self, refusal: Refusal) -> Refusal:
         """Count an answer that the door gives for another reason (an upstream that is down, a slow client)."""

@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import os
 import sys
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Generator, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +129,7 @@ class Guard:
                     message = _with_retry_after(message, door)
             await send(message)
 
-        if kind is not Kind.UPLOAD:
+        if visit.changed:
             scope = _with_length(scope, len(visit.body))
         try:
             await self.app(scope, inside, passing)
@@ -272,12 +272,41 @@ class _Replay:
 
 
 async def _soon(receive: Receive, seconds: float) -> Message | None:
-    """The next message, or None after the time."""
+    """The next message, or None after the time. One that is there already, as most bodies are, costs no timer."""
+    step = receive().__await__()
+    try:
+        waiting = next(step)
+    except StopIteration as done:
+        found: Message = done.value
+        return found
     try:
         async with asyncio.timeout(max(seconds, 0.0)):  # unlike wait_for it makes no task of its own
-            return await receive()
+            return await _Resumed(step, waiting)
     except TimeoutError:
         return None
+
+
+class _Resumed:
+    """Goes on with an awaitable that was already stepped once and waits for something."""
+
+    __slots__ = ("_step", "_waiting")
+
+    def __init__(self, step: Any, waiting: Any) -> None:
+        self._step, self._waiting = step, waiting
+
+    def __await__(self) -> Generator[Any, Any, Message]:
+        waiting = self._waiting
+        while True:
+            try:
+                try:
+                    sent = yield waiting
+                except BaseException as error:
+                    waiting = self._step.throw(error)
+                else:
+                    waiting = self._step.send(sent)
+            except StopIteration as done:
+                found: Message = done.value
+                return found
 
 
 async def _answer(refusal: Refusal, send: Send) -> None:

@@ -11,6 +11,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable
 from enum import Enum
+from typing import NamedTuple
 
 from legroom.records import dataclass
 
@@ -43,8 +44,7 @@ class PoolLimits:
     queue_requests: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
+class Need(NamedTuple):
     """What one request takes at its fullest."""
 
     blocks: int

@@ -129,9 +129,8 @@ class TokenBook:
         self._models: OrderedDict[str, ModelTokens] = OrderedDict()
 
     def of(self, model: str) -> ModelTokens:
-        """What is known of a model; a new page where nothing is."""
-        found = self._models.get(model)
-        return found if found is not None else ModelTokens()
+        """What is known of a model, to read; an empty page where nothing is."""
+        return self._models.get(model, _NOTHING)
 
     def learnt(self, model: str) -> ModelTokens:
         """The page to write to, kept. Call it for answers the server gave, not for names a client sent."""
@@ -141,3 +140,6 @@ class TokenBook:
             if len(self._models) > MOST_MODELS:
                 self._models.popitem(last=False)
         return found
+
+
+_NOTHING = ModelTokens()

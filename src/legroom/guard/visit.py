@@ -10,11 +10,14 @@ from legroom.guard.weigh import Weight
 class Visit:
     """What is known of a request while it is here."""
 
-    __slots__ = ("body", "demand", "events", "ticket", "told_usage", "weight")
+    __slots__ = ("body", "changed", "demand", "events", "teaches", "ticket", "told_usage", "weight")
 
-    def __init__(self, body: bytes, demand: Demand) -> None:
+    def __init__(self, body: bytes, demand: Demand, changed: bool = False) -> None:
         self.body = body
         self.demand = demand
+        self.changed = changed
+        """The body is not as the client sent it."""
+        self.teaches = demand.teaches
         self.weight: Weight | None = None
         self.ticket: Ticket | None = None
         self.told_usage = False

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from legroom.guard.demand import Demand, Prompt
 from legroom.guard.limits import EngineLimits
 from legroom.guard.policy import PoolPolicy
 from legroom.guard.tokens import FEWEST, ModelTokens
-from legroom.records import dataclass
 
 OUTPUT_SHARE = 0.99
 """Of answers without max_tokens, how many stay within what is reserved for one."""
 MEDIA_MARGIN = 1.25
 
 
-@dataclass(frozen=True, slots=True)
-class Weight:
+class Weight(NamedTuple):
     """A request at its fullest."""
 
     blocks: int
@@ -52,8 +52,7 @@ def weight_of(
     return Weight(blocks * copies, tokens * copies, seats, longest, certain * copies)
 
 
-@dataclass(frozen=True, slots=True)
-class _Output:
+class _Output(NamedTuple):
     reserved: int
     certain: int
 
