@@ -130,9 +130,12 @@ def _code(views: Sequence[ServerView]) -> int:
 
 def _stream(args: argparse.Namespace, config: SidecarConfig) -> int:
     import asyncio
+    import signal
 
     from legroom.holding.watch import stream
 
+    # Told to end by whoever started it, it closes what it has open, as after Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     session = _session(args, _journal())
 
     def show(view: ServerView) -> None:

@@ -93,8 +93,9 @@ def kv_use(run: LoadRun, load: Load, pool: Pool | None, context: int) -> Check:
     if others > max(2, ours):
         return Check("kv use", None, f"{seen}; other clients were served too, so their need is in it")
     # A block more for each: a step ahead is allocated before it is known to be needed.
-    most = min(needed_blocks(load, pool, run.concurrency) + run.concurrency, pool.usable_blocks)
-    return Check("kv use", used <= most, f"{seen}; {run.concurrency} of these requests need at most {count(most)}")
+    most = needed_blocks(load, pool, run.concurrency) + run.concurrency
+    more = ", more than it has" if most > pool.usable_blocks else ""
+    return Check("kv use", used <= most, f"{seen}; {run.concurrency} of these requests can take {count(most)}{more}")
 
 
 def pool_as_planned(pool: Pool | None, planned: PlannedPool | None) -> Check | None:

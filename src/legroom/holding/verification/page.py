@@ -97,7 +97,7 @@ def verification_svg(found: Verification) -> str:
     svg.text(24, 34, headline(found), "ink sans", size=16, bold=True)
     y = 44.0
     for check in found.checks:
-        for number, line in enumerate(wrap(check.text, 78)):
+        for number, line in enumerate(wrap(check.text, 72)):
             y += 20
             if number == 0:
                 css = "soft" if check.ok is None else "good" if check.ok else "bad"
