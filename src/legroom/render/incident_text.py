@@ -195,7 +195,8 @@ def _recommended(incident: Incident) -> Iterator[str]:
 def recommendations(incident: Incident) -> list[Mapping[str, Any]]:
     """Every answer that was computed while it lasted, and every change that was made for it, without repetition."""
     found: list[Mapping[str, Any]] = []
-    details = (incident.detail, *(one.detail for one in (*incident.notes, *incident.actions)))
+    details = [incident.detail, *(note.detail for note in incident.notes)]
+    details += [action.detail for action in incident.actions]
     for detail in details:
         for answer in detail.get("answers") or ():
             if isinstance(answer, Mapping) and answer not in found:
