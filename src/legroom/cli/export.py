@@ -32,6 +32,7 @@ class Format(NamedTuple):
 FORMATS: tuple[Format, ...] = (
     Format("prometheus", "legroom.exports.prometheus"),
     Format("grafana", "legroom.exports.grafana"),
+    Format("alert-runbooks", "legroom.exports.alert_runbooks"),
     Format("systemd", "legroom.exports.systemd"),
     Format("docker", "legroom.exports.docker"),
     Format("compose", "legroom.exports.compose"),

@@ -126,13 +126,14 @@ def _variables(measures: Measures) -> list[Any]:
 
 
 def _annotations() -> list[Any]:
-    """What happened, over every panel: incidents of the sidecar, alerts, restarts."""
+    """What happened, over every panel: incidents of the sidecar, alerts, and servers that came up."""
     from grafana_foundation_sdk.builders import dashboard  # noqa: PLC0415
 
+    up = f"up{{{INSTANCE}}}"
     found = {
         "Incidents": ("sum by (kind) (legroom_incidents_open) > 0", "red"),
         "Alerts": ('ALERTS{alertname=~"Vllm.*|Legroom.*", alertstate="firing"}', "orange"),
-        "Restarts": (f"changes(process_start_time_seconds{{{INSTANCE}}}[$__interval]) > 0", "blue"),
+        "Came up": (f"({up} == 1) unless ({up} offset 1m == 1)", "blue"),
     }
     return [
         dashboard.AnnotationQuery().name(name).datasource(_source()).enable(True).icon_color(colour).expr(expr)

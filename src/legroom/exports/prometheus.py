@@ -29,6 +29,8 @@ RUNBOOK_BASE = "docs/runbooks"
 RULES_FILE = "rules/legroom-vllm.rules.yml"
 CONFIG_FILE = "prometheus.yml"
 _EVALUATION_S = 30
+_SCRAPE_S = 15
+_TARGET = re.compile(r"(?:\[[0-9A-Fa-f:]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}")
 _JOB = re.compile(r"[A-Za-z0-9_./:-]{1,100}")
 
 
@@ -37,6 +39,10 @@ def add_options(parser: Any) -> None:
     parser.add_argument("--job", default="vllm", metavar="NAME", help="the scrape job of the servers (default: vllm)")
     parser.add_argument("--target", action="append", metavar="HOST:PORT", default=None,
                         help="a server to scrape, again for more (default: localhost:8000)")  # fmt: skip
+    parser.add_argument("--guard", action="append", metavar="HOST:PORT", default=None,
+                        help="a legroom guard to scrape (a middleware is on its server's page)")  # fmt: skip
+    parser.add_argument("--watch", action="append", metavar="HOST:PORT", default=None,
+                        help="a legroom watch --daemon to scrape")  # fmt: skip
     parser.add_argument("--runbook-base", default=RUNBOOK_BASE, metavar="URL",
                         help="where the runbook pages are: legroom export alert-runbooks writes them "
                         f"(default: {RUNBOOK_BASE}, a path without a host)")  # fmt: skip
@@ -99,12 +105,24 @@ def _rule(condition: Condition, levels: AlertLevels, request: ExportRequest) -> 
 
 
 def _config(job: str, options: Mapping[str, Any], levels: AlertLevels) -> dict[str, Any]:
-    targets = options.get("target") or ["localhost:8000"]
-    scrape = levels.time(15) if levels.speed_up > 1 else "15s"
+    jobs = {
+        job: _targets(options.get("target"), "--target") or ["localhost:8000"],
+        "legroom-guard": _targets(options.get("guard"), "--guard"),
+        "legroom-watch": _targets(options.get("watch"), "--watch"),
+    }
     return {
-        "global": {"scrape_interval": scrape, "evaluation_interval": levels.time(_EVALUATION_S)},
+        "global": {"scrape_interval": levels.time(_SCRAPE_S), "evaluation_interval": levels.time(_EVALUATION_S)},
         "rule_files": [RULES_FILE],
         "scrape_configs": [
-            {"job_name": job, "metrics_path": "/metrics", "static_configs": [{"targets": list(targets)}]}
+            {"job_name": name, "metrics_path": "/metrics", "static_configs": [{"targets": targets}]}
+            for name, targets in jobs.items()
+            if targets
         ],
     }
+
+
+def _targets(given: Sequence[str] | None, option: str) -> list[str]:
+    for target in given or ():
+        if not _TARGET.fullmatch(target):
+            raise LegroomError(f"{option} {target!r} is not an address", f"write it like {option} gpu1:8000")
+    return list(given or ())

@@ -1,0 +1,77 @@
+"""The runbook pages: one for each alert, up to date, with catalog entries and commands that exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from legroom.cli.main import COMMANDS, main
+from legroom.exports import alert_runbooks, prometheus
+from legroom.exports.alerts import words
+from legroom.exports.request import ExportRequest
+from legroom.facts.releases import release
+
+PAGES = Path(__file__).parents[2] / "docs/runbooks"
+
+
+def alerts(**options):
+    rules, _ = prometheus.files(ExportRequest(release("0.32.0"), None, options))
+    return [rule for group in yaml.safe_load(rules.text)["groups"] for rule in group["rules"] if "alert" in rule]
+
+
+def test_the_pages_in_the_docs_are_what_the_command_writes():
+    written = {file.path: file.text for file in alert_runbooks.files(ExportRequest(None))}
+    kept = {path.name: path.read_text("utf-8") for path in PAGES.glob("*.md")}
+    assert kept == written, "run: legroom export alert-runbooks --vllm any -o docs/runbooks"
+
+
+def test_every_alert_leads_to_its_page():
+    for rule in alerts():
+        assert (PAGES.parents[1] / rule["annotations"]["runbook_url"]).exists()
+
+
+def test_the_base_of_the_links_can_be_named():
+    urls = [rule["annotations"]["runbook_url"] for rule in alerts(runbook_base="https://wiki.example.org/vllm/")]
+    assert urls[0] == "https://wiki.example.org/vllm/VllmKvPressure.md"
+
+
+def test_every_alert_says_what_where_and_how_bad():
+    for rule in alerts():
+        assert rule["labels"]["severity"] in {"warning", "critical"}
+        assert rule["annotations"]["summary"]
+        assert "{{" in rule["annotations"]["description"], rule["alert"]
+        assert "<" not in rule["annotations"]["description"]
+
+
+@pytest.mark.parametrize("name", sorted(words()))
+def test_the_commands_that_a_page_names_exist(name):
+    text = (PAGES / f"{name}.md").read_text("utf-8")
+    known = {command.name for command in COMMANDS}
+    assert set(re.findall(r"`legroom ([a-z]+)", text)) <= known
+
+
+@pytest.mark.parametrize(
+    ("words_", "said"),
+    [
+        (("--ttft-p99", "soon"), "is not a time"),
+        (("--inter-token-p99", "-1"), "is not a time"),
+        (("--speed-up", "1000"), "not a factor"),
+        (("--job", 'a"b'), "not a job name"),
+        (("--target", "http://gpu1:8000/metrics"), "is not an address"),
+        (("--vllm", "9.x"), "not a version number"),
+        (("--vllm", "0.3.0"), "older than any release"),
+    ],
+    ids=str,
+)
+def test_a_wrong_option_says_what_is_wrong(capsys, words_, said):
+    assert main(["export", "prometheus", *words_]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_speed_up_divides_every_time_and_changes_nothing_else():
+    usual, quick = alerts(), alerts(speed_up="10")
+    assert [rule["alert"] for rule in usual] == [rule["alert"] for rule in quick]
+    pressure = {rule["alert"]: rule for rule in quick}["VllmKvPressure"]
+    assert pressure["for"] == "12s"
+    assert pressure["expr"] == {rule["alert"]: rule for rule in usual}["VllmKvPressure"]["expr"]
