@@ -164,11 +164,17 @@ def test_a_script_is_a_deployment_that_legroom_reads_back():
 
 
 def test_a_command_without_a_plan_becomes_a_script_that_adds_nothing(tmp_path):
-    words = ["/usr/bin/vllm", "serve", "./tiny", "--max-model-len", "512", "--api-key", "k", "--seed=1"]
+    words = ["vllm", "serve", "./tiny", "--max-model-len", "512", "--api-key", "k", "--seed=1"]
     text = script.script_for(words, latest(), env={"VLLM_CPU_KVCACHE_SPACE": "1", "HF_TOKEN": "hf_x"})
     assert bash(text, tmp_path) == ["vllm", "serve", "./tiny", "--max-model-len", "512", "--seed", "1"]
     assert "export VLLM_CPU_KVCACHE_SPACE=1" in text
     assert "hf_x" not in text
+
+
+def test_a_program_is_started_by_the_path_it_was_given_with(tmp_path):
+    assert "exec /venv/bin/vllm serve ./tiny" in script.script_for(["/venv/bin/vllm", "serve", "./tiny"], latest())
+    module = ["/venv/bin/python3", "-m", "vllm.entrypoints.openai.api_server", "--model", "./tiny"]
+    assert f"exec {' '.join(module)}" in script.script_for(module, latest())
 
 
 def test_a_command_with_its_plan_becomes_a_script_with_numbers():

@@ -63,7 +63,7 @@ def dockerfile(server: Server) -> ExportedFile:
 def entrypoint(server: Server) -> tuple[str, ...]:
     """The program and the model. Written out, because the images' own entry point changed between releases."""
     if server.words.head[-1] == "serve":
-        return (*server.words.head, server.model)
+        return ("vllm", "serve", server.model)
     return ("python3", *server.words.head[1:], "--model", server.model)
 
 

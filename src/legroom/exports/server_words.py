@@ -40,7 +40,7 @@ class ServerWords:
     """A command line in its parts."""
 
     head: tuple[str, ...]
-    """`vllm serve` or `python -m vllm.entrypoints.openai.api_server`."""
+    """`vllm serve` or `python -m vllm.entrypoints.openai.api_server`, the program by the path it was given with."""
     model: str
     phrases: tuple[Phrase, ...]
     secrets: tuple[str, ...] = ()
@@ -82,10 +82,11 @@ def take_apart(words: Sequence[str], release: Release) -> ServerWords:
 
 def _head(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     for i, word in enumerate(words[:8]):
-        if word == "serve" and i:
-            return ("vllm", "serve"), words[i + 1 :]
+        if word == "serve" and i and words[i - 1].rpartition("/")[2] == "vllm":
+            return (words[i - 1], "serve"), words[i + 1 :]
         if word in _MODULES:
-            return ("python", "-m", word), words[i + 1 :]
+            python = words[i - 2] if i >= 2 and words[i - 1] == "-m" else "python"
+            return (python, "-m", word), words[i + 1 :]
     raise LegroomError("the command starts no vLLM server", "write it as vllm serve MODEL [flags]")
 
 

@@ -98,7 +98,8 @@ def _environment(server: Server) -> Iterator[str]:
 
 
 def _command(server: Server, folder: str) -> str:
-    program = [f"{folder}/{server.words.head[0]}", *server.words.head[1:]]
+    named = server.words.head[0]
+    program = [named if named.startswith("/") else f"{folder}/{named}", *server.words.head[1:]]
     model = [server.model] if server.words.head[-1] == "serve" else ["--model", server.model]
     phrases = [" ".join(quoted(word) for word in line.phrase.words) for line in server.lines]
     first = " ".join(quoted(word, program=i == 0) for i, word in enumerate([*program, *model]))
