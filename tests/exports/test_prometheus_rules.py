@@ -1,15 +1,19 @@
 """The exported rules under promtool: every alert with cases in which it fires and cases in which it must not."""
 
+import json
+import re
 import subprocess
 from itertools import groupby
 
 import pytest
 import yaml
-from rule_cases import CASES, OWN_CASES, WEEK_CASES
+from planned import planned
+from rule_cases import CASES, HEALTHY, OWN_CASES, WEEK_CASES, growing, level
 
-from legroom.exports import prometheus
+from legroom.exports import grafana, prometheus
 from legroom.exports.alerts import words
 from legroom.exports.request import ExportRequest
+from legroom.facts.metrics import exposed_names
 from legroom.facts.releases import release
 
 RELEASES = ("0.6.6", "0.8.5", "0.10.2", "0.20.0", "0.32.0")
@@ -86,6 +90,58 @@ def test_a_server_is_compared_with_itself_a_week_ago(promtool, tmp_path, written
 
 def test_exactly_the_right_alerts_fire_on_what_legroom_itself_measures(promtool, tmp_path):
     fire_exactly(promtool, tmp_path, OWN_CASES, "0.32.0", "0.32.0")
+
+
+def expressions(version):
+    """Everything that the rules and the dashboard of a release ask."""
+    known = None if version == "any" else release(version)
+    rules, _ = prometheus.files(ExportRequest(known, planned("8b-h100")))
+    found = [rule["expr"] for group in yaml.safe_load(rules.text)["groups"] for rule in group["rules"]]
+    (dashboard,) = grafana.files(ExportRequest(known, planned("8b-h100")))
+    document = json.loads(dashboard.text)
+    found += [target["expr"] for panel in document["panels"] for target in panel.get("targets", ())]
+    return found + [annotation["expr"] for annotation in document["annotations"]["list"]]
+
+
+@pytest.mark.parametrize("version", [*RELEASES, "0.4.0", "0.17.0"])
+def test_only_metrics_that_the_release_shows_are_asked_for(version):
+    asked = {name for expr in expressions(version) for name in re.findall(r"(?<!legroom:)\bvllm:\w+", expr)}
+    assert asked
+    assert asked <= exposed_names(release(version))
+
+
+@pytest.mark.parametrize("version", [*RELEASES, "0.4.0", "0.17.0", "any"])
+def test_promtool_reads_every_expression_of_the_dashboard(promtool, tmp_path, version):
+    rules = [
+        {"record": f"r{number}", "expr": expr.replace("$__rate_interval", "5m").replace("$__interval", "1m")}
+        for number, expr in enumerate(expressions(version))
+    ]
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "all", "rules": rules}]}))
+    code, said = run(promtool, "check", "rules", "rules.yml", cwd=tmp_path)
+    assert code == 0, said
+
+
+def test_an_alert_tells_its_values_in_words(promtool, tmp_path):
+    exported("0.32.0", tmp_path, runbook_base="https://wiki.example.org")
+    server = HEALTHY.but(kv_use=level(0.98), waiting=level(3), preemptions=growing(6))
+    told = {
+        "summary": "KV cache pressure on llama on llama/a:8000",
+        "description": "The KV cache of llama on llama/a:8000 is 98% full while 3 requests wait and 0.10 a second are "
+        "preempted. A full pool alone is healthy; full with a queue or with preemptions means that more is asked of it "
+        "than it holds.",
+        "runbook_url": "https://wiki.example.org/VllmKvPressure.md",
+    }
+    labels = {"severity": "warning", "job": "vllm", "instance": "llama/a:8000", "model_name": "llama", "engine": "0"}
+    check = {"eval_time": "20m", "alertname": "VllmKvPressure"}
+    test = {
+        "interval": "1m",
+        "input_series": server.series("0.32.0", "llama"),
+        "alert_rule_test": [{**check, "exp_alerts": [{"exp_labels": labels, "exp_annotations": told}]}],
+    }
+    document = {"rule_files": [prometheus.RULES_FILE], "evaluation_interval": "1m", "tests": [test]}
+    (tmp_path / "test.yml").write_text(yaml.safe_dump(document))
+    code, said = run(promtool, "test", "rules", "test.yml", cwd=tmp_path)
+    assert code == 0, said
 
 
 def test_every_alert_has_a_case_that_fires_it():

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from planned import planned
 
 from legroom.cli.main import COMMANDS, main
 from legroom.exports import alert_runbooks, prometheus
@@ -42,6 +43,13 @@ def test_every_alert_says_what_where_and_how_bad():
         assert rule["annotations"]["summary"]
         assert "{{" in rule["annotations"]["description"], rule["alert"]
         assert "<" not in rule["annotations"]["description"]
+
+
+def test_a_plan_puts_its_figures_into_the_alerts():
+    plan = planned("8b-h100")
+    rules, _ = prometheus.files(ExportRequest(plan.release, plan))
+    assert f"the pool holds {plan.kv['tokens']:,} tokens" in rules.text
+    assert f"{plan.args['max_num_seqs']:,} may run at once" in rules.text
 
 
 @pytest.mark.parametrize("name", sorted(words()))

@@ -23,6 +23,7 @@ TAKES_ANY = True
 _IN_A_PAGE = {
     "where": "the server",
     "value": "so many",
+    "rate": "so many",
     "percent": "so much",
     "seconds": "so long",
     "size": "so much",

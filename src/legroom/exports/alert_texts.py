@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from legroom.exports.alert_levels import AlertLevels
+    from legroom.exports.plan_document import PlanDocument
 
 _SLOT = re.compile(r"<([a-z0-9_]+)>")
+_RATE = 'printf "%.2f"'
+"""Where `humanize` would say 100m for a tenth."""
 WHERE = "{{ $labels.model_name }} on {{ $labels.instance }}"
 
 
@@ -50,28 +53,41 @@ def level_words(levels: AlertLevels) -> dict[str, str]:
     }
 
 
-def alert_slots(levels: AlertLevels) -> dict[str, str]:
+def alert_slots(levels: AlertLevels, plan: PlanDocument | None = None) -> dict[str, str]:
     """The levels, and what Prometheus looks up when the alert fires."""
     return {
         **level_words(levels),
+        **_planned(plan),
         "where": WHERE,
         "value": "{{ $value | humanize }}",
+        "rate": "{{ $value | " + _RATE + " }}",
         "percent": "{{ $value | humanizePercentage }}",
         "size": "{{ $value | humanize1024 }}B",
         "seconds": "{{ $value | humanizeDuration }}",
         "waiting": looked_up(record.QUEUED),
         "running": looked_up(record.RUNNING),
-        "preemptions": looked_up(record.PREEMPTIONS),
+        "preemptions": looked_up(record.PREEMPTIONS, _RATE),
     }
 
 
-def looked_up(name: str) -> str:
+def _planned(plan: PlanDocument | None) -> dict[str, str]:
+    """What the plan says of the pool and the batch, as a sentence to add; nothing without a plan."""
+    if plan is None:
+        return {"plan_pool": "", "plan_batch": ""}
+    full = f"{plan.kv['max_concurrency']:.1f} requests of {plan.args['max_model_len']:,} tokens"
+    return {
+        "plan_pool": f" By the plan the pool holds {plan.kv['tokens']:,} tokens: {full}.",
+        "plan_batch": f" By the plan {plan.args['max_num_seqs']:,} may run at once (--max-num-seqs).",
+    }
+
+
+def looked_up(name: str, shown: str = "humanize") -> str:
     """A template that shows the value of another series of the same server; nothing known of it shows as 0."""
     labels = ("job", "instance", "model_name", "engine")
     selector = ",".join(f"{label}=%q" for label in labels)
     values = " ".join(f"$labels.{label}" for label in labels)
     query = f'printf "{name}{{{selector}}}" {values} | query'
-    return f"{{{{ with {query} }}}}{{{{ . | first | value | humanize }}}}{{{{ else }}}}0{{{{ end }}}}"
+    return f"{{{{ with {query} }}}}{{{{ . | first | value | {shown} }}}}{{{{ else }}}}0{{{{ end }}}}"
 
 
 def _target(target_s: float | None, floor_s: float, levels: AlertLevels) -> str:

@@ -90,7 +90,7 @@ def _group(name: str, rules: Sequence[Mapping[str, Any]], levels: AlertLevels) -
 
 def _rule(condition: Condition, levels: AlertLevels, request: ExportRequest) -> dict[str, Any]:
     said = words()[condition.name]
-    slots = alert_slots(levels)
+    slots = alert_slots(levels, request.plan)
     base = str(request.options.get("runbook_base") or RUNBOOK_BASE).rstrip("/")
     rule: dict[str, Any] = {"alert": condition.name, "expr": condition.expr}
     if condition.for_s:
