@@ -1,6 +1,7 @@
 """The runbook pages: one for each alert, up to date, with catalog entries and commands that exist."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,19 @@ def test_every_alert_says_what_where_and_how_bad():
         assert rule["annotations"]["summary"]
         assert "{{" in rule["annotations"]["description"], rule["alert"]
         assert "<" not in rule["annotations"]["description"]
+
+
+def test_the_configuration_scrapes_what_was_named(promtool, tmp_path):
+    options = {"target": ["a:8000", "b:8000"], "guard": ["g:8100"], "watch": ["w:9100"]}
+    for file in prometheus.files(ExportRequest(None, None, options)):
+        (tmp_path / file.path).parent.mkdir(exist_ok=True)
+        (tmp_path / file.path).write_text(file.text)
+    config = yaml.safe_load((tmp_path / prometheus.CONFIG_FILE).read_text())
+    jobs = {one["job_name"]: one for one in config["scrape_configs"]}
+    assert jobs["vllm"]["static_configs"][0]["targets"] == ["a:8000", "b:8000"]
+    assert jobs["legroom-guard"]["metric_relabel_configs"][0]["regex"] == "legroom_.*"
+    said = subprocess.run([promtool, "check", "config", prometheus.CONFIG_FILE], cwd=tmp_path, capture_output=True)
+    assert said.returncode == 0, said.stderr
 
 
 def test_a_plan_puts_its_figures_into_the_alerts():

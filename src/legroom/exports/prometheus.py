@@ -105,20 +105,22 @@ def _rule(condition: Condition, levels: AlertLevels, request: ExportRequest) -> 
 
 
 def _config(job: str, options: Mapping[str, Any], levels: AlertLevels) -> dict[str, Any]:
-    jobs = {
-        job: _targets(options.get("target"), "--target") or ["localhost:8000"],
-        "legroom-guard": _targets(options.get("guard"), "--guard"),
-        "legroom-watch": _targets(options.get("watch"), "--watch"),
-    }
+    scrapes = [_scrape(job, _targets(options.get("target"), "--target") or ["localhost:8000"])]
+    if guards := _targets(options.get("guard"), "--guard"):
+        # A guard's page holds the server's series too: taken from there as well, each would be another server.
+        only_own = {"source_labels": ["__name__"], "regex": "legroom_.*", "action": "keep"}
+        scrapes.append({**_scrape("legroom-guard", guards), "metric_relabel_configs": [only_own]})
+    if watchers := _targets(options.get("watch"), "--watch"):
+        scrapes.append(_scrape("legroom-watch", watchers))
     return {
         "global": {"scrape_interval": levels.time(_SCRAPE_S), "evaluation_interval": levels.time(_EVALUATION_S)},
         "rule_files": [RULES_FILE],
-        "scrape_configs": [
-            {"job_name": name, "metrics_path": "/metrics", "static_configs": [{"targets": targets}]}
-            for name, targets in jobs.items()
-            if targets
-        ],
+        "scrape_configs": scrapes,
     }
+
+
+def _scrape(job: str, targets: list[str]) -> dict[str, Any]:
+    return {"job_name": job, "metrics_path": "/metrics", "static_configs": [{"targets": targets}]}
 
 
 def _targets(given: Sequence[str] | None, option: str) -> list[str]:
