@@ -39,26 +39,23 @@ WARM = 40
 async def loaded(url: str, model: str, restart: Callable[[Load], Awaitable[None]]) -> dict[str, Any]:
     """Load before, during and after a restart."""
     async with Load(url, model) as load:
-        while load.counts["completed"] < WARM:
-            await asyncio.sleep(0.1)
+        await load.until(lambda: load.counts["completed"] >= WARM, 60)
         began_s = time.monotonic()
         load.closed_s = began_s
         await restart(load)
         took_s = time.monotonic() - began_s
         completed = load.counts["completed"]
-        while load.counts["completed"] < completed + WARM and answers(f"{url}/health"):
-            await asyncio.sleep(0.1)
+        await load.until(lambda: load.counts["completed"] >= completed + WARM, 60)
     return {**load.counts, "lost": len(load.lost), "what_was_lost": load.lost[:5], "restart_s": round(took_s, 1)}
 
 
 def by_sidecar(server: GuardedServer) -> dict[str, Any]:
     server.start_sidecar()
 
-    async def restart(_: Load) -> None:
+    async def restart(load: Load) -> None:
         server.ask_for_restart()
         with Journal.open(server.folder / "journal.db") as journal:
-            while not journal.actions() or journal.actions()[-1].unfinished:
-                await asyncio.sleep(0.25)
+            await load.until(lambda: journal.actions() and not journal.actions()[-1].unfinished)
             action = journal.actions()[-1]
             assert action.state == "done", action
             drained = action.stage("drained")

@@ -1,10 +1,11 @@
 """A week of samples of a hundred servers in the journal: how large the file is, how fast it is written and asked.
 
-    python bench/journal_week.py [--servers 100] [--days 7] [--interval 5] [--keep FILE]
+    python bench/journal_week.py [--servers 100] [--days 7] [--interval 5] [--keep FILE [--seconds S]]
 
 The samples are synthetic (a daily wave, noise, counters with a restart now and then) and fed as fast as the journal
 takes them, hour by hour with its upkeep in between, exactly as a sidecar would over a week. Limits: 500 MB, and 100 ms
-(of CPU, so that other work on the machine does not count) for each query.
+(of CPU, so that other work on the machine does not count) for each query. It takes some ten minutes; with --seconds it
+stops after that long with code 75, and the same command goes on from there.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import pickle
 import random
 import statistics
 import sys
@@ -26,6 +28,7 @@ from legroom.live.journal_columns import FIELDS
 LIMIT_BYTES, LIMIT_S = 500_000_000, 0.1
 START_S = 1_750_000_000 // 3600 * 3600.0
 HOUR_S, DAY_S = 3600, 86400
+GO_ON = 75
 
 
 class Server:
@@ -61,6 +64,15 @@ class Server:
         return tuple(float(gauges.get(name, total[name])) for name in FIELDS)
 
 
+class Fed:
+    """How far the feeding has come. CPU seconds are the journal's own: making the samples is not counted."""
+
+    def __init__(self, servers: int) -> None:
+        self.servers = [Server(number) for number in range(servers)]
+        self.clock_s, self.hour = START_S, 0
+        self.written, self.peak_bytes, self.spent_s = 0, 0, 0.0
+
+
 def size_bytes(path: Path) -> int:
     return sum(one.stat().st_size for one in path.parent.glob(f"{path.name}*"))
 
@@ -82,14 +94,23 @@ def main() -> int:
     parser.add_argument("--days", type=float, default=7.0)
     parser.add_argument("--interval", type=float, default=5.0)
     parser.add_argument("--keep", type=Path, help="leave the journal here")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so long, to go on later")
     options = parser.parse_args()
+    if options.keep is None and options.seconds < math.inf:
+        parser.error("--seconds needs --keep: something to go on with")
     with tempfile.TemporaryDirectory(prefix="legroom-week-") as folder:
         path = options.keep or Path(folder) / "journal.db"
-        servers = [Server(number) for number in range(options.servers)]
-        clock = [START_S]
-        with Journal.open(path, clock=lambda: clock[0]) as journal:
-            written, peak_bytes, spent_s = fill(journal, servers, clock, options.days, options.interval)
-            figures = ask(journal, servers[0].name, clock[0])
+        state = path.with_name(f"{path.name.partition('.')[0]}.state")
+        fed = pickle.loads(state.read_bytes()) if state.exists() else Fed(options.servers)
+        with Journal.open(path, clock=lambda: fed.clock_s) as journal:
+            is_whole = fill(journal, fed, options.days, options.interval, time.monotonic() + options.seconds)
+            if not is_whole:
+                state.write_bytes(pickle.dumps(fed))
+                print(f"{fed.hour} of {options.days * 24:g} hours are in: call again to go on", file=sys.stderr)
+                return GO_ON
+            figures = ask(journal, fed.servers[0].name, fed.clock_s)
+        state.unlink(missing_ok=True)
+        written, peak_bytes, spent_s = fed.written, fed.peak_bytes, fed.spent_s
         final_bytes = size_bytes(path)
     print(f"{written:,} samples of {options.servers} servers over {options.days:g} days at {options.interval:g} s")
     print(f"{'file':44} {final_bytes / 1e6:10,.0f} MB  {final_bytes / LIMIT_BYTES:5.0%} of limit")
@@ -112,35 +133,34 @@ def main() -> int:
     return 0 if peak_bytes <= LIMIT_BYTES and slowest_s <= LIMIT_S else 1
 
 
-def fill(
-    journal: Journal, servers: list[Server], clock: list[float], days: float, interval_s: float
-) -> tuple[int, int, float]:
-    """Everything a sidecar would write. CPU seconds are the journal's own: making the samples is not counted."""
-    written, peak_bytes, spent_s = 0, 0, 0.0
-    for hour in range(round(days * 24)):
+def fill(journal: Journal, fed: Fed, days: float, interval_s: float, until_s: float) -> bool:
+    """Everything a sidecar would write, hour by hour. Whether all of it is in."""
+    while fed.hour < round(days * 24):
+        if time.monotonic() > until_s:
+            return False
         for minute in range(60):
             rows = []
-            start_s = START_S + hour * HOUR_S + minute * 60
+            start_s = START_S + fed.hour * HOUR_S + minute * 60
             for at in range(round(60 / interval_s)):
                 time_s = start_s + at * interval_s
-                rows += [(server.name, time_s, server.row(time_s, interval_s)) for server in servers]
+                rows += [(server.name, time_s, server.row(time_s, interval_s)) for server in fed.servers]
             begin_s = time.process_time()
             journal.add_rows(rows)
-            spent_s += time.process_time() - begin_s
-            written += len(rows)
-        if hour % 3 == 0:
-            number = journal.open_incident(
-                servers[hour % len(servers)].name, "pool_pressure", "synthetic", {}, clock[0]
-            )
-            journal.close_incident(number, "over", clock[0] + 60)
-        clock[0] = START_S + (hour + 1) * HOUR_S + 150
+            fed.spent_s += time.process_time() - begin_s
+            fed.written += len(rows)
+        if fed.hour % 3 == 0:
+            name = fed.servers[fed.hour % len(fed.servers)].name
+            number = journal.open_incident(name, "pool_pressure", "synthetic", {}, fed.clock_s)
+            journal.close_incident(number, "over", fed.clock_s + 60)
+        fed.clock_s = START_S + (fed.hour + 1) * HOUR_S + 150
         begin_s = time.process_time()
         journal.maintain()
-        spent_s += time.process_time() - begin_s
-        peak_bytes = max(peak_bytes, size_bytes(journal.path))
-        if hour % 24 == 23:
-            print(f"day {hour // 24 + 1}: {size_bytes(journal.path) / 1e6:,.0f} MB", file=sys.stderr, flush=True)
-    return written, peak_bytes, spent_s
+        fed.spent_s += time.process_time() - begin_s
+        fed.peak_bytes = max(fed.peak_bytes, size_bytes(journal.path))
+        if fed.hour % 24 == 23:
+            print(f"day {fed.hour // 24 + 1}: {size_bytes(journal.path) / 1e6:,.0f} MB", file=sys.stderr, flush=True)
+        fed.hour += 1
+    return True
 
 
 def ask(journal: Journal, server: str, now_s: float) -> dict[str, tuple[float, float, int]]:

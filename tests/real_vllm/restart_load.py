@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import sys
 import time
 import urllib.request
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,13 @@ class Load:
     async def __aexit__(self, *_: object) -> None:
         self._stop.set()
         await asyncio.gather(*self._tasks)
+
+    async def until(self, true: Callable[[], object], seconds: float = PATIENCE_S) -> None:
+        """Waits while the load goes on. What never comes true is an error that tells what the clients saw."""
+        end_s = time.monotonic() + seconds
+        while not true():
+            assert time.monotonic() < end_s, f"{dict(self.counts)}, lost: {self.lost[-3:]}"
+            await asyncio.sleep(0.1)
 
     async def _client(self, number: int) -> None:
         # A connection each: what an idle connection meets when its server goes is no request's fate.
@@ -119,7 +128,9 @@ class GuardedServer:
             python, Path(self.model), self.port, "--dtype", "float32", "--max-model-len", "512",
             "--kv-cache-memory-bytes", "64M", "--middleware", "legroom.guard.Guard",
         )  # fmt: skip
-        env = SERVE_ENV | {"PYTHONPATH": str(ROOT / "src"), "LEGROOM_GUARD_TOKEN": TOKEN, "LEGROOM_HOME": str(folder)}
+        # A copy, so that the server comes back with the very guard it had, whatever is edited meanwhile.
+        shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
+        env = SERVE_ENV | {"PYTHONPATH": str(folder / "src"), "LEGROOM_GUARD_TOKEN": TOKEN, "LEGROOM_HOME": str(folder)}
         start = folder / "start.py"
         start.write_text(
             "import os, subprocess\n"

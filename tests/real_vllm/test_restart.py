@@ -25,16 +25,13 @@ def server(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory):
 
 async def restarted_under_load(server: GuardedServer) -> Load:
     async with Load(server.url, server.model) as load:
-        while load.counts["completed"] < 24:
-            await asyncio.sleep(0.1)
+        await load.until(lambda: load.counts["completed"] >= 24, 60)
         load.closed_s = time.monotonic()
         assert server.ask_for_restart()["accepted"]
         with Journal.open(server.folder / "journal.db") as journal:
-            while not journal.actions() or journal.actions()[-1].unfinished:
-                await asyncio.sleep(0.25)
+            await load.until(lambda: journal.actions() and not journal.actions()[-1].unfinished)
         completed = load.counts["completed"]
-        while load.counts["completed"] < completed + 24:
-            await asyncio.sleep(0.1)
+        await load.until(lambda: load.counts["completed"] >= completed + 24, 60)
     return load
 
 
