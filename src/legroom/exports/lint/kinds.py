@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import PurePath
 from typing import Literal
@@ -31,7 +32,16 @@ def kind_of(path: str, text: str) -> Kind:
         return _BY_SUFFIX[name.suffix.lower()]
     if name.name.lower().startswith(("dockerfile", "containerfile")):
         return "dockerfile"
-    return sniffed(text) or "document"
+    found = sniffed(text)
+    return "document" if found is None or (found == "json" and not _is_json(text)) else found
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def kind_of_language(language: str) -> Kind | None:

@@ -28,6 +28,10 @@ class Text:
         indent = self._columns[row] if row < len(self._columns) else 0
         return Place(self.path, self._line + row, offset - self._starts[row] + 1 + indent)
 
+    def start_of(self, row: int) -> int:
+        """The offset at which a line of the piece begins."""
+        return self._starts[row]
+
     def row_of(self, offset: int) -> int:
         """The line of an offset, counted from 0 within the piece."""
         return bisect_right(self._starts, offset) - 1
@@ -40,7 +44,8 @@ class Text:
 
     def rows(self, first: int, last: int) -> Text:
         """The lines from `first` to before `last`, dedented, as a piece of their own."""
-        lines = [line for _, line in self.lines()][first:last]
+        end = self._starts[last] - 1 if last < len(self._starts) else len(self.text)
+        lines = [line.rstrip("\r") for line in self.text[self._starts[first] : end].split("\n")][: last - first]
         filled = [line for line in lines if line.strip()]
         indent = min((len(line) - len(line.lstrip(" ")) for line in filled), default=0)
         columns = tuple(

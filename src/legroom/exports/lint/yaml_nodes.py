@@ -71,7 +71,7 @@ class Node:
             raw = [line for _, line in self.source.lines()][first + 1 :]
             indent = next((len(line) - len(line.lstrip()) for line in raw if line.strip()), 0)
             count = text.count("\n") + 1
-            start = self.source.place(self.source._starts[first] if first < len(self.source._starts) else 0)
+            start = self.source.place(self.source.start_of(first))
             return Text(self.source.path, text, start.line + 1, (indent,) * count)
         place = self.source.place(self.offset)
         quote = 1 if self.style in ("'", '"') else 0

@@ -25,6 +25,8 @@ _LIKELY_SHELL = re.compile(
     r"nvidia-smi|export [A-Z_]+=|#!.*sh|python3? -c|.*\| *grep |.*\bvllm\b.*--)",
     re.MULTILINE | re.IGNORECASE,
 )
+_LONGEST_PARAGRAPH = 400
+"""A script between paragraphs of prose is shorter; a log is not."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +75,16 @@ def _fences(lines: list[str]) -> Iterator[tuple[int, int, str]]:
 
 
 def _plain_parts(document: Text, lines: list[str], free: list[bool]) -> Iterator[Part]:
+    ends = _paragraph_ends(lines, free)
+    last_panels = document.text.rfind('"panels"')
     i = 0
     while i < len(lines):
         if not free[i] or not lines[i].strip():
             i += 1
             continue
-        taken = _structured(document, lines, free, i)
+        taken = _structured(document, lines, free, i, last_panels)
         if taken is None:
-            taken = _shell(document, lines, free, i)
+            taken = _shell(document, lines, ends, i)
         if taken is None:
             i += 1
             continue
@@ -94,7 +98,19 @@ def _plain_parts(document: Text, lines: list[str], free: list[bool]) -> Iterator
     yield Part("python", Text(document.path, rest, document.place(0).line), False)
 
 
-def _structured(document: Text, lines: list[str], free: list[bool], first: int) -> tuple[Part, int] | None:
+def _paragraph_ends(lines: list[str], free: list[bool]) -> list[int]:
+    """For each line the end of its paragraph; for a blank or taken line, itself."""
+    ends = list(range(len(lines)))
+    for i in range(len(lines) - 1, -1, -1):
+        if free[i] and lines[i].strip():
+            following = ends[i + 1] if i + 1 < len(lines) and free[i + 1] and lines[i + 1].strip() else i + 1
+            ends[i] = following
+    return ends
+
+
+def _structured(
+    document: Text, lines: list[str], free: list[bool], first: int, last_panels: int
+) -> tuple[Part, int] | None:
     line = lines[first]
     bare = line.lstrip()
     indent = len(line) - len(bare)
@@ -102,14 +118,13 @@ def _structured(document: Text, lines: list[str], free: list[bool], first: int) 
         return _block(document, lines, free, first, indent, _YAML_LINE, "yaml")
     if re.match(r"\[(Unit|Service)\]\s*$", bare):
         return _block(document, lines, free, first, indent, _UNIT_LINE, "unit")
-    if bare.startswith("{"):
-        start = sum(len(text) + 1 for text in lines[:first]) + indent
-        text = "\n".join(lines)
+    start = document.start_of(first) + indent
+    if bare.startswith("{") and start < last_panels:
         try:
-            _, end = json.JSONDecoder().raw_decode(text, start)
+            _, end = json.JSONDecoder().raw_decode(document.text, start)
         except (json.JSONDecodeError, RecursionError):
             return None
-        last = text.count("\n", 0, end) + 1
+        last = document.row_of(end - 1) + 1
         return Part("json", document.rows(first, last), False), last
     return None
 
@@ -128,21 +143,17 @@ def _block(
     return Part(kind, document.rows(first, last), True), last
 
 
-def _shell(document: Text, lines: list[str], free: list[bool], first: int) -> tuple[Part, int] | None:
+def _shell(document: Text, lines: list[str], ends: list[int], first: int) -> tuple[Part, int] | None:
     """Paragraphs that are shell from their first to their last line, joined as long as they follow each other."""
     end = last = first
-    while last < len(lines):
-        stop = last
-        while stop < len(lines) and free[stop] and lines[stop].strip():
-            stop += 1
-        if stop == last or not _is_shell(lines[last:stop]):
+    while last < len(lines) and _SHELL_WORD.match(lines[last].strip()):
+        stop = ends[last]
+        if not last < stop <= last + _LONGEST_PARAGRAPH or not _is_shell(lines[last:stop]):
             break
-        end = stop
-        while stop < len(lines) and free[stop] and not lines[stop].strip():
-            stop += 1
-        last = stop
-    text = "\n".join(lines[first:end])
-    if end == first or not _LIKELY_SHELL.search(text):
+        end = last = stop
+        while last < len(lines) and not lines[last].strip():
+            last += 1
+    if end == first or not _LIKELY_SHELL.search("\n".join(lines[first:end])):
         return None
     return Part("shell", document.rows(first, end), False), end
 
