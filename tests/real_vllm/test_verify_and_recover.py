@@ -132,6 +132,31 @@ def test_an_interrupt_ends_the_open_requests_and_shows_what_was_seen(server):
     assert all(line.endswith(" 0.0") for line in running_now)
 
 
+def test_a_look_at_the_server_shows_its_pool_and_its_latencies(server, tmp_path, capsys):
+    recording = tmp_path / "look.jsonl.zst"
+    assert main(["watch", URL, "--once", "--json", "--record", str(recording)]) == 0
+    (seen,) = json.loads(capsys.readouterr().out)["servers"]
+    assert (seen["state"], seen["num_blocks"], seen["kv_use"]) == ("idle", BLOCKS, 0.0)
+    assert main(["watch", "--replay", str(recording)]) == 0
+    assert "3 looks, 0 incidents" in capsys.readouterr().out
+
+
+def test_a_look_while_the_pool_is_too_small_names_the_incident(server, capsys):
+    words = ["verify", URL, "--load", "120/500", "--concurrency", "32", "--requests", "64"]
+    loading = subprocess.Popen(
+        [sys.executable, "-m", "legroom", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        codes = []
+        while loading.poll() is None and 1 not in codes:
+            codes.append(main(["watch", URL, "--once"]))
+        assert 1 in codes
+        assert "legroom explain LR" in capsys.readouterr().out
+    finally:
+        loading.send_signal(signal.SIGINT)
+        loading.wait(60)
+
+
 def test_nothing_of_a_living_server_is_dead_weight(server):
     members = set(_group(server.pid))
     judged = {holder.process.pid: holder for holder in judge(look()) if holder.process}

@@ -32,8 +32,10 @@ def look_text(views: Sequence[ServerView], style: Style) -> str:
         lines += wrap(view.sentence, style.width, "  ")
         lines += [f"  {line}" for line in two_columns(figures(view), style)]
         for finding in view.findings:
-            more = f"; the long story: legroom explain {finding.entry}" if finding.entry else ""
-            lines += [style.paint(line, "grey") for line in wrap(f"{finding.title}{more}", style.width, "  ", "    ")]
+            more = f"; the long story: legroom\u00a0explain\u00a0{finding.entry}" if finding.entry else ""
+            named = wrap(f"{finding.title}{more}", style.width, "  ", "    ")
+            # The command stays on one line, to be copied.
+            lines += [style.paint(line.replace("\u00a0", " "), "grey") for line in named]
         lines.append("")
     return "\n".join(lines)
 
