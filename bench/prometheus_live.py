@@ -84,8 +84,13 @@ def _backlog(client: Client) -> Awaitable[None]:
     return keep(client, 150, 40, 80)  # one block each: the batch is the limit, not the pool
 
 
-def _steady(client: Client) -> Awaitable[None]:
-    return keep(client, 3, 32, 90)
+async def _steady(client: Client) -> None:
+    """Answers of different lengths, so that something runs at any moment: an engine that is stopped between two batches
+    shows no requests at all."""
+    while True:
+        while client.open < 3:
+            client.send(client.tokens(32), client.random.randint(100, 450))
+        await asyncio.sleep(0.1)
 
 
 PHASES = (
