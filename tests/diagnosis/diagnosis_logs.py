@@ -143,6 +143,21 @@ CAUSES: dict[str, tuple[str, str]] = {
         "nccl_or_custom_allreduce_buffers",
         "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'",
     ),
+    "a step that fails beside a dump and a warning that name other features": (
+        "runtime_activation_burst",
+        "\n".join(
+            [
+                LOADED,
+                SIZED,
+                READY,
+                "(EngineCore_DP0 pid=77) WARNING 01-02 03:04:04 [jit_monitor.py:135] Triton kernel JIT compilation during "
+                "inference: _topk_log_softmax_kernel.",
+                CORE.replace("core.py:708", "dump_input.py:79") + "Dumping scheduler output for model execution: "
+                "SchedulerOutput(scheduled_new_reqs=[], scheduled_spec_decode_tokens={}, lora_request=None)",
+                trace("run_busy_loop", "_process_engine_step", "execute_model", error=IN_A_STEP),
+            ]
+        ),
+    ),
     "a step of real traffic": (
         "runtime_activation_burst",
         "\n".join([LOADED, SIZED, READY, trace("run_busy_loop", "execute_model", error=IN_A_STEP)]),

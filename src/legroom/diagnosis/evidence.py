@@ -16,6 +16,8 @@ WINDOW_LINES = 6
 """A message is looked for over this many lines: terminals and people wrap them."""
 _WINDOW_CHARS = 6000
 _KEPT_CHARS = 2000
+_NO_TRACEBACK = re.compile(r"\b(?:DEBUG|INFO|WARNING) {1,3}\d\d-\d\d \d\d:")
+"""Tracebacks are logged as errors; a warning or the engine's dump of its last batch names what runs elsewhere."""
 _COMPLETE = re.compile(r"\b(?:INFO|DEBUG) \d\d-\d\d \d\d:")
 
 
@@ -61,6 +63,8 @@ def evidence_of(passage: Passage) -> list[Evidence]:
         message = messages()[index]
         match = compiled(_pattern(message)).search(window)
         if match is None or match.start() >= max(len(first), 1):
+            continue
+        if message.role == "frame" and (_NO_TRACEBACK.search(line.raw[:200]) or first.startswith("Dumping ")):
             continue
         facts = typed({name: text for name, text in match.groupdict().items() if text is not None})
         found.append(

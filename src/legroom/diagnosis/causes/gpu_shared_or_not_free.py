@@ -172,7 +172,9 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
         yield from (in_turn, free_it, newer)
     else:
         yield free_it
-        yield _take_less(bench) or bench.together("lower_util", "Beside what others hold, less of everything fits.", 0.5)
+        yield _take_less(bench) or bench.together(
+            "lower_util", "Beside what others hold, less of everything fits.", 0.5
+        )
         yield in_turn
 
 

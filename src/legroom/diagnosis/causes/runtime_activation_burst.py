@@ -77,7 +77,8 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
     """More room outside the pool, or smaller steps."""
     case, args = bench.case, bench.known.args
     oom = case.oom
-    need = max(oom.wanted_bytes - (oom.free_bytes or 0), 0) if oom else GIB
+    short = oom.wanted_bytes - (oom.free_bytes or 0) if oom else GIB
+    need = short if short > 0 or oom is None else oom.wanted_bytes  # free, but not in one piece
     tokens = args.max_num_batched_tokens or 8192
     smaller = bench.change(
         "max_num_batched_tokens",
