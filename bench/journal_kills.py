@@ -1,6 +1,6 @@
 """The sidecar and a writer of its journal, killed at random moments, mid-restart included: a table and JSON.
 
-    python bench/journal_kills.py [--kills 200] [--seed 1]
+    python bench/journal_kills.py [--kills 200] [--seed 1] [--seconds S]
 
 What is restarted is a stand-in (tests/holding/stand_in_server.py), by a command: a process with /metrics that hangs
 when told to and writes down which action started it, so restarts can be counted from outside. After every kill the
@@ -134,13 +134,18 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="kill no more after so long")
     options = parser.parse_args()
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="legroom-kills-") as folder:
         lane = Lane(Path(folder), random.Random(options.seed))
         try:
+            killed = 0
             for number in range(options.kills):
+                if time.monotonic() - began_s > options.seconds:
+                    break
                 lane.kill_once()
+                killed += 1
                 if (number + 1) % 20 == 0:
                     print(f"{number + 1} kills, {lane.mid_action} of them mid-action", file=sys.stderr, flush=True)
             states = lane.finish()
@@ -148,7 +153,7 @@ def main() -> int:
             stop_server(lane.folder)
         restarts = len(starts(lane.folder)) - 1
     rows = [
-        ("kills (sidecar and writer, SIGKILL)", options.kills), ("of them in the middle of an action", lane.mid_action),
+        ("kills (sidecar and writer, SIGKILL)", killed), ("of them in the middle of an action", lane.mid_action),
         ("acknowledged journal entries", len(lane.told)), ("actions begun", states.total()),
         ("done, one start each", states[DONE]), ("undone, no start", states[UNDONE]),
         ("failed", states["failed"]), ("restarts of the server in all", restarts), ("problems", len(lane.problems)),
