@@ -150,8 +150,8 @@ CAUSES: dict[str, tuple[str, str]] = {
                 LOADED,
                 SIZED,
                 READY,
-                "(EngineCore_DP0 pid=77) WARNING 01-02 03:04:04 [jit_monitor.py:135] Triton kernel JIT compilation during "
-                "inference: _topk_log_softmax_kernel.",
+                "(EngineCore_DP0 pid=77) WARNING 01-02 03:04:04 [jit_monitor.py:135] Triton kernel JIT compilation "
+                "during inference: _topk_log_softmax_kernel.",
                 CORE.replace("core.py:708", "dump_input.py:79") + "Dumping scheduler output for model execution: "
                 "SchedulerOutput(scheduled_new_reqs=[], scheduled_spec_decode_tokens={}, lora_request=None)",
                 trace("run_busy_loop", "_process_engine_step", "execute_model", error=IN_A_STEP),
