@@ -37,7 +37,7 @@ from legroom.facts.releases import release
 ROOT = Path(__file__).parents[1]
 SPEED_UP = 10
 BLOCKS, BLOCK_SIZE, SEATS = 17, 128, 12
-"""Sixteen usable blocks: a dozen requests of one block have room, eight of two blocks fill the pool."""
+"""Sixteen usable blocks: a dozen requests of one block have room, four of four blocks fill the pool."""
 SETTLE_S = 90
 """The longest `for` of a phase's alerts (24 s), the rate window (12 s), and a machine that is slow."""
 
@@ -73,7 +73,7 @@ class Phase:
 
 
 def _pressure(client: Client) -> Awaitable[None]:
-    return keep(client, 150, 140, 100)  # two blocks from start to end: full, and never preempted
+    return keep(client, 150, 400, 110)  # four blocks from start to end: four fill the pool, and none is preempted
 
 
 def _thrash(client: Client) -> Awaitable[None]:
@@ -81,7 +81,7 @@ def _thrash(client: Client) -> Awaitable[None]:
 
 
 def _backlog(client: Client) -> Awaitable[None]:
-    return keep(client, 150, 40, 80)  # one block each: the batch is the limit, not the pool
+    return keep(client, 400, 40, 85)  # one block each: the batch is the limit, not the pool
 
 
 async def _steady(client: Client) -> None:
