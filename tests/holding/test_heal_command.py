@@ -137,3 +137,18 @@ def test_a_script_holds_no_secret():
     assert "VLLM_API_KEY" in text
     assert "exec vllm serve 'm x' --seed 1" in text
     assert "export OMP_NUM_THREADS=1" in text
+
+
+def test_a_vllm_that_only_the_servers_own_environment_shows_is_found(tmp_path):
+    info = tmp_path / "vllm-0.19.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.19.0\n")
+    words = [
+        f"PYTHONPATH={tmp_path}",
+        sys.executable,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        "llama-3.1-8b",
+    ]
+    assert read_command(words, None, os.environ).release_said == "0.19.0"

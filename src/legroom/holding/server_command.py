@@ -67,11 +67,11 @@ def read_command(words: Sequence[str], vllm: str | None, environ: Mapping[str, s
     """Read the words after `legroom run --`; `vllm` is the release where the user says it."""
     env, rest = _assignments(words)
     at = _server_at(rest)
-    path = {**environ, **env}.get("PATH")
-    if shutil.which(rest[0], path=path) is None:
+    its_env = {**environ, **env}
+    if shutil.which(rest[0], path=its_env.get("PATH")) is None:
         hint = "install vLLM (pip install vllm), activate its environment, or give the path of its `vllm`"
         raise LegroomError(f"{rest[0]} is not installed here, or not on the PATH", hint, UNREACHABLE)
-    said = vllm or installed_release(rest[at:], path)
+    said = vllm or installed_release(rest[at:], its_env)
     release = _nearest(said)
     deployment = deployment_from_command(shlex.join(rest), release)
     for flag in ("--headless", "--uds"):
@@ -81,9 +81,9 @@ def read_command(words: Sequence[str], vllm: str | None, environ: Mapping[str, s
     return ServerCommand(tuple(rest), env, _flags_at(rest, at), release, said or "", deployment.args, problems)
 
 
-def installed_release(words: Sequence[str], path: str | None) -> str | None:
+def installed_release(words: Sequence[str], env: Mapping[str, str]) -> str | None:
     """Which vLLM a command would run, asked of its own Python without importing vLLM; None where that fails."""
-    program = shutil.which(words[0], path=path)
+    program = shutil.which(words[0], path=env.get("PATH"))
     if program is None:
         return None
     python = _interpreter(Path(program)) if basename(program) == "vllm" else program
@@ -91,7 +91,7 @@ def installed_release(words: Sequence[str], path: str | None) -> str | None:
         return None
     try:
         done = subprocess.run(
-            [python, "-c", _VERSION], capture_output=True, text=True, timeout=_ASKING_S, check=False, env=_env(path)
+            [python, "-c", _VERSION], capture_output=True, text=True, timeout=_ASKING_S, check=False, env=dict(env)
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
@@ -99,10 +99,6 @@ def installed_release(words: Sequence[str], path: str | None) -> str | None:
         hint = "give the Python of the environment that vLLM is installed in"
         raise LegroomError(f"{program} has no vLLM", hint, UNREACHABLE)
     return done.stdout.strip() or None
-
-
-def _env(path: str | None) -> dict[str, str]:
-    return {"PATH": path} if path else {}
 
 
 def _interpreter(script: Path) -> str | None:
