@@ -16,8 +16,8 @@ from legroom.units import GIB, MIB
 API_SERVER_BYTES = 2 * GIB
 ENGINE_BYTES = 2 * GIB
 WORKER_BYTES = 5 * GIB
-"""Allowances a process: Python with torch and vLLM imported takes 1 to 2 GiB; a worker adds the driver's host side,
-compiled code, staging buffers and NCCL."""
+"""Allowances a process, not measured on a GPU. The CPU build of 0.32 holds 0.6 GiB in each; a worker on a GPU adds the
+driver's host side, compiled code, staging buffers and NCCL."""
 SHARD_BYTES = 5 * 10**9
 """The largest file of a checkpoint that was saved with the Hub's defaults; each rank reads through its own."""
 BROADCAST_QUEUE_BYTES = 10 * 16 * MIB

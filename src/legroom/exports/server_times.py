@@ -1,7 +1,7 @@
 """How long a planned server takes to start and to stop: what probes, unit timeouts and grace periods are set from.
 
-The parts are measured (vLLM 0.26 on an H200: imports 25 s, engine start with a cold compile cache up to 71 s) or
-arithmetic on an assumed speed that the user can name; the limit is twice their sum, because a probe that is too short
+The parts are measured (vLLM 0.26 on one H200 with dummy weights: imports 25 s, engine start 3 to 71 s in 37 logs) or
+arithmetic on an assumed speed that the user can name; several GPUs and other releases were not measured. The limit is twice their sum, because a probe that is too short
 kills a healthy start, and one that is too long only delays the report of a dead one.
 """
 
@@ -15,8 +15,8 @@ from legroom.units import GIB
 IMPORT_S = 25
 """Imports and processes up to the first byte of the model, measured."""
 ENGINE_S = 75
-"""Profile run, compilation with a cold cache, graph capture: the longest of 79 measured starts took 71 s."""
-SHORTEST_ENGINE_S = 4
+"""Profile run, compilation with a cold cache, graph capture: the longest of 37 logged starts took 71 s."""
+SHORTEST_ENGINE_S = 3
 """The shortest of them, a small model in eager mode."""
 DISK_BYTES_S = 200e6
 """What a plain network volume reads; a local NVMe drive reads ten times as much."""
