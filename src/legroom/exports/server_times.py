@@ -1,8 +1,9 @@
 """How long a planned server takes to start and to stop: what probes, unit timeouts and grace periods are set from.
 
 The parts are measured (vLLM 0.26 on one H200 with dummy weights: imports 25 s, engine start 3 to 71 s in 37 logs) or
-arithmetic on an assumed speed that the user can name; several GPUs and other releases were not measured. The limit is twice their sum, because a probe that is too short
-kills a healthy start, and one that is too long only delays the report of a dead one.
+arithmetic on an assumed speed that the user can name; several GPUs and other releases were not measured. The limit is
+twice their sum, because a probe that is too short kills a healthy start, and one that is too long only delays the
+report of a dead one.
 """
 
 from __future__ import annotations
