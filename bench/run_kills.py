@@ -122,8 +122,11 @@ class Round:
         file = json.loads((self.home / f"runs/{self.port}.json").read_text())
         if self.target in ("keeper", "API server"):
             return int(file["keeper_pid" if self.target == "keeper" else "child_pid"])
+        # The real ones give themselves titles, and have a resource tracker beside them; the stand-in has only the two.
+        title = b"EngineCore" if self.target == "engine core" else b"Worker"
         below = sorted(descendants(file["child_pid"]))
-        return below[0] if self.target == "engine core" else below[-1]
+        named = [pid for pid in below if title in Path(f"/proc/{pid}/cmdline").read_bytes()[:32]]
+        return named[0] if named else below[0 if self.target == "engine core" else -1]
 
     def _kill(self) -> str:
         """Who was hit; legroom where the one that was meant is not there at this moment."""

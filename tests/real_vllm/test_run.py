@@ -57,6 +57,11 @@ class Run:
         found: dict[str, Any] = json.loads((self.home / f"runs/{self.port}.json").read_text())
         return found
 
+    def engine(self) -> int:
+        """The engine core, by the title that it gives itself: the resource tracker is older."""
+        below = descendants(self.file()["child_pid"])
+        return next(pid for pid in below if b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes())
+
     def request(self, max_tokens: int) -> Any:
         body = json.dumps({"model": str(self.model), "prompt": "x" * 32, "max_tokens": max_tokens, "ignore_eos": True})
         url = f"http://127.0.0.1:{self.port}/v1/completions"
@@ -94,7 +99,7 @@ def test_what_vllm_prints_is_what_was_expected(held):
 
 
 def test_a_dead_engine_is_an_incident_and_a_restart(held):
-    engine = min(descendants(held.file()["child_pid"]))
+    engine = held.engine()
     os.kill(engine, signal.SIGKILL)
     held.until_said("serving at", times=2)
     assert held.lines("its engine died")
