@@ -53,7 +53,8 @@ def delta(now: Sample, before: Sample, name: str) -> float:
 
 
 def sees_backlog(now: Sample, before: Sample, first: Sample) -> bool:
-    return (now.waiting or 0) >= 4 and (now.waiting or 0) >= (now.running or 0)
+    ten_seconds_of_service = delta(now, before, "finished") / (now.time_s - before.time_s) * 10
+    return (now.waiting or 0) >= max(4, now.running or 0, ten_seconds_of_service)
 
 
 def sees_thrash(now: Sample, before: Sample, first: Sample) -> bool:

@@ -96,7 +96,9 @@ async def healthy(client: Client, requests_a_second: float = 0.8) -> None:
 
 
 async def backlog(client: Client) -> None:
-    """More requests than the server takes at once, kept up: the queue only grows."""
+    """Far more requests than the server takes at once, and more every second."""
+    for _ in range(400):
+        client.send(client.tokens(32), 120)
     while True:
         for _ in range(40):
             client.send(client.tokens(32), 120)
@@ -112,24 +114,27 @@ async def thrash(client: Client) -> None:
 
 
 async def low_hit_rate(client: Client) -> None:
-    """Prompts that share nothing, of two blocks each: eleven at once fill the pool, and more wait."""
+    """Prompts that share nothing, of three blocks each to their end: seven at once fill the pool, and more wait."""
     while True:
-        while client.open < 40:
-            client.send(client.tokens(200), 40)
-        await asyncio.sleep(0.1)
+        while client.open < 24:
+            client.send(client.tokens(290), client.random.randrange(40, 90))
+        await asyncio.sleep(0.05)
 
 
 async def full_pool(client: Client) -> None:
-    """Two requests that fill the pool between them, and nobody waits: what a pool is for."""
+    """Two requests that fill the pool between them, asked over and over, and nobody waits: what a pool is for."""
+    prompts = [client.tokens(1290), client.tokens(1290)]
+    turn = 0
     while True:
         while client.open < 2:
-            client.send(client.tokens(1290), 110)
+            client.send(prompts[turn % 2], 110)
+            turn += 1
         await asyncio.sleep(0.02)
 
 
 async def steady(client: Client) -> None:
-    """A few long answers, so that something always runs."""
+    """A few long answers that end one by one, so that something runs at every moment."""
     while True:
-        while client.open < 4:
-            client.send(client.tokens(64), 400)
-        await asyncio.sleep(0.1)
+        while client.open < 5:
+            client.send(client.tokens(64), client.random.randrange(200, 400))
+        await asyncio.sleep(0.05)

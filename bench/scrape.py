@@ -111,20 +111,20 @@ def watch(count: int, rounds: int, port: int) -> dict[str, Any]:
     sample = parse_sample(texts(1)[0].replace(b"@TOTAL@", b"1"), time.time(), "x")
     watchers = {target.server: filled(target.server, sample) for target in targets}
     seen = {"looks": 0, "failures": 0}
-    marks: list[tuple[float, float]] = []
+    marks: list[tuple[float, float, int]] = []
 
     def take(look: Look) -> None:
         seen["looks"] += 1
         seen["failures"] += isinstance(look, Failure)
         watchers[look.server].take(look)
         if seen["looks"] in (count, count * (rounds + 1)):
-            marks.append((time.monotonic(), time.process_time()))
+            marks.append((time.monotonic(), time.process_time(), seen["failures"]))
 
     # The first round opens connections and meets every label for the first time; it is not counted.
     asyncio.run(scrape_fleet(targets, INTERVAL_S, take, rounds=rounds + 1))
-    (wall_0, cpu_0), (wall_1, cpu_1) = marks
+    (wall_0, cpu_0, failed_0), (wall_1, cpu_1, failed_1) = marks
     return {
-        "endpoints": count, "rounds": rounds, "failures": seen["failures"],
+        "endpoints": count, "rounds": rounds, "failures": failed_1 - failed_0, "failures_in_first_round": failed_0,
         "core_share": round((cpu_1 - cpu_0) / (wall_1 - wall_0), 3),
         "round_s": round((wall_1 - wall_0) / rounds, 2),
         "cpu_ms_per_look": round((cpu_1 - cpu_0) / (count * rounds) * 1000, 2),

@@ -51,6 +51,12 @@ def test_thrash_is_answered_with_the_batch_that_this_pool_holds() -> None:
     assert 1 <= flags["max_num_seqs"] <= 12
 
 
+def test_a_full_pool_that_nobody_waits_for_is_left_in_peace() -> None:
+    watcher, found = watched("full_pool")
+    assert found == {}
+    assert max(engine.kv_use or 0 for step in watcher.window.steps for engine in step.engines) >= 0.95
+
+
 def test_half_an_hour_of_a_healthy_mixed_load_finds_nothing() -> None:
     looks = list(replay(FOLDER / "healthy.jsonl.zst"))
     watcher = Watcher(looks[0].server)
