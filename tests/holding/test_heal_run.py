@@ -144,6 +144,17 @@ def test_the_servers_output_and_legrooms_lines_are_told_apart(run):
     assert "Application startup complete" in held.out.read_text()
 
 
+def test_as_json_it_is_one_document_at_the_end_and_the_server_speaks_on_stderr(run):
+    held = run("--json", flags=("--max-model-len", "2048"), STAND_IN_KV_TOKENS="1000")
+    held.serving()
+    assert held.end() == 0
+    document = json.loads(held.out.read_text())
+    (failed,) = document["history"]
+    assert (failed["what"], failed["cause"]) == ("start_failed", "kv_too_small_for_max_len")
+    assert document["command"][-1] == "976" and document["verified"] is True and document["exit_code"] == 0
+    assert "Application startup complete" in held.err.read_text()
+
+
 def test_a_kept_flag_stops_the_run_with_the_servers_code(run):
     held = run("--keep", "--max-model-len", flags=("--max-model-len", "2048"), STAND_IN_KV_TOKENS="1000")
     assert held.process.wait(40) == 1

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from legroom.cli.output import print_json
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 __all__ = ["add_parser", "parse", "run"]
@@ -56,6 +58,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     what.add_argument("--no-verify", action="store_true", help="do not send it requests once it is healthy")
     what.add_argument("--save", metavar="FILE", help="write the final settings as a start script")
     what.add_argument("--dry-run", action="store_true", help="show the plan and the first command, start nothing")
+    what.add_argument("--json", action="store_true", help="at the end one JSON document on stdout; vLLM's to stderr")
     parser.set_defaults(prog="legroom run")
     return parser
 
@@ -92,11 +95,27 @@ def run(args: argparse.Namespace) -> int:
     for line in _introduction(prepared):
         say(line)
     if args.dry_run:
-        print(prepared["line"])
+        if args.json:
+            print_json(_first_command(prepared))
+        else:
+            print(prepared["line"])
         return ANSWER_IS_NO if prepared["expected"]["verdict"] == "does_not_fit" else OK
     from legroom.holding.launch import Supervisor
 
-    return Supervisor(options, prepared, say).run()
+    if not args.json:
+        return Supervisor(options, prepared, say).run()
+    held = Supervisor(options, prepared, say, outputs=(2, 2))
+    code = held.run()
+    last = {"command": shlex.split(held.line), "expected": dict(held.expected)}
+    print_json(_first_command(prepared) | last | {
+        "history": held.history, "verified": held.verified, "exit_code": code,
+    })  # fmt: skip
+    return code
+
+
+def _first_command(prepared: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("model", "vllm", "gpus", "url", "expected", "notes")
+    return {name: prepared[name] for name in names} | {"command": shlex.split(prepared["line"])}
 
 
 def say(line: str) -> None:

@@ -46,7 +46,13 @@ class Ending:
 class Supervisor:
     """Holds one server for as long as it should run."""
 
-    def __init__(self, options: RunOptions, prepared: Mapping[str, Any], say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        options: RunOptions,
+        prepared: Mapping[str, Any],
+        say: Callable[[str], None],
+        outputs: tuple[int, int] = (1, 2),
+    ) -> None:
         self.options = options
         self.say = say
         self.words: list[str] = list(prepared["words"])
@@ -54,6 +60,10 @@ class Supervisor:
         self.line: str = prepared["line"]
         self.expected: Mapping[str, Any] = prepared["expected"]
         self.prepared = prepared
+        self.history: list[dict[str, Any]] = []
+        """What failed and what was done about it, in order."""
+        self.verified: bool | None = None
+        self._outputs = outputs
         self.file = RunFile(prepared["port"])
         self.diary = Diary(prepared["url"], say)
         self.stopping = Stopping(max(options.drain_s, prepared["own_drain_s"]), say)
@@ -95,7 +105,7 @@ class Supervisor:
         self._has_launched = True
         # Into a pipe Python would keep lines back until there are many.
         env = {"PYTHONUNBUFFERED": "1", **os.environ, **self.env}
-        child = Child(self.words, env, log=log, see=self._see)
+        child = Child(self.words, env, log=log, see=self._see, outputs=self._outputs)
         asking: Asking | None = None
         ready = timed_out = False
         self._record(child)
@@ -177,6 +187,7 @@ class Supervisor:
             self._settled(answer)
 
     def _settled(self, answer: Mapping[str, Any]) -> None:
+        self.verified = bool(answer["ok"]) if self.options.verify else None
         if not answer["ok"]:
             name = self.diary.happened("not_verified", answer["proof"], {"command": self.line})
             self.say(f"NOT verified ({name}): {answer['proof']}")
@@ -230,6 +241,7 @@ class Supervisor:
         name = self.diary.happened(
             "start_failed", f"start-up failed: {remedy['failed']}", self._detail(ending, remedy) | {"how": why}
         )
+        self._remember("start_failed", ending, remedy)
         number, of = self._tries + 1, self.options.tries
         head = f"start failed ({why}, {name}): {remedy['failed']}"
         if not remedy["words"]:
@@ -262,6 +274,7 @@ class Supervisor:
             return False
         self.diary.found(remedy["failed"], {"cause": remedy.get("cause"), "evidence": remedy.get("evidence")})
         self.say(f"diagnosis: {remedy['failed']}")
+        self._remember("died_serving", ending, remedy)
         if self.options.on_crash == "exit":
             return self._give_up("--on-crash exit: not restarted")
         delay_s = self._budget.take(time.monotonic())
@@ -279,6 +292,10 @@ class Supervisor:
         )
         self._pause(delay_s)
         return not self.stopping.for_good
+
+    def _remember(self, what: str, ending: Ending, remedy: Mapping[str, Any]) -> None:
+        found = {name: remedy.get(name) or None for name in ("failed", "cause", "entry", "changed", "refused")}
+        self.history.append({"what": what, "exit_code": ending.code, "lived_s": ending.lived_s, **found})
 
     def _give_up(self, reason: str) -> bool:
         self.say(reason)
