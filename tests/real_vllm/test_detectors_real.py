@@ -6,6 +6,7 @@ The loads and the looking are those of bench/detect.py, at its own interval; the
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -20,7 +21,10 @@ import detect
 @pytest.fixture(scope="module")
 def outcomes(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, detect.Outcome]:
     folder = tmp_path_factory.mktemp("detect")
-    arguments = Namespace(python=vllm_python, port=18420, record=folder / "recordings")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    arguments = Namespace(python=vllm_python, port=port, record=folder / "recordings")
     found = asyncio.run(detect.all_troubles(arguments, detect.tiny_model(folder), folder))
     return {outcome.name: outcome for outcome in found}
 
