@@ -127,10 +127,11 @@ class Stage:
     server: subprocess.Popen[bytes] | None = None
 
     def __post_init__(self) -> None:
-        self.vllm_port, self.guard_port, self.watch_port, self.prometheus_port = (next(self.ports) for _ in range(4))
+        # Each port is drawn when it is about to be used: vLLM opens sockets of its own while it starts.
+        self.vllm_port = next(self.ports)
         self.url = f"http://127.0.0.1:{self.vllm_port}"
-        self.guard_url = f"http://127.0.0.1:{self.guard_port}"
-        self.api = f"http://127.0.0.1:{self.prometheus_port}/api/v1"
+        self.guard_port = self.watch_port = 0
+        self.guard_url = self.prometheus_url = ""
         self.model = tiny_models().write_model(self.folder / "tiny")
         self.began_s = time.time()
 
@@ -149,7 +150,12 @@ class Stage:
             "--block-size", str(BLOCK_SIZE), "--max-num-seqs", str(SEATS),
         )  # fmt: skip
         self.server = self.launch("vllm", words, **tiny_models().SERVE_ENV)
-        self.wait_until(lambda: _answers(f"{self.url}/health"), 300, "vLLM to serve")
+        self.wait_until(lambda: self.has_ended() or _answers(f"{self.url}/health"), 300, "vLLM to serve")
+        if self.has_ended():
+            raise RuntimeError(f"vLLM ended: {(self.folder / 'vllm.log').read_text(errors='replace')[-2000:]}")
+
+    def has_ended(self) -> bool:
+        return self.server is not None and self.server.poll() is not None
 
     def stop_server(self) -> None:
         assert self.server
@@ -162,6 +168,8 @@ class Stage:
 
     def start_companions(self) -> None:
         legroom = [sys.executable, "-m", "legroom"]
+        self.guard_port, self.watch_port = next(self.ports), next(self.ports)
+        self.guard_url = f"http://127.0.0.1:{self.guard_port}"
         home = {"LEGROOM_HOME": str(self.folder / "home")}
         self.launch("guard", [*legroom, "guard", "--upstream", self.url, "--port", str(self.guard_port)], **home)
         config = self.folder / "watch.toml"
@@ -179,11 +187,13 @@ class Stage:
             path = self.folder / file.path
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(file.text)
+        address = f"127.0.0.1:{next(self.ports)}"
+        self.prometheus_url = f"http://{address}"
         self.launch("prometheus", [
             self.prometheus, f"--config.file={self.folder / prometheus.CONFIG_FILE}",
-            f"--storage.tsdb.path={self.folder / 'tsdb'}", f"--web.listen-address=127.0.0.1:{self.prometheus_port}",
+            f"--storage.tsdb.path={self.folder / 'tsdb'}", f"--web.listen-address={address}",
         ])  # fmt: skip
-        self.wait_until(lambda: _answers(f"http://127.0.0.1:{self.prometheus_port}/-/ready"), 60, "Prometheus")
+        self.wait_until(lambda: _answers(f"{self.prometheus_url}/-/ready"), 60, "Prometheus")
         self.began_s = time.time()
 
     def wait_until(self, true: Callable[[], bool], seconds: float, what: str) -> None:
@@ -195,7 +205,9 @@ class Stage:
             time.sleep(0.5)
 
     def get(self, path: str, **query: str) -> Any:
-        with urllib.request.urlopen(f"{self.api}/{path}?{urllib.parse.urlencode(query)}", timeout=30) as answer:
+        with urllib.request.urlopen(
+            f"{self.prometheus_url}/api/v1/{path}?{urllib.parse.urlencode(query)}", timeout=30
+        ) as answer:
             return json.loads(answer.read())["data"]
 
     def firing(self) -> set[str]:

@@ -22,10 +22,12 @@ ROOT = Path(__file__).parents[2]
 
 
 def free_ports() -> Iterator[int]:
-    while True:
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            yield int(found.getsockname()[1])
+    """Below those that the system hands out: a server takes seconds to bind, and by then a connection may have one."""
+    for port in range(18620, 18700):
+        with socket.socket() as tried:
+            is_free = tried.connect_ex(("127.0.0.1", port)) != 0
+        if is_free:
+            yield port
 
 
 @pytest.fixture(scope="module")
