@@ -10,7 +10,6 @@ from legroom.exports.lint.rules import rules
 from legroom.version import __version__
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-_INFORMATION = "https://pypi.org/project/legroom/"
 
 
 def report_json(report: Report) -> dict[str, Any]:
@@ -48,7 +47,6 @@ def sarif(report: Report) -> dict[str, Any]:
             "driver": {
                 "name": "legroom",
                 "version": __version__,
-                "informationUri": _INFORMATION,
                 "rules": [_rule(known[rule_id]) for rule_id in used],
             }
         },
