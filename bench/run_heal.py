@@ -28,12 +28,13 @@ from tiny_models import SERVE_ENV, write_model  # noqa: E402
 
 POOL = ["--kv-cache-memory-bytes", "16M"]
 LENGTH = ["--max-model-len", "2048"]
+# Prompts of a state-space model above one chunk (256) fail on the CPU in 0.32, whatever the pool: hence its length.
 CASES: dict[str, tuple[str, list[str], dict[str, str]]] = {
     "KV too small": ("llama", ["--kv-cache-memory-bytes", "512K", *LENGTH], {}),
     "KV too small, sliding windows": ("gemma3", ["--kv-cache-memory-bytes", "384K", *LENGTH], {}),
     "KV too small, latent attention": ("deepseekv2", ["--kv-cache-memory-bytes", "512K", *LENGTH], {}),
     "KV too small, linear attention": ("qwen3next", ["--kv-cache-memory-bytes", "1M", *LENGTH], {}),
-    "KV too small, state space": ("mamba_hybrid", ["--kv-cache-memory-bytes", "1M", "--max-model-len", "4096"], {}),
+    "KV too small, state space": ("mamba_hybrid", ["--kv-cache-memory-bytes", "300K", "--max-model-len", "240"], {}),
     "KV too small, experts": ("qwen3moe", ["--kv-cache-memory-bytes", "600K", "--max-model-len", "4096"], {}),
     "no cache blocks: share too small": ("llama", ["--gpu-memory-utilization", "0.01", "--max-model-len", "2048"], {}),
     "no cache blocks: one byte": ("llama", ["--kv-cache-memory-bytes", "1"], {}),
