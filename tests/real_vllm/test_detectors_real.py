@@ -1,8 +1,8 @@
 """A real vLLM driven into its troubles: backlog, thrash, a useless prefix cache, a stopped engine, a crash.
 
-The loads and the looking are those of bench/detect.py, at its own interval; the server is started once. The loads have to
-outrun the server, so this needs a machine that does nothing else, and seven minutes: it runs where LEGROOM_REAL_LOADS=1 says
-so. What such runs recorded is replayed in tests/live everywhere.
+The loads and the looking are those of bench/detect.py, at its own interval; the server is started once. The loads have
+to outrun the server, so this needs a machine that does nothing else, and seven minutes: it runs where
+LEGROOM_REAL_LOADS=1 says so. What such runs recorded is replayed in tests/live everywhere.
 """
 
 from __future__ import annotations
