@@ -105,7 +105,7 @@ def answers(url: str) -> bool:
         return False
 
 
-def wait_for(true, seconds: float = 20.0, every_s: float = 0.02) -> None:
+def wait_for(true, seconds: float = 90.0, every_s: float = 0.02) -> None:
     end_s = time.monotonic() + seconds
     while not true():
         if time.monotonic() > end_s:
