@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
 import detect
+from restart_load import free_port
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("LEGROOM_REAL_LOADS") != "1", reason="needs a machine of its own: LEGROOM_REAL_LOADS=1 runs it"
@@ -28,10 +28,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def outcomes(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, detect.Outcome]:
     folder = tmp_path_factory.mktemp("detect")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    arguments = Namespace(python=vllm_python, port=port, record=folder / "recordings")
+    arguments = Namespace(python=vllm_python, port=free_port(), record=folder / "recordings")
     found = asyncio.run(detect.all_troubles(arguments, detect.tiny_model(folder), folder))
     return {outcome.name: outcome for outcome in found}
 
