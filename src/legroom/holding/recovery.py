@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
-from legroom.planning.store_path import store_path
+from legroom.holding.run_file import runs_folder
 from legroom.records import dataclass
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Restart:
 
 def last_run(folder: Path | None = None) -> Crashed | None:
     """The newest `legroom run` that left its note behind, because it was killed or still runs."""
-    notes = sorted((folder or store_path().parent / "runs").glob("*.json"), key=_changed_s, reverse=True)
+    notes = sorted((folder or runs_folder()).glob("*.json"), key=_changed_s, reverse=True)
     for note in notes:
         if note.name.endswith(".flags.json"):
             continue
