@@ -58,13 +58,14 @@ def judged(pid: int) -> Holder:
 
 
 def looking():
-    """A look in which the orphans have the title that setproctitle would give them, and init for a parent.
+    """A look in which the orphans have the title that setproctitle would give them, and nobody for a parent.
 
-    A test that ran before may have made this process one that adopts orphans.
+    A test that ran before may have made this process one that adopts orphans, and a container's first process may be a
+    Python, which `judge` takes for the server that made them.
     """
     seen = look()
     titled = {
-        pid: replace(fact, title="VLLM::EngineCore", parent=1) if fact.title.startswith("VLLM::EngineCore -") else fact
+        pid: replace(fact, title="VLLM::EngineCore", parent=0) if fact.title.startswith("VLLM::EngineCore -") else fact
         for pid, fact in seen.processes.items()
     }
     return replace(seen, processes=titled)

@@ -27,7 +27,8 @@ def restart_script(folder: Path, port: int) -> Path:
         "#!/bin/sh\n"
         f"old=$(cat {folder}/pid)\n"
         'kill -9 "$old"\n'
-        'while kill -0 "$old" 2>/dev/null; do sleep 0.01; done\n'
+        # A zombie is gone too: in a container whose first process collects nobody, it stays one.
+        'while grep -qs "^State:.[^Z]" "/proc/$old/status"; do sleep 0.01; done\n'
         f"setsid {sys.executable} {SERVER} {port} {folder} </dev/null >{folder}/log 2>&1 &\n"
         f'while [ "$(cat {folder}/pid)" = "$old" ]; do sleep 0.01; done\n'
     )

@@ -143,7 +143,7 @@ class GuardedServer:
         restart = folder / "restart.sh"
         restart.write_text(
             f"#!/bin/sh\nold=$(cat {folder}/pid)\nkill -TERM $old\n"
-            f"for n in $(seq 300); do kill -0 $old 2>/dev/null || break; sleep 0.1; done\n"
+            f"for n in $(seq 300); do grep -qs '^State:.[^Z]' /proc/$old/status || break; sleep 0.1; done\n"
             f"kill -KILL -$old 2>/dev/null\n{sys.executable} {start}\n"
         )
         restart.chmod(0o755)

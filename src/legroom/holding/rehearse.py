@@ -116,7 +116,7 @@ class _Play:
 
     def _decide(self, seen: Look, incident: OpenIncident, watcher: Watcher) -> None:
         finding, settings = incident.finding, self.config.group(incident.group)
-        if finding is None or incident.acted:
+        if finding is None or not finding.is_seen_now or incident.acted:
             return
         trouble = Trouble(
             incident.server, incident.kind, finding.restart_helps,

@@ -70,6 +70,8 @@ class Actor:
         """Decides about an incident, and begins to act where that is the decision. Never waits."""
         if not incident.answered or incident.finding is None or self.is_acting_on(incident.server):
             return
+        if not incident.finding.is_seen_now:
+            return  # it may be over, by the last restart perhaps: nothing is done to a server that looks well
         if time.monotonic() < incident.ask_again_s:
             return
         group = GroupState(incident.group, servers, unhealthy, (), self._busy.get(incident.group))

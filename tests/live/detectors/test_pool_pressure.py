@@ -23,7 +23,7 @@ def test_a_full_pool_with_requests_waiting_is_said_at_the_third_look() -> None:
     assert found[:2] == [None, None]
     assert found[2] is not None
     assert found[2].reason == "the KV pool is 99% full (990 of 1,000 blocks) with 40 running, and 7 requests wait"
-    assert (found[2].restart_helps, found[2].entry) == (False, "LR403")
+    assert (found[2].restart_helps, found[2].entry, found[2].is_seen_now) == (False, "LR403", True)
 
 
 def test_a_full_pool_that_preempts_is_pressure_too_though_its_use_dips() -> None:
@@ -39,6 +39,7 @@ def test_it_ends_only_after_half_a_minute_of_calm() -> None:
     server.looks(5, **FULL, waiting=7)
     found = server.looks(8, kv_use=0.5, running=40)
     assert all(found[:5]) and found[-1] is None
+    assert [one.is_seen_now for one in found[:5] if one] == [False] * 5, "not over yet, and no longer seen"
 
 
 def test_a_little_better_is_not_calm() -> None:

@@ -56,6 +56,8 @@ class Finding:
     """The catalog entry that tells the long story."""
     situation: Situation = ""
     restart_helps: bool = False
+    is_seen_now: bool = True
+    """False while it is merely not over yet: the last look no longer showed it."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -144,9 +146,7 @@ class Detector(ABC):
         self._bad_looks = self._calm_looks = 0
 
     def _finding(self, window: Window, now_s: float, seen: Condition | None) -> Finding:
-        if seen is not None and seen.is_bad:
-            self._shown = seen
-        shown = self._shown
+        shown = self._shown = seen if seen is not None and seen.is_bad else self._shown
         return Finding(
             kind=self.kind,
             server=window.server,
@@ -161,6 +161,7 @@ class Detector(ABC):
             entry=self.entry,
             situation=self.situation,
             restart_helps=self.restart_helps if shown.restart_helps is None else shown.restart_helps,
+            is_seen_now=shown is seen,
         )
 
     _shown: Condition = Condition(False, True)
