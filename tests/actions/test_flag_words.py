@@ -35,6 +35,12 @@ def test_the_negative_spelling_of_a_switch_goes_too():
     assert with_flags(back, {"--no-enable-prefix-caching": ""}) == words
 
 
+@pytest.mark.parametrize("spelling", ["-tp 4", "--tensor_parallel_size=4", "--tensor-parallel-siz 4"])
+def test_every_spelling_of_a_flag_is_the_flag(spelling):
+    words = ["vllm", "serve", "m", *spelling.split(), "--port", "1"]
+    assert with_flags(words, {"--tensor-parallel-size": "2"})[3:] == ["--port", "1", "--tensor-parallel-size", "2"]
+
+
 def test_a_list_goes_with_all_its_values():
     words = ["vllm", "serve", "m", "--cuda-graph-sizes", "1", "2", "4", "--port", "1"]
     assert with_flags(words, {"--cuda-graph-sizes": None}) == ["vllm", "serve", "m", "--port", "1"]

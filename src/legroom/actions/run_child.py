@@ -21,7 +21,7 @@ from legroom.actions.platform import (
     write_whole,
 )
 from legroom.actions.programs import process_identity
-from legroom.planning.store_path import store_path
+from legroom.planning.store_path import runs_folder
 from legroom.records import dataclass
 
 _POLL_S = 0.2
@@ -91,14 +91,11 @@ class RunChild:
         else:
             self._flags_file().unlink(missing_ok=True)
 
-    def _runs(self) -> Path:
-        return (self.home or store_path().parent) / "runs"
-
     def _flags_file(self) -> Path:
-        return self._runs() / f"{self.port}.flags.json"
+        return runs_folder(self.home) / f"{self.port}.flags.json"
 
     def _record(self) -> dict[str, Any]:
-        path = self._runs() / f"{self.port}.json"
+        path = runs_folder(self.home) / f"{self.port}.json"
         text = read_if_there(path)
         if text is None:
             raise ActionFailed(f"no `legroom run` is recorded on port {self.port} ({path} is not there)")

@@ -99,7 +99,7 @@ def flags_of(release: Release) -> dict[str, Flag]:
             short_names = ("-O",) if release.before("0.12.0") else ("-cc",)
         flag = Flag(
             name,
-            entry.get("dest", name[2:].replace("-", "_")),
+            _dest(name, entry),
             _value_at(entry["kinds"], i) or "str",
             short_names,
             _in_spans(entry.get("deprecated", []), i),
@@ -123,6 +123,21 @@ def flag_kind_ever(name: str) -> Kind | None:
     """How the last release that had a flag read it."""
     entry = _data("flags")["flags"].get(name)
     return entry["kinds"][-1][2] if entry else None
+
+
+@cache
+def flags_ever() -> dict[str, Flag]:
+    """Every flag that any known release had, as the last one with it read it, by its long name and each short name."""
+    table: dict[str, Flag] = {}
+    for name, entry in _data("flags")["flags"].items():
+        short_names = tuple(entry.get("aliases", ()))
+        flag = Flag(name, _dest(name, entry), entry["kinds"][-1][2], short_names)
+        table |= dict.fromkeys((name, *short_names), flag)
+    return table
+
+
+def _dest(name: str, entry: dict[str, Any]) -> str:
+    return str(entry.get("dest", name[2:].replace("-", "_")))
 
 
 def default(name: str, release: Release) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
-from legroom.holding.run_file import runs_folder
+from legroom.planning.store_path import runs_folder
 from legroom.records import dataclass
 
 if TYPE_CHECKING:

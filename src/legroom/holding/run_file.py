@@ -6,15 +6,9 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from legroom.planning.store_path import store_path
-
-
-def runs_folder() -> Path:
-    """Beside calibration and journal."""
-    return store_path().with_name("runs")
+from legroom.planning.store_path import runs_folder
 
 
 class RunFile:

@@ -15,3 +15,8 @@ def store_path() -> Path:
         return Path(home).expanduser() / _FILE
     data = os.environ.get("XDG_DATA_HOME")
     return (Path(data) if data else Path.home() / ".local" / "share") / "legroom" / _FILE
+
+
+def runs_folder(home: Path | None = None) -> Path:
+    """Where every `legroom run` tells other programs of itself: `<port>.json`."""
+    return (home or store_path().parent) / "runs"
