@@ -28,6 +28,10 @@ class Place:
 
     def sidecar(self, **settings):
         self.config = write_config(self.folder, self.port, self.own, **settings)
+        return self.another()
+
+    def another(self):
+        """With the same files, which the one before may still have in use."""
         self.sidecars.append(start_sidecar(self.config, self.folder / "said"))
         wait_for(lambda: answers(f"http://127.0.0.1:{self.own}/healthz"))
         return self.sidecars[-1]
@@ -172,7 +176,7 @@ def test_killed_in_the_middle_of_a_restart_the_next_one_ends_it(place):
         wait_for(lambda: any(action.stage("launched") for action in journal.actions()), every_s=0.001)
         os.kill(sidecar.pid, signal.SIGKILL)
         sidecar.wait()
-        place.sidecar()
+        place.another()
         wait_for(lambda: journal.actions() and not journal.unfinished_actions())
         assert journal.problems() == ()
         first = journal.actions()[0]
