@@ -1,10 +1,12 @@
-"""A real vLLM restarted under load, three ways, and what became of every request: a table and JSON.
+"""A real vLLM restarted under load, four ways, and what became of every request: a table and JSON.
 
-    LEGROOM_VLLM_PYTHON=.vllm/bin/python python bench/graceful_restart.py [--ways sidecar,run,plain]
+    LEGROOM_VLLM_PYTHON=.vllm/bin/python python bench/graceful_restart.py [--ways sidecar,run+guard,run,plain]
 
 - sidecar: legroom's sidecar closes the guard's door (503 with Retry-After), waits for running and waiting to be zero,
   and calls the restart command.
-- run: SIGHUP to `legroom run`: vLLM drains by itself (`--shutdown-timeout`); requests that come meanwhile get its 500.
+- run+guard: SIGHUP to `legroom run` of a server with the guard inside: `run` closes it, waits, and stops the server.
+- run: SIGHUP to `legroom run` without a guard: vLLM drains by itself (`--shutdown-timeout`), and requests that come
+  meanwhile get its 500.
 - plain: SIGTERM and start again, as a unit's restart does, with vLLM's default of no drain.
 
 Counted at the client: lost is every request that was neither completed, nor refused with 503 and Retry-After, nor
@@ -17,7 +19,6 @@ import argparse
 import asyncio
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -28,8 +29,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "real_vllm"))
-from restart_load import PATIENCE_S, GuardedServer, Load, answers, free_port  # noqa: E402
-from tiny_models import SERVE_ENV, serve_words, write_model  # noqa: E402
+from restart_load import GuardedServer, HeldServer, Load  # noqa: E402
 
 from legroom.live.journal import Journal  # noqa: E402
 
@@ -74,46 +74,24 @@ def plainly(server: GuardedServer) -> dict[str, Any]:
     return asyncio.run(loaded(server.url, server.model, restart))
 
 
-def by_run(python: Path, folder: Path) -> dict[str, Any]:
-    port, model = free_port(), write_model(folder / "tiny")
-    words = [sys.executable, "-m", "legroom", "run", "--", *serve_words(python, model, port, "--dtype", "float32",
-             "--max-model-len", "512", "--kv-cache-memory-bytes", "64M")]  # fmt: skip
-    env = os.environ | SERVE_ENV | {"LEGROOM_HOME": str(folder)}
-    url, record = f"http://127.0.0.1:{port}", folder / "runs" / f"{port}.json"
-    with (folder / "run.log").open("wb") as log:
-        run = subprocess.Popen(words, env=env, stdout=log, stderr=log)
-    try:
-        wait_until(lambda: record.exists() and answers(f"{url}/health"), run)
+def by_run(python: Path, guard: bool) -> dict[str, Any]:
+    async def restart(load: Load) -> None:
+        if not guard:
+            load.closed_s = float("inf")
+        await asyncio.to_thread(server.restart)
 
-        async def restart(_: Load) -> None:
-            child = json.loads(record.read_text())["child_pid"]
-            os.kill(run.pid, signal.SIGHUP)
-            await asyncio.to_thread(
-                wait_until,
-                lambda: json.loads(record.read_text())["child_pid"] != child and answers(f"{url}/health"),
-                run,
-            )
-
-        return asyncio.run(loaded(url, str(model), restart))
-    finally:
-        run.send_signal(signal.SIGINT)
+    with tempfile.TemporaryDirectory(prefix="legroom-restart-") as folder:
+        server = HeldServer(python, Path(folder), guard)
         try:
-            run.wait(60)
-        except subprocess.TimeoutExpired:
-            run.kill()
-
-
-def wait_until(true: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    end_s = time.monotonic() + PATIENCE_S
-    while not true():
-        if process.poll() is not None or time.monotonic() > end_s:
-            raise SystemExit("the server did not come up")
-        time.sleep(0.25)
+            server.wait_until_up()
+            return asyncio.run(loaded(server.url, server.model, restart))
+        finally:
+            server.stop()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--ways", default="sidecar,run,plain")
+    parser.add_argument("--ways", default="sidecar,run+guard,run,plain")
     ways = parser.parse_args().ways.split(",")
     named = os.environ.get("LEGROOM_VLLM_PYTHON")
     python = Path(named) if named else ROOT / ".vllm/bin/python"
@@ -131,8 +109,8 @@ def main() -> int:
                     rows["plain"] = plainly(server)
             finally:
                 server.stop()
-        if "run" in ways:
-            rows["run"] = by_run(python, Path(folder))
+    for way in (way for way in ("run+guard", "run") if way in ways):
+        rows[way] = by_run(python, guard=way == "run+guard")
     print(f"{'way':10} {'completed':>10} {'refused':>8} {'nobody there':>13} {'lost':>6} {'restart s':>10}")
     for way, row in rows.items():
         counts = f"{row.get('completed', 0):10,} {row.get('refused', 0):8,} {row.get('nobody there', 0):13,}"
@@ -140,7 +118,7 @@ def main() -> int:
         for one in row["what_was_lost"]:
             print(f"{'':10}   {one}")
     print(json.dumps(rows))
-    return 0 if rows.get("sidecar", {}).get("lost", 0) == 0 else 1
+    return 1 if any(rows.get(way, {}).get("lost") for way in ("sidecar", "run+guard")) else 0
 
 
 if __name__ == "__main__":

@@ -134,6 +134,9 @@ def handler_of(server: Server) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             asked = json.loads(self.rfile.read(int(self.headers.get("content-length", "0"))) or b"{}")
+            if not self.path.startswith("/v1/"):
+                self.answer({"detail": "Not Found"}, 404)
+                return
             if asked.get("prompt") == "too much":
                 say(_OOM)
                 os.kill(server.engine, signal.SIGKILL)
@@ -146,9 +149,9 @@ def handler_of(server: Server) -> type[BaseHTTPRequestHandler]:
             finally:
                 server.running -= 1
 
-        def answer(self, document: object) -> None:
+        def answer(self, document: object, status: int = 200) -> None:
             body = json.dumps(document).encode()
-            self.send_response(200)
+            self.send_response(status)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(body)))
             self.end_headers()

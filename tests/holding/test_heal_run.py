@@ -178,6 +178,13 @@ def test_sigterm_lets_requests_finish(run):
     assert answers[0]["usage"]["completion_tokens"] == 100
 
 
+def test_a_guard_that_cannot_be_closed_keeps_nothing_from_ending(run):
+    held = run("--no-verify", flags=("--middleware", "legroom.guard.Guard"))  # the stand-in loads no middleware
+    held.serving()
+    assert held.end() == 0
+    held.said("the guard has no drain endpoint")
+
+
 def test_a_second_sigterm_hurries(run):
     held = run("--no-verify")
     held.serving()

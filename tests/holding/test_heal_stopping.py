@@ -53,6 +53,50 @@ def test_a_server_that_is_not_up_has_nothing_to_finish(world):
     assert stopping.left_s() == NOT_UP_S
 
 
+@pytest.fixture
+def behind_a_door():
+    clock, closed = [100.0], []
+    stopping = Stopping(60.0, lambda line: None, lambda: clock[0], closed.append)
+    stopping.is_up = True
+    return stopping, Recorder(), clock, closed
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_with_a_door_the_server_hears_of_it_when_it_is_empty(behind_a_door, number):
+    stopping, server, _, closed = behind_a_door
+    stopping.take(number, server)
+    assert (closed, server.got) == ([60.0], [])
+    stopping.emptied(server)
+    stopping.emptied(server)
+    assert (server.got, stopping.left_s()) == (["SIGTERM"], 60 + GRACE_S)
+
+
+def test_what_is_inside_gets_no_more_time_by_a_door(behind_a_door):
+    stopping, server, clock, _ = behind_a_door
+    stopping.take(signal.SIGTERM, server)
+    clock[0] += 60
+    stopping.check(server)
+    assert (server.got, stopping.left_s()) == (["SIGTERM"], GRACE_S)
+    clock[0] += GRACE_S
+    stopping.check(server)
+    assert server.got == ["SIGTERM", "kill"]
+
+
+def test_a_second_signal_does_not_wait_for_a_door(behind_a_door):
+    stopping, server, _, _ = behind_a_door
+    stopping.take(signal.SIGTERM, server)
+    stopping.take(signal.SIGTERM, server)
+    assert (server.got, stopping.left_s()) == (["SIGINT"], HURRY_S)
+    stopping.emptied(server)
+    assert server.got == ["SIGINT"]
+
+
+def test_a_door_is_for_draining_alone(behind_a_door):
+    stopping, server, _, closed = behind_a_door
+    stopping.take(signal.SIGINT, server)
+    assert (closed, server.got) == ([], ["SIGINT"])
+
+
 def test_a_second_signal_hurries_and_a_third_kills(world):
     stopping, server, _ = world
     for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):

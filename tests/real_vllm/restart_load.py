@@ -117,6 +117,56 @@ def _is_whole(text: str, streaming: bool) -> bool:
     return lines[-1:] == ["[DONE]"] and len(lines) > 1 and '"error"' not in text
 
 
+SERVE_FLAGS = ("--dtype", "float32", "--max-model-len", "512", "--kv-cache-memory-bytes", "64M")
+GUARD_FLAGS = ("--middleware", "legroom.guard.Guard")
+
+
+def copied_source(folder: Path) -> str:
+    """A copy, so that a server comes back with the very guard it had, whatever is edited meanwhile."""
+    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    return str(folder / "src")
+
+
+class HeldServer:
+    """vLLM below `legroom run`, with or without the guard inside. Nobody sets a token: the run makes its own."""
+
+    def __init__(self, python: Path, folder: Path, guard: bool) -> None:
+        port = free_port()
+        self.url, self.model = f"http://127.0.0.1:{port}", str(write_model(folder / "tiny"))
+        self._record, self._log = folder / "runs" / f"{port}.json", folder / "run.log"
+        words = serve_words(python, Path(self.model), port, *SERVE_FLAGS, *(GUARD_FLAGS if guard else ()))
+        env = os.environ | SERVE_ENV | {"PYTHONPATH": copied_source(folder), "LEGROOM_HOME": str(folder)}
+        with self._log.open("wb") as log:
+            self.run = subprocess.Popen(
+                [sys.executable, "-m", "legroom", "run", "--", *words], env=env, stdout=log, stderr=log
+            )
+
+    def wait_until_up(self, instead_of: int | None = None) -> None:
+        end_s = time.monotonic() + PATIENCE_S
+        while not (self.child not in (None, instead_of) and answers(f"{self.url}/health")):
+            assert self.run.poll() is None and time.monotonic() < end_s, self.said()[-3000:]
+            time.sleep(0.25)
+
+    @property
+    def child(self) -> int | None:
+        return json.loads(self._record.read_text())["child_pid"] if self._record.exists() else None
+
+    def restart(self) -> None:
+        before = self.child
+        self.run.send_signal(signal.SIGHUP)
+        self.wait_until_up(instead_of=before)
+
+    def said(self) -> str:
+        return self._log.read_text("utf-8", "replace")
+
+    def stop(self) -> None:
+        self.run.send_signal(signal.SIGINT)
+        try:
+            self.run.wait(60)
+        except subprocess.TimeoutExpired:
+            self.run.kill()
+
+
 class GuardedServer:
     """vLLM with the guard inside, a script that restarts it, and a sidecar that may call the script."""
 
@@ -124,13 +174,9 @@ class GuardedServer:
         self.folder, self.port, self.own = folder, free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.model = str(write_model(folder / "tiny"))
-        words = serve_words(
-            python, Path(self.model), self.port, "--dtype", "float32", "--max-model-len", "512",
-            "--kv-cache-memory-bytes", "64M", "--middleware", "legroom.guard.Guard",
-        )  # fmt: skip
-        # A copy, so that the server comes back with the very guard it had, whatever is edited meanwhile.
-        shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
-        env = SERVE_ENV | {"PYTHONPATH": str(folder / "src"), "LEGROOM_GUARD_TOKEN": TOKEN, "LEGROOM_HOME": str(folder)}
+        words = serve_words(python, Path(self.model), self.port, *SERVE_FLAGS, *GUARD_FLAGS)
+        own = {"PYTHONPATH": copied_source(folder), "LEGROOM_GUARD_TOKEN": TOKEN, "LEGROOM_HOME": str(folder)}
+        env = SERVE_ENV | own
         start = folder / "start.py"
         start.write_text(
             "import os, subprocess\n"

@@ -47,7 +47,7 @@ def server(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def _wait_until_healthy(started: subprocess.Popen[bytes], log: Path) -> None:
-    until = time.monotonic() + 180
+    until = time.monotonic() + 400
     while time.monotonic() < until and started.poll() is None:
         try:
             with urllib.request.urlopen(f"{URL}/health", timeout=2):
@@ -99,7 +99,7 @@ def test_a_server_that_holds_its_load_is_verified(server, tmp_path, capsys):
 
 
 def test_a_load_that_the_pool_does_not_hold_is_not_verified(server):
-    found = verify(Wish(URL, load="120/500", concurrency=24, requests=36, timeout_s=120))
+    found = verify(Wish(URL, load="120/300", concurrency=24, requests=30, timeout_s=600))
     passed = {check.name: check.ok for check in found.checks}
     assert (found.ok, passed["load"], passed["preemptions"]) == (False, True, False)
     assert found.load and found.load.preemptions and found.load.preemptions > 0
@@ -122,7 +122,7 @@ def test_an_interrupt_ends_the_open_requests_and_shows_what_was_seen(server):
     running = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     time.sleep(6)
     running.send_signal(signal.SIGINT)
-    out, errors = running.communicate(timeout=60)
+    out, errors = running.communicate(timeout=200)
     assert running.returncode == 130, errors
     assert "interrupted" in out and "full context" in out
     assert "Traceback" not in errors

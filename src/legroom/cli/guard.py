@@ -10,6 +10,7 @@ from typing import Any
 
 from legroom.cli.output import note, print_json
 from legroom.errors import OK, LegroomError
+from legroom.guard import TOKEN_NAME
 
 __all__ = ["add_parser", "run"]
 
@@ -119,7 +120,7 @@ def _serve(args: argparse.Namespace) -> int:
         plan=read_plan(Path(args.plan)) if args.plan else None,
         host=args.host,
         port=args.port,
-        token=os.environ.get("LEGROOM_GUARD_TOKEN") or None,
+        token=os.environ.get(TOKEN_NAME) or None,
         answer_s=args.answer_timeout,
         drain_s=args.drain_timeout,
     )

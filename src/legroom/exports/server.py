@@ -13,6 +13,7 @@ from legroom.exports.server_host import HostNeeds, host_needs
 from legroom.exports.server_times import DISK_BYTES_S, DOWNLOAD_BYTES_S, DRAIN_S, StartTimes
 from legroom.exports.server_words import Phrase, ServerWords, take_apart
 from legroom.facts.flags import flags_of
+from legroom.guard import MIDDLEWARE, TOKEN_NAME
 from legroom.records import dataclass
 from legroom.units import GIB, parse_bytes
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from legroom.facts.releases import Release
 
 DEFAULT_PORT = 8000
-GUARD_MIDDLEWARE = "legroom.guard.Guard"
 _PINNED = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
 """What the memory of a server follows from: written out, so that a release with other defaults changes nothing."""
 _READ_LARGER = {"fp8": 2, "bitsandbytes": 4}
@@ -186,7 +186,7 @@ def secrets_of(words: ServerWords, options: ServerOptions, local: bool) -> tuple
     if not local:
         names.append("HF_TOKEN")
     if options.guard:
-        names.append("LEGROOM_GUARD_TOKEN")
+        names.append(TOKEN_NAME)
     return tuple(dict.fromkeys(names))
 
 
@@ -234,9 +234,9 @@ def _with_drain(words: ServerWords, release: Release, options: ServerOptions) ->
 
 def _with_guard(words: ServerWords) -> ServerWords:
     given = words.get("--middleware")
-    if given is not None and given.value == GUARD_MIDDLEWARE:
+    if given is not None and given.value == MIDDLEWARE:
         return words
-    return words.with_phrase(Phrase("--middleware", (GUARD_MIDDLEWARE,)))
+    return words.with_phrase(Phrase("--middleware", (MIDDLEWARE,)))
 
 
 def _port(words: ServerWords) -> int:

@@ -12,8 +12,12 @@ if TYPE_CHECKING:
     from legroom.guard.middleware import Guard as Guard
     from legroom.guard.native import native_flags as native_flags
 
-__all__ = ["Guard", "native_flags"]
+__all__ = ["MIDDLEWARE", "TOKEN_NAME", "Guard", "native_flags"]
 
+MIDDLEWARE = "legroom.guard.Guard"
+"""The value of `--middleware`."""
+TOKEN_NAME = "LEGROOM_GUARD_TOKEN"
+"""The environment variable with what lets somebody drain it."""
 _HOMES = {"Guard": "legroom.guard.middleware", "native_flags": "legroom.guard.native"}
 
 

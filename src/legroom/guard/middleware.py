@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.guard import answers, control
+from legroom.guard import TOKEN_NAME, answers, control
 from legroom.guard.answers import Refusal
 from legroom.guard.door import LOG, Door, log_to_stderr
 from legroom.guard.inner_call import call
@@ -49,7 +49,7 @@ class Guard:
         policy = policy or os.environ.get("LEGROOM_GUARD_POLICY")
         plan = plan or os.environ.get("LEGROOM_GUARD_PLAN")
         self.app = app
-        self.token = token or os.environ.get("LEGROOM_GUARD_TOKEN") or None
+        self.token = token or os.environ.get(TOKEN_NAME) or None
         self._learn_at_s = 0.0
         self._keys: list[bytes] | None = None
         self._server: Any = None

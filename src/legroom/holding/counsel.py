@@ -7,6 +7,7 @@ An answer is `{"answer": ...}` or `{"error": {"message", "hint", "exit_code"}}`.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shlex
@@ -14,22 +15,29 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from legroom.actions.descendants import die_with_parent
+from legroom.actions.platform import ActionFailed
 from legroom.errors import LegroomError
 from legroom.facts.flags import flags_of
 from legroom.facts.startup_lines import startup_lines
+from legroom.guard import MIDDLEWARE
 from legroom.holding.edited_command import value_of, with_flags
 from legroom.holding.expectation import Expectation, Gpus, expect, gpus_here
 from legroom.holding.healing import Bounds, heal
 from legroom.holding.server_command import ServerCommand, read_command
 from legroom.holding.settling import compared, learnt, proven
 from legroom.planning.ready_command import without_secrets
+from legroom.vllm.command_parts import command_parts
 from legroom.vllm.given import other_value
+
+if TYPE_CHECKING:
+    from legroom.actions.drain import Door
 
 Question = Mapping[str, Any]
 Answer = dict[str, Any]
+_EMPTY_POLL_S = 0.25
 
 
 def prepare(question: Question) -> Answer:
@@ -59,6 +67,7 @@ def _command_answer(command: ServerCommand, words: tuple[str, ...]) -> Answer:
         "words": list(words), "env": dict(command.env), "vllm": command.release_said or command.release.version,
         "host": command.host, "port": command.port, "url": command.url, "model": command.args.model,
         "line": _shown(words, command.env), "own_drain_s": float(patience) if patience else 0.0,
+        "has_guard": any(part.dest == "middleware" and part.value == MIDDLEWARE for part in command_parts(words)),
     }  # fmt: skip
 
 
@@ -118,6 +127,28 @@ def settle(question: Question) -> Answer:
     return {"lines": lines, "ok": ok, "proof": text}
 
 
+def empty(question: Question) -> Answer:
+    """Close the guard inside the server, and wait until every request that it let in is answered."""
+    from legroom.actions.drain import GuardDoor  # noqa: PLC0415 - an HTTP client, for this task alone
+
+    return {"lines": [asyncio.run(_emptied(GuardDoor(question["url"], question["token"]), question["deadline_s"]))]}
+
+
+async def _emptied(door: Door, deadline_s: float) -> str:
+    from legroom.actions.drain import wait_until_empty  # noqa: PLC0415
+
+    async def inside() -> float | None:
+        try:
+            return await door.inside()
+        except ActionFailed:
+            return None
+
+    await door.close()
+    if await inside() is None:
+        return "the guard takes nothing new, and does not say how many requests it holds"
+    return f"the guard takes nothing new; {await wait_until_empty(door, inside, deadline_s, _EMPTY_POLL_S)}"
+
+
 def _assignments(question: Question) -> list[str]:
     return [f"{name}={value}" for name, value in question["env"].items()]
 
@@ -129,6 +160,7 @@ def _value(text: Any) -> Any:
 
 TASKS: dict[str, Callable[[Question], Answer]] = {
     "prepare": prepare, "mend": mend, "change": change, "compare": compare, "settle": settle,
+    "empty": empty,
 }  # fmt: skip
 
 

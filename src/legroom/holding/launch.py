@@ -14,6 +14,7 @@ from typing import Any, Literal
 from legroom.actions.child import Child
 from legroom.actions.kept_log import KeptLog, last_lines
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+from legroom.guard import TOKEN_NAME as GUARD_TOKEN
 from legroom.holding.asking import Asking
 from legroom.holding.diary import Diary
 from legroom.holding.health import is_healthy, port_problem
@@ -66,7 +67,12 @@ class Supervisor:
         self._outputs = outputs
         self.file = RunFile(prepared["port"])
         self.diary = Diary(prepared["url"], say)
-        self.stopping = Stopping(max(options.drain_s, prepared["own_drain_s"]), say)
+        self._guard_token = _guard_token(self.env) if prepared["has_guard"] else None
+        self._emptying: Asking | None = None
+        self.stopping = Stopping(
+            max(options.drain_s, prepared["own_drain_s"]), say,
+            close_door=self._close_guard if self._guard_token else None,
+        )  # fmt: skip
         self._budget = RestartBudget(options.restarts, options.restart_delay_s)
         self._mark: bytes = prepared["capacity_mark"].encode()
         self._pool: Pool = "unsaid"
@@ -105,6 +111,8 @@ class Supervisor:
         self._has_launched = True
         # Into a pipe Python would keep lines back until there are many.
         env = {"PYTHONUNBUFFERED": "1", **os.environ, **self.env}
+        if self._guard_token:
+            env[GUARD_TOKEN] = self._guard_token
         child = Child(self.words, env, log=log, see=self._see, outputs=self._outputs)
         asking: Asking | None = None
         ready = timed_out = False
@@ -117,8 +125,10 @@ class Supervisor:
                 timed_out = timed_out or self._is_late(child, ready, began)
                 asking = self._go_on(child, asking, None if ready else LOOK_S)
         finally:
-            if asking is not None:
-                asking.stop()
+            for open_question in (asking, self._emptying):
+                if open_question is not None:
+                    open_question.stop()
+            self._emptying = None
             child.close()
             log.close()
         return Ending(child.exit_code or 0, ready, timed_out, time.monotonic() - began)
@@ -134,7 +144,7 @@ class Supervisor:
 
     def _go_on(self, child: Child | None, asking: Asking | None, patience_s: float | None) -> Asking | None:
         """Wait for something to happen, take it in, and give back the question that is still open."""
-        waits = [wait for wait in (self._signals, child, asking) if wait is not None]
+        waits = [wait for wait in (self._signals, child, asking, self._emptying) if wait is not None]
         left_s = self.stopping.left_s()
         patience_s = left_s if patience_s is None else patience_s if left_s is None else min(patience_s, left_s)
         readable, _, _ = select.select(waits, [], [], patience_s)
@@ -143,6 +153,8 @@ class Supervisor:
                 self.stopping.take(number, child)
         if child is not None and child in readable:
             child.read()
+        if child is not None and self._emptying is not None and self._emptying in readable:
+            self._see_emptied(self._emptying, child)
         self.stopping.check(child)
         if asking is not None and asking in readable:
             asking.read()
@@ -153,6 +165,17 @@ class Supervisor:
             self._pool = "compared"
             asking = Asking("compare", {"log": str(self.file.log), "expected": dict(self.expected)})
         return asking
+
+    def _close_guard(self, deadline_s: float) -> None:
+        question = {"url": self.prepared["url"], "token": self._guard_token, "deadline_s": deadline_s}
+        self._emptying = Asking("empty", question)
+
+    def _see_emptied(self, emptying: Asking, child: Child) -> None:
+        emptying.read()
+        if emptying.done:
+            self._emptying = None
+            self._answered(emptying)
+            self.stopping.emptied(child)
 
     def _is_late(self, child: Child, ready: bool, began: float) -> bool:
         patience_s = self.options.ready_timeout_s
@@ -351,3 +374,8 @@ class Supervisor:
 
     def _key(self) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
         return tuple(self.words), tuple(sorted(self.env.items()))
+
+
+def _guard_token(env: Mapping[str, str]) -> str:
+    """The user's, else one that only this run and its server know."""
+    return env.get(GUARD_TOKEN) or os.environ.get(GUARD_TOKEN) or os.urandom(16).hex()

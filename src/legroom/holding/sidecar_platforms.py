@@ -14,10 +14,10 @@ from legroom.actions.platform import Platform
 from legroom.actions.run_child import RunChild
 from legroom.actions.supervisord import SupervisordProgram
 from legroom.actions.systemd import SystemdUnit
+from legroom.guard import TOKEN_NAME as GUARD_TOKEN
 from legroom.holding.sidecar_toml import Table
 
 DRAINS_BY_ITSELF = (Workload, RunChild)
-GUARD_TOKEN = "LEGROOM_GUARD_TOKEN"
 
 
 def platform_of(table: Table, server: str) -> Platform:

@@ -27,15 +27,27 @@ class Server(Protocol):
 
 
 class Stopping:
-    """SIGTERM drains, SIGINT ends, a second one of either hurries, a third kills; SIGHUP drains and starts anew."""
+    """SIGTERM drains, SIGINT ends, a second one of either hurries, a third kills; SIGHUP drains and starts anew.
 
-    def __init__(self, drain_s: float, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+    vLLM answers 500 to what comes while it drains. Where there is a door in front of its requests, `close_door` begins
+    to close it and to wait until nobody is inside, and the server hears SIGTERM when `emptied` is called.
+    """
+
+    def __init__(
+        self,
+        drain_s: float,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+        close_door: Callable[[float], None] | None = None,
+    ) -> None:
         self.for_good = False
         """Whether it was asked to stop, so that nothing is started any more."""
         self.restart = False
         self.is_up = False
         """Whether the server serves; one that is still starting gets less time to go."""
         self._drain_s, self._say, self._clock = drain_s, say, clock
+        self._close_door = close_door
+        self._is_emptying = False
         self._asked = 0
         self._deadline_s: float | None = None
 
@@ -46,7 +58,7 @@ class Stopping:
 
     def restarting(self) -> None:
         """The server that was to be replaced is gone."""
-        self.restart, self._asked, self._deadline_s = False, 0, None
+        self.restart, self._is_emptying, self._asked, self._deadline_s = False, False, 0, None
 
     def left_s(self) -> float | None:
         """How long until the deadline; None where there is none."""
@@ -63,10 +75,20 @@ class Stopping:
 
     def check(self, server: Server | None) -> None:
         """Kill what has not gone by its deadline."""
-        if server is not None and self.left_s() == 0.0:
-            self._say("it did not go in time: killing it")
-            server.kill()
-            self._deadline_s = self._clock() + HURRY_S
+        if server is None or self.left_s() != 0.0:
+            return
+        if self._is_emptying:
+            self.emptied(server, GRACE_S)
+            return
+        self._say("it did not go in time: killing it")
+        server.kill()
+        self._deadline_s = self._clock() + HURRY_S
+
+    def emptied(self, server: Server, patience_s: float | None = None) -> None:
+        """Nobody is behind the closed door any more, or it cannot be told: the server itself is asked to go."""
+        if self._is_emptying:
+            self._is_emptying = False
+            self._send(server, signal.SIGTERM, self._drain_s + GRACE_S if patience_s is None else patience_s)
 
     def _take_restart(self, server: Server | None) -> None:
         if self.begun or server is None:
@@ -98,5 +120,13 @@ class Stopping:
         return INTERRUPT_S if number == signal.SIGINT else self._drain_s + GRACE_S
 
     def _end(self, server: Server, number: int, patience_s: float) -> None:
+        self._is_emptying = number == signal.SIGTERM and self.is_up and self._close_door is not None
+        if self._is_emptying and self._close_door is not None:
+            self._close_door(self._drain_s)
+            self._deadline_s = self._clock() + self._drain_s
+        else:
+            self._send(server, number, patience_s)
+
+    def _send(self, server: Server, number: int, patience_s: float) -> None:
         server.send(number)
         self._deadline_s = self._clock() + patience_s
