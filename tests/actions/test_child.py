@@ -30,7 +30,7 @@ time.sleep(600)
 """A server, its core in a session of its own, and a worker of that in another: nothing but descent ties them."""
 
 
-def until(true: Callable[[], object], patience_s: float = 20.0) -> bool:
+def until(true: Callable[[], object], patience_s: float = 90.0) -> bool:
     end = time.monotonic() + patience_s
     while time.monotonic() < end:
         if true():

@@ -53,7 +53,7 @@ def program(tmp_path_factory):
             time.sleep(0.1)
         yield held
     daemon.terminate()
-    daemon.wait(20)
+    daemon.wait(120)
 
 
 def args(program):

@@ -153,7 +153,7 @@ def test_a_run_is_restarted_by_a_hangup_and_reads_its_flags_file(tmp_path):
         assert after.identity not in (None, before.identity)
     finally:
         run.terminate()
-        run.wait(10)
+        run.wait(120)
     with pytest.raises(ActionFailed, match="is gone"):
         asyncio.run(child.state())
 

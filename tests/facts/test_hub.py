@@ -163,7 +163,7 @@ class Asker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.communicate(timeout=60)
+        self.process.communicate(timeout=120)
 
 
 @pytest.fixture(scope="module")

@@ -65,7 +65,7 @@ def test_it_serves_reloads_on_sighup_and_stops_on_sigterm(tmp_path):
         child.send_signal(signal.SIGHUP)
         assert "line 2" in child.stderr.readline()
         child.send_signal(signal.SIGTERM)
-        rest = child.communicate(timeout=60)[1]
+        rest = child.communicate(timeout=120)[1]
         assert child.returncode == 0
         assert "secret" not in first + rest
     finally:

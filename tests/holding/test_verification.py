@@ -123,7 +123,7 @@ def serving(stand_in: StandIn) -> Iterator[str]:
 
     thread = threading.Thread(target=serve)
     thread.start()
-    ready.wait(10)
+    ready.wait(120)
     try:
         yield f"http://127.0.0.1:{ports[0]}"
     finally:

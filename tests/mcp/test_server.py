@@ -212,7 +212,7 @@ def http_server(*words):
         yield f"http://127.0.0.1:{port}/mcp"
     finally:
         process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
 
 
 def test_over_http_the_sdk_client_lists_and_calls(tmp_path):
