@@ -149,7 +149,7 @@ async def ask(port, *args, **kwargs):
         client.close()
 
 
-async def until(true, seconds=5.0):
+async def until(true, seconds=60.0):
     """Wait for something to become true."""
     async with asyncio.timeout(seconds):
         while not true():

@@ -141,6 +141,7 @@ def handler_of(server: Server) -> type[BaseHTTPRequestHandler]:
                 say(_OOM)
                 os.kill(server.engine, signal.SIGKILL)
             server.running += 1
+            say("INFO:     Received request")
             try:
                 time.sleep(0.01 * int(asked.get("max_tokens", 1)))
                 text = "x" * int(asked.get("max_tokens", 1))

@@ -81,6 +81,10 @@ class Run:
         with urllib.request.urlopen(urllib.request.Request(url, body), timeout=30) as answer:
             return json.load(answer)
 
+    def received(self) -> None:
+        """Waits until a request is inside."""
+        until(lambda: "Received request" in self.out.read_text())
+
     def attempt(self, max_tokens: int, prompt: str = "x") -> None:
         """A request that may well be cut off."""
         with contextlib.suppress(OSError, http.client.HTTPException):
@@ -172,7 +176,7 @@ def test_sigterm_lets_requests_finish(run):
     answers: list[Any] = []
     asking = threading.Thread(target=lambda: answers.append(held.request(100)))
     asking.start()
-    time.sleep(0.3)
+    held.received()
     assert held.end() == 0
     asking.join()
     assert answers[0]["usage"]["completion_tokens"] == 100
@@ -189,7 +193,7 @@ def test_a_second_sigterm_hurries(run):
     held = run("--no-verify")
     held.serving()
     threading.Thread(target=lambda: held.attempt(3000), daemon=True).start()
-    time.sleep(0.3)
+    held.received()
     held.process.send_signal(signal.SIGTERM)
     held.said("draining")
     assert held.end() == 0
