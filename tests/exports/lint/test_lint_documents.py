@@ -218,3 +218,16 @@ def test_a_document_without_any_of_it_is_skipped():
     report = found("Dear reader,\n\nall is well.\n")
     assert report.findings == ()
     assert len(report.skipped) == 1
+
+
+def test_a_command_between_lines_of_prose_is_read_with_its_continued_lines():
+    report = found(
+        "The quickest way is a smaller length:\n"
+        "python -m vllm.entrypoints.openai.api_server \\\n"
+        "--model org/m \\\n"
+        "--max-num-on-the-fly-batches 4\n"
+        "This halves --the-memory of it, and vllm serve itself stays as it was.\n"
+        "vllm serve is what to type.\n",
+        path="page.txt",
+    )
+    assert pairs(report) == [(4, "flag-unknown")]

@@ -35,7 +35,7 @@ def _lines(report: Report, style: Style) -> Iterator[str]:
 def _summary(report: Report) -> str:
     counted = Counter(one.severity for one in report.findings)
     said = ", ".join(plural(counted[severity], severity) for severity in SEVERITIES if counted[severity])
-    whole = {one.place.path for one in report.unread if one.place.line == 1}
+    whole = {one.place.path for one in report.unread if one.place.line == 1} | {one.path for one in report.skipped}
     read = len(set(report.files) - whole)
     parts = [
         f"{plural(read, 'file')} read for vLLM {report.release}",
@@ -43,6 +43,8 @@ def _summary(report: Report) -> str:
     ]
     if report.unread:
         parts.append(f"{len(report.unread)} not read")
+    if report.skipped:
+        parts.append(f"{len(report.skipped)} skipped")
     if report.ignored:
         parts.append(f"{report.ignored} ignored")
     return ": ".join(parts[:2]) + ("; " + ", ".join(parts[2:]) if parts[2:] else "")

@@ -25,6 +25,10 @@ _LIKELY_SHELL = re.compile(
     r"nvidia-smi|export [A-Z_]+=|#!.*sh|python3? -c|.*\| *grep |.*\bvllm\b.*--)",
     re.MULTILINE | re.IGNORECASE,
 )
+_START = re.compile(
+    r"[ \t]*(\$ )?(sudo |exec |nohup |[A-Z_]+=\S* )*(vllm serve|python3? -m vllm\.\S+|(docker|podman) run)\s",
+    re.IGNORECASE,
+)
 _LONGEST_PARAGRAPH = 400
 """A script between paragraphs of prose is shorter; a log is not."""
 
@@ -84,7 +88,7 @@ def _plain_parts(document: Text, lines: list[str], free: list[bool]) -> Iterator
             continue
         taken = _structured(document, lines, free, i, last_panels)
         if taken is None:
-            taken = _shell(document, lines, ends, i)
+            taken = _shell(document, lines, ends, i) or _start(document, lines, ends, i)
         if taken is None:
             i += 1
             continue
@@ -155,6 +159,16 @@ def _shell(document: Text, lines: list[str], ends: list[int], first: int) -> tup
             last += 1
     if end == first or not _LIKELY_SHELL.search("\n".join(lines[first:end])):
         return None
+    return Part("shell", document.rows(first, end), False), end
+
+
+def _start(document: Text, lines: list[str], ends: list[int], first: int) -> tuple[Part, int] | None:
+    """A command that starts a server, with its continued lines, in the middle of prose: text copied from a page."""
+    if not _START.match(lines[first]):
+        return None
+    end = first + 1
+    while end < ends[first] and lines[end - 1].rstrip().endswith("\\"):
+        end += 1
     return Part("shell", document.rows(first, end), False), end
 
 
