@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from legroom.actions.descendants import descendants, started
+from legroom.holding.health import is_healthy
 from legroom.live.journal import Journal
 
 STAND_IN = Path(__file__).with_name("stand_in_vllm.py")
@@ -180,6 +181,13 @@ def test_sigterm_lets_requests_finish(run):
     assert held.end() == 0
     asking.join()
     assert answers[0]["usage"]["completion_tokens"] == 100
+
+
+def test_a_server_that_has_just_come_up_may_finish_its_requests_too(run, port):
+    held = run("--no-verify")
+    until(lambda: is_healthy("127.0.0.1", port))  # legroom itself looks once a second
+    assert held.end() == 0
+    held.said("SIGTERM: draining, 75 s at most")
 
 
 def test_a_guard_that_cannot_be_closed_keeps_nothing_from_ending(run):

@@ -149,6 +149,8 @@ class Supervisor:
         patience_s = left_s if patience_s is None else patience_s if left_s is None else min(patience_s, left_s)
         readable, _, _ = select.select(waits, [], [], patience_s)
         if self._signals in readable:
+            # One that came up since the last look has requests to finish already.
+            self.stopping.is_up = self.stopping.is_up or (child is not None and self._is_up())
             for number in self._signals.taken():
                 self.stopping.take(number, child)
         if child is not None and child in readable:
