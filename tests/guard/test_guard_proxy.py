@@ -15,10 +15,6 @@ from legroom.guard.proxy.wire import origin_form, path_of, request_head, upstrea
 WHOLE_POOL = b'{"prompt": [1, 2, 3], "max_tokens": 120}'
 
 
-def run(test):
-    return asyncio.run(test)
-
-
 def error(body):
     return json.loads(body)["error"]
 
@@ -35,7 +31,7 @@ def test_a_request_and_its_answer_pass():
             assert b"x-forwarded-for: 127.0.0.1\r\n" in head
             assert json.loads(sent) == {"prompt": [1], "max_tokens": 4}
 
-    run(test())
+    asyncio.run(test())
 
 
 def test_connections_are_kept_on_both_sides():
@@ -48,7 +44,7 @@ def test_connections_are_kept_on_both_sides():
             assert upstream.connections == 1
             client.close()
 
-    run(test())
+    asyncio.run(test())
 
 
 def test_headers_of_one_connection_do_not_pass():
@@ -65,7 +61,7 @@ def test_headers_of_one_connection_do_not_pass():
             assert "x-own" not in headers
             assert headers["x-far"] == "2"
 
-    run(test())
+    asyncio.run(test())
 
 
 def test_a_stream_passes_chunk_by_chunk_without_waiting_for_its_end():
@@ -90,7 +86,7 @@ def test_a_stream_passes_chunk_by_chunk_without_waiting_for_its_end():
             await until(lambda: proxy.door.pool.running == 0)
             client.close()
 
-    run(test())
+    asyncio.run(test())
 
 
 def test_an_answer_that_ends_with_its_connection_passes_whole():
@@ -99,7 +95,7 @@ def test_an_answer_that_ends_with_its_connection_passes_whole():
         async with proxied(Upstream(answer, close=True)) as (_, port):
             assert (await ask(port))[2] == b"hello"
 
-    run(test())
+    asyncio.run(test())
 
 
 def test_requests_beyond_the_pool_wait_at_the_door():
@@ -113,7 +109,7 @@ def test_requests_beyond_the_pool_wait_at_the_door():
             assert [status for status, _, _ in await asyncio.gather(*calls)] == [200] * 4
             assert proxy.door.pool.held_blocks == 0
 
-    run(test())
+    asyncio.run(test())
 
 
 def test_a_client_that_leaves_frees_its_place_and_the_server_sees_it(tmp_path):
@@ -133,7 +129,7 @@ def test_a_client_that_leaves_frees_its_place_and_the_server_sees_it(tmp_path):
             await until(lambda: upstream.left == 1)
             await until(lambda: proxy.door.pool.held_blocks == 0)
 
-    run(test())
+    asyncio.run(test())
 
 
 def test_a_server_that_is_down_gets_502_with_an_openai_body():
@@ -145,7 +141,7 @@ def test_a_server_that_is_down_gets_502_with_an_openai_body():
             assert (status, error(body)["code"], error(body)["type"]) == (502, "upstream_down", "server_error")
             assert proxy.door.pool.running == 0 or proxy.door.policy.pool.abort_grace_s
 
-    run(test())
+    asyncio.run(test())
 
 
 def test_a_server_that_dies_amidst_its_answer_leaves_the_client_with_half_of_it():
@@ -159,7 +155,7 @@ def test_a_server_that_dies_amidst_its_answer_leaves_the_client_with_half_of_it(
                 got = await client.reader.read()
             assert b"502" not in got
 
-    run(test())
+    asyncio.run(test())
 
 
 def test_a_kept_connection_that_the_server_dropped_is_replaced():
@@ -172,7 +168,7 @@ def test_a_kept_connection_that_the_server_dropped_is_replaced():
             assert (await client.ask())[0] == 200
             client.close()
 
-    run(test())
+    asyncio.run(test())
 
 
 @pytest.mark.parametrize(
@@ -197,7 +193,7 @@ def test_what_cannot_be_served_is_answered_in_openais_words(sent, status):
             assert set(error(body)) == {"message", "type", "param", "code"}
             client.close()
 
-    run(test())
+    asyncio.run(test())
 
 
 def test_a_body_that_grows_past_the_limit_is_cut_off_with_an_answer(tmp_path):
@@ -212,7 +208,7 @@ def test_a_body_that_grows_past_the_limit_is_cut_off_with_an_answer(tmp_path):
             assert (status, headers["connection"]) == (413, "close")
             client.close()
 
-    run(test())
+    asyncio.run(test())
 
 
 def test_slow_clients_are_cut_off():
@@ -228,7 +224,7 @@ def test_slow_clients_are_cut_off():
             assert proxy.buffered_bytes == 0
             client.close()
 
-    run(test())
+    asyncio.run(test())
 
 
 def test_idle_clients_are_let_go():
@@ -240,7 +236,7 @@ def test_idle_clients_are_let_go():
             connection.sweep(proxy.now_s + 3600)
             assert await client.reader.read() == b""
 
-    run(test())
+    asyncio.run(test())
 
 
 def test_a_client_that_does_not_read_holds_the_server_back_and_is_cut_off_in_the_end():
@@ -261,7 +257,7 @@ def test_a_client_that_does_not_read_holds_the_server_back_and_is_cut_off_in_the
             await until(lambda: not proxy.clients)
             client.writer.transport.abort()
 
-    run(test())
+    asyncio.run(test())
 
 
 def test_a_server_that_never_begins_to_answer_gets_504():
@@ -278,7 +274,7 @@ def test_a_server_that_never_begins_to_answer_gets_504():
             assert (status, error(body)["code"]) == (504, "upstream_timeout")
             client.close()
 
-    run(test())
+    asyncio.run(test())
 
 
 def test_pipelined_requests_are_answered_in_order():
@@ -290,7 +286,7 @@ def test_pipelined_requests_are_answered_in_order():
             assert [(await client.answer())[2] for _ in range(3)] == [b"{}", b"[]", b"{}"]
             client.close()
 
-    run(test())
+    asyncio.run(test())
 
 
 def test_a_client_that_asks_before_it_sends_is_told_to_go_on():
@@ -305,7 +301,7 @@ def test_a_client_that_asks_before_it_sends_is_told_to_go_on():
             assert (await client.answer())[0] == 200
             client.close()
 
-    run(test())
+    asyncio.run(test())
 
 
 def test_head_requests_and_answers_without_a_body_pass():
@@ -323,7 +319,7 @@ def test_head_requests_and_answers_without_a_body_pass():
             assert (await client.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 204")
             client.close()
 
-    run(test())
+    asyncio.run(test())
 
 
 def test_the_metrics_page_of_the_server_gets_the_guards_series():
@@ -335,7 +331,7 @@ def test_the_metrics_page_of_the_server_gets_the_guards_series():
             assert body.startswith(b"vllm:x 1\n")
             assert b"legroom_guard_pool_tokens 160" in body
 
-    run(test())
+    asyncio.run(test())
 
 
 def test_the_pool_is_learnt_from_the_servers_metrics_page():
@@ -351,7 +347,7 @@ def test_the_pool_is_learnt_from_the_servers_metrics_page():
             await until(lambda: proxy.door.limits.known)
             assert (proxy.door.status()["pool_tokens"], proxy.door.limits.max_model_len) == (320, 256)
 
-    run(test())
+    asyncio.run(test())
 
 
 def test_drain_and_status_work_as_in_the_middleware():
@@ -365,7 +361,7 @@ def test_drain_and_status_work_as_in_the_middleware():
             assert status == 503
             assert int(headers["retry-after"]) >= 1
 
-    run(test())
+    asyncio.run(test())
 
 
 def test_stopping_lets_running_requests_finish_and_takes_no_new_ones():
@@ -384,7 +380,7 @@ def test_stopping_lets_running_requests_finish_and_takes_no_new_ones():
             with pytest.raises(ConnectionError):
                 await Client.connect(port)
 
-    run(test())
+    asyncio.run(test())
 
 
 def test_a_port_in_use_is_said():
@@ -395,7 +391,7 @@ def test_a_port_in_use_is_said():
 
                 await Proxy(ProxyOptions(upstream_of("http://127.0.0.1:1"), port=port)).start()
 
-    run(test())
+    asyncio.run(test())
 
 
 @pytest.mark.parametrize(
@@ -445,4 +441,4 @@ def test_any_bytes_are_answered_or_closed_and_the_proxy_lives(data):
             assert (await ask(port))[0] == 200
             assert proxy.buffered_bytes == 0
 
-    run(test())
+    asyncio.run(test())

@@ -1,0 +1,127 @@
+"""What a request may ask for, held at the middleware's door."""
+
+import asyncio
+import json
+
+import pytest
+from guard_asgi import Call, Server, vllm_state
+
+from legroom.guard import Guard
+
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
+
+
+def test_an_answer_over_the_bound_is_capped(policy):
+    async def test():
+        server = Server()
+        guard = Guard(server, policy=policy("[requests]\nmax_output_tokens = 5"))
+        await Call(guard, body={"prompt": [1], "max_tokens": 50, "keep": "日本"})
+        body = json.loads(server.bodies[0])
+        assert (body["max_tokens"], body["keep"]) == (5, "日本")
+        headers = dict(server.scopes[0]["headers"])
+        assert headers[b"content-length"] == str(len(server.bodies[0])).encode()
+
+    asyncio.run(test())
+
+
+def test_an_answer_over_the_bound_is_rejected_where_the_policy_says_so(policy):
+    async def test():
+        guard = Guard(Server(), policy=policy('[requests]\nmax_output_tokens = 5\noutput_over = "reject"'))
+        call = await Call(guard, body={"prompt": [1], "max_tokens": 50})
+        assert (call.status, call.error["code"], call.error["param"]) == (400, "output_too_long", "max_tokens")
+
+    asyncio.run(test())
+
+
+def test_a_chat_without_a_length_gets_the_policys(policy):
+    async def test():
+        server = Server()
+        guard = Guard(server, policy=policy("[requests]\ndefault_output_tokens = 7"))
+        await Call(guard, "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
+        assert json.loads(server.bodies[0])["max_completion_tokens"] == 7
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("bound", "body", "code"),
+    [
+        ("max_sequences = 2", {"prompt": [1], "n": 3}, "too_many_sequences"),
+        ("max_sequences = 2", {"prompt": [1], "best_of": 3}, "too_many_sequences"),
+        ("max_prompts = 1", {"prompt": [[1], [2]]}, "too_many_sequences"),
+        ("max_logprobs = 3", {"prompt": [1], "logprobs": 4}, "too_many_logprobs"),
+        ("max_prompt_logprobs = 3", {"prompt": [1], "prompt_logprobs": -1}, "too_many_prompt_logprobs"),
+        ("max_prompt_tokens = 3", {"prompt": [1, 2, 3, 4]}, "prompt_too_long"),
+    ],
+)
+def test_each_bound_is_held(policy, bound, body, code):
+    async def test():
+        call = await Call(Guard(Server(), policy=policy(f"[requests]\n{bound}")), body=body)
+        assert (call.status, call.error["code"]) == (400, code)
+        assert set(call.error) == {"message", "type", "param", "code"}
+
+    asyncio.run(test())
+
+
+def image(url="data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAJxAAACcQ"):
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+@pytest.mark.parametrize(
+    ("bound", "parts", "code"),
+    [
+        ("max_images = 1", [image(), image()], "too_many_media"),
+        ("media_bytes = 10", [image()], "media_too_large"),
+        ("image_pixels = 1000", [image()], "media_too_large"),
+        ('remote_media = "reject"', [image("https://example.org/cat.png")], "remote_media"),
+        (
+            "max_audios = 0",
+            [{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}],
+            "too_many_media",
+        ),
+    ],
+)
+def test_each_bound_on_media_is_held(policy, bound, parts, code):
+    async def test():
+        body = {"messages": [{"role": "user", "content": parts}]}
+        call = await Call(Guard(Server(), policy=policy(f"[requests]\n{bound}")), "/v1/chat/completions", body)
+        assert (call.status, call.error["code"]) == (400, code)
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("raw", [b"{bad", b"", b"[1]", b"\xff\xfe", b"[" * 100_000, b'{"n": ' + b"9" * 5000 + b"}"])
+def test_a_body_that_is_no_json_object_gets_400(raw):
+    async def test():
+        call = await Call(Guard(Server()), raw=raw)
+        assert (call.status, call.error["code"]) == (400, "malformed_json")
+
+    asyncio.run(test())
+
+
+def test_a_body_over_the_limit_gets_413(policy):
+    async def test():
+        guard = Guard(Server(), policy=policy("[requests]\nbody_bytes = 2000"))
+        assert (await Call(guard, raw=b"x" * 2001)).status == 413
+        announced = await Call(guard, raw=b"{}", headers=[(b"content-length", b"99999")])
+        assert (announced.status, announced.error["code"]) == (413, "body_too_large")
+
+    asyncio.run(test())
+
+
+def test_a_body_that_never_comes_gets_408(policy):
+    async def test():
+        guard = Guard(Server(), policy=policy("[queue]\nbody_timeout_s = 0.1"))
+        sent = []
+
+        async def receive():
+            await asyncio.Event().wait()
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "app": vllm_state()}
+        await guard(scope, receive, send)
+        assert sent[0]["status"] == 408
+
+    asyncio.run(test())
