@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Mapping
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
@@ -69,7 +70,8 @@ def masked_url(address: str) -> str:
 def _split(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
-        usable = parts.hostname and parts.scheme in {"http", "https"} and (parts.port or 1) > 0
+        host = parts.hostname or ""
+        usable = host and not re.search(r"\s", host) and parts.scheme in {"http", "https"} and (parts.port or 1) > 0
     except ValueError:
         usable = False
     if not usable:

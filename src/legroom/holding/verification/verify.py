@@ -13,6 +13,7 @@ from legroom.holding.verification.load import Load, LoadRequest, Pool, read_load
 from legroom.holding.verification.report import Check, LoadRun, Verification
 from legroom.holding.verification.server import Outcome, Served, Server
 from legroom.holding.verification.watching import Memory, Watcher, memory_of
+from legroom.live.address import endpoint
 from legroom.live.local_memory import is_loopback
 from legroom.live.sample import Sample
 from legroom.live.scrape import ScrapeFailed, scrape
@@ -47,6 +48,7 @@ class Wish:
 
 def verify(wish: Wish, progress: Progress | None = None) -> Verification:
     """Verify a server. Ctrl-C ends the open requests and gives what was seen so far."""
+    endpoint(wish.url)  # what is no address at all is said first
     if not is_loopback(wish.url) and not wish.load_remote:
         raise LegroomError(
             "the server is not on this machine, and a verification loads it as far as it goes",
