@@ -32,7 +32,7 @@ def script_of(which, /, **options):
     return file.text
 
 
-def bash(text, tmp_path):
+def bash(text, tmp_path, **variables):
     """Run the script with a `vllm` and a `python` that print what they were given."""
     folder = tmp_path / "bin"
     folder.mkdir(exist_ok=True)
@@ -40,7 +40,7 @@ def bash(text, tmp_path):
         program = folder / name
         program.write_text('#!/bin/bash\nprintf "%s\\n" "$(basename "$0")" "$@"\n')
         program.chmod(0o755)
-    environment = {"PATH": f"{folder}:{os.environ['PATH']}"}
+    environment = {"PATH": f"{folder}:{os.environ['PATH']}", **variables}
     done = subprocess.run(["bash", "-c", text], env=environment, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
 
@@ -166,7 +166,8 @@ def test_a_script_is_a_deployment_that_legroom_reads_back():
 def test_a_command_without_a_plan_becomes_a_script_that_adds_nothing(tmp_path):
     words = ["vllm", "serve", "./tiny", "--max-model-len", "512", "--api-key", "k", "--seed=1"]
     text = script.script_for(words, latest(), env={"VLLM_CPU_KVCACHE_SPACE": "1", "HF_TOKEN": "hf_x"})
-    assert bash(text, tmp_path) == ["vllm", "serve", "./tiny", "--max-model-len", "512", "--seed", "1"]
+    started = bash(text, tmp_path, VLLM_API_KEY="k")
+    assert started == ["vllm", "serve", "./tiny", "--max-model-len", "512", "--seed", "1"]
     assert "export VLLM_CPU_KVCACHE_SPACE=1" in text
     assert "hf_x" not in text
 

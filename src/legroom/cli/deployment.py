@@ -34,6 +34,8 @@ class Said:
     gpu_count: int | None = None
     """What a manifest or a container line says."""
     notes: tuple[str, ...] = ()
+    secret_names: tuple[str, ...] = ()
+    """Variables with a key or a token that a line or a file gives the server."""
 
 
 def add_source_options(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +71,8 @@ def said(args: argparse.Namespace) -> Said:
         raise LegroomError("which model?", f"{args.prog} MODEL --gpu NAME, or -- vllm serve ..., --command or --file")
     env = {**server_env(os.environ), **found.env}
     notes = (*(source.notes if source else ()), *(problem.message for problem in problems))
-    return Said(replace(found, env=env), release, source.gpu_count if source else None, notes)
+    names = source.secret_names if source else ()
+    return Said(replace(found, env=env), release, source.gpu_count if source else None, notes, names)
 
 
 def machine(args: argparse.Namespace, meant: Said) -> Machine:

@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
             f"which server? {module.NAME} is made from a plan",
             f"{args.prog} --plan FILE, or {args.prog} MODEL --gpu NAME [any vLLM flag]",
         )
-    files = module.files(ExportRequest(release, plan, vars(args)))
+    files = module.files(ExportRequest(release, plan, vars(args), args.secret_names))
     deliver(files, args)
     return OK
 
@@ -195,7 +195,7 @@ def _format_parser(module: Any) -> argparse.ArgumentParser:
     out = parser.add_argument_group("output")
     out.add_argument("-o", "--output", metavar="PATH", help="a file, or a folder for several (default: stdout)")
     out.add_argument("--json", action="store_true", help="one JSON document on stdout: the files with their text")
-    parser.set_defaults(prog=prog)
+    parser.set_defaults(prog=prog, secret_names=())
     return parser
 
 
@@ -223,6 +223,7 @@ def _plan(args: argparse.Namespace) -> PlanDocument | None:
         raise LegroomError("a server is planned for one release, and --vllm says any", "name its release, or give a "
                            "plan file: --plan plan.json --vllm any")  # fmt: skip
     meant = said(args)
+    args.secret_names = meant.secret_names
     made = make_plan(meant.args, meant.release, machine(args, meant), advice=False)
     return _starting(plan_document(plan_json(made)))
 

@@ -10,6 +10,7 @@ from legroom.exports.request import ExportedFile
 from legroom.exports.server import Server, server_of
 from legroom.exports.server_env import allocator_remark
 from legroom.exports.server_options import add_server_options
+from legroom.exports.server_words import API_KEY_NAME, WITHOUT_API_KEY
 from legroom.exports.yaml_text import Said, yaml_text
 
 if TYPE_CHECKING:
@@ -89,7 +90,10 @@ def _environment(server: Server) -> dict[str, Any]:
         line.name: Said(f"{line.why}.", _literal(line.value)) for line in containers.container_env(server)
     }
     for name in server.secrets:
-        named[name] = Said("Taken from the environment of `docker compose up`, or from .env; not written here.", None)
+        required = f"${{{name}:?{WITHOUT_API_KEY}}}" if name == API_KEY_NAME else None
+        named[name] = Said(
+            "Taken from the environment of `docker compose up`, or from .env; not written here.", required
+        )
     return named
 
 

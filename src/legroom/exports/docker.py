@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from legroom.exports import containers
 from legroom.exports.request import ExportedFile
-from legroom.exports.script import comment_lines
+from legroom.exports.script import comment_lines, required
 from legroom.exports.server import Server, server_of
 from legroom.exports.server_env import allocator_remark
 from legroom.exports.server_options import add_server_options
@@ -41,6 +41,7 @@ def run_text(server: Server) -> str:
         *(line for text in containers.head(server) for line in comment_lines(text)),
         *(line for text in allocator_remark(server.plan, server.words, server.release) for line in comment_lines(text)),
         "set -euo pipefail",
+        *(line for name in server.secrets for line in required(name)),
         "",
         "options=(",
         *(f"  {line}" for line in _options(server)),

@@ -13,6 +13,7 @@ from legroom.exports.script import comment_lines
 from legroom.exports.server import Server, server_of
 from legroom.exports.server_env import allocator_remark
 from legroom.exports.server_options import add_server_options
+from legroom.exports.server_words import API_KEY_NAME, WITHOUT_API_KEY
 
 if TYPE_CHECKING:
     from legroom.exports.request import ExportRequest
@@ -51,5 +52,8 @@ def _lines(server: Server) -> Iterator[str]:
         yield from comment_lines(f"{line.name}: {line.why}.")
         yield f"{line.name}={line.value}"
     for name in server.secrets:
-        yield from comment_lines(f"{name} is a secret: fill it in where the file is readable for the service alone.")
+        open_to_all = f" It is needed: {WITHOUT_API_KEY}." if name == API_KEY_NAME else ""
+        yield from comment_lines(
+            f"{name} is a secret: fill it in where the file is readable for the service alone.{open_to_all}"
+        )
         yield f"#{name}="

@@ -7,15 +7,18 @@ has no key for is said in comments instead of being left out silently.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.exports import containers
+from legroom.exports.kubernetes import secret_key
 from legroom.exports.request import ExportedFile
 from legroom.exports.server import Server, server_of
 from legroom.exports.server_env import allocator_remark
 from legroom.exports.server_options import add_server_options
 from legroom.exports.server_times import PROBE_PERIOD_S
+from legroom.exports.server_words import API_KEY_NAME
 from legroom.exports.yaml_text import Said, yaml_text
 from legroom.facts.flags import flags_of
 from legroom.units import GIB
@@ -82,6 +85,8 @@ def _check(server: Server) -> None:
 def values(server: Server) -> dict[str, Any]:
     """The values with their comments."""
     spec: dict[str, Any] = {"containerPort": server.port, "modelSpec": [_model(server)]}
+    if API_KEY_NAME in server.secrets:
+        spec["vllmApiKey"] = _secret(server, API_KEY_NAME)
     if server.times:
         tries = -(-server.times.limit_s // PROBE_PERIOD_S)
         spec["startupProbe"] = Said(
@@ -108,18 +113,29 @@ def _model(server: Server) -> dict[str, Any]:
         "shmSize": f"{containers.shm_gib(server)}Gi",
         "vllmConfig": _config(server),
     }
-    if containers.container_env(server):
-        model["env"] = [
-            Said(f"{line.why}.", {"name": line.name, "value": line.value}) for line in containers.container_env(server)
-        ]
+    if env := [*_environment(server)]:
+        model["env"] = env
     if "HF_TOKEN" in server.secrets:
-        secret = {"secretName": server.name, "secretKey": "hf-token"}
-        model["hf_token"] = Said("A secret that exists in the cluster.", secret)
+        model["hf_token"] = _secret(server, "HF_TOKEN")
     if server.words.get("--enable-lora"):
         model["enableLoRA"] = True
     if not server.local_model and server.host:
         model["pvcStorage"] = f"{int(server.host.checkpoint_bytes * 1.2 / GIB) + 10}Gi"
     return model
+
+
+def _environment(server: Server) -> Iterator[Any]:
+    for line in containers.container_env(server):
+        yield Said(f"{line.why}.", {"name": line.name, "value": line.value})
+    for name in server.secrets:
+        if name not in ("HF_TOKEN", API_KEY_NAME):
+            reference = {"name": server.name, "key": secret_key(name), "optional": True}
+            yield {"name": name, "valueFrom": {"secretKeyRef": reference}}
+
+
+def _secret(server: Server, name: str) -> Said:
+    keys = {"secretName": server.name, "secretKey": secret_key(name)}
+    return Said("A secret that exists in the cluster.", keys)
 
 
 def _resources(server: Server) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from legroom.exports.server_drain import guard_drain, metrics_drain
 from legroom.exports.server_env import allocator_remark
 from legroom.exports.server_options import add_server_options
 from legroom.exports.server_times import ENDPOINT_S, PROBE_PERIOD_S
+from legroom.exports.server_words import API_KEY_NAME
 from legroom.exports.yaml_text import Said, yaml_text
 from legroom.units import GIB
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 NAME = "kubernetes"
 HELP = "a Deployment, its Service and the claim for its cache"
 NEEDS_PLAN = True
-_SECRET_KEYS = {"HF_TOKEN": "hf-token", "VLLM_API_KEY": "api-key", "LEGROOM_GUARD_TOKEN": "guard-token"}
+_SECRET_KEYS = {"HF_TOKEN": "hf-token", API_KEY_NAME: "api-key", "LEGROOM_GUARD_TOKEN": "guard-token"}
 _WATCH_MEMORY = "512Mi"
 
 
@@ -37,7 +38,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     server = server_of(request)
     remarks = [*containers.head(server), *allocator_remark(server.plan, server.words, server.release)]
     if server.secrets:
-        literals = " ".join(f"--from-literal={_SECRET_KEYS[name]}=..." for name in server.secrets)
+        literals = " ".join(f"--from-literal={secret_key(name)}=..." for name in server.secrets)
         remarks.append(f"Its secrets: kubectl create secret generic {server.name} {literals}")
     made = ExportedFile(f"{server.name}.yaml", yaml_text(*manifests(server, request.options), head=remarks))
     return (containers.dockerfile(server), made) if containers.needs_legroom(server) else (made,)
@@ -145,9 +146,15 @@ def _environment(server: Server) -> list[Any]:
         for line in containers.container_env(server)
     ]
     for name in server.secrets:
-        reference = {"name": server.name, "key": _SECRET_KEYS[name], "optional": True}
+        # A pod without its API key must not start: it would answer everybody.
+        reference = {"name": server.name, "key": secret_key(name), "optional": name != API_KEY_NAME}
         lines.append({"name": name, "valueFrom": {"secretKeyRef": reference}})
     return lines
+
+
+def secret_key(name: str) -> str:
+    """Where in the server's Secret a variable lies."""
+    return _SECRET_KEYS.get(name) or name.lower().replace("_", "-")
 
 
 def _resources(server: Server) -> dict[str, Any]:

@@ -32,3 +32,5 @@ class ExportRequest:
     """The planned server. Never None for a format that needs one."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The format's own options by their names (`runbook_base`), as argparse read them."""
+    secret_names: tuple[str, ...] = ()
+    """Variables with a key or a token that the described server is given; a plan holds none of them."""

@@ -12,6 +12,7 @@ from legroom.exports.request import ExportedFile
 from legroom.exports.server import Server, planned_server, server_of, unplanned_server
 from legroom.exports.server_env import allocator_remark
 from legroom.exports.server_options import add_server_options
+from legroom.exports.server_words import API_KEY_NAME, WITHOUT_API_KEY
 from legroom.render.text import wrap
 from legroom.version import __version__
 
@@ -83,6 +84,13 @@ def _environment(server: Server) -> Iterator[str]:
         yield f"export {line.name}={shlex.quote(line.value)}"
     for name in server.secrets:
         yield from comment_lines(f"{name} is a secret: have it in the environment, never in this file.{_needed(name)}")
+        yield from required(name)
+
+
+def required(name: str) -> Iterator[str]:
+    """A line that ends a script whose API key is not there: the server would start, and start open."""
+    if name == API_KEY_NAME:
+        yield f': "${{{name}:?{WITHOUT_API_KEY}}}"'
 
 
 def _needed(name: str) -> str:

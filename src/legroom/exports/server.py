@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.exports.comments import comment
-from legroom.exports.server_env import EnvLine, environment
+from legroom.exports.server_env import EnvLine, environment, is_secret
 from legroom.exports.server_host import HostNeeds, host_needs
 from legroom.exports.server_times import DISK_BYTES_S, DOWNLOAD_BYTES_S, DRAIN_S, StartTimes
 from legroom.exports.server_words import Phrase, ServerWords, take_apart
@@ -88,7 +88,7 @@ def server_of(request: ExportRequest) -> Server:
     """The server that was asked for; the command line makes sure there is a plan."""
     if request.plan is None:
         raise LegroomError("which server? it is made from a plan", "give --plan FILE, or MODEL --gpu NAME")
-    return planned_server(request.plan, options_of(request.options))
+    return planned_server(request.plan, options_of(request.options), request.secret_names)
 
 
 def options_of(options: Mapping[str, Any]) -> ServerOptions:
@@ -124,7 +124,9 @@ def _seconds(text: str | None, default: int) -> int:
     return int(text)
 
 
-def planned_server(plan: PlanDocument, options: ServerOptions | None = None) -> Server:
+def planned_server(
+    plan: PlanDocument, options: ServerOptions | None = None, secret_names: Sequence[str] = ()
+) -> Server:
     """The server of a plan, with the settings that memory follows from written out."""
     options = options or ServerOptions()
     release = plan.release
@@ -148,7 +150,7 @@ def planned_server(plan: PlanDocument, options: ServerOptions | None = None) -> 
         words=words,
         lines=lines,
         env=env,
-        secrets=secrets_of(words, options, local),
+        secrets=secrets_of(words, options, local, (*secret_names, *given)),
         port=_port(words),
         gpus=gpus,
         plan=plan,
@@ -170,7 +172,7 @@ def unplanned_server(words: Sequence[str], release: Release, env: Mapping[str, s
         words=parts,
         lines=tuple(Line(phrase, comment(phrase, None)) for phrase in parts.phrases),
         env=environment(None, parts, release, dict(env or {}), None),
-        secrets=secrets_of(parts, options, local),
+        secrets=secrets_of(parts, options, local, tuple(env or ())),
         port=_port(parts),
         gpus=1,
         plan=None,
@@ -180,9 +182,9 @@ def unplanned_server(words: Sequence[str], release: Release, env: Mapping[str, s
     )
 
 
-def secrets_of(words: ServerWords, options: ServerOptions, local: bool) -> tuple[str, ...]:
-    """The variables that must come from a secret store."""
-    names = list(words.secrets)
+def secrets_of(words: ServerWords, options: ServerOptions, local: bool, given: Sequence[str]) -> tuple[str, ...]:
+    """The variables that must come from a secret store: those of flags, and what is given by name already."""
+    names = [*words.secrets, *(name for name in given if is_secret(name))]
     if not local:
         names.append("HF_TOKEN")
     if options.guard:

@@ -10,7 +10,9 @@ from legroom.facts.releases import Release
 from legroom.records import dataclass
 from legroom.vllm.reading import looks_like_flag
 
-SECRET_FLAGS = {"--api-key": "VLLM_API_KEY", "--hf-token": "HF_TOKEN"}
+API_KEY_NAME = "VLLM_API_KEY"
+WITHOUT_API_KEY = "without it the server answers everybody"
+SECRET_FLAGS = {"--api-key": API_KEY_NAME, "--hf-token": "HF_TOKEN"}
 """Flags whose value is a secret, and the variable that vLLM (or the Hub's client) reads instead."""
 _MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
 

@@ -14,6 +14,7 @@ from legroom.exports.server import Server, server_of
 from legroom.exports.server_drain import guard_drain
 from legroom.exports.server_env import allocator_remark
 from legroom.exports.server_options import add_server_options
+from legroom.exports.server_words import API_KEY_NAME, WITHOUT_API_KEY
 
 if TYPE_CHECKING:
     from legroom.exports.request import ExportRequest
@@ -94,7 +95,12 @@ def _environment(server: Server) -> Iterator[str]:
         yield f"Environment={quoted(f'{line.name}={line.value}')}"
     if server.secrets:
         yield from comment_lines(f"{', '.join(server.secrets)}: in this file, readable for root alone.")
-        yield f"EnvironmentFile=-/etc/{server.name}/secrets.env"
+        needed = API_KEY_NAME in server.secrets
+        yield f"EnvironmentFile={'' if needed else '-'}/etc/{server.name}/secrets.env"
+        if needed:
+            yield from comment_lines(f"{API_KEY_NAME} must be there: {WITHOUT_API_KEY}.")
+            there = f'test -n "${API_KEY_NAME}"'
+            yield f"ExecStartPre=/bin/sh -c {quoted(there)}"
 
 
 def _command(server: Server, folder: str) -> str:

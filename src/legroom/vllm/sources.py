@@ -23,6 +23,8 @@ MAX_FILE_BYTES = 10 * 2**20
 _KEPT_ENV = re.compile(r"(VLLM|PYTORCH|CUDA|NVIDIA|HIP|ROCR|NCCL|TORCH)_\w+")
 """What bears on memory; tokens and keys are never kept."""
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD")
+_SECRET_NAME = re.compile(r"(?:\w+_)?(?:KEY|TOKEN|SECRET|PASSWORD)(?:_[A-Z]\w*)?")
+_API_KEY = "VLLM_API_KEY"
 _NO_SERVER_HINT = (
     "legroom looks for `vllm serve ...`, `python -m vllm.entrypoints.openai.api_server ...`, a `docker run` of a vLLM "
     "image, or LLM(...)"
@@ -43,6 +45,8 @@ class Deployment:
     problems: tuple[FlagProblem, ...] = ()
     notes: tuple[str, ...] = ()
     read_as: str = "a command line"
+    secret_names: tuple[str, ...] = ()
+    """Variables with a key or a token that the server is given; their values are never kept."""
 
 
 def deployment_from_command(text: str, asked: Release | None = None) -> Deployment:
@@ -54,7 +58,7 @@ def deployment_from_command(text: str, asked: Release | None = None) -> Deployme
         shown = " ".join(text.split())
         shown = shown if len(shown) <= 80 else shown[:77] + "..."
         raise LegroomError(f"no vLLM server in the command {shown!r}", _NO_SERVER_HINT)
-    deployment = _from_shell(found[0], asked)
+    deployment = _naming_key(_from_shell(found[0], asked), text)
     return _noting_more(deployment, len(found))
 
 
@@ -102,7 +106,15 @@ def _from_found(found: Found, asked: Release | None) -> Deployment:
     notes = () if asked or hint else (f"no release is named; read as vLLM {used}, the newest known",)
     gpus = found.gpus if found.gpus is not None else visible_gpus(env)
     args = replace(parsed.args, env=env)
-    return Deployment(args, used, hint, gpus, None, parsed.problems, notes, found.read_as)
+    secrets = tuple(name for name in found.env if _SECRET_NAME.fullmatch(name))
+    return Deployment(args, used, hint, gpus, None, parsed.problems, notes, found.read_as, secrets)
+
+
+def _naming_key(deployment: Deployment, text: str) -> Deployment:
+    """A key by reference (`-e VLLM_API_KEY`, a secretKeyRef) has no value to read, and still protects the server."""
+    if _API_KEY in deployment.secret_names or not re.search(rf"\b{_API_KEY}\b", text):
+        return deployment
+    return replace(deployment, secret_names=(*deployment.secret_names, _API_KEY))
 
 
 def _with_config_file(parsed: ParsedArgs, words: tuple[str, ...], used: Release) -> ParsedArgs:
@@ -179,7 +191,7 @@ def _from_yaml(text: str, name: str, asked: Release | None) -> Deployment:
     found = list(servers_in_documents(documents, asked or latest()))
     if not found:
         raise LegroomError(f"no vLLM server in {name}", _NO_SERVER_HINT)
-    return _noting_more(_from_found(found[0], asked), len(found))
+    return _noting_more(_naming_key(_from_found(found[0], asked), text), len(found))
 
 
 _UNIT_LINE = re.compile(r"^(?P<key>ExecStart|Environment)\s*=\s*(?P<value>.*)$", re.MULTILINE)
