@@ -26,6 +26,7 @@ _SUFFIXES = (
     ".yaml", ".yml", ".rules", ".json", ".sh", ".bash", ".service", ".md", ".markdown", ".py", ".dockerfile", ".promql",
 )  # fmt: skip
 """What a folder is searched for; a file that is named is read whatever it is called."""
+_EMPTY_HINT = "name the files themselves: a file that is named is read whatever it is called"
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,15 @@ def lint_files(paths: Sequence[str], options: Options) -> Report:
     """Look at files and folders."""
     texts: list[tuple[str, str]] = []
     unread: list[Unread] = []
-    for path in _expanded(paths):
-        try:
-            texts.append((path, read_text(Path(path))))
-        except LegroomError as error:
-            unread.append(Unread(Place(path, 1, 1), _without_path(error.message, path), error.hint))
+    for named in paths:
+        files = list(_files_of(named))
+        for path in files:
+            try:
+                texts.append((path, read_text(Path(path))))
+            except LegroomError as error:
+                unread.append(Unread(Place(path, 1, 1), _without_path(error.message, path), error.hint))
+        if not files:
+            unread.append(Unread(Place(named, 1, 1), "holds no file of a kind that lint looks for", _EMPTY_HINT))
     return lint_texts(texts, options, unread)
 
 
@@ -57,15 +62,17 @@ def _without_path(message: str, path: str) -> str:
     return message.removeprefix(path).strip() or message
 
 
-def _expanded(paths: Sequence[str]) -> Iterable[str]:
-    for path in paths:
-        if not Path(path).is_dir():
-            yield path
-            continue
-        for inner in sorted(Path(path).rglob("*")):
-            named = inner.suffix.lower() in _SUFFIXES or re.fullmatch(r"(Docker|Container)file(\.[\w-]+)?", inner.name)
-            if inner.is_file() and named and not any(part.startswith(".") for part in inner.parts):
-                yield str(inner)
+def _files_of(path: str) -> Iterable[str]:
+    """The file itself, or what a folder holds; only what is hidden inside the folder is left out."""
+    folder = Path(path)
+    if not folder.is_dir():
+        yield path
+        return
+    for inner in sorted(folder.rglob("*")):
+        named = inner.suffix.lower() in _SUFFIXES or re.fullmatch(r"(Docker|Container)file(\.[\w-]+)?", inner.name)
+        hidden = any(part.startswith(".") for part in inner.relative_to(folder).parts)
+        if named and not hidden and inner.is_file():
+            yield str(inner)
 
 
 def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Iterable[Unread] = ()) -> Report:
@@ -87,16 +94,18 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
     records = frozenset(name for _, item in found for name in item.records)
     context = Context(options.release, options.plan, records, options.any_release)
     ignores = {path: Ignores(text) for path, text in texts}
-    findings: list[Finding] = []
+    distinct: dict[Finding, None] = {}
     silenced = 0
     for path, item in found:
         for finding in _check(item, context):
             if finding.rule in options.ignore or ignores[path].silences(finding):
                 silenced += 1
-            elif finding not in findings:
-                findings.append(finding)
+            else:
+                distinct[finding] = None
     order = {path: i for i, (path, _) in enumerate(texts)}
-    findings.sort(key=lambda one: (order.get(one.place.path, 0), one.place.line, one.place.column, one.rule))
+    findings = sorted(
+        distinct, key=lambda one: (order.get(one.place.path, 0), one.place.line, one.place.column, one.rule)
+    )
     files = tuple(path for path, _ in texts)
     return Report(release.version, files, tuple(findings), tuple(not_read), tuple(skipped), silenced)
 

@@ -64,7 +64,10 @@ def _read(kind: Kind, source: Text, release: Release) -> Iterator[Found | Unread
         elif kind == "json":
             yield from _json(source, release)
         elif kind == "shell":
-            yield read_shell(source)
+            script = read_shell(source)
+            yield script
+            if script.cut:
+                yield script.cut
         elif kind == "dockerfile":
             yield read_dockerfile(source)
         elif kind == "unit":

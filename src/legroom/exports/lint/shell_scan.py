@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from legroom.errors import LegroomError
+
 OPERATORS = "();<>|&"
-_HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
+_HEREDOC = re.compile(r"<<-?[ \t]*\\?(['\"]?)([^\s'\"<>|&;()\\]+)\1")
 _CONTINUED = re.compile(r"\\[ \t]*(#[^\n]*)?\r?\n")
 """A comment behind the backslash is a mistake in a script and a habit in documents; the meaning is plain."""
 _TO_FILL_IN = re.compile(r"<[A-Za-z][^<>\n]*[^\s<>]>(?=[\s\"'\\]|$)|<[A-Za-z]>")
 _QUOTED_DEFAULT = re.compile(r"""(:?-)(["'])([^"'}]*)\2\}$""")
-_MOST_WORDS = 50_000
+_MOST_WORDS = 200_000
 
 
 @dataclass(frozen=True)
@@ -28,10 +31,23 @@ class Word:
         return Word(text, self.offset, self.raw)
 
 
+class TooManyWords(LegroomError):
+    """A text that is read up to `offset` and no further."""
+
+    def __init__(self, offset: int) -> None:
+        super().__init__(f"nothing from here on: it has more than {_MOST_WORDS:,} words", "split it into several files")
+        self.offset = offset
+
+
 def logical_lines(text: str) -> Iterator[list[Word]]:
-    """The words of each line, continued lines joined; an array in brackets is one line however many it takes."""
+    """The words of each line, continued lines joined; an array in brackets is one line however many it takes.
+
+    Raises after what could be read where the text has too many words.
+    """
     scan = _Scan(text)
-    while scan.position < len(text) and scan.count < _MOST_WORDS:
+    while scan.position < len(text):
+        if scan.count >= _MOST_WORDS:
+            raise TooManyWords(scan.position)
         if text[scan.position] == "\n":
             finished = scan.end_line()
             if finished:
@@ -51,6 +67,8 @@ class _Scan:
         self.words: list[Word] = []
         self._heredocs: list[str] = []
         self._arrays = 0
+        self._arithmetic_end = 0
+        self._ends: dict[str, list[int]] | None = None
 
     def end_line(self) -> list[Word]:
         """Past a line's end and the here-documents it announced; its words, unless an array is still open."""
@@ -58,11 +76,20 @@ class _Scan:
         if self._arrays:
             return []
         for end in self._heredocs:
-            found = re.compile(rf"^\s*{re.escape(end)}\s*$", re.MULTILINE).search(self.text, self.position)
-            self.position = found.end() if found else len(self.text)
+            self.position = self._after_heredoc(end)
         self._heredocs = []
         finished, self.words = self.words, []
         return finished
+
+    def _after_heredoc(self, delimiter: str) -> int:
+        """The end of the line that closes it. A text without one is no here-document: nothing is left out."""
+        if self._ends is None:
+            self._ends = {}
+            for line in re.finditer(r"[^\n]+", self.text):
+                self._ends.setdefault(line[0].strip(), []).append(line.end())
+        ends = self._ends.get(delimiter, [])
+        at = bisect_right(ends, self.position)
+        return ends[at] if at < len(ends) else self.position
 
     def step(self) -> None:
         """One space, comment, operator or word."""
@@ -81,8 +108,13 @@ class _Scan:
             self._word()
 
     def _operator(self, character: str) -> None:
+        if self.text.startswith("((", self.position):
+            # `(( a << b ))` shifts: until it closes on its line, `<<` announces nothing.
+            line_end = self.text.find("\n", self.position)
+            closing = self.text.find("))", self.position, line_end if line_end >= 0 else len(self.text))
+            self._arithmetic_end = max(self._arithmetic_end, closing)
         heredoc = _HEREDOC.match(self.text, self.position)
-        if heredoc:
+        if heredoc and self.position >= self._arithmetic_end:
             self._heredocs.append(heredoc[2])
             self.position = heredoc.end()
             return

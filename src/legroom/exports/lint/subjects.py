@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from legroom.exports.lint.finding import Place
+from legroom.exports.lint.finding import Place, Unread
 from legroom.exports.lint.shell_scan import Word
 
 Owner = Literal["alert", "record", "panel", "variable", "text", "sample"]
@@ -85,3 +85,5 @@ class Found:
     """Series that the part itself records."""
     nothing: str = ""
     """Why there is nothing to check."""
+    cut: Unread | None = None
+    """From where on it was not read, and why."""

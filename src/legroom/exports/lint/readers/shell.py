@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from legroom.exports.lint.shell_scan import Word
+from legroom.exports.lint.finding import Unread
+from legroom.exports.lint.shell_scan import TooManyWords, Word
 from legroom.exports.lint.shell_words import Command, commands
 from legroom.exports.lint.subjects import At, Found, Invoked, Runs, Started
 from legroom.exports.lint.text import Text
@@ -20,7 +21,13 @@ DOCKER_STOP_S = 10.0
 
 def read_shell(source: Text, runs: Runs = "shell", env: Mapping[str, Word] | None = None) -> Found:
     """Everything a script runs."""
-    return Found(tuple(_subjects(source, runs, env or {}, 0)))
+    subjects: list[Started | Invoked] = []
+    try:
+        for subject in _subjects(source, runs, env or {}, 0):
+            subjects.append(subject)
+    except TooManyWords as error:
+        return Found(tuple(subjects), cut=Unread(source.place(error.offset), error.message, error.hint))
+    return Found(tuple(subjects))
 
 
 def _subjects(source: Text, runs: Runs, env: Mapping[str, Word], depth: int) -> Iterator[Started | Invoked]:
