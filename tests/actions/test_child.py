@@ -107,6 +107,14 @@ def test_a_server_starts_with_default_signals(launch, tmp_path):
     assert pids_printed(tmp_path / "out", 1) == [1]
 
 
+def test_a_keeper_is_out_of_the_terminals_reach_before_it_does_anything(monkeypatch):
+    told = "import os, sys; os.write(int(sys.argv[1]), b'pid %d\\ngone\\n' % (os.getsid(0) == os.getpid()))"
+    monkeypatch.setattr("legroom.actions.child._KEEPER", told)
+    child = Child(["vllm"], os.environ)
+    child.close()
+    assert child.pid == 1
+
+
 def test_a_program_that_is_not_there_says_so():
     with pytest.raises(LegroomError, match="No such file") as error:
         Child(["/no/such/vllm", "serve"], os.environ)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from legroom.holding.restarts import LONGEST_DELAY_S, WINDOW_S, RestartBudget
 from legroom.holding.run_file import RunFile
+from legroom.holding.signals import Signals
 from legroom.holding.stopping import GRACE_S, HURRY_S, NOT_UP_S, Stopping
 
 
@@ -129,6 +131,39 @@ def test_other_signals_are_passed_on(world):
     stopping.take(signal.SIGUSR1, server)
     assert server.got == ["SIGUSR1"]
     assert not stopping.begun
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """A terminal that can be closed."""
+    there = [True]
+    monkeypatch.setattr("legroom.holding.signals._has_terminal", lambda: bool(there))
+    before = signal.getsignal(signal.SIGHUP)
+    yield there
+    signal.signal(signal.SIGHUP, before)
+
+
+def hung_up(signals, times):
+    for _ in range(times):
+        os.kill(os.getpid(), signal.SIGHUP)
+    return signals.taken()
+
+
+def test_a_terminal_that_closes_asks_to_stop(terminal):
+    with Signals() as signals:
+        assert hung_up(signals, 1) == [signal.SIGHUP]
+        terminal.clear()
+        assert hung_up(signals, 2) == [signal.SIGTERM]
+
+
+def test_under_nohup_a_terminal_that_closes_asks_for_nothing(terminal, monkeypatch):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with Signals() as signals:
+        terminal.clear()
+        assert hung_up(signals, 1) == []
+        assert hung_up(signals, 1) == []
+        monkeypatch.setattr("legroom.holding.signals._HANGING_UP_S", 0.0)
+        assert hung_up(signals, 1) == [signal.SIGHUP]
 
 
 @given(st.integers(0, 20), st.lists(st.floats(0, 3000), max_size=60))

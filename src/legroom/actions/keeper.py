@@ -36,7 +36,6 @@ _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 
 def keep(control: int, words: list[str]) -> None:
     """Start the server, look after it, and leave nothing behind."""
-    os.setsid()  # Ctrl-C in a terminal goes to legroom, which decides what the server gets
     adopt_orphans()
     ended, wakeup = os.pipe()
     os.set_blocking(ended, False)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from types import FrameType
 
 TAKEN = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_HANGING_UP_S = 2.0
+"""The kernel and the shell both tell of a terminal that closes."""
 
 
 class Signals:
@@ -17,9 +20,11 @@ class Signals:
         os.set_blocking(self._reading, False)
         os.set_blocking(self._writing, False)
         self._terminal = _has_terminal()
+        self._hung_up_s: float | None = None
 
     def __enter__(self) -> Signals:
         self._handlers = {number: signal.signal(number, _do_nothing) for number in TAKEN}
+        self._nohup = self._handlers[signal.SIGHUP] == signal.SIG_IGN
         self._wakeup = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
         return self
 
@@ -35,13 +40,23 @@ class Signals:
         return self._reading
 
     def taken(self) -> list[int]:
-        """The signals that came since the last call, in order. A terminal that closes asks to stop, not to restart."""
+        """The signals that came since the last call, in order.
+
+        A terminal that closes asks to stop, not to restart; under `nohup` it asks for nothing.
+        """
         try:
             numbers = list(os.read(self._reading, 64))
         except BlockingIOError:
             return []
-        hung_up = self._terminal and not _has_terminal()
-        return [signal.SIGTERM if hung_up and number == signal.SIGHUP else number for number in numbers]
+        if signal.SIGHUP not in numbers or not self._is_hanging_up():
+            return numbers
+        others = [number for number in numbers if number != signal.SIGHUP]
+        return others if self._nohup else [*others, signal.SIGTERM]
+
+    def _is_hanging_up(self) -> bool:
+        if self._terminal and not _has_terminal():
+            self._terminal, self._hung_up_s = False, time.monotonic()
+        return self._hung_up_s is not None and time.monotonic() - self._hung_up_s < _HANGING_UP_S
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:
