@@ -55,7 +55,7 @@ class KeptLog:
     def _shorten(self, head: int) -> None:
         """Head and newest lines into a new file, which then takes the old one's place in one step."""
         shorter = self.path.with_name(f"{self.path.name}.new")
-        with self.path.open("rb") as old, shorter.open("wb") as new:
+        with self.path.open("rb") as old, open(shorter, "wb", opener=_private) as new:
             _copy(old.fileno(), new, 0, head)
             cut = self.size - TAIL_BYTES
             new.write(_CUT % (cut - head))
@@ -67,6 +67,11 @@ class KeptLog:
             os.close(self._file)
         self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND)
         self.size = self.path.stat().st_size
+
+
+def _private(path: str, flags: int) -> int:
+    """What a server prints is for its user alone."""
+    return os.open(path, flags, 0o600)
 
 
 def _copy(source: int, target: object, start: int, end: int) -> None:

@@ -155,9 +155,12 @@ def _report_bug(words: Sequence[str]) -> None:
     import shlex
     import traceback
 
-    traceback.print_exc()
+    from legroom.live.journal_masking import masked
+    from legroom.planning.secret_words import without_secrets
+
     print(
-        f"\nThis is a bug in legroom {__version__}, not in your input. Please report it with the lines above and the "
-        f"command: legroom {shlex.join(words)}",
+        f"{masked(traceback.format_exc())}\n"
+        f"This is a bug in legroom {__version__}, not in your input. Please report it with the lines above and the "
+        f"command: legroom {masked(shlex.join(without_secrets(words)))}",
         file=sys.stderr,
     )

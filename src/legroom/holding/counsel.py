@@ -28,7 +28,7 @@ from legroom.holding.expectation import Expectation, Gpus, expect, gpus_here
 from legroom.holding.healing import Bounds, heal
 from legroom.holding.server_command import ServerCommand, read_command
 from legroom.holding.settling import compared, learnt, proven
-from legroom.planning.ready_command import without_secrets
+from legroom.planning.secret_words import without_secrets
 from legroom.vllm.command_parts import command_parts
 from legroom.vllm.given import other_value
 
@@ -73,7 +73,7 @@ def _command_answer(command: ServerCommand, words: tuple[str, ...]) -> Answer:
 
 def _shown(words: tuple[str, ...], env: Mapping[str, str]) -> str:
     """The command as it may be printed."""
-    return shlex.join([*(f"{name}={value}" for name, value in env.items()), *without_secrets(words)])
+    return shlex.join(without_secrets([*_assignments({"env": env}), *words]))
 
 
 def _shutdown_timeout(command: ServerCommand, drain_s: float) -> list[str]:
@@ -89,7 +89,9 @@ def mend(question: Question) -> Answer:
     """Diagnose a failed run and work out the next command."""
     command = read_command([*_assignments(question), *question["words"]], question["vllm"], os.environ)
     bounds = Bounds(tuple(question["keep"]), question["min_context"], question["min_concurrency"])
-    remedy = heal(Path(question["log"]), command, bounds, Gpus(**question["gpus"]), os.environ)
+    remedy = heal(
+        Path(question["log"]), command, bounds, Gpus(**question["gpus"]), os.environ, question["tried"]
+    )  # fmt: skip
     answer = asdict(remedy)
     if remedy.words:
         answer["line"] = _shown(remedy.words, remedy.env or {})
@@ -121,7 +123,7 @@ def settle(question: Question) -> Answer:
     command = read_command([*_assignments(question), *question["words"]], question["vllm"], os.environ)
     ok, text = True, ""
     if question["verify"]:
-        key = other_value(command.args, "--api-key") or os.environ.get("VLLM_API_KEY")
+        key = other_value(command.args, "--api-key") or {**os.environ, **command.env}.get("VLLM_API_KEY")
         ok, text = proven(question["url"], key)
     lines = learnt(Path(question["log"]), Gpus(**question["gpus"])) if ok else []
     return {"lines": lines, "ok": ok, "proof": text}

@@ -24,6 +24,7 @@ class RunFile:
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.touch(0o600)  # the command may hold keys
             temporary.write_text(json.dumps(content), encoding="utf-8")
             temporary.replace(self.path)
         except OSError as error:

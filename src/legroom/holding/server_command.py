@@ -11,6 +11,7 @@ from pathlib import Path
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.facts.releases import Release, latest
 from legroom.facts.releases import release as known_release
+from legroom.planning.secret_words import without_secrets
 from legroom.records import dataclass
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.given import is_given, other_value
@@ -138,7 +139,7 @@ def _server_at(words: list[str]) -> int:
         raise LegroomError("which server?", usage)
     at = server_start(words)
     if at is None:
-        shown = shlex.join(words)
+        shown = shlex.join(without_secrets(words))
         raise LegroomError(f"this is not a vLLM server: {shown[:120]}", usage)
     if basename(words[at]) in CONTAINER_TOOLS:
         hint = "run starts vLLM itself; put `legroom run -- vllm serve ...` inside the container"

@@ -7,18 +7,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from legroom.errors import LegroomError
-
-_SECRET = {"--api-key": "VLLM_API_KEY", "--hf-token": "HF_TOKEN"}
-"""Flags whose value never goes into a file, and the variable that vLLM reads instead."""
+from legroom.planning.secret_words import CREDENTIALS, SECRET_FLAGS, is_secret
 
 
 def script(words: Sequence[str], env: Mapping[str, str]) -> str:
     """A shell script that starts the server as it was started."""
     kept, variables = _without_secrets(words)
+    variables += [name for name, value in env.items() if is_secret(name, value)]
     lines = ["#!/usr/bin/env bash", "# Written by `legroom run` once the server was up with these settings.", "set -eu"]
-    lines += [f': "${{{name}:?set it: it is not kept in this file}}"; export {name}' for name in variables]
-    lines += [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
-    return "\n".join([*lines, f'exec {" ".join(shlex.quote(word) for word in kept)} "$@"', ""])
+    lines += [
+        f': "${{{name}:?set it: it is not kept in this file}}"; export {name}' for name in dict.fromkeys(variables)
+    ]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in env.items() if name not in variables]
+    return "\n".join([*lines, f'exec {" ".join(kept)} "$@"', ""])
 
 
 def save(path: str, words: Sequence[str], env: Mapping[str, str]) -> str:
@@ -40,17 +41,18 @@ def check_writable(path: str) -> None:
 
 
 def _without_secrets(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words as the shell takes them, and the variables that stand for what is not written down."""
+    from legroom.vllm.command_parts import command_parts  # noqa: PLC0415 - a table of flags, for this alone
+
     kept: list[str] = []
     variables: list[str] = []
-    secret = False
-    for word in words:
-        name, joined, _ = word.partition("=")
-        if name in _SECRET:
-            variables.append(_SECRET[name])
-            secret = not joined
-        elif secret and not word.startswith("--"):
-            continue
+    for part in command_parts(words):
+        if part.name and part.long_name in SECRET_FLAGS:
+            variables.append(SECRET_FLAGS[part.long_name])
+        elif part.name and CREDENTIALS.search(part.value):
+            # vLLM reads such an address from nowhere else: the script has a variable of its own for it.
+            variables.append(part.dest.upper())
+            kept += [part.name, f'"${part.dest.upper()}"']
         else:
-            secret = False
-            kept.append(word)
-    return kept, list(dict.fromkeys(variables))
+            kept += [shlex.quote(word) for word in part.words]
+    return kept, variables

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from legroom.planning.secret_words import CREDENTIALS
+
 MASK = "***"
-_IN_ADDRESS = re.compile(r"(\b[a-zA-Z][a-zA-Z0-9+.-]*://)[^\s/@]+@")
 _IN_QUERY = re.compile(r"(?i)([?&](?:[a-z_-]*(?:token|key|secret|password|signature|sig))=)[^&\s#]+")
 _AFTER_NAME = re.compile(
-    r"(?i)\b(bearer\s+|(?:api[-_]?key|hf[-_]?token|auth[-_]?token|password|secret)(?:[\s\"']*[=:]\s*|\s+)[\"']?)[^\s\"',;]{3,}"
+    r"(?i)(?<![A-Za-z0-9])(bearer\s+|(?:api[-_]?key|hf[-_]?token|auth[-_]?token|password|secret)(?:[\s\"']*[=:]\s*|\s+)[\"']?)[^\s\"',;]{3,}"
 )
+# `NAME=value` of a shell. In capitals only: `eos_token=</s>` of a log is none.
+_ASSIGNED = re.compile(r"\b([A-Z0-9_]*(?:KEY|TOKEN|SECRET|PASSWORD)=[\"']?)[^\s\"']+")
 _KNOWN = re.compile(r"\b(?:hf_|sk-|gh[pousr]_|nvapi-|xox[a-z]-)[A-Za-z0-9_-]{8,}")
 _SECRET_NAMES = ("token", "secret", "password", "passwd", "authorization", "api_key", "apikey", "cookie")
 # Paths of a webhook that are themselves the secret.
@@ -29,9 +32,10 @@ def masked(value: Any) -> Any:
 
 
 def _masked_text(text: str) -> str:
-    text = _IN_ADDRESS.sub(rf"\1{MASK}@", text)
+    text = CREDENTIALS.sub(rf"\1{MASK}@", text)
     text = _IN_QUERY.sub(rf"\1{MASK}", text)
     text = _HOOK_PATH.sub(lambda found: f"{found.group(1) or found.group(2)}/{MASK}", text)
+    text = _ASSIGNED.sub(rf"\1{MASK}", text)
     text = _AFTER_NAME.sub(rf"\1{MASK}", text)
     return _KNOWN.sub(MASK, text)
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from legroom.planning.cold import cold_start
 from legroom.planning.ready_command import ready_command
+from legroom.planning.secret_words import is_secret
 
 if TYPE_CHECKING:
     from legroom.figures import Figure
     from legroom.memory.layout import Layout
     from legroom.planning.plan import Advice, Plan
 
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD")
 _NOT_ARGS = frozenset({"release", "given", "notes", "usage"})
 
 FIGURES = ("weights", "activation", "cuda_graph", "non_torch", "kv_cache", "outside")
@@ -80,7 +79,7 @@ def args_json(plan: Plan) -> dict[str, Any]:
 
 def env_json(plan: Plan) -> dict[str, str]:
     """The environment the server was planned with; what may be a secret is left out."""
-    return {name: value for name, value in plan.args.env.items() if not _SECRET.search(name)}
+    return {name: value for name, value in plan.args.env.items() if not is_secret(name, value)}
 
 
 def failure_json(plan: Plan) -> dict[str, Any] | None:

@@ -1,0 +1,41 @@
+"""What is secret in a command line: keys and tokens among its flags and variables, credentials inside an address."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+SECRET_FLAGS = {"--api-key": "VLLM_API_KEY", "--hf-token": "HF_TOKEN"}
+"""Flags whose value is a secret, and the variable that vLLM (or the Hub's client) reads instead."""
+CREDENTIALS = re.compile(r"(\b[a-zA-Z][a-zA-Z0-9+.-]*://)[^\s/@]+@")
+"""User and password in an address."""
+
+_SECRET_NAME = re.compile(r"(?i)KEYS?$|TOKEN$|SECRET|PASSW")
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=.+", re.DOTALL)
+_PLACEHOLDERS = {"--api-key": "YOUR_API_KEY", "--hf-token": "YOUR_HF_TOKEN"}
+
+
+def is_secret(name: str, value: str = "") -> bool:
+    """Whether a variable may hold a secret, by its name or by an address with credentials in it."""
+    return bool(_SECRET_NAME.search(name) or CREDENTIALS.search(value))
+
+
+def without_secrets(words: Iterable[str]) -> Iterator[str]:
+    """The words of a command, variables before it included, with a placeholder for every key, token and credential."""
+    from legroom.vllm.command_parts import command_parts  # noqa: PLC0415 - masking a text needs no table of flags
+
+    for part in command_parts(tuple(words)):
+        hidden = _PLACEHOLDERS.get(part.long_name) if part.name else None
+        if hidden is None:
+            yield from map(_shown, part.words)
+            continue
+        flag, joined, _ = part.words[0].partition("=")
+        yield f"{flag}={hidden}" if joined else flag
+        yield from (hidden for _ in part.words[1:])  # --api-key takes several keys
+
+
+def _shown(word: str) -> str:
+    assignment = _ASSIGNMENT.fullmatch(word)
+    if assignment and _SECRET_NAME.search(assignment[1]):
+        return f"{assignment[1]}=YOUR_{assignment[1]}"
+    return CREDENTIALS.sub(r"\1***@", word)

@@ -1,0 +1,36 @@
+"""What is secret in a command line is found however it is written."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from legroom.planning.secret_words import is_secret, without_secrets
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "vllm serve m --api-key hush", "vllm serve m --api_key=hush", "vllm serve m --api-k hush --seed 1",
+        "vllm serve m --api-key a hush", "vllm serve m --hf-token hush", "vllm serve m --hf_tok=hush",
+        "VLLM_API_KEY=hush vllm serve m", "HF_TOKEN=hush vllm serve m", "DB_PASSWORD=hush vllm serve m",
+        "HTTPS_PROXY=http://u:hush@p:1 vllm serve m", "vllm serve m --otlp-traces-endpoint http://u:hush@c",
+    ],
+)  # fmt: skip
+def test_no_secret_is_shown_in_any_spelling(line):
+    shown = list(without_secrets(shlex.split(line)))
+    assert "hush" not in shlex.join(shown)
+    assert len(shown) == len(shlex.split(line))
+
+
+def test_what_is_no_secret_stays_as_it_was_written():
+    words = shlex.split(
+        "OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false vllm serve m --seed=1 --hf-overrides '{}' -tp 2"
+    )
+    assert list(without_secrets(words)) == words
+
+
+def test_a_variable_is_secret_by_its_name_or_by_the_credentials_in_it():
+    assert is_secret("AWS_SECRET_ACCESS_KEY") and is_secret("HTTPS_PROXY", "http://u:p@h:1")
+    assert not is_secret("HTTPS_PROXY", "http://h:1") and not is_secret("TOKENIZERS_PARALLELISM", "false")
