@@ -75,3 +75,70 @@ def test_a_script_with_too_many_words_is_said_to_be_cut(monkeypatch):
 
 def test_the_same_finding_is_told_once():
     assert lines_of("for i in 1 2; do pkill -f vllm; done") == [1]
+
+
+# Lines and values that belong together
+
+
+DOCKERFILE = """\
+ARG VLLM_VERSION=v0.10.2
+FROM --platform=linux/amd64 vllm/vllm-openai:${VLLM_VERSION}
+ENV VLLM_LOGGING_LEVEL=INFO \\
+    # HF_TOKEN=hf_old0123456789
+    VLLM_USE_V1=1
+ENTRYPOINT ["vllm", "serve"]
+CMD ["org/m", "--nope", "--swap-space", "4", "--attention-backend", "X"]
+HEALTHCHECK --interval=30s \\
+    CMD curl -f http://localhost:8000/health || exit 1
+"""
+
+
+def test_the_continued_lines_of_a_health_check_are_not_the_command_of_the_image():
+    found = lint_texts([("Dockerfile", DOCKERFILE)], Options()).findings
+    assert [(one.rule, one.place.line) for one in found] == [("flag-unknown", 7), ("flag-not-yet", 7)]
+
+
+def test_the_default_of_a_build_argument_names_the_release():
+    found = lint_texts([("Dockerfile", DOCKERFILE.replace("v0.10.2", "v0.18.0"))], Options()).findings
+    assert "flag-removed" in {one.rule for one in found}
+
+
+@pytest.mark.parametrize("mark", ["#", ";", "  # --in-a-comment \\"])
+def test_a_comment_between_continued_lines_does_not_end_the_command_of_a_unit(mark):
+    unit = f"[Service]\nExecStart=/x/vllm serve org/m \\\n{mark} a comment\n  --port 1 \\\n  --nope\nKillMode=process\n"
+    assert lines_of(unit, "a.service") == [5, 6]
+
+
+COMPOSE = """\
+x-vllm: &vllm
+  image: vllm/vllm-openai:v0.10.2
+  environment: &env
+    VLLM_USE_V1: 1
+x-shared: &shared
+  image: other
+  shm_size: 16gb
+services:
+  a:
+    <<: [*vllm, *shared]
+    command: --model org/m -tp 2 --swap-space 8
+  b:
+    <<: *vllm
+    image: vllm/vllm-openai:v0.18.0
+    environment:
+      <<: *env
+    command: --model org/m -tp 2 --swap-space 8
+"""
+
+
+def test_merge_keys_are_resolved_and_own_keys_come_first():
+    found = lint_texts([("compose.yaml", COMPOSE)], Options()).findings
+    assert sorted({(one.rule, one.place.line) for one in found}) == [
+        ("env-unknown", 4),
+        ("flag-removed", 17),
+        ("shm-missing", 13),
+    ]
+
+
+@pytest.mark.parametrize("text", ["a: &a [*a]\n", "a: &a\n  <<: *a\n"])
+def test_a_value_that_contains_itself_is_said(text):
+    assert "contains itself" in lint_texts([("a.yaml", text)], Options()).unread[0].reason

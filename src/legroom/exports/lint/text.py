@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterator
 
@@ -52,6 +53,11 @@ class Text:
             indent + (self._columns[first + i] if first + i < len(self._columns) else 0) for i in range(len(lines))
         )
         return Text(self.path, "\n".join(line[indent:] for line in lines), self._line + first, columns)
+
+
+def without_comment_lines(text: str, marks: str) -> str:
+    """A continued line with the comment lines inside it made spaces, so that offsets stay and the line goes on."""
+    return re.sub(rf"(?<=\n)[ \t]*[{marks}][^\n]*(\n|$)", lambda found: " " * len(found[0]), text)
 
 
 class Shifted:

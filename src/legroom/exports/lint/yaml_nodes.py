@@ -12,6 +12,7 @@ from legroom.exports.lint.text import Text
 
 _DEEPEST = 200
 _MOST_NODES = 300_000
+_MERGE = "tag:yaml.org,2002:merge"
 TEMPLATE_HINT = "render it first, for example with `helm template`, and pass the result"
 
 
@@ -94,7 +95,10 @@ def load_nodes(source: Text) -> list[Node]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise _not_yaml(source, error) from None
     budget = [_MOST_NODES]
-    return [_convert(source, node, budget) for node in documents]
+    try:
+        return [_convert(source, node, budget) for node in documents]
+    except RecursionError:
+        raise LegroomError("holds a value that contains itself", "check its anchors (&name) and aliases") from None
 
 
 def _not_yaml(source: Text, error: Exception) -> LegroomError:
@@ -111,12 +115,25 @@ def _convert(source: Text, node: Any, budget: list[int]) -> Node:
     if budget[0] < 0:
         raise LegroomError("has too many values", f"legroom reads at most {_MOST_NODES:,}")
     kind = node.id
+    inherited: dict[str, Node] = {}
     if kind == "mapping":
         values: Any = {}
         for key, value in node.value:
-            values[key.value if isinstance(key.value, str) else "?"] = _convert(source, value, budget)
+            if key.tag == _MERGE:
+                inherited |= {name: inner for name, inner in _merged(source, value, budget) if name not in inherited}
+            else:
+                values[key.value if isinstance(key.value, str) else "?"] = _convert(source, value, budget)
+        values = inherited | values
     elif kind == "sequence":
         values = [_convert(source, item, budget) for item in node.value]
     else:
         values = None if node.tag.endswith(":null") else node.value
     return Node(source, node, values)
+
+
+def _merged(source: Text, node: Any, budget: list[int]) -> Iterator[tuple[str, Node]]:
+    """What `<<: *anchor` or `<<: [*one, *two]` brings in: of two anchors the first one counts."""
+    found: dict[str, Node] = {}
+    for one in node.value if node.id == "sequence" else [node]:
+        found = {**dict(_convert(source, one, budget).items()), **found}
+    yield from found.items()

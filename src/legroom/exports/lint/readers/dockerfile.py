@@ -10,13 +10,14 @@ from legroom.exports.lint.readers.shell import subjects_of
 from legroom.exports.lint.shell_scan import Word
 from legroom.exports.lint.shell_words import Command, commands
 from legroom.exports.lint.subjects import Found, Invoked, Started
-from legroom.exports.lint.text import Text
+from legroom.exports.lint.text import Text, without_comment_lines
 from legroom.vllm.containers import with_entrypoint
-from legroom.vllm.shell import server_start
+from legroom.vllm.shell import expand, server_start
 
 _INSTRUCTION = re.compile(
-    r"^[ \t]*(FROM|ENV|ENTRYPOINT|CMD|RUN)[ \t]+((?:\\\r?\n|[^\n])*)", re.MULTILINE | re.IGNORECASE
+    r"^[ \t]*([A-Za-z]+)[ \t]+((?:\\[ \t]*\r?\n(?:[ \t]*(?:#[^\n]*)?\r?\n)*|[^\n])*+)", re.MULTILINE
 )
+"""Every one, so that the continued lines of HEALTHCHECK or ONBUILD are not read as instructions of their own."""
 
 
 def read_dockerfile(source: Text) -> Found:
@@ -26,23 +27,26 @@ def read_dockerfile(source: Text) -> Found:
 
 def _subjects(source: Text) -> Iterator[Started | Invoked]:
     env: dict[str, Word] = {}
-    image, entrypoint, arguments = "", (), ()
-    entry: tuple[Word, ...] = entrypoint
-    given: tuple[Word, ...] = arguments
+    build_args: dict[str, str] = {}
+    image = ""
+    entry: tuple[Word, ...] = ()
+    given: tuple[Word, ...] = ()
     for found in _INSTRUCTION.finditer(source.text):
-        name, start = found[1].upper(), found.start(2)
+        name, start, body = found[1].upper(), found.start(2), without_comment_lines(found[2], "#")
         if name == "FROM":
-            image, entry, given = found[2].split()[0] if found[2].split() else "", (), ()
+            image, entry, given = expand(_image(body), build_args), (), ()
+        elif name == "ARG":
+            build_args |= {key: word.text for key, word in _environment(body, start).items()}
         elif name == "ENV":
-            env |= _environment(found[2], start)
+            env |= _environment(body, start)
         elif name == "RUN":
-            for command in commands(_at(source, start, found.end(2))):
+            for command in commands(Text(source.path, body)):
                 moved = tuple(Word(word.text, word.offset + start, word.raw) for word in command.words)
                 yield from subjects_of(source, Command(moved, env, command.pipeline), "docker")
         elif name == "ENTRYPOINT":
-            entry = _words(found[2], start)
-        else:
-            given = _words(found[2], start)
+            entry = _words(body, start)
+        elif name == "CMD":
+            given = _words(body, start)
     texts = with_entrypoint(image, tuple(word.text for word in entry), tuple(word.text for word in given))
     if (entry or given) and (at := server_start(texts)) is not None:
         every = (*entry, *given)
@@ -51,8 +55,8 @@ def _subjects(source: Text) -> Iterator[Started | Invoked]:
         yield Started("docker", placed[at:], env, source.place, source.place(every[0].offset), image)
 
 
-def _at(source: Text, start: int, end: int) -> Text:
-    return Text(source.path, source.text[start:end])
+def _image(text: str) -> str:
+    return next((word for word in text.split() if not word.startswith("--")), "")
 
 
 def _words(text: str, start: int) -> tuple[Word, ...]:

@@ -10,9 +10,12 @@ from legroom.exports.lint.readers.shell import subjects_of
 from legroom.exports.lint.shell_scan import Word
 from legroom.exports.lint.shell_words import Command, commands
 from legroom.exports.lint.subjects import At, Expression, Found, Invoked, Started, Unit
-from legroom.exports.lint.text import Text
+from legroom.exports.lint.text import Text, without_comment_lines
 
-_SETTING = re.compile(r"^(?P<key>[A-Za-z]+)[ \t]*=[ \t]*(?P<value>(?:[^\n]*\\\r?\n)*[^\n]*)$", re.MULTILINE)
+_SETTING = re.compile(
+    r"^(?P<key>[A-Za-z]+)[ \t]*=[ \t]*(?P<value>(?:[^\n]*\\\r?\n(?:[ \t]*[#;][^\n]*\n)*)*+[^\n]*)$", re.MULTILINE
+)
+"""systemd leaves comments between continued lines out."""
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|sec|seconds?|m|min|minutes?|h|hr|hours?|d|days?)?")
 _SECONDS = {"u": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 STOP_S = START_S = 90.0
@@ -29,12 +32,13 @@ def _subjects(source: Text) -> Iterator[Expression | Started | Invoked | Unit]:
     lines: list[tuple[str, Word]] = []
     env: dict[str, Word] = {}
     for found in _SETTING.finditer(source.text):
-        word = Word(found["value"], found.start("value"), found["value"])
-        settings[found["key"]] = Word(found["value"].strip(), found.start("key"), found[0])
+        value = without_comment_lines(found["value"], "#;")
+        word = Word(value, found.start("value"), value)
+        settings[found["key"]] = Word(value.strip(), found.start("key"), found[0])
         if found["key"] == "Environment":
-            for inner in re.finditer(r"\"(\w+)=([^\"]*)\"|'(\w+)=([^']*)'|(\w+)=(\S*)", found["value"]):
-                name, value = next((inner[i], inner[i + 1]) for i in (1, 3, 5) if inner[i])
-                env[name] = Word(value, found.start("value") + inner.start(), inner[0])
+            for inner in re.finditer(r"\"(\w+)=([^\"]*)\"|'(\w+)=([^']*)'|(\w+)=(\S*)", value):
+                name, given = next((inner[i], inner[i + 1]) for i in (1, 3, 5) if inner[i])
+                env[name] = Word(given, found.start("value") + inner.start(), inner[0])
         elif found["key"].startswith("Exec"):
             lines.append((found["key"], word))
     if "ExecStart" not in settings:
