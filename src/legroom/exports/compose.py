@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.exports import containers
 from legroom.exports.request import ExportedFile
 from legroom.exports.server import Server, server_of
+from legroom.exports.server_address import check_inside
 from legroom.exports.server_env import allocator_remark
 from legroom.exports.server_options import add_server_options
 from legroom.exports.server_words import API_KEY_NAME, WITHOUT_API_KEY
@@ -29,6 +30,7 @@ def add_options(group: argparse._ArgumentGroup) -> None:
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     """The compose file, and the Dockerfile of its image where legroom must be inside."""
     server = server_of(request)
+    check_inside(server.words)
     remarks = (*containers.head(server), *allocator_remark(server.plan, server.words, server.release))
     made = ExportedFile("compose.yaml", yaml_text(document(server), head=remarks))
     return (containers.dockerfile(server), made) if containers.needs_legroom(server) else (made,)
@@ -106,7 +108,7 @@ def _health(server: Server) -> dict[str, Any]:
     times = server.times
     assert times is not None
     return {
-        "test": ["CMD", "curl", "-fsS", "-m", "5", containers.health_url(server)],
+        "test": ["CMD", *server.address.curl_words("/health")],
         "start_period": Said(f"Not unhealthy while it loads: {times.short_sentence()}.", f"{times.limit_s}s"),
         "interval": "10s",
         "timeout": "6s",
@@ -124,9 +126,10 @@ def _devices(server: Server) -> dict[str, Any]:
 
 
 def _watch(server: Server) -> dict[str, Any]:
+    url = f"{server.address.scheme}://{server.name}:{server.port}"
     return {
         "image": containers.image(server),
-        "entrypoint": ["legroom", "watch", "--daemon", f"http://{server.name}:{server.port}"],
+        "entrypoint": ["legroom", *server.address.watched(url)],
         "depends_on": [server.name],
         "volumes": ["legroom:/root/.local/share/legroom"],
         "init": True,

@@ -97,8 +97,3 @@ def head(server: Server) -> Iterator[str]:
 def shm_gib(server: Server) -> int:
     """/dev/shm in whole GiB."""
     return server.host.shm_bytes // GIB if server.host else 1
-
-
-def health_url(server: Server) -> str:
-    """Where it says that it serves."""
-    return f"http://127.0.0.1:{server.port}/health"

@@ -11,6 +11,7 @@ from legroom.exports import containers
 from legroom.exports.request import ExportedFile
 from legroom.exports.script import comment_lines, required
 from legroom.exports.server import Server, server_of
+from legroom.exports.server_address import check_inside
 from legroom.exports.server_env import allocator_remark
 from legroom.exports.server_options import add_server_options
 
@@ -30,6 +31,7 @@ def add_options(group: argparse._ArgumentGroup) -> None:
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     """A script with the line, and the Dockerfile of its image where legroom must be inside."""
     server = server_of(request)
+    check_inside(server.words)
     run = ExportedFile(f"{server.name}-docker.sh", run_text(server), executable=True)
     return (containers.dockerfile(server), run) if containers.needs_legroom(server) else (run,)
 
@@ -100,7 +102,7 @@ def _health(server: Server) -> Iterator[str]:
     if server.times is None:
         return
     yield from comment_lines(f"Not unhealthy while it loads: {server.times.short_sentence()}.")
-    yield f"--health-cmd {shlex.quote(f'curl -fsS -m 5 {containers.health_url(server)}')}"
+    yield f"--health-cmd {shlex.quote(server.address.curl('/health'))}"
     yield f"--health-start-period {server.times.limit_s}s --health-interval 10s --health-timeout 6s --health-retries 3"
     yield from comment_lines(f"docker stop waits for the drain ({server.times.drain_s} s) and the teardown.")
     yield f"--stop-timeout {server.times.stop_s}"
@@ -117,5 +119,5 @@ def _watch(server: Server) -> Iterator[str]:
     yield (
         f"docker run --detach --init --name {server.name}-watch --restart unless-stopped --network "
         f"container:{server.name} --volume legroom:/root/.local/share/legroom --entrypoint legroom "
-        f"{containers.image(server)} watch --daemon http://127.0.0.1:{server.port}"
+        f"{containers.image(server)} {shlex.join(server.address.watched())}"
     )

@@ -15,6 +15,7 @@ from legroom.exports import containers
 from legroom.exports.kubernetes import secret_key
 from legroom.exports.request import ExportedFile
 from legroom.exports.server import Server, server_of
+from legroom.exports.server_address import check_inside
 from legroom.exports.server_env import allocator_remark
 from legroom.exports.server_options import add_server_options
 from legroom.exports.server_times import PROBE_PERIOD_S
@@ -70,6 +71,12 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 
 def _check(server: Server) -> None:
+    check_inside(server.words)
+    if server.address.tls:
+        raise LegroomError(
+            "the router of the chart speaks plain http to its servers",
+            "leave --ssl-*, or use legroom export kubernetes",
+        )
     if server.options.guard or server.options.sidecar:
         raise LegroomError(
             "the chart has no place for a guard or a sidecar of legroom", "use legroom export kubernetes, or leave them"

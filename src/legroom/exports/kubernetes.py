@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.exports import containers
 from legroom.exports.request import ExportedFile
 from legroom.exports.server import Server, server_of
+from legroom.exports.server_address import check_inside
 from legroom.exports.server_drain import guard_drain, metrics_drain
 from legroom.exports.server_env import allocator_remark
 from legroom.exports.server_options import add_server_options
@@ -36,6 +37,7 @@ def add_options(group: argparse._ArgumentGroup) -> None:
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     """The manifests in one file, and the Dockerfile of the image where legroom must be inside."""
     server = server_of(request)
+    check_inside(server.words)
     remarks = [*containers.head(server), *allocator_remark(server.plan, server.words, server.release)]
     if server.secrets:
         literals = " ".join(f"--from-literal={secret_key(name)}=..." for name in server.secrets)
@@ -91,6 +93,8 @@ def _pod_metadata(server: Server) -> dict[str, Any]:
         "prometheus.io/port": str(server.port),
         "prometheus.io/path": "/metrics",
     }
+    if server.address.tls:
+        scrape["prometheus.io/scheme"] = "https"
     return {"labels": _metadata(server, None)["labels"], "annotations": scrape}
 
 
@@ -171,7 +175,7 @@ def _resources(server: Server) -> dict[str, Any]:
 
 
 def _probes(server: Server) -> dict[str, Any]:
-    check = {"httpGet": {"path": "/health", "port": "http"}}
+    check = {"httpGet": {"path": "/health", "port": "http", **({"scheme": "HTTPS"} if server.address.tls else {})}}
     probes: dict[str, Any] = {
         "livenessProbe": Said(
             "A minute without an answer: a busy event loop must not be taken for a dead server.",
@@ -226,7 +230,7 @@ def _watch(server: Server) -> dict[str, Any]:
     return {
         "name": "legroom-watch",
         "image": containers.image(server),
-        "command": ["legroom", "watch", "--daemon", f"http://127.0.0.1:{server.port}"],
+        "command": ["legroom", *server.address.watched()],
         "resources": {"requests": {"cpu": "100m", "memory": _WATCH_MEMORY}, "limits": {"memory": _WATCH_MEMORY}},
     }
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.exports.comments import comment
+from legroom.exports.server_address import Address, address_of
 from legroom.exports.server_env import EnvLine, environment, is_secret
 from legroom.exports.server_host import HostNeeds, host_needs
 from legroom.exports.server_times import DISK_BYTES_S, DOWNLOAD_BYTES_S, DRAIN_S, StartTimes
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from legroom.exports.request import ExportRequest
     from legroom.facts.releases import Release
 
-DEFAULT_PORT = 8000
 _PINNED = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
 """What the memory of a server follows from: written out, so that a release with other defaults changes nothing."""
 _READ_LARGER = {"fp8": 2, "bitsandbytes": 4}
@@ -61,12 +61,21 @@ class Server:
     lines: tuple[Line, ...]
     env: tuple[EnvLine, ...]
     secrets: tuple[str, ...]
-    port: int
     gpus: int
     plan: PlanDocument | None
     times: StartTimes | None
     host: HostNeeds | None
     options: ServerOptions
+
+    @property
+    def address(self) -> Address:
+        """Where it listens."""
+        return address_of(self.words)
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        return self.address.port
 
     @property
     def drains_itself(self) -> bool:
@@ -151,7 +160,6 @@ def planned_server(
         lines=lines,
         env=env,
         secrets=secrets_of(words, options, local, (*secret_names, *given)),
-        port=_port(words),
         gpus=gpus,
         plan=plan,
         times=times,
@@ -173,7 +181,6 @@ def unplanned_server(words: Sequence[str], release: Release, env: Mapping[str, s
         lines=tuple(Line(phrase, comment(phrase, None)) for phrase in parts.phrases),
         env=environment(None, parts, release, dict(env or {}), None),
         secrets=secrets_of(parts, options, local, tuple(env or ())),
-        port=_port(parts),
         gpus=1,
         plan=None,
         times=None,
@@ -239,8 +246,3 @@ def _with_guard(words: ServerWords) -> ServerWords:
     if given is not None and given.value == MIDDLEWARE:
         return words
     return words.with_phrase(Phrase("--middleware", (MIDDLEWARE,)))
-
-
-def _port(words: ServerWords) -> int:
-    phrase = words.get("--port")
-    return int(phrase.value) if phrase and phrase.value.isdigit() else DEFAULT_PORT

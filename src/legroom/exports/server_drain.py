@@ -15,11 +15,12 @@ _TURN_S = 2
 
 def guard_drain(server: Server, otherwise: str = "exit 0") -> str:
     """Tell the guard to turn new requests away, then wait until nothing runs; `otherwise` where it does not answer."""
-    base = f"http://127.0.0.1:{server.port}/-/legroom"
     bearer = '-H "Authorization: Bearer $LEGROOM_GUARD_TOKEN"'
+    on = """-H "Content-Type: application/json" -d '{"on": true}'"""
+    drain, status = (server.address.curl(f"/-/legroom/{what}") for what in ("drain", "status"))
     return (
-        f"""curl -fsS -m 5 -X POST {bearer} -H "Content-Type: application/json" -d '{{"on": true}}' {base}/drain """
-        f"""|| {{ {otherwise}; }}; for turn in $(seq {_turns(server)}); do curl -fsS -m 5 {bearer} {base}/status """
+        f"""{drain} -X POST {bearer} {on} """
+        f"""|| {{ {otherwise}; }}; for turn in $(seq {_turns(server)}); do {status} {bearer} """
         f"""| grep -Eq '"running": *0[^0-9]' && exit 0; sleep {_TURN_S}; done"""
     )
 
@@ -29,8 +30,8 @@ def metrics_drain(server: Server) -> str:
     running = name_of("running", server.release, _engine(server)) or "vllm:num_requests_running"
     waiting = name_of("waiting", server.release, _engine(server)) or "vllm:num_requests_waiting"
     return (
-        f"sleep {ENDPOINT_S}; for turn in $(seq {_turns(server)}); do curl -fsS -m 5 "
-        f"http://127.0.0.1:{server.port}/metrics | grep -E '^({running}|{waiting})[{{ ]' "
+        f"sleep {ENDPOINT_S}; for turn in $(seq {_turns(server)}); do "
+        f"{server.address.curl('/metrics')} | grep -E '^({running}|{waiting})[{{ ]' "
         f"| grep -Eqv ' 0(\\.0)?$' || exit 0; sleep {_TURN_S}; done"
     )
 

@@ -11,6 +11,7 @@ from legroom.exports.comments import headline
 from legroom.exports.request import ExportedFile
 from legroom.exports.script import comment_lines
 from legroom.exports.server import Server, server_of
+from legroom.exports.server_address import check_probes
 from legroom.exports.server_drain import guard_drain
 from legroom.exports.server_env import allocator_remark
 from legroom.exports.server_options import add_server_options
@@ -37,6 +38,7 @@ def add_options(group: argparse._ArgumentGroup) -> None:
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     """The unit, and one for `legroom watch` where it is asked for."""
     server = server_of(request)
+    check_probes(server.words)
     user, folder = request.options.get("user", "vllm"), request.options.get("bin", "/opt/vllm/bin").rstrip("/")
     if not folder.startswith("/"):
         raise LegroomError(f"--bin {folder} is not an absolute path", "systemd starts programs by their whole path")
@@ -116,7 +118,7 @@ def _waiting(server: Server) -> Iterator[str]:
     if server.times is None:
         return
     yield from comment_lines("`systemctl start` returns when it serves: " + server.times.sentence() + ".")
-    alive = f"curl -fsS -o /dev/null -m 5 http://127.0.0.1:{server.port}/health"
+    alive = server.address.curl("/health", "-o", "/dev/null")
     yield f"ExecStartPost=/bin/sh -c {quoted(f'while kill -0 $MAINPID; do {alive} && exit 0; sleep 5; done; exit 1')}"
     yield f"TimeoutStartSec={server.times.limit_s}"
 
@@ -157,7 +159,7 @@ def watch_text(server: Server, user: str, folder: str) -> str:
         f"User={user}",
         f"StateDirectory={server.name}",
         f"Environment=LEGROOM_HOME=%S/{server.name}/legroom",
-        f"ExecStart={folder}/legroom watch --daemon http://127.0.0.1:{server.port}",
+        f"ExecStart={folder}/legroom {' '.join(quoted(word) for word in server.address.watched())}",
         "Restart=always",
         f"RestartSec={_RESTART_S}",
         "NoNewPrivileges=yes",
