@@ -109,6 +109,15 @@ def test_the_plan_is_beside_reality():
     assert str(plan.kv["tokens"]) in titles["Tokens in the KV cache"]["targets"][0]["expr"]
 
 
+@pytest.mark.parametrize("version", ["0.6.6", "0.32.0", "any"])
+def test_the_reported_pool_keeps_the_labels_that_hold_it(version):
+    titles = {panel["title"]: panel for panel in panels(dashboard(version))}
+    (target,) = titles["The pool as the servers report it"]["targets"]
+    kept = target["expr"].partition("by (")[2].partition(")")[0].split(", ")
+    assert {"instance", "num_gpu_blocks", "block_size", "cache_dtype"} <= set(kept)
+    assert "without" not in target["expr"]
+
+
 def test_latency_targets_become_thresholds():
     titles = {panel["title"]: panel for panel in panels(dashboard(ttft_p99="2s"))}
     assert titles["Time to first token"]["fieldConfig"]["defaults"]["thresholds"]["steps"][-1]["value"] == 2

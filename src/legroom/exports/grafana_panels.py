@@ -17,6 +17,8 @@ INSTANCE = 'instance=~"$instance"'
 SELECTOR = f'model_name=~"$model", {INSTANCE}'
 SERVER = "{{model_name}} {{instance}}"
 _BY_SERVER = "by (instance, model_name)"
+_SETTINGS = ("instance", "engine", "num_gpu_blocks", "block_size", "cache_dtype", "gpu_memory_utilization")
+"""The labels of vLLM's cache settings that a reader compares with a plan."""
 _PARTS = {
     "weights_bytes": "weights",
     "activation_bytes": "activations",
@@ -137,7 +139,8 @@ def _target(seconds: float | None) -> tuple[tuple[float, str], ...]:
 
 
 def _memory(release: Release | None, measures: Measures, plan: PlanDocument | None) -> Row:
-    by_instance = Measures(release, INSTANCE)
+    # The settings are the labels of this metric: they are what is shown, not parts to add up.
+    reported = Measures(release, INSTANCE, f"by ({', '.join(_SETTINGS)})")
     settings = Panel(
         "The pool as the servers report it",
         "num_gpu_blocks and block_size are the pool that vLLM allocated at start"
@@ -146,7 +149,7 @@ def _memory(release: Release | None, measures: Measures, plan: PlanDocument | No
             if plan
             else ". `legroom export grafana --plan FILE` puts the plan beside it."
         ),
-        (Query(by_instance.value("cache_config", "max"), "{{instance}}"),),
+        (Query(reported.value("cache_config", "max"), "{{instance}}"),),
         "short",
         "table",
         24 if plan is None else 8,
