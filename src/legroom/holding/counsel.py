@@ -121,11 +121,12 @@ def compare(question: Question) -> Answer:
 def settle(question: Question) -> Answer:
     """The server is up: prove it, and learn from it."""
     command = read_command([*_assignments(question), *question["words"]], question["vllm"], os.environ)
-    ok, text = True, ""
+    ok: bool | None = True
+    text = ""
     if question["verify"]:
         key = other_value(command.args, "--api-key") or {**os.environ, **command.env}.get("VLLM_API_KEY")
         ok, text = proven(question["url"], key)
-    lines = learnt(Path(question["log"]), Gpus(**question["gpus"])) if ok else []
+    lines = learnt(Path(question["log"]), Gpus(**question["gpus"])) if ok is not False else []
     return {"lines": lines, "ok": ok, "proof": text}
 
 

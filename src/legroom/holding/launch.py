@@ -212,13 +212,13 @@ class Supervisor:
             self._settled(answer)
 
     def _settled(self, answer: Mapping[str, Any]) -> None:
-        self.verified = bool(answer["ok"]) if self.options.verify else None
-        if not answer["ok"]:
+        self.verified = answer["ok"] if self.options.verify else None
+        if answer["ok"] is False:
             name = self.diary.happened("not_verified", answer["proof"], {"command": self.line})
             self.say(f"NOT verified ({name}): {answer['proof']}")
             return
         if answer["proof"]:
-            self.say(f"verified: {answer['proof']}")
+            self.say(f"{'verified' if answer['ok'] else 'not verified'}: {answer['proof']}")
         self.say(f"serving at {self.prepared['url']} with: {self.line}")
         if self.options.save:
             from legroom.holding.start_script import save  # noqa: PLC0415
@@ -368,7 +368,7 @@ class Supervisor:
         problem = self.file.write(
             {
                 "pid": os.getpid(), "child_pid": child.pid, "keeper_pid": child.keeper_pid, "url": self.prepared["url"],
-                "command": self.words, "log": str(self.file.log), "started_s": time.time(),
+                "command": self.words, "env": self.env, "log": str(self.file.log), "started_s": time.time(),
             }
         )  # fmt: skip
         if problem:

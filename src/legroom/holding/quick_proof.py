@@ -1,44 +1,78 @@
-"""Does a server that says it is healthy also serve? Its model, one completion, and one request at the full context."""
+"""Does a server that says it is healthy also serve? Its model, one request, and one at the full context."""
 
 from __future__ import annotations
 
 import json
+import re
 import ssl
 import urllib.error
 import urllib.request
 from typing import Any
 
 _PATIENCE_S = 120.0
+_TOKEN, _ANSWER = 3, 4
+_NO_DOOR = re.compile(r"(?:404|501)\b|.*does not support \w+ API", re.DOTALL)
 
 
-def prove(url: str, api_key: str | None = None) -> tuple[bool, str]:
-    """Whether all of it worked, and what was done, or what did not work."""
+class _Refused(OSError):
+    """An answer other than 200: its status, then what it said."""
+
+
+def has_no_door(refusal: str) -> bool:
+    """Whether a refusal (`404: ...`) means that this kind of request is not served at all.
+
+    vLLM has no such route for a pooling model (404), or says that the model does not support it (501; 400 in older
+    releases).
+    """
+    return _NO_DOOR.match(refusal) is not None
+
+
+def prove(url: str, api_key: str | None = None) -> tuple[bool | None, str]:
+    """Whether all of it worked, and what was done, or what did not; None where there is no door to try it at."""
     try:
         _ask(url, "/health", None, api_key)
         model = _ask(url, "/v1/models", None, api_key)["data"][0]
-        name, length = model["id"], int(model.get("max_model_len") or 0)
-        _ask(url, "/v1/completions", {"model": name, "prompt": "Hello", "max_tokens": 4}, api_key)
-        done = f"serves {name}: one completion"
-        if length > 16:
-            prompt = [3] * (length - 8)  # token ids, so that the length is exact whatever the tokenizer
-            _ask(url, "/v1/completions", {"model": name, "prompt": prompt, "max_tokens": 4}, api_key)
-            done += f" and a request of {length:,} tokens"
-    except (OSError, ValueError, KeyError, IndexError) as error:
-        return False, f"the server is healthy but does not serve: {_told(error)}"
-    return True, done
+        name, length = str(model["id"]), int(model.get("max_model_len") or 0)
+        for did, tries in (("one completion", _completion), ("one embedding", _embedding)):
+            try:
+                tries(url, name, 0, api_key)
+            except _Refused as refused:
+                if not has_no_door(str(refused)):
+                    raise
+                continue
+            if length <= 4 * _ANSWER:
+                return True, f"serves {name}: {did}"
+            tries(url, name, length, api_key)
+            return True, f"serves {name}: {did} and a request of {length:,} tokens"
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        return False, f"the server is healthy but does not serve: {error}"
+    return None, f"serves {name}, but neither completions nor embeddings, so no request was tried"
+
+
+def _completion(url: str, model: str, length: int, api_key: str | None) -> None:
+    """One of so many tokens in all, prompt and answer; a short one for 0."""
+    # Token ids, so that the length is exact whatever the tokenizer.
+    prompt = [_TOKEN] * (length - _ANSWER) if length else "Hello"
+    body = {"model": model, "prompt": prompt, "max_tokens": _ANSWER, "ignore_eos": True}
+    _ask(url, "/v1/completions", body, api_key)
+
+
+def _embedding(url: str, model: str, length: int, api_key: str | None) -> None:
+    """What a pooling model serves instead: all tokens are prompt."""
+    _ask(url, "/v1/embeddings", {"model": model, "input": [_TOKEN] * length if length else "Hello"}, api_key)
 
 
 def _ask(url: str, path: str, body: Any, api_key: str | None) -> Any:
     headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
     data = json.dumps(body).encode() if body is not None else None
     request = urllib.request.Request(url + path, data, headers)
-    context = ssl._create_unverified_context() if url.startswith("https") else None
-    with urllib.request.urlopen(request, timeout=_PATIENCE_S, context=context) as answer:
-        text = answer.read(1 << 20)
-    return json.loads(text) if text else {}
-
-
-def _told(error: Exception) -> str:
-    if isinstance(error, urllib.error.HTTPError):
-        return f"{error.code} from {error.url}: {error.read(300).decode('utf-8', 'replace')}"
-    return str(error)
+    # The server is on this machine: no proxy of the environment is between, and its certificate is its own.
+    secure = urllib.request.HTTPSHandler(context=ssl._create_unverified_context())
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), secure)
+    try:
+        with opener.open(request, timeout=_PATIENCE_S) as answer:
+            text = answer.read(1 << 20)
+    except urllib.error.HTTPError as error:
+        raise _Refused(f"{error.code} from {error.url}: {error.read(300).decode('utf-8', 'replace')}") from None
+    # Of the answers only the list of models is read; an embedding may be longer than what is read of it.
+    return json.loads(text) if text and body is None else {}

@@ -52,8 +52,8 @@ def learnt(log: Path, gpus: Gpus) -> list[str]:
     return [f"the measured memory is kept for later plans ({', '.join(sorted(terms)).replace('_', ' ')})"]
 
 
-def proven(url: str, api_key: str | None) -> tuple[bool, str]:
-    """The short form of `legroom verify`."""
+def proven(url: str, api_key: str | None) -> tuple[bool | None, str]:
+    """The short form of `legroom verify`; None where the server has no door that can be tried."""
     from legroom.holding.quick_proof import prove  # noqa: PLC0415 - loads an HTTP client
 
     return prove(url, api_key)
