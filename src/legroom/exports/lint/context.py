@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from legroom.exports.lint.finding import Finding, Rule
 from legroom.facts.metrics import all_exposed_names, exposed_names
 from legroom.facts.releases import Release, latest
 from legroom.facts.releases import release as known_release
-from legroom.records import dataclass
+from legroom.records import dataclass, field
 from legroom.vllm.containers import image_release
 from legroom.vllm.parse import ParsedArgs, parse_flags
 
@@ -27,8 +28,8 @@ class Context:
     asked: Release | None = None
     """The release that was asked for; None: what an image names, else the newest known."""
     plan: PlanDocument | None = None
-    records: frozenset[str] = frozenset()
-    """Series that the linted rule files record."""
+    records: Mapping[str, str] = field(default_factory=dict)
+    """Series that the linted rule files record, each with its expression."""
     any_release: bool = False
     """Whether a series of any release is right."""
 

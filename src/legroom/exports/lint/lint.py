@@ -91,7 +91,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
                 skipped.append(item)
             else:
                 found.append((path, item))
-    records = frozenset(name for _, item in found for name in item.records)
+    records = {name: expression for _, item in found for name, expression in item.records.items()}
     context = Context(options.release, options.plan, records, options.any_release)
     ignores = {path: Ignores(text) for path, text in texts}
     distinct: dict[Finding, None] = {}

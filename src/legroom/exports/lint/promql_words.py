@@ -21,9 +21,12 @@ _TOKEN = re.compile(
     |(?P<other>.)""",
     re.VERBOSE | re.DOTALL,
 )
-_GROUPING = frozenset({"by", "without", "on", "ignoring", "group_left", "group_right"})
-_WORDS = _GROUPING | frozenset({"and", "or", "unless", "bool", "offset", "inf", "nan", "atan2", "start", "end"})
+GROUPING = frozenset({"by", "without", "on", "ignoring", "group_left", "group_right"})
+_WORDS = GROUPING | frozenset({"and", "or", "unless", "bool", "offset", "inf", "nan", "atan2", "start", "end"})
 _COMPARISONS = frozenset({"==", "!=", ">", "<", ">=", "<="})
+_TURNED = {">": "<", "<": ">", ">=": "<=", "<=": ">="}
+_ARITHMETIC = frozenset("*/+-%^")
+_BEFORE_A_TERM = ("(", "and", "or", "unless", ")")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`something OP number`, and the number's place."""
+    """`something OP number`, and the number's place; `number OP something` is turned round."""
 
     operator: str
     number: float
@@ -72,11 +75,11 @@ def series_names(expression: str) -> Iterator[Series]:
         following = stream[i + 1].text if i + 1 < len(stream) else ""
         if token.text == "{":
             yield from _named_by_label(stream, i)
-            i = _skip(stream, i, "{", "}")
+            i = skip(stream, i, "{", "}")
         elif token.text == "[":
-            i = _skip(stream, i, "[", "]")
-        elif token.kind == "name" and token.text.lower() in _GROUPING and following == "(":
-            i = _skip(stream, i + 1, "(", ")")
+            i = skip(stream, i, "[", "]")
+        elif token.kind == "name" and token.text.lower() in GROUPING and following == "(":
+            i = skip(stream, i + 1, "(", ")")
         else:
             called = following == "(" or _is_aggregation(stream, i)
             if token.kind == "name" and not called and token.text.lower() not in _WORDS:
@@ -91,12 +94,13 @@ def _is_aggregation(stream: tuple[Token, ...], i: int) -> bool:
 
 
 def _named_by_label(stream: tuple[Token, ...], start: int) -> Iterator[Series]:
-    for i in range(start, min(_skip(stream, start, "{", "}"), len(stream)) - 2):
+    for i in range(start, min(skip(stream, start, "{", "}"), len(stream)) - 2):
         if stream[i].text == "__name__" and stream[i + 1].text == "=" and stream[i + 2].kind == "string":
             yield Series(stream[i + 2].text[1:-1], stream[i + 2].offset + 1)
 
 
-def _skip(stream: tuple[Token, ...], i: int, opening: str, closing: str) -> int:
+def skip(stream: tuple[Token, ...], i: int, opening: str, closing: str) -> int:
+    """Past the bracket that closes the one at `i`."""
     depth = 0
     while i < len(stream):
         depth += (stream[i].text == opening) - (stream[i].text == closing)
@@ -107,19 +111,34 @@ def _skip(stream: tuple[Token, ...], i: int, opening: str, closing: str) -> int:
 
 
 def comparisons(expression: str) -> Iterator[Comparison]:
-    """Comparisons with a plain number on the right."""
+    """Comparisons with a plain number, on whichever side it stands."""
     stream = tokens(expression)
     scaled = False
     for i, token in enumerate(stream):
         if token.text in ("and", "or", "unless"):
             scaled = False
-        if token.text in ("*", "/"):
+        if token.text in _ARITHMETIC:
             scaled = True
         if token.kind != "operator" or token.text not in _COMPARISONS:
             continue
         after = [following for following in stream[i + 1 : i + 3] if following.text.lower() != "bool"]
         beyond = stream[i + 2].text if i + 2 < len(stream) else ""
-        if after and after[0].kind == "number" and beyond not in ("*", "/", "^"):
-            text = after[0].text
-            number = float(int(text, 0)) if text.lower().startswith("0x") else float(text)
-            yield Comparison(token.text, number, after[0].offset, scaled)
+        if after and after[0].kind == "number" and beyond not in _ARITHMETIC:
+            yield Comparison(token.text, _value(after[0]), after[0].offset, scaled)
+        elif i and stream[i - 1].kind == "number" and (i == 1 or stream[i - 2].text in _BEFORE_A_TERM):
+            number = stream[i - 1]
+            turned = _TURNED.get(token.text, token.text)
+            yield Comparison(turned, _value(number), number.offset, _is_scaled(stream[i + 1 :]))
+
+
+def _value(token: Token) -> float:
+    return float(int(token.text, 0)) if token.text.lower().startswith("0x") else float(token.text)
+
+
+def _is_scaled(stream: tuple[Token, ...]) -> bool:
+    for token in stream:
+        if token.text in ("and", "or", "unless"):
+            break
+        if token.text in _ARITHMETIC:
+            return True
+    return False

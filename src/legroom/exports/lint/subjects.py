@@ -81,8 +81,8 @@ class Found:
     """Everything in one part of a file."""
 
     subjects: tuple[Expression | Started | Invoked | Unit, ...] = ()
-    records: frozenset[str] = field(default_factory=frozenset)
-    """Series that the part itself records."""
+    records: Mapping[str, str] = field(default_factory=dict)
+    """Series that the part itself records, each with its expression."""
     nothing: str = ""
     """Why there is nothing to check."""
     cut: Unread | None = None

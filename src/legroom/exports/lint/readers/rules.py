@@ -23,20 +23,21 @@ def _groups(document: Node) -> Node | None:
 
 def read_rules(document: Node) -> Found:
     """Every rule's expression."""
-    subjects, records = [], set()
+    subjects = []
+    records: dict[str, str] = {}
     groups = _groups(document)
     for group in groups.list() if groups else ():
         rules = group.get("rules")
         for rule in rules.list() if rules else ():
             expression = rule.get("expr")
             if rule.text("record"):
-                records.add(rule.text("record"))
+                records[rule.text("record")] = rule.text("expr")
             if expression is None or not expression.scalar:
                 continue
             alert = rule.text("alert")
             owner = "alert" if alert else "record"
             subjects.append(Expression(expression.scalar, locator(expression), owner, alert or rule.text("record")))  # type: ignore[arg-type]
-    return Found(tuple(subjects), frozenset(records))
+    return Found(tuple(subjects), records)
 
 
 class Locator:

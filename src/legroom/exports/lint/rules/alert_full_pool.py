@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from legroom.exports.lint.context import Context, finding
-from legroom.exports.lint.expressions import roles_in
+from legroom.exports.lint.expressions import NO_LEVEL, roles_behind, roles_in
 from legroom.exports.lint.finding import Finding, Rule
-from legroom.exports.lint.promql_words import comparisons
+from legroom.exports.lint.promql_operands import Operand, operands
 from legroom.exports.lint.subjects import Expression
 
 RULE = Rule(
@@ -25,16 +25,24 @@ _PRESSURE = frozenset({
 
 
 def check(subject: Any, context: Context) -> Iterator[Finding]:
-    """An alert whose only vLLM series is the use of the pool."""
+    """An alert on the use of the pool that asks for no sign of pressure."""
     if not isinstance(subject, Expression) or subject.owner != "alert":
         return
-    used = roles_in(subject.text, context)
-    if "kv_use" not in used or used & _PRESSURE:
+    if roles_behind(subject.text, context) & _PRESSURE:
         return
-    for comparison in comparisons(subject.text):
-        if comparison.operator in (">", ">="):
+    for operand in operands(subject.text):
+        if "kv_use" in roles_in(operand.text, context) and not operand.functions & NO_LEVEL and _is_high(operand):
             name = f"{subject.name} " if subject.name else ""
             message = f"{name}fires on a full KV cache, which is healthy while nothing waits and nothing is preempted"
             suggestion = "add `and on (instance) vllm:num_requests_waiting > 0`, or take legroom export prometheus"
             yield finding(RULE, subject.locate(0), message, suggestion)
             return
+
+
+def _is_high(operand: Operand) -> bool:
+    """Compared from below; a sum above one is over many servers, and says how many pools are in use."""
+    adds_up = "sum" in operand.functions
+    return any(
+        one.operator in (">", ">=") and not (adds_up and one.number > 1 and not one.scaled)
+        for one in operand.comparisons()
+    )

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from legroom.exports.lint.context import Context, finding
-from legroom.exports.lint.expressions import roles_in
+from legroom.exports.lint.expressions import roles_behind, roles_in
 from legroom.exports.lint.finding import Finding, Rule
-from legroom.exports.lint.promql_words import comparisons
+from legroom.exports.lint.promql_operands import operands
 from legroom.exports.lint.subjects import Expression
 
 RULE = Rule(
@@ -19,6 +19,7 @@ RULE = Rule(
 )
 RULES = (RULE,)
 _PROGRESS = frozenset({"request_success", "generation_tokens", "prompt_tokens"})
+_NO_PROGRESS = frozenset({"absent", "absent_over_time", "count", "resets", "time", "timestamp"})
 _LOAD = frozenset({"running", "waiting"})
 
 
@@ -26,13 +27,15 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
     """`rate(success) == 0` without asking whether anything runs."""
     if not isinstance(subject, Expression) or subject.owner != "alert":
         return
-    used = roles_in(subject.text, context)
-    if not used & _PROGRESS or used & _LOAD:
+    if roles_behind(subject.text, context) & _LOAD:
         return
-    for comparison in comparisons(subject.text):
-        if comparison.number == 0 and comparison.operator in ("==", "<="):
-            name = f"{subject.name} " if subject.name else ""
-            message = f"{name}fires whenever nobody asks anything"
-            suggestion = "add `and on (instance) vllm:num_requests_running > 0`"
-            yield finding(RULE, subject.locate(0), message, suggestion)
-            return
+    progress = [one for one in operands(subject.text) if roles_in(one.text, context) & _PROGRESS]
+    asked = {(one.operator, one.number) for operand in progress for one in operand.comparisons()}
+    if any(operator in (">", "!=") and number >= 0 for operator, number in asked):
+        return  # something else must move, so somebody asks
+    silent = [one for one in progress if not one.functions & _NO_PROGRESS]
+    if any(one.number == 0 and one.operator in ("==", "<=") for operand in silent for one in operand.comparisons()):
+        name = f"{subject.name} " if subject.name else ""
+        message = f"{name}fires whenever nobody asks anything"
+        suggestion = "add `and on (instance) vllm:num_requests_running > 0`"
+        yield finding(RULE, subject.locate(0), message, suggestion)
