@@ -13,7 +13,14 @@ from legroom.vllm.shell import ASSIGNMENT, expand
 
 _ARRAY = re.compile(r"\$\{(\w+)\[[@*]\]\}")
 _BARE_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+_ALTERNATIVE = re.compile(r"\$\{(\w+)(?:\[[@*]\])?:?\+(.*)\}", re.DOTALL)
+"""`${NAME:+--flag}`: what stands there once NAME is set."""
+_APPENDED = re.compile(r"([A-Za-z_]\w*)\+=(.*)", re.DOTALL)
 _PLACEHOLDERS = ("...", "…")
+_DEEPEST = 8
+_MOST_PIECES = 1_000
+_LONGEST_VALUE = 100_000
+"""Of one variable or array; a script that doubles its own value would double it for ever."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,7 @@ class Command:
 
 def commands(source: Text) -> Iterator[Command]:
     """Every simple command, variables replaced where the text itself sets them."""
-    state = _State({}, {}, {})
+    state = _State({}, {}, {}, {})
     for line in logical_lines(source.text):
         for words in _split_commands(line):
             yield from _take(words, line, state)
@@ -45,19 +52,22 @@ class _State:
     values: dict[str, Word]
     exported: dict[str, Word]
     arrays: dict[str, list[Word]]
+    pieces: dict[str, list[Word]]
+    """What `NAME+=" ..."` added to a variable, each piece where it stands."""
 
 
 def _take(words: list[Word], line: list[Word], state: _State) -> Iterator[Command]:
     raw = " ".join(word.raw for word in line)
     if words and (found := re.fullmatch(r"(\w+)\+?=\(", words[0].text)):
-        inner = [word for word in words[1:] if word.text != ")"]
-        state.arrays[found[1]] = state.arrays.get(found[1], []) + inner if "+=" in words[0].text else inner
+        inner = list(_expanded([word for word in words[1:] if word.text != ")"], state))
+        longer = state.arrays.get(found[1], []) + inner if "+=" in words[0].text else inner
+        state.arrays[found[1]] = longer[:_MOST_PIECES]
         return
     words = list(_expanded(words, state))
     while words and words[0].text in ("then", "do", "else", "if", "while", "until", "!", "{", "time"):
         words = words[1:]
     count = 0
-    while count < len(words) and ASSIGNMENT.fullmatch(words[count].text):
+    while count < len(words) and (ASSIGNMENT.fullmatch(words[count].text) or _APPENDED.fullmatch(words[count].text)):
         count += 1
     own, rest = words[:count], words[count:]
     exports = bool(rest) and rest[0].text in ("export", "declare", "readonly", "local", "typeset")
@@ -65,26 +75,37 @@ def _take(words: list[Word], line: list[Word], state: _State) -> Iterator[Comman
         for word in (*own, *rest[1:]):
             _assign(word, state, exported=exports)
         return
-    env = {**state.exported, **{name: value for word in own for name, value in [_assignment(word)]}}
+    env = {**state.exported, **dict(_assignment(word) for word in own)}
     yield Command(tuple(rest), env, raw, rest[-1].offset)
 
 
 def _assignment(word: Word) -> tuple[str, Word]:
     name, _, value = word.text.partition("=")
-    return name, Word(value, word.offset, word.raw)
+    return name.removesuffix("+"), Word(value, word.offset, word.raw)
 
 
 def _assign(word: Word, state: _State, *, exported: bool) -> None:
     if ASSIGNMENT.fullmatch(word.text):
         name, value = _assignment(word)
+        state.pieces[name] = [value]
+    elif added := _APPENDED.fullmatch(word.text):
+        name, value = _assignment(word)
+        before = state.values.get(name, Word("", word.offset))
+        state.pieces[name] = [*state.pieces.get(name, []), value][:_MOST_PIECES]
+        if not added[2][:1].isspace() and not before.text[-1:].isspace():
+            state.pieces[name] = [before.with_text(before.text + value.text)]
+        value = before.with_text(before.text + value.text)
+    else:
+        if exported and word.text in state.values:
+            state.exported[word.text] = state.values[word.text]
+        return
+    if len(value.text) <= _LONGEST_VALUE:
         state.values[name] = value
         if exported or name in state.exported:
             state.exported[name] = value
-    elif exported and word.text in state.values:
-        state.exported[word.text] = state.values[word.text]
 
 
-def _expanded(words: list[Word], state: _State) -> Iterator[Word]:
+def _expanded(words: list[Word], state: _State, depth: int = 0) -> Iterator[Word]:
     texts = {name: value.text for name, value in state.values.items()}
     for word in words:
         if word.text in _PLACEHOLDERS:
@@ -94,11 +115,19 @@ def _expanded(words: list[Word], state: _State) -> Iterator[Word]:
             for inner in state.arrays[array[1]]:
                 yield inner.with_text(expand(inner.text, texts))
             continue
+        alternative = _ALTERNATIVE.fullmatch(word.text)
+        if alternative and depth < _DEEPEST:
+            inner_words = [Word(part, word.offset, part) for part in _parts(alternative[2])]
+            if texts.get(alternative[1]) != "":
+                yield from _expanded(inner_words, state, depth + 1)
+            continue
         bare = _BARE_VARIABLE.fullmatch(word.raw)
-        value = state.values.get(bare[1] or bare[2]) if bare else None
+        name = bare[1] or bare[2] if bare else ""
+        value = state.values.get(name)
         splits = value is not None and any(character.isspace() for character in value.text)
         if value is not None and splits and "$(" not in value.text and "`" not in value.text:
-            yield from (Word(part, value.offset, part) for part in _parts(value.text))
+            for piece in state.pieces[name]:
+                yield from (Word(part, piece.offset, part) for part in _parts(piece.text))
         elif word.raw.startswith("'"):
             yield word
         else:

@@ -11,9 +11,14 @@ from legroom.exports.lint.shell_words import Command, commands
 from legroom.exports.lint.subjects import At, Found, Invoked, Runs, Started
 from legroom.exports.lint.text import Text
 from legroom.vllm.containers import container_run
-from legroom.vllm.shell import CONTAINER_TOOLS, basename, server_start
+from legroom.vllm.shell import ASSIGNMENT, CONTAINER_TOOLS, basename, server_start
 
-_SHELLS = ("sh", "bash", "zsh", "dash", "ash")
+_SHELLS = ("sh", "bash", "zsh", "dash", "ash", "su", "runuser")
+_TAKES_SCRIPT = ("eval", "ssh", "tmux", "screen", "watch")
+"""Commands that run a quoted word as a script without being told by -c."""
+_ONLY_SAYS = ("echo", "printf", "logger", "grep", "pgrep", "pkill")
+"""Commands for which `vllm serve` is a text."""
+_WRAPPERS = ("sudo", "exec", "nohup", "command", "time")
 _DEEPEST = 4
 DOCKER_STOP_S = 10.0
 """What docker stop waits unless told."""
@@ -39,6 +44,9 @@ def subjects_of(source: Text, command: Command, runs: Runs, depth: int = 0) -> I
     """What one command is: itself, and the server it starts."""
     yield Invoked(command.words, command.pipeline, source.place)
     texts = command.texts()
+    name = next((basename(text) for text in texts if basename(text) not in _WRAPPERS), "")
+    if name in _ONLY_SAYS:
+        return
     start = server_start(texts)
     if start is not None and basename(texts[start]) in CONTAINER_TOOLS:
         yield from _container(source, command, start, depth)
@@ -46,8 +54,9 @@ def subjects_of(source: Text, command: Command, runs: Runs, depth: int = 0) -> I
         yield started(source, command.words[start:], command.env, runs)
     elif depth < _DEEPEST:
         for i, word in enumerate(command.words):
-            is_script = i and texts[i - 1].startswith("-") and texts[i - 1].endswith("c") and " " in word.text.strip()
-            if is_script and any(basename(text) in _SHELLS for text in texts[: i - 1]):
+            behind_c = i > 0 and texts[i - 1].startswith("-") and texts[i - 1].endswith("c")
+            to_a_shell = behind_c and any(basename(text) in _SHELLS for text in texts[: i - 1])
+            if " " in word.text.strip() and (to_a_shell or name in _TAKES_SCRIPT):
                 at = source.place(word.offset)
                 inner = Text(source.path, word.text, at.line, (at.column,))
                 yield from _subjects(inner, runs, command.env, depth + 1)
@@ -64,11 +73,7 @@ def _container(source: Text, command: Command, start: int, depth: int) -> Iterat
     if run is None or "vllm" not in f"{run.image} {' '.join(run.words)}".lower():
         return
     placed = _own_words(words, run.words)
-    env = dict(command.env)
-    for i, word in enumerate(words[:-1]):
-        if word.text in ("-e", "--env") and "=" in words[i + 1].text:
-            name, _, value = words[i + 1].text.partition("=")
-            env[name] = Word(value, words[i + 1].offset, words[i + 1].raw)
+    env = {**command.env, **dict(_container_env(words, run.image))}
     at = server_start(run.words)
     if at is None or runs_another_program(run.image, run.words[at:]):
         if at is None and depth < _DEEPEST and placed:
@@ -86,6 +91,20 @@ def _container(source: Text, command: Command, start: int, depth: int) -> Iterat
         "docker", placed[at:], env, source.place, place, run.image, True, shm or ("mounted" if mounted else None),
         run.gpus, stop_limit=limit,
     )  # fmt: skip
+
+
+def _container_env(words: tuple[Word, ...], image: str) -> Iterator[tuple[str, Word]]:
+    """What -e NAME=value, -eNAME=value, --env NAME=value and --env=NAME=value in front of the image set."""
+    for i, word in enumerate(words):
+        if word.text == image:
+            return
+        given = word
+        if word.text in ("-e", "--env") and i + 1 < len(words):
+            given = words[i + 1]
+        elif found := re.match(r"--env=|-e=?(?=[A-Za-z_]\w*=)", word.text):
+            given = word.with_text(word.text[found.end() :])
+        if given is not word and (pair := ASSIGNMENT.fullmatch(given.text)):
+            yield pair[1], given.with_text(pair[2])
 
 
 def runs_another_program(image: str, words: Sequence[str]) -> bool:

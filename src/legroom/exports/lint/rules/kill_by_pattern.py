@@ -20,7 +20,9 @@ RULE = Rule(
 RULES = (RULE,)
 _SERVING = re.compile(r"vllm|python|llm|\bray\b|engine|serve|model|cuda|nvidia|gpu|\$", re.IGNORECASE)
 """Other programs are nobody's business here."""
-_INNER = re.compile(r"\b(pgrep|pidof)\b|ps\s+[-a]?[aef]{2,}.*grep")
+_INNER = re.compile(r"\b(pgrep|pidof)\b|\bps\b.*(\bgrep\b|\bawk\s+['\"]?/)")
+_AWK_BODY = re.compile(r"\{[^{}]*\}")
+"""`{print $2}` names a column, not a pattern."""
 
 
 def check(subject: Any, context: Context) -> Iterator[Finding]:
@@ -35,7 +37,8 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
     # `kill $(pgrep ...)` is several words once it is split.
     by_pattern = by_pattern or (name == "kill" and any(_INNER.search(text) for text in texts[1:]))
     by_pattern = by_pattern or (name == "xargs" and "kill" in texts and bool(_INNER.search(subject.line)))
-    if by_pattern and _SERVING.search(" ".join(texts[1:]) + (subject.line if name == "xargs" else "")):
+    looked_for = " ".join(texts[1:]) + (subject.line if name == "xargs" else "")
+    if by_pattern and _SERVING.search(_AWK_BODY.sub("", looked_for)):
         shown = " ".join(subject.texts())
         message = f"`{shown if len(shown) < 60 else shown[:57] + '...'}` ends whatever matches"
         suggestion = "stop the service (systemctl stop, docker stop), or see what is orphaned with legroom recover"

@@ -18,7 +18,12 @@ RULE = Rule(
 )
 RULES = (RULE,)
 _NAMES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_TOKEN", "VLLM_API_KEY", "LEGROOM_GUARD_TOKEN")
-_STANDS_FOR = re.compile(r"\$|\{\{|<|^$|your|xxx|\.\.\.|changeme|example|token-abc|empty", re.IGNORECASE)
+_STANDS_FOR = re.compile(
+    r"\$|\{\{|<|^$|\.\.\.|…|(?<![a-z0-9])(x{3,}|your(?![a-z])|your(hf|api|token|key|secret)|token-abc"
+    r"|(change[-_]?me|example|empty|placeholder)(?![a-z0-9]))",
+    re.IGNORECASE,
+)
+"""A word that is plainly not the secret; inside a longer word it may well be one."""
 
 
 def check(subject: Any, context: Context) -> Iterator[Finding]:
