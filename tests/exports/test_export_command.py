@@ -89,6 +89,42 @@ def test_several_files_do_not_overwrite_a_file_that_was_named_as_folder(run, pla
     assert "is a file" in said
 
 
+def test_a_dash_is_stdout(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run("one", "-o", "-")[:2] == (0, "echo hello\n")
+    assert not (tmp_path / "-").exists()
+
+
+def test_several_files_do_not_make_a_folder_of_what_looks_like_a_file(run, plan_file, tmp_path):
+    code, _, said = run("two", "--plan", str(plan_file), "-o", str(tmp_path / "compose.yaml"))
+    assert (code, (tmp_path / "compose.yaml").exists()) == (2, False)
+    assert "looks like a file" in said
+    assert run("two", "--plan", str(plan_file), "-o", f"{tmp_path}/deploy.d/")[0] == 0
+
+
+def test_a_file_that_somebody_wrote_is_replaced_only_by_force(run, tmp_path):
+    (tmp_path / "start.sh").write_text("mine")
+    code, _, said = run("one", "-o", str(tmp_path / "start.sh"))
+    assert (code, (tmp_path / "start.sh").read_text()) == (2, "mine")
+    assert "--force" in said
+    assert run("one", "--force", "-o", str(tmp_path / "start.sh"))[0] == 0
+    assert (tmp_path / "start.sh").read_text() == "echo hello\n"
+
+
+def test_nothing_is_written_where_one_of_several_would_be_lost(run, plan_file, tmp_path):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/b.yaml").write_text("mine")
+    assert run("two", "--plan", str(plan_file), "-o", str(tmp_path))[0] == 2
+    assert not (tmp_path / "a.yaml").exists()
+
+
+@pytest.mark.parametrize("there", ["", "echo hello\n", "# Written by legroom 0.0.9.\nold", '{"uid": "legroom-vllm"}'])
+def test_a_file_of_legroom_is_replaced(run, tmp_path, there):
+    (tmp_path / "start.sh").write_text(there)
+    assert run("one", "-o", str(tmp_path / "start.sh"))[0] == 0
+    assert (tmp_path / "start.sh").read_text() == "echo hello\n"
+
+
 def test_json_holds_every_file(run, plan_file):
     document = json.loads(run("two", "--plan", str(plan_file), "--json")[1])
     assert [file["path"] for file in document["files"]] == ["a.yaml", "deep/b.yaml"]

@@ -121,10 +121,10 @@ def deliver(files: Sequence[ExportedFile], args: argparse.Namespace) -> None:
     if args.json:
         named = [{"path": file.path, "text": file.text, "executable": file.executable} for file in files]
         print_json({"format": args.module.NAME, "files": named})
-    elif args.output is None:
+    elif args.output in (None, "-"):
         sys.stdout.write(_together(files))
     else:
-        _write(files, args.output)
+        _write(files, args.output, args.force)
 
 
 def _together(files: Sequence[ExportedFile]) -> str:
@@ -134,13 +134,21 @@ def _together(files: Sequence[ExportedFile]) -> str:
     return "\n".join(f"# ==> {file.path} <==\n{file.text}" for file in files)
 
 
-def _write(files: Sequence[ExportedFile], output: str) -> None:
+def _write(files: Sequence[ExportedFile], output: str, force: bool) -> None:
     target = Path(output)
     as_folder = len(files) > 1 or output.endswith("/") or target.is_dir()
     if as_folder and target.exists() and not target.is_dir():
         raise LegroomError(f"-o {output} is a file, and there are {len(files)} files to write", "name a folder")
-    for file in files:
-        path = target / file.path if as_folder else target
+    if as_folder and target.suffix[1:2].isalpha() and not target.exists() and not output.endswith("/"):
+        raise LegroomError(
+            f"-o {output} looks like a file, and there are {len(files)} files to write",
+            f"name a folder; if it is to be one, say -o {output}/",
+        )
+    places = [(file, target / file.path if as_folder else target) for file in files]
+    if not force:
+        for file, path in places:
+            _check_replaced(path, file.text)
+    for file, path in places:
         try:
             if as_folder:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -150,6 +158,22 @@ def _write(files: Sequence[ExportedFile], output: str) -> None:
         except OSError as error:
             raise LegroomError(f"could not write {path}: {error.strerror}") from error
         note(f"wrote {path}")
+
+
+def _check_replaced(path: Path, text: str) -> None:
+    """Refuse to replace a file that somebody else wrote; a device or a pipe holds nothing to lose."""
+    from legroom.exports.request import MARK
+
+    if not path.is_file():
+        return
+    try:
+        there = path.read_bytes().decode("utf-8", "replace")
+    except OSError as error:
+        raise LegroomError(f"could not read {path}: {error.strerror}") from error
+    if there.strip() and there != text and MARK not in there and '"uid": "legroom-' not in there:
+        raise LegroomError(
+            f"{path} is there already, and legroom did not write it", "name another path, or replace it with --force"
+        )
 
 
 def _format(name: str) -> Any:
@@ -193,7 +217,8 @@ def _format_parser(module: Any) -> argparse.ArgumentParser:
     if hasattr(module, "add_options"):
         module.add_options(parser.add_argument_group(f"{module.NAME}"))
     out = parser.add_argument_group("output")
-    out.add_argument("-o", "--output", metavar="PATH", help="a file, or a folder for several (default: stdout)")
+    out.add_argument("-o", "--output", metavar="PATH", help="a file, or a folder for several (default, and -: stdout)")
+    out.add_argument("--force", action="store_true", help="replace a file that legroom did not write")
     out.add_argument("--json", action="store_true", help="one JSON document on stdout: the files with their text")
     parser.set_defaults(prog=prog, secret_names=())
     return parser

@@ -9,7 +9,7 @@ from legroom.exports.alert_texts import fill, level_words
 from legroom.exports.alerts import Condition, vllm_conditions, words
 from legroom.exports.alerts_own import own_conditions
 from legroom.exports.promql import Measures
-from legroom.exports.request import ExportedFile
+from legroom.exports.request import MARK, ExportedFile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,6 +64,7 @@ def page(condition: Condition, levels: AlertLevels) -> str:
         _dead_ends(said["dead_ends"]),
         _long_story(said["entries"]),
         "## The rule\n\n" + "\n".join(f"    {line}" for line in condition.expr.splitlines()),
+        f"{MARK}: `legroom export alert-runbooks`.",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -93,8 +94,8 @@ def _index(conditions: Sequence[Condition], levels: AlertLevels) -> str:
         for one in conditions
     ]
     head = (
-        "# Runbooks\n\nOne page for each alert that `legroom export prometheus` writes. Written by `legroom export "
-        "alert-runbooks`; serve them where your people read, and name that place with `--runbook-base`.\n"
+        f"# Runbooks\n\nOne page for each alert that `legroom export prometheus` writes. {MARK} (`legroom export "
+        "alert-runbooks`); serve them where your people read, and name that place with `--runbook-base`.\n"
     )
     return head + "\n| alert | severity | what it says |\n|---|---|---|\n" + "\n".join(rows) + "\n"
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from legroom.exports.request import MARK
 from legroom.units import gib, human_bytes
+from legroom.version import __version__
 
 if TYPE_CHECKING:
     from legroom.exports.plan_document import PlanDocument
     from legroom.exports.server_words import Phrase
 
+WRITTEN = f"{MARK} {__version__}."
 _Told = Callable[["Phrase", "PlanDocument"], str]
 
 
@@ -22,7 +25,7 @@ def comment(phrase: Phrase, plan: PlanDocument | None) -> str:
 
 
 def headline(plan: PlanDocument) -> tuple[str, ...]:
-    """What was planned, in a few lines for the top of a file."""
+    """What was planned and who wrote it down, in a few lines for the top of a file."""
     gpu, layout, kv = plan.gpu, plan.layout, plan.kv
     each = "the card" if gpu["count"] == 1 else "each card"
     lines = [
@@ -36,7 +39,7 @@ def headline(plan: PlanDocument) -> tuple[str, ...]:
             f"The pool has {kv['num_blocks']:,} blocks, {kv['tokens']:,} tokens: {kv['max_concurrency']:.2f} requests "
             f"of the full {plan.args['max_model_len']:,} tokens at once."
         )
-    return tuple(lines)
+    return (*lines, WRITTEN)
 
 
 def _max_model_len(phrase: Phrase, plan: PlanDocument) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
-from legroom.exports.comments import headline
+from legroom.exports.comments import WRITTEN, headline
 from legroom.exports.request import ExportedFile
 from legroom.exports.server_env import EnvLine
 from legroom.units import GIB
@@ -54,6 +54,7 @@ def dockerfile(server: Server) -> ExportedFile:
     text = (
         f"# {image(server)}: vLLM's own image with legroom, whose guard runs inside the server.\n"
         f"# docker build -t {image(server)} .\n"
+        f"# {WRITTEN}\n"
         f"FROM {server.image}\n"
         "RUN python3 -m pip install --no-cache-dir legroom\n"
     )

@@ -13,7 +13,7 @@ from legroom.exports.alerts_own import own_conditions
 from legroom.exports.prometheus_recording import recordings
 from legroom.exports.prometheus_yaml import rules_text
 from legroom.exports.promql import Measures
-from legroom.exports.request import ExportedFile
+from legroom.exports.request import MARK, ExportedFile
 from legroom.version import __version__
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _head(request: ExportRequest) -> str:
         if request.plan
         else ""
     )
-    return f"# Written by legroom {__version__} for {release}.\n{plan}"
+    return f"# {MARK} {__version__} for {release}.\n{plan}"
 
 
 def _group(name: str, rules: Sequence[Mapping[str, Any]], levels: AlertLevels) -> dict[str, Any]:

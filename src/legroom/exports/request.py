@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from legroom.exports.plan_document import PlanDocument
     from legroom.facts.releases import Release
 
+MARK = "Written by legroom"
+"""In every file that is written (a dashboard has its uid instead): only such a file is replaced without being asked."""
+
 
 @dataclass(frozen=True)
 class ExportedFile:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from legroom.explain.catalog import bundled
 from legroom.explain.entry import Entry, Language
-from legroom.exports.request import ExportedFile
+from legroom.exports.request import MARK, ExportedFile
 from legroom.exports.runbook_mermaid import flowchart, overview
 from legroom.exports.runbook_svg import runbook_svg
 from legroom.exports.runbook_tree import Branch, tree
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 NAME = "runbook"
 HELP = "the troubleshooting tree of the catalog: Markdown with Mermaid, and SVG"
+_SIGNED = f"<!-- {MARK}. -->\n"
 _WORDS = {
     "en": {
         "title": "Runbook: vLLM and memory",
@@ -64,8 +65,8 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     language: Language = request.options.get("language", "en")
     branches = tree(bundled())
     return (
-        ExportedFile("runbook.md", runbook_text(branches, language)),
-        ExportedFile("runbook.svg", runbook_svg(branches, language)),
+        ExportedFile("runbook.md", f"{runbook_text(branches, language)}\n{_SIGNED}"),
+        ExportedFile("runbook.svg", runbook_svg(branches, language) + _SIGNED),
     )
 
 

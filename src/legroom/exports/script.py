@@ -7,14 +7,13 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from legroom.exports.comments import headline
+from legroom.exports.comments import WRITTEN, headline
 from legroom.exports.request import ExportedFile
 from legroom.exports.server import Server, planned_server, server_of, unplanned_server
 from legroom.exports.server_env import allocator_remark
 from legroom.exports.server_options import add_server_options
 from legroom.exports.server_words import API_KEY_NAME, WITHOUT_API_KEY
 from legroom.render.text import wrap
-from legroom.version import __version__
 
 if TYPE_CHECKING:
     from legroom.exports.plan_document import PlanDocument
@@ -65,10 +64,10 @@ def script_text(server: Server) -> str:
 
 def _head(server: Server) -> Iterator[str]:
     yield "#!/usr/bin/env bash"
-    about = headline(server.plan) if server.plan else (f"{server.model} with vLLM {server.release.version}.",)
+    about = headline(server.plan) if server.plan else (f"{server.model} with vLLM {server.release.version}.", WRITTEN)
     for line in about:
         yield from comment_lines(line)
-    yield f"# Written by legroom {__version__}. Arguments of this script are added to the command and win."
+    yield "# Arguments of this script are added to the command and win."
     if "--shutdown-timeout" not in {line.phrase.flag for line in server.lines} and server.plan:
         yield from comment_lines(
             f"vLLM {server.release.version} ends running requests at SIGTERM: take it out of the load balancer first."

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
-from legroom.exports.comments import headline
+from legroom.exports.comments import WRITTEN, headline
 from legroom.exports.request import ExportedFile
 from legroom.exports.script import comment_lines
 from legroom.exports.server import Server, server_of
@@ -149,6 +149,7 @@ def watch_text(server: Server, user: str, folder: str) -> str:
     """A unit for `legroom watch`, bound to the server's own."""
     unit = f"{server.name}.service"
     lines = [
+        f"# {WRITTEN}",
         "[Unit]",
         f"Description=legroom watch: {_plain(server.model)}",
         f"BindsTo={unit}",

@@ -1,0 +1,23 @@
+"""Every file says that legroom wrote it, so that writing it again needs no force and replacing another's does."""
+
+import pytest
+from planned import request
+
+from legroom.cli.export import FORMATS
+from legroom.cli.main import main
+
+OPTIONS = {"with_guard": True, "with_sidecar": True, "language": "zh"}
+
+
+@pytest.mark.parametrize("module", [one.module for one in FORMATS])
+def test_every_file_is_known_again(module):
+    made = pytest.importorskip(module)
+    options = {} if made.NAME == "helm-values" else OPTIONS
+    for file in made.files(request("8b-h100", **options)):
+        assert "Written by legroom" in file.text or '"uid": "legroom-' in file.text, file.path
+
+
+def test_an_export_may_be_written_again(tmp_path):
+    for speed in ("200MB/s", "1GB/s"):
+        words = ["llama-3.1-8b", "--gpu", "h100", "--disk-speed", speed, "-o", str(tmp_path / "start.sh")]
+        assert main(["export", "script", *words]) == 0
