@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from legroom.actions.kubernetes import KubernetesLease
-from legroom.actions.platform import ActionFailed
+from legroom.actions.platform import ActionFailed, Override
 from legroom.actions.scale import scale
 from legroom.actions.undo import kept_override
 from legroom.holding.policy import DAY_S, RESTARTS, Decision, GroupState, Trouble, decide
@@ -234,7 +234,6 @@ class Actor:
 
     async def _resume(self, action: Action) -> None:
         server = self._servers.get(str(action.detail.get("server")))
-        limits = self._config.group(action.group).limits
         try:
             if server is None or (server.platform is None and action.name != "drain"):
                 outcome = Outcome(FAILED, "left unfinished, and the server is no longer acted on here", action.id)
@@ -245,16 +244,26 @@ class Actor:
                 outcome = Outcome(UNDONE, "legroom was killed in the middle of it", action.id)
                 await self._end_drain(action)
             else:
-                failing = bool(action.detail.get("failing"))
-                order = Order(
-                    server, limits, action.name, str(action.detail.get("reason")), failing, action.incident_id
-                )
-                outcome = await Restart(self._hands, order).resume(action)
+                outcome = await self._resume_restart(action, server)
         except (ActionFailed, JournalUnavailable) as error:
             self._tell(Said(None, f"action {action.id} is still unfinished: {error.message}", action.name))
             return
         await self._release(action.group)
         self._tell(Said(None, f"action {action.id}: {outcome.text}", action.name, outcome.state))
+
+    async def _resume_restart(self, action: Action, server: ServerConfig) -> Outcome:
+        held, limits = action.detail, self._config.group(action.group).limits
+        taken_back = held.get("takes_back")
+        override = kept_override(taken_back, self._hands.home) if taken_back is not None else None
+        restore = (taken_back, override) if taken_back is not None and override is not None else None
+        order = Order(
+            server, limits, action.name, str(held.get("reason")), bool(held.get("failing")), action.incident_id,
+            restore=restore,
+        )  # fmt: skip
+        outcome = await Restart(self._hands, order).resume(action)
+        if outcome.state == FAILED:
+            await self._take_back(order, outcome, None)
+        return outcome
 
     # A person's order
 
@@ -263,11 +272,11 @@ class Actor:
         server = self._servers.get(server_name)
         if server is None or server.platform is None:
             raise ActionFailed(f"no server {server_name or 'without a name'} with a platform is watched here")
-        override = kept_override(undo, self._hands.home) if undo is not None else None
-        if undo is not None and override is None:
-            raise ActionFailed(f"there is nothing to undo of action {undo}")
         if action not in ("restart", "undo"):
             raise ActionFailed(f"{action} cannot be asked for here", "restart, or undo with an action's number")
+        if (action == "undo") != (undo is not None):
+            raise ActionFailed("an undo needs the number of an action, and nothing else takes one")
+        restore = await self._restorable(undo, server_name) if undo is not None else None
         limits, name = self._config.group(server.group).limits, server.group
         ages_s = await self._attempt_ages(name)
         state = GroupState(name, servers, unhealthy, ages_s, self._busy.get(name))
@@ -275,12 +284,19 @@ class Actor:
         if decision.action is not None:
             self._busy[name] = f"{action} of {server_name} is under way"
             self._acting_on[name] = server_name
-            restore = (undo, override) if undo is not None and override is not None else None
-            order = Order(
-                server, limits, "undo" if restore else "restart", "a person asked for it", False, None, None, restore
-            )
+            order = Order(server, limits, action, "a person asked for it", False, None, None, restore)
             self._spawn(name, self._do_order(order))
         return decision
+
+    async def _restorable(self, number: int, server_name: str) -> tuple[int, Override]:
+        """What an action changed and can be taken back, where it was this server's."""
+        override = kept_override(number, self._hands.home)
+        changed = await self._hands.keep(lambda journal: journal.action(number)) if override is not None else None
+        if override is None or changed is None:
+            raise ActionFailed(f"there is nothing to undo of action {number}")
+        if changed.detail.get("server") != server_name:
+            raise ActionFailed(f"action {number} changed {changed.detail.get('server')}, not {server_name}")
+        return number, override
 
     async def _do_order(self, order: Order) -> None:
         try:
