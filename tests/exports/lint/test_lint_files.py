@@ -202,8 +202,17 @@ def test_the_release_of_an_image_decides_unless_one_is_named():
 
 def test_a_probe_is_held_against_the_planned_load():
     document = plan_document(plan("llama-3.1-70b", "h100", tensor_parallel_size=4).json())
-    assert "start-too-short" in rules_of(manifest(), "pod.yaml", plan=document)
-    assert "start-too-short" not in rules_of(manifest(), "pod.yaml")
+    planned = manifest(container={"args": ["--model", "meta-llama/Llama-3.1-70B", "--tensor-parallel-size", "4"]})
+    assert "start-too-short" in rules_of(planned, "pod.yaml", plan=document)
+    assert "start-too-short" not in rules_of(planned, "pod.yaml")
+
+
+def test_a_server_of_another_model_is_not_held_against_the_plan():
+    document = plan_document(plan("llama-3.1-70b", "h100", tensor_parallel_size=4).json())
+    other = manifest(container={"args": ["--model", "org/m", "--tensor-parallel-size", "2", "--enforce-eager"]})
+    (found,) = lint(other, "pod.yaml", plan=document).findings
+    assert found.rule == "eager"
+    assert "in the plan" not in found.message
 
 
 def test_flags_that_differ_from_the_plan_are_named():

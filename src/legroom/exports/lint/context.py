@@ -48,9 +48,19 @@ class Context:
         named = image_release(server.image) if server.image and self.asked is None else None
         return known_release(named) if named else self.release
 
+    def plan_of(self, server: Started) -> PlanDocument | None:
+        """The plan, unless the server serves another model than the planned one."""
+        model = self.parsed(server).args.model
+        return self.plan if self.plan and (not model or _names(model, self.plan.command)) else None
+
     def parsed(self, server: Started) -> ParsedArgs:
         """Its flags as its release reads them."""
         return _parsed(tuple(word.text for word in server.words), self.release_of(server))
+
+
+def _names(model: str, command: tuple[str, ...]) -> bool:
+    last = model.rstrip("/").rpartition("/")[2].lower()
+    return "$" in model or any(word.rstrip("/").rpartition("/")[2].lower() == last for word in command)
 
 
 @lru_cache(maxsize=256)

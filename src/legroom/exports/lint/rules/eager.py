@@ -26,7 +26,8 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
         return
     word = flag_word(subject, "--enforce-eager")
     place = subject.locate(word.offset) if word else subject.place
-    graphs = context.plan.layout.get("cuda_graph_bytes", 0) if context.plan else 0
+    plan = context.plan_of(subject)
+    graphs = plan.layout.get("cuda_graph_bytes", 0) if plan else 0
     saved = f" ({human_bytes(graphs)} in the plan)" if graphs else ""
     message = f"--enforce-eager saves the memory of CUDA graphs{saved} and slows every decoding step"
     if context.release_of(subject).before("0.20.0"):

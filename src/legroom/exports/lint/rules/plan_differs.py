@@ -24,13 +24,11 @@ _COMPARED = (
 
 def check(subject: Any, context: Context) -> Iterator[Finding]:
     """Settings that memory follows from, where both say one."""
-    if not isinstance(subject, Started) or context.plan is None:
+    if not isinstance(subject, Started) or (plan := context.plan_of(subject)) is None:
         return
     args = context.parsed(subject).args
-    if args.model and not _same_model(args.model, context.plan.command):
-        return
     for dest in _COMPARED:
-        given, planned = getattr(args, dest), context.plan.args.get(dest)
+        given, planned = getattr(args, dest), plan.args.get(dest)
         if given is None or planned is None or given in (planned, -1):
             continue
         flag = "--" + dest.replace("_", "-")
@@ -38,8 +36,3 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
         place = subject.locate(word.offset) if word else subject.place
         message = f"{flag} is {given:g} here and {planned:g} in the plan"
         yield finding(RULE, place, message, f"write {flag} {planned:g}, or plan again", len(flag))
-
-
-def _same_model(model: str, command: tuple[str, ...]) -> bool:
-    last = model.rstrip("/").rpartition("/")[2].lower()
-    return "$" in model or any(word.rstrip("/").rpartition("/")[2].lower() == last for word in command)

@@ -27,14 +27,15 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
     if not isinstance(subject, Started) or subject.start_limit is None:
         return
     limit = subject.start_limit
-    if context.plan is not None:
-        times = planned_server(context.plan).times
+    plan = context.plan_of(subject)
+    if plan is not None:
+        times = planned_server(plan).times
         needed, why = (times.expected_s, times.sentence()) if times else (float(_LEAST_S), "")
     else:
         needed = float(_LEAST_S)
         why = f"imports alone take about {IMPORT_S} s, and no weights are loaded then"
     if limit.value < needed:
-        about = "about" if context.plan else "at least"
+        about = "about" if plan else "at least"
         message = f"a start is given {limit.value:.0f} s and takes {about} {needed:.0f} s: {why}"
         suggestion = f"allow at least {2 * needed:.0f} s" + ("" if context.plan else "; --plan FILE computes it")
         yield finding(RULE, limit.place, message, suggestion)
