@@ -22,6 +22,12 @@ def usage(prompt, output):
     return b'{"usage": {"prompt_tokens": %d, "total_tokens": 9, "completion_tokens": %d}}' % (prompt, output)
 
 
+def answered(lessons, visit, *pieces):
+    for piece in pieces:
+        lessons.passing(visit, piece)
+    lessons.ended(visit)
+
+
 def test_usage_is_found_in_the_bytes_of_an_answer():
     assert usage_in(b'data: {"choices":[],"usage":' + usage(3, 9)[10:]) == (3, 9)
     assert usage_in(b'{"usage":{"input_tokens":5,"output_tokens":7}}') == (5, 7)
@@ -32,25 +38,37 @@ def test_usage_is_found_in_the_bytes_of_an_answer():
 def test_answers_with_usage_teach_tokens_a_byte():
     lessons = Lessons(None)
     for _ in range(FEWEST):
-        lessons.passing(visit_of(prompt=TEXT), usage(100, 5))
+        answered(lessons, visit_of(prompt=TEXT), usage(100, 5))
     assert lessons.of("m").bound(400, True, 0) < 130
 
 
 def test_open_ended_answers_teach_their_length_by_usage_or_by_their_pieces():
     told, silent = Lessons(None), Lessons(None)
     for _ in range(FEWEST):
-        told.passing(visit_of(prompt=TEXT, max_tokens=None), usage(100, 50))
-        visit = visit_of(prompt=TEXT, max_tokens=None, stream=True)
-        for _ in range(50):
-            silent.passing(visit, b'data: {"choices": []}\n\n')
-        silent.ended(visit)
+        answered(told, visit_of(prompt=TEXT, max_tokens=None), usage(100, 50))
+        answered(silent, visit_of(prompt=TEXT, max_tokens=None, stream=True), *[b'data: {"choices": []}\n\n'] * 50)
     assert 50 <= told.of("m").outputs.at(0.99) <= 60
     assert 75 <= silent.of("m").outputs.at(0.99) <= 90
 
 
 def test_answers_whose_length_was_named_teach_nothing_about_open_ones():
     lessons = Lessons(None)
-    lessons.passing(visit_of(prompt=TEXT, max_tokens=9), usage(100, 9))
+    answered(lessons, visit_of(prompt=TEXT, max_tokens=9), usage(100, 9))
+    assert lessons.of("m").outputs.count == 0
+
+
+def test_a_stream_that_names_its_usage_in_every_piece_teaches_once_and_at_its_end():
+    lessons = Lessons(None)
+    visit = visit_of(prompt=TEXT, max_tokens=None, stream=True)
+    answered(lessons, visit, *(b"data: " + usage(100, output) for output in range(1, 2 * FEWEST)))
+    learnt = lessons.of("m")
+    assert (learnt.outputs.count, learnt.observations(True)) == (1, 1)
+    assert learnt.outputs.at(1.0) >= 2 * FEWEST - 1
+
+
+def test_an_answer_that_was_cut_short_teaches_nothing():
+    lessons = Lessons(None)
+    lessons.passing(visit_of(prompt=TEXT, max_tokens=None, stream=True), b"data: " + usage(100, 1))
     assert lessons.of("m").outputs.count == 0
 
 
@@ -93,5 +111,5 @@ def test_images_are_weighed_by_what_answers_with_images_took():
     lessons = Lessons(None)
     content = [{"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}]
     for _ in range(FEWEST):
-        lessons.passing(visit_of(Kind.CHAT, messages=[{"role": "user", "content": content}]), usage(600, 5))
+        answered(lessons, visit_of(Kind.CHAT, messages=[{"role": "user", "content": content}]), usage(600, 5))
     assert lessons.of("m").media_tokens.value == 600

@@ -78,20 +78,21 @@ class Lessons:
         if visit.demand.streams:
             visit.events += piece.count(b"data:")
         usage = usage_in(piece)
-        if usage is None or not usage[0]:
-            return
-        demand, (prompt_tokens, output_tokens) = visit.demand, usage
-        visit.told_usage = True
-        if demand.generates and demand.output_tokens is None:
-            self._book.learnt(demand.model).outputs.add(output_tokens // copies(demand))
-        self._observe(demand, prompt_tokens)
+        if usage is not None and usage[0]:
+            visit.usage = usage
 
     def ended(self, visit: Visit) -> None:
-        """A whole answer: one that named no usage still has a length."""
-        demand = visit.demand
-        if visit.events and not visit.told_usage and demand.generates and demand.output_tokens is None:
-            length = int(visit.events * EVENT_MARGIN) // copies(demand)
-            self._book.learnt(demand.model).outputs.add(length)
+        """A whole answer teaches once: a stream may name its usage so far in every piece (continuous_usage_stats).
+        One that named none still has a length.
+        """
+        demand, usage = visit.demand, visit.usage
+        if not visit.teaches or (usage is None and not visit.events):
+            return
+        if demand.generates and demand.output_tokens is None:
+            length = usage[1] if usage is not None else int(visit.events * EVENT_MARGIN)
+            self._book.learnt(demand.model).outputs.add(length // copies(demand))
+        if usage is not None:
+            self._observe(demand, usage[0])
 
     def _observe(self, demand: Demand, prompt_tokens: int) -> None:
         if not demand.prompts or any(prompt.open_ended for prompt in demand.prompts):

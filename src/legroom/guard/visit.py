@@ -10,7 +10,7 @@ from legroom.guard.weigh import Weight
 class Visit:
     """What is known of a request while it is here."""
 
-    __slots__ = ("body", "changed", "demand", "events", "teaches", "ticket", "told_usage", "weight")
+    __slots__ = ("body", "changed", "demand", "events", "teaches", "ticket", "usage", "weight")
 
     def __init__(self, body: bytes, demand: Demand, changed: bool = False) -> None:
         self.body = body
@@ -20,7 +20,7 @@ class Visit:
         self.teaches = demand.teaches
         self.weight: Weight | None = None
         self.ticket: Ticket | None = None
-        self.told_usage = False
-        """Its answer said how many tokens there were."""
+        self.usage: tuple[int, int] | None = None
+        """Prompt and output tokens, as its answer named them last."""
         self.events = 0
         """Pieces of its stream so far."""
