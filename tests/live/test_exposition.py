@@ -12,7 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from legroom.facts import metrics
 from legroom.facts.releases import known_releases, release
-from legroom.live.exposition import NotMetrics, parse_sample, wanted_series
+from legroom.live.exposition import NotMetrics, parse_sample
+from legroom.live.exposition_names import wanted_series
 from legroom.live.sample import Sample
 
 REAL = Path(__file__).parents[1] / "fixtures/live/metrics_0.32.0.txt"
@@ -237,3 +238,46 @@ def test_half_of_a_real_answer_is_a_sample_or_none_and_never_a_wrong_number(cut:
 
 def test_counters_are_wanted_with_and_without_their_ending() -> None:
     assert {b"vllm:num_preemptions_total", b"vllm:num_preemptions"} <= wanted_series()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "process_start_time_seconds 1.7e9\ngo_goroutines 5\n",
+        'vllm:num_requests_running{model_name="m"} NaN\n',
+        'vllm:cache_config_info{num_gpu_blocks="9",block_size="16"} 1\nvllm:num_requests_running NaN\n',
+    ],
+)
+def test_an_answer_without_a_figure_of_a_vllm_is_none_of_a_vllm(body: str) -> None:
+    with pytest.raises(NotMetrics, match="of a vLLM"):
+        read(body)
+
+
+def test_a_v0_that_shows_its_pool_before_its_first_figures_is_a_vllm() -> None:
+    assert read('vllm:cache_config_info{num_gpu_blocks="9",block_size="16"} 1\n').engines == ()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'vllm:generation_tokens_total{model_name="m"} 5 # {trace_id="x"} 1.0',
+        'vllm:generation_tokens_total{model_name="m"} 5 # {trace_id="a}b"} 1.0 1700000000.1',
+        'vllm:generation_tokens_total{model_name="a # {b}"} 5',
+        'vllm:generation_tokens_total{model_name="a # {b}"} 5 # {trace_id="x"} 1.0',
+        'vllm:generation_tokens_total 5 # {trace_id="x"} 1.0',
+        'vllm:generation_tokens_total {model_name="m"} 5',
+        'vllm:generation_tokens_total\t{ model_name="m" } 5 # {} 1.0',
+    ],
+)
+def test_a_line_gives_its_own_value_whatever_stands_around_it(line: str) -> None:
+    assert read(line + "\n").generation_tokens == 5
+
+
+def test_finished_requests_are_counted_once_under_every_name_and_every_repeat() -> None:
+    sample = read(
+        'vllm:request_success{finished_reason="stop"} 5\n'
+        'vllm:request_success_total{finished_reason="stop"} 5\n'
+        'vllm:request_success_total{finished_reason="stop"} 5\n'
+        'vllm:request_success_total{finished_reason="abort"} 2\n'
+    )
+    assert (sample.finished, sample.engines[0].aborted) == (7, 2)

@@ -154,3 +154,10 @@ def test_any_sample_is_the_same_after_being_written_as_text(engine: EngineSample
     before = Sample(1.0, "a", (engine,))
     text = "".join(f"{series} {value!r}\n" for series, value in rendered(before))
     assert parse_sample(text, 1.0, "a") == before
+
+
+def test_a_look_without_an_engine_is_played_back(tmp_path: Path) -> None:
+    path = tmp_path / "starting.jsonl"
+    with Recorder(path) as recorder:
+        recorder.add(Sample(1.0, "s", (), process_start_s=0.5))
+    assert [(look.time_s, look.engines) for look in replay(path) if isinstance(look, Sample)] == [(1.0, ())]

@@ -8,31 +8,20 @@ scrape. Where two names of a role are shown (0.9.2 to 0.11.2 show the old beside
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
-from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from legroom.errors import UNREACHABLE, LegroomError
-from legroom.facts import metrics
+from legroom.live.exposition_names import HISTOGRAMS, WORKER, Slot, slots_by_name
 from legroom.live.sample import EngineSample, Histogram, Sample
 
 MOST_NOTES = 8
 _MOST_LABEL_TEXTS = 100_000
 """Of label texts remembered: a thousand servers with a model each. More are parsed anew every time."""
 
-_GAUGES = {"kv_use": "kv_use", "running": "running", "waiting": "waiting", "swapped": "swapped",
-           "prefix_hit_rate": "prefix_hit_rate"}  # fmt: skip
-_COUNTERS = {"preemptions": "preemptions", "prefix_queries": "prefix_queries", "prefix_hits": "prefix_hits",
-             "prompt_tokens": "prompt_tokens", "generation_tokens": "generation_tokens",
-             "prompt_tokens_cached": "cached_tokens", "prompt_tokens_recomputed": "recomputed_tokens"}  # fmt: skip
-_HISTOGRAMS = {"ttft": "ttft", "inter_token": "inter_token", "e2e_latency": "e2e_latency",
-               "queue_time": "queue_time", "request_prompt_tokens": "request_prompt_tokens"}  # fmt: skip
-_WORKER = {"legroom_worker_allocated_bytes": "allocated_bytes", "legroom_worker_reserved_bytes": "reserved_bytes",
-           "legroom_worker_used_bytes": "memory_used_bytes"}  # fmt: skip
-"""What a telemetry plugin inside vLLM's workers exposes, one series a GPU."""
-_PREFIXES = ("vllm:", "vllm_", "ray_vllm_", "ray_vllm:")
-"""Ray and some collectors rewrite the colon; the measures are the same."""
+_LABEL_SET = re.compile(rb'\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\}')
 
 
 class NotMetrics(LegroomError):
@@ -44,18 +33,6 @@ class NotMetrics(LegroomError):
         )
 
 
-class _Slot(NamedTuple):
-    """Where a series belongs."""
-
-    field: str
-    rank: int
-    """0 for the newest name of its role."""
-    part: str
-    """`value`, or `bucket`, `sum`, `count` of a histogram, or what else is read in its own way."""
-    types: frozenset[bytes]
-    """Types that a `# TYPE` line may give it."""
-
-
 class _Labels(NamedTuple):
     key: tuple[str, str]
     le: float
@@ -64,43 +41,6 @@ class _Labels(NamedTuple):
 
 _NONE: dict[str, str] = {}
 _label_texts: dict[bytes, _Labels | None] = {}
-
-
-@cache
-def _slots() -> dict[bytes, _Slot]:
-    """Series name -> slot, for every name a role ever had, spelled in every way it is met."""
-    slots: dict[bytes, _Slot] = {b"process_start_time_seconds": _Slot("process_start_s", 0, "server", _ANY_NUMBER)}
-    for name, field in _WORKER.items():
-        slots[name.encode()] = _Slot(field, 0, "worker", _ANY_NUMBER)
-    special = {"request_success": "success", "cache_config": "config", "sleep_state": "sleep",
-               "admission_rejections": "rejections", "waiting_by_reason": "reason"}  # fmt: skip
-    fields = {**_GAUGES, **_COUNTERS, **_HISTOGRAMS, **{role: role for role in special}}
-    for role, field in fields.items():
-        for rank, series in enumerate(metrics.names_of(role)):
-            for name in _spellings(series):
-                if role in _HISTOGRAMS:
-                    for part in ("bucket", "sum", "count"):
-                        slots.setdefault(f"{name}_{part}".encode(), _Slot(field, rank, part, _HISTOGRAM))
-                else:
-                    slots.setdefault(name.encode(), _Slot(field, rank, special.get(role, "value"), _ANY_NUMBER))
-    return slots
-
-
-_ANY_NUMBER = frozenset({b"gauge", b"counter", b"untyped", b"unknown", b"info"})
-_HISTOGRAM = frozenset({b"histogram", b"untyped", b"unknown"})
-
-
-def _spellings(series: str) -> Iterable[str]:
-    bare = series.removeprefix("vllm:")
-    for prefix in _PREFIXES:
-        yield prefix + bare
-        if bare.endswith("_total"):
-            yield prefix + bare.removesuffix("_total")
-
-
-def wanted_series() -> frozenset[bytes]:
-    """Every series name that is read."""
-    return frozenset(_slots())
 
 
 def _labels(text: bytes) -> _Labels | None:
@@ -133,6 +73,23 @@ def _of_labels(named: dict[str, str]) -> _Labels:
     return _Labels((model, named.get("engine", named.get("engine_index", ""))), le, named if math.isnan(le) else _NONE)
 
 
+_Parts = dict[frozenset[tuple[str, str]], tuple[int, float]]
+"""What is summed over its labels: label set -> (rank, value), so that nothing shown twice is counted twice."""
+
+
+def _take_part(parts: _Parts, slot: Slot, labels: _Labels, value: float) -> None:
+    one = frozenset(labels.named.items())
+    known = parts.get(one)
+    if known is None or slot.rank <= known[0]:
+        parts[one] = slot.rank, value
+
+
+def _newest(parts: _Parts) -> Iterable[tuple[dict[str, str], float]]:
+    """The label sets under the newest name that is shown, each with its value."""
+    newest = min((rank for rank, _ in parts.values()), default=0)
+    return [(dict(one), value) for one, (rank, value) in parts.items() if rank == newest]
+
+
 class _Buckets:
     """A histogram's lines, as they come."""
 
@@ -153,6 +110,7 @@ class _Reading:
         self.ranks: dict[tuple[tuple[str, str], str], int] = {}
         self.configs: list[dict[str, str]] = []
         self.server: dict[str, float] = {}
+        self.rejections: _Parts = {}
         self.notes: list[str] = []
         self.series = 0
 
@@ -166,7 +124,7 @@ class _Reading:
             found = self.engines[key] = {}
         return found
 
-    def take(self, slot: _Slot, labels: _Labels, value: float) -> None:
+    def take(self, slot: Slot, labels: _Labels, value: float) -> None:
         """Put one value where it belongs."""
         part, field, rank = slot.part, slot.field, slot.rank
         if part in {"bucket", "sum", "count"}:
@@ -181,11 +139,11 @@ class _Reading:
                 self.ranks[key] = rank
                 self.engine(labels.key)[field] = value
         elif part == "success":
-            self._take_success(self.engine(labels.key), labels, value)
+            _take_part(self.engine(labels.key).setdefault("success", {}), slot, labels, value)
         elif part == "config":
             self.configs.append(labels.named)
         elif part == "rejections":
-            self.server["rejections"] = self.server.get("rejections", 0.0) + value
+            _take_part(self.rejections, slot, labels, value)
         elif part == "reason":
             if labels.named.get("reason") == "capacity":
                 self.engine(labels.key)["waiting_for_capacity"] = value
@@ -197,14 +155,7 @@ class _Reading:
         else:
             self.server[field] = value
 
-    def _take_success(self, engine: dict[str, Any], labels: _Labels, value: float) -> None:
-        engine["finished"] = engine.get("finished", 0.0) + value
-        reason = labels.named.get("finished_reason")
-        if reason in {"abort", "error"}:
-            field = "aborted" if reason == "abort" else "errored"
-            engine[field] = engine.get(field, 0.0) + value
-
-    def _take_histogram(self, engine: dict[str, Any], slot: _Slot, le: float, value: float) -> None:
+    def _take_histogram(self, engine: dict[str, Any], slot: Slot, le: float, value: float) -> None:
         buckets = engine.get(slot.field)
         if buckets is None or slot.rank < buckets.rank:
             buckets = engine[slot.field] = _Buckets(slot.rank)
@@ -248,11 +199,22 @@ def parse_sample(text: str | bytes, time_s: float, server: str) -> Sample:
     if lines.pop().strip():
         reading.note("the answer was cut short: its last line is left out")
     _read_lines(reading, lines)
-    if not reading.series:
-        raise NotMetrics(
-            "the answer is metrics, but none of a vLLM" if b"# TYPE " in body else "the answer is no metrics"
-        )
+    if not reading.engines:
+        _refuse_without_engines(reading, body)
     return _sample(reading, time_s, server)
+
+
+def _refuse_without_engines(reading: _Reading, body: bytes) -> None:
+    """A V0 that has just started shows its pool before its first figures; anything else without figures is no vLLM."""
+    if reading.configs and not reading.notes:
+        return
+    if reading.notes:
+        raise NotMetrics(f"the answer has no figure of a vLLM that can be read ({reading.notes[0]})")
+    raise NotMetrics(
+        "the answer is metrics, but none of a vLLM"
+        if reading.series or b"# TYPE " in body
+        else "the answer is no metrics"
+    )
 
 
 def sample_of_series(
@@ -260,7 +222,7 @@ def sample_of_series(
 ) -> Sample | None:
     """The same from series that somebody else has parsed; None where none of them is a vLLM's."""
     reading = _Reading()
-    slots = _slots()
+    slots = slots_by_name()
     for name, named, value in series:
         slot = slots.get(name.encode())
         if slot is not None:
@@ -270,19 +232,27 @@ def sample_of_series(
 
 
 def _read_lines(reading: _Reading, lines: list[bytes]) -> None:
-    slots = _slots()
-    ignored: set[_Slot] = set()
+    slots = slots_by_name()
+    ignored: set[Slot] = set()
     for line in lines:
         brace = line.find(b"{")
         slot = slots.get(line[:brace] if brace > 0 else line.partition(b" ")[0])
         if slot is None:
             if line.startswith(b"# TYPE "):
                 _check_type(reading, line, slots, ignored)
-            continue
+            if brace <= 0 or line[brace - 1] > 32:
+                continue
+            line, brace, slot = _spaced(line, brace, slots)  # noqa: PLW2901 - the same line, as it is usually written
+            if slot is None:
+                continue
         if ignored and slot in ignored:
             continue
         end = line.rfind(b"}")
-        labels = _labels(line[brace : end + 1] if brace > 0 else b"")
+        try:
+            labels = _label_texts[line[brace : end + 1] if brace > 0 else b""]
+        except KeyError:
+            end = _end_of_labels(line, brace)
+            labels = _labels(line[brace : end + 1] if brace > 0 else b"")
         try:
             value = float(line[end + 1 :].split()[0] if brace > 0 else line.split()[1])
         except (ValueError, IndexError):
@@ -294,7 +264,22 @@ def _read_lines(reading: _Reading, lines: list[bytes]) -> None:
         reading.take(slot, labels, value)
 
 
-def _check_type(reading: _Reading, line: bytes, slots: dict[bytes, _Slot], ignored: set[_Slot]) -> None:
+def _spaced(line: bytes, brace: int, slots: dict[bytes, Slot]) -> tuple[bytes, int, Slot | None]:
+    """A line with white space before its first brace: before its labels, or before those of an exemplar."""
+    words = line[:brace].split()
+    if not words:
+        return line, brace, None
+    slot = slots.get(words[0])
+    return (line, brace, slot) if len(words) == 1 else (line[:brace], -1, slot)
+
+
+def _end_of_labels(line: bytes, brace: int) -> int:
+    """Where the label set that begins at `brace` ends; OpenMetrics may put an exemplar's, and its value, behind it."""
+    found = _LABEL_SET.match(line, brace) if brace > 0 else None
+    return found.end() - 1 if found else line.rfind(b"}")
+
+
+def _check_type(reading: _Reading, line: bytes, slots: dict[bytes, Slot], ignored: set[Slot]) -> None:
     """A metric whose type is not what its name says is left out: its lines mean something else."""
     words = line.split()
     if len(words) != 4:
@@ -323,25 +308,36 @@ def _sample(reading: _Reading, time_s: float, server: str) -> Sample:
     engines = []
     for key in sorted(reading.engines):
         fields = reading.engines[key]
-        for field in _HISTOGRAMS.values():
+        for field in HISTOGRAMS.values():
             buckets = fields.get(field)
             if buckets is not None:
                 fields[field] = _histogram(buckets)
                 if fields[field] is None:
                     reading.note(f"the histogram of {field} is not whole: left out")
-        fields |= _pool(reading.configs, key)
+        fields |= _pool(reading.configs, key) | _finished(fields.pop("success", {}))
         engines.append(EngineSample(model=key[0], engine=key[1], **fields))
     numbers = reading.server
-    memory = {field: int(numbers[field]) for field in _WORKER.values() if field in numbers}
+    memory = {field: int(numbers[field]) for field in WORKER.values() if field in numbers}
     return Sample(
         time_s=time_s,
         server=server,
         engines=tuple(engines),
-        rejections=numbers.get("rejections"),
+        rejections=sum(value for _, value in _newest(reading.rejections)) if reading.rejections else None,
         process_start_s=numbers.get("process_start_s"),
         notes=tuple(reading.notes),
         **memory,
     )
+
+
+def _finished(success: _Parts) -> dict[str, float]:
+    """Requests that ended, and of those the ones that ended badly."""
+    found: dict[str, float] = {}
+    for labels, value in _newest(success):
+        found["finished"] = found.get("finished", 0.0) + value
+        bad = {"abort": "aborted", "error": "errored"}.get(labels.get("finished_reason", ""))
+        if bad is not None:
+            found[bad] = found.get(bad, 0.0) + value
+    return found
 
 
 def _pool(configs: list[dict[str, str]], key: tuple[str, str]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 from legroom.errors import LegroomError
-from legroom.live.exposition import parse_sample
+from legroom.live.exposition import NotMetrics, parse_sample
 from legroom.live.render_exposition import rendered
 from legroom.live.sample import Failure, Look, Sample
 
@@ -152,7 +152,10 @@ def _look(entry: dict[str, Any], numbered: list[str], last: dict[str, dict[int, 
     values |= dict(entry["v"])
     last[server] = values
     text = "".join(f"{numbered[number]} {value}\n" for number, value in sorted(values.items()))
-    sample = parse_sample(text, time_s, server)
+    try:
+        sample = parse_sample(text, time_s, server)
+    except NotMetrics:
+        sample = Sample(time_s, server, ())  # recorded before the server showed a figure of its own
     return replace(sample, memory_used_bytes=int(entry["m"])) if "m" in entry else sample
 
 
