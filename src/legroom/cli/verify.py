@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legroom.cli.output import print_json, write_file
@@ -78,6 +79,13 @@ def run(args: argparse.Namespace) -> int:
         found = verify(wish, bar)
     finally:
         bar.clear()
+    if args.json:
+        print_json(found.json())
+    else:
+        from legroom.render.terminal import style_of
+
+        sys.stdout.write(found.text(style_of(sys.stdout)))
+    sys.stdout.flush()  # a file that cannot be written must not cost the answer
     if args.svg:
         write_file(args.svg, found.svg(), "picture")
     if args.report:
@@ -85,12 +93,6 @@ def run(args: argparse.Namespace) -> int:
 
         as_json = args.report.endswith(".json")
         write_file(args.report, json.dumps(found.json(), indent=1) + "\n" if as_json else found.text(), "report")
-    if args.json:
-        print_json(found.json())
-    else:
-        from legroom.render.terminal import style_of
-
-        sys.stdout.write(found.text(style_of(sys.stdout)))
     if any(remark.startswith("interrupted") for remark in found.notes):
         return _INTERRUPTED
     return OK if found.ok else ANSWER_IS_NO
@@ -105,9 +107,14 @@ def _wish(args: argparse.Namespace) -> Wish:
         raise LegroomError("--trace and --load both say what the load is", "give one of them")
     if not 0 < args.timeout <= 86_400:
         raise LegroomError(f"--timeout {args.timeout:g} is not between 0 and 86400 seconds")
+    for option, path in (("--svg", args.svg), ("--report", args.report)):
+        if path is not None and (Path(path).is_dir() or not Path(path).resolve().parent.is_dir()):
+            raise LegroomError(
+                f"{option} {path}: not a file that can be written", "give a path in a folder that is there"
+            )
     return Wish(
         url=args.url,
-        api_key=args.api_key or os.environ.get("OPENAI_API_KEY") or os.environ.get("VLLM_API_KEY") or None,
+        api_key=args.api_key or _key_around(args.url),
         planned=read_plan(args.plan) if args.plan else None,
         load=args.trace or args.load,
         concurrency=_number(args.concurrency, "--concurrency", 1),
@@ -118,6 +125,15 @@ def _wish(args: argparse.Namespace) -> Wish:
         verify_tls=not args.insecure,
         load_remote=args.yes_load_remote,
     )
+
+
+def _key_around(url: str) -> str | None:
+    """The key of the environment, unless the address itself says who asks."""
+    from legroom.live.address import endpoint
+
+    if "Authorization" in endpoint(url).headers:
+        return None
+    return os.environ.get("OPENAI_API_KEY") or os.environ.get("VLLM_API_KEY") or None
 
 
 def _number(text: str | None, option: str, least: int) -> int | None:

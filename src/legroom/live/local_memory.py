@@ -21,7 +21,8 @@ def is_loopback(address: str) -> bool:
     """Whether an address stays on this machine."""
     host = urlsplit(address if "://" in address else f"http://{address}").hostname or ""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        ip = ipaddress.ip_address(host)
+        return ip.is_loopback or ip.is_unspecified  # 0.0.0.0 is what a server is told to listen on
     except ValueError:
         return host == "localhost" or host.endswith(".localhost")
 

@@ -36,6 +36,7 @@ class PlannedPool:
     high_blocks: int
     max_num_seqs: int | None = None
     max_model_len: int | None = None
+    model: str = ""
 
 
 def load_checks(
@@ -92,9 +93,10 @@ def kv_use(run: LoadRun, load: Load, pool: Pool | None, context: int) -> Check:
     others = max((point.running + point.waiting - point.ours for point in run.points), default=0)
     if others > max(2, ours):
         return Check("kv use", None, f"{seen}; other clients were served too, so their need is in it")
+    need = needed_blocks(load, pool, run.concurrency)
+    more = ", more than it has" if need > pool.usable_blocks else ""
     # A block more for each: a step ahead is allocated before it is known to be needed.
-    most = needed_blocks(load, pool, run.concurrency) + run.concurrency
-    more = ", more than it has" if most > pool.usable_blocks else ""
+    most = need + run.concurrency if more else min(need + run.concurrency, pool.usable_blocks)
     return Check("kv use", used <= most, f"{seen}; {run.concurrency} of these requests can take {count(most)}{more}")
 
 
@@ -118,6 +120,16 @@ def pool_as_planned(pool: Pool | None, planned: PlannedPool | None) -> Check | N
         else ""
     )
     return Check("pool", False, f"{text}; the plan says {wanted}{band}")
+
+
+def context_as_planned(max_model_len: int | None, planned: PlannedPool | None) -> Check | None:
+    """A request may be as long as the plan says; nothing to check without a plan."""
+    if planned is None or planned.max_model_len is None:
+        return None
+    wanted = f"the plan says {count(planned.max_model_len)} tokens"
+    if max_model_len is None:
+        return Check("context", None, f"{wanted}, the server does not say its context")
+    return Check("context", max_model_len >= planned.max_model_len, f"{count(max_model_len)} tokens; {wanted}")
 
 
 def stable_memory(

@@ -71,9 +71,10 @@ def read_load(text: str, context: int, count: int, seed: int = 0) -> Load:
 
 def _mix(text: str, context: int, count: int) -> str:
     answer = max(1, min(128, context // 8))
-    words = PRESETS.get(text, text).format(
-        long=int(context * _LONG_SHARE), full=max(1, context - answer), answer=answer
-    )
+    words = text
+    if text in PRESETS:
+        lengths = {"long": int(context * _LONG_SHARE), "full": max(1, context - answer), "answer": answer}
+        words = PRESETS[text].format(**lengths)
     words = words if words.split()[0] in _PROCESSES else f"poisson {words}"
     return words if "requests=" in words else f"{words} requests={count}"
 

@@ -9,6 +9,8 @@ from typing import Any
 from legroom.errors import LegroomError
 from legroom.holding.verification.checks import PlannedPool
 
+_HINT = "write it with legroom plan ... --json > FILE"
+
 
 def read_plan(path: str) -> PlannedPool:
     """The blocks of a saved plan, with the band that its own certainty gives them."""
@@ -16,13 +18,15 @@ def read_plan(path: str) -> PlannedPool:
         document = json.loads(Path(path).read_text("utf-8"))
     except OSError as error:
         raise LegroomError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError:
-        raise LegroomError(f"{path} is not JSON", "write it with legroom plan ... --json > FILE") from None
+    except (ValueError, RecursionError):
+        raise LegroomError(f"{path} is not JSON", _HINT) from None
     try:
         return _planned(document)
-    except (KeyError, TypeError, ValueError) as error:
+    except KeyError as error:
+        raise LegroomError(f"{path} is not a plan: {error} is missing", _HINT) from None
+    except (TypeError, ValueError, AttributeError, OverflowError):
         raise LegroomError(
-            f"{path} is not a plan: {error} is missing or not a number", "write it with legroom plan ... --json > FILE"
+            f"{path} is not a plan: what it says of the KV cache is not as it is written", _HINT
         ) from None
 
 
@@ -34,6 +38,9 @@ def _planned(document: Any) -> PlannedPool:
     fixed = args.get("num_gpu_blocks_override") is not None or not planned_bytes
     low, high = (sure.get("low", planned_bytes), sure.get("high", planned_bytes)) if not fixed else (1, 1)
     scale = blocks / planned_bytes if not fixed else blocks
+    seqs, context = int(args["max_num_seqs"]), int(args["max_model_len"])
+    if blocks < 0 or min(size, context) < 1:
+        raise ValueError("a pool of nothing")
     return PlannedPool(
-        blocks, size, int(low * scale), int(high * scale), int(args["max_num_seqs"]), int(args["max_model_len"])
+        blocks, size, int(low * scale), int(high * scale), seqs, context, str(document.get("model") or "")
     )

@@ -87,7 +87,7 @@ class Server:
             model = document["data"][0]
             length = model.get("max_model_len")
             return Served(str(model["id"]), int(length) if length else None)
-        except (KeyError, IndexError, TypeError, ValueError):
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError):
             raise LegroomError(f"{self.url}/v1/models lists no model", "is this an OpenAI-compatible server?") from None
 
     async def learn_vocabulary(self, model: str) -> None:
@@ -126,8 +126,26 @@ class Server:
                 if response.status != 200:
                     return Outcome(error=_said(response.status, await response.text(errors="replace")))
                 return await _streamed(response, began)
+        except (aiohttp.http_exceptions.LineTooLong, ValueError):  # ValueError: aiohttp before 3.13
+            return Outcome(error="a line of the stream is too long to be read", total_s=time.monotonic() - began)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return Outcome(error=f"the connection broke: {type(error).__name__}", total_s=time.monotonic() - began)
+
+    async def embed(self, model: str, prompt: list[int]) -> Outcome:
+        """One embedding: what a pooling model serves instead of completions."""
+        import aiohttp  # noqa: PLC0415
+
+        began = time.monotonic()
+        try:
+            async with self.session.post(
+                f"{self.url}/v1/embeddings", json={"model": model, "input": prompt}
+            ) as response:
+                text = await response.text(errors="replace")
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return Outcome(error=f"the connection broke: {type(error).__name__}", total_s=time.monotonic() - began)
+        if response.status != 200:
+            return Outcome(error=_said(response.status, text))
+        return Outcome(len(prompt), total_s=time.monotonic() - began)
 
     async def _get(self, path: str, timeout_s: float, parsed: bool = True) -> Any:
         return await self._ask("GET", path, None, timeout_s, parsed)
@@ -143,10 +161,7 @@ class Server:
             async with self.session.request(method, self.url + path, json=body, timeout=limit) as response:
                 text = await response.text(errors="replace")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            reason = (
-                "nothing listens there" if isinstance(error, aiohttp.ClientConnectorError) else type(error).__name__
-            )
-            raise LegroomError(f"{self.url}{path} did not answer: {reason}", "is it up?", UNREACHABLE) from None
+            raise LegroomError(f"{self.url}{path} did not answer: {_reason(error)}", "is it up?", UNREACHABLE) from None
         if response.status in (401, 403):
             raise LegroomError(
                 f"{self.url} wants an API key ({response.status})", "give --api-key or OPENAI_API_KEY", UNREACHABLE
@@ -168,8 +183,10 @@ def _reason(error: Exception) -> str:
         return "it took too long"
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return "the host name is not known"
-    if isinstance(error, (aiohttp.ClientSSLError, aiohttp.ClientConnectorCertificateError)):
-        return "TLS failed (--insecure takes any certificate)"
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return "its certificate is not trusted (--insecure takes any)"
+    if isinstance(error, aiohttp.ClientSSLError):
+        return "TLS failed: does it speak https?"
     if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, ConnectionRefusedError):
         return "nothing listens there"
     return type(error).__name__
@@ -192,11 +209,18 @@ async def _streamed(response: aiohttp.ClientResponse, began: float) -> Outcome:
             event = _event(data)
             if "error" in event:
                 return Outcome(error=f"the stream ended with {str(event['error'])[:_ERROR_LENGTH]}")
-            usage = event.get("usage") or usage
+            said = event.get("usage")
+            usage = said if isinstance(said, dict) else usage
     total = time.monotonic() - began
     if not ended:
         return Outcome(error="the stream was cut short", total_s=total)
-    return Outcome(int(usage.get("prompt_tokens", 0)), int(usage.get("completion_tokens", 0)), first, total)
+    return Outcome(_counted(usage, "prompt_tokens"), _counted(usage, "completion_tokens"), first, total)
+
+
+def _counted(usage: Mapping[str, Any], name: str) -> int:
+    """0 where the server does not count."""
+    value = usage.get(name)
+    return value if isinstance(value, int) else 0
 
 
 def _event(data: bytes) -> Mapping[str, Any]:

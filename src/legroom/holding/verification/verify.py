@@ -8,7 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from legroom.errors import LegroomError
-from legroom.holding.verification.checks import Limits, PlannedPool, load_checks, pool_as_planned
+from legroom.holding.quick_proof import has_no_door
+from legroom.holding.verification.checks import Limits, PlannedPool, context_as_planned, load_checks, pool_as_planned
 from legroom.holding.verification.load import Load, LoadRequest, Pool, read_load, safe_concurrency, token_ids
 from legroom.holding.verification.report import Check, LoadRun, Verification
 from legroom.holding.verification.server import Outcome, Served, Server
@@ -25,6 +26,7 @@ _UNKNOWN_CONTEXT = 2048
 _MOST_CONCURRENCY = 64
 """Without a plan the batch limit of the server is not known: more than this is for the user to ask for."""
 _DRAWN_LENGTHS = 400
+_TIME_IS_UP = "not answered within the time of this verification (--timeout)"
 _LOCAL_LOOK_S, _REMOTE_LOOK_S = 0.25, 1.0
 Progress = Callable[[float], None]
 
@@ -54,7 +56,13 @@ def verify(wish: Wish, progress: Progress | None = None) -> Verification:
             "the server is not on this machine, and a verification loads it as far as it goes",
             "say --yes-load-remote if nobody else depends on it now",
         )
+    read_load(wish.load, _UNKNOWN_CONTEXT, _drawn(wish), wish.seed)  # bad news first: before the server is asked
     return asyncio.run(_verify(wish, progress or (lambda share: None)))
+
+
+def _drawn(wish: Wish) -> int:
+    """How many lengths of the load are looked at, at least."""
+    return max(wish.requests or 0, _DRAWN_LENGTHS)
 
 
 async def _verify(wish: Wish, progress: Progress) -> Verification:
@@ -98,11 +106,18 @@ class _Run:
         self.checks.append(Check("health", True, f"up, serves {self.served.model}; {said}"))
         sample = await self._first_look()
         self.pool = _pool(sample, context) if sample else None
-        if (planned := pool_as_planned(self.pool, self.wish.planned)) is not None:
-            self.checks.append(planned)
+        self._against_plan(self.served)
         if not await self._one_completion() or not await self._full_context():
             return
         await self._loaded(context)
+
+    def _against_plan(self, served: Served) -> None:
+        planned = self.wish.planned
+        found = (pool_as_planned(self.pool, planned), context_as_planned(served.max_model_len, planned))
+        self.checks += (check for check in found if check is not None)
+        # Not judged: --served-model-name gives a model any name.
+        if planned and planned.model and not _same_name(planned.model, served.model):
+            self.notes.append(f"the plan is for {planned.model}, the server calls its model {served.model}")
 
     async def _first_look(self) -> Sample | None:
         try:
@@ -118,6 +133,9 @@ class _Run:
         assert self.served is not None
         await self.server.learn_vocabulary(self.served.model)
         outcome = await self._send(LoadRequest(8, 4), 1)
+        if not outcome.ok and has_no_door(outcome.error):
+            await self._embeddings()
+            return False
         if not outcome.ok and outcome.error.startswith(("400", "422")):
             by_ids = outcome.error
             outcome = await self.server.learn_text(self.served.model)
@@ -128,6 +146,26 @@ class _Run:
         text = f"{outcome.output_tokens} tokens in {outcome.total_s:.2f} s" if outcome.ok else outcome.error
         self.checks.append(Check("completion", outcome.ok, text))
         return outcome.ok
+
+    async def _embeddings(self) -> None:
+        """A pooling model completes nothing: it is asked for what it serves, and its load is not made."""
+        assert self.served is not None
+        self.checks.append(Check("completion", None, "not judged: it serves no completions"))
+        lengths = {"embedding": 8, "full context": self.served.max_model_len or 0}
+        for name, length in lengths.items():
+            if not length:
+                continue
+            prompt = token_ids(LoadRequest(length, 0), self.server.vocabulary, 1)
+            try:
+                async with asyncio.timeout(max(0.0, self.until - time.monotonic())):
+                    outcome = await self.server.embed(self.served.model, prompt)
+            except TimeoutError:
+                outcome = Outcome(error=_TIME_IS_UP)
+            text = f"{length:,} tokens in {outcome.total_s:.2f} s" if outcome.ok else outcome.error
+            self.checks.append(Check(name, outcome.ok, text))
+            if not outcome.ok:
+                return
+        self.checks.append(Check("load", None, "not judged: a load is made of completions"))
 
     async def _full_context(self) -> bool:
         assert self.served is not None
@@ -146,7 +184,7 @@ class _Run:
 
     async def _loaded(self, context: int) -> None:
         wish = self.wish
-        drawn = max(wish.requests or 0, _DRAWN_LENGTHS)
+        drawn = _drawn(wish)
         load = read_load(wish.load, context, drawn, wish.seed)
         concurrency = wish.concurrency or self._planned_concurrency(load, context)
         requests = wish.requests or min(drawn, max(16, 4 * concurrency))
@@ -187,7 +225,7 @@ class _Run:
             async with asyncio.timeout(max(0.0, left_s)):
                 return await self.server.complete(self.served.model, prompt, request.output_len)
         except TimeoutError:
-            return Outcome(error="not answered within the time of this verification (--timeout)")
+            return Outcome(error=_TIME_IS_UP)
 
 
 class _Ramp:
@@ -252,6 +290,11 @@ class _Ramp:
             task.cancel()
         await asyncio.gather(*self.open, return_exceptions=True)
         self.open = set()
+
+
+def _same_name(one: str, other: str) -> bool:
+    """Whether two names of a model end alike: a path and an id on the Hub do."""
+    return one.rstrip("/").rpartition("/")[2].lower() == other.rstrip("/").rpartition("/")[2].lower()
 
 
 def _difference(first: Sample | None, last: Sample | None) -> int | None:
