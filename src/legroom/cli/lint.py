@@ -24,6 +24,7 @@ examples:
   legroom lint --vllm 0.10.2 deploy/
   legroom lint --plan plan.json deployment.yaml
   legroom lint --sarif lint.sarif deploy/
+  helm template chart/ | legroom lint -
   legroom lint --rules
 
 a comment `# legroom: ignore RULE` on a line, or alone above it, silences a rule there; `ignore-file` in the whole file
@@ -37,7 +38,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "lint", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("files", nargs="*", metavar="FILE", help="files or folders")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="files or folders; -: standard input")
     parser.add_argument(
         "--vllm",
         metavar="VERSION",

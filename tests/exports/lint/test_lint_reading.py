@@ -1,5 +1,9 @@
 """What lint must not pass over in silence: folders, standard input, and the rest of a file."""
 
+import io
+import os
+import sys
+
 import pytest
 
 from legroom.cli.main import main
@@ -45,6 +49,22 @@ def test_what_is_hidden_inside_a_folder_is_left_out(tmp_path):
 def test_a_folder_without_any_file_to_read_is_said(tmp_path, capsys):
     assert main(["lint", str(tmp_path)]) == 2
     assert "holds no file" in capsys.readouterr().out
+
+
+def test_a_pipe_in_a_folder_is_left_alone(tmp_path):
+    os.mkfifo(tmp_path / "pipe.sh")
+    (tmp_path / "start.sh").write_text(WRONG)
+    assert lint_files([str(tmp_path)], Options()).files == (str(tmp_path / "start.sh"),)
+
+
+# Standard input
+
+
+@pytest.mark.parametrize(("content", "code"), [(WRONG.encode(), 1), (b"vllm serve org/m\n", 0), (b"\xff\xfe\x00", 2)])
+def test_a_dash_is_standard_input(content, code, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    assert main(["lint", "-"]) == code
+    assert ("-:1:" in capsys.readouterr().out) == (code > 0)
 
 
 # The rest of a script
@@ -142,3 +162,25 @@ def test_merge_keys_are_resolved_and_own_keys_come_first():
 @pytest.mark.parametrize("text", ["a: &a [*a]\n", "a: &a\n  <<: *a\n"])
 def test_a_value_that_contains_itself_is_said(text):
     assert "contains itself" in lint_texts([("a.yaml", text)], Options()).unread[0].reason
+
+
+# Documents and settings
+
+
+def test_a_line_that_a_diff_takes_out_is_not_wrong():
+    header = "# Notes\n\n```diff\n--- a/start.sh\n+++ b/start.sh\n@@ -1 +1 @@\n"
+    text = header + "".join(f"{mark} vllm serve org/m --nope\n" for mark in "-+ ") + "```\n"
+    found = lint_texts([("notes.md", text)], Options()).findings
+    assert [(one.place.line, one.place.column) for one in found] == [(8, 20), (9, 20)]
+
+
+def test_a_share_of_the_gpu_in_percent_is_found():
+    (found,) = lint_texts([("a.sh", "vllm serve org/m --gpu-memory-utilization 95")], Options()).findings
+    assert (found.rule, found.suggestion) == ("flag-value", "write --gpu-memory-utilization 0.95")
+    assert rules_of("vllm serve org/m --gpu-memory-utilization 1.0") == []
+
+
+def test_a_key_that_begins_with_no_is_named_as_it_stands():
+    text = "model: org/m\nmax-model-len: 8192\ntensor-parallel-size: 1\nno-such-key: 5\n"
+    (found,) = lint_texts([("config.yaml", text)], Options()).findings
+    assert (found.place.line, found.message) == (4, "no vLLM release has --no-such-key")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from legroom.exports.lint.rules import modules
 from legroom.exports.lint.subjects import Found
 from legroom.facts.releases import latest
 from legroom.records import dataclass
-from legroom.vllm.sources import read_text
+from legroom.vllm.sources import MAX_FILE_BYTES, read_text
 
 if TYPE_CHECKING:
     from legroom.exports.plan_document import PlanDocument
@@ -50,12 +51,23 @@ def lint_files(paths: Sequence[str], options: Options) -> Report:
         files = list(_files_of(named))
         for path in files:
             try:
-                texts.append((path, read_text(Path(path))))
+                texts.append((path, _standard_input() if path == "-" else read_text(Path(path))))
             except LegroomError as error:
                 unread.append(Unread(Place(path, 1, 1), _without_path(error.message, path), error.hint))
         if not files:
             unread.append(Unread(Place(named, 1, 1), "holds no file of a kind that lint looks for", _EMPTY_HINT))
     return lint_texts(texts, options, unread)
+
+
+def _standard_input() -> str:
+    """What is piped in."""
+    content = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise LegroomError("- is too large", f"legroom reads files up to {MAX_FILE_BYTES >> 20} MiB")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise LegroomError("- is not text", "pipe a script, a rule file, a unit or a manifest") from None
 
 
 def _without_path(message: str, path: str) -> str:

@@ -29,6 +29,10 @@ class Text:
         indent = self._columns[row] if row < len(self._columns) else 0
         return Place(self.path, self._line + row, offset - self._starts[row] + 1 + indent)
 
+    def with_text(self, text: str) -> Text:
+        """Another text that stands at the same lines and columns."""
+        return Text(self.path, text, self._line, self._columns)
+
     def start_of(self, row: int) -> int:
         """The offset at which a line of the piece begins."""
         return self._starts[row]

@@ -51,10 +51,18 @@ def parts_of(document: Text) -> Iterator[Part]:
         for i in range(max(first - 1, 0), min(last + 1, len(lines))):
             free[i] = False
         source = document.rows(first, last)
+        if language.lower() in ("diff", "patch"):
+            source = source.with_text("\n".join(_as_changed(line) for line in source.text.split("\n")))
         kind = kind_of_language(language) or sniffed(source.text) or _guess(source.text)
         if kind:
             yield Part(kind, source, bool(language))
     yield from _plain_parts(document, lines, free)
+
+
+def _as_changed(line: str) -> str:
+    """A line of a diff as it is afterwards, at the same columns: what is taken out is not wrong any more."""
+    is_header = line.startswith(("---", "+++", "@@", "diff ", "index "))
+    return "" if is_header or line.startswith("-") else " " + line[1:]
 
 
 def _guess(text: str) -> Kind | None:

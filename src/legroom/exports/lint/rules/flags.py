@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.exports.lint.context import Context, finding
+from legroom.exports.lint.context import Context, finding, flag_word
 from legroom.exports.lint.finding import Finding, Rule
 from legroom.exports.lint.subjects import Started
 from legroom.facts.flags import advice
@@ -23,6 +23,7 @@ _BY_KIND = {
     "unknown": UNKNOWN, "removed": REMOVED, "renamed": REMOVED, "not_yet": NOT_YET, "bad_value": VALUE,
     "bad_choice": VALUE, "ignored": IGNORED,
 }  # fmt: skip
+_SHARE = "--gpu-memory-utilization"
 _VARIABLES = ("$", "{{", "<", "`")
 """A value that is put in later is not judged."""
 _MOST_STRAYS = 2
@@ -37,8 +38,9 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
     problems = context.parsed(subject).problems
     strays = sum(not problem.flag.startswith("-") for problem in problems)
     for problem in problems:
-        if strays > _MOST_STRAYS and not problem.flag.startswith("-"):
-            continue
+        is_stray = not problem.flag.startswith("-")
+        if is_stray and (strays > _MOST_STRAYS or subject.runs == "config"):
+            continue  # in a config file it is the value of a key that is named already
         rule = _BY_KIND.get(problem.kind)
         variable = any(mark in problem.flag for mark in _VARIABLES) or (
             rule is VALUE and any(mark in problem.message for mark in _VARIABLES)
@@ -50,12 +52,27 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
         seen.add((problem.flag, problem.kind))
         word = next((word for word in subject.words if _same(word.text, problem.flag)), None)
         place = subject.locate(word.offset) if word else subject.place
+        message = problem.message
+        if word and problem.kind == "unknown" and word.text.startswith("--no-") and "--no-" not in problem.flag:
+            message = message.replace(problem.flag, word.text.partition("=")[0], 1)
         suggestion = f"write {problem.instead}" if problem.instead else "leave it out"
         if problem.kind == "unknown" and problem.instead and advice(problem.flag) is None:
             suggestion = f"leave it out, or did you mean {problem.instead}?"
         elif problem.kind == "removed" and problem.instead:
             suggestion = f"leave it out, or see {problem.instead}"
-        yield finding(rule, place, problem.message, suggestion, len(problem.flag))
+        yield finding(rule, place, message, suggestion, len(problem.flag))
+    yield from _share(subject, context)
+
+
+def _share(subject: Started, context: Context) -> Iterator[Finding]:
+    """A share of the GPU that is written in percent; every release refuses one above 1."""
+    share = context.parsed(subject).args.gpu_memory_utilization
+    word = flag_word(subject, _SHARE, "--device-memory-utilization")
+    if share is None or share <= 1 or word is None:
+        return
+    message = f"{_SHARE} is a share of the GPU from 0 to 1, and {share:g} is asked for"
+    suggestion = f"write {_SHARE} {share / 100:g}" if 2 <= share <= 100 else ""
+    yield finding(VALUE, subject.locate(word.offset), message, suggestion, len(_SHARE))
 
 
 def _same(word: str, flag: str) -> bool:
