@@ -33,6 +33,32 @@ def test_an_answer_over_the_bound_is_rejected_where_the_policy_says_so(policy):
     asyncio.run(test())
 
 
+@pytest.mark.parametrize("over", ["cap", "reject"])
+def test_a_request_that_names_no_length_is_bounded_in_either_mode(policy, over):
+    async def test():
+        server = Server()
+        guard = Guard(server, policy=policy(f'[requests]\nmax_output_tokens = 5\noutput_over = "{over}"'))
+        assert (await Call(guard, "/v1/chat/completions", {"messages": []})).status == 200
+        assert (await Call(guard, body={"prompt": [1]})).status == 200
+        assert json.loads(server.bodies[0])["max_completion_tokens"] == 5
+        assert json.loads(server.bodies[1])["max_tokens"] == 5, "vLLM's own default is more"
+
+    asyncio.run(test())
+
+
+def test_a_number_of_any_size_is_answered_and_leaves_the_metrics_page_readable():
+    async def test():
+        guard = Guard(Server())
+        call = await Call(guard, body={"prompt": [1], "max_tokens": 10**400, "logprobs": 1})
+        assert call.status == 200
+        unknown = vllm_state(blocks=None, max_model_len=None, max_num_seqs=None)
+        lost = Guard(Server(answer=b"", kind=b"text/plain"))
+        assert (await Call(lost, body={"prompt": [1], "max_tokens": 10**400, "n": 10**400}, app=unknown)).status == 200
+        assert "legroom_guard_reserved_tokens 0" in lost.door.page()
+
+    asyncio.run(test())
+
+
 def test_a_chat_without_a_length_gets_the_policys(policy):
     async def test():
         server = Server()

@@ -44,9 +44,26 @@ def test_the_newer_key_of_a_chat_wins():
     assert (demand.output_tokens, demand.output_key) == (9, "max_completion_tokens")
 
 
-@pytest.mark.parametrize(("written", "read"), [("7", 7), (7.0, 7), (-3, 0), ("x", None), (1.5, None), ([], None)])
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [("7", 7), ("7.0", 7), (" 7.00 ", 7), (7.0, 7), (-3, 0), ("x", None), ("1.5", None), (1.5, None), ([], None)],
+)
 def test_numbers_are_read_as_leniently_as_the_server_reads_them(written, read):
     assert chat(max_tokens=written).output_tokens == read
+
+
+@pytest.mark.parametrize("huge", [10**400, 1e300, "9" * 400])
+def test_huge_numbers_stay_numbers_that_can_be_weighed(huge):
+    demand = completion(prompt="x", max_tokens=huge, n=huge, logprobs=huge, prompt_logprobs=huge)
+    assert float(demand.output_tokens) * demand.sequences > 2**100
+    assert demand.logprobs == demand.prompt_logprobs == 1 << 31
+
+
+@pytest.mark.parametrize("written", [True, "true", 1])
+def test_only_a_response_can_go_to_the_background(written):
+    assert demand_of(Kind.RESPONSES, {"input": "hi", "background": written}).background
+    assert not chat(background=written).background
+    assert chat(stream=written).streams
 
 
 def test_copies_are_the_largest_of_n_and_best_of():
@@ -127,6 +144,13 @@ def test_scores_pair_every_document_with_the_query():
 def test_an_invocation_is_told_by_its_keys():
     assert demand_of(Kind.ANY, {"messages": []}).kind is Kind.CHAT
     assert demand_of(Kind.ANY, {"prompt": "x"}).kind is Kind.COMPLETION
+    assert demand_of(Kind.ANY, {"messages": None, "prompt": "x"}).kind is Kind.COMPLETION
+    assert demand_of(Kind.ANY, {"messages": None, "prompt": None, "input": "x"}).kind is Kind.POOLING
+
+
+def test_a_null_beside_the_prompt_does_not_hide_it():
+    for body in ({"messages": None, "input": "x" * 50}, {"input": None, "texts": ["x" * 50]}):
+        assert [prompt.text_bytes for prompt in demand_of(Kind.POOLING, body).prompts] == [50]
 
 
 def test_paths_are_read_as_a_lenient_server_routes_them():

@@ -168,6 +168,16 @@ def test_what_an_aborted_request_held_is_given_back_a_moment_later(policy):
     asyncio.run(test())
 
 
+@pytest.mark.parametrize(("status", "kept"), [(200, 8), (400, 0)])
+def test_a_response_in_the_background_keeps_its_place_unless_it_was_refused(status, kept):
+    async def test():
+        guard = Guard(Server(status=status))
+        await Call(guard, "/v1/responses", {"input": "hi", "background": True})
+        assert guard.door.pool.held_blocks == kept
+
+    asyncio.run(test())
+
+
 def test_a_request_that_can_never_fit_gets_400_with_the_numbers():
     async def test():
         call = await Call(Guard(Server()), body={"prompt": [1] * 64, "max_tokens": 64, "n": 3})

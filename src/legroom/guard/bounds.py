@@ -36,7 +36,7 @@ def refusal_of(demand: Demand, policy: Policy, limits: EngineLimits) -> Refusal 
     if bounds.max_prompts and len(demand.prompts) > bounds.max_prompts:
         text = f"The request has {len(demand.prompts):,} prompts; at most {bounds.max_prompts:,} are served."
         return bad_value("too_many_sequences", text, "prompt")
-    output = demand.output_tokens or 0
+    output = (demand.output_tokens or 0) if demand.output_key else 0
     if bounds.max_output_tokens and bounds.output_over == "reject" and output > bounds.max_output_tokens:
         text = f"{demand.output_key} is {output:,}; answers of at most {bounds.max_output_tokens:,} tokens are served."
         return bad_value("output_too_long", text, demand.output_key)
@@ -99,10 +99,9 @@ def changes_of(demand: Demand, policy: Policy, limits: EngineLimits) -> tuple[Ch
     if key is not None:
         most = bounds.max_output_tokens
         if demand.output_tokens is None:
-            chosen = bounds.default_output_tokens or (most if bounds.output_over == "cap" else 0)
-            if chosen:
+            if chosen := bounds.default_output_tokens or most:
                 changes.append(Change(key, min(chosen, most or chosen), "default_output"))
-        elif most and demand.output_tokens > most and bounds.output_over == "cap":
+        elif most and demand.output_tokens > most:  # where more is refused, only what nobody named comes here
             changes.append(Change(key, most, "output"))
     if bounds.logprobs_over == "cap":
         if demand.logprobs > (most := most_logprobs(bounds.max_logprobs, limits)):

@@ -6,6 +6,7 @@ its worst and left to the server to refuse.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -17,6 +18,12 @@ COMPLETION_DEFAULT = 16
 
 WHOLE_VOCABULARY = 1 << 31
 """More logprobs than any vocabulary has words: what -1 asks for."""
+
+MOST = 1 << 53
+"""What larger counts are read as: more than any server holds, and still exact in a float."""
+
+_NO_FRACTION = re.compile(r"\.0*\s*$")
+_TRUE = frozenset(("true", "t", "yes", "y", "on", "1"))
 
 OUTPUT_KEYS: dict[Kind, tuple[str, ...]] = {
     Kind.COMPLETION: ("max_tokens",),
@@ -92,8 +99,8 @@ def demand_of(kind: Kind, body: dict[str, Any]) -> Demand:
         logprobs=max(_logprobs(sampling.get("logprobs")), _logprobs(sampling.get("top_logprobs"))),
         prompt_logprobs=_logprobs(sampling.get("prompt_logprobs")),
         media=tuple(media),
-        streams=body.get("stream") is True,
-        background=body.get("background") is True,
+        streams=_is_true(body.get("stream")),
+        background=kind is Kind.RESPONSES and _is_true(body.get("background")),
         generates=kind in OUTPUT_KEYS,
     )
 
@@ -101,7 +108,7 @@ def demand_of(kind: Kind, body: dict[str, Any]) -> Demand:
 def _sequences(sampling: dict[str, Any]) -> int:
     if "n" not in sampling and "best_of" not in sampling:
         return 1
-    return max(1, _count(sampling.get("n")) or 1, _count(sampling.get("best_of")) or 1)
+    return max(1, count_of(sampling.get("n")) or 1, count_of(sampling.get("best_of")) or 1)
 
 
 def _output(kind: Kind, sampling: dict[str, Any]) -> tuple[int | None, str | None]:
@@ -109,7 +116,7 @@ def _output(kind: Kind, sampling: dict[str, Any]) -> tuple[int | None, str | Non
     if keys is None:
         return 0, None
     for key in keys:
-        value = _count(sampling.get(key))
+        value = count_of(sampling.get(key))
         if value is not None:
             return value, key
     # vLLM's completions fill the key in where it is missing, and leave an explicit null open.
@@ -120,15 +127,19 @@ def _output(kind: Kind, sampling: dict[str, Any]) -> tuple[int | None, str | Non
     return None, None
 
 
-def _count(value: Any) -> int | None:
-    """A count as a lenient reader takes it: 5, 5.0, "5"; None for what is none."""
-    if isinstance(value, bool) or value is None:
+def count_of(value: Any) -> int | None:
+    """A count as a lenient reader takes it: 5, 5.0, "5", "5.0"; None for what is none."""
+    found = _whole(value)
+    return None if found is None else min(max(0, found), MOST)
+
+
+def _whole(value: Any) -> int | None:
+    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
         return None
     try:
-        found = int(value) if not isinstance(value, float) or value.is_integer() else None
+        return int(_NO_FRACTION.sub("", value) if isinstance(value, str) else value)
     except (TypeError, ValueError, OverflowError):
         return None
-    return max(0, found) if found is not None else None
 
 
 def _logprobs(value: Any) -> int:
@@ -137,11 +148,12 @@ def _logprobs(value: Any) -> int:
         return 0
     if value is True:
         return 1
-    try:
-        found = int(value)
-    except (TypeError, ValueError, OverflowError):
-        return 0
-    return WHOLE_VOCABULARY if found < 0 else found
+    found = _whole(value) or 0
+    return WHOLE_VOCABULARY if found < 0 else min(found, WHOLE_VOCABULARY)
+
+
+def _is_true(value: Any) -> bool:
+    return value is True or value == 1 or (isinstance(value, str) and value.lower() in _TRUE)
 
 
 def _prompts(kind: Kind, body: dict[str, Any], media: list[Media]) -> Iterator[Prompt]:
@@ -164,10 +176,11 @@ def _prompts(kind: Kind, body: dict[str, Any], media: list[Media]) -> Iterator[P
             elsewhere = body.get("previous_response_id") is not None or body.get("prompt") is not None
             yield _open(found) if elsewhere else found
         case Kind.POOLING:
-            if "messages" in body:
-                yield _conversation(body, body.get("messages"), media)
+            if isinstance(body.get("messages"), list):
+                yield _conversation(body, body["messages"], media)
             else:
-                yield from _texts_or_ids(body.get("input", body.get("texts", body.get("inputs"))))
+                named = (body[key] for key in ("input", "texts", "inputs") if body.get(key) is not None)
+                yield from _texts_or_ids(next(named, None))
         case Kind.SCORE:
             yield from _pairs(body, media)
 

@@ -213,6 +213,7 @@ class Door:
             await asyncio.wait(both, timeout=self.policy.queue.wait_s, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             self.pool.leave(ticket, self.clock())
+            self.meters.left_queue += 1
             raise
         finally:
             self._waiting_bytes -= len(visit.body)
@@ -230,15 +231,18 @@ class Door:
             return None
         return self._no(self._busy("queue_timeout", visit, ticket.need))
 
-    def leave(self, visit: Visit, finished: bool) -> None:
-        """The answer ended. vLLM frees an aborted request a step later, so what it held is kept back for a moment."""
+    def leave(self, visit: Visit, finished: bool, sent: bool = True) -> None:
+        """The answer ended. vLLM frees an aborted request a step later, so what it held is kept back for a moment.
+
+        Not so where the request was never `sent`: nothing is to be freed.
+        """
         ticket = visit.ticket
         if ticket is None or ticket.state is not State.ADMITTED:
             return
         if finished:
             self.lessons.ended(visit)
-        hold_s = 0.0 if finished else self.policy.pool.abort_grace_s
-        if visit.demand.background:
+        hold_s = 0.0 if finished or not sent else self.policy.pool.abort_grace_s
+        if visit.demand.background and visit.answered:
             hold_s = BACKGROUND_S
         if hold_s <= 0:
             self.pool.leave(ticket, self.clock())
@@ -250,6 +254,7 @@ class Door:
 
     def passing(self, visit: Visit, piece: bytes) -> None:
         """A piece of a good answer goes by."""
+        visit.answered = True
         if visit.teaches:
             self.lessons.passing(visit, piece)
 

@@ -84,10 +84,10 @@ def plain_path(path: str, root_path: str = "") -> str:
 
 def kind_of_body(body: dict[str, object]) -> Kind:
     """`/invocations` takes any request; tell it by its keys, the costliest reading first."""
-    if "messages" in body:
+    if isinstance(body.get("messages"), list):
         return Kind.CHAT
-    if "prompt" in body:
+    if body.get("prompt") is not None or body.get("prompt_embeds") is not None:
         return Kind.COMPLETION
-    if "input" in body:
+    if body.get("input") is not None:
         return Kind.POOLING
     return Kind.SCORE

@@ -10,7 +10,7 @@ from legroom.guard.weigh import Weight
 class Visit:
     """What is known of a request while it is here."""
 
-    __slots__ = ("body", "changed", "demand", "events", "teaches", "ticket", "usage", "weight")
+    __slots__ = ("answered", "body", "changed", "demand", "events", "teaches", "ticket", "usage", "weight")
 
     def __init__(self, body: bytes, demand: Demand, changed: bool = False) -> None:
         self.body = body
@@ -22,5 +22,7 @@ class Visit:
         self.ticket: Ticket | None = None
         self.usage: tuple[int, int] | None = None
         """Prompt and output tokens, as its answer named them last."""
+        self.answered = False
+        """A good answer began."""
         self.events = 0
         """Pieces of its stream so far."""
