@@ -117,6 +117,33 @@ def test_a_server_that_vanishes_is_a_failure() -> None:
     assert isinstance(seen, Failure) and "up is 0" in seen.message
 
 
+def test_a_lost_scrape_is_one_failure_however_often_it_is_asked_for() -> None:
+    fake = FakePrometheus()
+    server(fake, "a:8000", 100, vllm__num_requests_running=3)
+    lost: list[Series] = [({"__name__": "up", "instance": "a:8000"}, 0.0)]
+
+    async def run() -> list[Look]:
+        app = web.Application()
+        app.router.add_post("/api/v1/query", fake.query)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+        source, seen = PrometheusSource(f"http://127.0.0.1:{port}"), []
+        async with open_session() as session:
+            for time_s in range(100, 150, 5):  # scraped every 15 s; from 130 on the scrapes fail
+                fake.scraped_s["a:8000"] = 100.0 + (time_s - 100) // 15 * 15
+                fake.series = lost if time_s >= 130 else fake.series
+                seen += await source.looks(session, float(time_s))
+        await runner.cleanup()
+        return seen
+
+    assert [(look.time_s, type(look)) for look in asyncio.run(run())] == [
+        (100, Sample), (115, Sample), (130, Failure), (145, Failure),
+    ]  # fmt: skip
+
+
 def test_histograms_come_as_count_and_sum_unless_buckets_are_asked_for() -> None:
     fake = FakePrometheus()
     values = {"vllm__time_to_first_token_seconds_count": 4.0, "vllm__time_to_first_token_seconds_sum": 2.0}

@@ -7,6 +7,7 @@ those of Prometheus' own scrapes: a server it has not scraped again gives no sec
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,9 @@ _TIMED_BY = "running"
 _MOST_SERVERS = 10_000
 _FORGET_AFTER_LOOKS = 120
 """A server that Prometheus no longer knows is a failure for ten minutes of looks, then it is gone for good."""
+_USUAL_SCRAPE_S = 60.0
+"""Prometheus' own default, until two scrapes of a server have been seen."""
+_JITTER = 0.9
 _MATCHERS = re.compile(r'(?:[a-zA-Z_][a-zA-Z0-9_]*(?:=~|!~|!=|=)"(?:[^"\\]|\\.)*"(?:,|$))*')
 
 
@@ -49,7 +53,10 @@ class PrometheusSource:
         self._buckets = buckets
         """Whether to ask for latency buckets too: a hundred series more a server."""
         self._last_s: dict[str, float] = {}
+        self._scrape_s: dict[str, float] = {}
+        """Between the last two scrapes of a server."""
         self._missing: dict[str, int] = {}
+        self._failed_s: dict[str, float] = {}
 
     def queries(self) -> tuple[str, str, str]:
         """What is asked: values, scrape times, and which targets are up."""
@@ -81,9 +88,13 @@ class PrometheusSource:
         found: list[Look] = []
         for server, series in by_server.items():
             at_s = scraped.get(server, time_s)
-            self._missing.pop(server, None)
-            if at_s <= self._last_s.get(server, 0.0):
+            was_missing = self._missing.pop(server, None)
+            self._failed_s.pop(server, None)
+            before_s = self._last_s.get(server, 0.0)
+            if at_s <= before_s:
                 continue
+            if before_s and not was_missing:
+                self._scrape_s[server] = at_s - before_s
             sample = sample_of_series(series, at_s, server)
             if sample is not None:
                 self._last_s[server] = at_s
@@ -91,12 +102,18 @@ class PrometheusSource:
         return found + self._vanished(by_server, down, time_s)
 
     def _vanished(self, present: Mapping[str, Any], down: set[str], time_s: float) -> list[Look]:
+        """One failure a scrape that failed, not one a question: a single lost scrape is a single lost look."""
         found: list[Look] = []
         for server in [known for known in self._last_s if known not in present]:
             looks = self._missing[server] = self._missing.get(server, 0) + 1
             if looks > _FORGET_AFTER_LOOKS:
-                del self._last_s[server], self._missing[server]
+                for kept in (self._last_s, self._missing, self._failed_s, self._scrape_s):
+                    kept.pop(server, None)
                 continue
+            pause_s = _JITTER * self._scrape_s.get(server, _USUAL_SCRAPE_S)
+            if time_s - self._failed_s.get(server, -math.inf) < pause_s:
+                continue
+            self._failed_s[server] = time_s
             why = "its last scrape failed (up is 0)" if server in down else "Prometheus has no current figures of it"
             found.append(Failure(time_s, server, "unreachable", f"{server}: {why}"))
         return found
