@@ -11,6 +11,7 @@ import pytest
 from planned import SERVERS, planned, request
 
 from legroom.api import plan
+from legroom.cli.main import main
 from legroom.errors import LegroomError
 from legroom.exports import env, script
 from legroom.exports.plan_document import plan_document
@@ -115,6 +116,39 @@ def test_expandable_segments_are_set_where_little_room_is_left_on_one_card():
     document["layout"] = {**document["layout"], "headroom_bytes": 10}
     text = script.script_text(planned_server(plan_document(document)))
     assert "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in text
+
+
+def given_allocator(which, value):
+    document = {**planned(which).document, "env": {"PYTORCH_CUDA_ALLOC_CONF": value}}
+    return script.script_text(planned_server(plan_document(document)))
+
+
+def test_given_expandable_segments_that_break_the_server_are_left_out_and_that_is_said():
+    text = given_allocator("70b-tp4", "expandable_segments:True")
+    assert "export PYTORCH_CUDA_ALLOC_CONF" not in text
+    assert "PYTORCH_CUDA_ALLOC_CONF was given with expandable_segments, which is left out" in text
+    assert "No allocator settings" not in text
+
+
+def test_what_else_was_given_with_them_is_kept():
+    text = given_allocator("70b-tp4", "max_split_size_mb:128,expandable_segments:True")
+    assert "export PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128\n" in text
+
+
+@pytest.mark.parametrize(("which", "value"), [("8b-h100", "expandable_segments:True"), ("70b-tp4", "backend:native")])
+def test_an_allocator_setting_that_breaks_nothing_is_kept(which, value):
+    text = given_allocator(which, value)
+    assert f"export PYTORCH_CUDA_ALLOC_CONF={value}\n" in text
+    assert "No allocator settings" not in text
+
+
+def test_the_shell_of_the_caller_is_no_part_of_an_export(monkeypatch, capsys):
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    assert main(["export", "script", "llama-3.1-70b", "--gpu", "h100", "-tp", "4", "--max-model-len", "8192"]) == 0
+    text = capsys.readouterr().out
+    assert "VLLM_LOGGING_LEVEL" not in text
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in text
 
 
 @pytest.mark.parametrize(("vllm", "breaks"), [("0.19.0", True), ("0.32.0", False)])

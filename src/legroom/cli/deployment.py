@@ -54,8 +54,9 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
     return args
 
 
-def said(args: argparse.Namespace) -> Said:
-    """What runs, from whichever way it was said; flags beside a line or a file are added to it and win."""
+def said(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Said:
+    """What runs, from whichever way it was said; flags beside a line or a file are added to it and win. `environ` is
+    what the server would inherit (this process's own environment unless it is said)."""
     from legroom.facts.releases import latest
     from legroom.facts.releases import release as known_release
     from legroom.vllm.parse import parse_flags
@@ -69,7 +70,7 @@ def said(args: argparse.Namespace) -> Said:
     found = _merged(source.args, flags) if source else flags.args
     if not found.model:
         raise LegroomError("which model?", f"{args.prog} MODEL --gpu NAME, or -- vllm serve ..., --command or --file")
-    env = {**server_env(os.environ), **found.env}
+    env = {**server_env(os.environ if environ is None else environ), **found.env}
     notes = (*(source.notes if source else ()), *(problem.message for problem in problems))
     names = source.secret_names if source else ()
     return Said(replace(found, env=env), release, source.gpu_count if source else None, notes, names)

@@ -247,7 +247,8 @@ def _plan(args: argparse.Namespace) -> PlanDocument | None:
     if args.vllm == "any":
         raise LegroomError("a server is planned for one release, and --vllm says any", "name its release, or give a "
                            "plan file: --plan plan.json --vllm any")  # fmt: skip
-    meant = said(args)
+    # The server of an export starts elsewhere: what this shell has set is no part of it.
+    meant = said(args, environ={})
     args.secret_names = meant.secret_names
     made = make_plan(meant.args, meant.release, machine(args, meant), advice=False)
     return _starting(plan_document(plan_json(made)))

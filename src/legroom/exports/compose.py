@@ -9,7 +9,6 @@ from legroom.exports import containers
 from legroom.exports.request import ExportedFile
 from legroom.exports.server import Server, server_of
 from legroom.exports.server_address import check_inside
-from legroom.exports.server_env import allocator_remark
 from legroom.exports.server_options import add_server_options
 from legroom.exports.server_words import API_KEY_NAME, WITHOUT_API_KEY
 from legroom.exports.yaml_text import Said, yaml_text
@@ -31,7 +30,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     """The compose file, and the Dockerfile of its image where legroom must be inside."""
     server = server_of(request)
     check_inside(server.words)
-    remarks = (*containers.head(server), *allocator_remark(server.plan, server.words, server.release))
+    remarks = (*containers.head(server), *server.remarks)
     made = ExportedFile("compose.yaml", yaml_text(document(server), head=remarks))
     return (containers.dockerfile(server), made) if containers.needs_legroom(server) else (made,)
 

@@ -12,7 +12,6 @@ from legroom.exports.request import ExportedFile
 from legroom.exports.script import comment_lines, required
 from legroom.exports.server import Server, server_of
 from legroom.exports.server_address import check_inside
-from legroom.exports.server_env import allocator_remark
 from legroom.exports.server_options import add_server_options
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def run_text(server: Server) -> str:
     lines = [
         "#!/usr/bin/env bash",
         *(line for text in containers.head(server) for line in comment_lines(text)),
-        *(line for text in allocator_remark(server.plan, server.words, server.release) for line in comment_lines(text)),
+        *(line for text in server.remarks for line in comment_lines(text)),
         "set -euo pipefail",
         *(line for name in server.secrets for line in required(name)),
         "",

@@ -11,7 +11,6 @@ from legroom.exports.comments import headline
 from legroom.exports.request import ExportedFile
 from legroom.exports.script import comment_lines
 from legroom.exports.server import Server, server_of
-from legroom.exports.server_env import allocator_remark
 from legroom.exports.server_options import add_server_options
 from legroom.exports.server_words import API_KEY_NAME, WITHOUT_API_KEY
 
@@ -42,7 +41,7 @@ def env_text(server: Server) -> str:
 def _lines(server: Server) -> Iterator[str]:
     for text in headline(server.plan) if server.plan else ():
         yield from comment_lines(text)
-    for remark in allocator_remark(server.plan, server.words, server.release):
+    for remark in server.remarks:
         yield from comment_lines(remark)
     for line in server.env:
         if "\n" in line.value or "\r" in line.value:

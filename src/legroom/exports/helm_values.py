@@ -16,7 +16,6 @@ from legroom.exports.kubernetes import secret_key
 from legroom.exports.request import ExportedFile
 from legroom.exports.server import Server, server_of
 from legroom.exports.server_address import check_inside
-from legroom.exports.server_env import allocator_remark
 from legroom.exports.server_options import add_server_options
 from legroom.exports.server_times import PROBE_PERIOD_S
 from legroom.exports.server_words import API_KEY_NAME
@@ -64,7 +63,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     remarks = (
         f"Values for the chart {CHART}.",
         *containers.head(server),
-        *allocator_remark(server.plan, server.words, server.release),
+        *server.remarks,
         f"The chart has no key for the grace period, so Kubernetes' {_GRACE_S} s apply and the drain is kept within.",
     )
     return (ExportedFile(f"{server.name}-values.yaml", yaml_text(values(server), head=remarks)),)

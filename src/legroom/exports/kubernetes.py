@@ -11,7 +11,6 @@ from legroom.exports.request import ExportedFile
 from legroom.exports.server import Server, server_of
 from legroom.exports.server_address import check_inside
 from legroom.exports.server_drain import guard_drain, metrics_drain
-from legroom.exports.server_env import allocator_remark
 from legroom.exports.server_options import add_server_options
 from legroom.exports.server_times import ENDPOINT_S, PROBE_PERIOD_S
 from legroom.exports.server_words import API_KEY_NAME
@@ -38,7 +37,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     """The manifests in one file, and the Dockerfile of the image where legroom must be inside."""
     server = server_of(request)
     check_inside(server.words)
-    remarks = [*containers.head(server), *allocator_remark(server.plan, server.words, server.release)]
+    remarks = [*containers.head(server), *server.remarks]
     if server.secrets:
         literals = " ".join(f"--from-literal={secret_key(name)}=..." for name in server.secrets)
         remarks.append(f"Its secrets: kubectl create secret generic {server.name} {literals}")

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from legroom.exports.comments import WRITTEN, headline
 from legroom.exports.request import ExportedFile
 from legroom.exports.server import Server, planned_server, server_of, unplanned_server
-from legroom.exports.server_env import allocator_remark
 from legroom.exports.server_options import add_server_options
 from legroom.exports.server_words import API_KEY_NAME, WITHOUT_API_KEY
 from legroom.render.text import wrap
@@ -76,7 +75,7 @@ def _head(server: Server) -> Iterator[str]:
 
 
 def _environment(server: Server) -> Iterator[str]:
-    for remark in allocator_remark(server.plan, server.words, server.release):
+    for remark in server.remarks:
         yield from comment_lines(remark)
     for line in server.env:
         yield from comment_lines(f"{line.name}: {line.why}.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.errors import LegroomError
 from legroom.exports.comments import comment
 from legroom.exports.server_address import Address, address_of
-from legroom.exports.server_env import EnvLine, environment, is_secret
+from legroom.exports.server_env import EnvLine, allocator_remarks, environment, is_secret
 from legroom.exports.server_host import HostNeeds, host_needs
 from legroom.exports.server_times import DISK_BYTES_S, DOWNLOAD_BYTES_S, DRAIN_S, StartTimes
 from legroom.exports.server_words import Phrase, ServerWords, take_apart
@@ -60,6 +60,8 @@ class Server:
     words: ServerWords
     lines: tuple[Line, ...]
     env: tuple[EnvLine, ...]
+    remarks: tuple[str, ...]
+    """What is not in the environment, and why."""
     secrets: tuple[str, ...]
     gpus: int
     plan: PlanDocument | None
@@ -159,6 +161,7 @@ def planned_server(
         words=words,
         lines=lines,
         env=env,
+        remarks=allocator_remarks(plan, words, release, given),
         secrets=secrets_of(words, options, local, (*secret_names, *given)),
         gpus=gpus,
         plan=plan,
@@ -180,6 +183,7 @@ def unplanned_server(words: Sequence[str], release: Release, env: Mapping[str, s
         words=parts,
         lines=tuple(Line(phrase, comment(phrase, None)) for phrase in parts.phrases),
         env=environment(None, parts, release, dict(env or {}), None),
+        remarks=allocator_remarks(None, parts, release, dict(env or {})),
         secrets=secrets_of(parts, options, local, tuple(env or ())),
         gpus=1,
         plan=None,

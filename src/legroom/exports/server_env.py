@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from legroom.exports.server_times import READY_TIMEOUT_DEFAULT_S
@@ -43,7 +43,9 @@ def environment(
     times: StartTimes | None,
 ) -> tuple[EnvLine, ...]:
     """What was given, then what helps."""
-    lines = [EnvLine(name, value, "as given") for name, value in given.items() if not is_secret(name)]
+    broken = _broken(plan, words, release)
+    kept = {name: _unbroken(name, value, broken) for name, value in given.items() if not is_secret(name)}
+    lines = [EnvLine(name, value, "as given") for name, value in kept.items() if value or not given[name]]
     named = {line.name for line in lines}
     ready = "VLLM_ENGINE_READY_TIMEOUT_S"
     if times and times.limit_s > READY_TIMEOUT_DEFAULT_S and ready not in named and _has(ready, release):
@@ -71,7 +73,7 @@ def breaks_expandable_segments(words: ServerWords, release: Release, tensor_para
 
 def allocator_objection(plan: PlanDocument, words: ServerWords, release: Release) -> str:
     """Why torch's allocator is left as it is; empty where expandable segments help."""
-    broken = breaks_expandable_segments(words, release, int(plan.args.get("tensor_parallel_size") or 1))
+    broken = _broken(plan, words, release)
     if broken:
         return broken
     if not str(plan.gpu.get("name", "")).startswith("NVIDIA"):
@@ -93,8 +95,27 @@ def _allocator_reason(plan: PlanDocument) -> str:
     )
 
 
-def allocator_remark(plan: PlanDocument | None, words: ServerWords, release: Release) -> Iterator[str]:
-    """A sentence for a comment where the allocator is left alone."""
-    objection = allocator_objection(plan, words, release) if plan else ""
-    if objection:
-        yield f"No allocator settings: {objection}."
+def allocator_remarks(
+    plan: PlanDocument | None, words: ServerWords, release: Release, given: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Sentences for a comment where a given allocator setting would break the server, or where there is none."""
+    broken = _broken(plan, words, release)
+    asked = {name: value for name, value in given.items() if name in ALLOCATOR_NAMES}
+    left_out = [name for name, value in asked.items() if _unbroken(name, value, broken) != value]
+    if left_out:
+        return tuple(f"{name} was given with expandable_segments, which is left out: {broken}." for name in left_out)
+    objection = allocator_objection(plan, words, release) if plan and not asked else ""
+    return (f"No allocator settings: {objection}.",) if objection else ()
+
+
+def _broken(plan: PlanDocument | None, words: ServerWords, release: Release) -> str:
+    ranks = int(plan.args.get("tensor_parallel_size") or 1) if plan else 1
+    return breaks_expandable_segments(words, release, ranks)
+
+
+def _unbroken(name: str, value: str, broken: str) -> str:
+    """A variable's value, without expandable segments where they would break the server."""
+    if not broken or name not in ALLOCATOR_NAMES:
+        return value
+    parts = value.split(",")
+    return ",".join(part for part in parts if part.replace(" ", "").lower() != "expandable_segments:true")

@@ -13,7 +13,6 @@ from legroom.exports.script import comment_lines
 from legroom.exports.server import Server, server_of
 from legroom.exports.server_address import check_probes
 from legroom.exports.server_drain import guard_drain
-from legroom.exports.server_env import allocator_remark
 from legroom.exports.server_options import add_server_options
 from legroom.exports.server_words import API_KEY_NAME, WITHOUT_API_KEY
 
@@ -90,7 +89,7 @@ def _service(server: Server, user: str, folder: str) -> Iterator[str]:
 
 
 def _environment(server: Server) -> Iterator[str]:
-    for remark in allocator_remark(server.plan, server.words, server.release):
+    for remark in server.remarks:
         yield from comment_lines(remark)
     for line in server.env:
         yield from comment_lines(f"{line.name}: {line.why}.")
