@@ -99,6 +99,10 @@ class Call:
         self._gone.set()
 
     @property
+    def body_was_read(self):
+        return self._sent
+
+    @property
     def body(self):
         return b"".join(message.get("body", b"") for message in self.messages[1:])
 

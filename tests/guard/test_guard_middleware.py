@@ -280,6 +280,18 @@ def test_drain_and_status_are_for_who_has_the_token():
     asyncio.run(test())
 
 
+def test_a_drain_with_too_large_a_body_is_answered_and_a_strangers_body_is_not_read(policy):
+    async def test():
+        guard = Guard(Server(), policy=policy("[requests]\nbody_bytes = 1024"), token="secret")
+        right = [(b"authorization", b"Bearer secret")]
+        large = await Call(guard, "/-/legroom/drain", raw=b" " * 1025, headers=right)
+        assert (large.status, large.error["code"]) == (413, "body_too_large")
+        stranger = await Call(guard, "/-/legroom/drain", raw=b" " * 1025)
+        assert (stranger.status, stranger.body_was_read) == (401, False)
+
+    asyncio.run(test())
+
+
 def test_without_a_token_there_is_nothing_to_drain():
     async def test():
         assert (await Call(Guard(Server()), "/-/legroom/drain", {"on": True})).status == 404

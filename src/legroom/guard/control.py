@@ -16,16 +16,24 @@ def answer(
     door: Door, token: str | None, method: str, path: str, authorization: bytes, body: bytes
 ) -> tuple[int, bytes]:
     """Status and JSON document."""
-    if token is None:
-        return _error(404, "not_found", "There is nothing here: LEGROOM_GUARD_TOKEN is not set.")
-    scheme, _, given = authorization.partition(b" ")
-    if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), token.encode()):
-        return _error(401, "unauthorized", "Send the token as Authorization: Bearer TOKEN.")
+    refused = denied(token, authorization)
+    if refused is not None:
+        return refused
     if path == STATUS and method == "GET":
         return 200, json.dumps(door.status()).encode()
     if path == DRAIN and method == "POST":
         return _drain(door, body)
     return _error(405, "method_not_allowed", f"{method} is not answered here.")
+
+
+def denied(token: str | None, authorization: bytes) -> tuple[int, bytes] | None:
+    """The answer to who does not hold the token; ask before reading what they send."""
+    if token is None:
+        return _error(404, "not_found", "There is nothing here: LEGROOM_GUARD_TOKEN is not set.")
+    scheme, _, given = authorization.partition(b" ")
+    if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), token.encode()):
+        return _error(401, "unauthorized", "Send the token as Authorization: Bearer TOKEN.")
+    return None
 
 
 def _drain(door: Door, body: bytes) -> tuple[int, bytes]:

@@ -183,16 +183,16 @@ class Guard:
         await self.app(plain, receive, gather)
 
     async def _control(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = dict(scope["headers"])
-        body = b""
-        if scope["method"] == "POST":
-            found = await self._body(scope, receive)
-            if not isinstance(found, bytes):
-                return
-            body = found
-        status, document = control.answer(
-            self.door, self.token, scope["method"], scope["path"], headers.get(b"authorization", b""), body
-        )
+        method, given = scope["method"], dict(scope["headers"]).get(b"authorization", b"")
+        body: bytes | Refusal | None = b""
+        if method == "POST" and control.denied(self.token, given) is None:
+            body = await self._body(scope, receive)
+        if body is None:
+            return  # the client went away
+        if isinstance(body, Refusal):
+            await _answer(body, send)
+            return
+        status, document = control.answer(self.door, self.token, method, scope["path"], given, body)
         length = str(len(document)).encode()
         shown = [(b"content-type", b"application/json"), (b"content-length", length)]
         await send({"type": "http.response.start", "status": status, "headers": shown})
