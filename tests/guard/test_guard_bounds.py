@@ -89,6 +89,28 @@ def test_each_bound_is_held(policy, bound, body, code):
     asyncio.run(test())
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "http://a/b"}]}]},
+        ),
+        ("/v1/responses", {"input": "hi", "previous_response_id": "r1"}),
+        ("/v1/audio/transcriptions", {}),
+    ],
+)
+def test_what_does_not_stand_in_the_request_is_not_held_against_the_longest_prompt(policy, path, body):
+    async def test():
+        guard = Guard(Server(), policy=policy('[requests]\nmax_prompt_tokens = 1000\n[pool]\ncount = "bytes"'))
+        app = vllm_state(blocks=1001, max_model_len=4096)
+        assert (await Call(guard, path, body, app=app)).status == 200
+        long = {**body, "input": "x" * 2000, "messages": [{"role": "user", "content": "x" * 2000}]}
+        assert (await Call(guard, path, long, app=app)).status == (200 if "audio" in path else 400)
+
+    asyncio.run(test())
+
+
 def image(url="data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAJxAAACcQ"):
     return {"type": "image_url", "image_url": {"url": url}}
 

@@ -1,14 +1,19 @@
 """What a request asks for is read off its body as vLLM reads it, or taken at its worst."""
 
 import base64
+import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.guard.demand import demand_of
+from legroom.guard.limits import EngineLimits
 from legroom.guard.media import image_pixels, media_of
 from legroom.guard.paths import GUARDED, Kind, kind_of
+from legroom.guard.policy import PoolPolicy
+from legroom.guard.tokens import ModelTokens
+from legroom.guard.weigh import weight_of
 
 
 def completion(**body):
@@ -79,6 +84,29 @@ def test_minus_one_logprobs_asks_for_the_whole_vocabulary():
 def test_tools_count_as_prompt():
     tools = [{"type": "function", "function": {"name": "f", "description": "d" * 500}}]
     assert chat(tools=tools).prompts[0].text_bytes > chat().prompts[0].text_bytes + 500
+
+
+def test_the_structure_of_tools_and_their_keys_count_as_they_are_written():
+    for parameters in ({"enum": [[]] * 500}, {"properties": {"中" * 300: {}}}):
+        tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+        written = len(json.dumps(tools, ensure_ascii=False).encode())
+        assert chat(tools=tools).prompts[0].text_bytes >= written + len("hi")
+    assert not chat(tools=tools).prompts[0].ascii_only
+
+
+def test_keys_of_other_scripts_in_messages_are_measured_in_bytes():
+    prompt = chat(messages=[{"role": "user", "content": "hi", "日本": 1}]).prompts[0]
+    assert not prompt.ascii_only
+    assert prompt.text_bytes >= chat().prompts[0].text_bytes + 6
+
+
+def test_token_ids_that_are_handed_on_in_place_of_a_chat_are_weighed():
+    demand = chat(kv_transfer_params={"prompt_token_ids": [1] * 5000}, max_tokens=1)
+    learnt = ModelTokens()
+    assert weight_of(demand, EngineLimits(1000, 16), PoolPolicy(), learnt).prompt_tokens == 5000
+    assert weight_of(chat(max_tokens=1), EngineLimits(1000, 16), PoolPolicy(), learnt).prompt_tokens < 200
+    for odd in (None, [], {"prompt_token_ids": 7}):
+        assert chat(kv_transfer_params=odd).prompts == chat().prompts
 
 
 def test_a_tool_with_a_parameter_called_image_is_no_image():

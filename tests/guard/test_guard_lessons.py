@@ -3,6 +3,8 @@
 import asyncio
 import json
 
+import pytest
+
 from legroom.guard.demand import demand_of
 from legroom.guard.lessons import SAMPLE_EVERY, Lessons
 from legroom.guard.paths import Kind
@@ -113,3 +115,38 @@ def test_images_are_weighed_by_what_answers_with_images_took():
     for _ in range(FEWEST):
         answered(lessons, visit_of(Kind.CHAT, messages=[{"role": "user", "content": content}]), usage(600, 5))
     assert lessons.of("m").media_tokens.value == 600
+
+
+def test_ids_that_stand_in_place_of_a_chat_teach_nothing_about_text():
+    lessons = Lessons(None)
+    ids = {"prompt_token_ids": [1] * 9000}
+    said = [{"role": "user", "content": TEXT}]
+    answered(lessons, visit_of(Kind.CHAT, messages=said, kv_transfer_params=ids), usage(9000, 5))
+    assert lessons.of("m").bound(400, True, 1) < 1000
+
+
+CHAT = [{"role": "user", "content": TEXT}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "asked"),
+    [
+        (Kind.CHAT, {"messages": CHAT, "prompt": "a"}, {"model": "m", "messages": CHAT}),
+        (Kind.COMPLETION, {"prompt": TEXT, "messages": CHAT}, {"model": "m", "prompt": TEXT}),
+        (Kind.CHAT, {"messages": CHAT, "documents": [{"text": TEXT}]}, None),
+        (Kind.MESSAGES, {"messages": CHAT, "system": TEXT}, None),
+        (Kind.CHAT, {"messages": CHAT, "kv_transfer_params": {"prompt_token_ids": [1] * 900}}, None),
+    ],
+)
+def test_a_prompt_is_counted_by_its_own_key_and_only_where_that_is_all_of_it(kind, body, asked):
+    async def test():
+        seen = []
+
+        async def tokenize(sent):
+            seen.append(json.loads(sent))
+            return 7
+
+        found = await Lessons(tokenize).count(visit_of(kind, **body))
+        assert (found, seen) == ((7, [asked]) if asked else (None, []))
+
+    asyncio.run(test())

@@ -6,6 +6,7 @@ its worst and left to the server to refuse.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -25,6 +26,10 @@ MOST = 1 << 53
 _NO_FRACTION = re.compile(r"\.0*\s*$")
 _TRUE = frozenset(("true", "t", "yes", "y", "on", "1"))
 
+_APART = ("functions", "system", "instructions", "documents", "text", "response_format")
+_BESIDE = ("tools", "chat_template_kwargs", *_APART)
+"""Where a conversation's prompt stands besides its messages; the first two are known to the server's tokenizer."""
+
 OUTPUT_KEYS: dict[Kind, tuple[str, ...]] = {
     Kind.COMPLETION: ("max_tokens",),
     Kind.CHAT: ("max_completion_tokens", "max_tokens"),
@@ -40,6 +45,7 @@ class Prompt(NamedTuple):
     """One sequence's prompt: counted, or known by its bytes."""
 
     tokens: int = 0
+    """Those that were counted; beside text, what may stand in its place."""
     text_bytes: int = 0
     ascii_only: bool = True
     messages: int = 0
@@ -50,6 +56,11 @@ class Prompt(NamedTuple):
     def exact(self) -> bool:
         """Whether the tokens are counted."""
         return not self.text_bytes and not self.messages and not self.open_ended
+
+    @property
+    def text_alone(self) -> bool:
+        """Whether its tokens are those of its text, and so tell something about text."""
+        return not self.tokens and not self.open_ended
 
 
 class Demand(NamedTuple):
@@ -69,6 +80,8 @@ class Demand(NamedTuple):
     streams: bool
     background: bool
     generates: bool
+    apart: bool = False
+    """Part of the prompt stands where the server's tokenizer does not look."""
 
     @property
     def teaches(self) -> bool:
@@ -102,6 +115,7 @@ def demand_of(kind: Kind, body: dict[str, Any]) -> Demand:
         streams=_is_true(body.get("stream")),
         background=kind is Kind.RESPONSES and _is_true(body.get("background")),
         generates=kind in OUTPUT_KEYS,
+        apart=any([body.get(key) for key in _APART]),  # noqa: C419 - quicker, as above
     )
 
 
@@ -165,7 +179,8 @@ def _prompts(kind: Kind, body: dict[str, Any], media: list[Media]) -> Iterator[P
         case Kind.GENERATE:
             yield from _texts_or_ids(body.get("token_ids"))
         case Kind.CHAT | Kind.MESSAGES:
-            yield _conversation(body, body.get("messages"), media)
+            talk = _conversation(body, body.get("messages"), media)
+            yield talk._replace(tokens=_forwarded(body)) if "kv_transfer_params" in body else talk
         case Kind.CHAT_BATCH:
             conversations = body.get("messages")
             for one in conversations if isinstance(conversations, list) else ():
@@ -222,13 +237,19 @@ def _text(text: str) -> Prompt:
 
 def _conversation(body: dict[str, Any], messages: Any, media: list[Media]) -> Prompt:
     said = messages if isinstance(messages, list) else []
-    beside = [body[key] for key in ("tools", "functions", "system", "instructions", "documents", "text",
-                                    "response_format", "chat_template_kwargs") if body.get(key)]  # fmt: skip
+    beside = [body[key] for key in _BESIDE if body.get(key)]
     talk = _measured(said, media, max(1, len(said)))
     if not beside:
         return talk
-    more = _measured(beside, None, 0)
+    more = _text(json.dumps(beside, ensure_ascii=False))  # templates write these as JSON, structure and all
     return Prompt(0, talk.text_bytes + more.text_bytes, talk.ascii_only and more.ascii_only, talk.messages)
+
+
+def _forwarded(body: dict[str, Any]) -> int:
+    """Token ids that a prefill server hands on, which 0.32 takes in place of a chat's messages."""
+    params = body["kv_transfer_params"]
+    ids = params.get("prompt_token_ids") if isinstance(params, dict) else None
+    return len(ids) if isinstance(ids, list) else 0
 
 
 def _measured(value: Any, media: list[Media] | None, messages: int) -> Prompt:
@@ -246,7 +267,12 @@ def _measured(value: Any, media: list[Media] | None, messages: int) -> Prompt:
             if media is not None and (found := media_of(one)) is not None:
                 media.append(found)
                 continue
-            size += sum(map(len, one))
+            keys = "".join(one)
+            if keys.isascii():
+                size += len(keys)
+            else:
+                ascii_only = False
+                size += len(keys.encode("utf-8", "surrogatepass"))
             todo.extend(one.values())
         elif isinstance(one, list):
             todo.extend(one)

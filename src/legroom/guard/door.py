@@ -22,7 +22,7 @@ from legroom.guard import answers
 from legroom.guard.answers import Refusal
 from legroom.guard.bounds import Change, apply, changes_of, refusal_of
 from legroom.guard.demand import Demand, Prompt, demand_of
-from legroom.guard.lessons import Lessons, Tokenize, is_countable
+from legroom.guard.lessons import Lessons, Tokenize
 from legroom.guard.limits import EngineLimits, limits_of_tokens
 from legroom.guard.meters import Meters
 from legroom.guard.native import native_flags
@@ -144,8 +144,8 @@ class Door:
         demand, weight = visit.demand, visit.weight
         assert weight is not None
         exact = None
-        if self.policy.pool.count != "bytes" and is_countable(demand):
-            exact = await self.lessons.count(visit.body)
+        if self.policy.pool.count != "bytes":
+            exact = await self.lessons.count(visit)
         if exact is not None:
             weight = weight_of(demand, self.limits, self.policy.pool, self.lessons.of(demand.model), exact)
             visit.weight = weight

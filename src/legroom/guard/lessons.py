@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from legroom.guard.demand import Demand
+from legroom.guard.paths import Kind
 from legroom.guard.tokens import FEWEST, ModelTokens, TokenBook
 from legroom.guard.usage import usage_in
 from legroom.guard.visit import Visit
@@ -22,7 +23,11 @@ SAMPLE_EVERY = 64
 """Of requests whose answers tell nothing, one in so many is counted once enough is known."""
 EVENT_MARGIN = 1.5
 """A piece of a stream is one token, or a few where the server writes faster than it is read."""
-_TOKENIZED = ("model", "prompt", "messages", "tools", "add_special_tokens", "chat_template", "chat_template_kwargs")
+_TOKENIZED = {
+    Kind.COMPLETION: ("model", "prompt", "add_special_tokens"),
+    Kind.CHAT: ("model", "messages", "tools", "add_special_tokens", "chat_template", "chat_template_kwargs"),
+}
+"""What the tokenizer is asked with. It takes any messages for a chat, so a completion sends none."""
 
 
 class Lessons:
@@ -39,16 +44,14 @@ class Lessons:
         """What is known of a model."""
         return self._book.of(model)
 
-    async def count(self, body: bytes) -> int | None:
+    async def count(self, visit: Visit) -> int | None:
         """A prompt's tokens by the server's own tokenizer; None where it does not say."""
-        if self._tokenize is None:
+        if self._tokenize is None or not is_countable(visit.demand):
             return None
-        document: dict[str, Any] = json.loads(body)
-        asked = {key: document[key] for key in _TOKENIZED if key in document}
+        document: dict[str, Any] = json.loads(visit.body)
+        asked = {key: document[key] for key in _TOKENIZED[visit.demand.kind] if key in document}
         if isinstance(asked.get("prompt"), list):
             asked["prompt"] = asked["prompt"][0]
-        if "messages" not in asked and "prompt" not in asked:
-            return None
         self.calls += 1
         return await self._tokenize(json.dumps(asked, ensure_ascii=False).encode("utf-8", "surrogatepass"))
 
@@ -60,13 +63,13 @@ class Lessons:
         self._silent += 1
         known = self.of(demand.model).observations(demand.prompts[0].ascii_only)
         if known < FEWEST or self._silent % SAMPLE_EVERY == 0:
-            self._sampling = asyncio.get_running_loop().create_task(self._sample(visit.body, demand))
+            self._sampling = asyncio.get_running_loop().create_task(self._sample(visit))
             self._sampling.add_done_callback(self._sampled)
 
-    async def _sample(self, body: bytes, demand: Demand) -> None:
-        tokens = await self.count(body)
+    async def _sample(self, visit: Visit) -> None:
+        tokens = await self.count(visit)
         if tokens:
-            self._observe(demand, tokens)
+            self._observe(visit.demand, tokens)
 
     def _sampled(self, task: asyncio.Task[None]) -> None:
         self._sampling = None
@@ -95,13 +98,13 @@ class Lessons:
             self._observe(demand, usage[0])
 
     def _observe(self, demand: Demand, prompt_tokens: int) -> None:
-        if not demand.prompts or any(prompt.open_ended for prompt in demand.prompts):
+        if not demand.prompts or not all(prompt.text_alone for prompt in demand.prompts):
             return
         learnt = self._book.learnt(demand.model)
         if demand.media:
             # The text's least share is not known, so all tokens go to the media: more than they take, never less.
             learnt.media_tokens.add(prompt_tokens / len(demand.media))
-        elif not demand.prompts[0].exact:
+        else:
             learnt.observe(
                 sum(prompt.text_bytes for prompt in demand.prompts),
                 all(prompt.ascii_only for prompt in demand.prompts),
@@ -116,6 +119,6 @@ def copies(demand: Demand) -> int:
 
 
 def is_countable(demand: Demand) -> bool:
-    """Whether the server's tokenizer could say how long the prompt is: one, of text alone, all of it here."""
-    one = demand.prompts[0] if len(demand.prompts) == 1 else None
-    return one is not None and not one.exact and not one.open_ended and not demand.media
+    """Whether the server's tokenizer could say how long the prompt is: one, of text alone, all of it asked about."""
+    one = demand.prompts[0] if len(demand.prompts) == 1 and demand.kind in _TOKENIZED else None
+    return one is not None and one.text_alone and not demand.media and not demand.apart

@@ -21,7 +21,7 @@ class Weight(NamedTuple):
     tokens: int
     seats: int
     prompt_tokens: int
-    """The bound of the longest prompt."""
+    """The bound of the longest prompt, of what stands in the request: media and earlier responses are not in it."""
     certain_blocks: int
     """The part that is counted rather than estimated: what decides that a request can never fit."""
 
@@ -37,16 +37,16 @@ def weight_of(
     blocks = tokens = certain = longest = 0
     share = media_tokens(demand, limits, learnt)
     for prompt in demand.prompts or (Prompt(tokens=1),):
-        size, sure = _prompt_tokens(prompt, limits, learnt, share)
+        size, sure, here = _prompt_tokens(prompt, limits, learnt, share)
         if exact_tokens is not None and len(demand.prompts) == 1:
-            size = sure = exact_tokens
+            size = sure = here = exact_tokens
         whole, surely = size + output.reserved, sure + output.certain
         if longest_len:  # a longer one is refused by the server, or ends there
-            whole, surely, size = min(whole, longest_len), min(surely, longest_len), min(size, longest_len)
+            whole, surely, here = min(whole, longest_len), min(surely, longest_len), min(here, longest_len)
         tokens += whole
         blocks += limits.blocks(whole)
         certain += limits.blocks(surely)
-        longest = max(longest, size)
+        longest = max(longest, here)
     copies = demand.sequences
     seats = max(1, len(demand.prompts)) * copies
     return Weight(blocks * copies, tokens * copies, seats, longest, certain * copies)
@@ -70,13 +70,14 @@ def _output_tokens(demand: Demand, limits: EngineLimits, policy: PoolPolicy, lea
     return _Output(worst, 0)
 
 
-def _prompt_tokens(prompt: Prompt, limits: EngineLimits, learnt: ModelTokens, media: int) -> tuple[int, int]:
-    """The bound, and how much of it is certain."""
+def _prompt_tokens(prompt: Prompt, limits: EngineLimits, learnt: ModelTokens, media: int) -> tuple[int, int, int]:
+    """The bound, how much of it is certain, and how much of it stands in the request."""
     if prompt.exact:
-        return prompt.tokens, prompt.tokens
+        return prompt.tokens, prompt.tokens, prompt.tokens
+    here = max(prompt.tokens, learnt.bound(prompt.text_bytes, prompt.ascii_only, prompt.messages))
     if prompt.open_ended:
-        return limits.max_model_len or prompt.text_bytes, 0
-    return learnt.bound(prompt.text_bytes, prompt.ascii_only, prompt.messages) + media, 0
+        return limits.max_model_len or here, 0, here
+    return here + media, 0, here
 
 
 def media_tokens(demand: Demand, limits: EngineLimits, learnt: ModelTokens) -> int:
