@@ -9,7 +9,7 @@ purpose: the engine and the worker never notice that the API server is gone.
 
 STAND_IN_KV_TOKENS=N refuses a --max-model-len above N as vLLM does; STAND_IN_START_S waits before it is ready;
 STAND_IN_EXIT=N ends with that code instead of starting. `POST /v1/completions` takes `max_tokens` x 10 ms; the prompt
-"too much" runs it out of memory.
+"too much" runs it out of memory, "in pieces" out of memory in one piece.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ _OOM = (
     "Including non-PyTorch memory, this process has 78.50 GiB memory in use. Of the allocated memory 76.00 GiB is "
     "allocated by PyTorch, and 500.00 MiB is reserved by PyTorch but unallocated."
 )
+_PIECES = _OOM.replace("76.00 GiB", "40.00 GiB").replace("500.00 MiB is res", "36.00 GiB is res")
 
 
 def flag(words: list[str], name: str, default: str) -> str:
@@ -137,8 +138,8 @@ def handler_of(server: Server) -> type[BaseHTTPRequestHandler]:
             if not self.path.startswith("/v1/"):
                 self.answer({"detail": "Not Found"}, 404)
                 return
-            if asked.get("prompt") == "too much":
-                say(_OOM)
+            if asked.get("prompt") in ("too much", "in pieces"):
+                say(_OOM if asked["prompt"] == "too much" else _PIECES)
                 os.kill(server.engine, signal.SIGKILL)
             server.running += 1
             say("INFO:     Received request")

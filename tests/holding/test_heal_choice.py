@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,12 @@ SHORT = (
     "is larger than the available KV cache memory (2.0 GiB). Based on the available memory, the estimated maximum "
     "model length is 2000. Try increasing `gpu_memory_utilization` or decreasing `max_model_len`.\n"
 )
+PIECES = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 79.10 GiB "
+    "of which 512.00 MiB is free. Including non-PyTorch memory, this process has 78.50 GiB memory in use. Of the "
+    "allocated memory 40.00 GiB is allocated by PyTorch, and 36.00 GiB is reserved by PyTorch but unallocated.\n"
+)
+SEGMENTS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 REFUSALS = {
     "vllm: error: unrecognized arguments: --swap-space 4": ("--swap-space 4", "--swap-space"),
     "vllm serve: error: argument --kv-cache-dtype: invalid choice: 'fp4' (choose from 'auto', 'fp8')": (
@@ -41,11 +48,12 @@ def mend(tmp_path: Path):
     program.write_text(f"#!{sys.executable}\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
 
-    def run(log: str, flags: str, **bounds: object) -> Remedy:
+    def run(log: str, flags: str, environ: Mapping[str, str] = os.environ, tried=(), **bounds: object) -> Remedy:
         path = tmp_path / "log"
         path.write_text(log)
         command = read_command([str(program), "serve", "MODEL", *flags.split()], "0.32.0", os.environ)
-        return heal(path, command, Bounds(**bounds), Gpus(), os.environ)
+        before = [((*command.words[:3], *words.split()), env) for words, env in tried]
+        return heal(path, command, Bounds(**bounds), Gpus(), environ, before)
 
     return run
 
@@ -138,3 +146,48 @@ def test_a_kernel_fault_is_told_and_not_tried(mend):
     remedy = mend("RuntimeError: CUDA error: an illegal memory access was encountered\n", "")
     assert not remedy.words
     assert not remedy.is_memory
+
+
+def test_a_variable_that_is_set_already_is_no_fix_and_the_next_is_tried(mend):
+    assert mend(PIECES, "").env == SEGMENTS
+    remedy = mend(PIECES, "", environ={**os.environ, **SEGMENTS})
+    assert remedy.changed.startswith("--gpu-memory-utilization")
+
+
+def test_what_has_been_tried_is_not_tried_again(mend):
+    remedy = mend(PIECES, "--seed 1", tried=[("--seed 1", SEGMENTS)])
+    assert remedy.changed.startswith("--gpu-memory-utilization")
+
+
+def test_the_same_flags_in_another_order_are_the_same_command(mend):
+    remedy = mend(SHORT, "--seed 1 --max-model-len 4096", tried=[("--max-model-len 1968 --seed 1", {})])
+    assert not remedy.words
+    assert "--max-model-len 1968 (was 4096) (that has been tried)" in remedy.refused
+
+
+def test_a_refused_flag_of_a_config_file_is_left_to_the_user(mend, tmp_path):
+    file = tmp_path / "vllm.yaml"
+    file.write_text("guided-decoding-backend: outlines\n")
+    remedy = mend("vllm: error: unrecognized arguments: --guided-decoding-backend outlines\n", f"--config {file}")
+    assert not remedy.words
+    assert f"it stands in {file}: change it there" in remedy.refused
+
+
+def test_where_no_plan_can_be_made_the_log_says_how_many_requests_fit(mend):
+    remedy = mend(SHORT, "--max-model-len 4096", min_concurrency=4)
+    assert not remedy.words
+    assert "1.02 requests at once, below --min-concurrency 4" in remedy.refused
+    assert mend(SHORT, "--max-model-len 4096", min_concurrency=1).words
+
+
+def test_a_fix_that_may_undercut_the_requests_at_once_is_not_tried(mend):
+    remedy = mend(PIECES, "", environ={**os.environ, **SEGMENTS}, min_concurrency=4)
+    assert not remedy.words
+    assert "cannot be told" in remedy.refused
+
+
+@pytest.mark.parametrize("line", ["OSError: [Errno 98] Address already in use", "RuntimeError: some trouble"])
+def test_a_failure_of_another_kind_is_not_announced_as_a_kernel_fault(mend, line):
+    remedy = mend(f"Traceback (most recent call last):\n{line}\n", "")
+    assert remedy.failed.startswith("It is not memory: ")
+    assert line.partition(":")[0] in remedy.failed

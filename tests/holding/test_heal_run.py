@@ -233,6 +233,27 @@ def test_a_server_that_ran_out_of_memory_is_restarted_with_the_fix(run):
     assert incident.actions[0].detail["changed"] == "--gpu-memory-utilization 0.9"
 
 
+def test_a_fix_that_is_only_a_variable_is_applied_after_a_crash_too(run):
+    held = run("--no-verify", "--json")
+    held.serving()
+    held.attempt(1, "in pieces")
+    held.serving(times=2)
+    assert "changed PYTORCH_ALLOC_CONF=expandable_segments:True" in held.said("restart in")
+    assert "PYTORCH_ALLOC_CONF=expandable_segments:True" in held.err.read_text().rpartition("serving at")[2]
+    held.end()
+    (died,) = json.loads(held.out.read_text())["history"]
+    assert died["changed"] == "PYTORCH_ALLOC_CONF=expandable_segments:True"
+
+
+def test_what_was_not_changed_is_not_said_to_be(run):
+    held = run("--no-verify", "--json", "--on-crash", "exit")
+    held.serving()
+    held.attempt(1, "in pieces")
+    assert held.process.wait(120) == 1
+    (died,) = json.loads(held.out.read_text())["history"]
+    assert died["changed"] is None
+
+
 def test_an_unasked_end_is_never_a_success(run):
     held = run("--no-verify", "--on-crash", "exit")
     held.serving()

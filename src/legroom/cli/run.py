@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -89,8 +90,12 @@ def run(args: argparse.Namespace) -> int:
     """Prepare, show, and hold the server until it ends."""
     from legroom.holding.asking import ask
 
+    _open_closed_streams()
     options = _options(args)
-    question = {"words": options.words, "vllm": options.vllm, "gpu": options.gpu, "drain_s": options.drain_s}
+    question = {
+        "words": options.words, "vllm": options.vllm, "gpu": options.gpu, "drain_s": options.drain_s,
+        "keep": options.keep,
+    }  # fmt: skip
     prepared = ask("prepare", question)
     for line in _introduction(prepared):
         say(line)
@@ -118,6 +123,17 @@ def _first_command(prepared: Mapping[str, Any]) -> dict[str, Any]:
     return {name: prepared[name] for name in names} | {"command": shlex.split(prepared["line"])}
 
 
+def _open_closed_streams() -> None:
+    """Without stdin, stdout or stderr (`>&-`) the next file that is opened would be taken for it."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", closefd=False))
+
+
 def say(line: str) -> None:
     """A line of legroom's own, told apart from the server's by its beginning."""
     try:
@@ -143,7 +159,7 @@ def _options(args: argparse.Namespace) -> Any:
     return RunOptions(
         tuple(args.command_words),
         tries=_number(args.tries, "--tries"),
-        keep=tuple(_python_name(flag) for flag in args.keep),
+        keep=tuple(args.keep),
         min_context=parse_length(args.min_context, "--min-context") if args.min_context else None,
         min_concurrency=_seconds(args.min_concurrency, "--min-concurrency") if args.min_concurrency else None,
         on_crash=args.on_crash,
@@ -156,11 +172,6 @@ def _options(args: argparse.Namespace) -> Any:
         vllm=args.vllm,
         gpu=args.gpu,
     )
-
-
-def _python_name(flag: str) -> str:
-    """`--max-model-len` and `max_model_len` mean the same; variables of the environment are told by their capitals."""
-    return flag if flag.isupper() else flag.lstrip("-").replace("-", "_")
 
 
 def _number(text: str, option: str) -> int:

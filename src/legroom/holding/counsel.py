@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import shlex
 import sys
@@ -23,7 +24,7 @@ from legroom.errors import LegroomError
 from legroom.facts.flags import flags_of
 from legroom.facts.startup_lines import startup_lines
 from legroom.guard import MIDDLEWARE
-from legroom.holding.edited_command import value_of, with_flags
+from legroom.holding.edited_command import kept_name, value_of, with_flags
 from legroom.holding.expectation import Expectation, Gpus, expect, gpus_here
 from legroom.holding.healing import Bounds, heal
 from legroom.holding.server_command import ServerCommand, read_command
@@ -57,16 +58,16 @@ def prepare(question: Question) -> Answer:
         )
     return _command_answer(command, (*command.words, *added)) | {
         "gpus": asdict(gpus), "expected": asdict(expected), "notes": notes,
+        "keep": [kept_name(said) for said in question["keep"]],
         "capacity_mark": next(line.mark for line in startup_lines() if line.id == "max_concurrency"),
     }  # fmt: skip
 
 
 def _command_answer(command: ServerCommand, words: tuple[str, ...]) -> Answer:
-    patience = value_of(words, command.flags_at, "shutdown_timeout", command.release)
     return {
         "words": list(words), "env": dict(command.env), "vllm": command.release_said or command.release.version,
         "host": command.host, "port": command.port, "url": command.url, "model": command.args.model,
-        "line": _shown(words, command.env), "own_drain_s": float(patience) if patience else 0.0,
+        "line": _shown(words, command.env), "own_drain_s": _own_drain_s(command, words),
         "has_guard": any(part.dest == "middleware" and part.value == MIDDLEWARE for part in command_parts(words)),
     }  # fmt: skip
 
@@ -80,9 +81,21 @@ def _shutdown_timeout(command: ServerCommand, drain_s: float) -> list[str]:
     """`--shutdown-timeout`, where the release has it and the user did not say it (0.18 and later)."""
     if "--shutdown-timeout" not in flags_of(command.release):
         return []
-    if value_of(command.words, command.flags_at, "shutdown_timeout", command.release) is not None:
+    if _said_shutdown_timeout(command, command.words) is not None:
         return []
-    return ["--shutdown-timeout", f"{drain_s:.0f}"]
+    return ["--shutdown-timeout", str(max(1, math.ceil(drain_s)))]
+
+
+def _said_shutdown_timeout(command: ServerCommand, words: tuple[str, ...]) -> str | None:
+    """On the command line, else in its --config file."""
+    said = value_of(words, command.flags_at, "shutdown_timeout", command.release)
+    return other_value(command.args, "--shutdown-timeout") if said is None else said
+
+
+def _own_drain_s(command: ServerCommand, words: tuple[str, ...]) -> float:
+    """What vLLM itself gives requests; what is no number is vLLM's to refuse."""
+    said = _said_shutdown_timeout(command, words) or ""
+    return float(said) if said.isdecimal() else 0.0
 
 
 def mend(question: Question) -> Answer:
@@ -100,8 +113,11 @@ def mend(question: Question) -> Answer:
 
 def change(question: Question) -> Answer:
     """The command with the flags and variables that somebody left for the next restart."""
-    env = {str(name): str(value) for name, value in (question["changes"].get("env") or {}).items()}
-    given = {**question["env"], **env}
+    env = question["changes"].get("env") or {}
+    unset = [name for name, value in env.items() if value is None]
+    given = {
+        name: str(value) for name, value in {**question["env"], **env}.items() if name not in unset
+    }  # fmt: skip
     words = [*(f"{name}={value}" for name, value in given.items()), *question["words"]]
     command = read_command(words, question["vllm"], os.environ)
     flags = question["changes"].get("flags") or {}
@@ -110,7 +126,10 @@ def change(question: Question) -> Answer:
     changed = with_flags(command.words, command.flags_at, changes, command.release)
     expected = expect(read_command([*_assignments({"env": given}), *changed], question["vllm"], os.environ),
                       os.environ, Gpus(**question["gpus"]))  # fmt: skip
-    return {"words": list(changed), "env": given, "line": _shown(changed, given), "expected": asdict(expected)}
+    return {
+        "words": list(changed), "env": given, "unset": unset, "line": _shown(changed, given),
+        "expected": asdict(expected),
+    }  # fmt: skip
 
 
 def compare(question: Question) -> Answer:

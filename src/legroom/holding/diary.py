@@ -21,7 +21,14 @@ class Diary:
         self._silent = False
 
     def happened(self, kind: str, title: str, detail: Detail) -> str:
-        """Something is wrong; what follows belongs to it until it is over. What to call it: `incident 7`."""
+        """Something is wrong; what follows belongs to it until it is over. What to call it: `incident 7`.
+
+        A start that fails while an incident is open is one more page of it.
+        """
+        if self._incident is not None and kind == "start_failed":
+            self.found(title, detail)
+            return f"incident {self._incident}"
+        self.failed(f"then: {title}")
         self._incident = self._write(lambda journal: journal.open_incident(self.server, kind, title, detail))
         return "not journalled" if self._incident is None else f"incident {self._incident}"
 

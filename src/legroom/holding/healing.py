@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from legroom.diagnosis.causes.kv_too_small_for_max_len import longest_len
 from legroom.diagnosis.diagnose import read_log
 from legroom.diagnosis.finding import Finding, Fix
 from legroom.diagnosis.masking import masked
@@ -19,6 +20,7 @@ from legroom.holding.edited_command import value_of, with_flags
 from legroom.holding.expectation import Expectation, Gpus, expect
 from legroom.holding.server_command import ServerCommand, read_command
 from legroom.records import dataclass
+from legroom.vllm.command_parts import command_parts
 
 SURE_ENOUGH = 0.5
 """Causes and fixes below this are told, never tried."""
@@ -26,6 +28,10 @@ NOT_A_FIX = frozenset({"report", "driver", "engine_version_or_V0", "request"})
 _SIZING = ("VLLM_CPU_KVCACHE_SPACE", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "CUDA_VISIBLE_DEVICES")
 _NEVER_CHANGED = frozenset({"model"})
 """Another model is another service."""
+_KERNEL_FAULTS = frozenset({"illegal_access", "device_assert", "kernel_assertion"})
+"""What the catalog's entry of `not_memory` is about; everything else that is not memory has no entry of its own."""
+Setup = tuple[Sequence[str], Mapping[str, str]]
+"""The words of a command and what stood before it."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +63,28 @@ class Remedy:
     """Why no fix was applied, and what it would have changed."""
 
 
-def heal(log: Path, command: ServerCommand, bounds: Bounds, gpus: Gpus, environ: Mapping[str, str]) -> Remedy:
-    """Diagnose the log and work out the next command."""
+@dataclass(frozen=True)
+class _Case:
+    """What a fix is weighed against."""
+
+    command: ServerCommand
+    bounds: Bounds
+    gpus: Gpus
+    environ: Mapping[str, str]
+    tried: frozenset[object]
+    pool_tokens: int | None
+    """How many tokens the log says its KV pool holds."""
+
+
+def heal(
+    log: Path,
+    command: ServerCommand,
+    bounds: Bounds,
+    gpus: Gpus,
+    environ: Mapping[str, str],
+    tried: Iterable[Setup] = (),
+) -> Remedy:
+    """Diagnose the log and work out the next command, one that is not among those that were tried."""
     hints = Hints(_line(command, environ), None, gpus.name or None, gpus.count or None, command.release_said or None)
     reading = read_log(pieces_of_file(str(log)), str(log), hints)
     findings = reading.runs[0].findings if reading.runs else ()
@@ -66,11 +92,21 @@ def heal(log: Path, command: ServerCommand, bounds: Bounds, gpus: Gpus, environ:
         return Remedy("", "", "the log does not say why", False, refused="there is nothing to go by")
     first = findings[0]
     told = Remedy(
-        first.cause, first.entry, f"{_title(first)} ({first.entry}): {masked(first.why)}",
+        first.cause, first.entry, f"{_title(first)}: {masked(first.why)}",
         first.cause not in ("not_memory", "wrong_flag", "driver_or_cuda_mismatch", "request_too_long"),
         tuple(masked(item.text)[:300] for item in first.evidence[:3]),
     )  # fmt: skip
-    return _first_allowed(told, findings, command, bounds, gpus, environ)
+    keys = frozenset(_key(words, env, command, environ) for words, env in (*tried, (command.words, command.env)))
+    case = _Case(command, bounds, gpus, environ, keys, longest_len(reading.runs[0].case))
+    return _first_allowed(told, findings, case)
+
+
+def _key(words: Sequence[str], env: Mapping[str, str], command: ServerCommand, environ: Mapping[str, str]) -> object:
+    """Equal for set-ups that a server cannot tell apart: the order of flags and what is inherited anyway are not in."""
+    parts = list(command_parts(words, command.release))
+    flags = sorted((part.dest, part.value) for part in parts if part.name)
+    bare = tuple(word for part in parts if not part.name for word in part.words)
+    return bare, tuple(flags), tuple(sorted(item for item in env.items() if environ.get(item[0]) != item[1]))
 
 
 def _line(command: ServerCommand, environ: Mapping[str, str]) -> str:
@@ -80,42 +116,49 @@ def _line(command: ServerCommand, environ: Mapping[str, str]) -> str:
 
 
 def _title(finding: Finding) -> str:
+    if finding.cause == "not_memory" and not any(item.id in _KERNEL_FAULTS for item in finding.evidence):
+        return "It is not memory"
     try:
-        return entry(finding.entry).title.en
+        return f"{entry(finding.entry).title.en} ({finding.entry})"
     except LegroomError:
-        return finding.cause.replace("_", " ")
+        return f"{finding.cause.replace('_', ' ')} ({finding.entry})"
 
 
-def _first_allowed(
-    told: Remedy,
-    findings: tuple[Finding, ...],
-    command: ServerCommand,
-    bounds: Bounds,
-    gpus: Gpus,
-    environ: Mapping[str, str],
-) -> Remedy:
+def _first_allowed(told: Remedy, findings: tuple[Finding, ...], case: _Case) -> Remedy:
     refusals: list[str] = []
     for fix in computed_fixes(findings):
-        change = _described(fix, command, environ)
-        reason = _forbidden(fix, bounds)
-        if reason:
-            refusals.append(f"{change} ({reason})")
-            continue
+        command = case.command
+        change = _described(fix, command, case.environ)
         words = with_flags(command.words, command.flags_at, fix.flags, command.release)
         env = {**command.env, **fix.env}
-        changed = read_command([*(f"{name}={value}" for name, value in env.items()), *words],
-                               command.release_said or None, environ)  # fmt: skip
-        expected = expect(changed, environ, gpus)
-        reason = _too_little(expected, bounds)
-        if reason:
-            refusals.append(f"{change} ({reason})")
-            continue
-        return replace(told, words=words, env=env, changed=change, why=masked(fix.why), expected=expected)
+        reason = _forbidden(fix, case.bounds) or _nothing_new(fix, words, env, case)
+        if not reason:
+            changed = read_command([*(f"{name}={value}" for name, value in env.items()), *words],
+                                   command.release_said or None, case.environ)  # fmt: skip
+            expected = expect(changed, case.environ, case.gpus)
+            reason = _too_little(fix, expected, case, told.is_memory)
+        if not reason:
+            return replace(told, words=words, env=env, changed=change, why=masked(fix.why), expected=expected)
+        refusals.append(f"{change} ({reason})")
     if refusals:
         return replace(told, refused=f"it would have changed {', or '.join(refusals[:3])}")
     steps = [step for fix in findings[0].fixes[:2] for step in fix.steps[:1]]
     hint = f"; what may help: {'; or '.join(steps)}" if steps else ""
     return replace(told, refused=f"no flags that mend it could be computed{hint}")
+
+
+def _nothing_new(fix: Fix, words: Sequence[str], env: Mapping[str, str], case: _Case) -> str:
+    """Why this change would lead to a set-up that has failed; empty where it leads to a new one."""
+    if _key(words, env, case.command, case.environ) not in case.tried:
+        return ""
+    command = case.command
+    file = value_of(command.words, command.flags_at, "config", command.release)
+    taken_out = [name for name, value in fix.flags.items() if value is None]
+    if file and taken_out and not any(
+        value_of(command.words, command.flags_at, name, command.release) is not None for name in taken_out
+    ):  # fmt: skip
+        return f"it stands in {file}: change it there"
+    return "that has been tried"
 
 
 def computed_fixes(findings: tuple[Finding, ...]) -> Iterator[Fix]:
@@ -144,8 +187,13 @@ def _forbidden(fix: Fix, bounds: Bounds) -> str:
     return ""
 
 
-def _too_little(expected: Expectation, bounds: Bounds) -> str:
-    times, length = expected.max_concurrency, expected.max_model_len
+def _too_little(fix: Fix, expected: Expectation, case: _Case, is_memory: bool) -> str:
+    bounds, times, length = case.bounds, expected.max_concurrency, expected.max_model_len
+    if bounds.min_concurrency and times is None and is_memory and fix.flags:
+        wanted = fix.flags.get("max_model_len")
+        if fix.flags.keys() != {"max_model_len"} or not isinstance(wanted, int) or wanted < 1 or not case.pool_tokens:
+            return f"how many requests that holds cannot be told, and --min-concurrency is {bounds.min_concurrency:g}"
+        times = case.pool_tokens / wanted
     if bounds.min_concurrency and times is not None and times < bounds.min_concurrency:
         return f"{times:.2f} requests at once, below --min-concurrency {bounds.min_concurrency:g}"
     if bounds.min_context and length is not None and length < bounds.min_context:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from pathlib import Path
 
 _PATIENCE_S = 2.0
 
@@ -42,4 +43,30 @@ def port_problem(host: str, port: int) -> str:
             if error.errno == errno.EADDRINUSE:
                 return f"port {port} is in use"
             return f"port {port} of {host} cannot be used: {error.strerror}"
-    return ""
+    return f"port {port} is in use, by what does not listen yet" if _is_bound(family, host, port) else ""
+
+
+def _is_bound(family: int, host: str, port: int) -> bool:
+    """vLLM binds its port first and listens when it is up. Where no connection of the past holds the port, a plain bind
+    tells."""
+    with socket.socket(family) as probe:
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE and not _has_connections(port)
+    return False
+
+
+def _has_connections(port: int) -> bool:
+    """Whether the kernel still knows one; where that cannot be read, it may."""
+    ending = f":{port:04X}"
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with Path(table).open(encoding="ascii") as lines:
+                if any(line.split()[1].endswith(ending) for line in lines):
+                    return True
+        except FileNotFoundError:
+            continue  # no IPv6
+        except OSError:
+            return True
+    return False

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -17,31 +18,22 @@ from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.guard import TOKEN_NAME as GUARD_TOKEN
 from legroom.holding.asking import Asking
 from legroom.holding.diary import Diary
+from legroom.holding.ending import LINES_SHOWN, Ending, journalled, remembered
 from legroom.holding.health import is_healthy, port_problem
 from legroom.holding.options import RunOptions
 from legroom.holding.restarts import RestartBudget
 from legroom.holding.run_file import RunFile
 from legroom.holding.signals import Signals
 from legroom.holding.stopping import Stopping
-from legroom.records import dataclass
 
 LOOK_S = 1.0
 """How often a starting server is asked whether it is healthy."""
-LINES_SHOWN = 15
 _PORT_PATIENCE_S = 10.0
 """How long the kernel may take to free the port of a server that is gone."""
 Pool = Literal["unsaid", "said", "compared"]
 """Whether the server has printed the size of its KV pool, and whether that was held against the plan."""
-
-
-@dataclass(frozen=True)
-class Ending:
-    """How one life of the server ended."""
-
-    code: int
-    was_ready: bool
-    timed_out: bool
-    lived_s: float
+Setup = tuple[tuple[str, ...], dict[str, str]]
+"""The words of a command and what stands before it."""
 
 
 class Supervisor:
@@ -76,28 +68,33 @@ class Supervisor:
         self._budget = RestartBudget(options.restarts, options.restart_delay_s)
         self._mark: bytes = prepared["capacity_mark"].encode()
         self._pool: Pool = "unsaid"
-        self._has_launched = False
-        self._tried = {self._key()}
+        self._tried: list[Setup] = []
+        """Every set-up that was launched: none of them is the fix of a failure."""
+        self._served: list[Setup] = []
         self._tries = 0
 
     def run(self) -> int:
         """The exit code: vLLM's, except that an end which nobody asked for is never 0."""
-        with Signals() as self._signals:
+        with self.file.alone(self.say), Signals() as self._signals:
             try:
                 return self._lives()
             finally:
+                self.diary.failed("asked to stop" if self.stopping.for_good else "the run ended")
                 self.file.remove()
 
     def _lives(self) -> int:
         code = OK
         while not self.stopping.for_good:
-            self._check_port()
-            ending = self._live()
-            code = ending.code
-            if self.stopping.restart:
+            if not self._is_port_free():
+                return code if self.stopping.for_good else code or ANSWER_IS_NO
+            while self.stopping.restart:
                 self.stopping.restarting()
                 self._take_changes()
-            elif not self.stopping.for_good:
+            if self.stopping.for_good:
+                break
+            ending = self._live()
+            code = ending.code
+            if not self.stopping.begun:
                 code = code or ANSWER_IS_NO
                 if not (self._after_crash(ending) if ending.was_ready else self._after_failed_start(ending)):
                     break
@@ -108,7 +105,8 @@ class Supervisor:
         log = KeptLog(self.file.log)
         self._pool, self.stopping.is_up = "unsaid", False
         began = time.monotonic()
-        self._has_launched = True
+        if self._setup() not in self._tried:
+            self._tried.append(self._setup())
         # Into a pipe Python would keep lines back until there are many.
         env = {"PYTHONUNBUFFERED": "1", **os.environ, **self.env}
         if self._guard_token:
@@ -152,7 +150,7 @@ class Supervisor:
             # One that came up since the last look has requests to finish already.
             self.stopping.is_up = self.stopping.is_up or (child is not None and self._is_up())
             for number in self._signals.taken():
-                self.stopping.take(number, child)
+                self._take(number, child)
         if child is not None and child in readable:
             child.read()
         if child is not None and self._emptying is not None and self._emptying in readable:
@@ -167,6 +165,12 @@ class Supervisor:
             self._pool = "compared"
             asking = Asking("compare", {"log": str(self.file.log), "expected": dict(self.expected)})
         return asking
+
+    def _take(self, number: int, child: Child | None) -> None:
+        if number == signal.SIGHUP and child is not None and (problem := self.file.moving()):
+            self.say(f"SIGHUP: {problem}; the server goes on as it is")
+        else:
+            self.stopping.take(number, child)
 
     def _close_guard(self, deadline_s: float) -> None:
         question = {"url": self.prepared["url"], "token": self._guard_token, "deadline_s": deadline_s}
@@ -197,6 +201,8 @@ class Supervisor:
         child.settle()
         self.diary.worked("it serves again")
         self._tries = 0
+        if self._setup() not in self._served:
+            self._served.append(self._setup())
         question = self._question() | {"url": self.prepared["url"], "verify": self.options.verify}
         return Asking("settle", question)
 
@@ -239,7 +245,7 @@ class Supervisor:
             if asking in select.select(waits, [], [])[0]:
                 asking.read()
             for number in self._signals.taken():
-                self.stopping.take(number, None)
+                self._take(number, None)
             if self.stopping.for_good:
                 asking.stop()
                 return None
@@ -248,7 +254,8 @@ class Supervisor:
     def _mended(self) -> dict[str, Any] | None:
         options = self.options
         bounds = {
-            "keep": options.keep, "min_context": options.min_context, "min_concurrency": options.min_concurrency
+            "keep": self.prepared["keep"], "min_context": options.min_context,
+            "min_concurrency": options.min_concurrency, "tried": self._tried,
         }  # fmt: skip
         try:
             return self._asked("mend", self._question() | bounds)
@@ -258,81 +265,71 @@ class Supervisor:
 
     def _after_failed_start(self, ending: Ending) -> bool:
         """Whether to launch again."""
-        why = "it did not become healthy" if ending.timed_out else f"it ended with {ending.code}"
         self.diary.action_failed()
         remedy = self._mended()
         if remedy is None:
             return False
-        name = self.diary.happened(
-            "start_failed", f"start-up failed: {remedy['failed']}", self._detail(ending, remedy) | {"how": why}
-        )
-        self._remember("start_failed", ending, remedy)
-        number, of = self._tries + 1, self.options.tries
-        head = f"start failed ({why}, {name}): {remedy['failed']}"
-        if not remedy["words"]:
-            return self._give_up(f"{head} Not tried again: {remedy['refused']}")
-        if number > of:
-            return self._give_up(f"{head} Not tried again: {of} tries are used up; next would be {remedy['changed']}")
-        expected = remedy["expected"]["text"]
-        self.say(f"try {number} of {of}: {head} Changed: {remedy['changed']}. Expected now: {expected}")
-        return self._adopt(remedy, "relaunch")
+        detail = journalled(ending, remedy, self.line, self.file.log) | {"how": ending.why}
+        name = self.diary.happened("start_failed", f"start-up failed: {remedy['failed']}", detail)
+        self.history.append(remembered("start_failed", ending, remedy))
+        of = self.options.tries
+        head = f"start failed ({ending.why}, {name}): {remedy['failed']}"
+        if remedy["words"] and self._tries < of:
+            self._tries += 1
+            expected = remedy["expected"]["text"]
+            self.say(f"try {self._tries} of {of}: {head} Changed: {remedy['changed']}. Expected now: {expected}")
+            self._adopt(remedy)
+            self.diary.about_to("relaunch", {"changed": remedy["changed"], "command": self.line})
+            return True
+        refused = f"{of} tries are used up; next would be {remedy['changed']}" if remedy["words"] else remedy["refused"]
+        if self._setup() not in self._served or self.options.on_crash == "exit":
+            return self._give_up(f"{head} Not tried again: {refused}")
+        self.say(f"{head} Nothing is changed: {refused}")
+        return self._restart("it has served before")
 
-    def _adopt(self, remedy: Mapping[str, Any], name: str) -> bool:
+    def _adopt(self, remedy: Mapping[str, Any]) -> None:
         self.words, self.env = list(remedy["words"]), dict(remedy["env"])
-        if self._key() in self._tried:
-            return self._give_up("this command has failed before: not tried again")
-        self._tried.add(self._key())
-        self._tries += 1
         self.line, self.expected = remedy["line"], remedy["expected"]
-        self.diary.about_to(name, {"changed": remedy["changed"], "command": self.line})
-        return True
+        self.history[-1]["changed"] = remedy["changed"]
 
     def _after_crash(self, ending: Ending) -> bool:
         """Whether to restart; the incident is written before anything else is done."""
         if ending.code == 0:
             self.say("vLLM exited 0, but nobody had asked it to stop: its engine died")
         title = f"the server died after {ending.lived_s:.0f} s (exit {ending.code})"
-        name = self.diary.happened("died_serving", title, self._detail(ending, {}))
+        name = self.diary.happened("died_serving", title, journalled(ending, {}, self.line, self.file.log))
         self.say(f"{name}: {title}")
         remedy = self._mended()
         if remedy is None:
             return False
         self.diary.found(remedy["failed"], {"cause": remedy.get("cause"), "evidence": remedy.get("evidence")})
         self.say(f"diagnosis: {remedy['failed']}")
-        self._remember("died_serving", ending, remedy)
+        self.history.append(remembered("died_serving", ending, remedy))
         if self.options.on_crash == "exit":
             return self._give_up("--on-crash exit: not restarted")
+        return self._restart("the same command", remedy if remedy["is_memory"] and remedy["words"] else None)
+
+    def _restart(self, unchanged: str, remedy: Mapping[str, Any] | None = None) -> bool:
+        """Whether to launch again: within the budget, after a wait."""
         delay_s = self._budget.take(time.monotonic())
         if delay_s is None:
             return self._give_up(f"{self.options.restarts} restarts in an hour are used up: not restarted")
         changed = ""
-        if remedy["is_memory"] and remedy["words"] and list(remedy["words"]) != self.words:
-            self.words, self.env = list(remedy["words"]), dict(remedy["env"])
-            self.line, self.expected, changed = remedy["line"], remedy["expected"], remedy["changed"]
-            self._tried.add(self._key())
+        if remedy is not None:
+            self._adopt(remedy)
+            changed = remedy["changed"]
         self.diary.about_to("restart", {"changed": changed, "command": self.line})
         self.say(
             f"restart in {delay_s:g} s ({self._budget.left(time.monotonic())} left this hour): "
-            + (f"changed {changed}. Expected now: {self.expected['text']}" if changed else "the same command")
+            + (f"changed {changed}. Expected now: {self.expected['text']}" if changed else unchanged)
         )
         self._pause(delay_s)
         return not self.stopping.for_good
-
-    def _remember(self, what: str, ending: Ending, remedy: Mapping[str, Any]) -> None:
-        found = {name: remedy.get(name) or None for name in ("failed", "cause", "entry", "changed", "refused")}
-        self.history.append({"what": what, "exit_code": ending.code, "lived_s": ending.lived_s, **found})
 
     def _give_up(self, reason: str) -> bool:
         self.say(reason)
         self.diary.failed(reason)
         return False
-
-    def _detail(self, ending: Ending, remedy: Mapping[str, Any]) -> dict[str, Any]:
-        found = {
-            name: remedy[name] for name in ("cause", "entry", "evidence", "changed", "refused") if remedy.get(name)
-        }
-        lines = last_lines(self.file.log, LINES_SHOWN)
-        return {"exit_code": ending.code, "lived_s": ending.lived_s, "command": self.line, "lines": lines, **found}
 
     def _pause(self, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -354,15 +351,22 @@ class Supervisor:
         if answer is not None:
             self.words, self.env, self.line = list(answer["words"]), dict(answer["env"]), answer["line"]
             self.expected = answer["expected"]
+            for name in answer["unset"]:
+                os.environ.pop(name, None)  # what the server inherits
             self.say(f"restart with: {self.line}. Expected now: {self.expected['text']}")
 
-    def _check_port(self) -> None:
-        """Said before launching. What is left of our own server gets a moment to go."""
-        until = time.monotonic() + (_PORT_PATIENCE_S if self._has_launched else 0)
+    def _is_port_free(self) -> bool:
+        """Whether to launch. What is left of our own server gets a moment to go."""
+        until = time.monotonic() + _PORT_PATIENCE_S
         while problem := port_problem(self.prepared["host"], self.prepared["port"]):
-            if time.monotonic() >= until:
+            if not self._tried:
                 raise LegroomError(problem, "stop what listens there, or give vLLM another --port")
-            time.sleep(0.1)
+            if time.monotonic() >= until:
+                return self._give_up(f"{problem}: not started again")
+            self._go_on(None, None, 0.1)
+            if self.stopping.for_good:
+                return False
+        return True
 
     def _record(self, child: Child) -> None:
         problem = self.file.write(
@@ -374,8 +378,8 @@ class Supervisor:
         if problem:
             self.say(problem)
 
-    def _key(self) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-        return tuple(self.words), tuple(sorted(self.env.items()))
+    def _setup(self) -> Setup:
+        return tuple(self.words), dict(self.env)
 
 
 def _guard_token(env: Mapping[str, str]) -> str:

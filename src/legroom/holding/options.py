@@ -16,6 +16,7 @@ class RunOptions:
     words: tuple[str, ...]
     tries: int = 3
     keep: tuple[str, ...] = ()
+    """As the user wrote them."""
     min_context: int | None = None
     min_concurrency: float | None = None
     on_crash: OnCrash = "restart"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 WINDOW_S = 3600.0
 LONGEST_DELAY_S = 300.0
+_MOST_DOUBLINGS = 64
+"""By then the longest delay is reached from any first one; many more are no float."""
 
 
 class RestartBudget:
@@ -22,6 +24,7 @@ class RestartBudget:
         """How long to wait before the restart that is begun now; None where the budget is spent."""
         if not self.left(now_s):
             return None
-        delay_s = min(self.first_delay_s * 2.0 ** len(self._taken), LONGEST_DELAY_S)
+        doublings = min(len(self._taken), _MOST_DOUBLINGS)
+        delay_s = min(self.first_delay_s * 2.0**doublings, LONGEST_DELAY_S)
         self._taken.append(now_s)
         return delay_s

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from legroom.errors import LegroomError
 from legroom.planning.store_path import runs_folder
+
+_MOVING = frozenset({"host", "port", "uds", "headless", "ssl_certfile", "ssl_keyfile"})
+"""Flags that put a server where its run does not look for it."""
 
 
 class RunFile:
@@ -17,7 +22,35 @@ class RunFile:
     def __init__(self, port: int) -> None:
         self.path = runs_folder() / f"{port}.json"
         self.log = self.path.with_name(f"{port}.log")
+        self._lock = self.path.with_name(f"{port}.lock")
+        self._port = port
         self._flags = self.path.with_name(f"{port}.flags.json")
+
+    @contextlib.contextmanager
+    def alone(self, say: Callable[[str], None]) -> Iterator[None]:
+        """Holds the port against every other run, also while a server only starts. The kernel lets go of a dead run's.
+
+        vLLM listens late and shares its port, so a second run would take the first one's server for its own.
+        """
+        try:
+            self._lock.parent.mkdir(parents=True, exist_ok=True)
+            held = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            say(f"{self._lock} cannot be made ({error.strerror}): nothing keeps a second run away from the port")
+            yield
+            return
+        try:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                pid = os.read(held, 32).decode("ascii", "replace").strip()
+                hint = "stop that one, or give vLLM another --port"
+                raise LegroomError(f"port {self._port} is in use by another legroom run (pid {pid})", hint) from None
+            os.ftruncate(held, 0)
+            os.write(held, str(os.getpid()).encode())
+            yield
+        finally:
+            os.close(held)
 
     def write(self, content: Mapping[str, Any]) -> str:
         """Replace the file in one step; why not, where it cannot be."""
@@ -43,7 +76,9 @@ class RunFile:
             self.log.replace(self.log.with_name(f"{self.log.stem}.previous.log"))
 
     def take_changes(self) -> tuple[Mapping[str, Any] | None, str]:
-        """What was left for this restart, once; or why it cannot be read."""
+        """What was left for this restart, once; or why it cannot be taken."""
+        if problem := self.moving():
+            return None, f"{problem}, so nothing is changed"
         try:
             text = self._flags.read_text("utf-8")
             self._flags.unlink()
@@ -60,3 +95,13 @@ class RunFile:
         except ValueError:
             return None, f'{self._flags} is not {{"flags": {{...}}, "env": {{...}}}}, so nothing is changed'
         return changes, ""
+
+    def moving(self) -> str:
+        """Why what was left is refused, and taken away: it would put the server elsewhere. Empty where it would not."""
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            flags = json.loads(self._flags.read_text("utf-8")).get("flags") or {}
+            found = [name for name in flags if name.lstrip("-").replace("-", "_") in _MOVING]
+            if found:
+                self._flags.unlink()
+                return f"{', '.join(found)} cannot be changed while it runs"
+        return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -78,8 +79,15 @@ def read_command(words: Sequence[str], vllm: str | None, environ: Mapping[str, s
     for flag in ("--headless", "--uds"):
         if is_given(deployment.args, flag):
             raise LegroomError(f"a server with {flag} has no port to watch", "run that one without legroom run")
+    _check_port(other_value(deployment.args, "--port"))
     problems = tuple(problem.message for problem in deployment.problems if problem.stops_vllm)
     return ServerCommand(tuple(rest), env, _flags_at(rest, at), release, said or "", deployment.args, problems)
+
+
+def _check_port(said: str | None) -> None:
+    """A number that is no port; what is no number at all is vLLM's to refuse."""
+    if said and re.fullmatch(r"-?[0-9]+", said) and not (len(said) <= 5 and 1 <= int(said) <= 65535):
+        raise LegroomError(f"--port {said} is no port that can be watched", "give one from 1 to 65535")
 
 
 def installed_release(words: Sequence[str], env: Mapping[str, str]) -> str | None:

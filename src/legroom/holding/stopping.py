@@ -91,9 +91,12 @@ class Stopping:
             self._send(server, signal.SIGTERM, self._drain_s + GRACE_S if patience_s is None else patience_s)
 
     def _take_restart(self, server: Server | None) -> None:
-        if self.begun or server is None:
+        if self.begun:
             return
         self.restart = True
+        if server is None:
+            self._say("SIGHUP: the next start takes what was left for it")
+            return
         self._say("SIGHUP: draining, then starting again")
         self._end(server, signal.SIGTERM, self._patience_s(signal.SIGTERM))
 
@@ -104,7 +107,7 @@ class Stopping:
             return
         if self._asked == 1:
             patience_s = self._patience_s(number)
-            what = "ending" if number == signal.SIGINT else "draining"
+            what = "draining" if number == signal.SIGTERM else "ending"
             self._say(f"{signal.Signals(number).name}: {what}, {patience_s:.0f} s at most; once more hurries")
             self._end(server, number, patience_s)
         elif self._asked == 2:
@@ -117,7 +120,7 @@ class Stopping:
     def _patience_s(self, number: int) -> float:
         if not self.is_up:
             return NOT_UP_S
-        return INTERRUPT_S if number == signal.SIGINT else self._drain_s + GRACE_S
+        return self._drain_s + GRACE_S if number == signal.SIGTERM else INTERRUPT_S
 
     def _end(self, server: Server, number: int, patience_s: float) -> None:
         self._is_emptying = number == signal.SIGTERM and self.is_up and self._close_door is not None
