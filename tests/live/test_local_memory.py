@@ -33,10 +33,10 @@ class Machine:
         return LocalMemory(self.read, self.find, lambda: self.now_s)
 
 
-def test_a_server_of_this_machine_gets_the_memory_of_the_gpus_it_uses():
+def test_a_server_of_this_machine_gets_the_memory_that_its_processes_hold():
     look = Machine().memory().added(Sample(1.0, HERE, ()))
     assert isinstance(look, Sample)
-    assert look.memory_used_bytes == 70 * GIB
+    assert look.memory_used_bytes == 69 * GIB
 
 
 def test_a_remote_server_a_failure_and_an_unknown_port_stay_as_they_are():

@@ -51,3 +51,18 @@ def test_a_servers_memory_is_that_of_the_gpus_its_processes_are_on(monkeypatch: 
     monkeypatch.setitem(sys.modules, "pynvml", fake())
     assert nvml.used_by(frozenset({102, 7})) == 30
     assert nvml.used_by(frozenset({7})) is None
+
+
+def shared(*processes: tuple[int, int], used: int = 70) -> tuple[nvml.GpuMemory, ...]:
+    return (nvml.GpuMemory(0, "A card", "GPU-0", 80, used, processes),)
+
+
+def test_a_neighbours_memory_is_not_the_servers() -> None:
+    assert nvml.held_by(frozenset({10}), shared((10, 40), (20, 5))) == 40
+    assert nvml.held_by(frozenset({10}), shared((10, 40), (20, 25))) == 40
+
+
+def test_where_the_driver_does_not_say_a_gpu_of_ones_own_counts_whole_and_a_shared_one_not_at_all() -> None:
+    assert nvml.held_by(frozenset({10}), shared((10, 0))) == 70
+    assert nvml.held_by(frozenset({10}), shared((10, 0), (20, 0))) is None
+    assert nvml.held_by(frozenset({7}), shared((10, 40))) is None

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from urllib.parse import urlsplit
 
-from legroom.live.nvml import GpuMemory, devices, used_by
+from legroom.live.nvml import GpuMemory, devices, held_by
 from legroom.live.sample import Look, Sample
 
 _PROCESSES_KEPT_S = 60.0
@@ -73,7 +73,7 @@ class LocalMemory:
             self._has_driver = bool(self._cards) or not first
         if not self._cards:
             return look
-        used = used_by(frozenset(self._of(port_of(look.server), now_s)), self._cards)
+        used = held_by(frozenset(self._of(port_of(look.server), now_s)), self._cards)
         return look if used is None else replace(look, memory_used_bytes=used)
 
     def _of(self, port: int, now_s: float) -> tuple[int, ...]:

@@ -71,6 +71,22 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
+def held_by(pids: frozenset[int], gpus: tuple[GpuMemory, ...]) -> int | None:
+    """Bytes that these processes hold. Where the driver does not say, those of a GPU they have to themselves; None
+    where neighbours are on it, because nobody can tell then whose memory grows."""
+    held = 0
+    mine = [gpu for gpu in gpus if any(pid in pids for pid, _ in gpu.processes)]
+    for gpu in mine:
+        own = [size for pid, size in gpu.processes if pid in pids]
+        if all(own):
+            held += sum(own)
+        elif len(own) == len(gpu.processes):
+            held += gpu.used_bytes
+        else:
+            return None
+    return held if mine else None
+
+
 def used_by(pids: frozenset[int], gpus: tuple[GpuMemory, ...] | None = None) -> int | None:
     """Bytes used on the GPUs that any of these processes runs on; None where none does."""
     seen = devices() if gpus is None else gpus

@@ -140,7 +140,7 @@ class Sample:
     """Requests refused at the door by vLLM's own queue limits (0.32.0 on)."""
     process_start_s: float | None = None
     memory_used_bytes: int | None = None
-    """What the GPUs it runs on show as used, where NVML can be asked."""
+    """What its processes hold on the GPUs, where NVML can be asked."""
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
     """PyTorch's allocator inside the workers, where telemetry of theirs is exposed."""

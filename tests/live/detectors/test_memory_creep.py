@@ -45,6 +45,15 @@ def test_one_step_up_is_no_slope() -> None:
     assert found is None
 
 
+def test_a_clock_that_is_set_forward_makes_no_growth_of_hours() -> None:
+    server = FakeServer(MemoryCreep, interval_s=300)
+    hours(server, 1, 900 * MIB)
+    server.time_s += 3 * 3600
+    for _ in range(3):
+        found = server.look(running=1, memory_used_bytes=63 * GIB)
+    assert found is None
+
+
 def test_telemetry_of_the_workers_serves_where_there_is_no_nvml() -> None:
     found = hours(FakeServer(MemoryCreep, interval_s=300), 6, 300 * MIB, field="reserved_bytes")
     assert found is not None and "reserved by the workers" in found.reason

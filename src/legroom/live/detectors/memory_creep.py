@@ -9,6 +9,10 @@ from legroom.live.window import Point, Window
 from legroom.units import human_bytes
 
 _HOUR_S = 3600.0
+_LEAST_POINTS = 12
+"""An hour of them: fewer are no line, however far apart they lie."""
+_GAP_S = 1800.0
+"""What lies before half an hour without a point, or before a clock that was set forward, is another story."""
 
 
 class MemoryCreep(Detector):
@@ -33,7 +37,7 @@ class MemoryCreep(Detector):
     def measure(self, window: Window, now_s: float) -> Condition | None:
         """Computed anew when a point has been added."""
         since_s = window.restarts[-1] if window.restarts else 0.0
-        points = [point for point in window.points if point.time_s >= since_s]
+        points = _unbroken([point for point in window.points if point.time_s >= since_s])
         if not points:
             return None
         state = len(points), points[-1].time_s
@@ -49,7 +53,7 @@ class MemoryCreep(Detector):
             (reserved, "reserved by the workers") if len(reserved) >= len(used) else (used, "used on the GPUs")
         )
         hours = (series[-1][0] - series[0][0]) / _HOUR_S if series else 0.0
-        if hours < levels.creep_least_hours:
+        if hours < levels.creep_least_hours or len(series) < _LEAST_POINTS:
             return None
         found = trend(series)
         if found is None:
@@ -72,3 +76,9 @@ class MemoryCreep(Detector):
         gpu = (self.plan or {}).get("gpu", {})
         total = gpu.get("total_bytes", 0) * gpu.get("count", 1)
         return max(total - bytes_now, 0.0) / found.slope / _HOUR_S if total > bytes_now else None
+
+
+def _unbroken(points: list[Point]) -> list[Point]:
+    """The points since the last gap."""
+    begins = [late for late in range(1, len(points)) if points[late].time_s - points[late - 1].time_s > _GAP_S]
+    return points[begins[-1] :] if begins else points
