@@ -16,7 +16,7 @@ import pytest
 from legroom.actions.recover import free
 from legroom.live.dead_weight import Holder, judge
 from legroom.live.holders import Segment, look
-from legroom.live.journal import Journal
+from legroom.live.journal import Journal, JournalUnavailable
 
 ORPHAN = """
 import os, signal, sys
@@ -148,6 +148,21 @@ def test_a_segment_made_anew_under_the_same_name_stays(tmp_path):
     stale = replace(holder, segment=replace(holder.segment, inode=holder.segment.inode + 1))
     (outcome,) = free([stale], look_again=in_folder(tmp_path))
     assert (outcome.ending, path.exists()) == ("gone by itself", True)
+
+
+@pytest.mark.parametrize("failing", ["begin_action", "finish_action"])
+def test_a_journal_that_fails_keeps_nothing_from_being_freed(tmp_path, monkeypatch, failing):
+    def locked(*_: object) -> int:
+        raise JournalUnavailable("the journal is locked")
+
+    path = tmp_path / "psm_x"
+    path.write_bytes(b"x")
+    monkeypatch.setattr(Journal, failing, locked)
+    told: list[str] = []
+    with Journal.open(tmp_path / "journal.db") as journal:
+        (outcome,) = free([segment_holder(path)], journal, look_again=in_folder(tmp_path), tell=told.append)
+    assert (outcome.ending, path.exists()) == ("removed", False)
+    assert len(told) == 1 and "locked" in told[0] and "not written down" in told[0]
 
 
 def test_what_is_freed_is_in_the_journal_before_and_after(tmp_path):

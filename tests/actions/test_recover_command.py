@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +28,9 @@ OTHER = ProcessFact(400, 5.0, 1, "python3", "python3 train.py --api-key [masked]
 CARD = GpuMemory(0, "NVIDIA H100 80GB HBM3", "u", 80 * GIB, 75 * GIB, ((200, 70 * GIB), (400, 4 * GIB), (999, GIB)))
 SEGMENTS = tuple(Segment(f"/dev/shm/psm_{n}", 10 * 16 * MIB + 20, MIB, n, 0.0) for n in range(20))
 LOG = Path(__file__).parents[2] / "docs/samples/kv-too-small.log"
+
+GONE = 2**22 + 1
+"""No PID of Linux is as high."""
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +80,7 @@ def test_on_a_terminal_it_asks_first(machine, monkeypatch, answer, freed):
 def test_one_that_may_not_be_ended_is_said_and_ends_with_1(machine, monkeypatch, capsys):
     monkeypatch.setattr(
         action, "free",
-        lambda dead, journal=None: tuple(action.Freed(one, "not permitted", "PID 200 belongs to ann") for one in dead),
+        lambda dead, *_, **__: tuple(action.Freed(one, "not permitted", "PID 200 belongs to ann") for one in dead),
     )  # fmt: skip
     assert main(["recover", "--yes"]) == 1
     assert "not permitted (PID 200 belongs to ann)" in capsys.readouterr().out
@@ -169,11 +174,46 @@ def test_a_log_without_a_failure_keeps_nothing_from_being_freed(machine, tmp_pat
 
 def test_the_last_run_is_remembered(home):
     (home / "runs").mkdir(parents=True)
-    (home / "runs/8000.json").write_text(json.dumps({"pid": 1, "command": ["vllm", "serve", "m x"], "log": "/no/log"}))
+    (home / "runs/8000.json").write_text(
+        json.dumps({"pid": GONE, "command": ["vllm", "serve", "m x"], "log": "/no/log"})
+    )
     (home / "runs/8000.flags.json").write_text("{}")
     (home / "runs/9000.json").write_text("half a fi")
     found = last_run()
     assert found and (found.command, found.log) == ("vllm serve 'm x'", None)
+
+
+def noted(home, port=8000, **said):
+    """The note of a run, as `legroom run` leaves it."""
+    (home / "runs").mkdir(parents=True, exist_ok=True)
+    note = {"pid": GONE, "started_s": time.time(), "command": ["vllm", "serve", "llama-3.1-8b"], "env": {}} | said
+    (home / f"runs/{port}.json").write_text(json.dumps(note))
+
+
+def test_a_run_that_lives_needs_no_replacement(home):
+    noted(home, pid=os.getpid())
+    assert last_run() is None
+    noted(home, port=9000, command=["vllm", "serve", "dead"])
+    assert (found := last_run()) and found.command == "vllm serve dead"
+
+
+def test_a_pid_that_another_process_has_now_is_not_the_run(home):
+    noted(home, pid=os.getpid(), started_s=1.0)
+    assert last_run() is not None
+
+
+def test_the_variables_of_the_run_stand_before_the_new_command_and_its_keys_are_not_shown(home, machine, capsys):
+    given = {"CUDA_VISIBLE_DEVICES": "3", "HF_TOKEN": "hush1"}
+    noted(home, env=given, command=["vllm", "serve", "llama-3.1-8b", "--max-model-len", "8192", "--api-key", "hush2"])
+    main(["recover", "--gpu", "h100", "--json"])
+    command = json.loads(capsys.readouterr().out)["restart"]["command"]
+    assert command[:4] == ["CUDA_VISIBLE_DEVICES=3", "HF_TOKEN=YOUR_HF_TOKEN", "vllm", "serve"]
+    assert "hush" not in " ".join(command)
+
+
+def test_a_fix_from_the_log_keeps_the_variables_too():
+    found = restart_after(Crashed("OMP_NUM_THREADS=4 vllm serve llama-3.1-8b", log=str(LOG), gpu="l4"))
+    assert found.command[:3] == ("OMP_NUM_THREADS=4", "vllm", "serve")
 
 
 def test_without_runs_there_is_none(home):

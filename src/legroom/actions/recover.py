@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from legroom.live.dead_weight import Holder, judge
 from legroom.live.holders import Holdings, ProcessFact, born, look
+from legroom.live.journal_records import JournalUnavailable
 from legroom.records import dataclass
 
 if TYPE_CHECKING:
@@ -44,14 +45,25 @@ def free(
     *,
     look_again: Callable[[], Holdings] = look,
     polite_s: float = POLITE_S,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> tuple[Freed, ...]:
-    """End these processes and remove these segments, as long as they still are what they were judged to be."""
-    action = journal.begin_action(None, "recover", "free", _record(dead)) if journal else 0
+    """End these processes and remove these segments, as long as they still are what they were judged to be.
+
+    A journal that fails keeps nothing from being freed: that is told.
+    """
+    action: int | None = None
+    try:
+        action = journal.begin_action(None, "recover", "free", _record(dead)) if journal else None
+    except JournalUnavailable as error:
+        tell(f"{error.message}: what is freed is not written down")
     ended = _end_all([holder for holder in dead if holder.process], look_again, polite_s)
     outcome = [*ended, *_remove_all(dead, look_again)]
-    if journal:
-        ok = all(one.is_free for one in outcome)
-        journal.finish_action(action, "done" if ok else "failed", {"outcome": [_line(one) for one in outcome]})
+    if journal and action is not None:
+        how = "done" if all(one.is_free for one in outcome) else "failed"
+        try:
+            journal.finish_action(action, how, {"outcome": [_line(one) for one in outcome]})
+        except JournalUnavailable as error:
+            tell(f"{error.message}: how it ended is not written down")
     return tuple(outcome)
 
 

@@ -109,7 +109,7 @@ def _free(dead: Sequence[Holder]) -> tuple[Freed, ...]:
         note(f"{error.message}: what is freed is not written down")
         return free(dead)
     with journal:
-        return free(dead, journal)
+        return free(dead, journal, tell=note)
 
 
 def _restart(args: argparse.Namespace) -> tuple[Restart | None, str]:

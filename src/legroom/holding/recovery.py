@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
+from legroom.planning.secret_words import without_secrets
 from legroom.planning.store_path import runs_folder
 from legroom.records import dataclass
+from legroom.vllm.shell import ASSIGNMENT
 
 if TYPE_CHECKING:
     from legroom.diagnosis.repair import Hints
@@ -45,7 +48,7 @@ class Restart:
 
 
 def last_run(folder: Path | None = None) -> Crashed | None:
-    """The newest `legroom run` that left its note behind, because it was killed or still runs."""
+    """The newest `legroom run` that left its note behind, because it was killed; one that still runs is not dead."""
     notes = sorted((folder or runs_folder()).glob("*.json"), key=_changed_s, reverse=True)
     for note in notes:
         if note.name.endswith(".flags.json"):
@@ -53,13 +56,32 @@ def last_run(folder: Path | None = None) -> Crashed | None:
         try:
             said: Mapping[str, Any] = json.loads(note.read_text("utf-8"))
             command = said["command"]
-        except (OSError, ValueError, KeyError, TypeError):
+            env = [f"{name}={value}" for name, value in said.get("env", {}).items()]
+            words = [*env, *(shlex.split(command) if isinstance(command, str) else command)]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
-        line = command if isinstance(command, str) else shlex.join(str(word) for word in command)
+        if _still_runs(said):
+            continue
+        line = shlex.join(str(word) for word in words)
         log = said.get("log")
         readable = isinstance(log, str) and Path(log).is_file()
         return Crashed(line, log if readable else None, source=f"the run noted in {note.name}")
     return None
+
+
+def _still_runs(said: Mapping[str, Any]) -> bool:
+    """Whether the process that wrote a note lives, and not another one that was given its PID since."""
+    import psutil  # noqa: PLC0415
+
+    pid, started_s = said.get("pid"), said.get("started_s")
+    if not isinstance(pid, int) or pid < 1:
+        return False
+    try:
+        process = psutil.Process(pid)
+        came_later = isinstance(started_s, (int, float)) and process.create_time() > started_s + 1
+        return not came_later and bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
 
 
 def _changed_s(path: Path) -> float:
@@ -70,7 +92,23 @@ def _changed_s(path: Path) -> float:
 
 
 def restart_after(crashed: Crashed) -> Restart:
-    """The fix that the log asks for, else the same command with room to spare; raises where neither can be computed."""
+    """The fix that the log asks for, else the same command with room to spare; raises where neither can be computed.
+
+    The variables that stood before the command stand before the new one; keys and tokens are for the user to fill in.
+    """
+    found = _restart(crashed)
+    own, words = _assignments(found.command)
+    given, _ = _assignments(shlex.split(crashed.command or ""))
+    env = (f"{name}={value}" for name, value in {**given, **own}.items())
+    return replace(found, command=tuple(without_secrets([*env, *words])))
+
+
+def _assignments(words: Sequence[str]) -> tuple[dict[str, str], Sequence[str]]:
+    found = [match for match in map(ASSIGNMENT.fullmatch, takewhile(ASSIGNMENT.fullmatch, words)) if match]
+    return {match[1]: match[2] for match in found}, words[len(found) :]
+
+
+def _restart(crashed: Crashed) -> Restart:
     from legroom.diagnosis.repair import Hints  # noqa: PLC0415
 
     hints = Hints(crashed.command, None, crashed.gpu, crashed.gpus, crashed.vllm)
