@@ -10,8 +10,10 @@ from legroom.actions.undo import kept_override
 from legroom.holding.policy import Limits
 from legroom.holding.sidecar_acting import Actor
 from legroom.holding.sidecar_config import GroupConfig, ServerConfig, SidecarConfig
+from legroom.holding.sidecar_incidents import OpenIncident
 from legroom.holding.sidecar_restart import Hands, Order, Restart
 from legroom.live.address import endpoint
+from legroom.live.detectors import Finding, Watcher
 from legroom.live.journal import Journal
 
 LIMITS = Limits(per_hour=100, per_day=100, first_pause_s=0.0, drain_deadline_s=0.05, restart_deadline_s=0.3)
@@ -123,3 +125,157 @@ def test_killed_while_it_puts_old_flags_back_the_next_legroom_ends_that(scene):
     assert (world.flags, world.starts) == (None, 3)
     assert scene.journal.action(changed.action_id).state == "undone"
     assert kept_override(changed.action_id, scene.folder) is None
+
+
+# Draining
+
+
+def hanging(scene, server=A, kind="stuck_engine"):
+    """An incident that is in the journal and is seen now."""
+    finding = Finding(kind, server, "critical", "It hangs", "no token comes", 0.0, 0.0, restart_helps=True)
+    scene.journal.open_incident(server, kind, "It hangs", {"by": "sidecar"}, 0.0, f"{server}|{kind}")
+    return OpenIncident(f"{server}|{kind}", server, "g", kind, "It hangs", 0.0, "critical", finding, answered=True)
+
+
+def considered(scene, *incidents):
+    """What one legroom does about incidents before it stops."""
+
+    async def go():
+        actor = scene.actor()
+        for incident in incidents:
+            actor.consider(incident, Watcher(incident.server), 2, 1)
+            await ended(actor)
+
+    asyncio.run(go())
+
+
+def over(scene, incident):
+    """Another legroom sees that it is over."""
+
+    async def go():
+        actor = scene.actor()
+        actor.incident_over(incident)
+        scene.journal.close_incident(scene.journal.incident_id(incident.key), "over")
+        await ended(actor)
+
+    asyncio.run(go())
+
+
+def taken_over(scene):
+    async def go():
+        actor = scene.actor()
+        await actor.recover()
+        await ended(actor)
+
+    asyncio.run(go())
+
+
+@pytest.fixture
+def draining(tmp_path):
+    with Journal.open(tmp_path / "journal.db") as journal:
+        yield Scene(tmp_path, journal, ("drain",))
+
+
+def states(scene):
+    return [action.state for action in scene.journal.actions()]
+
+
+def test_a_door_that_one_legroom_closed_is_opened_by_the_next_when_the_incident_is_over(draining):
+    considered(draining, hanging(draining))
+    assert draining.worlds[A].closed
+    over(draining, hanging(draining))
+    assert not draining.worlds[A].closed
+    assert states(draining) == ["undone"]
+
+
+def test_a_door_is_closed_once_for_an_incident_however_often_legroom_starts(draining):
+    considered(draining, hanging(draining))
+    considered(draining, hanging(draining))
+    assert states(draining) == ["done"]
+
+
+def test_a_door_whose_incident_ended_unseen_is_opened_at_the_next_start(draining):
+    considered(draining, hanging(draining))
+    taken_over(draining)
+    assert draining.worlds[A].closed, "its incident lasts"
+    draining.journal.close_incident(1, "over")
+    taken_over(draining)
+    assert not draining.worlds[A].closed
+
+
+def test_a_door_stays_closed_while_another_incident_of_the_server_lasts(draining):
+    first, second = hanging(draining), hanging(draining, kind="unreachable")
+    considered(draining, first, second)
+    over(draining, first)
+    assert draining.worlds[A].closed
+    over(draining, second)
+    assert not draining.worlds[A].closed
+
+
+def test_a_door_that_does_not_open_is_tried_again(draining):
+    world, tries = draining.worlds[A], []
+    considered(draining, hanging(draining))
+    really_open = world.open
+
+    async def stiff():
+        tries.append("open")
+        if len(tries) < 3:
+            raise ActionFailed("the guard cannot be reached")
+        await really_open()
+
+    world.open = stiff
+    over(draining, hanging(draining))
+    assert (world.closed, len(tries)) == (False, 3)
+    assert [said.text for said in draining.said].count("the door is still closed: the guard cannot be reached") == 1
+
+
+def test_a_server_that_is_only_watched_is_neither_drained_nor_restarted(tmp_path):
+    with Journal.open(tmp_path / "journal.db") as journal:
+        scene = Scene(tmp_path, journal, ("drain", "restart"))
+        considered(scene, hanging(scene, "found:8000"))
+        assert [said.text for said in scene.said] == [
+            "not acting: no platform is named for found:8000, so legroom cannot restart it"
+        ]
+        assert journal.actions() == ()
+
+
+def test_a_server_without_a_door_is_not_drained(tmp_path):
+    with Journal.open(tmp_path / "journal.db") as journal:
+        scene = Scene(tmp_path, journal, ("drain",))
+        considered(scene, hanging(scene, "found:8000"))
+        assert "no way to stop new work at found:8000 is named" in scene.said[0].text
+
+
+def test_a_mistake_while_acting_is_not_repeated_at_every_look(draining):
+    incident = hanging(draining)
+
+    async def broken():
+        raise KeyError("a mistake")
+
+    draining.worlds[A].close = broken
+    considered(draining, incident, incident, incident)
+    assert [said.text for said in draining.said if "acting failed" in said.text] == [
+        "acting failed: KeyError('a mistake')"
+    ]
+
+
+# Budgets
+
+
+@pytest.mark.parametrize("jump_s", [0.0, 7200.0, 86_401.0, 10 * 86_400.0, -86_401.0])
+def test_a_clock_that_is_set_gives_no_restart_back(tmp_path, monkeypatch, jump_s):
+    now = [1.8e9]
+    monkeypatch.setattr("legroom.holding.sidecar_acting.time.time", lambda: now[0])
+    with Journal.open(tmp_path / "journal.db", clock=lambda: now[0]) as journal:
+        scene = Scene(tmp_path, journal)
+
+        async def go():
+            actor = scene.actor()
+            await actor.by_hand("restart", A, None, 2, 0)
+            await ended(actor)
+            now[0] += jump_s
+            return await actor._attempt_ages("g"), await actor._attempt_ages("another")
+
+        ages_s, others_s = asyncio.run(go())
+    assert [age_s < 60.0 for age_s in ages_s] == [True]
+    assert others_s == []

@@ -1,12 +1,15 @@
 """A rehearsal plays what was seen through the same detectors and policy, and touches nothing."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from legroom.actions.systemd import SystemdUnit
 from legroom.errors import LegroomError
 from legroom.holding.rehearse import rehearse
-from legroom.holding.sidecar_config import simple_config
+from legroom.holding.sidecar_config import ServerConfig, simple_config
+from legroom.live.address import endpoint
 from legroom.live.journal import Journal
 from legroom.live.recording import Recorder
 from legroom.live.sample import EngineSample, Failure, Sample
@@ -24,6 +27,12 @@ def hanging(minutes):
         yield Sample(START_S + 5.0 * at, SERVER, (engine,))
 
 
+def config_of(act=(), **server):
+    """One server that a platform restarts."""
+    place = ServerConfig(endpoint(SERVER), "default", **{"platform": SystemdUnit("vllm.service"), **server})
+    return replace(simple_config([], act), servers=(place,))
+
+
 @pytest.fixture
 def recording(tmp_path):
     path = tmp_path / "seen.jsonl"
@@ -35,7 +44,7 @@ def recording(tmp_path):
 
 
 def test_it_says_what_would_have_been_done(recording):
-    told = rehearse(recording, simple_config([SERVER], ["restart"]))
+    told = rehearse(recording, config_of(["restart"]))
     assert [event.what for event in told.events][:2] == ["opened", "restart"]
     assert told.events[1].text == "would restart: a restart cures stuck_engine"
     assert (told.looks, told.servers, len(told.actions)) == (121, 1, 1)
@@ -48,12 +57,18 @@ def test_by_default_nothing_would_have_been_done(recording):
     assert "was not told to act" in told.events[1].text
 
 
+def test_it_refuses_what_the_sidecar_must_refuse(recording):
+    told = rehearse(recording, config_of(["restart", "drain"], platform=None))
+    assert told.actions == ()
+    assert f"no platform is named for {SERVER}" in told.events[1].text
+
+
 def test_the_journal_can_be_rehearsed_too(tmp_path):
     path = tmp_path / "journal.db"
     with Journal.open(path) as journal:
         journal.add_samples(list(hanging(10)))
     before = path.read_bytes()
-    told = rehearse(path, simple_config([SERVER], ["restart"]))
+    told = rehearse(path, config_of(["restart"]))
     assert [event.what for event in told.actions] == ["restart"]
     assert path.read_bytes() == before
 
@@ -64,7 +79,7 @@ def test_budgets_hold_in_a_rehearsal(tmp_path):
         for turn in range(20):  # it hangs, recovers, hangs ...
             for sample in hanging(10):
                 recorder.add(Sample(sample.time_s + turn * 600, SERVER, sample.engines, process_start_s=1000.0 * turn))
-    told = rehearse(path, simple_config([SERVER], ["restart"]))
+    told = rehearse(path, config_of(["restart"]))
     assert 1 <= len(told.actions) <= 6
     assert any("backing off" in event.text or "budget" in event.text for event in told.events)
 

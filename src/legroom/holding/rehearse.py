@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.holding.policy import DAY_S, RESTARTS, Decision, GroupState, Trouble, decide
-from legroom.holding.sidecar_acting import SCALE_HELPS, expected_drain_s
+from legroom.holding.policy import DAY_S, RESTARTS, Decision, GroupState
 from legroom.holding.sidecar_answers import change_of
 from legroom.holding.sidecar_config import SidecarConfig
 from legroom.holding.sidecar_incidents import IncidentKeeper, OpenIncident
+from legroom.holding.sidecar_question import decision_about
 from legroom.live.answers import answers
 from legroom.live.detectors import Watcher
 from legroom.live.journal import Journal, Point
@@ -118,12 +118,8 @@ class _Play:
         finding, settings = incident.finding, self.config.group(incident.group)
         if finding is None or not finding.is_seen_now or incident.acted:
             return
-        trouble = Trouble(
-            incident.server, incident.kind, finding.restart_helps,
-            finding.restart_helps and finding.severity == "critical", incident.change is not None,
-            incident.kind in SCALE_HELPS, expected_drain_s(watcher),
-        )  # fmt: skip
-        decision = decide(trouble, self._group(incident.group, seen.time_s), settings.limits, settings.act)
+        server, group = self.servers.get(incident.server), self._group(incident.group, seen.time_s)
+        decision = decision_about(incident, watcher, server, settings, group)
         if decision.action is None:
             self._refused(seen, incident, decision)
             return

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from legroom.errors import LegroomError
-from legroom.holding.sidecar_acting import Actor, Said
+from legroom.holding.sidecar_acting import Actor
 from legroom.holding.sidecar_answers import change_of, still
 from legroom.holding.sidecar_config import ServerConfig, SidecarConfig, is_loopback
 from legroom.holding.sidecar_http import make_app
@@ -25,7 +25,7 @@ from legroom.holding.sidecar_lock import alone
 from legroom.holding.sidecar_metrics import SidecarMetrics
 from legroom.holding.sidecar_restart import BY, Hands
 from legroom.holding.sidecar_sources import Source, source_of
-from legroom.holding.sidecar_telling import Telling, message_of
+from legroom.holding.sidecar_telling import Said, Telling, message_of
 from legroom.live.address import Endpoint
 from legroom.live.answers import answers
 from legroom.live.detectors import Finding, Watcher

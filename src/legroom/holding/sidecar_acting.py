@@ -15,40 +15,16 @@ from legroom.actions.scale import scale
 from legroom.actions.undo import kept_override
 from legroom.holding.policy import DAY_S, RESTARTS, Decision, GroupState, Trouble, decide
 from legroom.holding.sidecar_config import ServerConfig, SidecarConfig
+from legroom.holding.sidecar_doors import Doors, left_closed
 from legroom.holding.sidecar_incidents import OpenIncident
+from legroom.holding.sidecar_question import decision_about
 from legroom.holding.sidecar_restart import BY, Hands, Order, Outcome, Restart
+from legroom.holding.sidecar_telling import Said
 from legroom.live.detectors import Watcher
 from legroom.live.journal import DONE, FAILED, UNDONE, Action, JournalUnavailable
-from legroom.records import dataclass
 
-SCALE_HELPS = ("queue_backlog", "pool_pressure")
-_RECENT_S = 300.0
 _REFUSED_AGAIN_S = 30.0
 _COUNTED = (*RESTARTS, "scale", "undo")
-
-
-@dataclass(frozen=True)
-class Said:
-    """Something that happened while acting, for the journal, the messages and the figures."""
-
-    incident: OpenIncident | None
-    text: str
-    name: str
-    outcome: str | None = None
-    """How an action ended; None for a refusal or a beginning."""
-
-
-def expected_drain_s(watcher: Watcher) -> float | None:
-    """Until nothing runs any more: the queue at the present rate, then the slow end of the requests themselves."""
-    latest, window = watcher.window.latest, watcher.window
-    if latest is None or latest.running is None:
-        return None
-    if not latest.running and not latest.waiting:
-        return 0.0
-    longest_s, rate = window.quantile("e2e_latency", 0.95, _RECENT_S), window.rate("finished", _RECENT_S)
-    if longest_s is None:
-        return None
-    return longest_s + (latest.waiting / rate if latest.waiting and rate else 0.0)
 
 
 class Actor:
@@ -57,11 +33,12 @@ class Actor:
     def __init__(self, config: SidecarConfig, hands: Hands, tell: Callable[[Said], None]) -> None:
         self._config, self._hands, self._tell = config, hands, tell
         self._servers = {server.name: server for server in config.servers}
+        self._doors = Doors(self._servers, hands, tell)
         self._busy: dict[str, str] = {}
         self._acting_on: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._begun: dict[int, float] = {}
-        """Actions of this process on the monotonic clock: a clock that is set forward frees no budget."""
+        self._begun: dict[int, tuple[str, float]] = {}
+        """Group and monotonic time of this process's actions: a clock that is set forward frees no budget."""
         self._holder = f"{BY} on {socket.gethostname()}"
         kubernetes = config.lease == "kubernetes"
         self._cluster_lease = KubernetesLease(config.lease_namespace) if kubernetes else None
@@ -81,32 +58,15 @@ class Actor:
             return
         self._busy[incident.group] = f"{decision.action} of {incident.server} is under way"
         self._acting_on[incident.group] = incident.server
-        self._spawn(incident.group, self._act(incident, watcher, group))
+        self._spawn(incident.group, self._act(incident, watcher, group), incident)
 
     def is_acting_on(self, server: str) -> bool:
         """Whether this server is being restarted, so that its silence is no news."""
         return server in self._acting_on.values()
 
     def _decide(self, incident: OpenIncident, watcher: Watcher, group: GroupState) -> Decision:
-        settings = self._config.group(incident.group)
-        server, finding = self._servers.get(incident.server), incident.finding
-        assert finding is not None  # `consider` has looked
-        allowed = settings.act
-        if server is None or server.platform is None:
-            allowed = allowed & {"notify", "drain"}
-        trouble = Trouble(
-            incident.server,
-            incident.kind,
-            restart_helps=finding.restart_helps,
-            failing=finding.restart_helps and finding.severity == "critical",
-            has_flags=incident.change is not None,
-            scale_helps=incident.kind in SCALE_HELPS,
-            expected_drain_s=expected_drain_s(watcher),
-        )
-        decision = decide(trouble, group, settings.limits, allowed)
-        if decision.action is None and allowed != settings.act and finding.restart_helps:
-            return Decision(None, f"no platform is named for {incident.server}, so legroom cannot restart it")
-        return decision
+        server, settings = self._servers.get(incident.server), self._config.group(incident.group)
+        return decision_about(incident, watcher, server, settings, group)
 
     def _refuse(self, incident: OpenIncident, decision: Decision) -> None:
         wait_s = _REFUSED_AGAIN_S if decision.again_in_s is None else min(decision.again_in_s, 3600.0)
@@ -137,13 +97,13 @@ class Actor:
 
     async def _carry_out(self, incident: OpenIncident, decision: Decision) -> None:
         server = self._servers[incident.server]
+        if decision.action == "drain":
+            await self._doors.close(incident, server, decision.reason)
+            return
         number = await self._hands.keep(lambda journal: journal.incident_id(incident.key))
         self._tell(Said(incident, f"{decision.action}: {decision.reason}", str(decision.action)))
         if decision.action == "scale":
             await self._scale(incident, server, number)
-            return
-        if decision.action == "drain":
-            await self._close_door(incident, server, number)
             return
         finding = incident.finding
         failing = finding is not None and finding.restart_helps and finding.severity == "critical"
@@ -158,7 +118,7 @@ class Actor:
     async def _restart(self, order: Order) -> Outcome:
         begun_s = time.monotonic()
         outcome = await Restart(self._hands, order).run()
-        self._begun[outcome.action_id] = begun_s
+        self._begun[outcome.action_id] = (order.server.group, begun_s)
         return outcome
 
     async def _take_back(self, order: Order, failed: Outcome, incident: OpenIncident | None) -> None:
@@ -178,7 +138,7 @@ class Actor:
         wanted = (await self._replicas(incident) or 1) + 1
         detail = {"by": BY, "server": server.name, "replicas": wanted}
         action = await self._hands.keep(lambda journal: journal.begin_action(number, server.group, "scale", detail))
-        self._begun[action] = time.monotonic()
+        self._begun[action] = (server.group, time.monotonic())
         try:
             text, state = await scale(server.platform, wanted, act=True), DONE
         except ActionFailed as error:
@@ -186,48 +146,26 @@ class Actor:
         await self._hands.keep(lambda journal: journal.finish_action(action, state, {"outcome": text}))
         self._tell(Said(incident, text, "scale", state))
 
-    async def _close_door(self, incident: OpenIncident, server: ServerConfig, number: int | None) -> None:
-        if server.door is None:
-            raise ActionFailed(f"no way to stop new work at {server.name} is named")
-        door, detail = server.door, {"by": BY, "server": server.name, "door": server.door.name}
-        action = await self._hands.keep(lambda journal: journal.begin_action(number, server.group, "drain", detail))
-        try:
-            await door.close()
-            text, state = f"new work is kept from {server.name} by {door.name}", DONE
-        except ActionFailed as error:
-            text, state = error.message, FAILED
-        await self._hands.keep(lambda journal: journal.finish_action(action, state, {"outcome": text}))
-        incident.ask_again_s = float("inf") if state == DONE else time.monotonic() + _REFUSED_AGAIN_S
-        self._tell(Said(incident, text, "drain", state))
-
     def incident_over(self, incident: OpenIncident) -> None:
-        """Opens the door that was closed for it."""
-        if incident.ask_again_s == float("inf"):
-            self._spawn(None, self._reopen(incident))
-
-    async def _reopen(self, incident: OpenIncident) -> None:
-        try:
-            number = await self._hands.keep(lambda journal: journal.incident_id(incident.key))
-            held = await self._hands.keep(lambda journal: journal.incident(number or 0))
-            for action in held.actions if held is not None else ():
-                if action.name == "drain" and action.state == DONE:
-                    await self._end_drain(action)
-        except (ActionFailed, JournalUnavailable) as error:
-            self._tell(Said(incident, f"the door is still closed: {error.message}", "drain"))
-
-    async def _end_drain(self, action: Action) -> None:
-        server = self._servers.get(str(action.detail.get("server")))
+        """Opens the door that was closed for it, if one was."""
+        server = self._servers.get(incident.server)
         if server is not None and server.door is not None:
-            await server.door.open()
-        await self._hands.keep(lambda journal: journal.finish_action(action.id, UNDONE))
+            self._spawn(None, self._doors.open_after(incident))
 
     # What a killed legroom left
 
     async def recover(self) -> None:
-        """Ends every action that was left unfinished, each group by itself. Returns when all are taken up."""
+        """Ends every action that was left unfinished, each group by itself, and opens doors that were left closed.
+
+        Returns when all are taken up.
+        """
         left = await self._hands.keep(lambda journal: journal.unfinished_actions())
-        for action in left:
-            if action.detail.get("by") == BY:
+        mine = [action for action in left if action.detail.get("by") == BY]
+        drains = tuple(action for action in mine if action.name == "drain")
+        for drain in (*drains, *await self._hands.keep(left_closed)):
+            self._spawn(None, self._doors.open_again(drain))
+        for action in mine:
+            if action not in drains:
                 self._busy[action.group] = f"action {action.id}, left unfinished, is being ended"
                 self._acting_on[action.group] = str(action.detail.get("server"))
                 self._spawn(action.group, self._resume(action))
@@ -235,14 +173,14 @@ class Actor:
     async def _resume(self, action: Action) -> None:
         server = self._servers.get(str(action.detail.get("server")))
         try:
-            if server is None or (server.platform is None and action.name != "drain"):
+            if server is None or server.platform is None:
                 outcome = Outcome(FAILED, "left unfinished, and the server is no longer acted on here", action.id)
                 await self._hands.keep(
                     lambda journal: journal.finish_action(action.id, FAILED, {"outcome": outcome.text})
                 )
-            elif action.name in ("drain", "scale"):
+            elif action.name == "scale":
                 outcome = Outcome(UNDONE, "legroom was killed in the middle of it", action.id)
-                await self._end_drain(action)
+                await self._hands.keep(lambda journal: journal.finish_action(action.id, UNDONE))
             else:
                 outcome = await self._resume_restart(action, server)
         except (ActionFailed, JournalUnavailable) as error:
@@ -317,8 +255,9 @@ class Actor:
         now_s, mono_s = time.time(), time.monotonic()
         past = await self._hands.keep(lambda journal: journal.actions(now_s - DAY_S, group))
         wall = {action.id: now_s - action.begun_s for action in past if action.name in _COUNTED}
-        own = {number: mono_s - begun_s for number, begun_s in self._begun.items() if number in wall}
-        return [min(age_s, own.get(number, age_s)) for number, age_s in wall.items()]
+        own = {number: mono_s - begun_s for number, (at, begun_s) in self._begun.items() if at == group}
+        ages = wall | {number: min(age_s, wall.get(number, age_s)) for number, age_s in own.items()}
+        return [age_s for age_s in ages.values() if age_s < DAY_S]
 
     async def _replicas(self, incident: OpenIncident) -> int | None:
         server = self._servers.get(incident.server)
@@ -343,11 +282,13 @@ class Actor:
         except (ActionFailed, JournalUnavailable):
             pass  # it ends by itself
 
-    def _spawn(self, group: str | None, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, group: str | None, work: Coroutine[Any, Any, None], incident: OpenIncident | None = None) -> None:
         async def guarded() -> None:
             try:
                 await work
             except Exception as error:  # a mistake of legroom's own must not go unseen, nor stop the watching
+                if incident is not None:
+                    incident.ask_again_s = time.monotonic() + _REFUSED_AGAIN_S
                 self._tell(Said(None, f"acting failed: {error!r}", "refusal"))
             finally:
                 if group is not None:

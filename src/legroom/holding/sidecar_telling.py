@@ -9,9 +9,21 @@ from legroom.actions.notify import Message, Webhook, notify
 from legroom.actions.platform import ActionFailed
 from legroom.holding.sidecar_incidents import OpenIncident
 from legroom.holding.sidecar_metrics import SidecarMetrics
+from legroom.records import dataclass
 
 _MOST_WAITING = 200
 _AGAIN_S = 60.0  # Alertmanager forgets an alert that is not repeated (resolve_timeout, five minutes)
+
+
+@dataclass(frozen=True)
+class Said:
+    """Something that happened while acting, for the journal, the messages and the figures."""
+
+    incident: OpenIncident | None
+    text: str
+    name: str
+    outcome: str | None = None
+    """How an action ended; None for a refusal or a beginning."""
 
 
 def message_of(incident: OpenIncident, text: str = "", closed_s: float | None = None) -> Message:
