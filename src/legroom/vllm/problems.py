@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
-from legroom.facts.flags import advice, flag_history, flags_of
+from legroom.facts.flags import advice, flag_history, flags_ever, flags_of
 from legroom.facts.releases import Release
 from legroom.records import dataclass
 
@@ -32,7 +33,7 @@ def explain_unknown(name: str, release: Release) -> FlagProblem:
     """Why a release does not know a flag: gone, not there yet, or never there."""
     history = flag_history(name)
     if history is None:
-        return _never_existed(name, release)
+        return _short_name(name, release) or _never_existed(name, release)
     if release.before(history.first):
         return FlagProblem(
             name,
@@ -48,6 +49,22 @@ def explain_unknown(name: str, release: Release) -> FlagProblem:
     if told and told.why:
         message += f": {told.why}"
     return FlagProblem(name, kind, message, use)
+
+
+def _short_name(name: str, release: Release) -> FlagProblem | None:
+    """A short name comes and goes with its flag; None for one that no release has."""
+    flag = flags_ever().get(name)
+    if flag is None:
+        return None
+    if flag.name not in flags_of(release):
+        told = explain_unknown(flag.name, release)
+        return replace(told, flag=name, message=f"{name} is short for {flag.name}: {told.message}")
+    # 0.12.0 gave -O to --optimization-level, and -cc to --compilation-config in its place.
+    if name == "-cc":
+        return FlagProblem(name, "not_yet", f"-cc came with vLLM 0.12.0; {release} has -O for {flag.name}", "-O")
+    if name == "-O":
+        return FlagProblem(name, "renamed", f"-O is no longer short for {flag.name} since vLLM 0.12.0", "-cc")
+    return None
 
 
 def _never_existed(name: str, release: Release) -> FlagProblem:

@@ -23,6 +23,7 @@ _TOKEN = re.compile(
 )
 GROUPING = frozenset({"by", "without", "on", "ignoring", "group_left", "group_right"})
 _WORDS = GROUPING | frozenset({"and", "or", "unless", "bool", "offset", "inf", "nan", "atan2", "start", "end"})
+_PLAIN = re.compile(r"[\w:]+")
 _COMPARISONS = frozenset({"==", "!=", ">", "<", ">=", "<="})
 _TURNED = {">": "<", "<": ">", ">=": "<=", "<=": ">="}
 _ARITHMETIC = frozenset("*/+-%^")
@@ -94,9 +95,17 @@ def _is_aggregation(stream: tuple[Token, ...], i: int) -> bool:
 
 
 def _named_by_label(stream: tuple[Token, ...], start: int) -> Iterator[Series]:
-    for i in range(start, min(skip(stream, start, "{", "}"), len(stream)) - 2):
-        if stream[i].text == "__name__" and stream[i + 1].text == "=" and stream[i + 2].kind == "string":
-            yield Series(stream[i + 2].text[1:-1], stream[i + 2].offset + 1)
+    """`{__name__="x"}`, `{__name__=~"x"}` where that is a plain name, and `{"x", ...}` (Prometheus 3)."""
+    inner = stream[start : skip(stream, start, "{", "}")]
+    for i, token in enumerate(inner):
+        if token.kind != "string" or i == 0:
+            continue
+        name = token.text[1:-1]
+        is_one_name = inner[i - 1].text == "=" or (inner[i - 1].text == "=~" and _PLAIN.fullmatch(name))
+        by_label = i > 1 and inner[i - 2].text == "__name__" and is_one_name
+        followed = inner[i + 1].text if i + 1 < len(inner) else ""
+        if by_label or (inner[i - 1].text in ("{", ",") and followed in (",", "}")):
+            yield Series(name, token.offset + 1)
 
 
 def skip(stream: tuple[Token, ...], i: int, opening: str, closing: str) -> int:

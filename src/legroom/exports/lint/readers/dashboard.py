@@ -13,6 +13,13 @@ from legroom.exports.lint.subjects import Expression, Found
 from legroom.exports.lint.text import Text
 
 _QUERY = re.compile(r'"(expr|query|definition|rawSql)"\s*:\s*"((?:[^"\\]|\\.)*)"')
+_QUERY_KEYS = ("expr", "query", "definition", "rawSql")
+_LISTS = ("custom", "textbox", "text", "constant", "interval", "datasource")
+"""Kinds of variables whose query is a list of values."""
+_OTHER_SOURCE = re.compile(
+    r"loki|tempo|jaeger|zipkin|elastic|opensearch|influx|postgres|mysql|mssql|clickhouse|cloudwatch|graphite|pyroscope",
+    re.IGNORECASE,
+)
 _OTHER_PRODUCTS = (
     ({"widgets", "layout_type"}, "Datadog"),
     ({"widgets"}, "CloudWatch or Datadog"),
@@ -35,7 +42,8 @@ def read_dashboard(source: Text) -> Found:
         line = f" (line {source.place(error.pos).line})" if isinstance(error, json.JSONDecodeError) else ""
         raise LegroomError(f"is not valid JSON{line}", "check its commas and quotes") from None
     if _dashboard(document) is not None:
-        return Found(tuple(_expressions(source)))
+        other = set(_not_promql(document))
+        return Found(tuple(one for one in _expressions(source) if one.text not in other))
     product = _other_product(document)
     if product:
         raise LegroomError(
@@ -53,6 +61,27 @@ def _dashboard(document: Any) -> dict[str, Any] | None:
     if isinstance(spec, dict) and isinstance(spec.get("elements"), dict):
         return spec
     return None
+
+
+def _not_promql(document: Any) -> Iterator[str]:
+    """Queries that no Prometheus sees: the values of variables that list them, and those of other data sources."""
+    waiting: list[tuple[Any, bool]] = [(document, False)]
+    while waiting:
+        value, other = waiting.pop()
+        if isinstance(value, list):
+            waiting += [(inner, other) for inner in value]
+        if not isinstance(value, dict):
+            continue
+        source = value.get("datasource", value.get("group"))
+        named = source.get("type", "") if isinstance(source, dict) else source
+        if isinstance(named, str) and named:
+            other = bool(_OTHER_SOURCE.search(named))
+        listed = value.get("type") in _LISTS and "name" in value
+        listed = listed or str(value.get("kind", "")).removesuffix("Variable").lower() in _LISTS
+        if other or listed:
+            texts = [value, value.get("spec")]
+            yield from (str(one[key]) for one in texts if isinstance(one, dict) for key in _QUERY_KEYS if key in one)
+        waiting += [(inner, other) for inner in value.values()]
 
 
 def _other_product(document: Any) -> str:

@@ -80,6 +80,6 @@ def _same(word: str, flag: str) -> bool:
     if flag in (head, word):
         return True
     if not head.startswith("--"):
-        return False
+        return flag == head.partition(".")[0]
     plain = "--" + head[2:].partition(".")[0].replace("_", "-")
     return flag in (plain, plain.replace("--no-", "--", 1)) or (plain.startswith(flag) and len(flag) > 4)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 from legroom.exports.lint.context import Context, finding
 from legroom.exports.lint.finding import Finding, Rule
+from legroom.exports.lint.shell_scan import Word
 from legroom.exports.lint.subjects import Invoked
 
 RULE = Rule(
@@ -18,15 +20,16 @@ RULE = Rule(
 )
 RULES = (RULE,)
 _NAME = re.compile(r"vllm[_:][a-z0-9_]+")
+_RENAMES = re.compile(r"\bsed\b[^|]*\bs([/#,@])[^|]*:|\btr\b[^|]*:")
 
 
 def check(subject: Any, context: Context) -> Iterator[Finding]:
     """grep behind something that reads /metrics."""
     if not isinstance(subject, Invoked) or "/metrics" not in subject.line or not subject.words:
         return
-    if subject.words[0].text.rpartition("/")[2] not in ("grep", "egrep", "rg", "awk", "sed"):
+    if subject.words[0].text.rpartition("/")[2] not in ("grep", "egrep", "rg", "awk", "sed") or _is_renamed(subject):
         return
-    for word in subject.words[1:]:
+    for word in _patterns(subject):
         for found in _NAME.finditer(word.text):
             if any(name.startswith(found[0]) or found[0] in name for name in context.series):
                 continue
@@ -40,3 +43,28 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
                 f"write {right}" if is_start else "",
                 len(found[0]),
             )
+
+
+def _patterns(subject: Invoked) -> Iterator[Word]:
+    """What is looked for: the words of -e, else the first that is no option; no file and no replacement."""
+    told = [after for before, after in pairwise(subject.words) if before.text in ("-e", "--regexp")]
+    found = told or [
+        word
+        for before, word in pairwise(subject.words)
+        if not word.text.startswith("-") and not _takes_value(subject, before)
+    ]
+    for word in found if told else found[:1]:
+        replacing = re.match(r"s(\W)(.*?)\1", word.text)
+        yield word.with_text(replacing[2]) if replacing else word
+
+
+def _takes_value(subject: Invoked, option: Word) -> bool:
+    # -F and -v have a value in awk and none in grep.
+    is_awk = subject.words[0].text.endswith("awk")
+    return option.text in (("-F", "-v") if is_awk else ("-A", "-B", "-C", "-m", "--max-count", "--context"))
+
+
+def _is_renamed(subject: Invoked) -> bool:
+    """Whether something before it in the pipe takes the colon out of the names."""
+    own = " ".join(word.raw for word in subject.words)
+    return bool(_RENAMES.search(subject.line.partition(own)[0]))
