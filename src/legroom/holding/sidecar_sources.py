@@ -23,7 +23,7 @@ _DISCOVER_S = 60.0
 
 def source_of(config: SidecarConfig, say: Say) -> Source:
     """Every source that a configuration names, side by side. Raises where one is named wrongly."""
-    prometheus = _prometheus_source(config.prometheus) if config.prometheus is not None else None
+    prometheus = prometheus_source(config.prometheus) if config.prometheus is not None else None
 
     async def all_of_them(take: Take) -> None:
         async with asyncio.TaskGroup() as group:
@@ -38,7 +38,8 @@ def source_of(config: SidecarConfig, say: Say) -> Source:
     return all_of_them
 
 
-def _prometheus_source(config: PrometheusConfig) -> PrometheusSource:
+def prometheus_source(config: PrometheusConfig) -> PrometheusSource:
+    """What reads the Prometheus that a configuration names."""
     return PrometheusSource(
         config.url, config.matchers, config.token, verify_tls=config.verify_tls, ca_file=config.ca_file
     )

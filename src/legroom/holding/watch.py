@@ -26,7 +26,7 @@ from legroom.live.view import ServerView, view
 from legroom.records import dataclass
 
 if TYPE_CHECKING:
-    from legroom.holding.sidecar_config import SidecarConfig
+    from legroom.holding.sidecar_config import PrometheusConfig, SidecarConfig
     from legroom.live.journal import Journal
     from legroom.live.recording import Recorder
 
@@ -36,6 +36,10 @@ ONCE_LOOKS, ONCE_GAP_S = 3, 1.0
 """A single look shows levels; rates and a standstill need a few."""
 _AT_ONCE = frozenset({"pool_pressure", "preemption_thrash", "queue_backlog", "plan_drift"})
 """Detectors whose condition means something at a single look. A standstill of two seconds does not: steps take that."""
+_SCRAPES_AGO_S = (60.0, 30.0, 15.0)
+"""When Prometheus is asked for scrapes before the last: one of a minute ago is a second look at its usual intervals."""
+_SECOND_SCRAPE_S = 65.0
+"""How long is waited for a second scrape where there was none yet."""
 _SAMPLES_EVERY_S = 10.0
 _DISCOVERY_S = 15.0
 
@@ -138,6 +142,10 @@ class WatchSession:
             self.views[server] = view(watcher, self.levels)
         return self.views[server]
 
+    def seen_once(self) -> list[str]:
+        """Servers that were looked at but once: levels are known of them, and nothing that takes two looks."""
+        return [name for name, one in self._watchers.items() if one.window.is_answering and not one.window.steps]
+
     @property
     def open_incidents(self) -> tuple[OpenIncident, ...]:
         """Those that last, the oldest first."""
@@ -228,7 +236,10 @@ def look_once(config: SidecarConfig, session: WatchSession, gap_s: float = ONCE_
 
 
 async def _looks(config: SidecarConfig, session: WatchSession, gap_s: float) -> None:
-    if config.prometheus is not None or config.kubernetes is not None:
+    if config.prometheus is not None:
+        await _scrapes(config.prometheus, session, gap_s)
+        config = replace(config, prometheus=None)
+    if config.kubernetes is not None:
         await _until_seen(replace(config, interval_s=gap_s), session, gap_s)
         return
     from legroom.live.scrape import look, open_session  # noqa: PLC0415 - slow to import
@@ -239,6 +250,27 @@ async def _looks(config: SidecarConfig, session: WatchSession, gap_s: float) -> 
             seen = await asyncio.gather(*(look(connections, server.endpoint) for server in config.servers))
             for one in seen:
                 session.take(one)
+
+
+async def _scrapes(config: PrometheusConfig, session: WatchSession, gap_s: float) -> None:
+    """The last scrapes of every server, and where there was but one, the next, for which one has to wait."""
+    from legroom.holding.sidecar_sources import prometheus_source  # noqa: PLC0415 - slow to import
+    from legroom.live.scrape import open_session  # noqa: PLC0415
+
+    source, now_s, until = prometheus_source(config), time.time(), time.monotonic() + _SECOND_SCRAPE_S
+    async with open_session() as connections:
+        for ago_s in _SCRAPES_AGO_S:
+            for look in await source.looks(connections, now_s - ago_s, is_past=True):
+                session.take(look)
+        while True:
+            for look in await source.looks(connections, time.time()):
+                session.take(look)
+            alone = session.seen_once()
+            if not alone or time.monotonic() >= until:
+                break
+            await asyncio.sleep(gap_s)
+    if alone:
+        session.say(f"Prometheus shows one scrape only of {', '.join(alone)}: rates and waits were not judged")
 
 
 async def _until_seen(config: SidecarConfig, session: WatchSession, gap_s: float) -> None:

@@ -74,9 +74,15 @@ class PrometheusSource:
         more = f",{self._matchers}" if self._matchers else ""
         return f'{{__name__=~"{names}"{more}}}'
 
-    async def looks(self, session: aiohttp.ClientSession, time_s: float, timeout_s: float = 20.0) -> list[Look]:
-        """One look at every server that has been scraped since the last call; a failure for each that has vanished."""
-        values, times, up = [await self._ask(session, query, timeout_s) for query in self.queries()]
+    async def looks(
+        self, session: aiohttp.ClientSession, time_s: float, timeout_s: float = 20.0, *, is_past: bool = False
+    ) -> list[Look]:
+        """One look at every server that has been scraped since the last call; a failure for each that has vanished.
+
+        With `is_past` it is what Prometheus would have answered at `time_s`. Ask for the past before the present.
+        """
+        asked = {"time": f"{time_s:.3f}"} if is_past else {}
+        values, times, up = [await self._ask(session, asked | {"query": query}, timeout_s) for query in self.queries()]
         by_server: dict[str, list[tuple[str, Mapping[str, str], float]]] = {}
         for labels, value in values:
             if len(by_server) < _MOST_SERVERS or _server(labels) in by_server:
@@ -119,9 +125,9 @@ class PrometheusSource:
         return found
 
     async def _ask(
-        self, session: aiohttp.ClientSession, query: str, timeout_s: float
+        self, session: aiohttp.ClientSession, form: dict[str, str], timeout_s: float
     ) -> list[tuple[dict[str, str], float]]:
-        body = await fetch(session, self._query, timeout_s, form={"query": query})
+        body = await fetch(session, self._query, timeout_s, form=form)
         try:
             answer = json.loads(body)
             if answer["status"] != "success":
