@@ -14,7 +14,7 @@ from legroom.guard.limits import EngineLimits, limits_of_metrics, limits_of_plan
 from legroom.guard.native import native_flags
 from legroom.guard.paths import Kind
 from legroom.guard.policy import PoolPolicy
-from legroom.guard.tokens import FEWEST, GENERATION, Highest, ModelTokens, Quantile, TokenBook
+from legroom.guard.tokens import CONFIRMED, FEWEST, GENERATION, Highest, ModelTokens, Quantile, TokenBook
 from legroom.guard.weigh import weight_of
 from legroom.units import cdiv
 
@@ -200,6 +200,23 @@ def test_the_bound_holds_for_everything_that_was_seen_lately(seen):
     for text_bytes, ratio in seen:
         learnt.observe(text_bytes, True, 0, max(1, int(text_bytes * ratio)))
     assert all(learnt.bound(size, True, 0) >= int(size * ratio) for size, ratio in seen)
+
+
+def test_one_odd_answer_does_not_weigh_on_all_other_chats():
+    learnt = ModelTokens()
+    learnt.observe(2, True, 1, 100_000)
+    assert learnt.bound(2, True, 1) < 200
+    for _ in range(CONFIRMED):
+        learnt.observe(2, True, 1, 500)
+    assert 500 <= learnt.bound(2, True, 1) < 600
+
+
+@given(st.lists(st.integers(0, 1000), max_size=GENERATION - 1), st.integers(1, 5))
+def test_the_highest_is_what_so_many_values_reached(values, times):
+    highest = Highest(times)
+    for value in values:
+        highest.add(value)
+    assert highest.value == (sorted(values)[-times] if len(values) >= times else 0)
 
 
 def test_what_was_seen_long_ago_is_forgotten():

@@ -18,34 +18,41 @@ MARGIN = 1.1
 CHAT_TOKENS = 128
 """A chat template's own words (system prompt, dates, tool preamble) before anything was observed."""
 MESSAGE_TOKENS = 8
+CONFIRMED = 3
+"""Answers that must show what a template adds: one odd request does not weigh on all the others."""
 MOST_MODELS = 64
 SHORTEST_BYTES = 64
 """Shorter prompts say more about the template than about the text."""
 
 
 class Highest:
-    """The largest of the last one to two generations of values."""
+    """The largest of the last one to two generations of values: what at least `times` of them reached."""
 
-    __slots__ = ("_current", "_previous", "_seen", "count")
+    __slots__ = ("_current", "_previous", "_seen", "_times", "count")
 
-    def __init__(self) -> None:
+    def __init__(self, times: int = 1) -> None:
         self.count = 0
         self._seen = 0
-        self._current = 0.0
-        self._previous = 0.0
+        self._times = times
+        self._current = [0.0] * times
+        self._previous = [0.0] * times
 
     def add(self, value: float) -> None:
         """Note a value."""
         self.count += 1
         self._seen += 1
-        self._current = max(self._current, value)
+        if value > self._current[0]:
+            self._current[0] = value
+            self._current.sort()
         if self._seen >= GENERATION:
-            self._previous, self._current, self._seen = self._current, 0.0, 0
+            self._previous, self._current, self._seen = self._current, [0.0] * self._times, 0
 
     @property
     def value(self) -> float:
         """The largest lately."""
-        return max(self._current, self._previous)
+        if self._times == 1:
+            return max(self._current[0], self._previous[0])
+        return sorted(self._current + self._previous)[self._times]
 
 
 class Quantile:
@@ -87,7 +94,7 @@ class ModelTokens:
 
     def __init__(self) -> None:
         self._ratios = (Highest(), Highest())
-        self._overhead = Highest()
+        self._overhead = Highest(CONFIRMED)
         self.media_tokens = Highest()
         self.outputs = Quantile()
 
