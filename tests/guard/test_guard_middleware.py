@@ -131,6 +131,24 @@ def test_a_client_that_leaves_while_it_waits_leaves_the_queue():
     asyncio.run(test())
 
 
+def test_a_request_that_is_cancelled_while_it_waits_leaves_nothing_behind():
+    async def test():
+        server = Server()
+        guard = Guard(server)
+        server.open.clear()
+        first, second = Call(guard, body=WHOLE_POOL), Call(guard, body=WHOLE_POOL)
+        await settle()
+        before = asyncio.all_tasks()
+        second.task.cancel()
+        await settle()
+        assert guard.door.pool.waiting == 0
+        assert len(before - asyncio.all_tasks()) == 2, "its own task, and the one that listened to its client"
+        server.open.set()
+        await first
+
+    asyncio.run(test())
+
+
 def test_a_client_that_waited_can_still_leave_while_it_is_served():
     async def test():
         server = Server()

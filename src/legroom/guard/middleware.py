@@ -86,7 +86,7 @@ class Guard:
         door.reload()
         if not door.limits.known or self._learn_at_s == 0.0:
             await self._learn(scope)
-        body = b"" if kind is Kind.UPLOAD else await self._body(scope, receive)
+        body = self._announced(scope) or b"" if kind is Kind.UPLOAD else await self._body(scope, receive)
         if body is None:
             return  # the client went away
         visit = body if isinstance(body, Refusal) else door.look(kind, body)
@@ -102,7 +102,12 @@ class Guard:
         if door.is_waiting(visit):
             if kind is not Kind.UPLOAD:
                 pending = asyncio.ensure_future(receive())
-            refusal = await door.wait(visit, pending)
+            try:
+                refusal = await door.wait(visit, pending)
+            except asyncio.CancelledError:
+                if pending is not None:
+                    pending.cancel()
+                raise
             if refusal is not None or (pending is not None and pending.done()):
                 if pending is not None:
                     pending.cancel()
@@ -113,11 +118,15 @@ class Guard:
 
     async def _served(self, visit: Visit, kind: Kind, scope: Scope, receive: Receive, pending: Any, send: Send) -> None:
         """Run the request in vLLM and give its place back when the answer ended, however it ended."""
-        door, ended, good = self.door, False, False
-        inside = receive if kind is Kind.UPLOAD else _Replay(visit.body, receive, pending)
+        door, ended, good, started = self.door, False, False, False
+        upload = _Upload(receive, door.policy.requests.body_bytes) if kind is Kind.UPLOAD else None
+        inside = upload or _Replay(visit.body, receive, pending)
 
         async def passing(message: Message) -> None:
-            nonlocal ended, good
+            nonlocal ended, good, started
+            if upload is not None and upload.over and not started:
+                return  # the server speaks of a body that broke off; the reason is told below
+            started = True
             if message["type"] == "http.response.body":
                 if good and (chunk := message.get("body")):
                     door.passing(visit, chunk)
@@ -133,23 +142,36 @@ class Guard:
             scope = _with_length(scope, len(visit.body))
         try:
             await self.app(scope, inside, passing)
+        except Exception:
+            if upload is None or not upload.over or started:
+                raise
         finally:
             door.leave(visit, ended)
             if pending is not None:
                 pending.cancel()
+        if upload is not None and upload.over and not started:
+            await _answer(door.refused(answers.too_large(door.policy.requests.body_bytes)), send)
+
+    def _announced(self, scope: Scope) -> Refusal | None:
+        """A body that says itself that it is too large."""
+        most = self.door.policy.requests.body_bytes
+        for name, value in scope["headers"]:
+            if name == b"content-length" and value.isdigit() and int(value) > most:
+                return self.door.refused(answers.too_large(most))
+        return None
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | Refusal | None:
         """The whole body, within the policy's size and time; None where the client left."""
         door, bounds = self.door, self.door.policy
         most = bounds.requests.body_bytes
-        for name, value in scope["headers"]:
-            if name == b"content-length" and value.isdigit() and int(value) > most:
-                return door.refused(answers.too_large(most))
+        refusal = self._announced(scope)
+        if refusal is not None:
+            return refusal
+        deadline_s = door.clock() + bounds.queue.body_timeout_s
         message = await _soon(receive, bounds.queue.body_timeout_s)
         if message is not None and message["type"] == "http.request" and not message.get("more_body", False):
             body: bytes = message.get("body", b"")
             return body if len(body) <= most else door.refused(answers.too_large(most))
-        deadline_s = door.clock() + bounds.queue.body_timeout_s
         pieces, size = [], 0
         while message is not None and message["type"] == "http.request":
             piece = message.get("body", b"")
@@ -269,6 +291,22 @@ class _Replay:
             self._pending = None
             return message
         return await self._receive()
+
+
+class _Upload:
+    """Hands a file on as it comes; past the bound the server sees a client that left."""
+
+    __slots__ = ("_left_bytes", "_receive", "over")
+
+    def __init__(self, receive: Receive, most_bytes: int) -> None:
+        self._receive, self._left_bytes, self.over = receive, most_bytes, False
+
+    async def __call__(self) -> Message:
+        if not self.over:
+            message = await self._receive()
+            self._left_bytes -= len(message.get("body", b""))
+            self.over = self._left_bytes < 0
+        return {"type": "http.disconnect"} if self.over else message
 
 
 async def _soon(receive: Receive, seconds: float) -> Message | None:
