@@ -24,6 +24,19 @@ def test_an_answer_over_the_bound_is_capped(policy):
     asyncio.run(test())
 
 
+def test_neither_key_of_a_chat_says_more_than_the_bound(policy):
+    async def test():
+        server = Server()
+        guard = Guard(server, policy=policy("[requests]\nmax_output_tokens = 5"))
+        for named in ({"max_completion_tokens": 0, "max_tokens": 50}, {"max_completion_tokens": 50, "max_tokens": 60}):
+            await Call(guard, "/v1/chat/completions", {"messages": [], **named})
+        first, second = map(json.loads, server.bodies)
+        assert (first["max_completion_tokens"], first["max_tokens"]) == (0, 5)
+        assert (second["max_completion_tokens"], second["max_tokens"]) == (5, 5)
+
+    asyncio.run(test())
+
+
 def test_an_answer_over_the_bound_is_rejected_where_the_policy_says_so(policy):
     async def test():
         guard = Guard(Server(), policy=policy('[requests]\nmax_output_tokens = 5\noutput_over = "reject"'))
@@ -153,6 +166,42 @@ def test_a_body_over_the_limit_gets_413(policy):
         assert (await Call(guard, raw=b"x" * 2001)).status == 413
         announced = await Call(guard, raw=b"{}", headers=[(b"content-length", b"99999")])
         assert (announced.status, announced.error["code"]) == (413, "body_too_large")
+
+    asyncio.run(test())
+
+
+def test_an_upload_over_the_limit_gets_413(policy):
+    async def test():
+        server = Server()
+        guard = Guard(server, policy=policy("[requests]\nbody_bytes = 2000"))
+        path = "/v1/audio/transcriptions"
+        announced = await Call(guard, path, raw=b"x", headers=[(b"content-length", b"99999")])
+        assert (announced.status, server.scopes) == (413, [])
+        sent = await Call(guard, path, raw=b"x" * 2001)
+        assert (sent.status, sent.error["code"], server.bodies) == (413, "body_too_large", [b""])
+        assert (await Call(guard, path, raw=b"x" * 2000)).status == 200
+
+    asyncio.run(test())
+
+
+def test_the_time_for_a_body_is_one_for_all_of_it(policy):
+    async def test():
+        guard = Guard(Server(), policy=policy("[queue]\nbody_timeout_s = 5"))
+        sent, pieces = [], 0
+        guard.door.clock = lambda: 4.0 * pieces
+
+        async def receive():
+            nonlocal pieces
+            pieces += 1
+            await asyncio.sleep(0)
+            return {"type": "http.request", "body": b" ", "more_body": True}
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "app": vllm_state()}
+        await guard(scope, receive, send)
+        assert (sent[0]["status"], pieces) == (408, 3), "asked for again at 4 s and at 8 s"
 
     asyncio.run(test())
 

@@ -49,6 +49,16 @@ def test_the_newer_key_of_a_chat_wins():
     assert (demand.output_tokens, demand.output_key) == (9, "max_completion_tokens")
 
 
+def test_a_zero_does_not_hide_the_other_key():
+    assert chat(max_completion_tokens=0, max_tokens=9).output_tokens == 9
+    assert chat(max_completion_tokens=0).output_tokens == 0
+
+
+def test_each_of_several_prompt_embeddings_is_a_prompt():
+    assert len(completion(prompt_embeds=["QUFB"] * 8).prompts) == 8
+    assert len(completion(prompt_embeds="QUFB").prompts) == 1
+
+
 @pytest.mark.parametrize(
     ("written", "read"),
     [("7", 7), ("7.0", 7), (" 7.00 ", 7), (7.0, 7), (-3, 0), ("x", None), ("1.5", None), (1.5, None), ([], None)],
@@ -130,6 +140,22 @@ def test_an_image_is_media_and_no_text():
     (image,) = demand.media
     assert (image.kind, image.pixels, image.remote) == ("image", 60_000, False)
     assert image.sent_bytes == pytest.approx(924, abs=3)
+
+
+@pytest.mark.parametrize("extra", [{"image": "a"}, {"type": "image_url"}, {"image_url": {"url": "http://a/b"}}])
+def test_a_message_is_no_image_whatever_else_it_carries(extra):
+    demand = chat(messages=[{"role": "user", "content": "x" * 1000, **extra}])
+    assert demand.media == ()
+    assert demand.prompts[0].text_bytes >= 1000
+
+
+def test_text_beside_an_image_counts_and_the_image_does_not():
+    part = {"type": "image_url", "image_url": {"url": "data:," + "y" * 5000, "note": "n" * 300}, "text": "x" * 1000}
+    demand = chat(messages=[{"role": "user", "content": [part]}])
+    assert len(demand.media) == 1
+    assert 1300 <= demand.prompts[0].text_bytes < 1500
+    embeds = {"type": "image_embeds", "image_embeds": {"image_embeds": "A" * 5000, "image_grid_thw": "B" * 500}}
+    assert chat(messages=[{"role": "user", "content": [embeds]}]).prompts[0].text_bytes < 100
 
 
 def test_an_address_is_remote_media():

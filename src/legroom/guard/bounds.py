@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from legroom.guard.answers import Refusal, bad_value
-from legroom.guard.demand import OUTPUT_KEYS, WHOLE_VOCABULARY, Demand
+from legroom.guard.demand import OUTPUT_KEYS, WHOLE_VOCABULARY, Demand, count_of
 from legroom.guard.limits import EngineLimits
 from legroom.guard.media import Media
 from legroom.guard.paths import Kind
@@ -121,5 +121,5 @@ def apply(changes: tuple[Change, ...], kind: Kind, body: dict[str, Any]) -> None
         # Chat answers read the newer key first; an older one beside it must not say more.
         if change.counted == "output":
             for other in OUTPUT_KEYS.get(kind, ()):
-                if other in target and other != change.key:
+                if (count_of(target.get(other)) or 0) > change.value:
                     target[other] = change.value

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from legroom.guard.media import Media, media_of
+from legroom.guard.media import Media, beside_media, media_of
 from legroom.guard.paths import Kind, kind_of_body
 
 COMPLETION_DEFAULT = 16
@@ -129,10 +129,10 @@ def _output(kind: Kind, sampling: dict[str, Any]) -> tuple[int | None, str | Non
     keys = OUTPUT_KEYS.get(kind)
     if keys is None:
         return 0, None
-    for key in keys:
-        value = count_of(sampling.get(key))
-        if value is not None:
-            return value, key
+    named = [(value, key) for key in keys if (value := count_of(sampling.get(key))) is not None]
+    if named:
+        # Releases to 0.11 take a 0 for nothing and read the other key.
+        return named[0] if named[0][0] else max(named)
     # vLLM's completions fill the key in where it is missing, and leave an explicit null open.
     if kind is Kind.COMPLETION and "max_tokens" not in sampling:
         return COMPLETION_DEFAULT, None
@@ -174,7 +174,8 @@ def _prompts(kind: Kind, body: dict[str, Any], media: list[Media]) -> Iterator[P
     match kind:
         case Kind.COMPLETION:
             yield from _texts_or_ids(body.get("prompt"))
-            if body.get("prompt_embeds") is not None:
+            embeds = body.get("prompt_embeds")
+            for _ in embeds if isinstance(embeds, list) else () if embeds is None else (embeds,):
                 yield Prompt(open_ended=True)
         case Kind.GENERATE:
             yield from _texts_or_ids(body.get("token_ids"))
@@ -264,8 +265,9 @@ def _measured(value: Any, media: list[Media] | None, messages: int) -> Prompt:
                 ascii_only = False
                 size += len(one.encode("utf-8", "surrogatepass"))
         elif isinstance(one, dict):
-            if media is not None and (found := media_of(one)) is not None:
+            if media is not None and "role" not in one and (found := media_of(one)) is not None:
                 media.append(found)
+                todo.extend(beside_media(one))
                 continue
             keys = "".join(one)
             if keys.isascii():

@@ -14,6 +14,7 @@ KINDS: Mapping[str, str] = {
     "input_audio": "audio", "audio_url": "audio", "audio": "audio", "audio_embeds": "audio",
     "video_url": "video", "input_video": "video", "video": "video",
 }  # fmt: skip
+_EMBEDS = frozenset(key for key in KINDS if key.endswith("_embeds"))
 _HEAD_BYTES = 64 << 10
 """Enough to find an image's size behind its metadata."""
 
@@ -47,6 +48,18 @@ def media_of(part: Mapping[str, Any]) -> Media | None:
     if "://" in text[:12]:
         return Media(kind, 0, None, remote=True)
     return Media(kind, len(text) * 3 // 4, image_pixels(_head(text)) if kind == "image" else None, remote=False)
+
+
+def beside_media(part: Mapping[str, Any]) -> list[Any]:
+    """What else stands in a part that carries media: all but the data or its address."""
+    address = _address(part)
+    found: list[Any] = []
+    for key, value in part.items():
+        if key in _EMBEDS or value is address:
+            continue
+        inner = value.values() if isinstance(value, dict) else (value,)
+        found += [one for one in inner if one is not address]
+    return found
 
 
 def _address(part: Mapping[str, Any]) -> str | None:
