@@ -94,3 +94,12 @@ def test_a_journal_that_cannot_be_opened_yet_is_tried_again(tmp_path, clock):
     clock.now_s += 60
     assert patient.write(opened("second"))
     assert patient.for_acting().incidents(limit=1)[0].title == "second"
+
+
+@pytest.mark.parametrize("value", [10**30, "\ud800", object()])
+def test_what_can_never_be_written_holds_up_nothing(patient, value):
+    patient.write(lambda journal: journal.open_incident(value, "stuck", "never", {}))
+    assert patient.write(opened("after"))
+    assert (patient.lost, patient.waiting, patient.problem) == (1, 0, None)
+    assert patient.mistake
+    assert [one.title for one in patient.for_acting().incidents()] == ["after"]

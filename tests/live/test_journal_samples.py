@@ -13,6 +13,8 @@ from legroom.live.journal_columns import (
     FIELDS,
     GAUGES,
     NAN,
+    DamagedColumns,
+    _compressor,
     pack_columns,
     pack_row,
     unpack_columns,
@@ -203,6 +205,31 @@ def test_a_kill_while_packing_leaves_the_hour_whole(journal, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         journal.maintain(START_S + 2 * 3600)
     assert len(journal.samples("a", START_S, START_S + 3600, max_points=10_000)) == 720
+
+
+@given(st.binary(max_size=80), st.integers(0, 60), st.booleans())
+def test_damaged_columns_are_known_as_such(noise, at, is_compressed):
+    whole = pack_columns([[1.0, 2.0, 3.5], [7.0, 7.0, 7.0]])
+    held = noise if not is_compressed else _compressor()[0](noise)
+    for bad in (held, whole[:at] + noise + whole[at + 3 :]):
+        try:
+            columns = unpack_columns(bad)
+        except DamagedColumns:
+            continue
+        assert len({len(column) for column in columns}) <= 1
+
+
+@pytest.mark.parametrize("damage", [b"\x00\x11\x22", pack_columns([[1.0]]), b""])
+def test_a_damaged_piece_costs_that_piece_alone(journal, damage):
+    journal.add_rows(hours(3))
+    journal.maintain(START_S + 3 * 3600 + 300)
+    middle = int(START_S // 3600) + 1
+    journal._db.execute("UPDATE packed SET held = ? WHERE hour = ?", (damage, middle))
+    left = journal.samples("a", START_S, START_S + 3 * 3600, max_points=10_000)
+    assert {int(point.time_s // 3600) for point in left} == {middle - 1, middle + 1}
+    journal.add_rows([("a", START_S + 3600 + 7, row(running=1)), ("a", START_S + 2 * 3600 + 7, row(running=1))])
+    journal.maintain(START_S + 2 * 86400)
+    assert journal.samples("a", START_S, START_S + 3 * 3600, max_points=20)
 
 
 def test_gauges_and_counters_are_apart():

@@ -301,10 +301,16 @@ class Sidecar:
                 waiting = "not acting until it can be written" if problem else "the journal is written again"
                 self._say(f"{problem}; {waiting}" if problem else waiting)
             self._journal_problem = problem
+            mistake, self._patient.mistake = self._patient.mistake, None
+            if mistake is not None:
+                self._say(f"an entry of the journal was given up: {mistake}")
 
     async def _maintain(self) -> None:
         while True:
-            await asyncio.get_running_loop().run_in_executor(self._writer, self._patient.maintain)
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._writer, self._patient.maintain)
+            except Exception as error:  # old samples stay as they are, and the watching goes on
+                self._say(f"the journal could not be tidied: {error!r}")
             await asyncio.sleep(_MAINTAIN_S)
 
     # The pages

@@ -30,6 +30,11 @@ NAN = math.nan
 Column = Sequence[float]
 _CONSTANT, _INTEGERS, _DOUBLES = 0, 1, 2
 _LARGEST_EXACT = 2.0**53
+_MOST_ROWS = HOUR_S * 1000  # a sample has its millisecond
+
+
+class DamagedColumns(ValueError):
+    """Bytes that `pack_columns` did not write, or that were changed since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +77,10 @@ def _known(value: float) -> float | None:
 
 
 @lru_cache(maxsize=8)
-def _compressor() -> tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]:
+def _compressor() -> tuple[Callable[[bytes], bytes], Callable[[bytes], bytes], type[Exception]]:
     import zstandard  # noqa: PLC0415  one command in many touches samples
 
-    return zstandard.ZstdCompressor(level=6).compress, zstandard.ZstdDecompressor().decompress
+    return zstandard.ZstdCompressor(level=6).compress, zstandard.ZstdDecompressor().decompress, zstandard.ZstdError
 
 
 def pack_row(values: Sequence[float]) -> bytes:
@@ -97,13 +102,21 @@ def pack_columns(columns: Sequence[Column]) -> bytes:
 
 
 def unpack_columns(held: bytes) -> list[Column]:
-    """What `pack_columns` was given."""
-    plain = _compressor()[1](held)
-    count, length = struct.unpack_from("<HI", plain)
-    at, columns = 6, []
-    for _ in range(count):
-        column, at = _unpacked(plain, at, length)
-        columns.append(column)
+    """What `pack_columns` was given. Raises `DamagedColumns`."""
+    _, decompress, error_type = _compressor()
+    try:
+        plain = decompress(held)
+        count, length = struct.unpack_from("<HI", plain)
+        if length > _MOST_ROWS:
+            raise DamagedColumns(f"{length} rows in one hour")
+        at, columns = 6, []
+        for _ in range(count):
+            column, at = _unpacked(plain, at, length)
+            columns.append(column)
+    except (error_type, struct.error, IndexError, ValueError) as error:
+        raise DamagedColumns(str(error)) from error
+    if at != len(plain):
+        raise DamagedColumns(f"{len(plain)} bytes where {at} are expected")
     return columns
 
 

@@ -6,6 +6,7 @@ Acting goes around this: `for_acting` gives the journal itself, or raises, becau
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
 from collections import deque
@@ -21,6 +22,8 @@ _MOST_WRITES = 2000
 _MOST_SAMPLES = 50_000  # about 20 MB: forty minutes of a hundred servers
 _PAUSE_S = 5.0
 _BUSY_S = 1.0
+_NEVER = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
+"""What SQLite says of values that it will not take tomorrow either."""
 
 
 class PatientJournal:
@@ -38,7 +41,9 @@ class PatientJournal:
         self.problem: str | None = None
         """Why nothing can be written just now."""
         self.lost = 0
-        """Writes and samples that were given up because too many were waiting."""
+        """Writes and samples that were given up: too many were waiting, or they can never be written."""
+        self.mistake: str | None = None
+        """The last error of something that can never be written."""
 
     @property
     def waiting(self) -> int:
@@ -88,12 +93,12 @@ class PatientJournal:
         if self._open is None and not self._guarded(self._reopen):
             return False
         while self._writes:
-            if not self._guarded(self._writes[0]):
+            if not self._written(self._writes[0], 1):
                 return False
             self._writes.popleft()
         if self._samples:
             held = list(self._samples)
-            if not self._guarded(lambda journal: journal.add_samples(held)):
+            if not self._written(lambda journal: journal.add_samples(held), len(held)):
                 return False
             self._samples.clear()
         self.problem = None
@@ -102,10 +107,21 @@ class PatientJournal:
     def _reopen(self, _: Journal | None = None) -> None:
         self._open = Journal.open(self._path, busy_s=self._busy_s)
 
+    def _written(self, write: Write, entries: int) -> bool:
+        """Whether it is done with: in the file, or given up, so that what can never be written holds up nothing."""
+        try:
+            return self._guarded(write)
+        except Exception as error:  # a mistake of legroom's own
+            self.lost += entries
+            self.mistake = repr(error)
+            return True
+
     def _guarded(self, write: Callable[[Journal], object]) -> bool:
         try:
             write(self._open)  # type: ignore[arg-type]  # `_reopen` alone is called without one
         except JournalUnavailable as error:
+            if isinstance(error.__cause__, _NEVER):
+                raise error.__cause__ from None
             self.problem = error.message
             self._try_again_s = self._clock() + _PAUSE_S
             return False

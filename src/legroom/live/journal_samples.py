@@ -17,13 +17,14 @@ from legroom.live.journal_columns import (
     RAW_STEP_S,
     TEN_MINUTES_STEP_S,
     Column,
+    DamagedColumns,
     Point,
     pack_columns,
     pack_row,
     unpack_columns,
     unpack_row,
 )  # fmt: skip
-from legroom.live.journal_thinning import Row, as_points, columns_of, merged, points_of, thinned
+from legroom.live.journal_thinning import POINT_COLUMNS, Row, as_points, columns_of, merged, points_of, thinned
 from legroom.live.sample import Sample
 from legroom.records import dataclass
 
@@ -31,6 +32,7 @@ STEPS_S = (RAW_STEP_S, MINUTE_STEP_S, TEN_MINUTES_STEP_S)
 _LATE_S = 120.0  # a sample may arrive this late and still be packed with its hour
 _SCRAPE_S = 5.0
 _DAY_HOURS, _DAY_S = 24, 86400
+_ROW_BYTES = 8 * len(FIELDS)
 _TIME = attrgetter("time_s")
 
 
@@ -117,12 +119,15 @@ class SampleStore:
         fine_hours: set[int] = set()
         coarse_keys: set[int] = set()
         for hour, step_s, held in rows:
+            columns = _read(held, step_s)
+            if columns is None:
+                continue
             if step_s == RAW_STEP_S:
                 fine_hours.add(hour)
-                found += as_points(_rows_of(unpack_columns(held)))
+                found += as_points(_rows_of(columns))
             elif hour not in coarse_keys:  # minutes and tens of minutes cover the same hours
                 coarse_keys.add(hour)
-                points = points_of(unpack_columns(held), step_s)
+                points = points_of(columns, step_s)
                 found += [p for p in points if int(p.time_s // HOUR_S) not in fine_hours] if fine_hours else points
         return found
 
@@ -176,10 +181,12 @@ class SampleStore:
             rows = self._db.execute(
                 "SELECT held FROM packed WHERE server_id = ? AND step_s = ? AND hour >= ? AND hour < ?", where
             ).fetchall()
-            points = [point for (held,) in rows for point in points_of(unpack_columns(held), step_s)]
+            pieces = [columns for (held,) in rows if (columns := _read(held, step_s)) is not None]
+            points = [point for columns in pieces for point in points_of(columns, step_s)]
             self._db.execute("DELETE FROM packed WHERE server_id = ? AND step_s = ? AND hour >= ? AND hour < ?", where)
             points.sort(key=lambda point: point.time_s)
-            self._hold(server_id, step_s, day * _DAY_HOURS, columns_of(points))
+            if points:
+                self._hold(server_id, step_s, day * _DAY_HOURS, columns_of(points))
         return len(days)
 
     def forget(self, now_s: float, retention: Retention) -> None:
@@ -193,7 +200,7 @@ class SampleStore:
             "SELECT time_ms, held FROM fine WHERE server_id = ? AND time_ms BETWEEN ? AND ? ORDER BY time_ms",
             (server_id, math.floor(since_s * 1000), math.ceil(until_s * 1000)),
         )
-        return [(time_ms / 1000, unpack_row(held)) for time_ms, held in rows]
+        return [(time_ms / 1000, unpack_row(held)) for time_ms, held in rows if len(held) == _ROW_BYTES]
 
     def _row_before(self, server_id: int, hour: int) -> Row | None:
         """The last sample of the hour before, so that growth across the hour's edge is counted."""
@@ -204,7 +211,7 @@ class SampleStore:
         row = self._db.execute(
             "SELECT held FROM packed WHERE server_id = ? AND step_s = ? AND hour = ?", (server_id, step_s, hour)
         ).fetchone()
-        return None if row is None else unpack_columns(row[0])
+        return None if row is None else _read(row[0], step_s)
 
     def _hold(self, server_id: int, step_s: int, hour: int, columns: Sequence[Column]) -> None:
         self._db.execute(
@@ -222,6 +229,15 @@ class SampleStore:
         """Called once a transaction is in the file."""
         if len(self._ids) != self._db.execute("SELECT count(*) FROM servers").fetchone()[0]:
             self._ids = dict(self._db.execute("SELECT name, id FROM servers"))
+
+
+def _read(held: bytes, step_s: int) -> list[Column] | None:
+    """A piece; None for a damaged one, which is left out: the rest of the journal is worth as much without it."""
+    try:
+        columns = unpack_columns(held)
+    except DamagedColumns:
+        return None
+    return columns if len(columns) == (1 + len(FIELDS) if step_s == RAW_STEP_S else POINT_COLUMNS) else None
 
 
 def _columns_of_rows(rows: Sequence[Row]) -> list[Column]:

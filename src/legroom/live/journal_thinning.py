@@ -10,6 +10,7 @@ from legroom.live.journal_columns import COUNTERS, FIELDS, GAUGES, NAN, Column, 
 
 Row = tuple[float, tuple[float, ...]]  # time_s, the values of FIELDS
 _GAUGE_COUNT, _COUNTER_COUNT = len(GAUGES), len(COUNTERS)
+POINT_COLUMNS = 2 + 3 * _GAUGE_COUNT + 2 * _COUNTER_COUNT
 
 
 def growth(totals: Sequence[float]) -> float:
