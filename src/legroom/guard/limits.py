@@ -22,6 +22,8 @@ from legroom.records import dataclass
 from legroom.units import cdiv
 
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
+DEFAULT_BLOCK = 16
+"""vLLM's usual block size, until its own is known."""
 NULL_BLOCK = 1
 """vLLM's V1 pool keeps one block as a placeholder and never hands it out."""
 
@@ -77,7 +79,7 @@ class EngineLimits:
 
     def blocks(self, tokens: int) -> int:
         """Blocks that a sequence of this many tokens holds at most."""
-        size = self.block_size or 1
+        size = self.block_size or DEFAULT_BLOCK
         tokens += self.extra_tokens
         plain = cdiv(tokens, size)
         if self.full_request_blocks is None or not self.max_model_len:
@@ -95,7 +97,7 @@ class EngineLimits:
             for name in ("max_model_len", "max_num_seqs", "default_output_tokens", "max_logprobs", "media")
             if getattr(self, name) is None
         }
-        if not self.known:
+        if not self.known and other.known:
             pool = ("num_blocks", "block_size", "full_request_blocks", "ranks", "extra_tokens")
             missing |= {name: getattr(other, name) for name in pool} | {"source": other.source}
         return replace(self, **missing)
@@ -166,7 +168,7 @@ def _full_request(blocks: int | None, concurrency: Any, tokens: Any) -> tuple[in
         most, size = float(concurrency), int(tokens)
     except (TypeError, ValueError):
         return None, None
-    if not blocks or most <= 0:
+    if not blocks or not 1e-9 < most < math.inf:  # `nan`, or next to nothing: a broken page
         return None, None
     # The tokens are most x length, rounded down; the small term keeps an exact quotient from being rounded up.
     return max(1, round(blocks / most)), max(1, math.ceil(size / most - 1e-6))

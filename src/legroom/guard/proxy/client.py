@@ -13,7 +13,8 @@ from legroom.guard import answers
 from legroom.guard.answers import INVALID, SERVER, Refusal
 from legroom.guard.paths import DRAIN, METRICS, STATUS, kind_of
 from legroom.guard.proxy.exchange import Exchange
-from legroom.guard.proxy.wire import REASONS, Headers, origin_form, path_of, request_head
+from legroom.guard.proxy.request import Request
+from legroom.guard.proxy.wire import REASONS, Headers, origin_form, path_of, request_head, unsent_bytes
 from legroom.guard.visit import Visit
 
 if TYPE_CHECKING:
@@ -26,29 +27,16 @@ IDLE_S = 75.0
 LINGER_S = 3.0
 STALLED_S = 60.0
 """A client that takes nothing of its answer for so long is cut off: it holds a place in the pool."""
-
-
-class Request:
-    """One request as it is read."""
-
-    __slots__ = ("body", "headers", "keep_alive", "method", "old", "size", "target")
-
-    def __init__(self) -> None:
-        self.method = b""
-        self.target = b""
-        self.headers: Headers = []
-        self.body: list[bytes] = []
-        self.size = 0
-        self.keep_alive = True
-        self.old = False
+MOST_PIPELINED = 256
+"""Requests that may wait on one connection; their bodies together may be as large as one body."""
 
 
 class ClientConnection(asyncio.Protocol):
     """One client."""
 
-    __slots__ = ("_discarding", "_exchange", "_head_bytes", "_parser", "_proxy", "_queue", "_reading", "_task",
-                 "deadline_s", "keep_alive", "peer", "serving", "speaks_chunked", "stalled_since_s",
-                 "transport")  # fmt: skip
+    __slots__ = ("_discarding", "_exchange", "_head_bytes", "_head_only", "_parser", "_proxy", "_queue", "_reading",
+                 "_task", "_unsent_bytes", "deadline_s", "keep_alive", "peer", "serving", "speaks_chunked",
+                 "stalled_since_s", "transport")  # fmt: skip
 
     def __init__(self, proxy: Proxy) -> None:
         self._proxy = proxy
@@ -60,6 +48,8 @@ class ClientConnection(asyncio.Protocol):
         self._head_bytes = 0
         self.serving = False
         self._discarding = False
+        self._head_only = False
+        self._unsent_bytes = 0
         self.keep_alive = True
         self.speaks_chunked = True
         self.stalled_since_s = 0.0
@@ -83,7 +73,6 @@ class ClientConnection(asyncio.Protocol):
         if self._exchange is not None:
             self._exchange.abandon()
             self._exchange = None
-        self._queue = None
 
     def data_received(self, data: bytes) -> None:
         """Bytes of one or more requests."""
@@ -92,15 +81,24 @@ class ClientConnection(asyncio.Protocol):
         if self._reading is None and not self.serving:
             self.deadline_s = self._proxy.now_s + HEADER_S
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self.abort()  # CONNECT: nothing was asked of us that we could answer
+            while data:
+                data = self._feed(data)
         except httptools.HttpParserCallbackError as error:
             if not isinstance(error.__context__, _Stop):
                 self._proxy.log_bug(error)
                 self.abort()
         except httptools.HttpParserError as error:
             self._turn_away(Refusal(400, "bad_request", f"The request is not HTTP: {error}.", INVALID))
+
+    def _feed(self, data: bytes) -> bytes:
+        """What is left to feed: the parser leaves the body of a request that offers an upgrade unread."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            assert self._reading is not None
+            self._parser = httptools.HttpRequestParser(self)
+            return self._reading.head_without_offer() + data[offer.args[0] :]
+        return b""
 
     # The parser's calls.
 
@@ -118,7 +116,8 @@ class ClientConnection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header."""
         assert self._reading is not None
-        self._reading.headers.append((name.lower(), value))
+        if not self._reading.method:  # what comes after the head are trailers: no server of ours reads them
+            self._reading.headers.append((name.lower(), value))
         self._grown(len(name) + len(value) + 4)
 
     def _grown(self, size: int) -> None:
@@ -132,12 +131,15 @@ class ClientConnection(asyncio.Protocol):
         """The head is whole."""
         request = self._reading
         assert request is not None
+        request.method = self._parser.get_method()
+        request.target = origin_form(request.target)
+        request.old = self._parser.get_http_version() == "1.0"
         if self._parser.should_upgrade():
+            if not request.wants_tunnel():
+                return  # it is read again without the offer
             text = "The guard passes no upgraded connections (WebSocket); connect to the server itself."
             self._turn_away(Refusal(501, "bad_request", text, INVALID))
             raise _Stop
-        request.method = self._parser.get_method()
-        request.old = self._parser.get_http_version() == "1.0"
         self.deadline_s = self._proxy.now_s + self._proxy.door.policy.queue.body_timeout_s
         most = self._proxy.door.policy.requests.body_bytes
         for name, value in request.headers:
@@ -145,17 +147,18 @@ class ClientConnection(asyncio.Protocol):
                 self._turn_away(answers.too_large(most))
                 raise _Stop
             if name == b"expect" and value.lower() == b"100-continue":
-                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                request.expects = not request.old
+        if request.expects and not self._is_busy():
+            self._call_for_body(request)
 
     def on_body(self, data: bytes) -> None:
         """A piece of the body."""
         request, proxy = self._reading, self._proxy
         assert request is not None
-        request.body.append(data)
-        request.size += len(data)
+        request.body += data
         proxy.buffered_bytes += len(data)
         most = proxy.door.policy.requests.body_bytes
-        if request.size > most:
+        if len(request.body) > most:
             self._turn_away(answers.too_large(most))
             raise _Stop
         if proxy.buffered_bytes > proxy.most_buffered_bytes:
@@ -167,20 +170,34 @@ class ClientConnection(asyncio.Protocol):
         """A request is whole."""
         request = self._reading
         assert request is not None
+        if self._parser.should_upgrade():
+            return
         request.keep_alive = self._parser.should_keep_alive()
         self._reading = None
-        if self.serving:
-            self._queue = self._queue or deque()
-            self._queue.append(request)
-            self.transport.pause_reading()  # a client that pipelines waits for its answers
-        else:
+        if not self._is_busy():
             self._serve(request)
+            return
+        # Reading goes on, as else it would not be seen that the client left; so what may gather is bounded.
+        queue = self._queue = self._queue or deque()
+        queue.append(request)
+        most = self._proxy.door.policy.requests.body_bytes
+        if len(queue) > MOST_PIPELINED or sum(len(one.body) for one in queue) > most:
+            self.abort()
+            raise _Stop
+
+    def _is_busy(self) -> bool:
+        """Whether a request has to wait for those before it, or for the client to take their answers."""
+        return self.serving or bool(self._queue) or self.stalled_since_s > 0
+
+    def _call_for_body(self, request: Request) -> None:
+        request.expects = False
+        self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _drop_reading(self) -> None:
         waiting = [self._reading] if self._reading is not None else []
         for request in (*waiting, *(self._queue or ())):
-            self._proxy.buffered_bytes -= request.size
-        self._reading = None
+            self._proxy.buffered_bytes -= len(request.body)
+        self._reading = self._queue = None
 
     # Serving.
 
@@ -190,8 +207,9 @@ class ClientConnection(asyncio.Protocol):
         self.deadline_s = 0.0
         self.keep_alive = request.keep_alive and not self._proxy.closing
         self.speaks_chunked = not request.old
-        self._proxy.buffered_bytes -= request.size
-        body = request.body[0] if len(request.body) == 1 else b"".join(request.body)
+        self._head_only = request.method == b"HEAD"
+        body = request.take_body()
+        self._proxy.buffered_bytes -= len(body)
         method, path, door = request.method.decode("latin-1"), path_of(request.target), self._proxy.door
         kind = kind_of(method, path)
         if kind is None:
@@ -238,7 +256,7 @@ class ClientConnection(asyncio.Protocol):
         proxy = self._proxy
         with_body = bool(body) or request.method in (b"POST", b"PUT", b"PATCH")
         head = request_head(
-            request.method, origin_form(request.target), request.headers, proxy.upstream,
+            request.method, request.target, request.headers, proxy.upstream,
             len(body) if with_body else None, self.peer,
         )  # fmt: skip
         exchange = Exchange(self, proxy.door, visit, request.method, head, body)
@@ -305,7 +323,7 @@ class ClientConnection(asyncio.Protocol):
         closing = b"" if self.keep_alive else b"connection: close\r\n"
         if not self.transport.is_closing():
             start = b"HTTP/1.1 %d %b\r\n" % (status, REASONS.get(status, b""))
-            self.transport.write(b"%b%b%b\r\n%b" % (start, head, closing, body))
+            self.transport.write(b"%b%b%b\r\n%b" % (start, head, closing, b"" if self._head_only else body))
         self.answered()
 
     def answered(self) -> None:
@@ -321,17 +339,22 @@ class ClientConnection(asyncio.Protocol):
             self.transport.close()
             return
         self.deadline_s = self._proxy.now_s + IDLE_S
-        if self._queue:
-            request = self._queue.popleft()
-            if not self._queue:
-                self.transport.resume_reading()
-            # Not from within this call: a client that pipelines much must not deepen the stack.
-            asyncio.get_running_loop().call_soon(self._serve_if_open, request)
-            self.serving = True
+        self._go_on()
 
-    def _serve_if_open(self, request: Request) -> None:
-        if not self.transport.is_closing():
-            self._serve(request)
+    def _go_on(self) -> None:
+        """On to what waits on this connection, unless the client has yet to take what it was given."""
+        if self.serving or self.stalled_since_s:
+            return
+        if self._queue:
+            self.serving = True
+            # Not from within this call: a client that pipelines much must not deepen the stack.
+            asyncio.get_running_loop().call_soon(self._serve_next)
+        elif self._reading is not None and self._reading.expects:
+            self._call_for_body(self._reading)
+
+    def _serve_next(self) -> None:
+        if self._queue and not self.transport.is_closing():
+            self._serve(self._queue.popleft())
 
     def log_bug(self, error: BaseException) -> None:
         """Something escaped."""
@@ -343,17 +366,20 @@ class ClientConnection(asyncio.Protocol):
 
     def _turn_away(self, refusal: Refusal) -> None:
         """A request that is not even read to its end."""
+        behind_others = self.serving or bool(self._queue)
         self._drop_reading()
-        if self.serving:  # amidst another answer nothing can be said
+        if behind_others:  # amidst another answer nothing can be said
             self.abort()
             return
         self.keep_alive = False
         self._discarding = True
+        self._head_only = self._parser.get_method() == b"HEAD"
         self.refuse(self._proxy.door.refused(refusal))
 
     def pause_writing(self) -> None:
         """The client reads slower than the server writes: let the server wait."""
         self.stalled_since_s = self._proxy.now_s
+        self._unsent_bytes = unsent_bytes(self.transport)
         if self._exchange is not None and self._exchange.server is not None:
             self._exchange.server.transport.pause_reading()
 
@@ -362,19 +388,33 @@ class ClientConnection(asyncio.Protocol):
         self.stalled_since_s = 0.0
         if self._exchange is not None and self._exchange.server is not None:
             self._exchange.server.transport.resume_reading()
+        self._go_on()
 
     def sweep(self, now_s: float) -> None:
         """Once a second: is this client, or the server for it, too slow?"""
         exchange = self._exchange
+        if self.stalled_since_s:
+            before_bytes, self._unsent_bytes = self._unsent_bytes, unsent_bytes(self.transport)
+            if self._unsent_bytes < before_bytes:
+                self.stalled_since_s = now_s  # slow, but it reads
         if self.stalled_since_s and now_s - self.stalled_since_s > STALLED_S:
             self.abort()
         elif exchange is not None and exchange.deadline_s and not exchange.status and now_s > exchange.deadline_s:
             exchange.timed_out()
-        elif self.deadline_s and now_s > self.deadline_s and not self.serving:
+        elif self.deadline_s and now_s > self.deadline_s and not self._is_busy():
             if self._reading is None:
                 self.transport.close()
             else:
                 self._turn_away(answers.body_timeout(self._proxy.door.policy.queue.body_timeout_s))
+
+    def stop(self) -> None:
+        """The proxy stops: let an idle client go, and tell one that has sent half a request to come back."""
+        if self.serving or self._discarding or self.transport.is_closing():
+            return
+        if self._reading is not None:
+            self._turn_away(answers.draining(self._proxy.door.policy.queue.drain_retry_s))
+        else:
+            self.transport.close()
 
 
 class _Stop(Exception):

@@ -26,6 +26,7 @@ class Exchange:
         "method",
         "over",
         "retried",
+        "sent",
         "server",
         "status",
         "visit",
@@ -39,7 +40,7 @@ class Exchange:
         self.server: ServerConnection | None = None
         self.status = 0
         self.deadline_s = 0.0
-        self.retried = self.over = False
+        self.retried = self.sent = self.over = False
 
     def answering(self, status: int, headers: Headers) -> Headers:
         """The head of the answer came; refusals of the server's own get a Retry-After."""
@@ -105,7 +106,7 @@ class Exchange:
         self.over = True
         self.server = None
         if self.visit is not None:
-            self.door.leave(self.visit, finished)
+            self.door.leave(self.visit, finished, self.sent)
 
 
 def down(why: str) -> Refusal:

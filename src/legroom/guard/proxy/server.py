@@ -7,6 +7,7 @@ import contextlib
 import json
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.errors import UNREACHABLE, LegroomError
@@ -15,6 +16,7 @@ from legroom.guard.door import LOG, Door
 from legroom.guard.limits import EngineLimits, limits_of_metrics
 from legroom.guard.meters import with_page
 from legroom.guard.paths import METRICS
+from legroom.guard.pool import PoolLimits
 from legroom.guard.proxy.client import ClientConnection
 from legroom.guard.proxy.upstream import ServerPool
 from legroom.guard.proxy.wire import Headers, Upstream
@@ -66,6 +68,9 @@ class Proxy:
         """The time as of the last second: deadlines need no finer one."""
         self.servers = ServerPool(options.upstream, self.door.clock)
         self._session: aiohttp.ClientSession | None = None
+        self._learnt = EngineLimits()
+        self._told: tuple[PoolLimits, bool] | None = None
+        """What the log said last."""
 
     async def start(self) -> asyncio.Server:
         """Listen."""
@@ -112,8 +117,7 @@ class Proxy:
         until_s = self.door.clock() + self.options.drain_s
         while self.door.clock() < until_s:
             for client in list(self.clients):
-                if not client.serving:
-                    client.transport.close()
+                client.stop()
             if not self.clients:
                 return
             await asyncio.sleep(0.05)
@@ -122,34 +126,48 @@ class Proxy:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(1.0)
-            self.now_s = self.door.clock()
-            self.servers.sweep(self.now_s)
-            for client in list(self.clients):
-                client.sweep(self.now_s)
+            try:
+                self._sweep_once()
+            except Exception as error:  # without it no client would ever be too slow again
+                self.log_bug(error)
+
+    def _sweep_once(self) -> None:
+        self.now_s = self.door.clock()
+        self.door.reload()
+        self.servers.sweep(self.now_s)
+        for client in list(self.clients):
+            client.sweep(self.now_s)
 
     async def _learn(self) -> None:
         """Ask the server again and again what it can hold."""
-        told = None
         while True:
-            limits = await self._limits()
-            if limits.known or not self.door.limits.known:
-                self.door.learn_engine(limits)
-            if told != (self.door.pool.limits, self.door.limits.known):
-                told = (self.door.pool.limits, self.door.limits.known)
-                LOG.info("%s", self.door.said())
-                if limits.known:
-                    await self._note_native_flags()
-            await asyncio.sleep(LEARN_AGAIN_S if limits.known else LEARN_SOON_S)
+            known = False
+            try:
+                known = await self._learn_once()
+            except Exception as error:  # whatever the server says, it is asked again
+                self.log_bug(error)
+            await asyncio.sleep(LEARN_AGAIN_S if known else LEARN_SOON_S)
+
+    async def _learn_once(self) -> bool:
+        """Whether the server said how large its pool is; where it does not, what it said before stays."""
+        limits = await self._limits()
+        self._learnt = limits.over(self._learnt)
+        self.door.learn_engine(self._learnt)
+        told = (self.door.pool.limits, self.door.limits.known)
+        if told != self._told:
+            self._told = told
+            LOG.info("%s", self.door.said())
+            if limits.known:
+                await self._note_native_flags()
+        return limits.known
 
     async def _limits(self) -> EngineLimits:
-        from dataclasses import replace  # noqa: PLC0415
-
         page = await self._get(METRICS)
         limits = limits_of_metrics(page.decode("utf-8", "replace")) if page is not None else EngineLimits(
             source=f"{self.upstream.shown}{METRICS} does not answer"
         )  # fmt: skip
         models = await self._get("/v1/models")
-        with contextlib.suppress(ValueError, TypeError, KeyError, IndexError, AttributeError):
+        with contextlib.suppress(ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError):
             lengths = [one.get("max_model_len") for one in json.loads(models or b"{}")["data"]]
             limits = replace(limits, max_model_len=max(int(length) for length in lengths if length))
         return limits

@@ -17,13 +17,17 @@ if TYPE_CHECKING:
 CONNECT_S = 5.0
 IDLE_S = 4.0
 """Idle connections are dropped before the server does it: uvicorn closes them after five seconds."""
+STALE_S = 0.25
+"""A connection lost within this of a request was closed before the server saw it; later, it may have worked on it."""
+REPEATABLE = frozenset({b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE"})
+"""To send these twice does what sending them once does."""
 
 
 class ServerConnection(asyncio.Protocol):
     """One connection to the server."""
 
     __slots__ = ("_headers", "_parser", "_pool", "_reason", "chunked", "exchange", "has_length", "idle_since_s", "out",
-                 "transport", "used")  # fmt: skip
+                 "sent_s", "transport", "used")  # fmt: skip
 
     def __init__(self, pool: ServerPool) -> None:
         self._pool = pool
@@ -44,6 +48,8 @@ class ServerConnection(asyncio.Protocol):
         self._reason = b""
         self.chunked = self.has_length = False
         exchange.server = self
+        exchange.sent = True
+        self.sent_s = self._pool.clock()
         self.transport.write(exchange.head + exchange.body if len(exchange.body) < 65536 else exchange.head)
         if len(exchange.body) >= 65536:
             self.transport.write(exchange.body)
@@ -143,10 +149,13 @@ class ServerConnection(asyncio.Protocol):
                 self.out.append(LAST_CHUNK)
             self.flush(exchange)
             exchange.finished()
-        elif not exchange.status and self.used:
+        elif not exchange.status and self.used and self._may_repeat(exchange):
             exchange.again()
         else:
             exchange.failed("the server closed the connection" if error is None else str(error))
+
+    def _may_repeat(self, exchange: Exchange) -> bool:
+        return exchange.method in REPEATABLE or self._pool.clock() - self.sent_s < STALE_S
 
     def _was_chunked(self) -> bool:
         return any(name == b"transfer-encoding" for name, _ in self._headers)
@@ -156,7 +165,7 @@ class ServerPool:
     """Idle connections, and how to make one."""
 
     def __init__(self, upstream: Upstream, clock: Callable[[], float]) -> None:
-        self._upstream, self._clock = upstream, clock
+        self._upstream, self.clock = upstream, clock
         self._idle: list[ServerConnection] = []
         self._tls = ssl.create_default_context() if upstream.tls else None
 
@@ -179,7 +188,7 @@ class ServerPool:
 
     def give_back(self, connection: ServerConnection) -> None:
         """Done with one answer, ready for the next."""
-        connection.idle_since_s = self._clock()
+        connection.idle_since_s = self.clock()
         self._idle.append(connection)
 
     def forget(self, connection: ServerConnection) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import contextlib
+import fcntl
+import struct
+import termios
 from collections.abc import Iterable
 from http import HTTPStatus
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from legroom.errors import LegroomError
 from legroom.records import dataclass
@@ -132,20 +137,26 @@ def chunk(data: bytes) -> bytes:
 LAST_CHUNK = b"0\r\n\r\n"
 
 
-def path_of(target: bytes) -> str:
-    """The path of a request target, decoded; what no server would route comes out as something no table holds."""
-    path = target.partition(b"?")[0].decode("latin-1")
-    if "%" in path:
-        path = unquote(path)
-    if "://" in path[:12]:  # absolute form
-        path = urlsplit(path).path
-    return path
+def unsent_bytes(transport: asyncio.Transport) -> int:
+    """What the other side has yet to take, here and in the system, which asks for more only by the megabyte."""
+    queued = bytes(4)
+    with contextlib.suppress(OSError, ValueError):  # a system that cannot say it, a socket that is closed
+        queued = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
+    return transport.get_write_buffer_size() + int(struct.unpack("i", queued)[0])
 
 
 def origin_form(target: bytes) -> bytes:
-    """The target as origin servers want it: without scheme and host."""
+    """The target as origin servers want it: without scheme, host and fragment. It is what is read and what is sent."""
+    target = target.partition(b"#")[0]
     if target.startswith(b"/") or target == b"*":
         return target
-    parts = urlsplit(target.decode("latin-1"))
-    path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._")
-    return (path + (f"?{parts.query}" if parts.query else "")).encode("latin-1", "replace")
+    after = target.partition(b"://")[2]
+    starts = [at for at in (after.find(b"/"), after.find(b"?")) if at >= 0]
+    rest = after[min(starts) :] if starts else b""
+    return rest if rest.startswith(b"/") else b"/" + rest
+
+
+def path_of(target: bytes) -> str:
+    """The path of a target in origin form, decoded as servers do before they route it."""
+    path = target.partition(b"?")[0].decode("latin-1")
+    return unquote(path) if "%" in path else path
