@@ -4,12 +4,15 @@ import configparser
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from planned import SERVERS, planned, request
 
 from legroom.errors import LegroomError
 from legroom.exports import systemd
+from legroom.exports.plan_document import plan_document
+from legroom.exports.request import ExportRequest
 from legroom.exports.server import planned_server
 from legroom.vllm.sources import deployment_from_file
 
@@ -98,3 +101,43 @@ def test_a_relative_program_folder_is_refused():
 )
 def test_words_are_quoted_as_systemd_unquotes_them(word, written):
     assert systemd.quoted(word) == written
+
+
+def with_plan(env=None, model=None, flags=()):
+    document = dict(planned("8b-h100").document)
+    command = [*document["command"], *flags]
+    command[2] = model or command[2]
+    made = plan_document({**document, "env": env or {}, "command": command})
+    return ExportRequest(made.release, made, {})
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [("$HOME", "VLLM_X=$HOME"), ("50%", "VLLM_X=50%%"), ("a $b", '"VLLM_X=a $b"')],
+)
+def test_a_dollar_in_a_variable_stays_one_because_systemd_expands_none_there(value, written):
+    (file,) = systemd.files(with_plan(env={"VLLM_X": value}))
+    assert f"Environment={written}" in file.text.splitlines()
+
+
+def test_a_program_folder_with_a_space_is_quoted_in_both_units():
+    server, watch = systemd.files(request("8b-h100", with_sidecar=True, bin="/opt/my vllm/bin"))
+    assert 'ExecStart="/opt/my vllm/bin/vllm" serve' in server.text
+    assert 'ExecStart="/opt/my vllm/bin/legroom" watch' in watch.text
+
+
+@pytest.mark.parametrize("user", ["a b", "", "x\nExecStart=/bin/true"])
+def test_what_is_no_user_is_refused(user):
+    with pytest.raises(LegroomError, match="--user"):
+        unit("8b-h100", user=user)
+
+
+def test_a_cache_is_named_only_for_releases_that_read_it():
+    assert "VLLM_CACHE_ROOT" not in unit("0.4.2")
+    assert "VLLM_CACHE_ROOT=%S/" in unit("v0-0.6.3")
+
+
+def test_a_relative_model_is_refused_with_its_whole_path():
+    with pytest.raises(LegroomError, match="starts elsewhere") as caught:
+        systemd.files(with_plan(model="./my models/llama"))
+    assert str(Path.cwd() / "my models/llama") in caught.value.hint

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from legroom.exports.request import MARK
+from legroom.guard import MIDDLEWARE
 from legroom.units import gib, human_bytes
 from legroom.version import __version__
 
@@ -19,6 +20,8 @@ _Told = Callable[["Phrase", "PlanDocument"], str]
 
 def comment(phrase: Phrase, plan: PlanDocument | None) -> str:
     """What a flag does here. Without a plan, what it does at all."""
+    if phrase.flag == "--middleware" and MIDDLEWARE in phrase.values:
+        return "The guard: requests that the pool cannot hold are turned away at the door."
     if plan is not None and phrase.flag in _WITH_PLAN:
         return _WITH_PLAN[phrase.flag](phrase, plan)
     return _PLAIN.get(phrase.flag.partition(".")[0], "As it was given; no figure of the plan depends on it alone.")
@@ -183,7 +186,7 @@ _PLAIN: Mapping[str, str] = {
     "--served-model-name": "The name that requests use.",
     "--host": "The address it listens on.",
     "--port": "The port it listens on.",
-    "--middleware": "The guard: requests that the pool cannot hold are turned away at the door.",
+    "--middleware": "A layer around every request, as it was given.",
     "--shutdown-timeout": "Seconds that running requests get to finish after SIGTERM.",
     "--disable-custom-all-reduce": "All-reduce by NCCL alone.",
     "--attention-backend": "Which attention kernels are used.",

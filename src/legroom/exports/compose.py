@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.exports import containers
 from legroom.exports.request import ExportedFile
-from legroom.exports.server import Server, server_of
+from legroom.exports.server import Server, check_model, server_of
 from legroom.exports.server_address import check_inside
 from legroom.exports.server_options import add_server_options
 from legroom.exports.server_words import API_KEY_NAME, WITHOUT_API_KEY
@@ -30,6 +30,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     """The compose file, and the Dockerfile of its image where legroom must be inside."""
     server = server_of(request)
     check_inside(server.words)
+    check_model(server)
     remarks = (*containers.head(server), *server.remarks)
     made = ExportedFile("compose.yaml", yaml_text(document(server), head=remarks))
     return (containers.dockerfile(server), made) if containers.needs_legroom(server) else (made,)
@@ -69,8 +70,7 @@ def _service(server: Server) -> dict[str, Any]:
     }
     if server.times:
         service["healthcheck"] = _health(server)
-        drain = f"The drain ({server.times.drain_s} s) and the teardown."
-        service["stop_grace_period"] = Said(drain, f"{server.times.stop_s}s")
+        service["stop_grace_period"] = Said(server.stop_sentence(), f"{server.times.stop_s}s")
     service |= _devices(server)
     if not service["environment"]:
         del service["environment"]
@@ -100,7 +100,7 @@ def _environment(server: Server) -> dict[str, Any]:
 
 def _volumes(server: Server) -> list[str]:
     model = f"{server.model}:{server.model}:ro" if server.local_model else f"huggingface:{containers.CACHE}"
-    return [model, f"vllm-cache:{containers.COMPILE_CACHE}"]
+    return [_literal(model), f"vllm-cache:{containers.COMPILE_CACHE}"]
 
 
 def _health(server: Server) -> dict[str, Any]:

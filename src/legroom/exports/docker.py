@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from legroom.exports import containers
 from legroom.exports.request import ExportedFile
 from legroom.exports.script import comment_lines, required
-from legroom.exports.server import Server, server_of
+from legroom.exports.server import Server, check_model, server_of
 from legroom.exports.server_address import check_inside
 from legroom.exports.server_options import add_server_options
 
@@ -31,6 +31,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     """A script with the line, and the Dockerfile of its image where legroom must be inside."""
     server = server_of(request)
     check_inside(server.words)
+    check_model(server)
     run = ExportedFile(f"{server.name}-docker.sh", run_text(server), executable=True)
     return (containers.dockerfile(server), run) if containers.needs_legroom(server) else (run,)
 
@@ -103,7 +104,7 @@ def _health(server: Server) -> Iterator[str]:
     yield from comment_lines(f"Not unhealthy while it loads: {server.times.short_sentence()}.")
     yield f"--health-cmd {shlex.quote(server.address.curl('/health'))}"
     yield f"--health-start-period {server.times.limit_s}s --health-interval 10s --health-timeout 6s --health-retries 3"
-    yield from comment_lines(f"docker stop waits for the drain ({server.times.drain_s} s) and the teardown.")
+    yield from comment_lines(server.stop_sentence())
     yield f"--stop-timeout {server.times.stop_s}"
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.exports import containers
-from legroom.exports.kubernetes import secret_key
+from legroom.exports.kubernetes import literal, secret_key
 from legroom.exports.request import ExportedFile
 from legroom.exports.server import Server, server_of
 from legroom.exports.server_address import check_inside
@@ -71,6 +71,11 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 def _check(server: Server) -> None:
     check_inside(server.words)
+    if server.local_model:
+        raise LegroomError(
+            f"the chart mounts no folder of a node, and the model is {server.model}",
+            "use legroom export kubernetes, or a model of the Hub",
+        )
     if server.address.tls:
         raise LegroomError(
             "the router of the chart speaks plain http to its servers",
@@ -132,7 +137,7 @@ def _model(server: Server) -> dict[str, Any]:
 
 def _environment(server: Server) -> Iterator[Any]:
     for line in containers.container_env(server):
-        yield Said(f"{line.why}.", {"name": line.name, "value": line.value})
+        yield Said(f"{line.why}.", {"name": line.name, "value": literal(line.value)})
     for name in server.secrets:
         if name not in ("HF_TOKEN", API_KEY_NAME):
             reference = {"name": server.name, "key": secret_key(name), "optional": True}
@@ -180,7 +185,7 @@ def _config(server: Server) -> dict[str, Any]:
 
 
 def _words(phrase: Phrase, why: str) -> list[Any]:
-    return [Said(why, word) if i == 0 else word for i, word in enumerate(phrase.words)]
+    return [Said(why, literal(word)) if i == 0 else literal(word) for i, word in enumerate(phrase.words)]
 
 
 def _prefix_caching(server: Server) -> bool:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
+from legroom.errors import LegroomError
 from legroom.exports import containers
 from legroom.exports.request import ExportedFile
-from legroom.exports.server import Server, server_of
+from legroom.exports.server import Server, check_model, server_of
 from legroom.exports.server_address import check_inside
 from legroom.exports.server_drain import guard_drain, metrics_drain
 from legroom.exports.server_options import add_server_options
@@ -37,6 +39,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     """The manifests in one file, and the Dockerfile of the image where legroom must be inside."""
     server = server_of(request)
     check_inside(server.words)
+    check_model(server)
     remarks = [*containers.head(server), *server.remarks]
     if server.secrets:
         literals = " ".join(f"--from-literal={secret_key(name)}=..." for name in server.secrets)
@@ -48,6 +51,8 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 def manifests(server: Server, options: Any) -> list[dict[str, Any]]:
     """Every object."""
     namespace = options.get("namespace")
+    if namespace is not None and not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", namespace):
+        raise LegroomError(f"--namespace {namespace!r} is not a name", "use small letters, digits and dashes")
     claim = [] if server.local_model else [_claim(server, namespace)]
     return [*claim, _deployment(server, namespace), _service(server, namespace)]
 
@@ -118,9 +123,9 @@ def _container(server: Server) -> dict[str, Any]:
     container: dict[str, Any] = {
         "name": "vllm",
         "image": containers.image(server),
-        "command": [_literal(word) for word in containers.entrypoint(server)],
+        "command": [literal(word) for word in containers.entrypoint(server)],
         "args": [
-            Said(line.why, _literal(word)) if i == 0 else _literal(word)
+            Said(line.why, literal(word)) if i == 0 else literal(word)
             for line in server.lines
             for i, word in enumerate(line.phrase.words)
         ],
@@ -138,14 +143,14 @@ def _container(server: Server) -> dict[str, Any]:
     return container
 
 
-def _literal(text: str) -> str:
-    """Kubernetes puts variables into `$(NAME)`; two dollars keep one."""
-    return text.replace("$(", "$$(")
+def literal(text: str) -> str:
+    """Kubernetes puts variables into `$(NAME)` and makes one dollar of two, wherever they stand."""
+    return text.replace("$", "$$")
 
 
 def _environment(server: Server) -> list[Any]:
     lines: list[Any] = [
-        Said(f"{line.why}.", {"name": line.name, "value": _literal(line.value)})
+        Said(f"{line.why}.", {"name": line.name, "value": literal(line.value)})
         for line in containers.container_env(server)
     ]
     for name in server.secrets:
@@ -191,13 +196,13 @@ def _probes(server: Server) -> dict[str, Any]:
 
 def _pre_stop(server: Server) -> str:
     if server.options.guard:
-        return guard_drain(server, f"sleep {ENDPOINT_S}; exit 0")
+        return f"sleep {ENDPOINT_S}; {guard_drain(server)}"
     return f"sleep {ENDPOINT_S}" if server.drains_itself else metrics_drain(server)
 
 
 def _pre_stop_why(server: Server) -> str:
     if server.options.guard:
-        return "The guard turns new requests away; those that run have the drain time to end."
+        return "Routers learn that the pod leaves; then the guard turns new requests away while those that run end."
     if server.drains_itself:
         return "Routers learn that the pod leaves; then vLLM drains by itself (--shutdown-timeout)."
     return f"vLLM {server.release.version} ends running requests at SIGTERM, so they are waited for here."

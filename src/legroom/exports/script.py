@@ -67,10 +67,8 @@ def _head(server: Server) -> Iterator[str]:
     for line in about:
         yield from comment_lines(line)
     yield "# Arguments of this script are added to the command and win."
-    if "--shutdown-timeout" not in {line.phrase.flag for line in server.lines} and server.plan:
-        yield from comment_lines(
-            f"vLLM {server.release.version} ends running requests at SIGTERM: take it out of the load balancer first."
-        )
+    if server.plan and not server.drains_itself:
+        yield from comment_lines(server.stop_sentence())
     yield "set -euo pipefail"
 
 

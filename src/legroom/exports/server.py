@@ -84,6 +84,12 @@ class Server:
         """Whether vLLM lets running requests finish on SIGTERM."""
         return self.words.get("--shutdown-timeout") is not None
 
+    def stop_sentence(self) -> str:
+        """What a plain stop does to requests that run."""
+        if self.drains_itself:
+            return f"A stop waits for the drain ({self.times.drain_s if self.times else 0} s) and the teardown."
+        return f"vLLM {self.release.version} ends running requests at SIGTERM: take it out of the load balancer first."
+
     @property
     def image(self) -> str:
         """The container image of the release."""
@@ -93,6 +99,22 @@ class Server:
     def local_model(self) -> bool:
         """Whether the model is a folder rather than a Hub id."""
         return self.model.startswith(("/", ".", "~"))
+
+
+def check_model(server: Server, *, mounted: bool = True) -> None:
+    """Refuse a folder that would be another one, or none, where the server starts."""
+    if not server.local_model:
+        return
+    if not server.model.startswith("/"):
+        from pathlib import Path  # noqa: PLC0415
+
+        absolute = Path(server.model).expanduser().absolute()
+        raise LegroomError(
+            f"the model {server.model} is a path from where the command runs, and the exported server starts elsewhere",
+            f"name the whole path, like {absolute}",
+        )
+    if mounted and ":" in server.model:
+        raise LegroomError(f"the path {server.model} has a colon, and volumes are written with one", "rename it")
 
 
 def server_of(request: ExportRequest) -> Server:
@@ -246,7 +268,6 @@ def _with_drain(words: ServerWords, release: Release, options: ServerOptions) ->
 
 
 def _with_guard(words: ServerWords) -> ServerWords:
-    given = words.get("--middleware")
-    if given is not None and given.value == MIDDLEWARE:
+    if any(phrase.flag == "--middleware" and MIDDLEWARE in phrase.values for phrase in words.phrases):
         return words
     return words.with_phrase(Phrase("--middleware", (MIDDLEWARE,)))

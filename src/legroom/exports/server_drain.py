@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 _TURN_S = 2
 
 
-def guard_drain(server: Server, otherwise: str = "exit 0") -> str:
-    """Tell the guard to turn new requests away, then wait until nothing runs; `otherwise` where it does not answer."""
+def guard_drain(server: Server) -> str:
+    """Tell the guard to turn new requests away, then wait until nothing runs; no wait where it does not answer."""
     bearer = '-H "Authorization: Bearer $LEGROOM_GUARD_TOKEN"'
     on = """-H "Content-Type: application/json" -d '{"on": true}'"""
     drain, status = (server.address.curl(f"/-/legroom/{what}") for what in ("drain", "status"))
     return (
         f"""{drain} -X POST {bearer} {on} """
-        f"""|| {{ {otherwise}; }}; for turn in $(seq {_turns(server)}); do {status} {bearer} """
+        f"""|| exit 0; for turn in $(seq {_turns(server)}); do {status} {bearer} """
         f"""| grep -Eq '"running": *0[^0-9]' && exit 0; sleep {_TURN_S}; done"""
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -10,11 +11,12 @@ from legroom.errors import LegroomError
 from legroom.exports.comments import WRITTEN, headline
 from legroom.exports.request import ExportedFile
 from legroom.exports.script import comment_lines
-from legroom.exports.server import Server, server_of
+from legroom.exports.server import Server, check_model, server_of
 from legroom.exports.server_address import check_probes
 from legroom.exports.server_drain import guard_drain
 from legroom.exports.server_options import add_server_options
 from legroom.exports.server_words import API_KEY_NAME, WITHOUT_API_KEY
+from legroom.facts.flags import env_default
 
 if TYPE_CHECKING:
     from legroom.exports.request import ExportRequest
@@ -38,9 +40,12 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     """The unit, and one for `legroom watch` where it is asked for."""
     server = server_of(request)
     check_probes(server.words)
+    check_model(server, mounted=False)
     user, folder = request.options.get("user", "vllm"), request.options.get("bin", "/opt/vllm/bin").rstrip("/")
     if not folder.startswith("/"):
         raise LegroomError(f"--bin {folder} is not an absolute path", "systemd starts programs by their whole path")
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,30}", user):
+        raise LegroomError(f"--user {user!r} is not a name of a user", "write it like --user vllm")
     made = [ExportedFile(f"{server.name}.service", unit_text(server, user, folder))]
     if server.options.sidecar:
         made.append(ExportedFile(f"{server.name}-watch.service", watch_text(server, user, folder)))
@@ -73,7 +78,8 @@ def _service(server: Server, user: str, folder: str) -> Iterator[str]:
     yield "Type=exec"
     yield f"User={user}"
     yield f"StateDirectory={server.name}"
-    yield f"Environment=HF_HOME=%S/{server.name}/huggingface VLLM_CACHE_ROOT=%S/{server.name}/cache"
+    cache = f" VLLM_CACHE_ROOT=%S/{server.name}/cache" if env_default("VLLM_CACHE_ROOT", server.release) else ""
+    yield f"Environment=HF_HOME=%S/{server.name}/huggingface{cache}"
     yield from _environment(server)
     yield f"ExecStart={_command(server, folder)}"
     yield from _waiting(server)
@@ -93,7 +99,7 @@ def _environment(server: Server) -> Iterator[str]:
         yield from comment_lines(remark)
     for line in server.env:
         yield from comment_lines(f"{line.name}: {line.why}.")
-        yield f"Environment={quoted(f'{line.name}={line.value}')}"
+        yield f"Environment={quoted(f'{line.name}={line.value}', expanded=False)}"
     if server.secrets:
         yield from comment_lines(f"{', '.join(server.secrets)}: in this file, readable for root alone.")
         needed = API_KEY_NAME in server.secrets
@@ -109,7 +115,7 @@ def _command(server: Server, folder: str) -> str:
     program = [named if named.startswith("/") else f"{folder}/{named}", *server.words.head[1:]]
     model = [server.model] if server.words.head[-1] == "serve" else ["--model", server.model]
     phrases = [" ".join(quoted(word) for word in line.phrase.words) for line in server.lines]
-    first = " ".join(quoted(word, program=i == 0) for i, word in enumerate([*program, *model]))
+    first = " ".join(quoted(word, expanded=i > 0) for i, word in enumerate([*program, *model]))
     return " \\\n  ".join([first, *phrases])
 
 
@@ -129,9 +135,7 @@ def _stopping(server: Server) -> Iterator[str]:
         yield from comment_lines("The guard turns new requests away; those that run have the drain time to end.")
         yield f"ExecStop=/bin/sh -c {quoted(guard_drain(server))}"
     elif not server.drains_itself:
-        yield from comment_lines(
-            f"vLLM {server.release.version} ends running requests at SIGTERM: take it out of the load balancer first."
-        )
+        yield from comment_lines(server.stop_sentence())
     yield from comment_lines("SIGTERM to the server alone, and what is left of its workers is killed: no orphans.")
     yield "KillMode=mixed"
     yield "KillSignal=SIGTERM"
@@ -147,6 +151,8 @@ def _install() -> Iterator[str]:
 def watch_text(server: Server, user: str, folder: str) -> str:
     """A unit for `legroom watch`, bound to the server's own."""
     unit = f"{server.name}.service"
+    program = quoted(f"{folder}/legroom", expanded=False)
+    command = " ".join([program, *(quoted(word) for word in server.address.watched())])
     lines = [
         f"# {WRITTEN}",
         "[Unit]",
@@ -159,7 +165,7 @@ def watch_text(server: Server, user: str, folder: str) -> str:
         f"User={user}",
         f"StateDirectory={server.name}",
         f"Environment=LEGROOM_HOME=%S/{server.name}/legroom",
-        f"ExecStart={folder}/legroom {' '.join(quoted(word) for word in server.address.watched())}",
+        f"ExecStart={command}",
         "Restart=always",
         f"RestartSec={_RESTART_S}",
         "NoNewPrivileges=yes",
@@ -171,12 +177,13 @@ def watch_text(server: Server, user: str, folder: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def quoted(word: str, program: bool = False) -> str:
-    """A word of a unit file: specifiers and variables are doubled, and what needs quotes gets them."""
+def quoted(word: str, *, expanded: bool = True) -> str:
+    """A word of a unit file: specifiers are doubled, variables too where systemd puts them in (the arguments of a
+    command, not its program and not Environment=), and what needs quotes gets them."""
     if "\n" in word or "\r" in word:
         raise LegroomError(f"{word.splitlines()[0]!r} goes on in another line", "a unit file cannot hold it")
     text = word.replace("%", "%%")
-    if not program:
+    if expanded:
         text = text.replace("$", "$$")
     if text and not set(text) & set(" \t'\"\\;"):
         return text

@@ -1,0 +1,103 @@
+"""What a container's file says reaches the server as it was said: dollars, folders, middlewares, the end of it."""
+
+import pytest
+import yaml
+from planned import planned, request
+
+from legroom.errors import LegroomError
+from legroom.exports import compose, docker, helm_values, kubernetes
+from legroom.exports.plan_document import plan_document
+from legroom.exports.request import ExportRequest
+from legroom.exports.script import script_text
+from legroom.exports.server import options_of, planned_server
+
+
+def asked(*flags, model=None, env=None, **options):
+    document = dict(planned("8b-h100").document)
+    command = [*document["command"], *flags]
+    command[2] = model or command[2]
+    made = plan_document({**document, "command": command, "env": env or {}})
+    return ExportRequest(made.release, made, options)
+
+
+def text(module, which=None, **options):
+    return module.files(request(which, **options) if isinstance(which, str) else which)[-1].text
+
+
+def pod(made):
+    documents = list(yaml.safe_load_all(text(kubernetes, made)))
+    return next(one for one in documents if one["kind"] == "Deployment")["spec"]["template"]["spec"]
+
+
+def as_kubernetes_expands(value):
+    """Two dollars are one, `$(NAME)` is a variable, any other dollar is itself."""
+    out, i = "", 0
+    while i < len(value):
+        pair = value[i : i + 2]
+        assert pair != "$(", "a variable would be put in here"
+        out, i = out + value[i], i + (2 if pair == "$$" else 1)
+    return out
+
+
+@pytest.mark.parametrize("value", ["$$", "a$$b", "$(HOME)", "$$(HOME)", "$x", "end$", "$$$"])
+def test_dollars_reach_the_process_as_they_were_given(value):
+    made = asked("--served-model-name", value, env={"VLLM_X": value})
+    container = pod(made)["containers"][0]
+    given = container["args"][container["args"].index("--served-model-name") + 1]
+    assert as_kubernetes_expands(given) == value
+    assert as_kubernetes_expands(container["env"][0]["value"]) == value
+    model = yaml.safe_load(text(helm_values, made))["servingEngineSpec"]["modelSpec"][0]
+    extra = model["vllmConfig"]["extraArgs"]
+    assert as_kubernetes_expands(extra[extra.index("--served-model-name") + 1]) == value
+    assert as_kubernetes_expands(model["env"][0]["value"]) == value
+
+
+@pytest.mark.parametrize("model", ["./my models/llama", "~/llama", "/models/a:b"])
+@pytest.mark.parametrize("module", [docker, compose, kubernetes, helm_values])
+def test_a_model_that_cannot_be_mounted_is_refused(module, model):
+    with pytest.raises(LegroomError):
+        module.files(asked(model=model))
+
+
+def test_the_chart_is_not_given_a_folder():
+    with pytest.raises(LegroomError, match="mounts no folder"):
+        helm_values.files(asked(model="/models/llama"))
+
+
+def test_a_dollar_in_a_mounted_folder_is_kept_by_compose():
+    (service,) = yaml.safe_load(text(compose, asked(model="/models/$x")))["services"].values()
+    assert service["volumes"][0] == "/models/$$x:/models/$$x:ro"
+
+
+@pytest.mark.parametrize("namespace", ["Foo Bar", "", "-a", "a" * 64])
+def test_what_is_no_namespace_is_refused(namespace):
+    with pytest.raises(LegroomError, match="--namespace"):
+        text(kubernetes, "8b-h100", namespace=namespace)
+
+
+def test_routers_are_waited_for_before_the_guard_turns_requests_away():
+    hook = pod(request("8b-h100", with_guard=True))["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][-1]
+    assert hook.startswith("sleep 10; curl")
+
+
+def test_a_guard_that_is_there_already_is_not_added_again():
+    flags = ("--middleware", "legroom.guard.Guard", "--middleware", "my.auth.Middleware")
+    made = asked(*flags, with_guard=True)
+    written = script_text(planned_server(made.plan, options_of(made.options)))
+    assert written.count("--middleware legroom.guard.Guard") == 1
+    lines = [line.strip() for line in written.splitlines()]
+    assert (
+        lines[lines.index("--middleware my.auth.Middleware") - 1] == "# A layer around every request, as it was given."
+    )
+    assert lines[lines.index("--middleware legroom.guard.Guard") - 1].startswith("# The guard:")
+
+
+@pytest.mark.parametrize("module", [docker, compose])
+def test_a_drain_is_claimed_only_where_the_release_has_one(module):
+    def said(which, **options):
+        return " ".join(text(module, which, **options).replace("#", " ").split())
+
+    for options in ({}, {"with_guard": True}):
+        assert "0.10.2 ends running requests at SIGTERM" in said("0.10.2", **options)
+        assert "waits for the drain" not in said("0.10.2", **options)
+    assert "A stop waits for the drain (60 s)" in said("8b-h100")
