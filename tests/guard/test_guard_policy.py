@@ -59,6 +59,11 @@ def test_a_mistake_names_its_line_and_its_key(text, line, named):
     assert named in error.message
 
 
+def test_a_number_of_thousands_of_digits_is_complained_about_where_it_stands():
+    error = complaint("[pool]\ntokens = " + "9" * 5000 + "\nmax_running = 4\n")
+    assert "line 2, key 'tokens'" in error.message
+
+
 def test_a_misspelt_key_gets_its_likely_spelling():
     assert "overcommit" in complaint("[pool]\novercomit = 2").hint
 

@@ -13,6 +13,7 @@ from legroom.errors import LegroomError
 from legroom.guard.policy import SECTIONS, Policy
 from legroom.units import parse_bytes
 
+_HUGE_NUMBER = re.compile(r"[0-9_]{4000}")
 _TOO_LARGE_BYTES = 1 << 20
 
 
@@ -37,9 +38,10 @@ def parse_policy(text: str, name: str = "policy") -> Policy:
     """The policy in a text."""
     try:
         document = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # TOML's own, or Python's for a number of thousands of digits
         found = re.search(r"\(at line (\d+), column \d+\)", str(error))
-        line = int(found[1]) if found else text.count("\n") + 1
+        huge = None if found else _HUGE_NUMBER.search(text)
+        line = int(found[1]) if found else text.count("\n", 0, huge.start() if huge else None) + 1
         why = re.sub(r" \(at .*\)$", "", str(error))
         key = _key_on(text, line)
         raise LegroomError(f"{name}, line {line}{key}: {why}", "see legroom guard --print-policy") from error
