@@ -97,6 +97,15 @@ def test_retry_after_follows_the_rate_of_releases():
     assert pool.retry_after_s(Need(50), 60.0) == pytest.approx(5, abs=1)
 
 
+def test_retry_after_follows_the_seats_where_they_are_what_is_missing():
+    pool = pool_of(10_000, seats=4, queue=20)
+    for second in range(60):
+        pool.leave(pool.ask(Need(1), second), second)
+    for _ in range(14):
+        pool.ask(Need(1), 60.0)
+    assert pool.retry_after_s(Need(1), 60.0) == pytest.approx(11, abs=2), "ten wait, and one leaves a second"
+
+
 def test_a_burst_is_told_to_come_back_spread_out():
     pool = pool_of(100, queue=0)
     for second in range(60):

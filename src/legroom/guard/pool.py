@@ -72,10 +72,8 @@ class Pool:
         self.held_seats = 0
         self.running = 0
         self._queue: OrderedDict[int, Ticket] = OrderedDict()
-        self._queued_blocks = 0
-        self._rate = ReleaseRate(now_s)
-        self._promised_blocks = 0.0
-        self._promised_at_s = now_s
+        self._blocks = _Supply(now_s)
+        self._seats = _Supply(now_s)
 
     @property
     def waiting(self) -> int:
@@ -85,7 +83,7 @@ class Pool:
     @property
     def queued_blocks(self) -> int:
         """What they need together."""
-        return self._queued_blocks
+        return self._blocks.queued
 
     def ask(self, need: Need, now_s: float) -> Ticket:
         """Admit, queue or turn away; the ticket's state says which."""
@@ -99,7 +97,8 @@ class Pool:
             ticket.state = State.FULL
         else:
             self._queue[id(ticket)] = ticket
-            self._queued_blocks += need.blocks
+            self._blocks.queued += need.blocks
+            self._seats.queued += need.seats
         return ticket
 
     def leave(self, ticket: Ticket, now_s: float) -> None:
@@ -109,10 +108,11 @@ class Pool:
             self.held_blocks -= ticket.need.blocks
             self.held_seats -= ticket.need.seats
             self.running -= 1
-            self._rate.add(ticket.need.blocks, now_s)
+            self._blocks.rate.add(ticket.need.blocks, now_s)
+            self._seats.rate.add(ticket.need.seats, now_s)
         elif state is State.WAITING:
             del self._queue[id(ticket)]
-            self._queued_blocks -= ticket.need.blocks
+            self._dequeued(ticket.need)
         else:
             return
         self._admit_from_queue()
@@ -127,17 +127,14 @@ class Pool:
 
         What was turned away lately is expected back too, so a burst is told to return spread out, not all at once.
         """
-        rate = self._rate.blocks_per_s(now_s)
-        if rate <= 0 or self.limits.blocks is None:
-            return UNKNOWN_RETRY_S
-        elapsed_s = now_s - self._promised_at_s
-        self._promised_blocks = max(0.0, self._promised_blocks - rate * elapsed_s)
-        self._promised_at_s = now_s
-        free = max(0, self.limits.blocks - self.held_blocks)
-        missing = self._queued_blocks + self._promised_blocks + need.blocks - free
-        self._promised_blocks += need.blocks
+        limit, waits_s = self.limits, []
+        if limit.blocks is not None:
+            waits_s.append(self._blocks.wait_s(need.blocks, limit.blocks - self.held_blocks, now_s))
+        if limit.seats is not None:
+            waits_s.append(self._seats.wait_s(need.seats, limit.seats - self.held_seats, now_s))
+        known = [wait_s for wait_s in waits_s if wait_s is not None]
         # Written so that an overflow or a tiny rate ends at the longest wait, never in an error.
-        return max(1, math.ceil(min(missing / rate, LONGEST_RETRY_S)))
+        return max(1, math.ceil(min(max(known), LONGEST_RETRY_S))) if known else UNKNOWN_RETRY_S
 
     def _fits(self, need: Need) -> bool:
         limit = self.limits
@@ -163,12 +160,39 @@ class Pool:
             if not self._fits(ticket.need):
                 return
             del self._queue[key]
-            self._queued_blocks -= ticket.need.blocks
+            self._dequeued(ticket.need)
             self._admit(ticket)
+
+    def _dequeued(self, need: Need) -> None:
+        self._blocks.queued -= need.blocks
+        self._seats.queued -= need.seats
+
+
+class _Supply:
+    """Blocks or seats on their way back: how fast they come, and who is to have them."""
+
+    __slots__ = ("_promised", "_promised_at_s", "queued", "rate")
+
+    def __init__(self, now_s: float) -> None:
+        self.rate = ReleaseRate(now_s)
+        self.queued = 0
+        self._promised = 0.0
+        self._promised_at_s = now_s
+
+    def wait_s(self, need: int, free: int, now_s: float) -> float | None:
+        """When so many will be free, behind all that wait or were told to come back; None where nothing is known."""
+        rate = self.rate.per_s(now_s)
+        if rate <= 0:
+            return None
+        self._promised = max(0.0, self._promised - rate * (now_s - self._promised_at_s))
+        self._promised_at_s = now_s
+        missing = self.queued + self._promised + need - max(0, free)
+        self._promised += need
+        return missing / rate
 
 
 class ReleaseRate:
-    """Blocks given back a second, an exponential average without the bias of a short history."""
+    """What was given back a second, an exponential average without the bias of a short history."""
 
     __slots__ = ("_at_s", "_mass", "_weight")
 
@@ -177,12 +201,12 @@ class ReleaseRate:
         self._mass = 0.0
         self._weight = 0.0
 
-    def add(self, blocks: int, now_s: float) -> None:
+    def add(self, amount: int, now_s: float) -> None:
         """Note a release."""
         self._decay(now_s)
-        self._mass += blocks
+        self._mass += amount
 
-    def blocks_per_s(self, now_s: float) -> float:
+    def per_s(self, now_s: float) -> float:
         """The rate as of now; 0 where nothing was released lately."""
         self._decay(now_s)
         return self._mass / (self._weight * RATE_WINDOW_S) if self._weight > 0.01 else 0.0
