@@ -1,12 +1,14 @@
 """What a request may ask for, held at the middleware's door."""
 
 import asyncio
+import gc
 import json
 
 import pytest
 from guard_asgi import Call, Server, vllm_state
 
 from legroom.guard import Guard
+from legroom.guard.bodies import read_body
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
@@ -158,6 +160,39 @@ def test_a_body_that_is_no_json_object_gets_400(raw):
         assert (call.status, call.error["code"]) == (400, "malformed_json")
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-32"])
+def test_a_body_is_read_in_every_encoding_that_the_server_reads(encoding):
+    async def test():
+        call = await Call(Guard(Server()), raw='{"prompt": [1], "max_tokens": 1}'.encode(encoding))
+        assert call.status == 200
+
+    asyncio.run(test())
+
+
+def test_a_body_too_deep_to_be_written_again_gets_400():
+    async def test():
+        guard = Guard(Server())
+        for depth in range(900, 1000):
+            raw = b'{"messages": [], "tools": ' + b"[" * depth + b"]" * depth + b"}"
+            assert (await Call(guard, "/v1/chat/completions", raw=raw)).status in (200, 400)
+
+    asyncio.run(test())
+
+
+def test_the_collector_rests_while_a_large_body_is_read_and_works_again_after():
+    seen = []
+    gc.callbacks.append(lambda phase, _: seen.append(phase))
+    try:
+        read_body(b"[" + b"[]," * (1 << 19) + b"[]]")
+    finally:
+        gc.callbacks.pop()
+    assert gc.isenabled()
+    assert len(seen) <= 2
+    with pytest.raises(ValueError, match="Expecting"):
+        read_body(b"[" + b"[]," * (1 << 19))
+    assert gc.isenabled()
 
 
 def test_a_body_over_the_limit_gets_413(policy):

@@ -177,6 +177,23 @@ def test_the_pixels_of_an_image_are_read_off_its_head(head, pixels):
     assert image_pixels(head) == pixels
 
 
+FRAME = b"\xff\xc0\0\x11\x08" + (3).to_bytes(2) + (7).to_bytes(2) + bytes(9)
+
+
+@pytest.mark.parametrize(
+    ("before", "pixels"),
+    [
+        ((b"\xff\xe1\xff\xff" + bytes(65_533)) * 2, 21),
+        ((b"\xff\xe1\xff\xff" + bytes(65_533)) * 40, 21),
+        (b"stray bytes" + b"\xff\0", 21),
+        (b"\xff\xe1\0\x02" * 5000, 65_535**2),
+    ],
+)
+def test_metadata_does_not_hide_the_size_of_a_jpeg(before, pixels):
+    data = base64.b64encode(b"\xff\xd8" + before + FRAME).decode()
+    assert media_of({"type": "image_url", "image_url": {"url": "data:image/jpeg;base64," + data}}).pixels == pixels
+
+
 @given(st.binary(max_size=64))
 def test_any_bytes_have_pixels_or_none(data):
     for start in (b"", b"\xff\xd8\xff", b"RIFF\0\0\0\0WEBPVP8L", b"\x89PNG\r\n\x1a\n"):
@@ -192,6 +209,14 @@ def test_an_earlier_response_makes_a_prompt_open_ended():
 def test_scores_pair_every_document_with_the_query():
     demand = demand_of(Kind.SCORE, {"query": "q" * 10, "documents": ["d" * 5, "e" * 7]})
     assert [prompt.text_bytes for prompt in demand.prompts] == [15, 17]
+    assert not demand.generates
+
+
+def test_each_question_of_a_decision_is_a_prompt_with_the_state():
+    body = {"state": {"a": "s" * 100}, "questions": {"q1": {"text": "x" * 10}, "q2": {}}, "images": ["http://a/b", 7]}
+    demand = demand_of(Kind.DECISION, body)
+    assert [prompt.text_bytes > 100 for prompt in demand.prompts] == [True, True]
+    assert [one.kind for one in demand.media] == ["image"]
     assert not demand.generates
 
 
@@ -212,6 +237,9 @@ def test_paths_are_read_as_a_lenient_server_routes_them():
     assert kind_of("POST", "//v1/completions/") is Kind.COMPLETION
     assert kind_of("POST", "/x/../v1/./completions") is Kind.COMPLETION
     assert kind_of("POST", "/api/v1/completions", "/api") is Kind.COMPLETION
+    assert kind_of("POST", "/v1/systemone") is Kind.DECISION
+    for path in ("/v1/messages/render", "/v1/responses/render", "/cohere/v2/chat/render"):
+        assert kind_of("POST", path) is Kind.TEXT
     assert kind_of("GET", "/v1/completions") is None
     assert all(kind_of("POST", path) is None for path in ("/health", "/metrics", "/version", "/v1/models", "/docs"))
 
@@ -223,7 +251,8 @@ JSON = st.recursive(
 )
 KEYS = st.sampled_from(
     ["prompt", "messages", "input", "max_tokens", "n", "best_of", "logprobs", "top_logprobs", "prompt_logprobs",
-     "token_ids", "sampling_params", "documents", "query", "tools", "model", "stream", "image_url", "type"]
+     "token_ids", "sampling_params", "documents", "query", "tools", "model", "stream", "image_url", "type",
+     "state", "questions", "images", "kv_transfer_params", "prompt_embeds"]
 )  # fmt: skip
 
 

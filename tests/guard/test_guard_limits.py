@@ -151,6 +151,10 @@ def test_a_request_weighs_its_prompt_and_its_answer_in_whole_blocks():
     assert (weight.blocks, weight.tokens, weight.seats) == (2, 20, 1)
 
 
+def test_before_the_block_size_is_known_the_usual_one_is_taken():
+    assert weigh({"prompt": [1] * 100, "max_tokens": 28}, limits=EngineLimits()).blocks == 8
+
+
 def test_copies_and_batches_weigh_each():
     weight = weigh({"prompt": [[1] * 10, [1] * 20], "max_tokens": 6, "n": 3})
     assert (weight.blocks, weight.seats) == (9, 6)

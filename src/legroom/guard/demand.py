@@ -199,6 +199,8 @@ def _prompts(kind: Kind, body: dict[str, Any], media: list[Media]) -> Iterator[P
                 yield from _texts_or_ids(next(named, None))
         case Kind.SCORE:
             yield from _pairs(body, media)
+        case Kind.DECISION:
+            yield from _decisions(body, media)
 
 
 def _texts_or_ids(value: Any) -> Iterator[Prompt]:
@@ -228,6 +230,19 @@ def _pairs(body: dict[str, Any], media: list[Media]) -> Iterator[Prompt]:
     for one in second or first:
         text = longest.text_bytes + one.text_bytes if second else one.text_bytes
         yield Prompt(0, text, longest.ascii_only and one.ascii_only, 1)
+
+
+def _decisions(body: dict[str, Any], media: list[Media]) -> Iterator[Prompt]:
+    """Decisions (0.32): each question behind the state that all of them are about."""
+    for key, kind in (("images", "image_url"), ("audio", "audio_url"), ("videos", "video_url")):
+        named = body.get(key)
+        found = [media_of({kind: one}) for one in named] if isinstance(named, list) else []
+        media += [one for one in found if one is not None]
+    asked = body.get("questions")
+    about = _text(json.dumps([body.get("state"), body.get("instructions")], ensure_ascii=False))
+    for question in asked.items() if isinstance(asked, dict) else ():
+        own = _text(json.dumps(question, ensure_ascii=False))
+        yield Prompt(0, about.text_bytes + own.text_bytes, about.ascii_only and own.ascii_only, 1)
 
 
 def _text(text: str) -> Prompt:

@@ -20,10 +20,11 @@ from legroom.errors import LegroomError
 from legroom.facts.releases import release
 from legroom.guard import answers
 from legroom.guard.answers import Refusal
+from legroom.guard.bodies import read_body
 from legroom.guard.bounds import Change, apply, changes_of, refusal_of
 from legroom.guard.demand import Demand, Prompt, demand_of
 from legroom.guard.lessons import Lessons, Tokenize
-from legroom.guard.limits import EngineLimits, limits_of_tokens
+from legroom.guard.limits import DEFAULT_BLOCK, EngineLimits, limits_of_tokens
 from legroom.guard.meters import Meters
 from legroom.guard.native import native_flags
 from legroom.guard.paths import Kind
@@ -40,7 +41,6 @@ MOST_WAITING_BYTES = 512 << 20
 """Bodies of waiting requests, together: images make some of them large."""
 BACKGROUND_S = 60.0
 """How long a response in the background keeps its place: its end is not seen at the door."""
-_DEFAULT_BLOCK = 16
 
 
 class Door:
@@ -91,7 +91,7 @@ class Door:
     def _refit(self) -> None:
         limits, pool = self._engine.over(self._plan), self.policy.pool
         if pool.tokens:
-            size = limits.block_size or _DEFAULT_BLOCK
+            size = limits.block_size or DEFAULT_BLOCK
             named = limits_of_tokens(pool.tokens, size)
             limits = replace(limits, num_blocks=named.num_blocks, block_size=size, source=named.source, ranks=1)
         self.limits = limits
@@ -108,11 +108,18 @@ class Door:
         if kind is Kind.UPLOAD:
             return Visit(body, _UPLOAD)
         try:
-            document = json.loads(body.decode())
-        except (ValueError, RecursionError) as error:
-            return self._no(answers.malformed(str(error) or "nested too deeply"))
-        if not isinstance(document, dict):
-            return self._no(answers.malformed(f"it is a {type(document).__name__}"))
+            document = read_body(body)
+            if not isinstance(document, dict):
+                return self._no(answers.malformed(f"it is a {type(document).__name__}"))
+        except ValueError as error:
+            return self._no(answers.malformed(str(error)))
+        try:
+            return self._held(kind, body, document)
+        except RecursionError:  # what could just be read may be too deep to be written
+            return self._no(answers.malformed("it is nested too deeply"))
+
+    def _held(self, kind: Kind, body: bytes, document: dict[str, Any]) -> Visit | Refusal:
+        """A request held against the policy's bounds."""
         demand = demand_of(kind, document)
         changes: tuple[Change, ...] = ()
         if kind is not Kind.TEXT:
@@ -273,13 +280,13 @@ class Door:
             self.lessons.entering(visit)
 
     def _busy(self, reason: str, visit: Visit, need: Need) -> Refusal:
-        size, blocks = self.limits.block_size or _DEFAULT_BLOCK, self.pool.limits.blocks or 0
+        size, blocks = self.limits.block_size or DEFAULT_BLOCK, self.pool.limits.blocks or 0
         free = max(0, blocks - self.pool.held_blocks) * size
         retry_s = self.pool.retry_after_s(need, self.clock())
         return answers.busy(reason, visit.weight.tokens if visit.weight else 0, free, self.pool.waiting, retry_s)
 
     def _never(self, visit: Visit, blocks: int) -> Refusal:
-        size, demand = self.limits.block_size or _DEFAULT_BLOCK, visit.demand
+        size, demand = self.limits.block_size or DEFAULT_BLOCK, visit.demand
         weight = visit.weight
         assert weight is not None
         why = f"{len(demand.prompts):,} prompt{'s' if len(demand.prompts) != 1 else ''}, n {demand.sequences:,}, "

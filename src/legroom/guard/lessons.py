@@ -11,6 +11,7 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from legroom.guard.bodies import read_body
 from legroom.guard.demand import Demand
 from legroom.guard.paths import Kind
 from legroom.guard.tokens import FEWEST, ModelTokens, TokenBook
@@ -48,7 +49,7 @@ class Lessons:
         """A prompt's tokens by the server's own tokenizer; None where it does not say."""
         if self._tokenize is None or not is_countable(visit.demand):
             return None
-        document: dict[str, Any] = json.loads(visit.body)
+        document: dict[str, Any] = read_body(visit.body)
         asked = {key: document[key] for key in _TOKENIZED[visit.demand.kind] if key in document}
         if isinstance(asked.get("prompt"), list):
             asked["prompt"] = asked["prompt"][0]

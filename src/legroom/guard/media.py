@@ -15,8 +15,12 @@ KINDS: Mapping[str, str] = {
     "video_url": "video", "input_video": "video", "video": "video",
 }  # fmt: skip
 _EMBEDS = frozenset(key for key in KINDS if key.endswith("_embeds"))
-_HEAD_BYTES = 64 << 10
-"""Enough to find an image's size behind its metadata."""
+_HEADS_BYTES = (64 << 10, 1 << 20, None)
+"""How much of an image to look at for its size: mostly the first is enough, behind much metadata all of it."""
+_MOST_SEGMENTS = 4096
+"""Parts of a JPEG before its size; a camera writes a few dozen."""
+_JPEG = b"\xff\xd8"
+_LARGEST_JPEG_PIXELS = 65_535**2
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +47,11 @@ def media_of(part: Mapping[str, Any]) -> Media | None:
     if text[:5].lower() == "data:":
         head, _, data = text.partition(",")
         size = len(data) * 3 // 4 if ";base64" in head else len(data)
-        pixels = image_pixels(_head(data)) if kind == "image" and ";base64" in head else None
+        pixels = _pixels(data) if kind == "image" and ";base64" in head else None
         return Media(kind, size, pixels, remote=False)
     if "://" in text[:12]:
         return Media(kind, 0, None, remote=True)
-    return Media(kind, len(text) * 3 // 4, image_pixels(_head(text)) if kind == "image" else None, remote=False)
+    return Media(kind, len(text) * 3 // 4, _pixels(text) if kind == "image" else None, remote=False)
 
 
 def beside_media(part: Mapping[str, Any]) -> list[Any]:
@@ -73,8 +77,17 @@ def _address(part: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _head(data: str) -> bytes:
-    start = data[: _HEAD_BYTES * 4 // 3 // 4 * 4]
+def _pixels(data: str) -> int | None:
+    for size in _HEADS_BYTES:
+        head = _head(data, size)
+        pixels = image_pixels(head)
+        if pixels is not None or head[:2] != _JPEG or size is None or len(data) < size:
+            return pixels
+    return None
+
+
+def _head(data: str, size: int | None) -> bytes:
+    start = data if size is None else data[: size * 4 // 3 // 4 * 4]
     try:
         return base64.b64decode(start + "=" * (-len(start) % 4), validate=False)
     except (binascii.Error, ValueError):
@@ -92,7 +105,7 @@ def image_pixels(head: bytes) -> int | None:
         return abs(width * height)
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP" and len(head) >= 30:
         return _webp_pixels(head)
-    return _jpeg_pixels(head) if head[:2] == b"\xff\xd8" else None
+    return _jpeg_pixels(head) if head[:2] == _JPEG else None
 
 
 def _webp_pixels(head: bytes) -> int | None:
@@ -108,12 +121,14 @@ def _webp_pixels(head: bytes) -> int | None:
 
 
 def _jpeg_pixels(head: bytes) -> int | None:
+    """The frame's size, behind whatever segments and stray bytes (which decoders skip) stand before it."""
     at = 2
-    while at + 9 < len(head):
-        if head[at] != 0xFF:
+    for _ in range(_MOST_SEGMENTS):
+        at = head.find(b"\xff", at)
+        if at < 0 or at + 9 > len(head):
             return None
         marker = head[at + 1]
-        if marker == 0xFF:
+        if marker in (0x00, 0xFF):
             at += 1
         elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
             return int.from_bytes(head[at + 5 : at + 7]) * int.from_bytes(head[at + 7 : at + 9])
@@ -121,4 +136,4 @@ def _jpeg_pixels(head: bytes) -> int | None:
             at += 2
         else:
             at += 2 + int.from_bytes(head[at + 2 : at + 4])
-    return None
+    return _LARGEST_JPEG_PIXELS

@@ -20,6 +20,7 @@ class Kind(Enum):
     GENERATE = "generate"
     POOLING = "pooling"
     SCORE = "score"
+    DECISION = "decision"
     TEXT = "text"
     """Work on the CPU alone: only the size of the body is bounded."""
     UPLOAD = "upload"
@@ -37,6 +38,7 @@ GUARDED: dict[str, Kind] = {
     "/cohere/v2/chat": Kind.CHAT,
     "/inference/v1/generate": Kind.GENERATE,
     "/generative_scoring": Kind.SCORE,
+    "/v1/systemone": Kind.DECISION,
     "/v1/embeddings": Kind.POOLING,
     "/v2/embed": Kind.POOLING,
     "/pooling": Kind.POOLING,
@@ -51,6 +53,9 @@ GUARDED: dict[str, Kind] = {
     "/v1/messages/count_tokens": Kind.TEXT,
     "/v1/completions/render": Kind.TEXT,
     "/v1/chat/completions/render": Kind.TEXT,
+    "/v1/responses/render": Kind.TEXT,
+    "/v1/messages/render": Kind.TEXT,
+    "/cohere/v2/chat/render": Kind.TEXT,
     "/v1/audio/transcriptions": Kind.UPLOAD,
     "/v1/audio/translations": Kind.UPLOAD,
     "/invocations": Kind.ANY,
