@@ -97,6 +97,26 @@ def test_a_list_of_servers_that_cannot_be_read_is_3(words, capsys, monkeypatch):
     assert capsys.readouterr().err.startswith("error:")
 
 
+def test_a_server_that_is_given_twice_is_looked_at_once_a_round(capsys):
+    metrics = Metrics()
+    with serving(metrics) as url:
+        bare = url.removeprefix("http://")
+        assert main(["watch", url, bare, f"{url}/metrics", "--once", "--json", "--interval", "0.1"]) == 0
+    (server,) = json.loads(capsys.readouterr().out)["servers"]
+    assert server["generation_tokens_per_s"] > 0
+    assert metrics.looks == 3
+
+
+def test_thresholds_and_plans_of_a_watch_file_count_without_the_sidecar(tmp_path, capsys):
+    plan, config = tmp_path / "plan.json", tmp_path / "watch.toml"
+    plan.write_text('{"kv": {"num_blocks": 5000, "block_size": 16}, "layout": {}}')
+    with serving(Metrics(kv_use=0.6, waiting=40)) as url:
+        config.write_text(f'[[servers]]\nurl = "{url}"\nplan = "{plan}"\n[thresholds]\npool_full_ratio = 0.5\n')
+        assert main(["watch", "--config", str(config), "--once", "--json", "--interval", "0.1"]) == 1
+    (server,) = json.loads(capsys.readouterr().out)["servers"]
+    assert {"pool_pressure", "plan_drift"} <= {one["kind"] for one in server["findings"]}
+
+
 def test_credentials_in_an_address_never_show(capsys):
     with serving(Metrics()) as url:
         main(["watch", url.replace("://", "://user:very-secret@"), "--once", "--interval", "0.1"])
@@ -106,7 +126,8 @@ def test_credentials_in_an_address_never_show(capsys):
 
 @pytest.mark.parametrize(
     "words",
-    [[], ["http://h:1", "--interval", "0"], ["http://h:1", "--act", "restart"], ["--replay", "/no/file"],
+    [[], ["http://h:1", "--interval", "0"], ["http://h:1", "--interval", "301"],
+     ["http://h:1", "--act", "restart"], ["--replay", "/no/file"],
      ["http://h:1", "--plan", "/no/plan"], ["http://h:1", "--token-file", "/no/token"], ["ftp://h"],
      ["--daemon", "--config", "/no/watch.toml"], ["http://h:1", "--daemon", "--act", "explode"]],
     ids=" ".join,
@@ -130,6 +151,19 @@ def test_the_stream_is_one_object_a_look(home):
     assert [look["kv_use"] for look in looks] == [0.42] * 3
     assert looks[0]["time_s"] < looks[2]["time_s"]
     assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_stream_that_is_told_to_end_closes_what_it_has_open(number, tmp_path):
+    path = tmp_path / "r.jsonl"
+    with serving(Metrics()) as url:
+        words = [sys.executable, "-m", "legroom", "watch", url, "--json", "--interval", "0.2", "--record", str(path)]
+        running = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert running.stdout
+        running.stdout.readline()
+        running.send_signal(number)
+        running.communicate(timeout=120)
+    assert len(path.read_text().splitlines()) >= 2
 
 
 def test_a_reader_who_leaves_ends_the_stream_quietly():
@@ -206,6 +240,30 @@ def test_what_another_watcher_keeps_already_is_not_journalled_twice(tmp_path):
                 session.take(look)
         kinds = [one.kind for one in journal.incidents()]
         assert len(kinds) == len(set(kinds))
+
+
+def test_what_a_killed_watcher_left_open_is_closed_and_hides_nothing(tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    with Journal.open(tmp_path / "j.db") as journal:
+        left = journal.open_incident(SERVER, "pool_pressure", "t", {"by": "watch", "pid": ended.pid}, 1.6e9, "left")
+        session = WatchSession(journal=journal)
+        for look in trouble():
+            session.take(look)
+        found = [one for one in journal.incidents() if one.kind == "pool_pressure"]
+        assert [one.closed_s is None for one in sorted(found, key=lambda one: one.id)] == [False, True]
+        stale = journal.incident(left)
+        assert stale and stale.outcome == "lasted when its watcher was ended"
+
+
+def test_what_a_sidecar_keeps_is_left_to_it(tmp_path):
+    with Journal.open(tmp_path / "j.db") as journal:
+        journal.open_incident(SERVER, "pool_pressure", "t", {"by": "sidecar"}, 1.6e9, "kept")
+        session = WatchSession(journal=journal)
+        for look in trouble():
+            session.take(look)
+        session.close()
+        assert [one.closed_s for one in journal.incidents() if one.kind == "pool_pressure"] == [None]
 
 
 def test_a_full_disk_is_said_and_watching_goes_on(tmp_path, monkeypatch):

@@ -30,6 +30,15 @@ def test_a_steady_rise_says_when_the_pool_is_full() -> None:
     assert found.per_minute == pytest.approx(0.06)
 
 
+@pytest.mark.parametrize("interval_s", [5.0, 15.0, 30.5, 60.0, 300.0])
+def test_a_slow_watcher_gets_a_forecast_too(interval_s: float) -> None:
+    made = Window("x")
+    for number in range(14):
+        made.add(Sample(interval_s * number, "x", (EngineSample("m", "0", kv_use=0.5 + 0.01 * number, running=1.0),)))
+    found = forecast(made)
+    assert (found is not None) == (0.32 / (0.01 / interval_s) <= 3600)
+
+
 def test_a_noisy_rise_has_a_band_around_the_truth() -> None:
     chance = random.Random(1)
     found = forecast(window([0.2 + 0.006 * number + chance.uniform(-0.05, 0.05) for number in range(60)]))

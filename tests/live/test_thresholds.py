@@ -20,7 +20,8 @@ def test_a_threshold_is_set_by_its_name() -> None:
 @pytest.mark.parametrize(
     "settings",
     [{"pool_ful": 0.9}, {"pool_full_ratio": "high"}, {"pool_full_ratio": 95}, {"hold": 3}, {"queue_wait_s": -1},
-     {"hold": {"minutes": 1}}, {"queue_wait_s": True}, {"queue_wait_s": float("inf")}],
+     {"hold": {"minutes": 1}}, {"queue_wait_s": True}, {"queue_wait_s": float("inf")},
+     {"crash_restarts": 0}, {"switch_least": 0}, {"crash_restarts": 2.5}, {"hold": {"samples": 0}}],
 )  # fmt: skip
 def test_a_wrong_setting_is_named(settings: dict[str, object]) -> None:
     with pytest.raises(LegroomError, match=next(iter(settings))):

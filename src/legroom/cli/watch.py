@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
 def _once(args: argparse.Namespace, config: SidecarConfig) -> int:
     from legroom.holding.watch import look_once
 
-    session = _session(args, None)
+    session = _session(args, None, config)
     look_once(config, session, min(1.0, config.interval_s))
     session.close()
     views = list(session.views.values())
@@ -130,13 +130,11 @@ def _code(views: Sequence[ServerView]) -> int:
 
 def _stream(args: argparse.Namespace, config: SidecarConfig) -> int:
     import asyncio
-    import signal
 
     from legroom.holding.watch import stream
 
-    # Told to end by whoever started it, it closes what it has open, as after Ctrl-C.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    session = _session(args, _journal())
+    _end_as_after_ctrl_c()
+    session = _session(args, _journal(), config)
 
     def show(view: ServerView) -> None:
         sys.stdout.write(json.dumps(view.to_json(), ensure_ascii=False) + "\n")
@@ -149,6 +147,15 @@ def _stream(args: argparse.Namespace, config: SidecarConfig) -> int:
     return OK
 
 
+def _end_as_after_ctrl_c() -> None:
+    """Told to end by whoever started it, or by a terminal that closes, it closes what it has open."""
+    import signal
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            signal.signal(number, signal.default_int_handler)
+
+
 def _page(args: argparse.Namespace, config: SidecarConfig) -> int:
     try:
         from legroom.cli.watch_page import WatchPage
@@ -158,10 +165,13 @@ def _page(args: argparse.Namespace, config: SidecarConfig) -> int:
                 "the live page needs Textual", "pip install 'legroom[watch]', or use --once or --json"
             ) from None
         raise
-    session = _session(args, _journal())
+    _end_as_after_ctrl_c()
+    session = _session(args, _journal(), config)
     page = WatchPage(session, config)
-    page.run()
-    session.close()
+    try:
+        page.run()
+    finally:
+        session.close()
     if page.problem:
         raise page.problem
     return _code(list(session.views.values()))
@@ -172,7 +182,7 @@ def _replay(args: argparse.Namespace) -> int:
     from legroom.holding.watch import replayed
     from legroom.render.incident_text import when
 
-    session = _session(args, None)
+    session = _session(args, None, _config(args))
     opened = 0
     for view in replayed(Path(args.replay), session):
         if args.json:
@@ -204,7 +214,7 @@ def _rehearse(args: argparse.Namespace) -> int:
     return OK
 
 
-def _session(args: argparse.Namespace, journal: Journal | None) -> WatchSession:
+def _session(args: argparse.Namespace, journal: Journal | None, config: SidecarConfig) -> WatchSession:
     from legroom.holding.watch import WatchSession
 
     recorder = None
@@ -212,8 +222,10 @@ def _session(args: argparse.Namespace, journal: Journal | None) -> WatchSession:
         from legroom.live.recording import Recorder
 
         recorder = Recorder(Path(args.record))
-    plans = {"": _plan(args.plan)} if args.plan else {}
-    return WatchSession(plans=plans, journal=journal, recorder=recorder, say=note)
+    plans = {server.name: server.plan for server in config.servers if server.plan is not None}
+    if args.plan:
+        plans[""] = _plan(args.plan)
+    return WatchSession(config.thresholds, plans, journal=journal, recorder=recorder, say=note)
 
 
 def _plan(path: str) -> dict[str, Any]:
@@ -249,26 +261,29 @@ def _config(args: argparse.Namespace) -> SidecarConfig:
         with_act,
     )  # fmt: skip
     from legroom.live.address import endpoint
+    from legroom.live.thresholds import LONGEST_INTERVAL_S
 
     token = _token(args)
     config = with_act(read_config(Path(args.config)), args.act) if args.config else simple_config([], args.act)
     known = {server.name for server in config.servers}
-    given = [
-        endpoint(url, token, verify_tls=not args.insecure, ca_file=args.ca_file) for url in dict.fromkeys(args.urls)
-    ]
+    given = [endpoint(url, token, verify_tls=not args.insecure, ca_file=args.ca_file) for url in args.urls]
     plan = _plan(args.plan) if args.plan else None
-    more = tuple(ServerConfig(place, "default", plan=plan) for place in given if place.server not in known)
-    config = replace(config, servers=(*config.servers, *more))
+    # A server may be given twice, with and without http:// or credentials: two lines of looks would break its rates.
+    more = {place.server: ServerConfig(place, "default", plan=plan) for place in given if place.server not in known}
+    config = replace(config, servers=(*config.servers, *more.values()))
     if args.prometheus:
         place = PrometheusConfig(args.prometheus, token, args.match, not args.insecure, args.ca_file)
         config = replace(config, prometheus=place)
     if args.kubernetes:
         config = replace(config, kubernetes=KubernetesConfig(args.kubernetes, args.namespace))
     if args.interval is not None:
-        if not 0.1 <= args.interval <= 3600:
-            raise LegroomError(f"--interval {args.interval:g} is not between 0.1 and 3600 seconds")
+        if not 0.1 <= args.interval <= LONGEST_INTERVAL_S:
+            raise LegroomError(
+                f"--interval {args.interval:g} is not between 0.1 and {LONGEST_INTERVAL_S:g} seconds",
+                "looks further apart show nothing in time",
+            )
         config = replace(config, interval_s=args.interval)
-    if not (config.servers or config.prometheus or config.kubernetes or args.rehearse):
+    if not (config.servers or config.prometheus or config.kubernetes or args.rehearse or args.replay):
         raise LegroomError("which server?", "legroom watch http://host:8000, or --prometheus, --kubernetes, --config")
     return config
 

@@ -17,7 +17,7 @@ from legroom.holding.sidecar_platforms import door_of, platform_of
 from legroom.holding.sidecar_toml import Table, read_toml
 from legroom.live.address import Endpoint, endpoint
 from legroom.live.detectors import DETECTORS
-from legroom.live.thresholds import DEFAULT, Thresholds
+from legroom.live.thresholds import DEFAULT, LONGEST_INTERVAL_S, Thresholds
 from legroom.records import dataclass, field
 
 DEFAULT_PORT = 9477
@@ -115,7 +115,7 @@ def read_config(path: Path) -> SidecarConfig:
         servers=servers,
         groups=_groups(table.table("groups"), act, _limits(table.table("limits"), Limits()), servers),
         act=act,
-        interval_s=table.number("interval_s", 5.0, least=0.05, most=3600.0),
+        interval_s=table.number("interval_s", 5.0, least=0.05, most=LONGEST_INTERVAL_S),
         thresholds=_thresholds(table),
         journal=table.path("journal"),
         host=table.get("host", str, "127.0.0.1"),

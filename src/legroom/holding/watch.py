@@ -6,6 +6,7 @@ The sidecar does the same for nobody in particular, and acts; this never does.
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import threading
 import time
@@ -27,7 +28,7 @@ from legroom.records import dataclass
 
 if TYPE_CHECKING:
     from legroom.holding.sidecar_config import PrometheusConfig, SidecarConfig
-    from legroom.live.journal import Journal
+    from legroom.live.journal import Incident, Journal
     from legroom.live.recording import Recorder
 
 MOST_HISTORY = 720
@@ -166,10 +167,12 @@ class WatchSession:
         if journal is None or finding is None:
             return None
         try:
-            known = journal.incidents(server=incident.server, open_only=True)
-            if any(one.kind == incident.kind for one in known):
-                return None  # a sidecar keeps it already
-            detail = incident.detail() | {"by": "watch"}
+            for one in journal.incidents(server=incident.server, open_only=True):
+                if one.kind == incident.kind:
+                    if _is_kept(one):
+                        return None
+                    journal.close_incident(one.id, "lasted when its watcher was ended", finding.time_s)
+            detail = incident.detail() | {"by": "watch", "pid": os.getpid()}
             made = journal.open_incident(
                 incident.server, incident.kind, incident.title, detail, incident.opened_s, incident.key
             )
@@ -219,6 +222,19 @@ class WatchSession:
             raise error
         self.say(f"{error.message}: watching without it")
         self._journal = None
+
+
+def _is_kept(incident: Incident) -> bool:
+    """Whether somebody will close it: a sidecar does, also after a restart of its own; a watcher while it lives."""
+    if incident.detail.get("by") != "watch":
+        return True
+    try:
+        os.kill(int(incident.detail["pid"]), 0)
+    except PermissionError:
+        return True
+    except (OSError, KeyError, ValueError, TypeError, OverflowError):
+        return False
+    return True
 
 
 def _at_once(detector: Detector, watcher: Watcher, seen: Condition, now_s: float) -> Finding:

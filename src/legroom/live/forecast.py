@@ -30,7 +30,9 @@ def forecast(window: Window, levels: Thresholds = DEFAULT) -> Forecast | None:
     """The earliest full pool among the engines; None without a clear upward trend, or where it is full already."""
     if not window.is_answering:
         return None
-    steps = window.recent(levels.forecast_over_s)
+    # One interval more than the steps that are needed, because looks come a little late.
+    enough_s = (levels.forecast_least_steps + 1) * (window.interval_s or 0.0)
+    steps = window.recent(max(levels.forecast_over_s, enough_s))
     if len(steps) < levels.forecast_least_steps:
         return None
     found = []

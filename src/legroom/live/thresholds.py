@@ -13,6 +13,9 @@ from typing import Any
 from legroom.errors import LegroomError
 from legroom.records import dataclass
 
+LONGEST_INTERVAL_S = 300.0
+"""Between two looks. What Prometheus itself calls stale: more than that shows nothing in time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hold:
@@ -156,13 +159,22 @@ class Thresholds:
 def _checked(name: str, value: Any, old: Any) -> Any:
     if isinstance(old, Hold):
         if isinstance(value, dict) and set(value) <= {"samples", "seconds"}:
-            samples = int(_number(f"{name}.samples", value.get("samples", old.samples)))
+            samples = _count(f"{name}.samples", value.get("samples", old.samples))
             return Hold(samples, _number(f"{name}.seconds", value.get("seconds", old.seconds)))
         raise LegroomError(f"threshold {name} wants samples and seconds", f"{name} = {{ samples = 3, seconds = 10 }}")
+    if isinstance(old, int):
+        return _count(name, value)
     number = _number(name, value)
     if name.endswith("_ratio") and number > 1 and name != "queue_per_running_ratio":
         raise LegroomError(f"threshold {name} is a share: {number:g} is above 1", "write 0.95 for 95 %")
-    return int(number) if isinstance(old, int) else number
+    return number
+
+
+def _count(name: str, value: Any) -> int:
+    number = _number(name, value)
+    if number < 1 or number != int(number):
+        raise LegroomError(f"threshold {name} counts: it must be a whole number from 1 on, not {value!r}")
+    return int(number)
 
 
 def _number(name: str, value: Any) -> float:

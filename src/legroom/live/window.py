@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from legroom.live.sample import COUNTERS, HISTOGRAMS, EngineSample, Failure, Histogram, Look, Sample
+from legroom.live.thresholds import LONGEST_INTERVAL_S
 from legroom.records import dataclass
 
 MOST_STEPS = 120
@@ -21,8 +22,8 @@ MOST_STEPS = 120
 _GAP_S = 60.0
 _GAP_INTERVALS = 6.0
 """A pause this long is no interval: what happened in it is unknown, and its mean rate would hide that."""
-_FIRST_GAP_S = 300.0
-"""A Prometheus may scrape every few minutes; more than that shows nothing in time."""
+_FIRST_GAP_S = 1.1 * LONGEST_INTERVAL_S
+"""A Prometheus may scrape every few minutes, and a look may be late."""
 _CLOCK_SKEW_S = 60.0
 """A server's clock and ours may differ by this much: a process that started later than that is a new one."""
 _THIN_S = 300.0
