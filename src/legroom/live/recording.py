@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -32,6 +32,8 @@ _FULL_EVERY = 200
 """Looks of a server between two that stand by themselves."""
 _FLUSH_EVERY = 24
 """Looks between flushes: two minutes of one server are lost at worst when the recorder is killed."""
+_LATEST_S = 1e11
+"""Three thousand years from now: a time beyond that is none, and no calendar shows it."""
 
 
 class Recorder:
@@ -114,20 +116,18 @@ def replay(path: Path) -> Iterator[Look]:
     """Every look of a recording, in order. A last line that was cut off is left out."""
     numbered: list[str] = []
     last: dict[str, dict[int, float]] = {}
-    for count, line in enumerate(_lines(path)):
+    lines = _lines(path)
+    header = _entry(next(lines, ""))
+    if header is None or header.get("legroom") != "recording":
+        raise LegroomError(f"{path} is no recording of legroom", "make one with: legroom watch URL --record FILE")
+    for number, line in enumerate(lines, start=2):
         entry = _entry(line)
-        if count == 0:
-            if entry is None or entry.get("legroom") != "recording":
-                raise LegroomError(
-                    f"{path} is no recording of legroom", "make one with: legroom watch URL --record FILE"
-                )
-            continue
-        if entry is None:
+        if entry is None and next(lines, None) is None:
             return  # cut off while it was written
         try:
-            yield _look(entry, numbered, last)
+            yield _look(entry or {}, numbered, last)
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise LegroomError(f"{path}, line {count + 1}: not a look of a recording", "the file is damaged") from error
+            raise LegroomError(f"{path}, line {number}: not a look of a recording", "the file is damaged") from error
 
 
 def _entry(line: str) -> dict[str, Any] | None:
@@ -140,7 +140,7 @@ def _entry(line: str) -> dict[str, Any] | None:
 
 def _look(entry: dict[str, Any], numbered: list[str], last: dict[str, dict[int, float]]) -> Look:
     time_s, server = float(entry["t"]), str(entry["s"])
-    if not math.isfinite(time_s):
+    if not abs(time_s) < _LATEST_S:
         raise ValueError(time_s)
     if "fail" in entry:
         kind, message = entry["fail"]
@@ -177,9 +177,13 @@ def _lines(path: Path) -> Iterator[str]:
     with _open(path, "r") as file:
         try:
             yield from file
-        except (EOFError, UnicodeDecodeError):
+        except EOFError:
             return  # cut off in mid-block
-        except OSError as error:
+        except UnicodeDecodeError as error:
+            if error.reason != "unexpected end of data":
+                raise LegroomError(f"{path} could not be read: it is not text", "the file is damaged") from error
+            return  # cut off in mid-letter
+        except (OSError, zlib.error) as error:
             raise LegroomError(f"{path} could not be read: {error}", "is it compressed as its name says?") from error
         except Exception as error:
             if type(error).__name__ == "ZstdError":
