@@ -8,8 +8,9 @@ and with requests in flight and no such time the API server hangs; SIGINT ends e
 purpose: the engine and the worker never notice that the API server is gone.
 
 STAND_IN_KV_TOKENS=N refuses a --max-model-len above N as vLLM does; STAND_IN_START_S waits before it is ready;
-STAND_IN_EXIT=N ends with that code instead of starting. `POST /v1/completions` takes `max_tokens` x 10 ms; the prompt
-"too much" runs it out of memory, "in pieces" out of memory in one piece.
+STAND_IN_EXIT=N ends with that code instead of starting; while the file STAND_IN_BROKEN is there, it ends with 1.
+`POST /v1/completions` takes `max_tokens` x 10 ms; the prompt "too much" runs it out of memory, "in pieces" out of
+memory in one piece.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 _BANNER = "(APIServer pid={pid}) INFO 11-15 05:57:09 [api_utils.py:347]  version 0.32.0"
 _ARGS = "(APIServer pid={pid}) INFO 11-15 05:57:10 [api_utils.py:286] non-default args: {args}"
@@ -176,6 +178,9 @@ def main() -> None:
         sys.exit("usage: stand_in_vllm.py serve MODEL ...")
     if "STAND_IN_EXIT" in os.environ:
         sys.exit(int(os.environ["STAND_IN_EXIT"]))
+    broken = os.environ.get("STAND_IN_BROKEN")
+    if broken and Path(broken).exists():
+        sys.exit("RuntimeError: some passing trouble")
     Server(words).start()
 
 

@@ -121,6 +121,13 @@ def test_where_it_listens_is_read_from_the_flags(vllm):
     assert (command.host, command.port, command.url) == ("127.0.0.1", 9000, "http://127.0.0.1:9000")
 
 
+@pytest.mark.parametrize("port", ["0", "-1", "65536", "100000"])
+def test_a_port_that_is_none_is_refused(vllm, port):
+    with pytest.raises(LegroomError, match="is no port") as error:
+        read(vllm, "serve", "m", "--port", port)
+    assert error.value.exit_code == 2
+
+
 def test_variables_before_the_command_are_the_servers(vllm):
     command = read("VLLM_CPU_KVCACHE_SPACE=4", vllm, "serve", "m")
     assert command.env == {"VLLM_CPU_KVCACHE_SPACE": "4"}

@@ -262,6 +262,53 @@ def test_an_unasked_end_is_never_a_success(run):
     assert "exited 0" in held.said("its engine died")
 
 
+def test_a_command_that_has_served_is_tried_again_after_a_failed_start(run, tmp_path):
+    trouble = tmp_path / "trouble"
+    held = run("--no-verify", STAND_IN_BROKEN=str(trouble))
+    held.serving()
+    trouble.touch()
+    os.kill(held.engine(), signal.SIGKILL)
+    held.said("it has served before")
+    trouble.unlink()
+    held.serving(times=2)
+    assert held.end() == 0
+    (incident,) = held.incidents()
+    assert (incident.kind, incident.outcome) == ("died_serving", "it serves again")
+    assert incident.actions[0].state == "failed"
+    assert incident.actions[-1].state == "done"
+
+
+def test_failed_starts_after_a_crash_end_with_the_budget_too(run, tmp_path):
+    trouble = tmp_path / "trouble"
+    held = run("--no-verify", "--restarts", "2", STAND_IN_BROKEN=str(trouble))
+    held.serving()
+    trouble.touch()
+    os.kill(held.engine(), signal.SIGKILL)
+    assert held.process.wait(120) == 1
+    held.said("2 restarts in an hour are used up")
+    (incident,) = held.incidents()
+    assert "used up" in incident.outcome
+
+
+def test_tries_that_fail_are_one_incident(run):
+    held = run("--tries", "1", flags=("--max-model-len", "2048", "--seed", "x"), STAND_IN_KV_TOKENS="0")
+    assert held.process.wait(120) == 1
+    (incident,) = held.incidents()
+    assert incident.kind == "start_failed"
+    assert incident.outcome
+
+
+def test_an_incident_ends_when_the_run_is_asked_to_stop(run):
+    held = run("--no-verify", "--restart-delay", "60")
+    held.serving()
+    os.kill(held.engine(), signal.SIGKILL)
+    held.said("restart in 60 s")
+    held.end()
+    (incident,) = held.incidents()
+    assert incident.outcome == "asked to stop"
+    assert [action.state for action in incident.actions] == ["failed"]
+
+
 def test_restarts_end_with_their_budget(run):
     held = run("--no-verify", "--restarts", "1")
     held.serving()
@@ -294,6 +341,82 @@ def test_sighup_restarts_with_what_was_left_for_it(run, port):
     assert held.end() == 0
     assert not held.incidents()
     assert not (held.home / f"runs/{port}.json").exists()
+
+
+def test_a_sighup_between_two_lives_counts_for_the_next(run, port):
+    held = run("--no-verify", "--restart-delay", "2")
+    held.serving()
+    os.kill(held.engine(), signal.SIGKILL)
+    held.said("restart in 2 s")
+    (held.home / f"runs/{port}.flags.json").write_text(json.dumps({"flags": {"--max-model-len": "512"}}))
+    held.process.send_signal(signal.SIGHUP)
+    held.serving(times=2)
+    assert held.file()["command"][-2:] == ["--max-model-len", "512"]
+    assert not (held.home / f"runs/{port}.flags.json").exists()
+    assert held.end() == 0
+
+
+def test_a_sighup_that_would_move_the_server_leaves_it_alone(run, port):
+    held = run("--no-verify")
+    held.serving()
+    before = held.file()
+    (held.home / f"runs/{port}.flags.json").write_text(json.dumps({"flags": {"--port": "1"}}))
+    held.process.send_signal(signal.SIGHUP)
+    held.said("SIGHUP: --port cannot be changed while it runs")
+    assert held.file() == before
+    assert not (held.home / f"runs/{port}.flags.json").exists()
+    assert held.end() == 0
+
+
+def test_a_variable_that_is_null_is_taken_away(run, port):
+    held = run("--no-verify", STAND_IN_KV_TOKENS="8192")
+    held.serving()
+    (held.home / f"runs/{port}.flags.json").write_text(json.dumps({"env": {"STAND_IN_KV_TOKENS": None}}))
+    held.process.send_signal(signal.SIGHUP)
+    held.serving(times=2)
+    assert "8,192 tokens" in held.out.read_text()
+    assert "32,768 tokens" in held.out.read_text()
+    assert held.file()["env"] == {}
+    assert held.end() == 0
+
+
+def test_a_stop_is_heard_while_a_restart_waits_for_its_port(run, port):
+    held = run("--no-verify", "--json", "--restart-delay", "1")
+    held.serving()
+    os.kill(held.engine(), signal.SIGKILL)
+    held.said("restart in 1 s")
+    with socket.create_server(("127.0.0.1", port)):
+        time.sleep(2)
+        assert held.process.poll() is None
+        assert held.end() == 1
+    assert json.loads(held.out.read_text())["exit_code"] == 1
+    (incident,) = held.incidents()
+    assert incident.outcome == "asked to stop"
+
+
+def test_a_port_that_was_taken_between_two_lives_ends_the_run(run, port):
+    held = run("--no-verify", "--json", "--restart-delay", "1")
+    held.serving()
+    os.kill(held.engine(), signal.SIGKILL)
+    held.said("restart in 1 s")
+    with socket.create_server(("127.0.0.1", port)):
+        assert held.process.wait(120) == 1
+    held.said("is in use: not started again")
+    assert json.loads(held.out.read_text())["exit_code"] == 1
+
+
+def test_a_second_run_of_a_port_is_refused_while_the_first_one_starts(run, tmp_path, port):
+    first = run("--no-verify", STAND_IN_START_S="3")
+    until((first.home / f"runs/{port}.json").exists)
+    before = first.file()
+    folder = tmp_path / "second"
+    folder.mkdir()
+    second = Run(folder, port, [], [], {"LEGROOM_HOME": str(first.home)})
+    assert second.process.wait(120) == 2
+    assert f"another legroom run (pid {first.process.pid})" in second.err.read_text()
+    assert first.file() == before
+    first.serving()
+    assert first.end() == 0
 
 
 def test_a_stop_between_two_lives_starts_nothing(run):
@@ -331,6 +454,27 @@ def test_a_shutdown_timeout_of_the_users_own_stays(run):
     held = run("--dry-run", flags=("--shutdown-timeout", "5"))
     assert held.process.wait(120) == 0
     assert held.out.read_text().count("--shutdown-timeout") == 1
+
+
+def test_a_shutdown_timeout_of_a_config_file_stays(run, tmp_path):
+    file = tmp_path / "vllm.yaml"
+    file.write_text("shutdown-timeout: 300\n")
+    held = run("--dry-run", flags=("--config", str(file)))
+    assert held.process.wait(120) == 0
+    assert "--shutdown-timeout" not in held.out.read_text()
+
+
+@pytest.mark.parametrize(("drain", "added"), [("0", "1"), ("0.4", "1"), ("2.5", "3")])
+def test_no_drain_is_too_short_for_vllm_to_go(run, drain, added):
+    held = run("--dry-run", "--drain", drain)
+    assert held.process.wait(120) == 0
+    assert held.out.read_text().endswith(f"--shutdown-timeout {added}\n")
+
+
+def test_a_shutdown_timeout_that_is_no_number_is_vllms_to_refuse(run):
+    held = run("--dry-run", flags=("--shutdown-timeout", "abc"))
+    assert held.process.wait(120) == 1
+    held.said("will refuse it: --shutdown-timeout takes a whole number")
 
 
 def test_the_final_settings_are_saved_as_a_script(run, tmp_path):

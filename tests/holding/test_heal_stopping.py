@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from legroom.holding.health import port_problem
 from legroom.holding.restarts import LONGEST_DELAY_S, WINDOW_S, RestartBudget
 from legroom.holding.run_file import RunFile
 from legroom.holding.signals import Signals
@@ -118,6 +120,22 @@ def test_sighup_drains_and_starts_anew(world):
     assert stopping.left_s() is None
 
 
+def test_sighup_without_a_server_is_kept_for_the_next(world):
+    stopping, _, _ = world
+    stopping.take(signal.SIGHUP, None)
+    assert stopping.restart
+    assert stopping.left_s() is None
+
+
+def test_sigquit_is_not_said_to_drain():
+    said: list[str] = []
+    stopping, server = Stopping(60.0, said.append), Recorder()
+    stopping.is_up = True
+    stopping.take(signal.SIGQUIT, server)
+    assert server.got == ["SIGQUIT"]
+    assert said[0].startswith("SIGQUIT: ending, 30 s")
+
+
 def test_sigterm_after_sighup_is_for_good(world):
     stopping, server, _ = world
     stopping.take(signal.SIGHUP, server)
@@ -184,6 +202,48 @@ def test_every_restart_of_an_hour_waits_longer_up_to_a_limit(first):
     assert delays[0] == first
     assert max(delays) <= LONGEST_DELAY_S
     assert budget.take(0.0) is None
+
+
+def test_a_budget_may_be_large():
+    budget = RestartBudget(2000, 0.0)
+    assert [budget.take(0.0) for _ in range(2000)] == [0.0] * 2000
+
+
+def test_a_port_that_is_bound_but_does_not_listen_is_in_use():
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", 0))
+        port = other.getsockname()[1]
+        assert "in use" in port_problem("127.0.0.1", port)
+    assert port_problem("127.0.0.1", port) == ""
+
+
+def test_a_port_that_only_old_connections_hold_is_free():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            server.accept()[0].close()  # who closes first keeps the port for a minute
+    assert port_problem("127.0.0.1", port) == ""
+
+
+def test_a_run_without_a_folder_to_write_to_is_held_all_the_same(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LEGROOM_HOME", str(tmp_path / "file"))
+    said: list[str] = []
+    with RunFile(8000).alone(said.append):
+        assert "nothing keeps a second run away" in said[0]
+
+
+@pytest.mark.parametrize("flag", ["--port", "host", "--ssl_certfile"])
+def test_changes_that_would_move_the_server_are_refused_once(tmp_path, monkeypatch, flag):
+    monkeypatch.setenv("LEGROOM_HOME", str(tmp_path))
+    file = RunFile(8000)
+    file.write({"pid": 1})
+    (tmp_path / "runs/8000.flags.json").write_text(json.dumps({"flags": {flag: "1", "--seed": "1"}}))
+    changes, problem = file.take_changes()
+    assert changes is None
+    assert flag in problem
+    assert file.take_changes() == (None, "")
 
 
 def test_changes_for_the_next_restart_are_taken_once(tmp_path, monkeypatch):
