@@ -93,8 +93,10 @@ def test_its_pages_tell_and_act_for_whoever_has_the_token(place):
     assert place.post("/act", {"server": server}, token="guess")[0] == 401
     assert place.post("/ack", {"incident": "x"})[0] == 400
     assert place.post("/ack", {"incident": 99})[0] == 400
+    assert place.post("/ack", {"incident": 10**30})[0] == 400
     assert place.post("/act", {"server": "http://other"})[0] == 400
     assert place.post("/act", {"server": server, "undo": 7})[0] == 400
+    assert place.post("/act", {"server": server, "action": "undo", "undo": 10**30})[0] == 400
     status, answer = place.post("/act", {"server": server, "action": "restart"})
     assert (status, answer["accepted"]) == (202, True)
     wait_for(lambda: len(starts(place.folder)) == 2)

@@ -19,8 +19,8 @@ from legroom.errors import LegroomError
 from legroom.holding.sidecar_acting import Actor
 from legroom.holding.sidecar_answers import change_of, still
 from legroom.holding.sidecar_config import ServerConfig, SidecarConfig, is_loopback
-from legroom.holding.sidecar_http import make_app
-from legroom.holding.sidecar_incidents import IncidentKeeper, OpenIncident
+from legroom.holding.sidecar_http import incident_json, make_app
+from legroom.holding.sidecar_incidents import UNWATCHED, IncidentKeeper, OpenIncident, close_unwatched
 from legroom.holding.sidecar_lock import alone
 from legroom.holding.sidecar_metrics import SidecarMetrics
 from legroom.holding.sidecar_restart import BY, Hands
@@ -30,12 +30,13 @@ from legroom.live.address import Endpoint
 from legroom.live.answers import answers
 from legroom.live.detectors import Finding, Watcher
 from legroom.live.forecast import forecast
-from legroom.live.journal import Incident, Journal, JournalUnavailable, journal_path
+from legroom.live.journal import Journal, JournalUnavailable, journal_path
 from legroom.live.journal_masking import masked
 from legroom.live.journal_patience import PatientJournal, Write
 from legroom.live.local_memory import LocalMemory
 from legroom.live.sample import Look, Sample
 from legroom.live.scrape import look, open_session
+from legroom.live.window import Window
 
 _Answer = TypeVar("_Answer")
 _MAINTAIN_S = 600.0
@@ -78,7 +79,7 @@ class Sidecar:
             self._metrics.say_acting(name, self._config.group(name).act)
         await self._take_over()
         tasks = [
-            asyncio.create_task(source(self._take_surely)),
+            asyncio.create_task(source(self._take_surely, self.gone)),
             asyncio.create_task(self._write_samples()),
             asyncio.create_task(self._maintain()),
             asyncio.create_task(self._telling.run(self._lasting)),
@@ -128,7 +129,9 @@ class Sidecar:
         """Goes on with what an earlier sidecar left: its open incidents and its unfinished actions."""
         try:
             held = await self._keep(lambda journal: journal.incidents(open_only=True))
-            self._keeper.adopt([one for one in held if one.detail.get("by") == BY], self._groups)
+            mine = [one for one in held if one.detail.get("by") == BY]
+            self._keeper.adopt(mine, self._groups)
+            await self._keep(lambda journal: close_unwatched(journal, mine, self._groups))
             await self._actor.recover()
         except JournalUnavailable as error:
             self._say(f"{error.message}; watching without it, and not acting")
@@ -180,6 +183,16 @@ class Sidecar:
             self._ask_for_answers(incident)
             self._actor.consider(incident, watcher, servers, unhealthy)
 
+    def gone(self, server: str) -> None:
+        """A source no longer lists a server: whatever was known of it is over."""
+        if server in self._servers:
+            return
+        for incident in self._keeper.forget(server):
+            self._closed(incident, UNWATCHED)
+        for held in (self._watchers, self._next_forecast_s):
+            held.pop(server, None)
+        self._metrics.forget(server, self._groups.pop(server, "default"))
+
     def _opened(self, incident: OpenIncident) -> None:
         finding = incident.finding
         reason = finding.reason if finding is not None else ""
@@ -203,13 +216,16 @@ class Sidecar:
         plan = server.plan if server is not None else None
         incident.change = server.answers.get(incident.kind) if server is not None else None
         incident.answered = plan is None or incident.change is not None
-        task = asyncio.get_running_loop().create_task(self._answer(incident, incident.finding, plan))
+        window = still(self._watchers[incident.server].window)
+        task = asyncio.get_running_loop().create_task(self._answer(incident, incident.finding, window, plan))
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
 
-    async def _answer(self, incident: OpenIncident, finding: Finding, plan: Mapping[str, Any] | None) -> None:
+    async def _answer(
+        self, incident: OpenIncident, finding: Finding, window: Window, plan: Mapping[str, Any] | None
+    ) -> None:
         """Computes what would cure it, beside the looking: a plan and its levers take a moment."""
-        given, window = incident.change, still(self._watchers[incident.server].window)
+        given = incident.change
         try:
             found = await asyncio.to_thread(answers, finding, window, plan)
             incident.change = given or change_of(found, plan)
@@ -221,8 +237,8 @@ class Sidecar:
             lambda journal: journal.note(journal.incident_id(incident.key) or 0, f"what helps: {texts}", detail)
         )
 
-    def _closed(self, incident: OpenIncident) -> None:
-        outcome = "over" if incident.finding is not None else "over while legroom was not watching"
+    def _closed(self, incident: OpenIncident, how: str = "over") -> None:
+        outcome = how if incident.finding is not None else f"{how} while legroom was not watching"
         outcome += f", after {incident.acted}" if incident.acted else ""
         self._say(f"{incident.server}: {incident.title}: {outcome}")
         self._actor.incident_over(incident)
@@ -255,18 +271,12 @@ class Sidecar:
                 self._telling.tell(message_of(said.incident, said.text))
 
     def _count(self, seen: Look, watcher: Watcher, group: str) -> None:
-        answered = isinstance(seen, Sample)
-        self._metrics.looks.labels("sample" if isinstance(seen, Sample) else seen.kind).inc()
-        labels = (seen.server, group)
-        self._metrics.up.labels(*labels).set(answered)
-        self._metrics.healthy.labels(*labels).set(not _is_unhealthy(watcher))
-        if isinstance(seen, Sample) and seen.kv_use is not None:
-            self._metrics.kv_use.labels(*labels).set(seen.kv_use)
+        self._metrics.saw(seen, group, not _is_unhealthy(watcher))
         if self._last_look_s < self._next_forecast_s.get(seen.server, 0.0):
             return
         self._next_forecast_s[seen.server] = self._last_look_s + _FORECAST_S
         ahead = forecast(watcher.window, self._config.thresholds)
-        self._metrics.full_in.labels(*labels).set(ahead.full_in_s if ahead is not None else float("inf"))
+        self._metrics.full_in.labels(seen.server, group).set(ahead.full_in_s if ahead is not None else float("inf"))
 
     def _group_health(self, group: str) -> tuple[int, int]:
         members = [name for name, own in self._groups.items() if own == group]
@@ -340,7 +350,7 @@ class Sidecar:
             held = await self._keep(lambda journal: journal.incidents(since_s, limit=limit))
         except JournalUnavailable:
             return [{"server": one.server, "title": one.title, **one.detail()} for one in self._keeper.all()]
-        return [_incident_json(one) for one in held]
+        return [incident_json(one) for one in held]
 
     async def acknowledge(self, incident_id: int, by: str) -> None:
         """No more messages about it."""
@@ -361,14 +371,6 @@ class Sidecar:
 
 def _is_unhealthy(watcher: Watcher) -> bool:
     return any(finding.severity == "critical" for finding in watcher.findings)
-
-
-def _incident_json(incident: Incident) -> dict[str, Any]:
-    return {
-        "id": incident.id, "server": incident.server, "kind": incident.kind, "title": incident.title,
-        "opened_s": incident.opened_s, "closed_s": incident.closed_s, "outcome": incident.outcome,
-        "detail": dict(incident.detail),
-    }  # fmt: skip
 
 
 def _raised(done: Any) -> None:

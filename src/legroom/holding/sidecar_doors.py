@@ -1,4 +1,4 @@
-"""Doors that a `drain` closed. The journal alone knows them: whoever watches when an incident is over opens its door."""
+"""Doors that a `drain` closed. The journal alone knows them: whoever watches when an incident is over opens them."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any, Protocol
 
 from legroom.errors import LegroomError
+from legroom.live.journal import Incident
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -60,8 +61,8 @@ def make_app(served: Served) -> web.Application:
 
     async def ack(request: web.Request) -> web.Response:
         held = await _body(request)
-        number = held.get("incident")
-        if not isinstance(number, int) or isinstance(number, bool):
+        number = _id(held.get("incident"))
+        if number is None:
             raise LegroomError("`incident` must be the number of one")
         await served.acknowledge(number, str(held.get("by", "somebody"))[:100])
         return web.json_response({"acknowledged": number})
@@ -69,7 +70,7 @@ def make_app(served: Served) -> web.Application:
     async def act(request: web.Request) -> web.Response:
         held = await _body(request)
         undo = held.get("undo")
-        if undo is not None and (not isinstance(undo, int) or isinstance(undo, bool)):
+        if undo is not None and _id(undo) is None:
             raise LegroomError("`undo` must be the number of an action")
         answer = await served.act_by_hand(str(held.get("action", "restart")), str(held.get("server", "")), undo)
         return web.json_response(answer, status=202 if answer["accepted"] else 409)
@@ -95,6 +96,15 @@ def make_app(served: Served) -> web.Application:
     return app
 
 
+def incident_json(incident: Incident) -> dict[str, Any]:
+    """An incident as `/incidents` lists it."""
+    return {
+        "id": incident.id, "server": incident.server, "kind": incident.kind, "title": incident.title,
+        "opened_s": incident.opened_s, "closed_s": incident.closed_s, "outcome": incident.outcome,
+        "detail": dict(incident.detail),
+    }  # fmt: skip
+
+
 def _unauthorised(request: web.Request, token: str | None) -> web.Response | None:
     from aiohttp import web  # noqa: PLC0415
 
@@ -117,6 +127,11 @@ async def _body(request: web.Request) -> dict[str, Any]:
     if not isinstance(held, dict):
         raise LegroomError("the body must be a JSON object")
     return held
+
+
+def _id(given: Any) -> int | None:
+    """A number that the journal can have given: SQLite counts up to 2**63 - 1."""
+    return given if isinstance(given, int) and not isinstance(given, bool) and 0 < given < 2**63 else None
 
 
 def _number(text: str | None, name: str) -> float | None:

@@ -8,9 +8,10 @@ from typing import Any
 
 from legroom.actions.platform import FlagChange
 from legroom.live.detectors import Finding
-from legroom.live.journal import Incident
+from legroom.live.journal import Incident, Journal
 from legroom.records import dataclass as record
 
+UNWATCHED = "no longer watched"
 _ADOPTED_LOOKS = 12  # a finding needs its time to be found again: a minute at the usual interval
 
 
@@ -113,3 +114,11 @@ class IncidentKeeper:
     def _new(server: str, group: str, finding: Finding) -> OpenIncident:
         key = f"{server}|{finding.kind}|{finding.time_s:.3f}"
         return OpenIncident(key, server, group, finding.kind, finding.title, finding.since_s, finding.severity, finding)
+
+
+def close_unwatched(journal: Journal, incidents: Iterable[Incident], watched: Iterable[str]) -> None:
+    """Ends what an earlier legroom left open for servers that nobody looks at any more."""
+    servers = set(watched)
+    for incident in incidents:
+        if incident.server not in servers:
+            journal.close_incident(incident.id, UNWATCHED)

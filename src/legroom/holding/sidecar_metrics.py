@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from legroom.holding.policy import ACTION_NAMES
+from legroom.live.sample import Look, Sample
 
 
 class SidecarMetrics:
@@ -39,6 +41,20 @@ class SidecarMetrics:
         self.journal_waiting = Gauge("legroom_journal_waiting", "Entries that wait to be written.", **held)
         self.journal_lost = Gauge("legroom_journal_lost", "Entries given up since the start.", **held)
         self.acting = Gauge("legroom_acting", "Whether an action is turned on.", ["name", "group"], **held)
+
+    def saw(self, seen: Look, group: str, is_healthy: bool) -> None:
+        """One look at one server."""
+        self.looks.labels("sample" if isinstance(seen, Sample) else seen.kind).inc()
+        self.up.labels(seen.server, group).set(isinstance(seen, Sample))
+        self.healthy.labels(seen.server, group).set(is_healthy)
+        if isinstance(seen, Sample) and seen.kv_use is not None:
+            self.kv_use.labels(seen.server, group).set(seen.kv_use)
+
+    def forget(self, server: str, group: str) -> None:
+        """A server that is no longer watched has no figures."""
+        for gauge in (self.up, self.healthy, self.kv_use, self.full_in):
+            with contextlib.suppress(KeyError):
+                gauge.remove(server, group)
 
     def say_acting(self, group: str, act: frozenset[str]) -> None:
         """What is turned on, once."""

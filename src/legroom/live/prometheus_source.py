@@ -58,6 +58,11 @@ class PrometheusSource:
         self._missing: dict[str, int] = {}
         self._failed_s: dict[str, float] = {}
 
+    @property
+    def servers(self) -> frozenset[str]:
+        """Those it has seen and not forgotten yet."""
+        return frozenset(self._last_s)
+
     def queries(self) -> tuple[str, str, str]:
         """What is asked: values, scrape times, and which targets are up."""
         names = [name for role in _VALUES for name in metrics.names_of(role)]
