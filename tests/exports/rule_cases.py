@@ -228,6 +228,10 @@ CASES = (
         fires="VllmKvPressure VllmKvPressureCritical",
     ),
     case("requests and no tokens", HEALTHY.but(**_STILL), fires="VllmEngineStuck"),
+    case(
+        "one long prefill on an idle server: its blocks grow before its first token is counted",
+        HEALTHY.but(**_STILL, kv_use=f"0+0.01x{MINUTES}", running=level(1)),
+    ),
     case("a request that can never be scheduled", IDLE.but(waiting=level(1)), fires="VllmEngineStuck"),
     case(
         "a silence of a minute",

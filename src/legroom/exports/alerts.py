@@ -84,8 +84,11 @@ def _pool(measures: Measures, levels: AlertLevels) -> list[Condition]:
 
 def _engine(levels: AlertLevels, job: str) -> list[Condition]:
     there = f"{record.RUNNING} + {record.WAITING} > 0"
+    # A prompt counts with its first output (0.32): through one long prefill only the blocks it takes move.
+    still = f"changes({record.KV_USE}[{levels.time(levels.rate_window_s)}]) == 0"
+    stuck = f"({there})\nand\n{record.PROGRESS} == 0\nand\n{still}"
     return [
-        Condition("VllmEngineStuck", f"({there})\nand\n{record.PROGRESS} == 0", levels.detect.alert_stuck_for_s),
+        Condition("VllmEngineStuck", stuck, levels.detect.alert_stuck_for_s),
         Condition("VllmCrashLoop", f"{record.RESTARTS} >= {levels.detect.crash_restarts}", 0),
         Condition("VllmDown", f'up{{job="{job}"}} == 0', levels.down_for_s),
     ]
