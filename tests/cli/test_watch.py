@@ -324,6 +324,27 @@ def test_incidents_as_json(journalled, capsys):
     assert all("detail" in one for one in listed)
 
 
+@pytest.mark.parametrize("name", ["gpu1:8000", "http://gpu1:8000/metrics"])
+def test_incidents_of_a_server_are_found_by_its_address(name, journalled, capsys):
+    assert main(["incidents", "--json", "--server", name, "--limit", "99999999999999999999"]) == 0
+    assert json.loads(capsys.readouterr().out)["incidents"]
+
+
+@pytest.mark.parametrize("name", ["a:1", "prod/vllm-0"])
+def test_incidents_of_a_server_are_found_by_the_name_it_is_listed_under(name, home, capsys):
+    with Journal.open() as journal:
+        journal.open_incident(name, "pool_pressure", "t", {}, 1.7e9, "k")
+    assert main(["incidents", "--json", "--server", name]) == 0
+    assert [one["server"] for one in json.loads(capsys.readouterr().out)["incidents"]] == [name]
+
+
+def test_a_journal_is_read_where_nothing_can_be_written_beside_it(journalled, home, capsys):
+    (home / "journal.db-shm").mkdir()  # what SQLite would have to write
+    assert main(["incidents", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["incidents"]
+    assert main(["incident", str(journalled)]) == 0
+
+
 def test_incidents_of_another_server_or_time_are_left_out(journalled, capsys):
     main(["incidents", "--server", "http://other:1"])
     main(["incidents", "--open"])
@@ -351,7 +372,7 @@ def test_the_story_as_json_and_as_a_picture(journalled, tmp_path, capsys):
     assert "began" in "".join(ET.fromstring(picture.read_text()).itertext())
 
 
-@pytest.mark.parametrize("number", ["99999", "x", "-1", "9" * 30])
+@pytest.mark.parametrize("number", ["99999", "x", "-1", "9" * 30, "²"])
 def test_an_incident_that_is_not_there(number, journalled, capsys):
     assert main(["incident", number]) == 2
     assert capsys.readouterr().err.startswith("error:")

@@ -281,3 +281,8 @@ def test_finished_requests_are_counted_once_under_every_name_and_every_repeat() 
         'vllm:request_success_total{finished_reason="abort"} 2\n'
     )
     assert (sample.finished, sample.engines[0].aborted) == (7, 2)
+
+
+def test_a_model_name_never_steers_a_terminal() -> None:
+    (engine,) = read('vllm:num_requests_running{engine="0",model_name="\x1b[31mm\x07\x9b2J"} 1\n').engines
+    assert engine.key == ("[31mm2J", "0")

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from legroom.render.incident_text import incident_json, incident_svg, incident_text
     from legroom.render.terminal import style_of
 
-    if not args.number.lstrip("#").isdigit() or len(args.number) > 18:
+    if not args.number.lstrip("#").isdecimal() or len(args.number) > 18:
         raise LegroomError(f"{args.number!r} is not the number of an incident", "legroom incidents lists them")
     journal = open_journal(args.journal)
     found = journal.incident(int(args.number.lstrip("#"))) if journal else None

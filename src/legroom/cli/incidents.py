@@ -6,10 +6,13 @@ import argparse
 import re
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from legroom.cli.output import print_json
 from legroom.errors import OK, LegroomError
+
+if TYPE_CHECKING:
+    from legroom.live.journal import Incident, Journal
 
 _EPILOG = """\
 examples:
@@ -20,6 +23,7 @@ examples:
 exit codes: 0 read (whether or not there are any), 2 the call is wrong, 3 the journal cannot be read
 """
 _AGO = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|w)")
+_MOST = 1_000_000
 _UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
@@ -52,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     if args.limit < 1:
         raise LegroomError(f"--limit {args.limit} leaves nothing to show", "give 1 or more")
     journal = open_journal(args.journal)
-    found = journal.incidents(since_s, _server(args.server), args.limit, args.open_only) if journal else ()
+    found = _incidents(journal, args, since_s) if journal else []
     if args.json:
         keep = ("id", "server", "kind", "title", "opened_s", "closed_s", "outcome", "detail")
         print_json({"incidents": [{name: value for name, value in incident_json(one).items() if name in keep}
@@ -62,12 +66,22 @@ def run(args: argparse.Namespace) -> int:
     return OK
 
 
-def _server(address: str | None) -> str | None:
-    if address is None:
-        return None
+def _incidents(journal: Journal, args: argparse.Namespace, since_s: float | None) -> list[Incident]:
+    limit = min(args.limit, _MOST)
+    found = [one for name in _names(args.server) for one in journal.incidents(since_s, name, limit, args.open_only)]
+    return sorted(found, key=lambda one: (one.opened_s, one.id), reverse=True)[:limit]
+
+
+def _names(server: str | None) -> list[str | None]:
+    """What a server may be called: as it is written here (Prometheus and Kubernetes name them so), or as an address."""
+    if server is None:
+        return [None]
     from legroom.live.address import endpoint
 
-    return endpoint(address).server
+    try:
+        return list(dict.fromkeys([server, endpoint(server).server]))
+    except LegroomError:
+        return [server]
 
 
 def seconds_ago(text: str) -> float:

@@ -21,6 +21,8 @@ MOST_NOTES = 8
 _MOST_LABEL_TEXTS = 100_000
 """Of label texts remembered: a thousand servers with a model each. More are parsed anew every time."""
 
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+"""What would move a terminal's cursor. A name is shown to people; it never needs these."""
 _LABEL_SET = re.compile(rb'\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\}')
 
 
@@ -67,10 +69,11 @@ def _parsed_labels(text: bytes) -> _Labels | None:
 
 
 def _of_labels(named: dict[str, str]) -> _Labels:
-    model = named.get("model_name", named.get("model", ""))
+    model = _CONTROLS.sub("", named.get("model_name", named.get("model", "")))
+    engine = _CONTROLS.sub("", named.get("engine", named.get("engine_index", "")))
     le = float(named.get("le", "nan"))
     # Of a bucket's labels the bound is all that is asked for; most label texts are buckets', and they are kept.
-    return _Labels((model, named.get("engine", named.get("engine_index", ""))), le, named if math.isnan(le) else _NONE)
+    return _Labels((model, engine), le, named if math.isnan(le) else _NONE)
 
 
 _Parts = dict[frozenset[tuple[str, str]], tuple[int, float]]
