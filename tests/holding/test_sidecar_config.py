@@ -124,6 +124,10 @@ SERVER = '[[servers]]\nurl = "http://a"\n'
         (SERVER + 'plan = "no.json"\n', "line 3: servers.1.plan:"),
         ("port = 70000\n" + SERVER, "line 1: port: must be from 0 to 65535"),
         ("port = true\n" + SERVER, "line 1: port: must be a whole number"),
+        (SERVER + 'ca_file = "no.pem"\n', "line 3: servers.1.ca_file:"),
+        ('[prometheus]\nurl = "ftp://p"\n', "line 2: prometheus.url:"),
+        ('[prometheus]\nurl = "http://p"\nmatchers = "job"\n', "line 3: prometheus.matchers:"),
+        ('[prometheus]\nurl = "http://p"\nca_file = "no.pem"\n', "line 3: prometheus.ca_file:"),
     ],
 )
 def test_a_mistake_is_named_with_its_line_and_key(tmp_path, text, said, monkeypatch):
@@ -132,6 +136,14 @@ def test_a_mistake_is_named_with_its_line_and_key(tmp_path, text, said, monkeypa
         read(tmp_path, text)
     assert said in mistake.value.message
     assert mistake.value.message.startswith("watch.toml, line ")
+
+
+@pytest.mark.parametrize("line", ["token = 271828", "token = 27.1828", "token_env = 271828", "token = [271828]"])
+def test_a_secret_that_is_no_text_is_not_shown(tmp_path, line):
+    with pytest.raises(LegroomError) as mistake:
+        read(tmp_path, f"{line}\n{SERVER}")
+    assert "must be text, not a" in mistake.value.message
+    assert "1828" not in mistake.value.message + mistake.value.hint
 
 
 def test_a_mistake_near_a_known_word_is_told(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from legroom.holding.sidecar_platforms import door_of, platform_of
 from legroom.holding.sidecar_toml import Table, read_toml
 from legroom.live.address import Endpoint, endpoint
 from legroom.live.detectors import DETECTORS
+from legroom.live.prometheus_source import PrometheusSource
 from legroom.live.thresholds import DEFAULT, LONGEST_INTERVAL_S, Thresholds
 from legroom.records import dataclass, field
 
@@ -161,7 +163,7 @@ def _server(table: Table) -> ServerConfig:
             table.need("url", str),
             table.secret("token"),
             verify_tls=table.get("verify_tls", bool, True),
-            ca_file=str(path) if (path := table.path("ca_file")) else None,
+            ca_file=_ca_file(table),
         )
     except LegroomError as error:
         raise error if ", line " in error.message else table.wrong("url", error.message, error.hint) from error
@@ -275,10 +277,26 @@ def _prometheus(table: Table | None) -> PrometheusConfig | None:
         table.secret("token"),
         table.get("matchers", str, ""),
         table.get("verify_tls", bool, True),
-        str(path) if (path := table.path("ca_file")) else None,
+        _ca_file(table),
     )
+    for key, matchers in (("url", ""), ("matchers", made.matchers)):
+        try:
+            PrometheusSource(made.url, matchers)
+        except LegroomError as error:
+            raise table.wrong(key, error.message, error.hint) from error
     table.end()
     return made
+
+
+def _ca_file(table: Table) -> str | None:
+    path = table.path("ca_file")
+    if path is None:
+        return None
+    try:
+        ssl.create_default_context(cafile=path)
+    except OSError as error:  # that of ssl is one too
+        raise table.wrong("ca_file", f"{path} holds no certificates that could be read", "give a PEM file") from error
+    return str(path)
 
 
 def _kubernetes(table: Table | None) -> KubernetesConfig | None:

@@ -131,11 +131,14 @@ class Table:
         given = [name for name in (key, f"{key}_env", f"{key}_file") if name in self._held]
         if len(given) > 1:
             raise self.wrong(given[1], f"is given beside {given[0]}: one of them is enough")
-        plain, name, file = self.find(key, str), self.find(f"{key}_env", str), self.path(f"{key}_file")
-        if name is not None:
-            plain = os.environ.get(name, "")
+        for name in given:
+            if not isinstance(self._held[name], str):  # a secret of digits is not to be shown
+                raise self.wrong(name, f"must be text, not {_kind(self._held[name])}", "put it in quotes")
+        plain, variable, file = self.find(key, str), self.find(f"{key}_env", str), self.path(f"{key}_file")
+        if variable is not None:
+            plain = os.environ.get(variable, "")
             if not plain:
-                raise self.wrong(f"{key}_env", f"the environment variable {name} is not set")
+                raise self.wrong(f"{key}_env", f"the environment variable {variable} is not set")
         if file is not None:
             try:
                 plain = file.read_text("utf-8").strip()
@@ -219,4 +222,8 @@ def _closest(word: str, known: Sequence[str]) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, str):
         return "text"  # it may be a secret in the wrong place
-    return _NAMES.get(type(value), type(value).__name__) if isinstance(value, (list, dict, bool)) else str(value)
+    return _kind(value) if isinstance(value, (list, dict, bool)) else str(value)
+
+
+def _kind(value: Any) -> str:
+    return _NAMES.get(type(value), type(value).__name__)
