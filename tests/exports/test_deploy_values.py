@@ -10,6 +10,9 @@ from legroom.exports.plan_document import plan_document
 from legroom.exports.request import ExportRequest
 from legroom.exports.script import script_text
 from legroom.exports.server import options_of, planned_server
+from legroom.exports.server_host import API_SERVER_BYTES, ENGINE_BYTES, WORKER_BYTES, host_needs
+from legroom.exports.server_words import take_apart
+from legroom.facts.releases import release
 
 
 def asked(*flags, model=None, env=None, **options):
@@ -101,3 +104,25 @@ def test_a_drain_is_claimed_only_where_the_release_has_one(module):
         assert "0.10.2 ends running requests at SIGTERM" in said("0.10.2", **options)
         assert "waits for the drain" not in said("0.10.2", **options)
     assert "A stop waits for the drain (60 s)" in said("8b-h100")
+
+
+@pytest.mark.parametrize("module", [docker, compose, kubernetes, helm_values])
+def test_files_that_flags_name_are_said_to_need_a_volume(module):
+    flags = ("--chat-template", "/etc/t.jinja", "--lora-modules", "a=/models/x", '{"name": "b", "path": "/models/y"}')
+    written = " ".join(text(module, asked(*flags, "--root-path", "/api")).replace("#", " ").split())
+    assert "Flags name /etc/t.jinja, /models/x, /models/y: no volume" in written
+
+
+@pytest.mark.parametrize("flags", [(), ("--tokenizer", "/models/m/tok"), ("--chat-template", "{{ '/a' }}")])
+def test_what_needs_no_volume_of_its_own_is_not_mentioned(flags):
+    assert "no volume here" not in text(docker, asked(*flags, model="/models/m")).replace("\n# ", " ")
+
+
+@pytest.mark.parametrize(
+    ("version", "flags", "fronts"), [("0.32.0", (), 4), ("0.14.0", (), 1), ("0.32.0", ("--api-server-count", "2"), 2)]
+)
+def test_every_copy_has_an_engine_and_from_0_15_an_api_server(version, flags, fronts):
+    words = take_apart(["vllm", "serve", "m", *flags], release(version))
+    needs = host_needs(words, 4, 0, {"data_parallel_size": 4}, release(version))
+    assert needs.shares[0].bytes == fronts * API_SERVER_BYTES + 4 * ENGINE_BYTES + 4 * WORKER_BYTES
+    assert needs.cpus == fronts + 4 + 4

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
@@ -18,6 +19,8 @@ CACHE = "/root/.cache/huggingface"
 COMPILE_CACHE = "/root/.cache/vllm"
 OPEN_FILES = 65536
 _PICK_DEVICES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_NO_PATHS = ("--root-path",)
+"""Flags whose value begins with a slash and is no file."""
 _BUILT_IMAGE = "vllm-legroom"
 
 
@@ -93,6 +96,25 @@ def head(server: Server) -> Iterator[str]:
         yield f"Start: {server.times.sentence()}."
     if server.host:
         yield f"Host memory, {server.host.sentence()}."
+    yield from not_mounted(server)
+
+
+def not_mounted(server: Server) -> Iterator[str]:
+    """A sentence about what flags name on the host and no volume brings into the container."""
+    own = f"{server.model.rstrip('/')}/" if server.local_model else "\0"
+    named = (path for line in server.lines if line.phrase.flag not in _NO_PATHS for path in _paths(line.phrase.values))
+    paths = [path for path in dict.fromkeys(named) if not f"{path}/".startswith(own)]
+    if paths:
+        yield f"Flags name {', '.join(paths)}: no volume here brings that into the container, add one for each."
+
+
+def _paths(values: Iterable[str]) -> Iterator[str]:
+    """Absolute paths, alone (/a), after a name (x=/a) or in JSON ("path": "/a")."""
+    for value in values:
+        if value.startswith("{") and not value.startswith(("{{", "{%")):
+            yield from re.findall(r'"(/[^"]+)"', value)
+        elif (path := value if value.startswith("/") else value.partition("=")[2]).startswith("/"):
+            yield path
 
 
 def shm_gib(server: Server) -> int:

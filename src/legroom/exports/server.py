@@ -175,7 +175,7 @@ def planned_server(
         words = _with_guard(words)
     lines = tuple(Line(phrase, comment(phrase, plan)) for phrase in words.phrases)
     env = environment(plan, words, release, given, times)
-    host = host_needs(words, gpus, checkpoint, plan.args)
+    host = host_needs(words, gpus, checkpoint, plan.args, release)
     return Server(
         name=options.name or name_of_model(words.model),
         model=words.model,

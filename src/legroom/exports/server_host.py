@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from legroom.exports.server_words import ServerWords
 from legroom.records import dataclass
 from legroom.units import GIB, MIB
+
+if TYPE_CHECKING:
+    from legroom.facts.releases import Release
 
 API_SERVER_BYTES = 2 * GIB
 ENGINE_BYTES = 2 * GIB
@@ -75,17 +78,20 @@ def whole_gib(bytes_: float) -> int:
     return math.ceil(bytes_ / GIB) * GIB
 
 
-def host_needs(words: ServerWords, gpus: int, checkpoint_bytes: int, args: Mapping[str, Any]) -> HostNeeds:
+def host_needs(
+    words: ServerWords, gpus: int, checkpoint_bytes: int, args: Mapping[str, Any], release: Release
+) -> HostNeeds:
     """Everything that the flags say about host memory, and allowances for the processes."""
     shm = shm_bytes(words, gpus)
+    engines = max(1, int(args.get("data_parallel_size") or 1))
+    fronts = api_servers(words, engines, release)
     shares = (
-        Share("processes", _api_servers(words) * API_SERVER_BYTES + ENGINE_BYTES + gpus * WORKER_BYTES),
-        *_pinned(words, gpus, args),
+        Share("processes", fronts * API_SERVER_BYTES + engines * ENGINE_BYTES + gpus * WORKER_BYTES),
+        *_pinned(words, gpus, args, fronts + engines),
         Share("/dev/shm", shm),
     )
-    # 1 API server + 1 engine + a worker a GPU each keep a core busy.
-    cpus = _api_servers(words) + 1 + gpus
-    return HostNeeds(shares, gpus * SHARD_BYTES, checkpoint_bytes, shm, cpus)
+    # Every API server, every engine and a worker a GPU keep a core busy.
+    return HostNeeds(shares, gpus * SHARD_BYTES, checkpoint_bytes, shm, fronts + engines + gpus)
 
 
 def shm_bytes(words: ServerWords, gpus: int) -> int:
@@ -99,7 +105,7 @@ def shm_bytes(words: ServerWords, gpus: int) -> int:
     return whole_gib(SHM_BASE_BYTES + queues + offload + media)
 
 
-def _pinned(words: ServerWords, gpus: int, args: Mapping[str, Any]) -> Iterator[Share]:
+def _pinned(words: ServerWords, gpus: int, args: Mapping[str, Any], processes: int) -> Iterator[Share]:
     offload = _number(words, "--cpu-offload-gb")
     if offload:
         yield Share(f"weights offloaded ({offload:g} x {gpus})", int(offload * GIB * gpus))
@@ -111,11 +117,14 @@ def _pinned(words: ServerWords, gpus: int, args: Mapping[str, Any]) -> Iterator[
             yield Share(f"swap space ({swap:g} x {gpus})", int(swap * GIB * gpus))
     media = _number(words, "--mm-processor-cache-gb")
     if media:
-        yield Share(f"media cache ({media:g} a process)", int(media * GIB * (_api_servers(words) + 1)))
+        yield Share(f"media cache ({media:g} a process)", int(media * GIB * processes))
 
 
-def _api_servers(words: ServerWords) -> int:
-    return max(1, int(_number(words, "--api-server-count")))
+def api_servers(words: ServerWords, engines: int, release: Release) -> int:
+    """How many processes read requests: as many as are said, else one, from 0.15.0 on one for each data-parallel
+    engine."""
+    said = int(_number(words, "--api-server-count"))
+    return said or (engines if release.at_least("0.15.0") else 1)
 
 
 def _number(words: ServerWords, flag: str) -> float:
