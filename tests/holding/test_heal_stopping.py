@@ -172,6 +172,7 @@ def test_a_terminal_that_closes_asks_to_stop(terminal):
         assert hung_up(signals, 1) == [signal.SIGHUP]
         terminal.clear()
         assert hung_up(signals, 2) == [signal.SIGTERM]
+        assert hung_up(signals, 1) == []
 
 
 def test_under_nohup_a_terminal_that_closes_asks_for_nothing(terminal, monkeypatch):

@@ -42,12 +42,14 @@ class RunFile:
         try:
             try:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+                os.ftruncate(held, 0)
+                os.write(held, str(os.getpid()).encode())
+            except BlockingIOError:
                 pid = os.read(held, 32).decode("ascii", "replace").strip()
-                hint = "stop that one, or give vLLM another --port"
+                hint = "stop that one, or give vLLM another --port; machines that share a home need a LEGROOM_HOME each"
                 raise LegroomError(f"port {self._port} is in use by another legroom run (pid {pid})", hint) from None
-            os.ftruncate(held, 0)
-            os.write(held, str(os.getpid()).encode())
+            except OSError as error:
+                say(f"{self._lock} cannot be held: {error.strerror}")
             yield
         finally:
             os.close(held)

@@ -48,15 +48,16 @@ class Signals:
             numbers = list(os.read(self._reading, 64))
         except BlockingIOError:
             return []
-        if signal.SIGHUP not in numbers or not self._is_hanging_up():
+        if signal.SIGHUP not in numbers:
+            return numbers
+        now_s = time.monotonic()
+        has_closed = self._terminal and not _has_terminal()
+        if has_closed:
+            self._terminal, self._hung_up_s = False, now_s
+        elif self._hung_up_s is None or now_s - self._hung_up_s >= _HANGING_UP_S:
             return numbers
         others = [number for number in numbers if number != signal.SIGHUP]
-        return others if self._nohup else [*others, signal.SIGTERM]
-
-    def _is_hanging_up(self) -> bool:
-        if self._terminal and not _has_terminal():
-            self._terminal, self._hung_up_s = False, time.monotonic()
-        return self._hung_up_s is not None and time.monotonic() - self._hung_up_s < _HANGING_UP_S
+        return [*others, signal.SIGTERM] if has_closed and not self._nohup else others
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:
