@@ -81,6 +81,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Choose the surface and hand over."""
+    if args.record:
+        _check_record(args)
     if args.rehearse:
         return _rehearse(args)
     if args.daemon:
@@ -96,6 +98,13 @@ def run(args: argparse.Namespace) -> int:
     if args.once or not (has_terminal or args.json):
         return _once(args, config)
     return _stream(args, config) if args.json else _page(args, config)
+
+
+def _check_record(args: argparse.Namespace) -> None:
+    if args.daemon or args.rehearse:
+        raise LegroomError("--record is not for the sidecar", "its journal keeps the samples; leave --daemon out")
+    if args.replay and Path(args.record).resolve() == Path(args.replay).resolve():
+        raise LegroomError(f"--record would overwrite {args.replay} while it is played", "name another file")
 
 
 def _once(args: argparse.Namespace, config: SidecarConfig) -> int:
