@@ -241,9 +241,11 @@ def _read_lines(reading: _Reading, lines: list[bytes]) -> None:
         brace = line.find(b"{")
         slot = slots.get(line[:brace] if brace > 0 else line.partition(b" ")[0])
         if slot is None:
-            if line.startswith(b"# TYPE "):
-                _check_type(reading, line, slots, ignored)
-            if brace <= 0 or line[brace - 1] > 32:
+            if brace <= 0:
+                if line.startswith(b"# TYPE "):
+                    _check_type(reading, line, slots, ignored)
+                continue
+            if line[brace - 1] > 32:
                 continue
             line, brace, slot = _spaced(line, brace, slots)  # noqa: PLW2901 - the same line, as it is usually written
             if slot is None:
