@@ -16,6 +16,7 @@ from metrics_server import Metrics, serving
 from legroom.cli.incidents import seconds_ago
 from legroom.cli.main import main
 from legroom.errors import LegroomError
+from legroom.holding.sidecar_config import simple_config
 from legroom.holding.watch import WatchSession
 from legroom.live.journal import Journal
 from legroom.live.recording import Recorder
@@ -105,6 +106,9 @@ def test_a_server_that_is_given_twice_is_looked_at_once_a_round(capsys):
     (server,) = json.loads(capsys.readouterr().out)["servers"]
     assert server["generation_tokens_per_s"] > 0
     assert metrics.looks == 3
+    assert [server.name for server in simple_config(["h:1", "http://h:1", "http://h:1/metrics"]).servers] == [
+        "http://h:1"
+    ]
 
 
 def test_thresholds_and_plans_of_a_watch_file_count_without_the_sidecar(tmp_path, capsys):

@@ -138,8 +138,8 @@ def simple_config(addresses: Sequence[str], act: Sequence[str] = (), **others: A
     unknown = sorted(set(act) - set(ACTION_NAMES))
     if unknown:
         raise LegroomError(f"there is no action {unknown[0]}", f"one of: {', '.join(ACTION_NAMES)}")
-    servers = tuple(ServerConfig(endpoint(address), "default") for address in dict.fromkeys(addresses))
-    return SidecarConfig(servers, act=frozenset(act) | {"notify"}, **others)
+    servers = {place.server: ServerConfig(place, "default") for place in map(endpoint, addresses)}
+    return SidecarConfig(tuple(servers.values()), act=frozenset(act) | {"notify"}, **others)
 
 
 def with_act(config: SidecarConfig, act: Sequence[str]) -> SidecarConfig:
