@@ -219,7 +219,10 @@ def test_damaged_columns_are_known_as_such(noise, at, is_compressed):
         assert len({len(column) for column in columns}) <= 1
 
 
-@pytest.mark.parametrize("damage", [b"\x00\x11\x22", pack_columns([[1.0]]), b""])
+ENDLESS = b"\x28\xb5\x2f\xfd\xe0" + (2**60).to_bytes(8, "little")  # a frame of zstd that claims an exbibyte
+
+
+@pytest.mark.parametrize("damage", [b"\x00\x11\x22", pack_columns([[1.0]]), b"", ENDLESS])
 def test_a_damaged_piece_costs_that_piece_alone(journal, damage):
     journal.add_rows(hours(3))
     journal.maintain(START_S + 3 * 3600 + 300)

@@ -95,7 +95,7 @@ class WatchPage(App[None]):
 
     def redraw(self) -> None:
         """Everything again from what is known."""
-        if self.paused:
+        if self.paused or not self.query("#head"):  # the parts are gone before the last tick
             return
         views = sorted(self.session.views.values(), key=lambda view: (_ORDER.index(view.state), view.server))
         if views and self.chosen not in self.session.views:

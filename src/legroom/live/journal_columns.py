@@ -113,7 +113,7 @@ def unpack_columns(held: bytes) -> list[Column]:
         for _ in range(count):
             column, at = _unpacked(plain, at, length)
             columns.append(column)
-    except (error_type, struct.error, IndexError, ValueError) as error:
+    except (error_type, struct.error, IndexError, ValueError, MemoryError) as error:  # a length may be damaged too
         raise DamagedColumns(str(error)) from error
     if at != len(plain):
         raise DamagedColumns(f"{len(plain)} bytes where {at} are expected")
