@@ -1,4 +1,4 @@
-"""Once a server is up: its pool beside the plan, what it measured kept for later, and a proof that it serves."""
+"""Once a server is up: its pool beside the plan, and what it measured kept for later."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from legroom.holding.expectation import Expectation, Gpus, expect
-from legroom.holding.quick_proof import prove
 from legroom.holding.server_command import read_command
 from legroom.holding.settling import compared, learnt
 
@@ -92,54 +89,3 @@ def vllm(tmp_path: Path) -> str:
     program.write_text(f"#!{sys.executable}\n")
     program.chmod(0o755)
     return str(program)
-
-
-@pytest.fixture
-def server():
-    """Serves until a prompt is longer than `longest`."""
-    seen = {"longest": 10**9, "prompts": [], "keys": []}
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.answer(200, {"data": [{"id": "tiny", "max_model_len": 1000}]} if "models" in self.path else {})
-
-        def do_POST(self):
-            prompt = json.loads(self.rfile.read(int(self.headers["content-length"])))["prompt"]
-            seen["prompts"].append(len(prompt))
-            seen["keys"].append(self.headers["authorization"])
-            self.answer(200 if len(prompt) <= seen["longest"] else 500, {})
-
-        def answer(self, status, document):
-            body = json.dumps(document).encode()
-            self.send_response(status)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *words):
-            pass
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=http.serve_forever, daemon=True).start()
-    seen["url"] = f"http://127.0.0.1:{http.server_port}"
-    yield seen
-    http.shutdown()
-
-
-def test_a_proof_sends_one_completion_and_one_at_the_full_context(server):
-    ok, text = prove(server["url"], "key")
-    assert ok
-    assert "1,000 tokens" in text
-    assert server["prompts"][1] > 900
-    assert server["keys"] == ["Bearer key"] * 2
-
-
-def test_a_server_that_fails_at_the_full_context_is_not_proven(server):
-    server["longest"] = 500
-    ok, text = prove(server["url"])
-    assert not ok
-    assert "500" in text
-
-
-def test_a_server_that_is_gone_is_not_proven():
-    assert prove("http://127.0.0.1:9")[0] is False

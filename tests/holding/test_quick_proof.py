@@ -18,8 +18,8 @@ NO_ROUTE = (404, {"detail": "Not Found"})
 
 @pytest.fixture
 def server():
-    """Serves what `refusals` does not refuse, and keeps what it was asked."""
-    seen = {"refusals": {}, "asked": [], "keys": []}
+    """Serves what `refusals` does not refuse up to `longest` tokens, and keeps what it was asked."""
+    seen = {"refusals": {}, "longest": CONTEXT, "asked": [], "keys": []}
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -29,7 +29,8 @@ def server():
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             seen["asked"].append((self.path, body))
             seen["keys"].append(self.headers["authorization"])
-            self.answer(*seen["refusals"].get(self.path, (200, {})))
+            status = 200 if len(body.get("prompt", ())) <= seen["longest"] else 500
+            self.answer(*seen["refusals"].get(self.path, (status, {})))
 
         def answer(self, status, document):
             body = json.dumps(document).encode()
@@ -46,6 +47,18 @@ def server():
     seen["url"] = f"http://127.0.0.1:{http.server_port}"
     yield seen
     http.shutdown()
+
+
+def test_a_server_that_fails_at_the_full_context_is_not_proven(server):
+    server["longest"] = 500
+    ok, text = prove(server["url"], "key")
+    assert not ok
+    assert "500" in text
+    assert server["keys"] == ["Bearer key"] * 2
+
+
+def test_a_server_that_is_gone_is_not_proven():
+    assert prove("http://127.0.0.1:9")[0] is False
 
 
 def test_the_request_at_the_full_context_is_exactly_that_long(server):

@@ -89,7 +89,7 @@ def heal(
     reading = read_log(pieces_of_file(str(log)), str(log), hints)
     findings = reading.runs[0].findings if reading.runs else ()
     if not findings:
-        return Remedy("", "", "the log does not say why", False, refused="there is nothing to go by")
+        return Remedy("", "", "the log does not say why.", False, refused="there is nothing to go by")
     first = findings[0]
     told = Remedy(
         first.cause, first.entry, f"{_title(first)}: {masked(first.why)}",

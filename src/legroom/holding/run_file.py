@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from legroom.errors import LegroomError
+from legroom.holding.alone import alone
 from legroom.planning.store_path import runs_folder
 
 _MOVING = frozenset({"host", "port", "uds", "headless", "ssl_certfile", "ssl_keyfile"})
@@ -26,33 +26,17 @@ class RunFile:
         self._port = port
         self._flags = self.path.with_name(f"{port}.flags.json")
 
-    @contextlib.contextmanager
-    def alone(self, say: Callable[[str], None]) -> Iterator[None]:
-        """Holds the port against every other run, also while a server only starts. The kernel lets go of a dead run's.
+    def alone(self, say: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
+        """Holds the port against every other run, also while a server only starts.
 
         vLLM listens late and shares its port, so a second run would take the first one's server for its own.
         """
-        try:
-            self._lock.parent.mkdir(parents=True, exist_ok=True)
-            held = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            say(f"{self._lock} cannot be made ({error.strerror}): nothing keeps a second run away from the port")
-            yield
-            return
-        try:
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.ftruncate(held, 0)
-                os.write(held, str(os.getpid()).encode())
-            except BlockingIOError:
-                pid = os.read(held, 32).decode("ascii", "replace").strip()
-                hint = "stop that one, or give vLLM another --port; machines that share a home need a LEGROOM_HOME each"
-                raise LegroomError(f"port {self._port} is in use by another legroom run (pid {pid})", hint) from None
-            except OSError as error:
-                say(f"{self._lock} cannot be held: {error.strerror}")
-            yield
-        finally:
-            os.close(held)
+
+        def refusal(pid: str) -> LegroomError:
+            hint = "stop that one, or give vLLM another --port; machines that share a home need a LEGROOM_HOME each"
+            return LegroomError(f"port {self._port} is in use by another legroom run (pid {pid})", hint)
+
+        return alone(self._lock, say, "a second run away from the port", refusal)
 
     def write(self, content: Mapping[str, Any]) -> str:
         """Replace the file in one step; why not, where it cannot be."""

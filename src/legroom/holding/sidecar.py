@@ -16,12 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from legroom.errors import LegroomError
+from legroom.holding.alone import alone
 from legroom.holding.sidecar_acting import Actor
 from legroom.holding.sidecar_answers import change_of, still
 from legroom.holding.sidecar_config import ServerConfig, SidecarConfig, is_loopback
 from legroom.holding.sidecar_http import incident_json, make_app
 from legroom.holding.sidecar_incidents import UNWATCHED, IncidentKeeper, OpenIncident, close_unwatched
-from legroom.holding.sidecar_lock import alone
 from legroom.holding.sidecar_metrics import SidecarMetrics
 from legroom.holding.sidecar_restart import BY, Hands
 from legroom.holding.sidecar_sources import Source, source_of
@@ -380,8 +380,10 @@ def _raised(done: Any) -> None:
 
 def run_sidecar(config: SidecarConfig, say: Callable[[str], None] | None = None) -> int:
     """Runs the sidecar until SIGTERM or SIGINT. The exit code: 0 when it was told to stop."""
-    tell = say or _to_stderr
-    with alone(config.journal or journal_path(), tell):
+    tell, journal = say or _to_stderr, config.journal or journal_path()
+    one = journal.with_name(f"{journal.name}.sidecar")
+    refusal = f"another legroom already watches with the journal {journal}"
+    with alone(one, tell, "a second sidecar away", lambda pid: LegroomError(f"{refusal} (pid {pid})")):
         asyncio.run(_main(config, tell))
     return 0
 
