@@ -32,5 +32,6 @@ def test_what_is_no_secret_stays_as_it_was_written():
 
 
 def test_a_variable_is_secret_by_its_name_or_by_the_credentials_in_it():
+    assert is_secret("OPENAI_KEY_PROD") and not is_secret("VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE")
     assert is_secret("AWS_SECRET_ACCESS_KEY") and is_secret("HTTPS_PROXY", "http://u:p@h:1")
     assert not is_secret("HTTPS_PROXY", "http://h:1") and not is_secret("TOKENIZERS_PARALLELISM", "false")

@@ -10,7 +10,7 @@ SECRET_FLAGS = {"--api-key": "VLLM_API_KEY", "--hf-token": "HF_TOKEN"}
 CREDENTIALS = re.compile(r"(\b[a-zA-Z][a-zA-Z0-9+.-]*://)[^\s/@]+@")
 """User and password in an address."""
 
-_SECRET_NAME = re.compile(r"(?i)KEYS?$|TOKEN$|SECRET|PASSW")
+_SECRET_NAME = re.compile(r"(?i)KEYS?$|TOKEN$|SECRET|PASSW|(?:^|_)(?:KEY|TOKEN)_")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=.+", re.DOTALL)
 _PLACEHOLDERS = {"--api-key": "YOUR_API_KEY", "--hf-token": "YOUR_HF_TOKEN"}
 
