@@ -181,11 +181,12 @@ class Drained:
 
 
 async def wait_until_empty(
-    door: Door, busy: Callable[[], Awaitable[float | None]], deadline_s: float, poll_s: float = 0.5
+    door: Door, busy: Callable[[], Awaitable[float | None]] | None, deadline_s: float, poll_s: float = 0.5
 ) -> Drained:
     """Waits until nothing runs or waits, by the server's metrics and the door's own count, or the deadline.
 
-    `busy` gives running and waiting requests together, None where the server does not say.
+    `busy` gives running and waiting requests together, None where the server does not say; without it the door's own
+    count is all there is.
     """
     loop = asyncio.get_running_loop()
     start_s, zeros = loop.time(), 0
@@ -200,11 +201,18 @@ async def wait_until_empty(
         await asyncio.sleep(min(poll_s, max(0.0, deadline_s - waited_s)))
 
 
-async def _left(door: Door, busy: Callable[[], Awaitable[float | None]]) -> float | None:
+async def count_inside(door: Door) -> float | None:
+    """What the door counts; None where it does not, or does not answer."""
     try:
-        inside = await door.inside()
+        return await door.inside()
     except ActionFailed:
-        inside = None
+        return None
+
+
+async def _left(door: Door, busy: Callable[[], Awaitable[float | None]] | None) -> float | None:
+    inside = await count_inside(door)
+    if busy is None:
+        return inside
     running = await busy()
     known = [count for count in (inside, running) if count is not None]
     # A server that does not answer is not known to be empty, whatever the door thinks of it.

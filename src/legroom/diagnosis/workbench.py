@@ -14,6 +14,7 @@ from legroom.diagnosis.repair import NOT_PLANNABLE, Hints, Known, base_plan, kno
 from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.command import command
+from legroom.vllm.shell import assignments
 
 if TYPE_CHECKING:
     from legroom.planning.plan import Plan
@@ -160,8 +161,7 @@ class Workbench:
         known = self.known
         fields = {name: value for name, value in flags.items() if name in known.args.__dataclass_fields__}
         args = replace(_as_written(known.args), **{"model": known.args.model or "MODEL", **fields})
-        assignments = (f"{name}={value}" for name, value in (env or {}).items())
-        return (*assignments, *command(args, known.release))
+        return (*assignments(env or {}), *command(args, known.release))
 
     def lower_utilization(self, need_bytes: int, why: str, confidence: float = 0.65) -> Fix | None:
         """As much less of the card as the failed request needs beside the pool, with a margin."""

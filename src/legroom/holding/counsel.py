@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legroom.actions.descendants import die_with_parent
-from legroom.actions.platform import ActionFailed
 from legroom.errors import LegroomError
 from legroom.facts.flags import flags_of
 from legroom.facts.startup_lines import startup_lines
@@ -32,6 +31,7 @@ from legroom.holding.settling import compared, learnt, proven
 from legroom.planning.secret_words import without_secrets
 from legroom.vllm.command_parts import command_parts
 from legroom.vllm.given import other_value
+from legroom.vllm.shell import assignments
 
 if TYPE_CHECKING:
     from legroom.actions.drain import Door
@@ -74,7 +74,7 @@ def _command_answer(command: ServerCommand, words: tuple[str, ...]) -> Answer:
 
 def _shown(words: tuple[str, ...], env: Mapping[str, str]) -> str:
     """The command as it may be printed."""
-    return shlex.join(without_secrets([*_assignments({"env": env}), *words]))
+    return shlex.join(without_secrets([*assignments(env), *words]))
 
 
 def _shutdown_timeout(command: ServerCommand, drain_s: float) -> list[str]:
@@ -100,7 +100,7 @@ def _own_drain_s(command: ServerCommand, words: tuple[str, ...]) -> float:
 
 def mend(question: Question) -> Answer:
     """Diagnose a failed run and work out the next command."""
-    command = read_command([*_assignments(question), *question["words"]], question["vllm"], os.environ)
+    command = read_command([*assignments(question["env"]), *question["words"]], question["vllm"], os.environ)
     bounds = Bounds(tuple(question["keep"]), question["min_context"], question["min_concurrency"])
     remedy = heal(
         Path(question["log"]), command, bounds, Gpus(**question["gpus"]), os.environ, question["tried"]
@@ -118,13 +118,12 @@ def change(question: Question) -> Answer:
     given = {
         name: str(value) for name, value in {**question["env"], **env}.items() if name not in unset
     }  # fmt: skip
-    words = [*(f"{name}={value}" for name, value in given.items()), *question["words"]]
-    command = read_command(words, question["vllm"], os.environ)
+    command = read_command([*assignments(given), *question["words"]], question["vllm"], os.environ)
     flags = question["changes"].get("flags") or {}
     by_name = {flag.name: flag.dest for flag in flags_of(command.release).values()}
     changes = {by_name.get(name, name.lstrip("-").replace("-", "_")): _value(value) for name, value in flags.items()}
     changed = with_flags(command.words, command.flags_at, changes, command.release)
-    expected = expect(read_command([*_assignments({"env": given}), *changed], question["vllm"], os.environ),
+    expected = expect(read_command([*assignments(given), *changed], question["vllm"], os.environ),
                       os.environ, Gpus(**question["gpus"]))  # fmt: skip
     return {
         "words": list(changed), "env": given, "unset": unset, "line": _shown(changed, given),
@@ -139,7 +138,7 @@ def compare(question: Question) -> Answer:
 
 def settle(question: Question) -> Answer:
     """The server is up: prove it, and learn from it."""
-    command = read_command([*_assignments(question), *question["words"]], question["vllm"], os.environ)
+    command = read_command([*assignments(question["env"]), *question["words"]], question["vllm"], os.environ)
     ok: bool | None = True
     text = ""
     if question["verify"]:
@@ -157,22 +156,12 @@ def empty(question: Question) -> Answer:
 
 
 async def _emptied(door: Door, deadline_s: float) -> str:
-    from legroom.actions.drain import wait_until_empty  # noqa: PLC0415
-
-    async def inside() -> float | None:
-        try:
-            return await door.inside()
-        except ActionFailed:
-            return None
+    from legroom.actions.drain import count_inside, wait_until_empty  # noqa: PLC0415
 
     await door.close()
-    if await inside() is None:
+    if await count_inside(door) is None:
         return "the guard takes nothing new, and does not say how many requests it holds"
-    return f"the guard takes nothing new; {await wait_until_empty(door, inside, deadline_s, _EMPTY_POLL_S)}"
-
-
-def _assignments(question: Question) -> list[str]:
-    return [f"{name}={value}" for name, value in question["env"].items()]
+    return f"the guard takes nothing new; {await wait_until_empty(door, None, deadline_s, _EMPTY_POLL_S)}"
 
 
 def _value(text: Any) -> Any:

@@ -21,6 +21,7 @@ from legroom.holding.expectation import Expectation, Gpus, expect
 from legroom.holding.server_command import ServerCommand, read_command
 from legroom.records import dataclass
 from legroom.vllm.command_parts import command_parts
+from legroom.vllm.shell import assignments
 
 SURE_ENOUGH = 0.5
 """Causes and fixes below this are told, never tried."""
@@ -112,7 +113,7 @@ def _key(words: Sequence[str], env: Mapping[str, str], command: ServerCommand, e
 def _line(command: ServerCommand, environ: Mapping[str, str]) -> str:
     """The command with the variables of this environment that size a server's memory."""
     env = {name: value for name, value in environ.items() if name in _SIZING} | dict(command.env)
-    return shlex.join([*(f"{name}={value}" for name, value in env.items()), *command.words])
+    return shlex.join([*assignments(env), *command.words])
 
 
 def _title(finding: Finding) -> str:
@@ -133,8 +134,7 @@ def _first_allowed(told: Remedy, findings: tuple[Finding, ...], case: _Case) -> 
         env = {**command.env, **fix.env}
         reason = _forbidden(fix, case.bounds) or _nothing_new(fix, words, env, case)
         if not reason:
-            changed = read_command([*(f"{name}={value}" for name, value in env.items()), *words],
-                                   command.release_said or None, case.environ)  # fmt: skip
+            changed = read_command([*assignments(env), *words], command.release_said or None, case.environ)
             expected = expect(changed, case.environ, case.gpus)
             reason = _too_little(fix, expected, case, told.is_memory)
         if not reason:

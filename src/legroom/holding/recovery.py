@@ -14,7 +14,7 @@ from legroom.errors import LegroomError
 from legroom.planning.secret_words import without_secrets
 from legroom.planning.store_path import runs_folder
 from legroom.records import dataclass
-from legroom.vllm.shell import ASSIGNMENT
+from legroom.vllm.shell import ASSIGNMENT, assignments
 
 if TYPE_CHECKING:
     from legroom.diagnosis.repair import Hints
@@ -56,8 +56,10 @@ def last_run(folder: Path | None = None) -> Crashed | None:
         try:
             said: Mapping[str, Any] = json.loads(note.read_text("utf-8"))
             command = said["command"]
-            env = [f"{name}={value}" for name, value in said.get("env", {}).items()]
-            words = [*env, *(shlex.split(command) if isinstance(command, str) else command)]
+            words = [
+                *assignments(said.get("env", {})),
+                *(shlex.split(command) if isinstance(command, str) else command),
+            ]
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
         if _still_runs(said):
@@ -97,13 +99,12 @@ def restart_after(crashed: Crashed) -> Restart:
     The variables that stood before the command stand before the new one; keys and tokens are for the user to fill in.
     """
     found = _restart(crashed)
-    own, words = _assignments(found.command)
-    given, _ = _assignments(shlex.split(crashed.command or ""))
-    env = (f"{name}={value}" for name, value in {**given, **own}.items())
-    return replace(found, command=tuple(without_secrets([*env, *words])))
+    own, words = _apart(found.command)
+    given, _ = _apart(shlex.split(crashed.command or ""))
+    return replace(found, command=tuple(without_secrets([*assignments({**given, **own}), *words])))
 
 
-def _assignments(words: Sequence[str]) -> tuple[dict[str, str], Sequence[str]]:
+def _apart(words: Sequence[str]) -> tuple[dict[str, str], Sequence[str]]:
     found = [match for match in map(ASSIGNMENT.fullmatch, takewhile(ASSIGNMENT.fullmatch, words)) if match]
     return {match[1]: match[2] for match in found}, words[len(found) :]
 

@@ -16,7 +16,7 @@ from legroom.planning.secret_words import without_secrets
 from legroom.records import dataclass
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.given import is_given, other_value
-from legroom.vllm.shell import ASSIGNMENT, CONTAINER_TOOLS, basename, server_start
+from legroom.vllm.shell import ASSIGNMENT, CONTAINER_TOOLS, assignments, basename, server_start
 from legroom.vllm.sources import deployment_from_command
 
 _VERSION = "from importlib.metadata import version; print(version('vllm'))"
@@ -62,7 +62,7 @@ class ServerCommand:
     @property
     def line(self) -> str:
         """As one would type it."""
-        return shlex.join([*(f"{name}={value}" for name, value in self.env.items()), *self.words])
+        return shlex.join([*assignments(self.env), *self.words])
 
 
 def read_command(words: Sequence[str], vllm: str | None, environ: Mapping[str, str]) -> ServerCommand:

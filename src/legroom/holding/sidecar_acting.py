@@ -15,7 +15,7 @@ from legroom.actions.scale import scale
 from legroom.actions.undo import kept_override
 from legroom.holding.policy import DAY_S, RESTARTS, Decision, GroupState, Trouble, decide
 from legroom.holding.sidecar_config import ServerConfig, SidecarConfig
-from legroom.holding.sidecar_doors import Doors, left_closed
+from legroom.holding.sidecar_doors import REFUSED_AGAIN_S, Doors, left_closed
 from legroom.holding.sidecar_incidents import OpenIncident
 from legroom.holding.sidecar_question import decision_about
 from legroom.holding.sidecar_restart import BY, Hands, Order, Outcome, Restart
@@ -23,7 +23,6 @@ from legroom.holding.sidecar_telling import Said
 from legroom.live.detectors import Watcher
 from legroom.live.journal import DONE, FAILED, UNDONE, Action, JournalUnavailable
 
-_REFUSED_AGAIN_S = 30.0
 _COUNTED = (*RESTARTS, "scale", "undo")
 
 
@@ -69,7 +68,7 @@ class Actor:
         return decision_about(incident, watcher, server, settings, group)
 
     def _refuse(self, incident: OpenIncident, decision: Decision) -> None:
-        wait_s = _REFUSED_AGAIN_S if decision.again_in_s is None else min(decision.again_in_s, 3600.0)
+        wait_s = REFUSED_AGAIN_S if decision.again_in_s is None else min(decision.again_in_s, 3600.0)
         incident.ask_again_s = time.monotonic() + (0.0 if "one at a time" in decision.reason else wait_s)
         gist = re.sub(r"[\d.]+", "#", decision.reason)
         if gist != incident.said:
@@ -288,7 +287,7 @@ class Actor:
                 await work
             except Exception as error:  # a mistake of legroom's own must not go unseen, nor stop the watching
                 if incident is not None:
-                    incident.ask_again_s = time.monotonic() + _REFUSED_AGAIN_S
+                    incident.ask_again_s = time.monotonic() + REFUSED_AGAIN_S
                 self._tell(Said(None, f"acting failed: {error!r}", "refusal"))
             finally:
                 if group is not None:

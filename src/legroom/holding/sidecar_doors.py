@@ -13,7 +13,8 @@ from legroom.holding.sidecar_restart import BY, Hands
 from legroom.holding.sidecar_telling import Said
 from legroom.live.journal import DONE, FAILED, UNDONE, Action, Journal, JournalUnavailable
 
-_REFUSED_AGAIN_S = 30.0
+REFUSED_AGAIN_S = 30.0
+"""When what was refused or did not work is tried again."""
 _LONGEST_PAUSE_S = 60.0
 
 
@@ -41,7 +42,7 @@ class Doors:
         except ActionFailed as error:
             text, state = error.message, FAILED
         await self._hands.keep(lambda journal: journal.finish_action(action, state, {"outcome": text}))
-        incident.ask_again_s = float("inf") if state == DONE else time.monotonic() + _REFUSED_AGAIN_S
+        incident.ask_again_s = float("inf") if state == DONE else time.monotonic() + REFUSED_AGAIN_S
         self._tell(Said(incident, text, "drain", state))
 
     async def open_after(self, incident: OpenIncident) -> None:

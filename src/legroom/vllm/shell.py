@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from legroom.errors import LegroomError
 from legroom.records import dataclass, field
 
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+"""A variable as it stands before a command."""
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^{}]*))?\}|\((\w+)\)|(\w+))")
 _CONTINUED = re.compile(r"[\\`^][ \t]*\r?\n")
 _OPERATORS = frozenset("();<>|&")
@@ -17,6 +18,11 @@ _SHELLS = ("sh", "bash", "zsh", "dash", "ash")
 _API_SERVERS = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
 CONTAINER_TOOLS = ("docker", "podman", "nerdctl")
 _MAX_WORDS = 20_000
+
+
+def assignments(env: Mapping[str, str]) -> list[str]:
+    """Variables as they stand before a command."""
+    return [f"{name}={value}" for name, value in env.items()]
 
 
 @dataclass(frozen=True)
