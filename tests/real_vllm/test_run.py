@@ -51,7 +51,7 @@ class Run:
         while not true():
             assert self.process.poll() is None, self.err.read_text("utf-8", "replace")[-2000:]
             assert time.monotonic() < end, self.err.read_text("utf-8", "replace")[-2000:]
-            time.sleep(0.2)
+            time.sleep(0.05)
 
     def file(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.home / f"runs/{self.port}.json").read_text())
@@ -68,6 +68,12 @@ class Run:
         asked = urllib.request.Request(url, body.encode(), {"content-type": "application/json"})
         with urllib.request.urlopen(asked, timeout=120) as answer:
             return json.load(answer)
+
+    def running(self) -> float:
+        """The requests that the server works on."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=30) as page:
+            lines = page.read().decode().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("vllm:num_requests_running{"))
 
     def incident_kinds(self) -> list[str]:
         with Journal.open(self.home / "journal.db") as journal:
@@ -112,7 +118,7 @@ def test_sigterm_lets_requests_finish_and_leaves_nothing(held):
     clients = [threading.Thread(target=lambda: answers.append(held.request(400))) for _ in range(4)]
     for client in clients:
         client.start()
-    time.sleep(0.5)
+    held.until(lambda: held.running() == 4)
     keeper = held.file()["keeper_pid"]
     pids = [keeper, *descendants(keeper)]
     held.process.send_signal(signal.SIGTERM)

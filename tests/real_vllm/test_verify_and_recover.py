@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -55,6 +55,20 @@ def _wait_until_healthy(started: subprocess.Popen[bytes], log: Path) -> None:
         except OSError:
             time.sleep(0.5)
     pytest.fail(log.read_text()[-2000:])
+
+
+def _running() -> float:
+    """The requests that the server works on."""
+    with urllib.request.urlopen(f"{URL}/metrics", timeout=30) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("vllm:num_requests_running{"))
+
+
+def _until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 120
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def _group(leader: int) -> list[int]:
@@ -120,16 +134,13 @@ def test_an_interrupt_ends_the_open_requests_and_shows_what_was_seen(server):
         "4",
     ]
     running = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    time.sleep(6)
+    _until(lambda: _running() == 4)
     running.send_signal(signal.SIGINT)
     out, errors = running.communicate(timeout=200)
     assert running.returncode == 130, errors
     assert "interrupted" in out and "full context" in out
     assert "Traceback" not in errors
-    with urllib.request.urlopen(f"{URL}/metrics", timeout=5) as answer:
-        text = answer.read().decode()
-    running_now = [line for line in text.splitlines() if line.startswith("vllm:num_requests_running{")]
-    assert all(line.endswith(" 0.0") for line in running_now)
+    _until(lambda: _running() == 0)
 
 
 def test_a_look_at_the_server_shows_its_pool_and_its_latencies(server, tmp_path, capsys):
@@ -142,7 +153,7 @@ def test_a_look_at_the_server_shows_its_pool_and_its_latencies(server, tmp_path,
 
 
 def test_a_look_while_the_pool_is_too_small_names_the_incident(server, capsys):
-    words = ["verify", URL, "--load", "120/500", "--concurrency", "32", "--requests", "64"]
+    words = ["verify", URL, "--load", "120/500", "--concurrency", "32", "--requests", "1000"]
     loading = subprocess.Popen(
         [sys.executable, "-m", "legroom", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
