@@ -200,6 +200,13 @@ def test_presets_alone_take_the_lengths_of_the_context():
     assert read_load("full", 512, 1).requests[0].tokens == 512
 
 
+def test_only_what_does_not_fit_the_context_is_cut():
+    (fits,) = read_load("100/1500", 2048, 1).requests
+    assert (fits.prompt_len, fits.output_len, fits.was_cut) == (100, 1500, False)
+    (long,) = read_load("1000/1500", 2048, 1).requests
+    assert (long.prompt_len, long.output_len, long.was_cut) == (1000, 1024, True)
+
+
 # KV use
 
 

@@ -57,11 +57,10 @@ def _wait_until_healthy(started: subprocess.Popen[bytes], log: Path) -> None:
     pytest.fail(log.read_text()[-2000:])
 
 
-def _running() -> float:
-    """The requests that the server works on."""
+def _metric(name: str) -> float:
     with urllib.request.urlopen(f"{URL}/metrics", timeout=30) as answer:
         lines = answer.read().decode().splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("vllm:num_requests_running{"))
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
 
 
 def _until(true: Callable[[], bool]) -> None:
@@ -134,13 +133,14 @@ def test_an_interrupt_ends_the_open_requests_and_shows_what_was_seen(server):
         "4",
     ]
     running = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    _until(lambda: _running() == 4)
+    written = _metric("vllm:generation_tokens_total") + 300
+    _until(lambda: _metric("vllm:generation_tokens_total") > written)  # well into the ramp
     running.send_signal(signal.SIGINT)
     out, errors = running.communicate(timeout=200)
     assert running.returncode == 130, errors
     assert "interrupted" in out and "full context" in out
     assert "Traceback" not in errors
-    _until(lambda: _running() == 0)
+    _until(lambda: _metric("vllm:num_requests_running") == 0)
 
 
 def test_a_look_at_the_server_shows_its_pool_and_its_latencies(server, tmp_path, capsys):
@@ -153,7 +153,7 @@ def test_a_look_at_the_server_shows_its_pool_and_its_latencies(server, tmp_path,
 
 
 def test_a_look_while_the_pool_is_too_small_names_the_incident(server, capsys):
-    words = ["verify", URL, "--load", "120/500", "--concurrency", "32", "--requests", "1000"]
+    words = ["verify", URL, "--load", "120/500", "--concurrency", "32", "--requests", "200"]
     loading = subprocess.Popen(
         [sys.executable, "-m", "legroom", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

@@ -93,11 +93,13 @@ def _file(text: str, count: int) -> Trace:
 
 
 def _fitted(prompt: int, output: int, prefix: tuple[tuple[str, int, int], ...], context: int) -> LoadRequest:
-    """Cut to the context: the answer to half of it, then the prompt to what is left."""
+    """What is too long is cut to the context: the answer to half of it, then the prompt to what is left."""
+    if prompt + output <= context:
+        return LoadRequest(prompt, output, prefix)
     short_output = min(output, max(1, context // 2))
     short_prompt = max(1, min(prompt, context - short_output))
     kept = tuple((name, start, min(stop, short_prompt)) for name, start, stop in prefix if start < short_prompt)
-    return LoadRequest(short_prompt, short_output, kept, (short_prompt, short_output) != (prompt, output))
+    return LoadRequest(short_prompt, short_output, kept, was_cut=True)
 
 
 @dataclass(frozen=True)
