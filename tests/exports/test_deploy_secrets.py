@@ -51,7 +51,8 @@ def test_the_name_of_a_key_is_read_and_its_value_is_not(command):
 
 
 def test_a_count_of_tokens_is_no_secret():
-    assert deployment_from_command("VLLM_MAX_TOKENS_PER_EXPERT=1 vllm serve org/m").secret_names == ()
+    found = deployment_from_command("VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE=1 vllm serve org/m")
+    assert found.secret_names == () and found.args.env == {"VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE": "1"}
 
 
 def test_a_key_by_reference_in_a_manifest_is_kept(tmp_path):

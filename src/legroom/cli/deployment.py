@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from legroom.vllm.sources import Deployment
 
 _SERVER_ENV = re.compile(r"(VLLM|PYTORCH|NCCL)_\w+")
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD")
 
 
 @dataclass(frozen=True)
@@ -142,4 +141,6 @@ def count_of(text: str | None, option: str) -> int | None:
 
 def server_env(env: Mapping[str, str]) -> dict[str, str]:
     """The variables of this process that a vLLM server started from it would read, keys and tokens left out."""
-    return {name: value for name, value in env.items() if _SERVER_ENV.fullmatch(name) and not _SECRET.search(name)}
+    from legroom.vllm.secret_words import is_secret
+
+    return {name: value for name, value in env.items() if _SERVER_ENV.fullmatch(name) and not is_secret(name)}

@@ -156,7 +156,7 @@ def _report_bug(words: Sequence[str]) -> None:
     import traceback
 
     from legroom.live.journal_masking import masked
-    from legroom.planning.secret_words import without_secrets
+    from legroom.vllm.secret_words import without_secrets
 
     print(
         f"{masked(traceback.format_exc())}\n"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.errors import LegroomError
 from legroom.exports.comments import comment
 from legroom.exports.server_address import Address, address_of
-from legroom.exports.server_env import EnvLine, allocator_remarks, environment, is_secret
+from legroom.exports.server_env import EnvLine, allocator_remarks, environment
 from legroom.exports.server_host import HostNeeds, host_needs
 from legroom.exports.server_times import DISK_BYTES_S, DOWNLOAD_BYTES_S, DRAIN_S, StartTimes
 from legroom.exports.server_words import Phrase, ServerWords, take_apart
@@ -17,6 +17,7 @@ from legroom.facts.flags import flags_of
 from legroom.guard import MIDDLEWARE, TOKEN_NAME
 from legroom.records import dataclass
 from legroom.units import GIB, parse_bytes
+from legroom.vllm.secret_words import is_secret
 
 if TYPE_CHECKING:
     from legroom.exports.plan_document import PlanDocument

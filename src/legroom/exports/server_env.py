@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from legroom.exports.server_words import ServerWords
 from legroom.facts.flags import env_default
 from legroom.records import dataclass
 from legroom.units import gib
+from legroom.vllm.secret_words import is_secret
 
 if TYPE_CHECKING:
     from legroom.exports.plan_document import PlanDocument
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from legroom.facts.releases import Release
 
 ALLOCATOR_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +27,6 @@ class EnvLine:
     name: str
     value: str
     why: str
-
-
-def is_secret(name: str) -> bool:
-    """Whether a variable's value must not be written down."""
-    return bool(_SECRET.search(name))
 
 
 def environment(

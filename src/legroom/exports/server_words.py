@@ -9,11 +9,10 @@ from legroom.facts.flags import flags_of
 from legroom.facts.releases import Release
 from legroom.records import dataclass
 from legroom.vllm.reading import looks_like_flag
+from legroom.vllm.secret_words import SECRET_FLAGS
 
 API_KEY_NAME = "VLLM_API_KEY"
 WITHOUT_API_KEY = "without it the server answers everybody"
-SECRET_FLAGS = {"--api-key": API_KEY_NAME, "--hf-token": "HF_TOKEN"}
-"""Flags whose value is a secret, and the variable that vLLM (or the Hub's client) reads instead."""
 _MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
 
 

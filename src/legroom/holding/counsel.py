@@ -28,9 +28,9 @@ from legroom.holding.expectation import Expectation, Gpus, expect, gpus_here
 from legroom.holding.healing import Bounds, heal
 from legroom.holding.server_command import ServerCommand, read_command
 from legroom.holding.settling import compared, learnt, proven
-from legroom.planning.secret_words import without_secrets
 from legroom.vllm.command_parts import command_parts
 from legroom.vllm.given import other_value
+from legroom.vllm.secret_words import without_secrets
 from legroom.vllm.shell import assignments
 
 if TYPE_CHECKING:

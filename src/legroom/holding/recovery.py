@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
-from legroom.planning.secret_words import without_secrets
 from legroom.planning.store_path import runs_folder
 from legroom.records import dataclass
+from legroom.vllm.secret_words import without_secrets
 from legroom.vllm.shell import ASSIGNMENT, assignments
 
 if TYPE_CHECKING:

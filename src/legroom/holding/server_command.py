@@ -12,10 +12,10 @@ from pathlib import Path
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.facts.releases import Release, latest
 from legroom.facts.releases import release as known_release
-from legroom.planning.secret_words import without_secrets
 from legroom.records import dataclass
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.given import is_given, other_value
+from legroom.vllm.secret_words import without_secrets
 from legroom.vllm.shell import ASSIGNMENT, CONTAINER_TOOLS, assignments, basename, server_start
 from legroom.vllm.sources import deployment_from_command
 

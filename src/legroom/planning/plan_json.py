@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.planning.cold import cold_start
 from legroom.planning.ready_command import ready_command
-from legroom.planning.secret_words import is_secret
+from legroom.vllm.secret_words import is_secret
 
 if TYPE_CHECKING:
     from legroom.figures import Figure

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from legroom.planning.secret_words import without_secrets
 from legroom.vllm.command import command
+from legroom.vllm.secret_words import without_secrets
 
 if TYPE_CHECKING:
     from legroom.planning.plan import Plan

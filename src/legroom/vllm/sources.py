@@ -17,13 +17,12 @@ from legroom.vllm.manifests import Found, config_words, load_documents, servers_
 from legroom.vllm.parse import ParsedArgs, parse_flags
 from legroom.vllm.problems import FlagProblem
 from legroom.vllm.python_source import call_in_source, parse_kwargs, usage_of
+from legroom.vllm.secret_words import is_secret
 from legroom.vllm.shell import CONTAINER_TOOLS, ShellCommand, basename, server_commands
 
 MAX_FILE_BYTES = 10 * 2**20
 _KEPT_ENV = re.compile(r"(VLLM|PYTORCH|CUDA|NVIDIA|HIP|ROCR|NCCL|TORCH)_\w+")
 """What bears on memory; tokens and keys are never kept."""
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD")
-_SECRET_NAME = re.compile(r"(?:\w+_)?(?:KEY|TOKEN|SECRET|PASSWORD)(?:_[A-Z]\w*)?")
 _API_KEY = "VLLM_API_KEY"
 _NO_SERVER_HINT = (
     "legroom looks for `vllm serve ...`, `python -m vllm.entrypoints.openai.api_server ...`, a `docker run` of a vLLM "
@@ -101,12 +100,12 @@ def _from_found(found: Found, asked: Release | None) -> Deployment:
     env = {
         name: value
         for name, value in {**found.env, **parsed.args.env}.items()
-        if _KEPT_ENV.fullmatch(name) and not _SECRET.search(name)
+        if _KEPT_ENV.fullmatch(name) and not is_secret(name)
     }
     notes = () if asked or hint else (f"no release is named; read as vLLM {used}, the newest known",)
     gpus = found.gpus if found.gpus is not None else visible_gpus(env)
     args = replace(parsed.args, env=env)
-    secrets = tuple(name for name in found.env if _SECRET_NAME.fullmatch(name))
+    secrets = tuple(name for name in found.env if is_secret(name))
     return Deployment(args, used, hint, gpus, None, parsed.problems, notes, found.read_as, secrets)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from legroom.exports.lint.context import Context, finding, flag_word
 from legroom.exports.lint.finding import Finding, Rule
 from legroom.exports.lint.subjects import Started
+from legroom.vllm.secret_words import SECRET_FLAGS
 
 RULE = Rule(
     "secret-written",
@@ -36,7 +37,7 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
             yield finding(
                 RULE, subject.locate(word.offset), f"{name} is written down here", "take it from a secret store"
             )
-    for flag, name in (("--api-key", "VLLM_API_KEY"), ("--hf-token", "HF_TOKEN")):
+    for flag, name in SECRET_FLAGS.items():
         word = flag_word(subject, flag)
         if word is None:
             continue

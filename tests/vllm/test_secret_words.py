@@ -6,7 +6,9 @@ import shlex
 
 import pytest
 
-from legroom.planning.secret_words import is_secret, without_secrets
+from legroom.facts.flags import env_names
+from legroom.facts.releases import known_releases, release
+from legroom.vllm.secret_words import is_secret, without_secrets
 
 
 @pytest.mark.parametrize(
@@ -35,3 +37,16 @@ def test_a_variable_is_secret_by_its_name_or_by_the_credentials_in_it():
     assert is_secret("OPENAI_KEY_PROD") and not is_secret("VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE")
     assert is_secret("AWS_SECRET_ACCESS_KEY") and is_secret("HTTPS_PROXY", "http://u:p@h:1")
     assert not is_secret("HTTPS_PROXY", "http://h:1") and not is_secret("TOKENIZERS_PARALLELISM", "false")
+
+
+def test_of_the_variables_of_vllm_only_those_with_a_key_are_secret():
+    assert {name for one in known_releases() for name in env_names(release(one)) if is_secret(name)} == {
+        "VLLM_API_KEY", "S3_ACCESS_KEY_ID", "S3_SECRET_ACCESS_KEY"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", ["authorization", "Set-Cookie", "api-key", "apiKey", "db_pass", "PGPASSWORD", "X-Auth-Token", "key-prod"]
+)
+def test_a_header_and_a_key_of_json_are_named_as_variables_are(name):
+    assert is_secret(name)

@@ -10,13 +10,16 @@ SECRET_FLAGS = {"--api-key": "VLLM_API_KEY", "--hf-token": "HF_TOKEN"}
 CREDENTIALS = re.compile(r"(\b[a-zA-Z][a-zA-Z0-9+.-]*://)[^\s/@]+@")
 """User and password in an address."""
 
-_SECRET_NAME = re.compile(r"(?i)KEYS?$|TOKEN$|SECRET|PASSW|(?:^|_)(?:KEY|TOKEN)_")
+_SECRET_NAME = re.compile(
+    r"(?i)(?:KEYS?|TOKEN|[_-]PASS)$|SECRET|PASSW|AUTHORIZATION|COOKIE|(?:^|[_-])(?:KEY|TOKEN)[_-](?!THRESHOLD)"
+)
+"""Not TOKENS, which are counted, nor a TOKENIZER."""
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=.+", re.DOTALL)
 _PLACEHOLDERS = {"--api-key": "YOUR_API_KEY", "--hf-token": "YOUR_HF_TOKEN"}
 
 
 def is_secret(name: str, value: str = "") -> bool:
-    """Whether a variable may hold a secret, by its name or by an address with credentials in it."""
+    """Whether a variable, a flag or a key of JSON may hold a secret, by its name or by credentials in an address."""
     return bool(_SECRET_NAME.search(name) or CREDENTIALS.search(value))
 
 
@@ -36,6 +39,6 @@ def without_secrets(words: Iterable[str]) -> Iterator[str]:
 
 def _shown(word: str) -> str:
     assignment = _ASSIGNMENT.fullmatch(word)
-    if assignment and _SECRET_NAME.search(assignment[1]):
+    if assignment and is_secret(assignment[1]):
         return f"{assignment[1]}=YOUR_{assignment[1]}"
     return CREDENTIALS.sub(r"\1***@", word)
