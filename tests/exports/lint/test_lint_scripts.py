@@ -24,6 +24,10 @@ def findings(text, path="start.sh"):
         ('tmux new-session -d -s v "vllm serve org/m --nope"', 1),
         ("vllm serve org/m ${EXTRA:+--nope}", 1),
         ('vllm serve org/m ${KEY:+--nope "$KEY"} --port 1', 1),
+        ('declare -a ARGS=(--port 1\n --nope)\nvllm serve org/m "${ARGS[@]}"', 2),
+        ('run() { local -a ARGS=(org/m --nope); vllm serve "${ARGS[@]}"; }', 1),
+        ('ARGS=(--model org/m --nope)\nvllm serve org/m "${ARGS[@]:2}"', 1),
+        ('ARGS=(--port 1 --nope)\nvllm serve org/m "${ARGS[@]:2:1}"', 1),
         ('more=(\n --nope\n)\nvllm serve org/m ${more[@]+"${more[@]}"}', 2),
     ],
 )
@@ -38,10 +42,34 @@ def test_a_flag_is_found_however_the_script_puts_it_there(text, line):
         "printf '%s\\n' vllm serve org/m --nope",
         'EXTRA=""\nvllm serve org/m ${EXTRA:+--nope}',
         'A=("$A"); vllm serve org/m "${A[@]}"',
+        'ARGS=(--nope --port 1)\nvllm serve org/m "${ARGS[@]:1}"',
+        "usage() { cat <<EOF\n  vllm serve org/m --nope\nEOF\n}",
     ],
 )
 def test_what_is_only_said_or_left_out_is_no_server_flag(text):
     assert findings(text) == []
+
+
+# Here-documents
+
+
+@pytest.mark.parametrize(
+    "announced",
+    ["bash <<EOF", "sudo bash -s <<'EOF'", "ssh gpu1 <<-EOF", "docker exec -i c sh <<EOF", "cat >run.sh <<EOF"],
+)
+def test_what_a_script_hands_to_a_shell_is_read_as_a_script(announced):
+    assert findings(f"true\n{announced}\nvllm serve org/m \\\n  --nope\nEOF\ntrue") == [("flag-unknown", 4)]
+
+
+def test_units_and_manifests_that_a_script_writes_are_read_where_they_stand():
+    unit = "[Service]\nExecStart=/usr/bin/vllm serve org/m \\\\\n  --nope\nKillMode=process\n"
+    pod = "apiVersion: v1\nkind: Pod\nspec:\n  containers:\n  - image: vllm/vllm-openai:v0.8.5\n    args: [--nope]\n"
+    text = f"cat > /etc/systemd/system/v.service <<EOF\n{unit}EOF\ncat <<Y | kubectl apply -f -\n{pod}Y\n"
+    assert findings(text) == [("flag-unknown", 4), ("unit-orphans", 5), ("flag-unknown", 13)]
+
+
+def test_a_here_document_that_is_no_manifest_yet_stops_nothing():
+    assert lint_texts([("s.sh", "cat <<E\napiVersion: {{ x }}: y\nE\nvllm serve m --port 1")], Options()).unread == ()
 
 
 def test_values_that_grow_for_ever_are_read_to_an_end():

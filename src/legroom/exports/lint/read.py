@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from legroom.errors import LegroomError
 from legroom.exports.lint.finding import Skipped, Unread
@@ -11,6 +11,7 @@ from legroom.exports.lint.kinds import Kind, kind_of
 from legroom.exports.lint.readers.dashboard import read_dashboard
 from legroom.exports.lint.readers.dockerfile import read_dockerfile
 from legroom.exports.lint.readers.document import parts_of
+from legroom.exports.lint.readers.here_document import embedded_parts
 from legroom.exports.lint.readers.manifest import (
     is_compose,
     is_config,
@@ -30,7 +31,7 @@ from legroom.facts.releases import Release
 
 _SAMPLE = re.compile(r"^(vllm[:_][a-z][a-z0-9_:]*)(?:\{[^}\n]*\})?[ \t]+[-+0-9.eEINaf]+[ \t]*$", re.MULTILINE)
 _MEANT = re.compile(r"^\s*- (alert|record):|\"panels\"\s*:|^\[Service\]", re.MULTILINE)
-"""A block of a document that is broken is worth a word only where it is plain what it was meant to be."""
+"""What a broken part of a file was meant to be."""
 
 
 def read_file(path: str, text: str, release: Release) -> Iterator[Found | Unread | Skipped]:
@@ -42,15 +43,9 @@ def read_file(path: str, text: str, release: Release) -> Iterator[Found | Unread
         return
     empty = True
     for part in parts_of(source):
-        try:
-            for found in _read(part.kind, part.source, release):
-                if isinstance(found, Found):
-                    empty = empty and not found.subjects
-                    yield found
-                elif isinstance(found, Unread) and _MEANT.search(part.source.text):
-                    yield found
-        except LegroomError:
-            continue
+        for found in _worth_saying(_read(part.kind, part.source, release), part.source):
+            empty = empty and isinstance(found, Found) and not found.subjects
+            yield found
     samples = tuple(Expression(found[1], Shifted(source, found.start(1)), "sample") for found in _SAMPLE.finditer(text))
     yield Found(samples)
     if empty and not samples:
@@ -64,10 +59,7 @@ def _read(kind: Kind, source: Text, release: Release) -> Iterator[Found | Unread
         elif kind == "json":
             yield from _json(source, release)
         elif kind == "shell":
-            script = read_shell(source)
-            yield script
-            if script.cut:
-                yield script.cut
+            yield from _shell(source, release)
         elif kind == "dockerfile":
             yield read_dockerfile(source)
         elif kind == "unit":
@@ -81,6 +73,23 @@ def _read(kind: Kind, source: Text, release: Release) -> Iterator[Found | Unread
                 yield Skipped(source.path, found.nothing)
     except LegroomError as error:
         yield Unread(source.place(0), error.message, error.hint)
+
+
+def _shell(source: Text, release: Release) -> Iterator[Found | Unread | Skipped]:
+    """A script, and what its here-documents hold."""
+    script = read_shell(source)
+    yield script
+    if script.cut:
+        yield script.cut
+    for kind, part in embedded_parts(source):
+        yield from _worth_saying(_read(kind, part, release), part)
+
+
+def _worth_saying(items: Iterable[Found | Unread | Skipped], part: Text) -> Iterator[Found | Unread | Skipped]:
+    """What a part of a file holds; that it is broken only where it is plain what it was meant to be."""
+    for item in items:
+        if isinstance(item, Found) or (isinstance(item, Unread) and _MEANT.search(part.text)):
+            yield item
 
 
 def _json(source: Text, release: Release) -> Iterator[Found | Unread | Skipped]:

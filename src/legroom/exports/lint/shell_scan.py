@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from legroom.errors import LegroomError
 
 OPERATORS = "();<>|&"
-_HEREDOC = re.compile(r"<<-?[ \t]*\\?(['\"]?)([^\s'\"<>|&;()\\]+)\1")
+_HEREDOC = re.compile(r"<<-?[ \t]*\\?(?P<quote>['\"]?)(?P<end>[^\s'\"<>|&;()\\]+)(?P=quote)")
 _CONTINUED = re.compile(r"\\[ \t]*(#[^\n]*)?\r?\n")
 """A comment behind the backslash is a mistake in a script and a habit in documents; the meaning is plain."""
 _TO_FILL_IN = re.compile(r"<[A-Za-z][^<>\n]*[^\s<>]>(?=[\s\"'\\]|$)|<[A-Za-z]>")
@@ -39,12 +39,36 @@ class TooManyWords(LegroomError):
         self.offset = offset
 
 
-def logical_lines(text: str) -> Iterator[list[Word]]:
+@dataclass(frozen=True)
+class HereDocument:
+    """What stands between `<<EOF` and `EOF`."""
+
+    words: tuple[Word, ...]
+    """The line that announces it."""
+    start: int
+    end: int
+    is_quoted: bool
+    """Whether the shell leaves `$` and backslashes in it alone."""
+
+
+def here_documents(text: str) -> Iterator[HereDocument]:
+    """Every here-document of a script, in order."""
+    found: list[HereDocument] = []
+    try:
+        for _ in logical_lines(text, found):
+            pass
+    except TooManyWords:
+        pass
+    yield from found
+
+
+def logical_lines(text: str, documents: list[HereDocument] | None = None) -> Iterator[list[Word]]:
     """The words of each line, continued lines joined; an array in brackets is one line however many it takes.
 
-    Raises after what could be read where the text has too many words.
+    Here-documents are left out of the lines, and put into `documents`. Raises after what could be read where the text
+    has too many words.
     """
-    scan = _Scan(text)
+    scan = _Scan(text, documents if documents is not None else [])
     while scan.position < len(text):
         if scan.count >= _MOST_WORDS:
             raise TooManyWords(scan.position)
@@ -61,11 +85,12 @@ def logical_lines(text: str) -> Iterator[list[Word]]:
 class _Scan:
     """Where the reading of one text stands."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, documents: list[HereDocument]) -> None:
         self.text = text
         self.position = self.count = 0
         self.words: list[Word] = []
-        self._heredocs: list[str] = []
+        self.documents = documents
+        self._heredocs: list[re.Match[str]] = []
         self._arrays = 0
         self._arithmetic_end = 0
         self._ends: dict[str, list[int]] | None = None
@@ -75,8 +100,12 @@ class _Scan:
         self.position += 1
         if self._arrays:
             return []
-        for end in self._heredocs:
-            self.position = self._after_heredoc(end)
+        for announced in self._heredocs:
+            start, self.position = self.position, self._after_heredoc(announced["end"])
+            if self.position > start:
+                body_end = max(self.text.rfind("\n", start, self.position), start)
+                is_quoted = announced["quote"] != "" or "\\" in announced[0]
+                self.documents.append(HereDocument(tuple(self.words), start, body_end, is_quoted))
         self._heredocs = []
         finished, self.words = self.words, []
         return finished
@@ -115,7 +144,7 @@ class _Scan:
             self._arithmetic_end = max(self._arithmetic_end, closing)
         heredoc = _HEREDOC.match(self.text, self.position)
         if heredoc and self.position >= self._arithmetic_end:
-            self._heredocs.append(heredoc[2])
+            self._heredocs.append(heredoc)
             self.position = heredoc.end()
             return
         end = self.position + 1

@@ -11,7 +11,10 @@ from legroom.exports.lint.shell_scan import OPERATORS, Word, logical_lines
 from legroom.exports.lint.text import Text
 from legroom.vllm.shell import ASSIGNMENT, expand
 
-_ARRAY = re.compile(r"\$\{(\w+)\[[@*]\]\}")
+_ARRAY = re.compile(r"\$\{(\w+)\[[@*]\](?::(\d+)(?::(\d+))?)?\}")
+"""`${NAME[@]}`, and a slice of it."""
+_ARRAY_START = re.compile(r"(\w+)\+?=\(")
+_DECLARES = ("export", "declare", "readonly", "local", "typeset")
 _BARE_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _ALTERNATIVE = re.compile(r"\$\{(\w+)(?:\[[@*]\])?:?\+(.*)\}", re.DOTALL)
 """`${NAME:+--flag}`: what stands there once NAME is set."""
@@ -58,19 +61,22 @@ class _State:
 
 def _take(words: list[Word], line: list[Word], state: _State) -> Iterator[Command]:
     raw = " ".join(word.raw for word in line)
-    if words and (found := re.fullmatch(r"(\w+)\+?=\(", words[0].text)):
-        inner = list(_expanded([word for word in words[1:] if word.text != ")"], state))
-        longer = state.arrays.get(found[1], []) + inner if "+=" in words[0].text else inner
+    while words and words[0].text in ("then", "do", "else", "if", "while", "until", "!", "{", "time"):
+        words = words[1:]
+    start = 0
+    while start < len(words) and (words[start].text in _DECLARES or (start and words[start].text.startswith("-"))):
+        start += 1
+    if start < len(words) and (found := _ARRAY_START.fullmatch(words[start].text)):
+        inner = list(_expanded([word for word in words[start + 1 :] if word.text != ")"], state))
+        longer = state.arrays.get(found[1], []) + inner if "+=" in words[start].text else inner
         state.arrays[found[1]] = longer[:_MOST_PIECES]
         return
     words = list(_expanded(words, state))
-    while words and words[0].text in ("then", "do", "else", "if", "while", "until", "!", "{", "time"):
-        words = words[1:]
     count = 0
     while count < len(words) and (ASSIGNMENT.fullmatch(words[count].text) or _APPENDED.fullmatch(words[count].text)):
         count += 1
     own, rest = words[:count], words[count:]
-    exports = bool(rest) and rest[0].text in ("export", "declare", "readonly", "local", "typeset")
+    exports = bool(rest) and rest[0].text in _DECLARES
     if not rest or exports:
         for word in (*own, *rest[1:]):
             _assign(word, state, exported=exports)
@@ -112,7 +118,8 @@ def _expanded(words: list[Word], state: _State, depth: int = 0) -> Iterator[Word
             continue
         array = _ARRAY.fullmatch(word.text)
         if array and array[1] in state.arrays:
-            for inner in state.arrays[array[1]]:
+            first, count = int(array[2] or 0), int(array[3]) if array[3] else None
+            for inner in state.arrays[array[1]][first:][:count]:
                 yield inner.with_text(expand(inner.text, texts))
             continue
         alternative = _ALTERNATIVE.fullmatch(word.text)
