@@ -11,6 +11,7 @@ SERVERS = {
     "70b-tp4": ("llama-3.1-70b", "h100", {"tensor_parallel_size": 4, "max_model_len": 32768}),
     "8b-l4-fp8-kv": ("llama-3.1-8b", "l4", {"kv_cache_dtype": "fp8", "max_model_len": 8192, "max_num_seqs": 64}),
     "8b-offload": ("llama-3.1-8b", "l4", {"cpu_offload_gb": 4, "max_model_len": 4096, "enforce_eager": True}),
+    "8b-dp2": ("llama-3.1-8b", "h100", {"data_parallel_size": 2, "tensor_parallel_size": 2, "max_model_len": 8192}),
     "qwen-pp2": ("qwen3-32b", "l40s", {"pipeline_parallel_size": 2, "max_model_len": 8192}),
     "speculative": (
         "llama-3.1-8b",

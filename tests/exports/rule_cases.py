@@ -57,6 +57,7 @@ class Server:
 
     measures: Mapping[str, Any]
     instance: str = "a:8000"
+    engine: str = "0"
     other: Mapping[str, str] = field(default_factory=dict)
     """Series without a role, by name: up, process_start_time_seconds, legroom_*."""
 
@@ -80,7 +81,7 @@ class Server:
         if "model_name" in metric.labels:
             labels["model_name"] = model
         if "engine" in metric.labels:
-            labels["engine"] = "0"
+            labels["engine"] = self.engine
         if metric.type == "histogram":
             return self._histogram(metric.name, labels, measured)
         if isinstance(measured, dict):
@@ -139,6 +140,14 @@ _STILL = {
     "e2e_latency": Latency(0), "queue_time": Latency(0),
 }  # fmt: skip
 IDLE = HEALTHY.but(kv_use=level(0), running=level(0), **_STILL)
+
+
+def second(server: Server, **measures: Any) -> Server:
+    """Another engine of the same server (data parallel), which has no page of its own."""
+    return replace(server.but(**measures), engine="1", other={})
+
+
+_RESTARTED = replace(HEALTHY, other={"up": level(1)}).but(generation_tokens="100+3000x17 0+3000x6 0+3000x9")
 
 
 @dataclass(frozen=True)
@@ -297,6 +306,32 @@ CASES = (
         "a little slower than the day before",
         _BEFORE.but(ttft=Latency(30, "0.25", _QUICK, Latency(30, "0.5", _SLOW))),
         minutes=_QUICK + _SLOW,
+    ),
+    case("two healthy engines", HEALTHY, second(HEALTHY), since="0.9.0"),
+    case(
+        "one engine is full, the other has the queue",
+        HEALTHY.but(kv_use=level(1.0)),
+        second(HEALTHY, waiting=level(5)),
+        since="0.9.0",
+    ),
+    case(
+        "one of two engines is full with a queue",
+        HEALTHY,
+        second(HEALTHY, kv_use=level(1.0), waiting=level(5)),
+        fires="VllmKvPressure",
+        since="0.9.0",
+    ),
+    case("one of two engines hangs", HEALTHY, second(HEALTHY, **_STILL), fires="VllmEngineStuck", since="0.9.0"),
+    case("one of two engines has nothing to do", HEALTHY, second(IDLE), since="0.9.0"),
+    case("two engines that began again twice, together", _RESTARTED, second(_RESTARTED), since="0.9.0"),
+    case(
+        "counters that begin again under load",
+        HEALTHY.but(
+            {"process_start_time_seconds": "1000x15 2000x20"},
+            preemptions="500+1x14 0+1x20",
+            request_success="9000+15x14 0+15x20",
+            **dict.fromkeys(("prompt_tokens", "generation_tokens"), "90000+3000x14 0+3000x20"),
+        ),
     ),
     case("always slow, and no target named", HEALTHY.but(ttft=Latency(30, "5"), inter_token=Latency(3000, "0.5"))),
 )

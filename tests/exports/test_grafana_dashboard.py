@@ -109,6 +109,15 @@ def test_the_plan_is_beside_reality():
     assert str(plan.kv["tokens"]) in titles["Tokens in the KV cache"]["targets"][0]["expr"]
 
 
+def test_the_figures_of_a_data_parallel_plan_are_those_of_all_its_engines():
+    plan = planned("8b-dp2")
+    titles = {panel["title"]: panel for panel in panels(dashboard(plan=plan))}
+    steps = titles["Running"]["fieldConfig"]["defaults"]["thresholds"]["steps"]
+    assert steps[-1]["value"] == 2 * plan.args["max_num_seqs"]
+    assert f"vector({2 * plan.kv['tokens']})" in titles["Tokens in the KV cache"]["targets"][1]["expr"]
+    assert str(2 * plan.kv["tokens"]) in titles["Recomputed share"]["targets"][0]["expr"]
+
+
 @pytest.mark.parametrize("version", ["0.6.6", "0.32.0", "any"])
 def test_the_reported_pool_keeps_the_labels_that_hold_it(version):
     titles = {panel["title"]: panel for panel in panels(dashboard(version))}

@@ -8,7 +8,7 @@ from itertools import groupby
 import pytest
 import yaml
 from planned import planned
-from rule_cases import CASES, HEALTHY, OWN_CASES, WEEK_CASES, growing, level
+from rule_cases import CASES, HEALTHY, OWN_CASES, WEEK_CASES, growing, level, second
 
 from legroom.exports import grafana, prometheus
 from legroom.exports.alerts import words
@@ -148,6 +148,45 @@ def test_an_alert_tells_its_values_in_words(promtool, tmp_path):
     (tmp_path / "test.yml").write_text(yaml.safe_dump(document))
     code, said = run(promtool, "test", "rules", "test.yml", cwd=tmp_path)
     assert code == 0, said
+
+
+PRESSED = """
+- {kv_use: 1.0, waiting: 4, running: 8, is: 4}
+- {kv_use: 0.8, waiting: 4, running: 3, is: 4}
+- {kv_use: 0.8, waiting: 4, running: 30, is: 0}
+- {kv_use: 1.0, waiting: 0, running: 8, is: 0}
+- {kv_use: 0.0, waiting: 4, running: 0, is: 0}
+"""
+
+
+@pytest.mark.parametrize("version", ["0.6.6", "0.32.0"])
+def test_the_pressure_that_the_dashboard_shows_is_that_of_the_alert_engine_by_engine(promtool, tmp_path, version):
+    """A full engine without a queue beside one with a queue and room is no pressure."""
+    (dashboard,) = grafana.files(ExportRequest(release(version)))
+    (panel,) = (panel for panel in json.loads(dashboard.text)["panels"] if panel["title"] == "Pressure")
+    expr = panel["targets"][0]["expr"].replace("$instance", ".*").replace("$model", ".*")
+    servers = yaml.safe_load(PRESSED)
+    rows = [
+        row
+        for number, server in enumerate(servers)
+        for row in HEALTHY.but(**{role: level(server[role]) for role in ("kv_use", "waiting", "running")}).series(
+            version, f"m{number}"
+        )
+    ]
+    if version != "0.6.6":  # V0 has no engines
+        rows += second(HEALTHY, kv_use=level(1.0)).series(version, "m2")
+    said = [
+        {"labels": f'{{instance="m{number}/a:8000", model_name="m{number}"}}', "value": server["is"]}
+        for number, server in enumerate(servers)
+    ]
+    test = {
+        "interval": "1m",
+        "input_series": rows,
+        "promql_expr_test": [{"expr": expr, "eval_time": "5m", "exp_samples": said}],
+    }
+    (tmp_path / "test.yml").write_text(yaml.safe_dump({"rule_files": [], "tests": [test]}))
+    code, told = run(promtool, "test", "rules", "test.yml", cwd=tmp_path)
+    assert code == 0, told
 
 
 def test_every_alert_has_a_case_that_fires_it():

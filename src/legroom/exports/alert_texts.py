@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 _SLOT = re.compile(r"<([a-z0-9_]+)>")
 _RATE = 'printf "%.2f"'
 """Where `humanize` would say 100m for a tenth."""
-WHERE = "{{ $labels.model_name }} on {{ $labels.instance }}"
+WHERE = (
+    "{{ $labels.model_name }} on {{ $labels.instance }}"
+    '{{ with $labels.engine }}{{ if ne . "0" }}, engine {{ . }}{{ end }}{{ end }}'
+)
+"""A server with one engine calls it 0."""
 
 
 def fill(text: str, slots: Mapping[str, str]) -> str:
@@ -75,9 +79,10 @@ def _planned(plan: PlanDocument | None) -> dict[str, str]:
     if plan is None:
         return {"plan_pool": "", "plan_batch": ""}
     full = f"{plan.kv['max_concurrency']:.1f} requests of {plan.args['max_model_len']:,} tokens"
+    each = " of an engine" if plan.engines > 1 else ""
     return {
-        "plan_pool": f" By the plan the pool holds {plan.kv['tokens']:,} tokens: {full}.",
-        "plan_batch": f" By the plan {plan.args['max_num_seqs']:,} may run at once (--max-num-seqs).",
+        "plan_pool": f" By the plan the pool{each} holds {plan.kv['tokens']:,} tokens: {full}.",
+        "plan_batch": f" By the plan {plan.args['max_num_seqs']:,}{each} may run at once (--max-num-seqs).",
     }
 
 

@@ -38,8 +38,9 @@ def headline(plan: PlanDocument) -> tuple[str, ...]:
         f"{gib(max(layout.get('headroom_bytes', 0), 0))} free at the peak.",
     ]
     if kv["num_blocks"] > 0:
+        pool = "The pool" if plan.engines == 1 else f"The pool of each of the {plan.engines} data-parallel engines"
         lines.append(
-            f"The pool has {kv['num_blocks']:,} blocks, {kv['tokens']:,} tokens: {kv['max_concurrency']:.2f} requests "
+            f"{pool} has {kv['num_blocks']:,} blocks, {kv['tokens']:,} tokens: {kv['max_concurrency']:.2f} requests "
             f"of the full {plan.args['max_model_len']:,} tokens at once."
         )
     return (*lines, WRITTEN)

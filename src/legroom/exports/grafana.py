@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.exports.alert_levels import levels_for
 from legroom.exports.grafana_own import own_rows
-from legroom.exports.grafana_panels import INSTANCE, Panel, Row, vllm_rows
+from legroom.exports.grafana_panels import INSTANCE, Panel, Row
+from legroom.exports.grafana_vllm import vllm_rows
 from legroom.exports.promql import Measures
 from legroom.exports.request import ExportedFile
 

@@ -64,6 +64,11 @@ class PlanDocument:
         return self.document["kv"]  # type: ignore[no-any-return]
 
     @property
+    def engines(self) -> int:
+        """Data-parallel copies, each with the pool of `kv`."""
+        return max(1, int(self.args.get("data_parallel_size") or 1))
+
+    @property
     def command(self) -> tuple[str, ...]:
         """The command line, ready to run."""
         return tuple(str(word) for word in self.document["command"])
