@@ -8,7 +8,7 @@ import pytest
 from guard_asgi import Call, Server, vllm_state
 
 from legroom.guard import Guard
-from legroom.guard.bodies import read_body
+from legroom.guard.bodies import MOST_VALUES, read_body
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
@@ -55,7 +55,7 @@ def test_a_request_that_names_no_length_is_bounded_in_either_mode(policy, over):
         guard = Guard(server, policy=policy(f'[requests]\nmax_output_tokens = 5\noutput_over = "{over}"'))
         assert (await Call(guard, "/v1/chat/completions", {"messages": []})).status == 200
         assert (await Call(guard, body={"prompt": [1]})).status == 200
-        assert json.loads(server.bodies[0])["max_completion_tokens"] == 5
+        assert json.loads(server.bodies[0])["max_tokens"] == 5
         assert json.loads(server.bodies[1])["max_tokens"] == 5, "vLLM's own default is more"
 
     asyncio.run(test())
@@ -79,7 +79,7 @@ def test_a_chat_without_a_length_gets_the_policys(policy):
         server = Server()
         guard = Guard(server, policy=policy("[requests]\ndefault_output_tokens = 7"))
         await Call(guard, "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
-        assert json.loads(server.bodies[0])["max_completion_tokens"] == 7
+        assert json.loads(server.bodies[0])["max_tokens"] == 7
 
     asyncio.run(test())
 
@@ -181,17 +181,33 @@ def test_a_body_too_deep_to_be_written_again_gets_400():
     asyncio.run(test())
 
 
+@pytest.mark.parametrize("piece", [b"[],", b"{},", b'"ab",', b'"\\\\",', b'"a\\"b",', b'{"a":1},'])
+def test_more_lists_objects_and_strings_than_any_request_has_are_not_read(piece):
+    with pytest.raises(ValueError, match="more than 250,000 lists"):
+        read_body(b"[" + piece * (2 * MOST_VALUES + 2) + b"1]")
+    read_body(b"[" + piece * 1000 + b" " * MOST_VALUES + b"1]")
+
+
+@pytest.mark.parametrize("text", ["[{", "]}", '"', "\\", '["\\', "[\\n"])
+def test_brackets_and_quotes_inside_of_text_are_text(text):
+    whole = {"prompt": text * MOST_VALUES}
+    assert read_body(json.dumps(whole).encode()) == whole
+
+
+LISTS = b"[" + b"[]," * 100_000 + b" " * (1 << 20)
+
+
 def test_the_collector_rests_while_a_large_body_is_read_and_works_again_after():
     seen = []
     gc.callbacks.append(lambda phase, _: seen.append(phase))
     try:
-        read_body(b"[" + b"[]," * (1 << 19) + b"[]]")
+        read_body(LISTS + b"[]]")
     finally:
         gc.callbacks.pop()
     assert gc.isenabled()
     assert len(seen) <= 2
     with pytest.raises(ValueError, match="Expecting"):
-        read_body(b"[" + b"[]," * (1 << 19))
+        read_body(LISTS)
     assert gc.isenabled()
 
 

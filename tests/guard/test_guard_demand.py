@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legroom.guard.demand import demand_of
+from legroom.guard.demand import MOST_PROMPTS, MOST_WALKED, demand_of
 from legroom.guard.limits import EngineLimits
 from legroom.guard.media import image_pixels, media_of
 from legroom.guard.paths import GUARDED, Kind, kind_of
@@ -44,9 +44,10 @@ def test_an_explicit_null_leaves_the_answer_open():
     assert chat().output_tokens is None
 
 
-def test_the_newer_key_of_a_chat_wins():
-    demand = chat(max_tokens=5, max_completion_tokens=9)
-    assert (demand.output_tokens, demand.output_key) == (9, "max_completion_tokens")
+@pytest.mark.parametrize(("older", "newer", "key"), [(5, 9, "max_completion_tokens"), (9, 5, "max_tokens")])
+def test_the_larger_of_a_chats_two_lengths_counts_as_releases_differ_in_which_they_read(older, newer, key):
+    demand = chat(max_tokens=older, max_completion_tokens=newer)
+    assert (demand.output_tokens, demand.output_key) == (9, key)
 
 
 def test_a_zero_does_not_hide_the_other_key():
@@ -89,6 +90,32 @@ def test_minus_one_logprobs_asks_for_the_whole_vocabulary():
     assert completion(prompt="x", logprobs=-1).logprobs >= 1 << 31
     assert chat(logprobs=True, top_logprobs=7).logprobs == 7
     assert completion(prompt="x", prompt_logprobs=3).prompt_logprobs == 3
+
+
+def test_an_echoed_prompt_comes_with_the_logprobs_of_the_answer():
+    assert completion(prompt="x", echo=True, logprobs=5).prompt_logprobs == 5
+    assert chat(echo="true", logprobs=True, top_logprobs=7).prompt_logprobs == 7
+    assert completion(prompt="x", echo=True, logprobs=5, prompt_logprobs=1).prompt_logprobs == 1
+    assert completion(prompt="x", logprobs=5).prompt_logprobs == 0
+
+
+def test_a_template_of_the_clients_own_may_write_a_prompt_of_any_length():
+    assert chat(chat_template="{% for i in range(99999) %}x{% endfor %}").prompts[0].open_ended
+    assert not chat(chat_template=None).prompts[0].open_ended
+
+
+@pytest.mark.parametrize("cut", [{"truncate_prompt_tokens": 8}, {"truncate_prompt_tokens": -1}])
+def test_a_prompt_that_the_server_cuts_is_known_as_such(cut):
+    assert completion(prompt="x", **cut).cut
+    assert not completion(prompt="x", truncate_prompt_tokens=None).cut
+
+
+def test_more_values_than_any_request_has_are_not_looked_at_one_by_one():
+    few, many = [1] * 1000, [1] * (MOST_WALKED + 1)
+    assert not chat(messages=[{"role": "user", "content": few}]).prompts[0].open_ended
+    assert chat(messages=[{"role": "user", "content": many}]).prompts[0].open_ended
+    assert len(completion(prompt=["x"] * (MOST_PROMPTS + 99)).prompts) == MOST_PROMPTS + 1
+    assert len(demand_of(Kind.SCORE, {"documents": ["x"] * (MOST_PROMPTS + 99)}).prompts) == MOST_PROMPTS + 1
 
 
 def test_tools_count_as_prompt():
@@ -158,6 +185,16 @@ def test_text_beside_an_image_counts_and_the_image_does_not():
     assert chat(messages=[{"role": "user", "content": [embeds]}]).prompts[0].text_bytes < 100
 
 
+def test_a_part_with_a_uuid_is_what_its_key_says_whatever_its_type():
+    part = {"type": "text", "uuid": "u1", "image_url": {"url": "http://a/b"}}
+    assert [one.kind for one in chat(messages=[{"role": "user", "content": [part]}]).media] == ["image"]
+    assert chat(messages=[{"role": "user", "content": [part | {"uuid": None}]}]).media == ()
+
+
+def test_embeddings_of_a_video_are_media():
+    assert media_of({"type": "video_embeds", "video_embeds": {"a": "QUFB"}}).kind == "video"
+
+
 def test_an_address_is_remote_media():
     assert media_of({"type": "video_url", "video_url": {"url": "https://example.org/a.mp4"}}).remote
 
@@ -212,6 +249,32 @@ def test_scores_pair_every_document_with_the_query():
     assert not demand.generates
 
 
+def test_token_ids_of_a_score_are_counted():
+    demand = demand_of(Kind.SCORE, {"query": [1] * 50, "items": [[2] * 5, [3] * 7]})
+    assert [(prompt.tokens, prompt.exact) for prompt in demand.prompts] == [(55, True), (57, True)]
+    mixed = demand_of(Kind.SCORE, {"query": "q", "items": [[2] * 5]})
+    assert [prompt.open_ended for prompt in mixed.prompts] == [True]
+
+
+def test_an_instruction_stands_before_each_pair_of_a_score():
+    plain, told = ({"query": "q", "documents": ["d", "e"], **more} for more in ({}, {"instruction": "i" * 500}))
+    for short, long in zip(demand_of(Kind.SCORE, plain).prompts, demand_of(Kind.SCORE, told).prompts, strict=True):
+        assert long.text_bytes >= short.text_bytes + 500
+
+
+def test_images_and_mixed_inputs_of_an_embedding_are_media():
+    image = "data:image/png;base64," + "A" * 5000
+    demand = demand_of(Kind.POOLING, {"images": [image] * 3})
+    assert (len(demand.prompts), [one.kind for one in demand.media]) == (3, ["image"] * 3)
+    content = [{"type": "text", "text": "hi"}, {"type": "image_url", "image_url": {"url": image}}]
+    demand = demand_of(Kind.POOLING, {"inputs": [{"content": content}]})
+    assert (len(demand.media), demand.prompts[0].text_bytes < 100) == (1, True)
+
+
+def test_what_a_plugin_makes_of_its_data_may_be_of_any_length():
+    assert [prompt.open_ended for prompt in demand_of(Kind.POOLING, {"data": {"a": 1}}).prompts] == [True]
+
+
 def test_each_question_of_a_decision_is_a_prompt_with_the_state():
     body = {"state": {"a": "s" * 100}, "questions": {"q1": {"text": "x" * 10}, "q2": {}}, "images": ["http://a/b", 7]}
     demand = demand_of(Kind.DECISION, body)
@@ -238,7 +301,7 @@ def test_paths_are_read_as_a_lenient_server_routes_them():
     assert kind_of("POST", "/x/../v1/./completions") is Kind.COMPLETION
     assert kind_of("POST", "/api/v1/completions", "/api") is Kind.COMPLETION
     assert kind_of("POST", "/v1/systemone") is Kind.DECISION
-    for path in ("/v1/messages/render", "/v1/responses/render", "/cohere/v2/chat/render"):
+    for path in ("/v1/messages/render", "/v1/responses/render", "/cohere/v2/chat/render", "/v1/completions/derender"):
         assert kind_of("POST", path) is Kind.TEXT
     assert kind_of("GET", "/v1/completions") is None
     assert all(kind_of("POST", path) is None for path in ("/health", "/metrics", "/version", "/v1/models", "/docs"))
@@ -252,7 +315,7 @@ JSON = st.recursive(
 KEYS = st.sampled_from(
     ["prompt", "messages", "input", "max_tokens", "n", "best_of", "logprobs", "top_logprobs", "prompt_logprobs",
      "token_ids", "sampling_params", "documents", "query", "tools", "model", "stream", "image_url", "type",
-     "state", "questions", "images", "kv_transfer_params", "prompt_embeds"]
+     "state", "questions", "images", "kv_transfer_params", "prompt_embeds", "items", "inputs", "data", "echo", "uuid"]
 )  # fmt: skip
 
 

@@ -44,6 +44,13 @@ def test_answers_with_usage_teach_tokens_a_byte():
     assert lessons.of("m").bound(400, True, 0) < 130
 
 
+def test_a_prompt_that_the_server_cut_teaches_nothing_about_text():
+    lessons = Lessons(None)
+    for _ in range(FEWEST):
+        answered(lessons, visit_of(prompt=TEXT, truncate_prompt_tokens=8), usage(8, 5))
+    assert lessons.of("m").bound(400, True, 0) >= 400
+
+
 def test_open_ended_answers_teach_their_length_by_usage_or_by_their_pieces():
     told, silent = Lessons(None), Lessons(None)
     for _ in range(FEWEST):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from legroom.guard.answers import Refusal, bad_value
-from legroom.guard.demand import OUTPUT_KEYS, WHOLE_VOCABULARY, Demand, count_of
+from legroom.guard.demand import MOST_PROMPTS, OUTPUT_KEYS, WHOLE_VOCABULARY, Demand, count_of
 from legroom.guard.limits import EngineLimits
 from legroom.guard.media import Media
 from legroom.guard.paths import Kind
@@ -33,8 +33,9 @@ def refusal_of(demand: Demand, policy: Policy, limits: EngineLimits) -> Refusal 
     if most and demand.sequences > most:
         text = f"n, best_of or the beam width is {demand.sequences:,}; at most {most:,} sequences a request are served."
         return bad_value("too_many_sequences", text, "n")
-    if bounds.max_prompts and len(demand.prompts) > bounds.max_prompts:
-        text = f"The request has {len(demand.prompts):,} prompts; at most {bounds.max_prompts:,} are served."
+    most = min(bounds.max_prompts or MOST_PROMPTS, MOST_PROMPTS)
+    if len(demand.prompts) > most:
+        text = f"The request has over {most:,} prompts; at most {most:,} are served."
         return bad_value("too_many_sequences", text, "prompt")
     output = (demand.output_tokens or 0) if demand.output_key else 0
     if bounds.max_output_tokens and bounds.output_over == "reject" and output > bounds.max_output_tokens:
@@ -118,7 +119,7 @@ def apply(changes: tuple[Change, ...], kind: Kind, body: dict[str, Any]) -> None
     target = body["sampling_params"] if nested else body
     for change in changes:
         target[change.key] = change.value
-        # Chat answers read the newer key first; an older one beside it must not say more.
+        # Chats have two keys for it, and the release decides which one counts: neither must say more.
         if change.counted == "output":
             for other in OUTPUT_KEYS.get(kind, ()):
                 if (count_of(target.get(other)) or 0) > change.value:

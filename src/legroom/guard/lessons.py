@@ -26,7 +26,7 @@ EVENT_MARGIN = 1.5
 """A piece of a stream is one token, or a few where the server writes faster than it is read."""
 _TOKENIZED = {
     Kind.COMPLETION: ("model", "prompt", "add_special_tokens"),
-    Kind.CHAT: ("model", "messages", "tools", "add_special_tokens", "chat_template", "chat_template_kwargs"),
+    Kind.CHAT: ("model", "messages", "tools", "add_special_tokens", "chat_template_kwargs"),
 }
 """What the tokenizer is asked with. It takes any messages for a chat, so a completion sends none."""
 
@@ -99,7 +99,7 @@ class Lessons:
             self._observe(demand, usage[0])
 
     def _observe(self, demand: Demand, prompt_tokens: int) -> None:
-        if not demand.prompts or not all(prompt.text_alone for prompt in demand.prompts):
+        if demand.cut or not demand.prompts or not all(prompt.text_alone for prompt in demand.prompts):
             return
         learnt = self._book.learnt(demand.model)
         if demand.media:

@@ -12,8 +12,9 @@ from legroom.records import dataclass
 KINDS: Mapping[str, str] = {
     "image_url": "image", "input_image": "image", "image": "image", "image_pil": "image", "image_embeds": "image",
     "input_audio": "audio", "audio_url": "audio", "audio": "audio", "audio_embeds": "audio",
-    "video_url": "video", "input_video": "video", "video": "video",
+    "video_url": "video", "input_video": "video", "video": "video", "video_embeds": "video",
 }  # fmt: skip
+_NAMES = frozenset(KINDS)
 _EMBEDS = frozenset(key for key in KINDS if key.endswith("_embeds"))
 _HEADS_BYTES = (64 << 10, 1 << 20, None)
 """How much of an image to look at for its size: mostly the first is enough, behind much metadata all of it."""
@@ -36,12 +37,17 @@ class Media:
 
 def media_of(part: Mapping[str, Any]) -> Media | None:
     """What a content part carries, if it carries media."""
-    kind = KINDS.get(part.get("type", "")) if isinstance(part.get("type"), str) else None
-    text = _address(part)
-    if kind is None and "type" not in part and text is not None:  # a short form: the key alone says what it is
-        kind = next((KINDS[key] for key in KINDS if key in part), None)
-    if kind is None:
+    said = part.get("type")
+    kind = KINDS.get(said) if isinstance(said, str) else None
+    # A short form: the key alone says what it is, also beside a `uuid`, whatever the type says (0.32).
+    short = kind is None and (said is None or part.get("uuid") is not None) and not _NAMES.isdisjoint(part)
+    if kind is None and not short:
         return None
+    text = _address(part)
+    if kind is None:
+        if text is None:
+            return None
+        kind = next(KINDS[key] for key in KINDS if key in part)
     if text is None:
         return Media(kind, 0, None, remote=False)
     if text[:5].lower() == "data:":
