@@ -62,9 +62,12 @@ def test_a_model_that_cannot_be_mounted_is_refused(module, model):
         module.files(asked(model=model))
 
 
-def test_the_chart_is_not_given_a_folder():
-    with pytest.raises(LegroomError, match="mounts no folder"):
-        helm_values.files(asked(model="/models/llama"))
+def test_the_chart_mounts_a_model_of_the_node():
+    model = yaml.safe_load(text(helm_values, asked(model="/models/llama")))["servingEngineSpec"]["modelSpec"][0]
+    assert model["modelURL"] == "/models/llama"
+    assert model["extraVolumes"] == [{"name": "model", "hostPath": {"path": "/models/llama"}}]
+    assert model["extraVolumeMounts"][0]["mountPath"] == "/models/llama"
+    assert "pvcStorage" not in model
 
 
 def test_a_dollar_in_a_mounted_folder_is_kept_by_compose():

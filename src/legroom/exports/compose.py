@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.exports import containers
 from legroom.exports.request import ExportedFile
-from legroom.exports.server import Server, check_model, server_of
+from legroom.exports.server import Server, server_of
 from legroom.exports.server_address import check_inside
+from legroom.exports.server_files import check_paths
 from legroom.exports.server_options import add_server_options
 from legroom.exports.server_words import API_KEY_NAME, WITHOUT_API_KEY
 from legroom.exports.yaml_text import Said, yaml_text
@@ -30,7 +31,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     """The compose file, and the Dockerfile of its image where legroom must be inside."""
     server = server_of(request)
     check_inside(server.words)
-    check_model(server)
+    check_paths(server)
     remarks = (*containers.head(server), *server.remarks)
     made = ExportedFile("compose.yaml", yaml_text(document(server), head=remarks))
     return (containers.dockerfile(server), made) if containers.needs_legroom(server) else (made,)
@@ -99,8 +100,9 @@ def _environment(server: Server) -> dict[str, Any]:
 
 
 def _volumes(server: Server) -> list[str]:
-    model = f"{server.model}:{server.model}:ro" if server.local_model else f"huggingface:{containers.CACHE}"
-    return [_literal(model), f"vllm-cache:{containers.COMPILE_CACHE}"]
+    downloaded = [] if server.local_model else [f"huggingface:{containers.CACHE}"]
+    on_host = [_literal(volume) for volume in containers.volumes(server)]
+    return [*on_host, *downloaded, f"vllm-cache:{containers.COMPILE_CACHE}"]
 
 
 def _health(server: Server) -> dict[str, Any]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
 from legroom.exports.comments import WRITTEN, headline
 from legroom.exports.request import ExportedFile
 from legroom.exports.server_env import EnvLine
+from legroom.exports.server_files import named, not_mounted
 from legroom.units import GIB
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ CACHE = "/root/.cache/huggingface"
 COMPILE_CACHE = "/root/.cache/vllm"
 OPEN_FILES = 65536
 _PICK_DEVICES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-_NO_PATHS = ("--root-path",)
-"""Flags whose value begins with a slash and is no file."""
 _BUILT_IMAGE = "vllm-legroom"
 
 
@@ -99,22 +97,10 @@ def head(server: Server) -> Iterator[str]:
     yield from not_mounted(server)
 
 
-def not_mounted(server: Server) -> Iterator[str]:
-    """A sentence about what flags name on the host and no volume brings into the container."""
-    own = f"{server.model.rstrip('/')}/" if server.local_model else "\0"
-    named = (path for line in server.lines if line.phrase.flag not in _NO_PATHS for path in _paths(line.phrase.values))
-    paths = [path for path in dict.fromkeys(named) if not f"{path}/".startswith(own)]
-    if paths:
-        yield f"Flags name {', '.join(paths)}: no volume here brings that into the container, add one for each."
-
-
-def _paths(values: Iterable[str]) -> Iterator[str]:
-    """Absolute paths, alone (/a), after a name (x=/a) or in JSON ("path": "/a")."""
-    for value in values:
-        if value.startswith("{") and not value.startswith(("{{", "{%")):
-            yield from re.findall(r'"(/[^"]+)"', value)
-        elif (path := value if value.startswith("/") else value.partition("=")[2]).startswith("/"):
-            yield path
+def volumes(server: Server) -> tuple[str, ...]:
+    """`source:target[:ro]` of what lies on the host: the model, and what flags name, each by its own path."""
+    model = (f"{server.model}:{server.model}:ro",) if server.local_model else ()
+    return (*model, *(f"{one.path}:{one.path}{'' if one.writable else ':ro'}" for one in named(server)))
 
 
 def shm_gib(server: Server) -> int:

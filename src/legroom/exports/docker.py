@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from legroom.exports import containers
 from legroom.exports.request import ExportedFile
 from legroom.exports.script import comment_lines, required
-from legroom.exports.server import Server, check_model, server_of
+from legroom.exports.server import Server, server_of
 from legroom.exports.server_address import check_inside
+from legroom.exports.server_files import check_paths
 from legroom.exports.server_options import add_server_options
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     """A script with the line, and the Dockerfile of its image where legroom must be inside."""
     server = server_of(request)
     check_inside(server.words)
-    check_model(server)
+    check_paths(server)
     run = ExportedFile(f"{server.name}-docker.sh", run_text(server), executable=True)
     return (containers.dockerfile(server), run) if containers.needs_legroom(server) else (run,)
 
@@ -91,11 +92,12 @@ def _devices(server: Server) -> Iterator[str]:
 
 def _volumes(server: Server) -> Iterator[str]:
     yield from comment_lines("Weights and compiled code outlive the container.")
-    if server.local_model:
-        yield f"--volume {shlex.quote(f'{server.model}:{server.model}:ro')}"
-    else:
+    if not server.local_model:
         yield f"--volume huggingface:{containers.CACHE}"
     yield f"--volume vllm-cache:{containers.COMPILE_CACHE}"
+    if on_host := containers.volumes(server):
+        yield from comment_lines("What the command names on this machine, by the same path.")
+        yield from (f"--volume {shlex.quote(volume)}" for volume in on_host)
 
 
 def _health(server: Server) -> Iterator[str]:

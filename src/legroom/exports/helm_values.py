@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 from legroom.errors import LegroomError
 from legroom.exports import containers
 from legroom.exports.kubernetes import literal, secret_key
+from legroom.exports.kubernetes_files import creating, file_mounts, file_volumes, model_mounts, model_volumes
 from legroom.exports.request import ExportedFile
 from legroom.exports.server import Server, server_of
 from legroom.exports.server_address import check_inside
+from legroom.exports.server_files import check_paths
 from legroom.exports.server_options import add_server_options
 from legroom.exports.server_times import PROBE_PERIOD_S
 from legroom.exports.server_words import API_KEY_NAME
@@ -64,6 +66,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
         f"Values for the chart {CHART}.",
         *containers.head(server),
         *server.remarks,
+        *creating(server, None),
         f"The chart has no key for the grace period, so Kubernetes' {_GRACE_S} s apply and the drain is kept within.",
     )
     return (ExportedFile(f"{server.name}-values.yaml", yaml_text(values(server), head=remarks)),)
@@ -71,11 +74,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 def _check(server: Server) -> None:
     check_inside(server.words)
-    if server.local_model:
-        raise LegroomError(
-            f"the chart mounts no folder of a node, and the model is {server.model}",
-            "use legroom export kubernetes, or a model of the Hub",
-        )
+    check_paths(server)
     if server.address.tls:
         raise LegroomError(
             "the router of the chart speaks plain http to its servers",
@@ -130,7 +129,11 @@ def _model(server: Server) -> dict[str, Any]:
         model["hf_token"] = _secret(server, "HF_TOKEN")
     if server.words.get("--enable-lora"):
         model["enableLoRA"] = True
-    if not server.local_model and server.host:
+    on_node = server.local_model
+    if mounts := [*(model_mounts(server) if on_node else ()), *file_mounts(server)]:
+        model["extraVolumeMounts"] = mounts
+        model["extraVolumes"] = [*(model_volumes(server) if on_node else ()), *file_volumes(server)]
+    if not on_node and server.host:
         model["pvcStorage"] = f"{int(server.host.checkpoint_bytes * 1.2 / GIB) + 10}Gi"
     return model
 

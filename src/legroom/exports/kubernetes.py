@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import math
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.exports import containers
+from legroom.exports.kubernetes_files import creating, file_mounts, file_volumes, model_mounts, model_volumes
 from legroom.exports.request import ExportedFile
-from legroom.exports.server import Server, check_model, server_of
+from legroom.exports.server import Server, server_of
 from legroom.exports.server_address import check_inside
 from legroom.exports.server_drain import guard_drain, metrics_drain
+from legroom.exports.server_files import check_paths
 from legroom.exports.server_options import add_server_options
 from legroom.exports.server_times import ENDPOINT_S, PROBE_PERIOD_S
 from legroom.exports.server_words import API_KEY_NAME
@@ -39,20 +42,27 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     """The manifests in one file, and the Dockerfile of the image where legroom must be inside."""
     server = server_of(request)
     check_inside(server.words)
-    check_model(server)
+    check_paths(server)
+    namespace = _namespace(request.options)
     remarks = [*containers.head(server), *server.remarks]
     if server.secrets:
+        where = f" --namespace {namespace}" if namespace else ""
         literals = " ".join(f"--from-literal={secret_key(name)}=..." for name in server.secrets)
-        remarks.append(f"Its secrets: kubectl create secret generic {server.name} {literals}")
-    made = ExportedFile(f"{server.name}.yaml", yaml_text(*manifests(server, request.options), head=remarks))
+        remarks.append(f"Its secrets: kubectl create secret generic {server.name}{where} {literals}")
+    remarks += creating(server, namespace)
+    made = ExportedFile(f"{server.name}.yaml", yaml_text(*manifests(server, namespace), head=remarks))
     return (containers.dockerfile(server), made) if containers.needs_legroom(server) else (made,)
 
 
-def manifests(server: Server, options: Any) -> list[dict[str, Any]]:
-    """Every object."""
-    namespace = options.get("namespace")
+def _namespace(options: Mapping[str, Any]) -> str | None:
+    namespace: str | None = options.get("namespace")
     if namespace is not None and not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", namespace):
         raise LegroomError(f"--namespace {namespace!r} is not a name", "use small letters, digits and dashes")
+    return namespace
+
+
+def manifests(server: Server, namespace: str | None) -> list[dict[str, Any]]:
+    """Every object."""
     claim = [] if server.local_model else [_claim(server, namespace)]
     return [*claim, _deployment(server, namespace), _service(server, namespace)]
 
@@ -136,7 +146,7 @@ def _container(server: Server) -> dict[str, Any]:
         "lifecycle": {
             "preStop": Said(_pre_stop_why(server), {"exec": {"command": ["/bin/sh", "-c", _pre_stop(server)]}})
         },
-        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}, *_mounts(server)],
+        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}, *_mounts(server), *file_mounts(server)],
     }
     if not container["env"]:
         del container["env"]
@@ -217,7 +227,7 @@ def _pre_stop_s(server: Server) -> int:
 
 def _mounts(server: Server) -> list[dict[str, Any]]:
     if server.local_model:
-        return [{"name": "model", "mountPath": server.model, "readOnly": True}]
+        return model_mounts(server)
     return [{"name": "cache", "mountPath": "/root/.cache"}]
 
 
@@ -226,8 +236,9 @@ def _volumes(server: Server) -> list[Any]:
     why = "Ranks talk through /dev/shm; 64 MiB is what it has unless told. It counts as the container's memory."
     shm = Said(why, {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
     if server.local_model:
-        return [shm, Said("The model lies on the node.", {"name": "model", "hostPath": {"path": server.model}})]
-    return [shm, {"name": "cache", "persistentVolumeClaim": {"claimName": f"{server.name}-cache"}}]
+        return [shm, *model_volumes(server), *file_volumes(server)]
+    cache = {"name": "cache", "persistentVolumeClaim": {"claimName": f"{server.name}-cache"}}
+    return [shm, cache, *file_volumes(server)]
 
 
 def _watch(server: Server) -> dict[str, Any]:

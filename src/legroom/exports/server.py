@@ -10,6 +10,7 @@ from legroom.errors import LegroomError
 from legroom.exports.comments import comment
 from legroom.exports.server_address import Address, address_of
 from legroom.exports.server_env import EnvLine, allocator_remarks, environment
+from legroom.exports.server_files import is_local
 from legroom.exports.server_host import HostNeeds, host_needs
 from legroom.exports.server_times import DISK_BYTES_S, DOWNLOAD_BYTES_S, DRAIN_S, StartTimes
 from legroom.exports.server_words import Phrase, ServerWords, take_apart
@@ -99,23 +100,7 @@ class Server:
     @property
     def local_model(self) -> bool:
         """Whether the model is a folder rather than a Hub id."""
-        return self.model.startswith(("/", ".", "~"))
-
-
-def check_model(server: Server, *, mounted: bool = True) -> None:
-    """Refuse a folder that would be another one, or none, where the server starts."""
-    if not server.local_model:
-        return
-    if not server.model.startswith("/"):
-        from pathlib import Path  # noqa: PLC0415
-
-        absolute = Path(server.model).expanduser().absolute()
-        raise LegroomError(
-            f"the model {server.model} is a path from where the command runs, and the exported server starts elsewhere",
-            f"name the whole path, like {absolute}",
-        )
-    if mounted and ":" in server.model:
-        raise LegroomError(f"the path {server.model} has a colon, and volumes are written with one", "rename it")
+        return is_local(self.model)
 
 
 def server_of(request: ExportRequest) -> Server:
@@ -169,7 +154,7 @@ def planned_server(
     gpus = int(plan.args.get("tensor_parallel_size") or 1) * int(plan.args.get("pipeline_parallel_size") or 1)
     gpus *= int(plan.args.get("data_parallel_size") or 1)
     checkpoint = checkpoint_bytes(plan, words)
-    local = words.model.startswith(("/", ".", "~"))
+    local = is_local(words.model)
     words, drain_s = _with_drain(words, release, options)
     times = StartTimes(checkpoint, options.disk_bytes_s, 0.0 if local else options.download_bytes_s, drain_s)
     if options.guard:
@@ -198,7 +183,7 @@ def unplanned_server(words: Sequence[str], release: Release, env: Mapping[str, s
     """A server of which only the command line is known (on a CPU, say): nothing is added to it."""
     parts = take_apart(words, release)
     options = ServerOptions()
-    local = parts.model.startswith(("/", ".", "~"))
+    local = is_local(parts.model)
     return Server(
         name=name_of_model(parts.model),
         model=parts.model,

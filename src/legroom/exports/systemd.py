@@ -11,9 +11,10 @@ from legroom.errors import LegroomError
 from legroom.exports.comments import WRITTEN, headline
 from legroom.exports.request import ExportedFile
 from legroom.exports.script import comment_lines
-from legroom.exports.server import Server, check_model, server_of
+from legroom.exports.server import Server, server_of
 from legroom.exports.server_address import check_probes
 from legroom.exports.server_drain import guard_drain
+from legroom.exports.server_files import check_paths
 from legroom.exports.server_options import add_server_options
 from legroom.exports.server_words import API_KEY_NAME, WITHOUT_API_KEY
 from legroom.facts.flags import env_default
@@ -40,7 +41,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     """The unit, and one for `legroom watch` where it is asked for."""
     server = server_of(request)
     check_probes(server.words)
-    check_model(server, mounted=False)
+    check_paths(server, mounted=False)
     user, folder = request.options.get("user", "vllm"), request.options.get("bin", "/opt/vllm/bin").rstrip("/")
     if not folder.startswith("/"):
         raise LegroomError(f"--bin {folder} is not an absolute path", "systemd starts programs by their whole path")
