@@ -89,7 +89,7 @@ drain = {{ by = "guard", token = "guard-token" }}
     return path
 
 
-RUN = "import sys; from pathlib import Path; from legroom.holding.sidecar import run_sidecar; \
+RUN = "import sys; from pathlib import Path; from legroom.holding.sidecar_process import run_sidecar; \
 from legroom.holding.sidecar_config import read_config; sys.exit(run_sidecar(read_config(Path(sys.argv[1]))))"
 
 

@@ -14,7 +14,7 @@ from legroom.holding.sidecar_incidents import OpenIncident
 from legroom.holding.sidecar_restart import Hands, Order, Restart
 from legroom.live.address import endpoint
 from legroom.live.detectors import Finding, Watcher
-from legroom.live.journal import Journal
+from legroom.live.journal import Journal, JournalUnavailable
 
 LIMITS = Limits(per_hour=100, per_day=100, first_pause_s=0.0, drain_deadline_s=0.05, restart_deadline_s=0.3)
 A, B = "http://a", "http://b"
@@ -29,7 +29,7 @@ class Scene:
         servers = tuple(ServerConfig(endpoint(name), "g", world, world) for name, world in self.worlds.items())
         act = frozenset(act)
         self.config = SidecarConfig(servers, {"g": GroupConfig("g", act, LIMITS)}, act)
-        self.said = []
+        self.said, self.later = [], []
 
     @property
     def hands(self):
@@ -39,7 +39,7 @@ class Scene:
         async def look(server):
             return await self.worlds[server.name].look(server)
 
-        return Hands(keep, look, self.folder, 0.005)
+        return Hands(keep, self.later.append, look, self.folder, 0.005)
 
     def actor(self):
         return Actor(self.config, self.hands, self.said.append)
@@ -125,6 +125,48 @@ def test_killed_while_it_puts_old_flags_back_the_next_legroom_ends_that(scene):
     assert (world.flags, world.starts) == (None, 3)
     assert scene.journal.action(changed.action_id).state == "undone"
     assert kept_override(changed.action_id, scene.folder) is None
+
+
+def test_what_was_left_in_one_group_is_ended_one_at_a_time(scene):
+    for world, name in ((scene.worlds[A], A), (scene.worlds[B], B)):
+        world.die_at = "restart"
+        with pytest.raises(Killed):
+            scene.change_flags(name)
+    acted = []
+
+    async def next_legroom():
+        actor = scene.actor()
+        for name, world in scene.worlds.items():
+            world.look = watched(world.look, lambda name=name: acted.append((name, dict(actor._acting_on))))
+        await actor.recover()
+        await ended(actor)
+        assert actor._busy == actor._acting_on == {}
+
+    def watched(look, note):
+        async def noted(server):
+            note()
+            return await look(server)
+
+        return noted
+
+    asyncio.run(next_legroom())
+    assert states(scene) == ["done", "done"]
+    assert acted and all(held == {"g": name} for name, held in acted)
+
+
+@pytest.mark.parametrize("act", ["restart", "drain"])
+def test_how_an_action_ended_is_kept_until_the_journal_can_be_written(tmp_path, act, monkeypatch):
+    def full(self, *_):
+        raise JournalUnavailable("the disk is full")
+
+    with Journal.open(tmp_path / "journal.db") as journal:
+        scene = Scene(tmp_path, journal, (act,))
+        with monkeypatch.context() as patched:
+            patched.setattr(Journal, "finish_action", full)
+            considered(scene, hanging(scene))
+        assert len(journal.unfinished_actions()) == len(scene.later) == 1
+        scene.later[0](journal)
+        assert states(scene) == ["done"]
 
 
 # Draining

@@ -1,10 +1,14 @@
 """Findings become incidents once, end once, and go on after the sidecar was killed."""
 
+from dataclasses import replace
+
+import pytest
+
 from legroom.holding.sidecar_answers import change_of, flag_of
 from legroom.holding.sidecar_incidents import IncidentKeeper
 from legroom.live.answers import Answer
 from legroom.live.detectors import Finding
-from legroom.live.journal import Incident
+from legroom.live.journal import Incident, Note
 
 
 def finding(kind="stuck_engine", severity="critical", time_s=10.0):
@@ -38,7 +42,7 @@ def left_open(server="a"):
 
 def test_an_incident_of_an_earlier_sidecar_goes_on():
     keeper = IncidentKeeper()
-    keeper.adopt([left_open(), left_open("gone")], {"a": "g"})
+    assert keeper.adopt([left_open(), left_open("gone")], {"a": "g"}, {}) == {"the key"}
     assert [one.server for one in keeper.all()] == ["a"]
     assert keeper.update("a", "g", [finding()]).opened == ()
     (held,) = keeper.all()
@@ -47,9 +51,33 @@ def test_an_incident_of_an_earlier_sidecar_goes_on():
 
 def test_an_incident_that_ended_meanwhile_is_closed_after_a_while():
     keeper = IncidentKeeper()
-    keeper.adopt([left_open()], {"a": "g"})
+    keeper.adopt([left_open()], {"a": "g"}, {})
     closed = [keeper.update("a", "g", []).closed for _ in range(12)]
     assert [len(one) for one in closed] == [0] * 11 + [1]
+
+
+def test_an_incident_that_takes_hours_to_be_found_again_is_not_closed_before():
+    keeper = IncidentKeeper()
+    keeper.adopt([left_open()], {"a": "g"}, {"stuck_engine": 7200.0})
+    assert all(keeper.update("a", "g", []).closed == () for _ in range(100))
+    keeper.all()[0].lasts_until_s = 0.0
+    assert len(keeper.update("a", "g", []).closed) == 1
+
+
+@pytest.mark.parametrize(("told", "again"), [("warning", 1), ("critical", 0)])
+def test_what_was_told_before_a_restart_is_not_told_again(told, again):
+    notes = (Note(2.0, "worse", {"severity": told}), Note(3.0, "acknowledged by me", {"acknowledged": True}))
+    held = replace(left_open(), notes=notes, detail={"by": "sidecar", "severity": "warning"})
+    keeper = IncidentKeeper()
+    keeper.adopt([held], {"a": "g"}, {})
+    assert keeper.all()[0].acknowledged
+    assert len(keeper.update("a", "g", [finding(severity="critical")]).worse) == again
+
+
+def test_a_severity_that_swings_is_told_once():
+    keeper = IncidentKeeper()
+    worse = [keeper.update("a", "g", [finding(severity=one)]).worse for one in ("warning", "critical") * 3]
+    assert sum(map(len, worse)) == 1
 
 
 def test_computed_settings_become_flags():

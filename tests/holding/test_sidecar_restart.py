@@ -28,7 +28,7 @@ def restart_of(world, journal, tmp_path, **more):
 
     server = ServerConfig(endpoint("http://a"), "g", world, world)
     order = Order(server, LIMITS, "restart", "it hangs", more.pop("failing", False), **more)
-    return Restart(Hands(keep, world.look, tmp_path, 0.005), order)
+    return Restart(Hands(keep, lambda write: write(journal), world.look, tmp_path, 0.005), order)
 
 
 def run(world, journal, tmp_path, **more):
@@ -157,7 +157,9 @@ def test_no_platform_is_said(journal, tmp_path):
         return call(journal)
 
     with pytest.raises(ActionFailed, match="no platform is named"):
-        Restart(Hands(keep, None, tmp_path), Order(ServerConfig(endpoint("a"), "g"), LIMITS, "restart", "", False))
+        Restart(
+            Hands(keep, None, None, tmp_path), Order(ServerConfig(endpoint("a"), "g"), LIMITS, "restart", "", False)
+        )
 
 
 def test_what_was_kept_for_undo_is_found_again(tmp_path):

@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 
 from legroom.errors import LegroomError
+from legroom.holding import sidecar as sidecar_module
 from legroom.holding import sidecar_sources
 from legroom.holding.sidecar import Sidecar
 from legroom.holding.sidecar_config import KubernetesConfig, PrometheusConfig, simple_config
 from legroom.holding.sidecar_sources import source_of
+from legroom.live import journal_patience
 from legroom.live.address import Endpoint
 from legroom.live.journal import Journal
 from legroom.live.sample import Failure
@@ -34,7 +36,7 @@ def ran(config, steps):
     async def go():
         sidecar = Sidecar(config, lambda text: None)
 
-        async def source(take, gone, /):
+        async def source(take, gone, awaited, /):
             await steps(sidecar, take, gone)
             sidecar.stop()
             await asyncio.sleep(60)
@@ -90,12 +92,68 @@ def test_incidents_of_servers_that_nobody_watches_end_at_the_next_start(tmp_path
         }  # fmt: skip
 
 
-def heard(config):
+def stuck_in(folder, *servers):
+    """What an earlier sidecar left."""
+    with Journal.open(folder / "journal.db") as journal:
+        for server in servers:
+            journal.open_incident(server, "unreachable", "Silent", {"by": "sidecar"}, 0.0, f"key of {server}")
+
+
+@pytest.mark.parametrize(
+    "finder", [{"prometheus": PrometheusConfig("http://p")}, {"kubernetes": KubernetesConfig("a=b")}]
+)
+def test_an_incident_of_a_server_that_is_found_elsewhere_goes_on_after_a_restart(tmp_path, finder):
+    stuck_in(tmp_path, "ns/pod-a", "ns/pod-b")
+    told = []
+
+    async def steps(sidecar, take, gone):
+        sidecar._telling.tell = told.append
+        assert sidecar._awaited() == {"ns/pod-a", "ns/pod-b"}
+        take(down("ns/pod-a"))
+        take(down("ns/pod-a"))
+        assert sidecar._awaited() == {"ns/pod-b"}
+        assert told == []
+        gone("ns/pod-b")
+        assert len(told) == 1
+
+    ran(config_in(tmp_path, **finder), steps)
+    assert outcomes(tmp_path) == ["no longer watched", None]
+
+
+def test_a_journal_that_was_away_at_the_start_is_gone_on_with_when_it_is_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(sidecar_module, "_LEAST_FLUSH_S", 0.01)
+    monkeypatch.setattr(journal_patience, "_PAUSE_S", 0.01)
+    stuck_in(tmp_path, "http://a:8000", "http://b:8000")
+    with Journal.open(tmp_path / "journal.db") as journal:
+        journal.begin_action(None, "default", "restart", {"by": "sidecar", "server": "http://a:8000"})
+    (tmp_path / "journal.db").rename(tmp_path / "away")
+    (tmp_path / "journal.db").mkdir()
+
+    async def steps(sidecar, take, gone):
+        take(down("http://a:8000"))
+        with pytest.raises(LegroomError, match="not known yet"):
+            await sidecar.act_by_hand("restart", "http://a:8000", None)
+        (tmp_path / "journal.db").rmdir()
+        (tmp_path / "away").rename(tmp_path / "journal.db")
+        while not sidecar._has_taken_over or sidecar._actor._tasks:
+            await asyncio.sleep(0.01)
+        assert sidecar.health()["incidents_open"] == 2
+
+    ran(config_in(tmp_path, ["http://a:8000", "http://b:8000"]), steps)
+    with Journal.open(tmp_path / "journal.db") as journal:
+        assert {(one.server, one.outcome) for one in journal.incidents()} == {
+            ("http://a:8000", "goes on as another incident"), ("http://a:8000", None), ("http://b:8000", None),
+        }  # fmt: skip
+        assert journal.unfinished_actions() == ()
+
+
+def heard(config, *awaited):
     """Which servers a source says are gone, until the first is."""
     gone = asyncio.Queue()
 
     async def go():
-        task = asyncio.create_task(source_of(config, lambda text: None)(lambda look: None, gone.put_nowait))
+        source = source_of(config, lambda text: None)
+        task = asyncio.create_task(source(lambda look: None, gone.put_nowait, lambda: frozenset(awaited)))
         first = await asyncio.wait_for(gone.get(), 30)
         task.cancel()
         return first
@@ -108,6 +166,9 @@ def test_prometheus_forgets_a_server(tmp_path, monkeypatch):
 
     class Listing:
         servers = frozenset()
+
+        def expect(self, servers):
+            pass
 
         async def looks(self, session, time_s):
             self.servers = frozenset(left.pop(0)) if left else self.servers
@@ -138,6 +199,44 @@ def test_kubernetes_no_longer_lists_a_pod(tmp_path, monkeypatch):
     monkeypatch.setattr(sidecar_sources, "discovered", discovered)
     monkeypatch.setattr(sidecar_sources, "scrape_fleet", scraped)
     assert heard(config_in(tmp_path, kubernetes=KubernetesConfig("app=vllm"))) == "http://b:8000"
+
+
+def test_a_server_that_was_awaited_is_gone_when_no_source_has_it():
+    gone = []
+    finders = sidecar_sources._Finders(2, gone.append, lambda: frozenset({"a", "b"}))
+    finders.told_of("kubernetes", frozenset({"a"}), frozenset())
+    assert gone == []
+    finders.told_of("prometheus", frozenset(), frozenset())
+    assert gone == ["b"]
+
+
+def test_pods_are_looked_at_while_the_cluster_does_not_answer(tmp_path, monkeypatch):
+    answers = [{"ns/a": Endpoint("http://a:8000/metrics")}]
+    looked, enough = [], asyncio.Event()
+
+    def discovered(pods, selector, namespace):
+        if not answers:
+            raise LegroomError("the Kubernetes API does not answer")
+        return answers.pop()
+
+    async def scraped(places, interval_s, take, rounds):
+        looked.append([place.server for place in places])
+        if len(looked) == 3:
+            enough.set()
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(sidecar_sources, "KubernetesPods", lambda context: None)
+    monkeypatch.setattr(sidecar_sources, "discovered", discovered)
+    monkeypatch.setattr(sidecar_sources, "scrape_fleet", scraped)
+    config = config_in(tmp_path, kubernetes=KubernetesConfig("app=vllm"))
+
+    async def go():
+        task = asyncio.create_task(source_of(config, lambda text: None)(lambda look: None))
+        await asyncio.wait_for(enough.wait(), 60)
+        task.cancel()
+
+    asyncio.run(go())
+    assert looked[:3] == [["http://a:8000"]] * 3
 
 
 def test_a_source_that_cannot_begin_ends_with_its_own_sentence(tmp_path, monkeypatch):

@@ -41,7 +41,9 @@ class FakePrometheus:
         return web.json_response({"status": "success", "data": {"resultType": "vector", "result": rows}})
 
 
-def ask(fake: FakePrometheus, *times_s: float, between: Any = None, **options: Any) -> list[list[Look]]:
+def ask(
+    fake: FakePrometheus, *times_s: float, between: Any = None, expected: tuple[str, ...] = (), **options: Any
+) -> list[list[Look]]:
     """What each of several rounds of looks brings; `between` changes the fake after the first."""
 
     async def run() -> list[list[Look]]:
@@ -53,6 +55,7 @@ def ask(fake: FakePrometheus, *times_s: float, between: Any = None, **options: A
         await site.start()
         port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
         source = PrometheusSource(f"http://u:secret@127.0.0.1:{port}/prom", **options)
+        source.expect(expected)
         rounds = []
         try:
             async with open_session() as session:
@@ -114,6 +117,45 @@ def test_a_server_that_vanishes_is_a_failure() -> None:
 
     _, second = ask(fake, 101, 106, between=dies)
     (seen,) = second
+    assert isinstance(seen, Failure) and "up is 0" in seen.message
+
+
+def up(instance: str, value: float) -> Series:
+    return {"__name__": "up", "instance": instance}, value
+
+
+def test_a_target_that_is_taken_away_has_not_failed() -> None:
+    fake = FakePrometheus()
+    server(fake, "a:8000", 100, vllm__num_requests_running=3)
+    fake.series.append(up("a:8000", 1.0))
+    _, *later = ask(fake, *(100.0 + 100 * number for number in range(130)), between=fake.series.clear)
+    assert later == [[]] * 129
+
+
+def test_a_server_that_stays_down_is_never_forgotten() -> None:
+    fake = FakePrometheus()
+    server(fake, "a:8000", 100, vllm__num_requests_running=3)
+    fake.series.append(up("a:8000", 1.0))
+
+    def dies() -> None:
+        fake.series = [up("a:8000", 0.0)]
+
+    _, *later = ask(fake, *(100.0 + 100 * number for number in range(130)), between=dies)
+    assert all(isinstance(seen, Failure) for (seen,) in later)
+
+
+def test_a_server_that_died_unseen_is_a_failure_where_it_was_expected() -> None:
+    fake = FakePrometheus()
+    fake.series = [up("a:8000", 0.0)]
+    ((seen,),) = ask(fake, 101, expected=("a:8000", "b:8000"))
+    assert isinstance(seen, Failure) and seen.server == "a:8000"
+
+
+def test_a_pod_whose_other_port_answers_is_still_down() -> None:
+    fake = FakePrometheus()
+    pod = {"__name__": "up", "namespace": "n", "pod": "p"}
+    fake.series = [({**pod, "instance": "1:8000"}, 0.0), ({**pod, "instance": "1:9400"}, 1.0)]
+    ((seen,),) = ask(fake, 101, expected=("n/p",))
     assert isinstance(seen, Failure) and "up is 0" in seen.message
 
 

@@ -225,7 +225,7 @@ pid_file = "pid"
 drain = {{ by = "guard", token = "{TOKEN}" }}
 """)
         code = (
-            "import sys; from pathlib import Path; from legroom.holding.sidecar import run_sidecar; "
+            "import sys; from pathlib import Path; from legroom.holding.sidecar_process import run_sidecar; "
             "from legroom.holding.sidecar_config import read_config; "
             "sys.exit(run_sidecar(read_config(Path(sys.argv[1]))))"
         )

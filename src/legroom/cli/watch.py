@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     if args.rehearse:
         return _rehearse(args)
     if args.daemon:
-        from legroom.holding.sidecar import run_sidecar
+        from legroom.holding.sidecar_process import run_sidecar
 
         return run_sidecar(_config(args))
     if args.act:

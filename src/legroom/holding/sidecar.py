@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -16,22 +15,20 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from legroom.errors import LegroomError
-from legroom.holding.alone import alone
 from legroom.holding.sidecar_acting import Actor
 from legroom.holding.sidecar_answers import change_of, still
 from legroom.holding.sidecar_config import ServerConfig, SidecarConfig, is_loopback
 from legroom.holding.sidecar_http import incident_json, make_app
-from legroom.holding.sidecar_incidents import UNWATCHED, IncidentKeeper, OpenIncident, close_unwatched
+from legroom.holding.sidecar_incidents import OVER, UNWATCHED, IncidentKeeper, OpenIncident, close_rest, left_open
 from legroom.holding.sidecar_metrics import SidecarMetrics
-from legroom.holding.sidecar_restart import BY, Hands
-from legroom.holding.sidecar_sources import Source, source_of
+from legroom.holding.sidecar_restart import Hands
+from legroom.holding.sidecar_sources import Source
 from legroom.holding.sidecar_telling import Said, Telling, message_of
 from legroom.live.address import Endpoint
 from legroom.live.answers import answers
-from legroom.live.detectors import Finding, Watcher
+from legroom.live.detectors import Finding, Watcher, watch_all
 from legroom.live.forecast import forecast
 from legroom.live.journal import Journal, JournalUnavailable, journal_path
-from legroom.live.journal_masking import masked
 from legroom.live.journal_patience import PatientJournal, Write
 from legroom.live.local_memory import LocalMemory
 from legroom.live.sample import Look, Sample
@@ -65,9 +62,11 @@ class Sidecar:
         self._samples: list[Sample] = []
         self._last_look_s = time.monotonic()
         self._journal_problem: str | None = None
+        self._has_taken_over = False
+        """Until then nothing is done to a server: what an earlier legroom left unfinished there is not known."""
         self._mistake = ""
         self._next_forecast_s: dict[str, float] = {}
-        self._actor = Actor(config, Hands(self._keep, self._look, path.parent, config.poll_s), self._said)
+        self._actor = Actor(config, Hands(self._keep, self._write, self._look, path.parent, config.poll_s), self._said)
         self._stopping = asyncio.Event()
         self._session: Any = None
 
@@ -79,7 +78,7 @@ class Sidecar:
             self._metrics.say_acting(name, self._config.group(name).act)
         await self._take_over()
         tasks = [
-            asyncio.create_task(source(self._take_surely, self.gone)),
+            asyncio.create_task(source(self._take_surely, self.gone, self._awaited)),
             asyncio.create_task(self._write_samples()),
             asyncio.create_task(self._maintain()),
             asyncio.create_task(self._telling.run(self._lasting)),
@@ -126,16 +125,29 @@ class Sidecar:
         return runner
 
     async def _take_over(self) -> None:
-        """Goes on with what an earlier sidecar left: its open incidents and its unfinished actions."""
+        """Goes on with what an earlier sidecar left: its open incidents and its unfinished actions.
+
+        Where the journal cannot be read that waits, and so does all acting.
+        """
         try:
-            held = await self._keep(lambda journal: journal.incidents(open_only=True))
-            mine = [one for one in held if one.detail.get("by") == BY]
-            self._keeper.adopt(mine, self._groups)
-            await self._keep(lambda journal: close_unwatched(journal, mine, self._groups))
+            left = await self._keep(left_open)
+            if self._config.prometheus is not None or self._config.kubernetes is not None:
+                for one in left:
+                    self._groups.setdefault(one.server, "default")  # they may well be found there again
+            patience_s = {one.kind: one.sees_after_s for one in watch_all(self._config.thresholds)}
+            kept = self._keeper.adopt(left, self._groups, patience_s)
+            await self._keep(lambda journal: close_rest(journal, left, kept, self._groups))
             await self._actor.recover()
         except JournalUnavailable as error:
-            self._say(f"{error.message}; watching without it, and not acting")
+            if self._journal_problem is None:
+                self._say(f"{error.message}; watching without it, and not acting")
             self._journal_problem = error.message
+        else:
+            self._has_taken_over = True
+
+    def _awaited(self) -> frozenset[str]:
+        """Servers with an incident from before that were not seen again yet."""
+        return frozenset(one.server for one in self._keeper.all()) - self._watchers.keys()
 
     # Looking
 
@@ -171,7 +183,7 @@ class Sidecar:
         for incident in changes.opened:
             self._opened(incident)
         for incident in changes.worse:
-            self._note(incident, "it has become critical")
+            self._note(incident, "it has become critical", {"severity": incident.severity})
             self._tell(incident)
         for incident in changes.closed:
             self._closed(incident)
@@ -181,7 +193,8 @@ class Sidecar:
         servers, unhealthy = self._group_health(group)
         for incident in incidents:
             self._ask_for_answers(incident)
-            self._actor.consider(incident, watcher, servers, unhealthy)
+            if self._has_taken_over:
+                self._actor.consider(incident, watcher, servers, unhealthy)
 
     def gone(self, server: str) -> None:
         """A source no longer lists a server: whatever was known of it is over."""
@@ -233,12 +246,11 @@ class Sidecar:
             incident.answered = True
         texts = "; ".join(one.why for one in found)
         detail = {"answers": [one.to_json() for one in found], "change": str(given) if given else None}
-        self._write(
-            lambda journal: journal.note(journal.incident_id(incident.key) or 0, f"what helps: {texts}", detail)
-        )
+        self._note(incident, f"what helps: {texts}", detail)
 
-    def _closed(self, incident: OpenIncident, how: str = "over") -> None:
-        outcome = how if incident.finding is not None else f"{how} while legroom was not watching"
+    def _closed(self, incident: OpenIncident, how: str = OVER) -> None:
+        unseen = incident.finding is None and how == OVER
+        outcome = f"{how} while legroom was not watching" if unseen else how
         outcome += f", after {incident.acted}" if incident.acted else ""
         self._say(f"{incident.server}: {incident.title}: {outcome}")
         self._actor.incident_over(incident)
@@ -253,8 +265,8 @@ class Sidecar:
     def _lasting(self) -> list[Any]:
         return [message_of(one) for one in self._keeper.all() if not one.acknowledged]
 
-    def _note(self, incident: OpenIncident, text: str) -> None:
-        self._write(lambda journal: journal.note(journal.incident_id(incident.key) or 0, text))
+    def _note(self, incident: OpenIncident, text: str, detail: Mapping[str, Any] | None = None) -> None:
+        self._write(lambda journal: journal.note(journal.incident_id(incident.key) or 0, text, detail))
 
     def _said(self, said: Said) -> None:
         where = f"{said.incident.server}: " if said.incident is not None else ""
@@ -299,7 +311,7 @@ class Sidecar:
 
     def _flush_samples(self) -> None:
         samples, self._samples = self._samples, []
-        if samples:
+        if samples or self._patient.problem is not None:  # an empty write finds out whether it can be written again
             self._writer.submit(self._patient.add_samples, samples).add_done_callback(_raised)
 
     async def _write_samples(self) -> None:
@@ -311,6 +323,8 @@ class Sidecar:
                 waiting = "not acting until it can be written" if problem else "the journal is written again"
                 self._say(f"{problem}; {waiting}" if problem else waiting)
             self._journal_problem = problem
+            if not self._has_taken_over:
+                await self._take_over()
             mistake, self._patient.mistake = self._patient.mistake, None
             if mistake is not None:
                 self._say(f"an entry of the journal was given up: {mistake}")
@@ -360,10 +374,12 @@ class Sidecar:
         for incident in self._keeper.all():
             if incident.key == held.key:
                 incident.acknowledged = True
-        await self._keep(lambda journal: journal.note(incident_id, f"acknowledged by {by}"))
+        await self._keep(lambda journal: journal.note(incident_id, f"acknowledged by {by}", {"acknowledged": True}))
 
     async def act_by_hand(self, action: str, server: str, undo: int | None) -> dict[str, Any]:
         """A person's order."""
+        if not self._has_taken_over:
+            raise LegroomError("what an earlier legroom left is not known yet: the journal cannot be read")
         servers, unhealthy = self._group_health(self._groups.get(server, "default"))
         decision = await self._actor.by_hand(action, server, undo, servers, unhealthy)
         return {"accepted": decision.action is not None, "reason": decision.reason, "again_in_s": decision.again_in_s}
@@ -376,28 +392,3 @@ def _is_unhealthy(watcher: Watcher) -> bool:
 def _raised(done: Any) -> None:
     if not done.cancelled() and done.exception() is not None:
         print(f"legroom: the journal's thread: {done.exception()!r}", file=sys.stderr)
-
-
-def run_sidecar(config: SidecarConfig, say: Callable[[str], None] | None = None) -> int:
-    """Runs the sidecar until SIGTERM or SIGINT. The exit code: 0 when it was told to stop."""
-    tell, journal = say or _to_stderr, config.journal or journal_path()
-    one = journal.with_name(f"{journal.name}.sidecar")
-    refusal = f"another legroom already watches with the journal {journal}"
-    with alone(one, tell, "a second sidecar away", lambda pid: LegroomError(f"{refusal} (pid {pid})")):
-        asyncio.run(_main(config, tell))
-    return 0
-
-
-async def _main(config: SidecarConfig, say: Callable[[str], None]) -> None:
-    sidecar = Sidecar(config, say)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, sidecar.stop)
-    acting = sorted(config.act - {"notify"})
-    say(f"watching {len(config.servers)} servers; {'acting: ' + ', '.join(acting) if acting else 'telling only'}")
-    await sidecar.run(source_of(config, say))
-    say("stopped")
-
-
-def _to_stderr(text: str) -> None:
-    print(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} legroom: {masked(text)}", file=sys.stderr, flush=True)

@@ -16,9 +16,9 @@ from legroom.actions.undo import kept_override
 from legroom.holding.policy import DAY_S, RESTARTS, Decision, GroupState, Trouble, decide
 from legroom.holding.sidecar_config import ServerConfig, SidecarConfig
 from legroom.holding.sidecar_doors import REFUSED_AGAIN_S, Doors, left_closed
-from legroom.holding.sidecar_incidents import OpenIncident
+from legroom.holding.sidecar_incidents import BY, OpenIncident
 from legroom.holding.sidecar_question import decision_about
-from legroom.holding.sidecar_restart import BY, Hands, Order, Outcome, Restart
+from legroom.holding.sidecar_restart import Hands, Order, Outcome, Restart
 from legroom.holding.sidecar_telling import Said
 from legroom.live.detectors import Watcher
 from legroom.live.journal import DONE, FAILED, UNDONE, Action, JournalUnavailable
@@ -129,7 +129,11 @@ class Actor:
             order.server, order.limits, "undo", "it did not come up with its new flags", True, order.incident_id,
             restore=(failed.action_id, override),
         )  # fmt: skip
-        outcome = await self._restart(back)
+        try:
+            outcome = await self._restart(back)
+        except (ActionFailed, JournalUnavailable) as error:
+            self._tell(Said(incident, f"old flags are not put back: {error.message}", "undo", FAILED))
+            return
         self._tell(Said(incident, f"old flags put back: {outcome.text}", "undo", outcome.state))
 
     async def _scale(self, incident: OpenIncident, server: ServerConfig, number: int | None) -> None:
@@ -142,7 +146,7 @@ class Actor:
             text, state = await scale(server.platform, wanted, act=True), DONE
         except ActionFailed as error:
             text, state = error.message, FAILED
-        await self._hands.keep(lambda journal: journal.finish_action(action, state, {"outcome": text}))
+        await self._hands.finish(action, state, {"outcome": text})
         self._tell(Said(incident, text, "scale", state))
 
     def incident_over(self, incident: OpenIncident) -> None:
@@ -159,32 +163,32 @@ class Actor:
         Returns when all are taken up.
         """
         left = await self._hands.keep(lambda journal: journal.unfinished_actions())
+        closed = await self._hands.keep(left_closed)
         mine = [action for action in left if action.detail.get("by") == BY]
         drains = tuple(action for action in mine if action.name == "drain")
-        for drain in (*drains, *await self._hands.keep(left_closed)):
+        for drain in (*drains, *closed):
             self._spawn(None, self._doors.open_again(drain))
-        for action in mine:
-            if action not in drains:
-                self._busy[action.group] = f"action {action.id}, left unfinished, is being ended"
-                self._acting_on[action.group] = str(action.detail.get("server"))
-                self._spawn(action.group, self._resume(action))
+        others = [action for action in mine if action not in drains]
+        for group in dict.fromkeys(action.group for action in others):
+            self._busy[group] = "what was left unfinished is being ended"
+            self._spawn(group, self._resume_all([action for action in others if action.group == group]))
+
+    async def _resume_all(self, actions: Sequence[Action]) -> None:
+        """Those of one group, one at a time."""
+        for action in actions:
+            self._acting_on[action.group] = str(action.detail.get("server"))
+            await self._resume(action)
 
     async def _resume(self, action: Action) -> None:
         server = self._servers.get(str(action.detail.get("server")))
-        try:
-            if server is None or server.platform is None:
-                outcome = Outcome(FAILED, "left unfinished, and the server is no longer acted on here", action.id)
-                await self._hands.keep(
-                    lambda journal: journal.finish_action(action.id, FAILED, {"outcome": outcome.text})
-                )
-            elif action.name == "scale":
-                outcome = Outcome(UNDONE, "legroom was killed in the middle of it", action.id)
-                await self._hands.keep(lambda journal: journal.finish_action(action.id, UNDONE))
-            else:
-                outcome = await self._resume_restart(action, server)
-        except (ActionFailed, JournalUnavailable) as error:
-            self._tell(Said(None, f"action {action.id} is still unfinished: {error.message}", action.name))
-            return
+        if server is None or server.platform is None:
+            outcome = Outcome(FAILED, "left unfinished, and the server is no longer acted on here", action.id)
+            await self._hands.finish(action.id, FAILED, {"outcome": outcome.text})
+        elif action.name == "scale":
+            outcome = Outcome(UNDONE, "legroom was killed in the middle of it", action.id)
+            await self._hands.finish(action.id, UNDONE)
+        else:
+            outcome = await self._resume_restart(action, server)
         await self._release(action.group)
         self._tell(Said(None, f"action {action.id}: {outcome.text}", action.name, outcome.state))
 

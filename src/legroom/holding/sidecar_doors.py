@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from legroom.actions.platform import ActionFailed
 from legroom.holding.sidecar_config import ServerConfig
-from legroom.holding.sidecar_incidents import OpenIncident
-from legroom.holding.sidecar_restart import BY, Hands
+from legroom.holding.sidecar_incidents import BY, OpenIncident
+from legroom.holding.sidecar_restart import Hands
 from legroom.holding.sidecar_telling import Said
 from legroom.live.journal import DONE, FAILED, UNDONE, Action, Journal, JournalUnavailable
 
@@ -41,7 +41,7 @@ class Doors:
             text, state = f"new work is kept from {server.name} by {door.name}", DONE
         except ActionFailed as error:
             text, state = error.message, FAILED
-        await self._hands.keep(lambda journal: journal.finish_action(action, state, {"outcome": text}))
+        await self._hands.finish(action, state, {"outcome": text})
         incident.ask_again_s = float("inf") if state == DONE else time.monotonic() + REFUSED_AGAIN_S
         self._tell(Said(incident, text, "drain", state))
 
@@ -76,7 +76,7 @@ class Doors:
             if not await self._hands.keep(lambda journal: _others_at(journal, name, drain)):
                 await server.door.open()
                 self._tell(Said(None, f"{name}: new work is let in again", "drain"))
-        await self._hands.keep(lambda journal: journal.finish_action(drain.id, UNDONE))
+        await self._hands.finish(drain.id, UNDONE)
 
 
 def left_closed(journal: Journal) -> tuple[Action, ...]:

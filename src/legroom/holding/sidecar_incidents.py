@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,8 @@ from legroom.live.detectors import Finding
 from legroom.live.journal import Incident, Journal
 from legroom.records import dataclass as record
 
-UNWATCHED = "no longer watched"
+BY = "sidecar"
+OVER, UNWATCHED, ELSEWHERE = "over", "no longer watched", "goes on as another incident"
 _ADOPTED_LOOKS = 12  # a finding needs its time to be found again: a minute at the usual interval
 
 
@@ -34,6 +36,8 @@ class OpenIncident:
     ask_again_s: float = 0.0
     """On the monotonic clock: when deciding again can have another answer."""
     looks_without: int = 0
+    lasts_until_s: float = 0.0
+    """On the monotonic clock: before it, an adopted one that is not found again may yet be."""
     acted: str = ""
     """The last action for it and how that ended."""
     asked: bool = False
@@ -46,7 +50,7 @@ class OpenIncident:
     def detail(self) -> dict[str, Any]:
         """What the journal keeps of its beginning."""
         found = self.finding.to_json() if self.finding is not None else {}
-        return {"by": "sidecar", "group": self.group, "severity": self.severity, "finding": found}
+        return {"by": BY, "group": self.group, "severity": self.severity, "finding": found}
 
 
 @record(frozen=True)
@@ -72,15 +76,25 @@ class IncidentKeeper:
         """Those of one server."""
         return tuple(one for one in self._open.values() if one.server == server)
 
-    def adopt(self, incidents: Iterable[Incident], group_of: Mapping[str, str]) -> None:
-        """Goes on with what an earlier legroom left open for servers that are still watched."""
+    def adopt(
+        self, incidents: Iterable[Incident], group_of: Mapping[str, str], patience_s: Mapping[str, float]
+    ) -> frozenset[str]:
+        """Goes on with what an earlier legroom left open for servers that may still be watched.
+
+        `patience_s` says by kind how long a detector must watch before its silence means anything. The keys of all
+        that are open are the answer.
+        """
+        now_s = time.monotonic()
         for incident in incidents:
             place = (incident.server, incident.kind)
             if incident.server in group_of and place not in self._open and incident.key is not None:
                 self._open[place] = OpenIncident(
                     incident.key, incident.server, group_of[incident.server], incident.kind, incident.title,
-                    incident.opened_s, str(incident.detail.get("severity", "warning")), None,
+                    incident.opened_s, str(_last_said(incident, "severity", "warning")), None,
+                    acknowledged=bool(_last_said(incident, "acknowledged", False)),
+                    lasts_until_s=now_s + patience_s.get(incident.kind, 0.0),
                 )  # fmt: skip
+        return frozenset(one.key for one in self._open.values())
 
     def update(self, server: str, group: str, findings: Sequence[Finding]) -> Changes:
         """Takes what is wrong with a server now. Mere information is no incident."""
@@ -92,13 +106,14 @@ class IncidentKeeper:
                 held = self._new(server, group, finding)
                 self._open[server, kind] = held
                 opened.append(held)
-            elif held.finding is not None and held.severity != "critical" and finding.severity == "critical":
+            elif held.severity != "critical" and finding.severity == "critical":
+                held.severity = finding.severity  # and stays so: what swings is told once
                 worse.append(held)
-            held.finding, held.severity, held.looks_without = finding, finding.severity, 0
+            held.finding, held.looks_without = finding, 0
         for held in self.of(server):
             if held.kind not in now:
                 held.looks_without += 1
-                if held.finding is not None or held.looks_without >= _ADOPTED_LOOKS:
+                if held.finding is not None or _is_over(held):
                     del self._open[server, held.kind]
                     closed.append(held)
         return Changes(tuple(opened), tuple(closed), tuple(worse))
@@ -116,9 +131,24 @@ class IncidentKeeper:
         return OpenIncident(key, server, group, finding.kind, finding.title, finding.since_s, finding.severity, finding)
 
 
-def close_unwatched(journal: Journal, incidents: Iterable[Incident], watched: Iterable[str]) -> None:
-    """Ends what an earlier legroom left open for servers that nobody looks at any more."""
-    servers = set(watched)
-    for incident in incidents:
-        if incident.server not in servers:
-            journal.close_incident(incident.id, UNWATCHED)
+def _is_over(adopted: OpenIncident) -> bool:
+    return adopted.looks_without >= _ADOPTED_LOOKS and time.monotonic() >= adopted.lasts_until_s
+
+
+def _last_said(incident: Incident, name: str, otherwise: object) -> object:
+    """What the last note with this detail says, else what the incident began with."""
+    said = [note.detail[name] for note in incident.notes if name in note.detail]
+    return said[-1] if said else incident.detail.get(name, otherwise)
+
+
+def left_open(journal: Journal) -> tuple[Incident, ...]:
+    """What sidecars opened and did not close, with its notes."""
+    found = [one.id for one in journal.incidents(open_only=True) if one.detail.get("by") == BY]
+    return tuple(held for number in found if (held := journal.incident(number)) is not None)
+
+
+def close_rest(journal: Journal, left: Iterable[Incident], kept: Collection[str], watched: Collection[str]) -> None:
+    """Ends what is not gone on with: nobody looks at the server any more, or it was found anew meanwhile."""
+    for incident in left:
+        if incident.key not in kept:
+            journal.close_incident(incident.id, ELSEWHERE if incident.server in watched else UNWATCHED)

@@ -20,7 +20,9 @@ from legroom.actions.programs import process_identity
 from legroom.actions.undo import forget_override, keep_override, kept_override
 from legroom.holding.policy import Limits
 from legroom.holding.sidecar_config import ServerConfig
+from legroom.holding.sidecar_incidents import BY
 from legroom.live.journal import DONE, FAILED, UNDONE, Action, Journal, JournalUnavailable
+from legroom.live.journal_patience import Write
 from legroom.live.sample import Look, Sample
 from legroom.records import dataclass
 
@@ -28,7 +30,6 @@ _Answer = TypeVar("_Answer")
 _DOOR_TRIES_S = 30.0
 _UNDO_S = 20.0
 _QUIET_PAUSE_S = 1.0
-BY = "sidecar"
 
 
 class Keeping(Protocol):
@@ -44,9 +45,22 @@ class Hands:
     """What a restart works with: the journal, a look at a server, and how often to look."""
 
     keep: Keeping
+    later: Callable[[Write], None]
+    """Keeps a write until the journal can be written."""
     look: Callable[[ServerConfig], Awaitable[Look]]
     home: Path
     poll_s: float = 0.5
+
+    async def finish(self, action_id: int, state: str, detail: Mapping[str, Any] | None = None) -> None:
+        """Records how an action ended. It has ended: where that cannot be written now, it is as soon as it can."""
+
+        def finished(journal: Journal) -> None:
+            journal.finish_action(action_id, state, detail)
+
+        try:
+            await self.keep(finished)
+        except JournalUnavailable:
+            self.later(finished)
 
 
 @dataclass(frozen=True)
@@ -202,7 +216,7 @@ class Restart:
         text = await self._open_door(text)
         if self._order.restore is not None:
             taken_back = self._order.restore[0]
-            await self._hands.keep(lambda journal: journal.finish_action(taken_back, UNDONE))
+            await self._hands.finish(taken_back, UNDONE)
             forget_override(taken_back, self._hands.home)
         return await self._finish(DONE, text)
 
@@ -218,7 +232,7 @@ class Restart:
         return await self._finish(UNDONE, await self._open_door(text, patient=False))
 
     async def _finish(self, state: str, text: str) -> Outcome:
-        await _insist(self._hands.keep, lambda journal: journal.finish_action(self._id, state, {"outcome": text}))
+        await self._hands.finish(self._id, state, {"outcome": text})
         return Outcome(state, text, self._id)
 
     async def _open_door(self, text: str, patient: bool = True) -> str:
@@ -289,14 +303,3 @@ def _not_drained(drained: Drained, door: Door) -> str:
     if isinstance(door, PlatformDoor):
         return f"{drained}, and there is no guard or other way to stop new work"
     return str(drained)
-
-
-async def _insist(keep: Keeping, call: Callable[[Journal], object]) -> None:
-    """The end of an action is worth a few tries. Without it the next start finds the action open, and looks again."""
-    for pause_s in (1.0, 2.0, 4.0):
-        try:
-            await keep(call)
-        except JournalUnavailable:
-            await asyncio.sleep(pause_s)
-        else:
-            return

@@ -107,7 +107,7 @@ def _connected(context: str | None) -> Any:
 
 
 def _pod(item: Any) -> Pod | None:
-    """A pod that runs and has an address; one that is on its way out or not ready is none."""
+    """A pod that runs and has an address; one that is on its way out is none."""
     status, meta = item.status, item.metadata
     if status.phase != "Running" or not status.pod_ip or meta.deletion_timestamp is not None:
         return None

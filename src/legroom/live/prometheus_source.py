@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from legroom.facts import metrics
@@ -30,7 +30,8 @@ _TIMED_BY = "running"
 """Every release shows it, one series an engine: its times stand for the server's."""
 _MOST_SERVERS = 10_000
 _FORGET_AFTER_LOOKS = 120
-"""A server that Prometheus no longer knows is a failure for ten minutes of looks, then it is gone for good."""
+"""A server that Prometheus neither scrapes nor has figures of is gone for good after ten minutes of looks. Not before:
+a Prometheus that starts over knows nobody for a while."""
 _USUAL_SCRAPE_S = 60.0
 """Prometheus' own default, until two scrapes of a server have been seen."""
 _JITTER = 0.9
@@ -57,11 +58,20 @@ class PrometheusSource:
         """Between the last two scrapes of a server."""
         self._missing: dict[str, int] = {}
         self._failed_s: dict[str, float] = {}
+        self._targets: set[str] = set()
+        """Servers that `up` has shown."""
 
     @property
     def servers(self) -> frozenset[str]:
-        """Those it has seen and not forgotten yet."""
+        """Those it has seen, or was told of, and not forgotten yet."""
         return frozenset(self._last_s)
+
+    def expect(self, servers: Iterable[str]) -> None:
+        """Servers that were there before this was made: if Prometheus scrapes them in vain, they are down."""
+        for server in servers:
+            if server not in self._last_s:
+                self._last_s[server] = 0.0
+                self._targets.add(server)
 
     def queries(self) -> tuple[str, str, str]:
         """What is asked: values, scrape times, and which targets are up."""
@@ -95,7 +105,10 @@ class PrometheusSource:
         scraped: dict[str, float] = {}
         for labels, value in times:
             scraped[_server(labels)] = max(value, scraped.get(_server(labels), 0.0))
-        down = {_server(labels) for labels, value in up if value == 0}
+        is_up: dict[str, bool] = {}
+        for labels, value in up:  # a pod may be scraped at several ports
+            is_up[_server(labels)] = is_up.get(_server(labels), True) and value != 0
+        self._targets |= is_up.keys() & by_server.keys()
         found: list[Look] = []
         for server, series in by_server.items():
             at_s = scraped.get(server, time_s)
@@ -110,24 +123,34 @@ class PrometheusSource:
             if sample is not None:
                 self._last_s[server] = at_s
                 found.append(sample)
-        return found + self._vanished(by_server, down, time_s)
+        return found + self._vanished(by_server, is_up, time_s)
 
-    def _vanished(self, present: Mapping[str, Any], down: set[str], time_s: float) -> list[Look]:
-        """One failure a scrape that failed, not one a question: a single lost scrape is a single lost look."""
+    def _vanished(self, present: Mapping[str, Any], is_up: Mapping[str, bool], time_s: float) -> list[Look]:
+        """One failure a scrape that failed, not one a question: a single lost scrape is a single lost look.
+
+        A target that Prometheus has dropped was taken away, by a rolling update perhaps: it has not failed.
+        """
         found: list[Look] = []
         for server in [known for known in self._last_s if known not in present]:
-            looks = self._missing[server] = self._missing.get(server, 0) + 1
+            looks = self._missing[server] = 1 if server in is_up else self._missing.get(server, 0) + 1
             if looks > _FORGET_AFTER_LOOKS:
-                for kept in (self._last_s, self._missing, self._failed_s, self._scrape_s):
-                    kept.pop(server, None)
+                self._forget(server)
+                continue
+            if server in self._targets and server not in is_up:
                 continue
             pause_s = _JITTER * self._scrape_s.get(server, _USUAL_SCRAPE_S)
             if time_s - self._failed_s.get(server, -math.inf) < pause_s:
                 continue
             self._failed_s[server] = time_s
-            why = "its last scrape failed (up is 0)" if server in down else "Prometheus has no current figures of it"
+            is_down = not is_up.get(server, True)
+            why = "its last scrape failed (up is 0)" if is_down else "Prometheus has no current figures of it"
             found.append(Failure(time_s, server, "unreachable", f"{server}: {why}"))
         return found
+
+    def _forget(self, server: str) -> None:
+        self._targets.discard(server)
+        for kept in (self._last_s, self._missing, self._failed_s, self._scrape_s):
+            kept.pop(server, None)
 
     async def _ask(
         self, session: aiohttp.ClientSession, form: dict[str, str], timeout_s: float

@@ -16,6 +16,8 @@ Situation = Literal["start-up", "burst", "chronic", "prefix-cache", ""]
 
 _JITTER = 0.9
 """Of a duration that is enough: looks come a little early or late."""
+_SETTLED_S = 60.0
+"""After this long of watching, rates over a minute are known."""
 _MOST_UNKNOWN = 2
 """Looks in a row that say nothing before what was bad until then is forgotten: one lost look changes nothing."""
 
@@ -103,6 +105,11 @@ class Detector(ABC):
     def calm(self) -> Hold:
         """How long it must be calm before it is over."""
         return self.levels.calm
+
+    @property
+    def sees_after_s(self) -> float:
+        """How long it must have watched a server before its silence means that nothing is wrong."""
+        return _SETTLED_S + self.hold.seconds
 
     def update(self, window: Window, now_s: float) -> Finding | None:
         """The finding while it lasts, with the numbers of this look; None otherwise."""

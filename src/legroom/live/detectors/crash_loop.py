@@ -23,6 +23,11 @@ class CrashLoop(Detector):
         """None: the count of starts is patience enough."""
         return Hold(1, 0.0)
 
+    @property
+    def sees_after_s(self) -> float:
+        """Starts that lie before the watching are not known."""
+        return self.levels.crash_over_s
+
     def measure(self, window: Window, now_s: float) -> Condition | None:
         """Starts that were seen: totals that fell, or a new process start time."""
         over_s = self.levels.crash_over_s

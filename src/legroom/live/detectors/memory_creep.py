@@ -34,6 +34,11 @@ class MemoryCreep(Detector):
         """None: hours of points are patience enough."""
         return Hold(1, 0.0)
 
+    @property
+    def sees_after_s(self) -> float:
+        """A slope needs its hours."""
+        return self.levels.creep_least_hours * _HOUR_S + _GAP_S
+
     def measure(self, window: Window, now_s: float) -> Condition | None:
         """Computed anew when a point has been added."""
         since_s = window.restarts[-1] if window.restarts else 0.0

@@ -19,6 +19,11 @@ class SeveralServers(Detector):
         """None: the count of switches is patience enough."""
         return Hold(1, 0.0)
 
+    @property
+    def sees_after_s(self) -> float:
+        """Switches that lie before the watching are not known."""
+        return self.levels.switch_over_s
+
     def measure(self, window: Window, now_s: float) -> Condition | None:
         """Switches in the last minutes."""
         switches = [time_s for time_s in window.switches if time_s > now_s - self.levels.switch_over_s]
