@@ -58,8 +58,16 @@ def test_the_metrics_page_gives_the_pool_and_the_length():
     assert limits.max_model_len == 1024
 
 
-def test_every_engine_on_the_page_adds_its_pool():
-    assert limits_of_metrics(ROW % 0 + "\n" + ROW % 1).share_blocks() == 128
+def test_every_engine_of_a_server_names_the_blocks_of_all_and_has_its_part():
+    limits = limits_of_metrics((ROW % 0 + "\n" + ROW % 1).replace('"65"', '"130"'))
+    assert (limits.num_blocks, limits.ranks, limits.full_request_blocks) == (65, 2, 32)
+    assert limits.share_blocks() == 128
+
+
+def test_servers_on_one_page_each_have_their_own_blocks():
+    other = (ROW % 0).replace('num_gpu_blocks="65"', 'num_gpu_blocks="99",pod="b"')
+    limits = limits_of_metrics(ROW % 0 + "\n" + other)
+    assert (limits.num_blocks, limits.ranks) == (65, 2)
 
 
 def test_a_page_of_an_older_release_has_no_length():
@@ -80,7 +88,7 @@ def test_any_page_is_read(text):
 
 def vllm_config(**cache):
     return SimpleNamespace(
-        cache_config=SimpleNamespace(num_gpu_blocks=65, block_size=32, **cache),
+        cache_config=SimpleNamespace(num_gpu_blocks=130, block_size=32, **cache),
         model_config=SimpleNamespace(max_model_len=1024, max_logprobs=20),
         scheduler_config=SimpleNamespace(max_num_seqs=16, max_num_queued_reqs=4),
         parallel_config=SimpleNamespace(data_parallel_size=2),
@@ -95,6 +103,21 @@ def test_vllms_own_configuration_is_read():
 def test_each_api_server_has_its_share():
     limits = limits_of_vllm(vllm_config(), SimpleNamespace(api_server_count=2))
     assert limits.share_blocks() == 64
+
+
+@pytest.mark.parametrize(
+    ("parallel", "blocks", "ranks"),
+    [
+        ({"data_parallel_size": 2}, 65, 2),
+        ({"data_parallel_size": 4, "data_parallel_external_lb": True}, 130, 1),
+        ({"data_parallel_size": 4, "data_parallel_hybrid_lb": True, "data_parallel_size_local": 2}, 65, 2),
+    ],
+)
+def test_vllm_adds_up_the_blocks_of_the_engines_it_sends_requests_to(parallel, blocks, ranks):
+    config = vllm_config(kv_cache_max_concurrency=blocks / 32, kv_cache_size_tokens=blocks * 32)
+    config.parallel_config = SimpleNamespace(**parallel)
+    limits = limits_of_vllm(config, None)
+    assert (limits.num_blocks, limits.ranks, limits.full_request_blocks) == (blocks, ranks, 32)
 
 
 def test_vllms_own_queue_bound_is_never_run_into():

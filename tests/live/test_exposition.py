@@ -14,6 +14,7 @@ from legroom.facts import metrics
 from legroom.facts.releases import known_releases, release
 from legroom.live.exposition import NotMetrics, parse_sample
 from legroom.live.exposition_names import wanted_series
+from legroom.live.render_exposition import rendered
 from legroom.live.sample import Sample
 
 REAL = Path(__file__).parents[1] / "fixtures/live/metrics_0.32.0.txt"
@@ -105,6 +106,19 @@ def test_engines_and_models_of_one_server_stay_apart_and_add_up() -> None:
     assert sample.running == 7
     assert sample.kv_use == pytest.approx((0.2 * 100 + 0.9 * 300) / 400)
     assert sample.kv_use_max == 0.9
+
+
+def test_engines_of_a_data_parallel_server_each_have_their_part_of_the_blocks_that_every_row_names() -> None:
+    sample = read(
+        'vllm:num_requests_running{engine="0",model_name="a"} 1\n'
+        'vllm:num_requests_running{engine="1",model_name="a"} 2\n'
+        'vllm:cache_config_info{engine="0",num_gpu_blocks="34",block_size="128"} 1\n'
+        'vllm:cache_config_info{engine="1",num_gpu_blocks="34",block_size="128"} 1\n'
+    )
+    assert [engine.num_blocks for engine in sample.engines] == [17, 17]
+    assert sample.num_blocks == 34
+    again = read("".join(f"{name} {value}\n" for name, value in rendered(sample)))
+    assert [engine.num_blocks for engine in again.engines] == [17, 17]
 
 
 def test_v0_tells_its_pool_once_for_the_server() -> None:

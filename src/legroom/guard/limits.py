@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -146,20 +147,32 @@ def read_plan(path: Path) -> EngineLimits:
 
 
 def limits_of_metrics(page: str) -> EngineLimits:
-    """What `vllm:cache_config_info` says, one row an engine; the smallest pool counts for all."""
-    rows = [dict(_LABEL.findall(line)) for line in page.splitlines() if line.startswith("vllm:cache_config_info{")]
-    found = [limits for row in rows if (limits := _row(row)).known]
+    """What `vllm:cache_config_info` says, one row an engine; the smallest pool counts for all.
+
+    The rows of one server's data-parallel engines differ in the engine alone, and each names the blocks of all of them
+    together (0.9+).
+    """
+    servers: Counter[frozenset[tuple[str, str]]] = Counter()
+    for line in page.splitlines():
+        if line.startswith("vllm:cache_config_info{"):
+            servers[frozenset(pair for pair in _LABEL.findall(line) if pair[0] != "engine")] += 1
+    found = [limits for row, engines in servers.items() if (limits := _row(dict(row), engines)).known]
     if not found:
         return EngineLimits(source="no vllm:cache_config_info on the metrics page")
     smallest = min(found, key=lambda limits: limits.num_blocks or 0)
-    return replace(smallest, ranks=len(found))
+    return replace(smallest, ranks=sum(limits.ranks for limits in found))
 
 
-def _row(row: Mapping[str, str]) -> EngineLimits:
-    blocks = _whole(row.get("num_gpu_blocks"))
+def _row(row: Mapping[str, str], engines: int) -> EngineLimits:
+    blocks = _of_one(_whole(row.get("num_gpu_blocks")), engines)
     size = _whole(row.get("effective_attention_block_size")) or _whole(row.get("block_size"))
     full, length = _full_request(blocks, row.get("kv_cache_max_concurrency"), row.get("kv_cache_size_tokens"))
-    return EngineLimits(blocks, size, full, length, source="the metrics page")
+    return EngineLimits(blocks, size, full, length, ranks=engines, source="the metrics page")
+
+
+def _of_one(blocks: int | None, engines: int) -> int | None:
+    """One engine's blocks: vLLM adds up those of its data-parallel engines (0.9+)."""
+    return blocks // engines if blocks else None
 
 
 def _full_request(blocks: int | None, concurrency: Any, tokens: Any) -> tuple[int | None, int | None]:
@@ -178,7 +191,8 @@ def limits_of_vllm(config: Any, args: Any) -> EngineLimits:
     """What vLLM's own configuration says, inside its API server. Attributes that a release lacks stay unknown."""
     cache, model = getattr(config, "cache_config", None), getattr(config, "model_config", None)
     scheduler, parallel = getattr(config, "scheduler_config", None), getattr(config, "parallel_config", None)
-    blocks = _whole(getattr(cache, "num_gpu_blocks", None))
+    ranks = _ranks(parallel)
+    blocks = _of_one(_whole(getattr(cache, "num_gpu_blocks", None)), ranks)
     size = _whole(getattr(cache, "effective_attention_block_size", None)) or _whole(getattr(cache, "block_size", None))
     full, _ = _full_request(
         blocks, getattr(cache, "kv_cache_max_concurrency", None), getattr(cache, "kv_cache_size_tokens", None)
@@ -190,7 +204,7 @@ def limits_of_vllm(config: Any, args: Any) -> EngineLimits:
         full_request_blocks=full,
         max_model_len=_whole(getattr(model, "max_model_len", None)),
         max_num_seqs=_whole(getattr(scheduler, "max_num_seqs", None)),
-        ranks=_ranks(parallel),
+        ranks=ranks,
         api_servers=_whole(getattr(args, "api_server_count", None)) or 1,
         extra_tokens=SLOTS_PER_DRAFT * (_whole(getattr(speculation, "num_speculative_tokens", None)) or 0),
         default_output_tokens=_default_output(model),

@@ -355,13 +355,19 @@ def _pool(configs: list[dict[str, str]], key: tuple[str, str]) -> dict[str, Any]
         return {}
     caching = {"True": True, "False": False}.get(config.get("enable_prefix_caching", ""))
     concurrency = _number(config.get("kv_cache_max_concurrency"))
+    # Each row of a server's data-parallel engines names the blocks of all of them together (0.9+).
+    engines = sum(_but_engine(one) == _but_engine(config) for one in configs)
     blocks, size = _number(config.get("num_gpu_blocks")), _number(config.get("block_size"))
     return {
-        "num_blocks": int(blocks) if blocks else None,
+        "num_blocks": int(blocks) // engines if blocks else None,
         "block_size": int(size) if size else None,
         "max_concurrency": concurrency,
         "prefix_caching": caching,
     }
+
+
+def _but_engine(config: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in config.items() if name != "engine"}
 
 
 def _number(text: str | None) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from legroom.facts import metrics
@@ -20,8 +21,14 @@ _SERVER = {"allocated_bytes": "legroom_worker_allocated_bytes", "reserved_bytes"
 
 def rendered(sample: Sample) -> Iterator[tuple[str, float]]:
     """Every series of a sample, with its value. GPU memory seen from outside is no series of the server's."""
+    pools = Counter((engine.model, *_pool(engine).items()) for engine in sample.engines)
     for engine in sample.engines:
         yield from _engine(engine)
+        if pool := _pool(engine):
+            # As vLLM has it: every one of a server's data-parallel engines names the blocks of all together.
+            if engine.num_blocks is not None:
+                pool["num_gpu_blocks"] = str(engine.num_blocks * pools[engine.model, *pool.items()])
+            yield _named("cache_config", _base(engine), **pool), 1.0
     if sample.rejections is not None:
         yield metrics.names_of("admission_rejections")[0] + '{reason="any"}', sample.rejections
     if sample.process_start_s is not None:
@@ -41,8 +48,12 @@ def _named(role: str, base: str, **extra: str) -> str:
     return f"{metrics.names_of(role)[0]}{{{base}{more}}}"
 
 
+def _base(engine: EngineSample) -> str:
+    return f"engine={_quoted(engine.engine)},model_name={_quoted(engine.model)}"
+
+
 def _engine(engine: EngineSample) -> Iterator[tuple[str, float]]:
-    base = f"engine={_quoted(engine.engine)},model_name={_quoted(engine.model)}"
+    base = _base(engine)
     for role, field in _PLAIN.items():
         value = getattr(engine, field)
         if value is not None:
@@ -57,9 +68,6 @@ def _engine(engine: EngineSample) -> Iterator[tuple[str, float]]:
             yield _named("request_success", base, finished_reason=reason), value
     if engine.asleep:
         yield _named("sleep_state", base, sleep_state="discard_all"), 1.0
-    pool = _pool(engine)
-    if pool:
-        yield _named("cache_config", base, **pool), 1.0
     for field in _HISTOGRAMS:
         histogram = getattr(engine, field)
         if histogram is not None:
