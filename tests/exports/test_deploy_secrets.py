@@ -1,5 +1,6 @@
 """A server that asks for a key still asks for it when it is exported, and does not start without."""
 
+import json
 import os
 import subprocess
 
@@ -92,3 +93,45 @@ def test_the_chart_is_given_the_key_as_a_reference():
     engine = yaml.safe_load(keyed(helm_values))["servingEngineSpec"]
     assert engine["vllmApiKey"] == {"secretName": "vllm-llama-3-1-8b", "secretKey": "api-key"}
     assert [one["name"] for one in engine["modelSpec"][0]["env"]][-1:] == ["MY_TOKEN"]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_variable_that_a_described_server_is_given_reaches_it(name, capsys):
+    given = ["HF_HUB_OFFLINE=1", "OMP_NUM_THREADS=4", "TOKENIZERS_PARALLELISM=false", "VLLM_LOGGING_LEVEL=DEBUG"]
+    assert main(["export", name, "--gpu", "h100", "--", *given, "vllm", "serve", "llama-3.1-8b"]) == 0
+    out = capsys.readouterr().out
+    assert all(word.partition("=")[0] in out for word in given)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_password_in_an_address_is_a_secret_by_name(name, capsys):
+    command = ["HTTPS_PROXY=http://me:geheim@proxy:3128", "vllm", "serve", "llama-3.1-8b"]
+    assert main(["export", name, "--gpu", "h100", "--", *command]) == 0
+    out = capsys.readouterr().out
+    assert "HTTPS_PROXY" in out
+    assert "geheim" not in out
+
+
+def test_where_things_lie_on_one_machine_is_left_out_and_said(capsys):
+    command = ["LD_LIBRARY_PATH=/opt/cuda/lib64", "vllm", "serve", "llama-3.1-8b"]
+    assert main(["export", "docker", "--gpu", "h100", "--", *command]) == 0
+    out = capsys.readouterr().out
+    assert "LD_LIBRARY_PATH: given, and left out" in out
+    assert "/opt/cuda" not in out
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_plan_file_says_that_it_knows_of_no_key(name, tmp_path, capsys):
+    (tmp_path / "plan.json").write_text(json.dumps(planned("8b-h100").document))
+    assert main(["export", name, "--plan", str(tmp_path / "plan.json")]) == 0
+    assert "No API key: the plan file names none" in capsys.readouterr().out
+    assert main(["export", name, "llama-3.1-8b", "--gpu", "h100"]) == 0
+    assert "No API key" not in capsys.readouterr().out
+
+
+def test_a_plan_file_with_a_key_needs_no_such_remark(tmp_path, capsys):
+    document = {**planned("8b-h100").document}
+    document["command"] = [*document["command"], "--api-key", "YOUR_API_KEY"]
+    (tmp_path / "plan.json").write_text(json.dumps(document))
+    assert main(["export", "script", "--plan", str(tmp_path / "plan.json")]) == 0
+    assert "No API key" not in capsys.readouterr().out

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from legroom.cli.own_options import split
 from legroom.errors import LegroomError
-from legroom.records import dataclass
+from legroom.records import dataclass, field
 
 if TYPE_CHECKING:
     from legroom.api import Machine
@@ -35,6 +35,8 @@ class Said:
     notes: tuple[str, ...] = ()
     secret_names: tuple[str, ...] = ()
     """Variables with a key or a token that a line or a file gives the server."""
+    given_env: Mapping[str, str] = field(default_factory=dict)
+    """Every other variable that it gives."""
 
 
 def add_source_options(parser: argparse.ArgumentParser) -> None:
@@ -71,8 +73,9 @@ def said(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> 
         raise LegroomError("which model?", f"{args.prog} MODEL --gpu NAME, or -- vllm serve ..., --command or --file")
     env = {**server_env(os.environ if environ is None else environ), **found.env}
     notes = (*(source.notes if source else ()), *(problem.message for problem in problems))
-    names = source.secret_names if source else ()
-    return Said(replace(found, env=env), release, source.gpu_count if source else None, notes, names)
+    if source is None:
+        return Said(replace(found, env=env), release, None, notes)
+    return Said(replace(found, env=env), release, source.gpu_count, notes, source.secret_names, source.given_env)
 
 
 def machine(args: argparse.Namespace, meant: Said) -> Machine:

@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
             f"which server? {module.NAME} is made from a plan",
             f"{args.prog} --plan FILE, or {args.prog} MODEL --gpu NAME [any vLLM flag]",
         )
-    files = module.files(ExportRequest(release, plan, vars(args), args.secret_names))
+    files = module.files(ExportRequest(release, plan, vars(args), args.secret_names, args.plan is not None))
     deliver(files, args)
     return OK
 
@@ -251,7 +251,8 @@ def _plan(args: argparse.Namespace) -> PlanDocument | None:
     meant = said(args, environ={})
     args.secret_names = meant.secret_names
     made = make_plan(meant.args, meant.release, machine(args, meant), advice=False)
-    return _starting(plan_document(plan_json(made)))
+    document = plan_json(made)
+    return _starting(plan_document({**document, "env": {**meant.given_env, **document["env"]}}))
 
 
 def _starting(plan: PlanDocument) -> PlanDocument:

@@ -37,3 +37,5 @@ class ExportRequest:
     """The format's own options by their names (`runbook_base`), as argparse read them."""
     secret_names: tuple[str, ...] = ()
     """Variables with a key or a token that the described server is given; a plan holds none of them."""
+    from_file: bool = False
+    """Whether the plan was read from a file, which cannot tell of such variables."""

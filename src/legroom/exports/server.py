@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.exports.comments import comment
 from legroom.exports.server_address import Address, address_of
-from legroom.exports.server_env import EnvLine, allocator_remarks, environment
+from legroom.exports.server_env import EnvLine, env_remarks, environment
 from legroom.exports.server_files import is_local
 from legroom.exports.server_host import HostNeeds, host_needs
 from legroom.exports.server_times import DISK_BYTES_S, DOWNLOAD_BYTES_S, DRAIN_S, StartTimes
-from legroom.exports.server_words import Phrase, ServerWords, take_apart
+from legroom.exports.server_words import API_KEY_NAME, WITHOUT_API_KEY, Phrase, ServerWords, take_apart
 from legroom.facts.flags import flags_of
 from legroom.guard import MIDDLEWARE, TOKEN_NAME
 from legroom.records import dataclass
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 
 _PINNED = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
 """What the memory of a server follows from: written out, so that a release with other defaults changes nothing."""
+_UNKNOWN_KEY = (
+    f"No API key: the plan file names none, and cannot tell of {API_KEY_NAME} in the server's environment. Where the "
+    f"server has one, give it here too: {WITHOUT_API_KEY}."
+)
 _READ_LARGER = {"fp8": 2, "bitsandbytes": 4}
 """Quantized while loading: the checkpoint may be this many times what lies on the cards."""
 
@@ -107,7 +112,10 @@ def server_of(request: ExportRequest) -> Server:
     """The server that was asked for; the command line makes sure there is a plan."""
     if request.plan is None:
         raise LegroomError("which server? it is made from a plan", "give --plan FILE, or MODEL --gpu NAME")
-    return planned_server(request.plan, options_of(request.options), request.secret_names)
+    server = planned_server(request.plan, options_of(request.options), request.secret_names)
+    if request.from_file and API_KEY_NAME not in server.secrets:
+        return replace(server, remarks=(*server.remarks, _UNKNOWN_KEY))
+    return server
 
 
 def options_of(options: Mapping[str, Any]) -> ServerOptions:
@@ -169,8 +177,8 @@ def planned_server(
         words=words,
         lines=lines,
         env=env,
-        remarks=allocator_remarks(plan, words, release, given),
-        secrets=secrets_of(words, options, local, (*secret_names, *given)),
+        remarks=env_remarks(plan, words, release, given),
+        secrets=secrets_of(words, options, local, (*secret_names, *_secret_names(given))),
         gpus=gpus,
         plan=plan,
         times=times,
@@ -191,8 +199,8 @@ def unplanned_server(words: Sequence[str], release: Release, env: Mapping[str, s
         words=parts,
         lines=tuple(Line(phrase, comment(phrase, None)) for phrase in parts.phrases),
         env=environment(None, parts, release, dict(env or {}), None),
-        remarks=allocator_remarks(None, parts, release, dict(env or {})),
-        secrets=secrets_of(parts, options, local, tuple(env or ())),
+        remarks=env_remarks(None, parts, release, dict(env or {})),
+        secrets=secrets_of(parts, options, local, _secret_names(env or {})),
         gpus=1,
         plan=None,
         times=None,
@@ -203,12 +211,16 @@ def unplanned_server(words: Sequence[str], release: Release, env: Mapping[str, s
 
 def secrets_of(words: ServerWords, options: ServerOptions, local: bool, given: Sequence[str]) -> tuple[str, ...]:
     """The variables that must come from a secret store: those of flags, and what is given by name already."""
-    names = [*words.secrets, *(name for name in given if is_secret(name))]
+    names = [*words.secrets, *given]
     if not local:
         names.append("HF_TOKEN")
     if options.guard:
         names.append(TOKEN_NAME)
     return tuple(dict.fromkeys(names))
+
+
+def _secret_names(env: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(name for name, value in env.items() if is_secret(name, value))
 
 
 def checkpoint_bytes(plan: PlanDocument, words: ServerWords) -> int:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from legroom.exports.server_times import StartTimes
     from legroom.facts.releases import Release
 
+_OF_ONE_MACHINE = frozenset({
+    "PATH", "HOME", "USER", "LOGNAME", "PWD", "SHELL", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "PYTHONPATH",
+})  # fmt: skip
+"""Where things lie on the machine that the server was described on."""
 ALLOCATOR_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
@@ -38,7 +42,7 @@ def environment(
 ) -> tuple[EnvLine, ...]:
     """What was given, then what helps."""
     broken = _broken(plan, words, release)
-    kept = {name: _unbroken(name, value, broken) for name, value in given.items() if not is_secret(name)}
+    kept = {name: _unbroken(name, value, broken) for name, value in given.items() if _is_kept(name, value)}
     lines = [EnvLine(name, value, "as given") for name, value in kept.items() if value or not given[name]]
     named = {line.name for line in lines}
     ready = "VLLM_ENGINE_READY_TIMEOUT_S"
@@ -48,6 +52,10 @@ def environment(
     if plan and not named & set(ALLOCATOR_NAMES) and not allocator_objection(plan, words, release):
         lines.append(EnvLine("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", _allocator_reason(plan)))
     return tuple(lines)
+
+
+def _is_kept(name: str, value: str) -> bool:
+    return not is_secret(name, value) and name not in _OF_ONE_MACHINE
 
 
 def _has(name: str, release: Release) -> bool:
@@ -89,7 +97,16 @@ def _allocator_reason(plan: PlanDocument) -> str:
     )
 
 
-def allocator_remarks(
+def env_remarks(
+    plan: PlanDocument | None, words: ServerWords, release: Release, given: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Sentences for a comment about what is not in the environment, and why."""
+    own = [name for name in given if name in _OF_ONE_MACHINE]
+    left = (f"{', '.join(own)}: given, and left out, because it tells where things lie on one machine.",) if own else ()
+    return (*left, *_allocator_remarks(plan, words, release, given))
+
+
+def _allocator_remarks(
     plan: PlanDocument | None, words: ServerWords, release: Release, given: Mapping[str, str]
 ) -> tuple[str, ...]:
     """Sentences for a comment where a given allocator setting would break the server, or where there is none."""

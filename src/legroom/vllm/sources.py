@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from legroom.errors import LegroomError
 from legroom.facts.releases import Release, latest, release
-from legroom.records import dataclass
+from legroom.records import dataclass, field
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.containers import container_run, image_release, visible_gpus
 from legroom.vllm.given import other_value
@@ -46,6 +46,8 @@ class Deployment:
     read_as: str = "a command line"
     secret_names: tuple[str, ...] = ()
     """Variables with a key or a token that the server is given; their values are never kept."""
+    given_env: Mapping[str, str] = field(default_factory=dict)
+    """Every other variable that it is given, whether or not memory depends on it."""
 
 
 def deployment_from_command(text: str, asked: Release | None = None) -> Deployment:
@@ -105,8 +107,9 @@ def _from_found(found: Found, asked: Release | None) -> Deployment:
     notes = () if asked or hint else (f"no release is named; read as vLLM {used}, the newest known",)
     gpus = found.gpus if found.gpus is not None else visible_gpus(env)
     args = replace(parsed.args, env=env)
-    secrets = tuple(name for name in found.env if is_secret(name))
-    return Deployment(args, used, hint, gpus, None, parsed.problems, notes, found.read_as, secrets)
+    secrets = tuple(name for name, value in found.env.items() if is_secret(name, value))
+    given = {name: value for name, value in found.env.items() if name not in secrets}
+    return Deployment(args, used, hint, gpus, None, parsed.problems, notes, found.read_as, secrets, given)
 
 
 def _naming_key(deployment: Deployment, text: str) -> Deployment:
