@@ -66,10 +66,12 @@ class Server:
 class Call:
     """One request through the middleware, as a task."""
 
-    def __init__(self, guard, path="/v1/completions", body=None, method="POST", headers=(), app=None, raw=None):
+    def __init__(self, guard, path="/v1/completions", body=None, method="POST", headers=(), app=None, raw=None,
+                 more_body=False):  # fmt: skip
         self.status, self.headers, self.messages = None, {}, []
         self._gone = asyncio.Event()
         self._sent = False
+        self._more_body = more_body
         self._raw = json.dumps(body).encode() if raw is None else raw
         scope = {
             "type": "http", "method": method, "path": path, "root_path": "", "query_string": b"",
@@ -85,7 +87,7 @@ class Call:
     async def _receive(self):
         if not self._sent:
             self._sent = True
-            return {"type": "http.request", "body": self._raw, "more_body": False}
+            return {"type": "http.request", "body": self._raw, "more_body": self._more_body}
         await self._gone.wait()
         return {"type": "http.disconnect"}
 
@@ -119,3 +121,10 @@ async def settle():
     """Let everything that can run, run."""
     for _ in range(20):
         await asyncio.sleep(0)
+
+
+async def until(true, seconds=60.0):
+    """Wait for something to become true."""
+    async with asyncio.timeout(seconds):
+        while not true():
+            await asyncio.sleep(0.005)

@@ -147,10 +147,3 @@ async def ask(port, *args, **kwargs):
         return await client.ask(*args, **kwargs)
     finally:
         client.close()
-
-
-async def until(true, seconds=60.0):
-    """Wait for something to become true."""
-    async with asyncio.timeout(seconds):
-        while not true():
-            await asyncio.sleep(0.005)

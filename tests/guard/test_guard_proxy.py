@@ -5,7 +5,8 @@ import contextlib
 import json
 
 import pytest
-from guard_wire import OK, Client, Upstream, ask, proxied, request, until
+from guard_asgi import until
+from guard_wire import OK, Client, Upstream, ask, proxied, request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

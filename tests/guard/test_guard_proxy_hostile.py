@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from guard_wire import OK, Client, Upstream, ask, proxied, request, until
+from guard_asgi import until
+from guard_wire import OK, Client, Upstream, ask, proxied, request
 
 from legroom.guard.proxy.client import MOST_PIPELINED, STALLED_S
 from legroom.guard.proxy.wire import unsent_bytes, upstream_of

@@ -8,35 +8,31 @@ through, as they must not take anybody's place.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import os
 import sys
-from collections.abc import Awaitable, Callable, Generator, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.guard import TOKEN_NAME, answers, control
 from legroom.guard.answers import Refusal
+from legroom.guard.api_key import KeyCheck
 from legroom.guard.door import LOG, Door, log_to_stderr
 from legroom.guard.inner_call import call
 from legroom.guard.limits import EngineLimits, limits_of_metrics, limits_of_vllm, read_plan
 from legroom.guard.meters import with_page
 from legroom.guard.paths import DRAIN, METRICS, STATUS, Kind, kind_of, plain_path
+from legroom.guard.receiving import Message, Receive, Replay, Upload, soon
 from legroom.guard.visit import Visit
 
 Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 RELEARN_S = 5.0
 """How often to ask again for the size of a pool that could not be learnt."""
 INNER_CALL_S = 5.0
-_PROTECTED = ("/v1", "/v2", "/inference", "/cohere")
-"""Paths that vLLM's API-key check covers (0.32)."""
 
 
 class Guard:
@@ -51,8 +47,9 @@ class Guard:
         self.app = app
         self.token = token or os.environ.get(TOKEN_NAME) or None
         self._learn_at_s = 0.0
-        self._keys: list[bytes] | None = None
+        self._key_check = KeyCheck()
         self._server: Any = None
+        self._said = ""
         try:
             planned = read_plan(Path(plan)) if plan else None
             self.door = Door(Path(policy) if policy else None, planned, self._tokenize)
@@ -79,13 +76,12 @@ class Guard:
 
     async def _guarded(self, kind: Kind, scope: Scope, receive: Receive, send: Send) -> None:
         door = self.door
-        if self._is_stranger(scope):
+        if self._key_check.turns_away(scope):
             door.meters.passed += 1
             await self.app(scope, receive, send)
             return
         door.reload()
-        if not door.limits.known or self._learn_at_s == 0.0:
-            await self._learn(scope)
+        await self._learn(scope)
         body = self._announced(scope) or b"" if kind is Kind.UPLOAD else await self._body(scope, receive)
         if body is None:
             return  # the client went away
@@ -119,12 +115,12 @@ class Guard:
     async def _served(self, visit: Visit, kind: Kind, scope: Scope, receive: Receive, pending: Any, send: Send) -> None:
         """Run the request in vLLM and give its place back when the answer ended, however it ended."""
         door, ended, good, started = self.door, False, False, False
-        upload = _Upload(receive, door.policy.requests.body_bytes) if kind is Kind.UPLOAD else None
-        inside = upload or _Replay(visit.body, receive, pending)
+        upload = Upload(receive, door.policy) if kind is Kind.UPLOAD else None
+        inside = upload or Replay(visit.body, receive, pending)
 
         async def passing(message: Message) -> None:
             nonlocal ended, good, started
-            if upload is not None and upload.over and not started:
+            if upload is not None and upload.refusal is not None and not started:
                 return  # the server speaks of a body that broke off; the reason is told below
             started = True
             if message["type"] == "http.response.body":
@@ -143,14 +139,14 @@ class Guard:
         try:
             await self.app(scope, inside, passing)
         except Exception:
-            if upload is None or not upload.over or started:
+            if upload is None or upload.refusal is None or started:
                 raise
         finally:
             door.leave(visit, ended)
             if pending is not None:
                 pending.cancel()
-        if upload is not None and upload.over and not started:
-            await _answer(door.refused(answers.too_large(door.policy.requests.body_bytes)), send)
+        if upload is not None and upload.refusal is not None and not started:
+            await _answer(door.refused(upload.refusal), send)
 
     def _announced(self, scope: Scope) -> Refusal | None:
         """A body that says itself that it is too large."""
@@ -168,7 +164,7 @@ class Guard:
         if refusal is not None:
             return refusal
         deadline_s = door.clock() + bounds.queue.body_timeout_s
-        message = await _soon(receive, bounds.queue.body_timeout_s)
+        message = await soon(receive, bounds.queue.body_timeout_s)
         if message is not None and message["type"] == "http.request" and not message.get("more_body", False):
             body: bytes = message.get("body", b"")
             return body if len(body) <= most else door.refused(answers.too_large(most))
@@ -181,13 +177,14 @@ class Guard:
                 return door.refused(answers.too_large(most))
             if not message.get("more_body", False):
                 return b"".join(pieces)
-            message = await _soon(receive, deadline_s - door.clock())
+            message = await soon(receive, deadline_s - door.clock())
         if message is None:
             return door.refused(answers.body_timeout(bounds.queue.body_timeout_s))
         return None
 
     async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
         """vLLM's page with ours behind it; compressed pages cannot be added to, so none is asked for."""
+        await self._learn(scope)  # else a server that nobody has asked yet would seem to let all in
         plain = dict(scope)
         plain["headers"] = [header for header in scope["headers"] if header[0] != b"accept-encoding"]
         start: Message | None = None
@@ -205,6 +202,7 @@ class Guard:
         await self.app(plain, receive, gather)
 
     async def _control(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._learn(scope)
         method, given = scope["method"], dict(scope["headers"]).get(b"authorization", b"")
         body: bytes | Refusal | None = b""
         if method == "POST" and control.denied(self.token, given) is None:
@@ -220,22 +218,10 @@ class Guard:
         await send({"type": "http.response.start", "status": status, "headers": shown})
         await send({"type": "http.response.body", "body": document})
 
-    def _is_stranger(self, scope: Scope) -> bool:
-        """Whether vLLM will turn this request away for want of an API key."""
-        if self._keys is None:
-            args = getattr(getattr(scope.get("app"), "state", None), "args", None)
-            keys = getattr(args, "api_key", None) or [os.environ.get("VLLM_API_KEY")]
-            keys = [keys] if isinstance(keys, str) else keys
-            self._keys = [hashlib.sha256(key.encode()).digest() for key in keys if key]
-        if not self._keys or not scope["path"].removeprefix(scope.get("root_path", "")).startswith(_PROTECTED):
-            return False
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        scheme, _, key = given.partition(b" ")
-        shown = hashlib.sha256(key).digest()
-        return scheme.lower() != b"bearer" or not any(hmac.compare_digest(shown, known) for known in self._keys)
-
     async def _learn(self, scope: Scope) -> None:
         """Ask vLLM what it can hold: its configuration in this process, else its metrics page."""
+        if self.door.limits.known and self._learn_at_s:
+            return
         now_s = self.door.clock()
         if now_s < self._learn_at_s:
             return
@@ -246,7 +232,10 @@ class Guard:
         if not limits.known:
             limits = await self._limits_of_page(limits)
         self.door.learn_engine(limits)
-        LOG.info("%s", self.door.said())
+        if (said := self.door.said()) == self._said:
+            return
+        self._said = said
+        LOG.info("%s", said)
         hint = self.door.native_hint(str(getattr(sys.modules.get("vllm"), "__version__", "")))
         if hint and limits.known:
             LOG.info("%s", hint)
@@ -269,82 +258,6 @@ class Guard:
         except Exception as error:
             LOG.error("could not count a prompt's tokens: %r", error)
             return None
-
-
-class _Replay:
-    """Hands the body on that was already read, then whatever the client still says (that it left)."""
-
-    __slots__ = ("_body", "_pending", "_receive")
-
-    def __init__(self, body: bytes, receive: Receive, pending: asyncio.Future[Message] | None) -> None:
-        self._body: bytes | None = body
-        self._receive = receive
-        self._pending = pending
-
-    async def __call__(self) -> Message:
-        if self._body is not None:
-            body, self._body = self._body, None
-            return {"type": "http.request", "body": body, "more_body": False}
-        if self._pending is not None:
-            # Shielded: a reader that gives up must not take the client's next word with it.
-            message = await asyncio.shield(self._pending)
-            self._pending = None
-            return message
-        return await self._receive()
-
-
-class _Upload:
-    """Hands a file on as it comes; past the bound the server sees a client that left."""
-
-    __slots__ = ("_left_bytes", "_receive", "over")
-
-    def __init__(self, receive: Receive, most_bytes: int) -> None:
-        self._receive, self._left_bytes, self.over = receive, most_bytes, False
-
-    async def __call__(self) -> Message:
-        if not self.over:
-            message = await self._receive()
-            self._left_bytes -= len(message.get("body", b""))
-            self.over = self._left_bytes < 0
-        return {"type": "http.disconnect"} if self.over else message
-
-
-async def _soon(receive: Receive, seconds: float) -> Message | None:
-    """The next message, or None after the time. One that is there already, as most bodies are, costs no timer."""
-    step = receive().__await__()
-    try:
-        waiting = next(step)
-    except StopIteration as done:
-        found: Message = done.value
-        return found
-    try:
-        async with asyncio.timeout(max(seconds, 0.0)):  # unlike wait_for it makes no task of its own
-            return await _Resumed(step, waiting)
-    except TimeoutError:
-        return None
-
-
-class _Resumed:
-    """Goes on with an awaitable that was already stepped once and waits for something."""
-
-    __slots__ = ("_step", "_waiting")
-
-    def __init__(self, step: Any, waiting: Any) -> None:
-        self._step, self._waiting = step, waiting
-
-    def __await__(self) -> Generator[Any, Any, Message]:
-        waiting = self._waiting
-        while True:
-            try:
-                try:
-                    sent = yield waiting
-                except BaseException as error:
-                    waiting = self._step.throw(error)
-                else:
-                    waiting = self._step.send(sent)
-            except StopIteration as done:
-                found: Message = done.value
-                return found
 
 
 async def _answer(refusal: Refusal, send: Send) -> None:
