@@ -164,7 +164,7 @@ class Stage:
             "--block-size", str(BLOCK_SIZE), "--max-num-seqs", str(SEATS),
         )  # fmt: skip
         self.server = self.launch("vllm", words, **tiny_models().SERVE_ENV)
-        self.wait_until(lambda: self.has_ended() or _answers(f"{self.url}/health"), 300, "vLLM to serve")
+        self.wait_until(lambda: self.has_ended() or _answers(f"{self.url}/health"), 600, "vLLM to serve")
         if self.has_ended():
             raise RuntimeError(f"vLLM ended: {(self.folder / 'vllm.log').read_text(errors='replace')[-2000:]}")
 

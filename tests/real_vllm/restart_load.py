@@ -23,7 +23,7 @@ from tiny_models import SERVE_ENV, serve_words, write_model
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "a token of the tests"
-PATIENCE_S = 300.0
+PATIENCE_S = 600.0
 OUTPUT_TOKENS = 96
 
 

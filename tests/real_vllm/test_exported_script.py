@@ -22,7 +22,7 @@ from legroom.exports.server import Server, planned_server, unplanned_server
 from legroom.exports.server_drain import metrics_drain
 from legroom.facts.releases import release
 
-PATIENCE_S = 300.0
+PATIENCE_S = 600.0
 
 
 class Started:

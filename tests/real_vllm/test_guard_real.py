@@ -80,7 +80,7 @@ def server(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     child = subprocess.Popen(words, env=env, stdout=log.open("w"), stderr=subprocess.STDOUT, start_new_session=True)
     found = Server(port, policy)
     try:
-        for _ in range(600):
+        for _ in range(1200):
             try:
                 urllib.request.urlopen(f"{found.url}/health", timeout=2)
                 break

@@ -21,7 +21,7 @@ from tiny_models import SERVE_ENV, serve_words, write_model
 from legroom.actions.descendants import descendants, started
 from legroom.live.journal import Journal
 
-PATIENCE_S = 300.0
+PATIENCE_S = 600.0
 
 
 class Run:

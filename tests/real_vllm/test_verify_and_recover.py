@@ -47,7 +47,7 @@ def server(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def _wait_until_healthy(started: subprocess.Popen[bytes], log: Path) -> None:
-    until = time.monotonic() + 400
+    until = time.monotonic() + 600
     while time.monotonic() < until and started.poll() is None:
         try:
             with urllib.request.urlopen(f"{URL}/health", timeout=2):
