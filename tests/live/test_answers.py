@@ -46,6 +46,30 @@ def test_traffic_is_read_from_the_servers_own_counters(document: dict[str, Any])
     assert seen.holds == document["kv"]["num_blocks"] * 16 // 4000
 
 
+def test_a_data_parallel_server_is_answered_for_one_of_its_engines(document: dict[str, Any]) -> None:
+    seen, one = Window("http://host:8000"), window(document)
+    for step in range(20):
+        ended = 10.0 * step
+        ttft = Histogram((1.0, float("inf")), (ended, ended), ended)
+        engines = tuple(
+            EngineSample(
+                "m", str(rank), running=60.0, waiting=40.0, prompt_tokens=3000 * ended, generation_tokens=1000 * ended,
+                finished=ended, ttft=ttft, num_blocks=document["kv"]["num_blocks"], block_size=16,
+            )
+            for rank in range(4)
+        )  # fmt: skip
+        seen.add(Sample(5.0 * step, "http://host:8000", engines))
+    assert (traffic(seen).holds, traffic(seen).at_once) == (traffic(one).holds, traffic(one).at_once)
+    (best, *_) = answers(finding("pool_pressure"), seen, document)
+    assert best.flags == answers(finding("pool_pressure"), one, document)[0].flags
+    assert "of each engine" in best.why
+
+
+def test_the_tokens_that_vllm_names_are_the_pool(document: dict[str, Any]) -> None:
+    # Where two groups of layers share the blocks, every token takes two.
+    assert EngineSample("m", "0", num_blocks=1000, block_size=16, size_tokens=8000).pool_tokens == 8000
+
+
 def test_a_plans_document_is_read_back_as_the_same_plan(document: dict[str, Any]) -> None:
     again = plan_of(document)
     assert again.memory.kv.num_blocks == document["kv"]["num_blocks"]

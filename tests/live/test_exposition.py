@@ -30,6 +30,7 @@ def test_a_real_answer_of_0_32_0_is_read_in_full() -> None:
     assert engine.key == ("tiny-llama", "0")
     assert (engine.num_blocks, engine.block_size, engine.pool_tokens) == (256, 128, 32768)
     assert engine.max_concurrency == 16.0
+    assert engine.size_tokens == engine.pool_tokens == 32768
     assert engine.prefix_caching is True
     missing = [name for name in ("kv_use", "running", "waiting", "preemptions", "prefix_queries", "prefix_hits",
                                  "prompt_tokens", "generation_tokens", "finished", "ttft", "inter_token", "e2e_latency",

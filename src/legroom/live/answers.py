@@ -7,6 +7,7 @@ turning it off changes). Where no plan is known the answer says which command ma
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -53,13 +54,17 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What the requests of this server are like, from its own counters. None: too few yet."""
+    """What the requests of one engine are like, from its server's own counters. None: too few yet.
+
+    Flags and plans are of one engine: a data-parallel server has as many pools and batches as engines.
+    """
 
     pool_tokens: int | None
     prompt_tokens: float | None
     answer_tokens: float | None
-    running: float
-    waiting: float
+    at_once: float
+    """Requests that run or wait, an equal part for each engine."""
+    engines: int = 1
 
     @property
     def request_tokens(self) -> float | None:
@@ -80,17 +85,17 @@ def traffic(window: Window) -> Traffic:
     """The requests of the last minutes."""
     latest = window.latest
     if latest is None:
-        return Traffic(None, None, None, 0.0, 0.0)
+        return Traffic(None, None, None, 0.0)
     first_tokens = window.histogram("ttft", _TRAFFIC_OVER_S)
     prompts = window.increase("prompt_tokens", _TRAFFIC_OVER_S)
     answers, ended = window.increase("generation_tokens", _TRAFFIC_OVER_S), window.increase("finished", _TRAFFIC_OVER_S)
     pools = [engine.pool_tokens for engine in latest.engines if engine.pool_tokens]
     return Traffic(
-        sum(pools) if pools else None,
+        min(pools) if pools else None,
         prompts / first_tokens.count if prompts and first_tokens else None,
         answers / ended if answers and ended else None,
-        latest.running or 0.0,
-        latest.waiting or 0.0,
+        ((latest.running or 0.0) + (latest.waiting or 0.0)) / max(len(latest.engines), 1),
+        len(latest.engines),
     )
 
 
@@ -150,14 +155,15 @@ def _fitting_batch(finding: Finding, seen: Traffic, planned: Plan | None) -> Ite
     if has_room:
         if now is not None and holds <= now:
             return
-        wanted = min(holds, int(seen.running + seen.waiting))
+        wanted = min(holds, math.ceil(seen.at_once))
         trades = "more requests share every step: each is slower"
     elif now is not None and holds >= now:
         return
     else:
         wanted, trades = holds, "more requests wait outside the batch"
     why = (
-        f"requests here reach {length:,.0f} tokens, so the pool of {seen.pool_tokens:,} holds {holds:,} at once to "
+        f"requests here reach {length:,.0f} tokens, so the pool of {seen.pool_tokens:,}"
+        f"{' of each engine' if seen.engines > 1 else ''} holds {holds:,} at once to "
         f"their end{f' (the limit is {now:,})' if now is not None else ''}"
     )
     flags = {"max_num_seqs": wanted}
@@ -169,7 +175,7 @@ def _fitting_batch(finding: Finding, seen: Traffic, planned: Plan | None) -> Ite
 
 def _larger_pools(seen: Traffic, planned: Plan) -> Iterator[Answer]:
     """Every lever that makes the pool larger and still fits the card, the cheapest first, with what it will hold."""
-    needed = seen.request_tokens * (seen.running + seen.waiting) if seen.request_tokens else None
+    needed = seen.request_tokens * seen.at_once if seen.request_tokens else None
     base = planned.memory.kv.tokens
     for lever in sorted((one for one in LEVERS if one.name in _POOL_LEVERS), key=lambda one: one.cost):
         best: tuple[dict[str, Any], Plan] | None = None

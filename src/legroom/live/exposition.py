@@ -358,9 +358,11 @@ def _pool(configs: list[dict[str, str]], key: tuple[str, str]) -> dict[str, Any]
     # Each row of a server's data-parallel engines names the blocks of all of them together (0.9+).
     engines = sum(_but_engine(one) == _but_engine(config) for one in configs)
     blocks, size = _number(config.get("num_gpu_blocks")), _number(config.get("block_size"))
+    tokens = _number(config.get("kv_cache_size_tokens"))  # of one engine, unlike the blocks
     return {
         "num_blocks": int(blocks) // engines if blocks else None,
         "block_size": int(size) if size else None,
+        "size_tokens": int(tokens) if tokens else None,
         "max_concurrency": concurrency,
         "prefix_caching": caching,
     }

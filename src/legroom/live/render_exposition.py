@@ -78,6 +78,7 @@ def _pool(engine: EngineSample) -> dict[str, str]:
     values = {
         "num_gpu_blocks": engine.num_blocks,
         "block_size": engine.block_size,
+        "kv_cache_size_tokens": engine.size_tokens,
         "kv_cache_max_concurrency": engine.max_concurrency,
         "enable_prefix_caching": engine.prefix_caching,
     }

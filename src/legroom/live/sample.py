@@ -102,6 +102,8 @@ class EngineSample:
     errored: float | None = None
     num_blocks: int | None = None
     block_size: int | None = None
+    size_tokens: int | None = None
+    """Tokens the pool holds, as vLLM says (0.24.0 on): right also where a token takes blocks of several groups."""
     max_concurrency: float | None = None
     """Full-length requests the pool holds, as vLLM says (0.24.0 on)."""
     prefix_caching: bool | None = None
@@ -119,7 +121,9 @@ class EngineSample:
 
     @property
     def pool_tokens(self) -> int | None:
-        """Tokens the pool holds, its null block included."""
+        """Tokens the pool holds: as vLLM says, else those of all its blocks."""
+        if self.size_tokens:
+            return self.size_tokens
         return self.num_blocks * self.block_size if self.num_blocks and self.block_size else None
 
 

@@ -46,6 +46,7 @@ class EngineStep:
     waiting: float | None = None
     waiting_before: float | None = None
     waiting_for_capacity: float | None = None
+    waiting_for_capacity_before: float | None = None
     preemptions: float | None = None
     prefix_queries: float | None = None
     prefix_hits: float | None = None
@@ -71,6 +72,12 @@ class EngineStep:
     def queued(self) -> float:
         """Requests that wait for blocks or a place; those that wait for something else do not count."""
         return self.waiting_for_capacity if self.waiting_for_capacity is not None else self.waiting or 0.0
+
+    @property
+    def queued_before(self) -> float:
+        """The same at the step's beginning."""
+        before = self.waiting_for_capacity_before
+        return before if before is not None else self.waiting_before or 0.0
 
     def has_no_room(self, full_ratio: float) -> bool:
         """Whether the pool is full, or requests wait and one more like those that run does not fit it.
@@ -147,6 +154,7 @@ def _engine_step(new: EngineSample, old: EngineSample, seconds: float) -> Engine
         key=new.key, seconds=seconds, restarted=restarted, asleep=new.asleep,
         kv_use=new.kv_use, kv_use_before=old.kv_use, running=new.running, running_before=old.running,
         waiting=new.waiting, waiting_before=old.waiting, waiting_for_capacity=new.waiting_for_capacity,
+        waiting_for_capacity_before=old.waiting_for_capacity,
         num_blocks=new.num_blocks, pool_tokens=new.pool_tokens,
         prefix_caching=new.prefix_caching, **values,
     )  # fmt: skip

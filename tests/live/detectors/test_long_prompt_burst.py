@@ -1,8 +1,10 @@
 from __future__ import annotations
 
-from fake_server import FakeServer
+from fake_server import BOUNDS, SERVER, FakeServer, engine
 
+from legroom.live.detectors import Finding
 from legroom.live.detectors.long_prompt_burst import LongPromptBurst
+from legroom.live.sample import Histogram, Sample
 
 USUAL = {"running": 4.0, "prompts": 3, "add_prompt_tokens": 600.0}
 LONG = {"running": 4.0, "prompts": 3, "add_prompt_tokens": 12_000.0}
@@ -37,3 +39,18 @@ def test_prompts_that_are_longer_but_small_to_the_pool_are_none() -> None:
     server = FakeServer(LongPromptBurst)
     server.looks(20, **USUAL)
     assert server.looks(10, running=4, prompts=3, add_prompt_tokens=2400) == [None] * 10
+
+
+def test_a_prompt_is_measured_by_the_pool_of_one_engine() -> None:
+    server = FakeServer(LongPromptBurst)
+
+    def look(tokens: float) -> Finding | None:
+        totals = server.totals["prompt_tokens"] = server.totals.get("prompt_tokens", 0.0) + tokens
+        server.prompts += 3
+        ttft = Histogram(BOUNDS, (0.0, *[server.prompts] * 3), server.prompts)
+        busy = [engine(engine=str(rank), ttft=ttft, running=4.0, prompt_tokens=totals) for rank in range(16)]
+        return server.take(Sample(server.time_s, SERVER, tuple(busy)))
+
+    assert not any(look(600.0) for _ in range(20))
+    found = [look(12_000.0) for _ in range(6)][-1]
+    assert found is not None and found.reason.endswith("4 of them fill the KV pool of an engine")

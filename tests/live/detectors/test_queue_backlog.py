@@ -56,3 +56,11 @@ def test_a_queue_as_long_that_shrinks_is_none() -> None:
     server = FakeServer(QueueBacklog)
     server.look(running=8, add_finished=50)
     assert [server.look(running=8, waiting=90.0 - number, add_finished=50) for number in range(6)] == [None] * 6
+
+
+def test_a_queue_grows_by_those_that_wait_for_a_place_alone() -> None:
+    server = FakeServer(QueueBacklog)
+    for number in range(4):  # ever more wait for a place, fewer for a transfer
+        waiting = 30.0 * number
+        found = server.look(running=8, waiting=500.0, waiting_for_capacity=waiting, add_finished=50)
+    assert found is not None and "90 requests wait behind 8 running, 6 more every second" in found.reason

@@ -30,17 +30,18 @@ class LongPromptBurst(Detector):
         if tokens is None or sum(step.seconds for step in before) < levels.long_prompt_before_s:
             return None
         mean = tokens / prompts if prompts else 0.0
-        pool = sum(engine.pool_tokens or 0 for engine in window.steps[-1].engines)
+        pool = max(engine.pool_tokens or 0 for engine in window.steps[-1].engines)  # a prompt goes to one engine
         old_tokens, old_prompts = _prompts(before)
         usual = (old_tokens or 0.0) / old_prompts if old_prompts >= _LEAST_BEFORE else None
         is_long = pool > 0 and mean >= levels.long_prompt_pool_ratio * pool
         is_unusual = usual is None or mean >= levels.long_prompt_times * usual
         if prompts < levels.long_prompt_least or not (is_long and is_unusual):
             return Condition(False, True)
+        of_one = " of an engine" if len(window.steps[-1].engines) > 1 else ""
         than = f", {mean / usual:.1f} times the usual {usual:,.0f}" if usual else ""
         reason = (
             f"{counted(prompts, 'prompt')} of {mean:,.0f} tokens on average in {sum(s.seconds for s in recent):.0f} s"
-            f"{than}; {pool / mean:.0f} of them fill the KV pool"
+            f"{than}; {pool / mean:.0f} of them fill the KV pool{of_one}"
         )
         numbers = {"prompts": prompts, "mean_prompt_tokens": mean, "pool_tokens": float(pool)}
         return Condition(True, False, reason, numbers | ({"usual_prompt_tokens": usual} if usual else {}))

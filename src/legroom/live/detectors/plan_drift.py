@@ -30,14 +30,14 @@ class PlanDrift(Detector):
         planned = _planned_tokens(self.plan)
         if planned is None or not window.is_answering or window.latest is None:
             return None
-        seen = [engine for engine in window.latest.engines if engine.pool_tokens]
+        seen = [engine for engine in window.latest.engines if _block_tokens(engine)]
         if not seen:
             return None
-        worst = max(seen, key=lambda engine: abs((engine.pool_tokens or 0) / planned - 1))
+        worst = max(seen, key=lambda engine: abs(_block_tokens(engine) / planned - 1))
         return self._condition(worst, planned, window)
 
     def _condition(self, engine: EngineSample, planned: float, window: Window) -> Condition:
-        tokens = engine.pool_tokens or 0
+        tokens = _block_tokens(engine)
         off = tokens / planned - 1
         low, high = _band(self.plan or {})
         allowed = self.levels.drift_pool_ratio
@@ -54,6 +54,11 @@ class PlanDrift(Detector):
         )
         numbers = {"pool_tokens": float(tokens), "planned_tokens": planned, "off": off}
         return Condition(True, False, reason, numbers, which, severity="warning" if off < 0 else "info")
+
+
+def _block_tokens(engine: EngineSample) -> int:
+    """Like the plan's: blocks times block size, whatever groups of layers share them."""
+    return (engine.num_blocks or 0) * (engine.block_size or 0)
 
 
 def _number(value: Any) -> float | None:

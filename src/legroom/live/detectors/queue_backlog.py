@@ -29,7 +29,7 @@ class QueueBacklog(Detector):
         waiting = sum(engine.queued for engine in last.engines)
         running = last.total("running") or 0.0
         rate = window.rate("finished", _RATE_OVER_S)
-        grows = max(waiting - sum(engine.waiting_before or 0.0 for engine in last.engines), 0.0) / last.seconds
+        grows = max(waiting - sum(engine.queued_before for engine in last.engines), 0.0) / last.seconds
         wait_s = waiting / rate if rate else None
         # A queue that grows is as long as it will be in a few looks: its wait is known before it is suffered.
         ahead_s = (waiting + grows * levels.queue_ahead_s) / rate if rate else None
