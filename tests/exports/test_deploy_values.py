@@ -4,15 +4,17 @@ import pytest
 import yaml
 from planned import planned, request
 
+from legroom.api import plan
 from legroom.errors import LegroomError
 from legroom.exports import compose, docker, helm_values, kubernetes
-from legroom.exports.plan_document import plan_document
+from legroom.exports.plan_document import PlanDocument, plan_document
 from legroom.exports.request import ExportRequest
 from legroom.exports.script import script_text
 from legroom.exports.server import options_of, planned_server
 from legroom.exports.server_host import API_SERVER_BYTES, ENGINE_BYTES, WORKER_BYTES, host_needs
 from legroom.exports.server_words import take_apart
 from legroom.facts.releases import release
+from legroom.units import GIB
 
 
 def asked(*flags, model=None, env=None, **options):
@@ -126,6 +128,56 @@ def test_what_needs_no_volume_of_its_own_is_not_mentioned(flags):
 )
 def test_every_copy_has_an_engine_and_from_0_15_an_api_server(version, flags, fronts):
     words = take_apart(["vllm", "serve", "m", *flags], release(version))
-    needs = host_needs(words, 4, 0, {"data_parallel_size": 4}, release(version))
+    document = PlanDocument({"vllm": version, "args": {"data_parallel_size": 4}})
+    needs = host_needs(words, 4, 0, document, {})
     assert needs.shares[0].bytes == fronts * API_SERVER_BYTES + 4 * ENGINE_BYTES + 4 * WORKER_BYTES
     assert needs.cpus == fronts + 4 + 4
+
+
+@pytest.mark.parametrize(
+    ("version", "modalities", "flags", "env", "gib"),
+    [
+        ("0.32.0", ["image"], (), {}, 4),
+        ("0.10.1", ["image"], (), {}, 4),
+        ("0.9.2", ["image"], (), {}, 4),
+        ("0.8.1", ["image"], (), {}, 8),
+        ("0.7.3", ["image"], (), {}, 0),
+        ("0.32.0", [], (), {}, 0),
+        ("0.32.0", ["image"], ("--mm-processor-cache-gb", "0"), {}, 0),
+        ("0.32.0", ["image"], ("--mm-processor-cache-gb", "10"), {}, 10),
+        ("0.32.0", ["image"], ("--language-model-only",), {}, 0),
+        ("0.9.2", ["image"], ("--disable-mm-preprocessor-cache",), {}, 0),
+        ("0.9.2", ["image"], (), {"VLLM_MM_INPUT_CACHE_GIB": "1"}, 1),
+    ],
+)
+def test_the_media_cache_of_the_release_is_counted_for_every_process(version, modalities, flags, env, gib):
+    words = take_apart(["vllm", "serve", "m", *flags], release(version))
+    document = PlanDocument({"vllm": version, "args": {}, "modalities": modalities})
+    counted = [share.bytes for share in host_needs(words, 1, 0, document, env).shares if "media" in share.what]
+    assert counted == ([2 * gib * GIB] if gib else [])
+
+
+def test_a_media_cache_in_shared_memory_is_counted_once():
+    words = take_apart(["vllm", "serve", "m", "--mm-processor-cache-type", "shm"], release("0.32.0"))
+    document = PlanDocument({"vllm": "0.32.0", "args": {}, "modalities": ["image"]})
+    needs = host_needs(words, 1, 0, document, {})
+    assert needs.shm_bytes == 5 * GIB
+    assert not any("media" in share.what for share in needs.shares)
+
+
+def test_a_model_that_takes_media_has_its_cache_in_the_memory_of_the_pod():
+    made = plan("qwen2.5-vl-7b", "h100", max_model_len=8192)
+    request_ = ExportRequest(release("0.32.0"), plan_document(made.json()), {})
+    assert "media cache (4 x 2 processes) 8.0" in " ".join(text(kubernetes, request_).replace("#", "").split())
+
+
+def test_experts_that_are_spread_over_copies_are_all_read():
+    spread = plan("qwen3-30b-a3b", "h100", data_parallel_size=2, enable_expert_parallel=True, max_model_len=8192)
+    whole = plan("qwen3-30b-a3b", "h100", max_model_len=8192)
+    sizes = [planned_server(plan_document(made.json())).host.checkpoint_bytes for made in (spread, whole)]
+    assert sizes[0] >= sizes[1]
+
+
+def test_the_checkpoint_is_as_large_as_its_files_where_they_were_read():
+    document = plan_document({**planned("8b-h100").document, "checkpoint_bytes": 123 * GIB})
+    assert planned_server(document).host.checkpoint_bytes == 123 * GIB

@@ -169,7 +169,7 @@ def planned_server(
         words = _with_guard(words)
     lines = tuple(Line(phrase, comment(phrase, plan)) for phrase in words.phrases)
     env = environment(plan, words, release, given, times)
-    host = host_needs(words, gpus, checkpoint, plan.args, release)
+    host = host_needs(words, gpus, checkpoint, plan, given)
     return Server(
         name=options.name or name_of_model(words.model),
         model=words.model,
@@ -224,10 +224,15 @@ def _secret_names(env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def checkpoint_bytes(plan: PlanDocument, words: ServerWords) -> int:
-    """What is read from disk: the weights of every rank of one copy, and those that stay on the host."""
+    """What is read from disk: the checkpoint itself where the plan knows it, else the weights of every rank of one copy
+    and those that stay on the host."""
+    if plan.document.get("checkpoint_bytes"):
+        return int(plan.document["checkpoint_bytes"])
     ways = int(plan.args.get("tensor_parallel_size") or 1)
     ranks = plan.document.get("ranks") or [plan.layout]
     on_cards = sum(int(rank.get("weights_bytes", 0)) for rank in ranks) * ways
+    if plan.args.get("enable_expert_parallel"):
+        on_cards *= plan.engines  # experts are spread over the copies too; counting the rest as often errs upwards
     phrase = words.get("--cpu-offload-gb")
     try:
         on_host = int(float(phrase.value) * GIB) * ways * len(ranks) if phrase else 0

@@ -14,6 +14,7 @@ from legroom.records import dataclass
 from legroom.units import GIB, MIB
 
 if TYPE_CHECKING:
+    from legroom.exports.plan_document import PlanDocument
     from legroom.facts.releases import Release
 
 API_SERVER_BYTES = 2 * GIB
@@ -29,7 +30,8 @@ RESPONSE_QUEUE_BYTES = 10 * 24 * MIB
 NCCL_BYTES = 256 * MIB
 """A worker's share of NCCL's shared-memory transport, generously."""
 SHM_BASE_BYTES = GIB
-MM_CACHE_DEFAULT_GIB = 4.0
+MEDIA_CACHE_GIB, EARLY_MEDIA_CACHE_GIB = 4, 8
+"""--mm-processor-cache-gb, and VLLM_MM_INPUT_CACHE_GIB before there was the flag; 8 in 0.8.0 and 0.8.1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,33 +81,50 @@ def whole_gib(bytes_: float) -> int:
 
 
 def host_needs(
-    words: ServerWords, gpus: int, checkpoint_bytes: int, args: Mapping[str, Any], release: Release
+    words: ServerWords, gpus: int, checkpoint_bytes: int, plan: PlanDocument, given: Mapping[str, str]
 ) -> HostNeeds:
-    """Everything that the flags say about host memory, and allowances for the processes."""
-    shm = shm_bytes(words, gpus)
-    engines = max(1, int(args.get("data_parallel_size") or 1))
-    fronts = api_servers(words, engines, release)
-    shares = (
+    """Everything that the flags and the variables say about host memory, and allowances for the processes."""
+    media_gib = media_cache_gib(words, plan, given)
+    in_shm = _value(words, "--mm-processor-cache-type") == "shm"
+    shm = shm_bytes(words, gpus, media_gib if in_shm else 0.0)
+    engines = plan.engines
+    fronts = api_servers(words, engines, plan.release)
+    shares = [
         Share("processes", fronts * API_SERVER_BYTES + engines * ENGINE_BYTES + gpus * WORKER_BYTES),
-        *_pinned(words, gpus, args, fronts + engines),
-        Share("/dev/shm", shm),
-    )
+        *_pinned(words, gpus, plan.args),
+    ]
+    if media_gib and not in_shm:
+        # Every process that reads requests may fill one, and so may every engine.
+        size = int(media_gib * GIB * (fronts + engines))
+        shares.append(Share(f"media cache ({media_gib:g} x {fronts + engines} processes)", size))
+    shares.append(Share("/dev/shm", shm))
     # Every API server, every engine and a worker a GPU keep a core busy.
-    return HostNeeds(shares, gpus * SHARD_BYTES, checkpoint_bytes, shm, fronts + engines + gpus)
+    return HostNeeds(tuple(shares), gpus * SHARD_BYTES, checkpoint_bytes, shm, fronts + engines + gpus)
 
 
-def shm_bytes(words: ServerWords, gpus: int) -> int:
+def media_cache_gib(words: ServerWords, plan: PlanDocument, given: Mapping[str, str]) -> float:
+    """How much processed media a process keeps, where the model takes any: a flag from 0.10.1 on, a variable from
+    0.8.0; before that a number of items, of which nobody knows the size."""
+    said = words.get("--mm-processor-cache-gb")
+    if said is not None:
+        return number_of(said.value)
+    off = ("--disable-mm-preprocessor-cache", "--language-model-only")
+    if not plan.document.get("modalities") or any(words.get(flag) for flag in off):
+        return 0.0
+    if plan.release.before("0.8.0"):
+        return 0.0
+    usual = EARLY_MEDIA_CACHE_GIB if plan.release.before("0.8.2") else MEDIA_CACHE_GIB
+    return number_of(given.get("VLLM_MM_INPUT_CACHE_GIB", str(usual)))
+
+
+def shm_bytes(words: ServerWords, gpus: int, media_gib: float = 0.0) -> int:
     """The size of /dev/shm: message queues and NCCL of the ranks, and what flags put there."""
     queues = BROADCAST_QUEUE_BYTES + gpus * (RESPONSE_QUEUE_BYTES + NCCL_BYTES) if gpus > 1 else 0
     offload = _number(words, "--kv-offloading-size") * GIB
-    phrase = words.get("--mm-processor-cache-type")
-    media = 0.0
-    if phrase and phrase.value == "shm":
-        media = (_number(words, "--mm-processor-cache-gb") or MM_CACHE_DEFAULT_GIB) * GIB
-    return whole_gib(SHM_BASE_BYTES + queues + offload + media)
+    return whole_gib(SHM_BASE_BYTES + queues + offload + media_gib * GIB)
 
 
-def _pinned(words: ServerWords, gpus: int, args: Mapping[str, Any], processes: int) -> Iterator[Share]:
+def _pinned(words: ServerWords, gpus: int, args: Mapping[str, Any]) -> Iterator[Share]:
     offload = _number(words, "--cpu-offload-gb")
     if offload:
         yield Share(f"weights offloaded ({offload:g} x {gpus})", int(offload * GIB * gpus))
@@ -115,9 +134,6 @@ def _pinned(words: ServerWords, gpus: int, args: Mapping[str, Any], processes: i
         swap = swap or (0.0 if words.get("--swap-space") else 4.0)
         if swap:
             yield Share(f"swap space ({swap:g} x {gpus})", int(swap * GIB * gpus))
-    media = _number(words, "--mm-processor-cache-gb")
-    if media:
-        yield Share(f"media cache ({media:g} a process)", int(media * GIB * processes))
 
 
 def api_servers(words: ServerWords, engines: int, release: Release) -> int:
@@ -129,7 +145,17 @@ def api_servers(words: ServerWords, engines: int, release: Release) -> int:
 
 def _number(words: ServerWords, flag: str) -> float:
     phrase = words.get(flag)
+    return number_of(phrase.value) if phrase else 0.0
+
+
+def _value(words: ServerWords, flag: str) -> str:
+    phrase = words.get(flag)
+    return phrase.value if phrase else ""
+
+
+def number_of(text: str) -> float:
+    """A size as a flag or a variable says it; 0 where it is none."""
     try:
-        return max(0.0, float(phrase.value)) if phrase else 0.0
+        return max(0.0, float(text))
     except ValueError:
         return 0.0

@@ -31,6 +31,8 @@ def plan_json(plan: Plan, explain_math: bool = False) -> dict[str, Any]:
             "count": plan.target.gpus,
             "total_bytes": plan.target.gpu.total_bytes,
         },
+        "modalities": [modality.kind for modality in plan.target.model.modalities],
+        "checkpoint_bytes": plan.target.model.checkpoint_bytes,
         "args": args_json(plan),
         "layout": layout_json(plan.layout),
         "kv": {
