@@ -1,17 +1,22 @@
-"""Loads for a real vLLM: a healthy mix, and the ones that bring it into trouble. Used by bench/detect.py."""
+"""Loads for a real vLLM, for bench/detect.py and bench/prometheus_live.py: a healthy mix, and those that bring trouble."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import random
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
 
+from legroom.live import thresholds
+
 VOCABULARY = 250
 """Token ids that the tiny model has words for."""
+CROWD_S = 3 * thresholds.DEFAULT.queue_wait_s
+"""How long the last in a crowd waits: clearly longer than what a queue may take, however fast the machine is."""
 Load = Callable[["Client"], Awaitable[None]]
 
 
@@ -95,14 +100,20 @@ async def healthy(client: Client, requests_a_second: float = 0.8) -> None:
             client.send(*mixed_request(client))
 
 
-async def backlog(client: Client) -> None:
-    """Far more requests than the server takes at once, and more every second."""
-    for _ in range(400):
-        client.send(client.tokens(32), 120)
+async def crowd(client: Client, least: int, prompt: int, output: int) -> None:
+    """As many requests open as the server answers in `CROWD_S`, so that a fast machine has a queue that is as long in
+    time."""
+    began, before = time.monotonic(), client.done
     while True:
-        for _ in range(40):
-            client.send(client.tokens(32), 120)
-        await asyncio.sleep(1)
+        answered_per_s = (client.done - before) / max(1, time.monotonic() - began)
+        while client.open < max(least, CROWD_S * answered_per_s):
+            client.send(client.tokens(prompt), output)
+        await asyncio.sleep(0.1)
+
+
+async def backlog(client: Client) -> None:
+    """Far more requests than the server takes at once."""
+    await crowd(client, 400, 32, 120)
 
 
 async def thrash(client: Client) -> None:

@@ -28,12 +28,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from detect_load import Client
+from detect_load import Client, crowd
 
 from legroom.exports import grafana, prometheus
 from legroom.exports.request import ExportRequest
 from legroom.facts.releases import release
-from legroom.live import thresholds
 
 ROOT = Path(__file__).parents[1]
 SPEED_UP = 10
@@ -41,8 +40,6 @@ BLOCKS, BLOCK_SIZE, SEATS = 17, 128, 12
 """Sixteen usable blocks: a dozen requests of one block have room, four of four blocks fill the pool."""
 SETTLE_S = 150
 """The longest `for` of a phase's alerts (24 s), the rate window (12 s), and a machine that is slow."""
-CROWD_S = 3 * thresholds.DEFAULT.queue_wait_s
-"""How long the last in a crowd waits: clearly longer than what a queue may take, however fast the machine is."""
 
 Load = Callable[[Client], Awaitable[None]]
 
@@ -51,17 +48,6 @@ async def keep(client: Client, count: int, prompt: int, output: int) -> None:
     """That many requests open at any time."""
     while True:
         while client.open < count:
-            client.send(client.tokens(prompt), output)
-        await asyncio.sleep(0.1)
-
-
-async def crowd(client: Client, least: int, prompt: int, output: int) -> None:
-    """As many requests open as the server answers in `CROWD_S`, so that a fast machine has a queue that is as long in
-    time."""
-    began, before = time.monotonic(), client.done
-    while True:
-        answered_per_s = (client.done - before) / max(1, time.monotonic() - began)
-        while client.open < max(least, CROWD_S * answered_per_s):
             client.send(client.tokens(prompt), output)
         await asyncio.sleep(0.1)
 
