@@ -129,7 +129,7 @@ def test_what_needs_no_volume_of_its_own_is_not_mentioned(flags):
 def test_every_copy_has_an_engine_and_from_0_15_an_api_server(version, flags, fronts):
     words = take_apart(["vllm", "serve", "m", *flags], release(version))
     document = PlanDocument({"vllm": version, "args": {"data_parallel_size": 4}})
-    needs = host_needs(words, 4, 0, document, {})
+    needs = host_needs(words, 4, 4, 0, document, {})
     assert needs.shares[0].bytes == fronts * API_SERVER_BYTES + 4 * ENGINE_BYTES + 4 * WORKER_BYTES
     assert needs.cpus == fronts + 4 + 4
 
@@ -153,14 +153,14 @@ def test_every_copy_has_an_engine_and_from_0_15_an_api_server(version, flags, fr
 def test_the_media_cache_of_the_release_is_counted_for_every_process(version, modalities, flags, env, gib):
     words = take_apart(["vllm", "serve", "m", *flags], release(version))
     document = PlanDocument({"vllm": version, "args": {}, "modalities": modalities})
-    counted = [share.bytes for share in host_needs(words, 1, 0, document, env).shares if "media" in share.what]
+    counted = [share.bytes for share in host_needs(words, 1, 1, 0, document, env).shares if "media" in share.what]
     assert counted == ([2 * gib * GIB] if gib else [])
 
 
 def test_a_media_cache_in_shared_memory_is_counted_once():
     words = take_apart(["vllm", "serve", "m", "--mm-processor-cache-type", "shm"], release("0.32.0"))
     document = PlanDocument({"vllm": "0.32.0", "args": {}, "modalities": ["image"]})
-    needs = host_needs(words, 1, 0, document, {})
+    needs = host_needs(words, 1, 1, 0, document, {})
     assert needs.shm_bytes == 5 * GIB
     assert not any("media" in share.what for share in needs.shares)
 
@@ -181,3 +181,57 @@ def test_experts_that_are_spread_over_copies_are_all_read():
 def test_the_checkpoint_is_as_large_as_its_files_where_they_were_read():
     document = plan_document({**planned("8b-h100").document, "checkpoint_bytes": 123 * GIB})
     assert planned_server(document).host.checkpoint_bytes == 123 * GIB
+
+
+@pytest.mark.parametrize(
+    ("flags", "gpus", "engines"),
+    [
+        ((), 4, 2),
+        (("--data-parallel-size-local", "1"), 2, 2),
+        (("--data-parallel-size-local", "0"), 0, 2),
+        (("--data-parallel-rank", "0"), 2, 1),
+        (("--data-parallel-external-lb",), 2, 1),
+        (("--nnodes", "2"), 2, 2),
+    ],
+)
+def test_a_server_over_several_machines_has_the_cards_of_its_own(flags, gpus, engines):
+    document = dict(planned("8b-dp2").document)
+    made = plan_document({**document, "command": [*document["command"], *flags]})
+    assert (planned_server(made).gpus, made.engines) == (gpus, engines)
+
+
+def on_another_card(name, **env):
+    document = dict(planned("8b-h100").document)
+    made = plan_document({**document, "gpu": {**document["gpu"], "name": name}, "env": env})
+    return ExportRequest(made.release, made, {"image": "other/vllm:1"})
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "pick"),
+    [
+        ("AMD Instinct MI300X", ["/dev/kfd", "/dev/dri"], "HIP_VISIBLE_DEVICES"),
+        ("Intel Arc Pro B60", ["/dev/dri"], "ZE_AFFINITY_MASK"),
+    ],
+)
+def test_cards_that_docker_cannot_hand_out_are_picked_by_their_variable(name, files, pick):
+    made = on_another_card(name, **{pick: "2,3"})
+    line = text(docker, made)
+    (service,) = yaml.safe_load(text(compose, made))["services"].values()
+    assert "--gpus" not in line and "deploy" not in service
+    assert all(f"--device {file} " in line for file in files)
+    assert service["devices"] == [f"{file}:{file}" for file in files]
+    assert f"{pick}=2,3" in line and service["environment"][pick] == "2,3"
+    names = [variable["name"] for variable in pod(made)["containers"][0]["env"]]
+    assert pick not in names
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--kv-transfer-config", '{"kv_connector_extra_config": {"api_key": "YOUR_SECRET"}}'),
+        ("--otlp-traces-endpoint", "http://***@collector:4317"),
+    ],
+)
+@pytest.mark.parametrize("module", [docker, compose, kubernetes, helm_values])
+def test_a_secret_that_a_flag_held_is_said_to_be_left_out(module, flags):
+    assert f"{flags[0]}: the secret in it is left out" in text(module, asked(*flags)).replace("\n# ", " ")

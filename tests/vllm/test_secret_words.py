@@ -17,6 +17,9 @@ from legroom.vllm.secret_words import is_secret, without_secrets
         "vllm serve m --api-key hush", "vllm serve m --api_key=hush", "vllm serve m --api-k hush --seed 1",
         "vllm serve m --api-key a hush", "vllm serve m --hf-token hush", "vllm serve m --hf_tok=hush",
         "VLLM_API_KEY=hush vllm serve m", "HF_TOKEN=hush vllm serve m", "DB_PASSWORD=hush vllm serve m",
+        """vllm serve m --kv-transfer-config '{"extra": {"aws_secret_access_key": "hu\\"sh hush", "x": 1}}'""",
+        """vllm serve m --model-loader-extra-config='{"api_key": "hush"}'""",
+        "vllm serve m --kv-transfer-config.extra.secret_key hush", "vllm serve m --x.password=hush",
         "HTTPS_PROXY=http://u:hush@p:1 vllm serve m", "vllm serve m --otlp-traces-endpoint http://u:hush@c",
     ],
 )  # fmt: skip
@@ -29,6 +32,7 @@ def test_no_secret_is_shown_in_any_spelling(line):
 def test_what_is_no_secret_stays_as_it_was_written():
     words = shlex.split(
         "OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false vllm serve m --seed=1 --hf-overrides '{}' -tp 2"
+        """ --hf-overrides '{"pad_token": "<pad>", "speculative_token_tree": "[(0,)]"}'"""
     )
     assert list(without_secrets(words)) == words
 

@@ -89,7 +89,8 @@ def _shm(server: Server) -> str:
 
 def _environment(server: Server) -> dict[str, Any]:
     named: dict[str, Any] = {
-        line.name: Said(f"{line.why}.", _literal(line.value)) for line in containers.container_env(server)
+        line.name: Said(f"{line.why}.", _literal(line.value))
+        for line in containers.container_env(server, all_cards=bool(containers.device_files(server)))
     }
     for name in server.secrets:
         required = f"${{{name}:?{WITHOUT_API_KEY}}}" if name == API_KEY_NAME else None
@@ -118,8 +119,8 @@ def _health(server: Server) -> dict[str, Any]:
 
 
 def _devices(server: Server) -> dict[str, Any]:
-    if containers.vendor(server) == "amd":
-        return {"devices": ["/dev/kfd:/dev/kfd", "/dev/dri:/dev/dri"], "group_add": ["video"]}
+    if files := containers.device_files(server):
+        return {"devices": [f"{file}:{file}" for file in files], "group_add": ["video"]}
     picked = containers.picked_devices(server)
     which: dict[str, Any] = {"device_ids": list(picked)} if picked else {"count": server.gpus}
     device = {"driver": "nvidia", **which, "capabilities": ["gpu"]}

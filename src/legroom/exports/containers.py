@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 CACHE = "/root/.cache/huggingface"
 COMPILE_CACHE = "/root/.cache/vllm"
 OPEN_FILES = 65536
-_PICK_DEVICES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_PICK_DEVICES = (
+    "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
+)  # fmt: skip
+_DEVICE_FILES = {"amd": ("/dev/kfd", "/dev/dri"), "intel": ("/dev/dri",)}
 _BUILT_IMAGE = "vllm-legroom"
 
 
@@ -74,8 +77,15 @@ def arguments(server: Server) -> tuple[str, ...]:
     return tuple(word for line in server.lines for word in line.phrase.words)
 
 
-def container_env(server: Server) -> tuple[EnvLine, ...]:
-    """The environment without what picks cards: a container sees only those it is given."""
+def device_files(server: Server) -> tuple[str, ...]:
+    """What lets a container reach cards that Docker cannot hand out one by one; none for NVIDIA's."""
+    return _DEVICE_FILES.get(vendor(server), ())
+
+
+def container_env(server: Server, *, all_cards: bool = False) -> tuple[EnvLine, ...]:
+    """The environment without what picks cards: a container sees only those it is given, unless it sees them all."""
+    if all_cards:
+        return server.env
     return tuple(line for line in server.env if line.name not in _PICK_DEVICES)
 
 

@@ -73,7 +73,7 @@ def _options(server: Server) -> Iterator[str]:
     yield f"--ulimit memlock=-1 --ulimit nofile={containers.OPEN_FILES}:{containers.OPEN_FILES}"
     yield f"--publish {server.port}:{server.port}"
     yield from _volumes(server)
-    for line in containers.container_env(server):
+    for line in containers.container_env(server, all_cards=bool(containers.device_files(server))):
         yield from comment_lines(f"{line.name}: {line.why}.")
         yield f"--env {shlex.quote(f'{line.name}={line.value}')}"
     for name in server.secrets:
@@ -83,8 +83,8 @@ def _options(server: Server) -> Iterator[str]:
 
 
 def _devices(server: Server) -> Iterator[str]:
-    if containers.vendor(server) == "amd":
-        yield "--device /dev/kfd --device /dev/dri --group-add video"
+    if files := containers.device_files(server):
+        yield " ".join(f"--device {file}" for file in files) + " --group-add video"
         return
     picked = containers.picked_devices(server)
     yield "--gpus " + (shlex.quote(f'"device={",".join(picked)}"') if picked else str(server.gpus))

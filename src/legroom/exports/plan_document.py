@@ -65,7 +65,11 @@ class PlanDocument:
 
     @property
     def engines(self) -> int:
-        """Data-parallel copies, each with the pool of `kv`."""
+        """Data-parallel copies behind one server's address, each with the pool of `kv`. With a balancer of the user's
+        own every copy is a server."""
+        alone = ("--data-parallel-rank", "--data-parallel-external-lb")
+        if any(str(word).partition("=")[0] in alone for word in self.document.get("command", ())):
+            return 1
         return max(1, int(self.args.get("data_parallel_size") or 1))
 
     @property

@@ -13,13 +13,14 @@ from legroom.exports.server_address import Address, address_of
 from legroom.exports.server_env import EnvLine, env_remarks, environment
 from legroom.exports.server_files import is_local
 from legroom.exports.server_host import HostNeeds, host_needs
+from legroom.exports.server_parallel import copies_here, ranks_here
 from legroom.exports.server_times import DISK_BYTES_S, DOWNLOAD_BYTES_S, DRAIN_S, StartTimes
 from legroom.exports.server_words import API_KEY_NAME, WITHOUT_API_KEY, Phrase, ServerWords, take_apart
 from legroom.facts.flags import flags_of
 from legroom.guard import MIDDLEWARE, TOKEN_NAME
 from legroom.records import dataclass
 from legroom.units import GIB, parse_bytes
-from legroom.vllm.secret_words import is_secret
+from legroom.vllm.secret_words import HIDDEN, PLACEHOLDER, is_secret
 
 if TYPE_CHECKING:
     from legroom.exports.plan_document import PlanDocument
@@ -159,8 +160,8 @@ def planned_server(
     release = plan.release
     words = _with_pinned(take_apart(plan.command, release), plan, release)
     given = {str(name): str(value) for name, value in (plan.document.get("env") or {}).items()}
-    gpus = int(plan.args.get("tensor_parallel_size") or 1) * int(plan.args.get("pipeline_parallel_size") or 1)
-    gpus *= int(plan.args.get("data_parallel_size") or 1)
+    copies = copies_here(words, plan.engines)
+    gpus = copies * ranks_here(words, plan.args)
     checkpoint = checkpoint_bytes(plan, words)
     local = is_local(words.model)
     words, drain_s = _with_drain(words, release, options)
@@ -169,7 +170,7 @@ def planned_server(
         words = _with_guard(words)
     lines = tuple(Line(phrase, comment(phrase, plan)) for phrase in words.phrases)
     env = environment(plan, words, release, given, times)
-    host = host_needs(words, gpus, checkpoint, plan, given)
+    host = host_needs(words, gpus, copies, checkpoint, plan, given)
     return Server(
         name=options.name or name_of_model(words.model),
         model=words.model,
@@ -177,7 +178,7 @@ def planned_server(
         words=words,
         lines=lines,
         env=env,
-        remarks=env_remarks(plan, words, release, given),
+        remarks=(*_hidden(words), *env_remarks(plan, words, release, given)),
         secrets=secrets_of(words, options, local, (*secret_names, *_secret_names(given))),
         gpus=gpus,
         plan=plan,
@@ -219,6 +220,15 @@ def secrets_of(words: ServerWords, options: ServerOptions, local: bool, given: S
     return tuple(dict.fromkeys(names))
 
 
+def _hidden(words: ServerWords) -> tuple[str, ...]:
+    """What a flag holds and no file may: a plan has a placeholder there already."""
+    flags = [phrase.flag for phrase in words.phrases if PLACEHOLDER in phrase.value or f"://{HIDDEN}@" in phrase.value]
+    if not flags:
+        return ()
+    named = ", ".join(dict.fromkeys(flags))
+    return (f"{named}: the secret in it is left out ({PLACEHOLDER}, {HIDDEN}). Put it in where only the server reads.",)
+
+
 def _secret_names(env: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(name for name, value in env.items() if is_secret(name, value))
 
@@ -232,7 +242,9 @@ def checkpoint_bytes(plan: PlanDocument, words: ServerWords) -> int:
     ranks = plan.document.get("ranks") or [plan.layout]
     on_cards = sum(int(rank.get("weights_bytes", 0)) for rank in ranks) * ways
     if plan.args.get("enable_expert_parallel"):
-        on_cards *= plan.engines  # experts are spread over the copies too; counting the rest as often errs upwards
+        on_cards *= int(
+            plan.args.get("data_parallel_size") or 1
+        )  # experts are spread over the copies too; counting the rest as often errs upwards
     phrase = words.get("--cpu-offload-gb")
     try:
         on_host = int(float(phrase.value) * GIB) * ways * len(ranks) if phrase else 0

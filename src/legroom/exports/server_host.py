@@ -81,13 +81,12 @@ def whole_gib(bytes_: float) -> int:
 
 
 def host_needs(
-    words: ServerWords, gpus: int, checkpoint_bytes: int, plan: PlanDocument, given: Mapping[str, str]
+    words: ServerWords, gpus: int, engines: int, checkpoint_bytes: int, plan: PlanDocument, given: Mapping[str, str]
 ) -> HostNeeds:
     """Everything that the flags and the variables say about host memory, and allowances for the processes."""
     media_gib = media_cache_gib(words, plan, given)
     in_shm = _value(words, "--mm-processor-cache-type") == "shm"
     shm = shm_bytes(words, gpus, media_gib if in_shm else 0.0)
-    engines = plan.engines
     fronts = api_servers(words, engines, plan.release)
     shares = [
         Share("processes", fronts * API_SERVER_BYTES + engines * ENGINE_BYTES + gpus * WORKER_BYTES),

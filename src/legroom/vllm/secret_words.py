@@ -10,10 +10,15 @@ SECRET_FLAGS = {"--api-key": "VLLM_API_KEY", "--hf-token": "HF_TOKEN"}
 CREDENTIALS = re.compile(r"(\b[a-zA-Z][a-zA-Z0-9+.-]*://)[^\s/@]+@")
 """User and password in an address."""
 
+PLACEHOLDER, HIDDEN = "YOUR_SECRET", "***"
+"""What stands for a secret inside a flag's JSON, and for the credentials of an address."""
 _SECRET_NAME = re.compile(
     r"(?i)(?:KEYS?|TOKEN|[_-]PASS)$|SECRET|PASSW|AUTHORIZATION|COOKIE|(?:^|[_-])(?:KEY|TOKEN)[_-](?!THRESHOLD)"
 )
 """Not TOKENS, which are counted, nor a TOKENIZER."""
+_INNER_NAME = re.compile(r"(?i)(?:api|access|auth|private|account)[_-]?(?:key|token)|secret|passw|authorization")
+"""A setting inside a flag's JSON. Stricter than a variable: there, a token is mostly a word of the model's language."""
+_INNER = re.compile(r'("([^"\\]+)"\s*:\s*")(?:[^"\\]|\\.)+"')
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=.+", re.DOTALL)
 _PLACEHOLDERS = {"--api-key": "YOUR_API_KEY", "--hf-token": "YOUR_HF_TOKEN"}
 
@@ -29,6 +34,8 @@ def without_secrets(words: Iterable[str]) -> Iterator[str]:
 
     for part in command_parts(tuple(words)):
         hidden = _PLACEHOLDERS.get(part.long_name) if part.name else None
+        if part.name and _INNER_NAME.search(part.words[0].partition("=")[0].partition(".")[2]):
+            hidden = PLACEHOLDER
         if hidden is None:
             yield from map(_shown, part.words)
             continue
@@ -41,4 +48,9 @@ def _shown(word: str) -> str:
     assignment = _ASSIGNMENT.fullmatch(word)
     if assignment and is_secret(assignment[1]):
         return f"{assignment[1]}=YOUR_{assignment[1]}"
-    return CREDENTIALS.sub(r"\1***@", word)
+    shown = CREDENTIALS.sub(rf"\1{HIDDEN}@", word)
+    return _INNER.sub(_inner_shown, shown) if "{" in shown else shown
+
+
+def _inner_shown(found: re.Match[str]) -> str:
+    return f'{found[1]}{PLACEHOLDER}"' if _INNER_NAME.search(found[2]) else found[0]
