@@ -11,6 +11,7 @@ from planned import planned
 from legroom.cli.main import COMMANDS, main
 from legroom.exports import alert_runbooks, prometheus
 from legroom.exports.alerts import words
+from legroom.exports.plan_document import plan_document
 from legroom.exports.request import ExportRequest
 from legroom.facts.releases import release
 
@@ -99,3 +100,39 @@ def test_a_speed_up_divides_every_time_and_changes_nothing_else():
     pressure = {rule["alert"]: rule for rule in quick}["VllmKvPressure"]
     assert pressure["for"] == "12s"
     assert pressure["expr"] == {rule["alert"]: rule for rule in usual}["VllmKvPressure"]["expr"]
+
+
+def planned_with(*flags):
+    document = dict(planned("8b-dp2").document)
+    made = plan_document({**document, "command": [*document["command"], *flags]})
+    return ExportRequest(made.release, made, {})
+
+
+def scraped(request):
+    _, config = prometheus.files(request)
+    return yaml.safe_load(config.text)["scrape_configs"][0]
+
+
+def test_the_planned_server_is_scraped_where_it_listens(promtool, tmp_path):
+    assert scraped(planned_with("--port", "9000"))["static_configs"] == [{"targets": ["localhost:9000"]}]
+    made = planned_with("--ssl-certfile", "/c.pem", "--ssl-keyfile", "/k.pem")
+    assert scraped(made)["scheme"] == "https"
+    for file in prometheus.files(made):
+        (tmp_path / file.path).parent.mkdir(exist_ok=True)
+        (tmp_path / file.path).write_text(file.text)
+    said = subprocess.run(
+        [promtool, "check", "config", prometheus.CONFIG_FILE], cwd=tmp_path, capture_output=True, check=False
+    )
+    assert said.returncode == 0, said.stdout
+
+
+def down_for(plan, **options):
+    rules, _ = prometheus.files(ExportRequest(plan.release, plan, options))
+    found = [rule for group in yaml.safe_load(rules.text)["groups"] for rule in group["rules"]]
+    return next(rule["for"] for rule in found if rule.get("alert") == "VllmDown")
+
+
+def test_a_start_takes_as_long_as_one_checkpoint_and_the_disk_say():
+    one, copies = planned("8b-h100"), planned("8b-dp2")
+    assert down_for(one) == down_for(copies) == "6m30s"
+    assert down_for(one, disk_speed="5GB/s") == "5m"

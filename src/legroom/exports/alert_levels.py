@@ -6,7 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
-from legroom.exports.server_times import DISK_BYTES_S, StartTimes
+from legroom.exports.server import checkpoint_bytes
+from legroom.exports.server_times import DISK_BYTES_S, StartTimes, speed_of
+from legroom.exports.server_words import take_apart
 from legroom.live.thresholds import DEFAULT, Thresholds
 from legroom.records import dataclass
 
@@ -85,10 +87,12 @@ def levels_for(plan: PlanDocument | None, options: Mapping[str, Any]) -> AlertLe
         inter_token_p99_s=seconds_of(options.get("inter_token_p99"), "--inter-token-p99"),
         speed_up=_speed_up(options.get("speed_up")),
     )
+    disk_bytes_s = speed_of(options.get("disk_speed"), "--disk-speed", DISK_BYTES_S)
     if plan is None:
         return levels
-    weights = plan.layout["weights_bytes"] * plan.gpu["count"]
-    return replace(levels, down_for_s=StartTimes(int(weights), DISK_BYTES_S, 0).limit_s)
+    checkpoint = checkpoint_bytes(plan, take_apart(plan.command, plan.release))
+    # Not a first start, which also downloads: nobody would hear of an outage for as long.
+    return replace(levels, down_for_s=StartTimes(checkpoint, disk_bytes_s, 0).limit_s)
 
 
 def seconds_of(text: str | None, option: str) -> float | None:

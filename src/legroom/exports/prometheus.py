@@ -14,6 +14,8 @@ from legroom.exports.prometheus_recording import recordings
 from legroom.exports.prometheus_yaml import rules_text
 from legroom.exports.promql import Measures
 from legroom.exports.request import MARK, ExportedFile
+from legroom.exports.server_address import Address, address_of
+from legroom.exports.server_words import take_apart
 from legroom.version import __version__
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ def add_options(parser: Any) -> None:
     """What the rules need to know beside the release and the plan."""
     parser.add_argument("--job", default="vllm", metavar="NAME", help="the scrape job of the servers (default: vllm)")
     parser.add_argument("--target", action="append", metavar="HOST:PORT", default=None,
-                        help="a server to scrape, again for more (default: localhost:8000)")  # fmt: skip
+                        help="a server to scrape, again for more (default: localhost, the plan's port)")  # fmt: skip
     parser.add_argument("--guard", action="append", metavar="HOST:PORT", default=None,
                         help="a legroom guard to scrape (a middleware is on its server's page)")  # fmt: skip
     parser.add_argument("--watch", action="append", metavar="HOST:PORT", default=None,
@@ -48,6 +50,8 @@ def add_options(parser: Any) -> None:
                         f"(default: {RUNBOOK_BASE}, a path without a host)")  # fmt: skip
     parser.add_argument("--ttft-p99", metavar="TIME", help="alert when the p99 of the first token exceeds it (2s)")
     parser.add_argument("--inter-token-p99", metavar="TIME", help="the same for the time between tokens (150ms)")
+    parser.add_argument("--disk-speed", metavar="SPEED",
+                        help="how fast weights are read: a start may take that long (default: 200MB/s)")  # fmt: skip
     parser.add_argument("--speed-up", metavar="N", help="divide every window and `for` by N, to rehearse the alerts")
 
 
@@ -70,7 +74,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     head = _head(request)
     return (
         ExportedFile(RULES_FILE, head + rules_text({"groups": groups})),
-        ExportedFile(CONFIG_FILE, head + rules_text(_config(job, options, levels))),
+        ExportedFile(CONFIG_FILE, head + rules_text(_config(job, request, levels))),
     )
 
 
@@ -104,8 +108,14 @@ def _rule(condition: Condition, levels: AlertLevels, request: ExportRequest) -> 
     return rule
 
 
-def _config(job: str, options: Mapping[str, Any], levels: AlertLevels) -> dict[str, Any]:
-    scrapes = [_scrape(job, _targets(options.get("target"), "--target") or ["localhost:8000"])]
+def _config(job: str, request: ExportRequest, levels: AlertLevels) -> dict[str, Any]:
+    options, plan = request.options, request.plan
+    address = address_of(take_apart(plan.command, plan.release)) if plan else Address()
+    servers = _scrape(job, _targets(options.get("target"), "--target") or [f"localhost:{address.port}"])
+    if address.tls:
+        # As with every probe that is exported: the certificate is made for the server's name.
+        servers |= {"scheme": "https", "tls_config": {"insecure_skip_verify": True}}
+    scrapes = [servers]
     if guards := _targets(options.get("guard"), "--guard"):
         # A guard's page holds the server's series too: taken from there as well, each would be another server.
         only_own = {"source_labels": ["__name__"], "regex": "legroom_.*", "action": "keep"}

@@ -14,12 +14,12 @@ from legroom.exports.server_env import EnvLine, env_remarks, environment
 from legroom.exports.server_files import is_local
 from legroom.exports.server_host import HostNeeds, host_needs
 from legroom.exports.server_parallel import copies_here, ranks_here
-from legroom.exports.server_times import DISK_BYTES_S, DOWNLOAD_BYTES_S, DRAIN_S, StartTimes
+from legroom.exports.server_times import DISK_BYTES_S, DOWNLOAD_BYTES_S, DRAIN_S, StartTimes, speed_of
 from legroom.exports.server_words import API_KEY_NAME, WITHOUT_API_KEY, Phrase, ServerWords, take_apart
 from legroom.facts.flags import flags_of
 from legroom.guard import MIDDLEWARE, TOKEN_NAME
 from legroom.records import dataclass
-from legroom.units import GIB, parse_bytes
+from legroom.units import GIB
 from legroom.vllm.secret_words import HIDDEN, PLACEHOLDER, is_secret
 
 if TYPE_CHECKING:
@@ -126,22 +126,13 @@ def options_of(options: Mapping[str, Any]) -> ServerOptions:
         raise LegroomError(f"--name {name!r} is not a name", "use small letters, digits and dashes, like vllm-chat")
     return ServerOptions(
         name=name,
-        disk_bytes_s=_speed(options.get("disk_speed"), "--disk-speed", DISK_BYTES_S),
-        download_bytes_s=_speed(options.get("download_speed"), "--download-speed", DOWNLOAD_BYTES_S),
+        disk_bytes_s=speed_of(options.get("disk_speed"), "--disk-speed", DISK_BYTES_S),
+        download_bytes_s=speed_of(options.get("download_speed"), "--download-speed", DOWNLOAD_BYTES_S),
         drain_s=_seconds(options.get("drain"), DRAIN_S),
         guard=bool(options.get("with_guard")),
         sidecar=bool(options.get("with_sidecar")),
         image=options.get("image"),
     )
-
-
-def _speed(text: str | None, option: str, default: float) -> float:
-    if text is None:
-        return default
-    speed = parse_bytes(text.removesuffix("/s"), option)
-    if speed < 10**5:
-        raise LegroomError(f"{option} {text} is too slow to be one", f"write it like {option} 2GB/s")
-    return float(speed)
 
 
 def _seconds(text: str | None, default: int) -> int:
