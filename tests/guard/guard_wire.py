@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import asynccontextmanager
 
 from legroom.guard.limits import EngineLimits
@@ -10,6 +11,7 @@ from legroom.guard.proxy.server import Proxy, ProxyOptions
 from legroom.guard.proxy.wire import upstream_of
 
 PLAN = EngineLimits(11, 16, 8, 128, 4, source="a test")
+WHOLE_POOL = b'{"prompt": [1, 2, 3], "max_tokens": 120}'
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
 
 
@@ -96,6 +98,26 @@ async def proxied(upstream=None, policy=None, plan=PLAN, token=None, **options):
             client.transport.abort()
         await running
         server.close()
+
+
+@asynccontextmanager
+async def connected(*args, **options):
+    """The same, with a client; gives the proxy and the client."""
+    async with proxied(*args, **options) as (proxy, port):
+        client = await Client.connect(port)
+        try:
+            yield proxy, client
+        finally:
+            client.close()
+
+
+def error(body):
+    return json.loads(body)["error"]
+
+
+def answer_of(body, status=b"200 OK"):
+    """A server's answer with a length."""
+    return b"HTTP/1.1 %b\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body)
 
 
 def request(body=b'{"prompt": [1], "max_tokens": 4}', path="/v1/completions", method="POST", headers=""):

@@ -21,114 +21,90 @@ def series(page):
     return {name: float(value) for name, value in lines}
 
 
-def test_the_metrics_page_gets_the_guards_series_and_its_right_length():
-    async def test():
-        guard = Guard(Server(answer=b"vllm:x 1\n", kind=b"text/plain"))
-        await Call(guard, body=SMALL)
-        call = await Call(guard, "/metrics", method="GET", raw=b"", headers=[(b"accept-encoding", b"gzip")])
-        found = series(call.body.decode())
-        assert found["vllm:x"] == 1
-        assert found["legroom_guard_admitted_total"] == 1
-        assert found["legroom_guard_pool_tokens"] == 160
-        assert found['legroom_guard_wait_seconds_bucket{le="+Inf"}'] == 1
-        assert int(call.headers["content-length"]) == len(call.body)
-
-    asyncio.run(test())
+async def test_the_metrics_page_gets_the_guards_series_and_its_right_length():
+    guard = Guard(Server(answer=b"vllm:x 1\n", kind=b"text/plain"))
+    await Call(guard, body=SMALL)
+    call = await Call(guard, "/metrics", method="GET", raw=b"", headers=[(b"accept-encoding", b"gzip")])
+    found = series(call.body.decode())
+    assert found["vllm:x"] == 1
+    assert found["legroom_guard_admitted_total"] == 1
+    assert found["legroom_guard_pool_tokens"] == 160
+    assert found['legroom_guard_wait_seconds_bucket{le="+Inf"}'] == 1
+    assert int(call.headers["content-length"]) == len(call.body)
 
 
-def test_the_metrics_page_parses_as_prometheus_reads_it():
-    async def test():
-        from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
-        from prometheus_client.parser import text_string_to_metric_families as plain
+async def test_the_metrics_page_parses_as_prometheus_reads_it():
+    from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
+    from prometheus_client.parser import text_string_to_metric_families as plain
 
-        for kind, answer, parse in (
-            (b"text/plain; version=0.0.4", b"", plain),
-            (b"application/openmetrics-text; version=1.0.0", b"# EOF\n", open_metrics),
-        ):
-            guard = Guard(Server(answer=answer, kind=kind))
-            call = await Call(guard, "/metrics", method="GET", raw=b"")
-            families = {family.name: family for family in parse(call.body.decode())}
-            assert families["legroom_guard_rejected"].type == "counter"
-            assert families["legroom_guard_wait_seconds"].type == "histogram"
-
-    asyncio.run(test())
+    for kind, answer, parse in (
+        (b"text/plain; version=0.0.4", b"", plain),
+        (b"application/openmetrics-text; version=1.0.0", b"# EOF\n", open_metrics),
+    ):
+        guard = Guard(Server(answer=answer, kind=kind))
+        call = await Call(guard, "/metrics", method="GET", raw=b"")
+        families = {family.name: family for family in parse(call.body.decode())}
+        assert families["legroom_guard_rejected"].type == "counter"
+        assert families["legroom_guard_wait_seconds"].type == "histogram"
 
 
-def test_drain_and_status_are_for_who_has_the_token():
-    async def test():
-        guard = Guard(Server(), token="secret")
-        right = [(b"authorization", b"Bearer secret")]
-        assert (await Call(guard, "/-/legroom/status", method="GET", raw=b"")).status == 401
-        assert (await Call(guard, "/-/legroom/drain", {"on": "yes"}, headers=right)).status == 400
-        assert (await Call(guard, "/-/legroom/drain", {"on": True}, headers=right)).status == 200
-        refused = await Call(guard, body=SMALL)
-        assert (refused.status, refused.error["code"]) == (503, "draining")
-        assert "retry-after" in refused.headers
-        status = json.loads((await Call(guard, "/-/legroom/status", method="GET", raw=b"", headers=right)).body)
-        assert (status["draining"], status["running"], status["waiting"]) == (True, 0, 0)
-        await Call(guard, "/-/legroom/drain", {"on": False}, headers=right)
-        assert (await Call(guard, body=SMALL)).status == 200
-
-    asyncio.run(test())
+async def test_drain_and_status_are_for_who_has_the_token():
+    guard = Guard(Server(), token="secret")
+    right = [(b"authorization", b"Bearer secret")]
+    assert (await Call(guard, "/-/legroom/status", method="GET", raw=b"")).status == 401
+    assert (await Call(guard, "/-/legroom/drain", {"on": "yes"}, headers=right)).status == 400
+    assert (await Call(guard, "/-/legroom/drain", {"on": True}, headers=right)).status == 200
+    refused = await Call(guard, body=SMALL)
+    assert (refused.status, refused.error["code"]) == (503, "draining")
+    assert "retry-after" in refused.headers
+    status = json.loads((await Call(guard, "/-/legroom/status", method="GET", raw=b"", headers=right)).body)
+    assert (status["draining"], status["running"], status["waiting"]) == (True, 0, 0)
+    await Call(guard, "/-/legroom/drain", {"on": False}, headers=right)
+    assert (await Call(guard, body=SMALL)).status == 200
 
 
-def test_a_drain_with_too_large_a_body_is_answered_and_a_strangers_body_is_not_read(policy):
-    async def test():
-        guard = Guard(Server(), policy=policy("[requests]\nbody_bytes = 1024"), token="secret")
-        right = [(b"authorization", b"Bearer secret")]
-        large = await Call(guard, "/-/legroom/drain", raw=b" " * 1025, headers=right)
-        assert (large.status, large.error["code"]) == (413, "body_too_large")
-        stranger = await Call(guard, "/-/legroom/drain", raw=b" " * 1025)
-        assert (stranger.status, stranger.body_was_read) == (401, False)
-
-    asyncio.run(test())
+async def test_a_drain_with_too_large_a_body_is_answered_and_a_strangers_body_is_not_read(policy):
+    guard = Guard(Server(), policy=policy("[requests]\nbody_bytes = 1024"), token="secret")
+    right = [(b"authorization", b"Bearer secret")]
+    large = await Call(guard, "/-/legroom/drain", raw=b" " * 1025, headers=right)
+    assert (large.status, large.error["code"]) == (413, "body_too_large")
+    stranger = await Call(guard, "/-/legroom/drain", raw=b" " * 1025)
+    assert (stranger.status, stranger.body_was_read) == (401, False)
 
 
-def test_without_a_token_there_is_nothing_to_drain():
-    async def test():
-        assert (await Call(Guard(Server()), "/-/legroom/drain", {"on": True})).status == 404
-
-    asyncio.run(test())
+async def test_without_a_token_there_is_nothing_to_drain():
+    assert (await Call(Guard(Server()), "/-/legroom/drain", {"on": True})).status == 404
 
 
-def test_a_pool_of_unknown_size_lets_in_or_turns_away_as_the_policy_says(policy):
-    async def test():
-        lost = vllm_state(blocks=None)
-        guard = Guard(Server(answer=b"", kind=b"text/plain"))
-        assert (await Call(guard, body=SMALL, app=lost)).status == 200
-        assert "legroom_guard_fail_open 1" in guard.door.page()
-        closed = Guard(Server(answer=b"", kind=b"text/plain"), policy=policy('[pool]\nwhen_unknown = "closed"'))
-        call = await Call(closed, body=SMALL, app=lost)
-        assert (call.status, call.error["code"]) == (503, "pool_unknown")
-
-    asyncio.run(test())
+async def test_a_pool_of_unknown_size_lets_in_or_turns_away_as_the_policy_says(policy):
+    lost = vllm_state(blocks=None)
+    guard = Guard(Server(answer=b"", kind=b"text/plain"))
+    assert (await Call(guard, body=SMALL, app=lost)).status == 200
+    assert "legroom_guard_fail_open 1" in guard.door.page()
+    closed = Guard(Server(answer=b"", kind=b"text/plain"), policy=policy('[pool]\nwhen_unknown = "closed"'))
+    call = await Call(closed, body=SMALL, app=lost)
+    assert (call.status, call.error["code"]) == (503, "pool_unknown")
 
 
-def test_the_pool_is_learnt_from_the_metrics_page_where_the_configuration_does_not_say():
-    async def test():
-        page = b'vllm:cache_config_info{block_size="16",num_gpu_blocks="11"} 1.0\n'
-        guard = Guard(Server(answer=page, kind=b"text/plain"))
-        await Call(guard, body=SMALL, app=vllm_state(blocks=None))
-        assert guard.door.status()["pool_tokens"] == 160
-
-    asyncio.run(test())
+async def test_the_pool_is_learnt_from_the_metrics_page_where_the_configuration_does_not_say():
+    page = b'vllm:cache_config_info{block_size="16",num_gpu_blocks="11"} 1.0\n'
+    guard = Guard(Server(answer=page, kind=b"text/plain"))
+    await Call(guard, body=SMALL, app=vllm_state(blocks=None))
+    assert guard.door.status()["pool_tokens"] == 160
 
 
-def test_strangers_without_the_servers_key_take_nobodys_place():
-    async def test():
-        server = Server(status=401)
-        server.open.clear()
-        guard, app = Guard(server), vllm_state(api_key=["right"])
-        wrong = [Call(guard, body=WHOLE_POOL, app=app, headers=[(b"authorization", b"Bearer wrong")]) for _ in range(3)]
-        await settle()
-        assert (guard.door.pool.running, guard.door.pool.waiting) == (0, 0)
-        right = Call(guard, body=WHOLE_POOL, app=app, headers=[(b"authorization", b"Bearer right")])
-        await settle()
-        assert guard.door.pool.running == 1
-        server.open.set()
-        await asyncio.gather(right.task, *(call.task for call in wrong))
-
-    asyncio.run(test())
+async def test_strangers_without_the_servers_key_take_nobodys_place():
+    server = Server(status=401)
+    server.open.clear()
+    guard, app = Guard(server), vllm_state(api_key=["right"])
+    wrong = [Call(guard, body=WHOLE_POOL, app=app, headers=[(b"authorization", b"Bearer wrong")]) for _ in range(3)]
+    await settle()
+    assert (guard.door.pool.running, guard.door.pool.waiting) == (0, 0)
+    right = Call(guard, body=WHOLE_POOL, app=app, headers=[(b"authorization", b"Bearer right")])
+    await settle()
+    assert guard.door.pool.running == 1
+    server.open.set()
+    await asyncio.gather(right.task, *(call.task for call in wrong))
 
 
 @pytest.mark.parametrize(
@@ -146,22 +122,16 @@ def test_only_paths_that_the_release_asks_a_key_for_pass_without_one(version, co
     assert covered_paths(version) == covered
 
 
-def test_a_path_that_vllm_serves_without_a_key_is_guarded_without_one():
-    async def test():
-        guard, app = Guard(Server()), vllm_state(api_key=["right"])
-        huge = {"token_ids": [1] * 50, "sampling_params": {"max_tokens": 100, "n": 500}}
-        assert (await Call(guard, "/inference/v1/generate", body=huge, app=app)).status == 400
-
-    asyncio.run(test())
+async def test_a_path_that_vllm_serves_without_a_key_is_guarded_without_one():
+    guard, app = Guard(Server()), vllm_state(api_key=["right"])
+    huge = {"token_ids": [1] * 50, "sampling_params": {"max_tokens": 100, "n": 500}}
+    assert (await Call(guard, "/inference/v1/generate", body=huge, app=app)).status == 400
 
 
-def test_a_server_that_nobody_asked_yet_shows_its_pool_on_the_metrics_page():
-    async def test():
-        call = await Call(Guard(Server(answer=b"x 1\n", kind=b"text/plain")), "/metrics", method="GET", raw=b"")
-        assert b"legroom_guard_pool_tokens 160" in call.body
-        assert b"legroom_guard_fail_open 0" in call.body
-
-    asyncio.run(test())
+async def test_a_server_that_nobody_asked_yet_shows_its_pool_on_the_metrics_page():
+    call = await Call(Guard(Server(answer=b"x 1\n", kind=b"text/plain")), "/metrics", method="GET", raw=b"")
+    assert b"legroom_guard_pool_tokens 160" in call.body
+    assert b"legroom_guard_fail_open 0" in call.body
 
 
 def test_a_pool_that_stays_unknown_is_said_once(caplog):

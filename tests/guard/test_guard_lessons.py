@@ -81,39 +81,33 @@ def test_an_answer_that_was_cut_short_teaches_nothing():
     assert lessons.of("m").outputs.count == 0
 
 
-def test_streams_without_usage_have_some_prompts_counted_in_passing():
-    async def test():
-        asked = []
+async def test_streams_without_usage_have_some_prompts_counted_in_passing():
+    asked = []
 
-        async def tokenize(body):
-            asked.append(json.loads(body))
-            return 100
+    async def tokenize(body):
+        asked.append(json.loads(body))
+        return 100
 
-        lessons = Lessons(tokenize)
-        for _ in range(FEWEST + 2 * SAMPLE_EVERY):
-            lessons.entering(visit_of(prompt=TEXT, stream=True))
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-        assert FEWEST <= len(asked) <= FEWEST + 3
-        assert asked[0] == {"model": "m", "prompt": TEXT}
-        assert lessons.of("m").bound(400, True, 0) < 130
-
-    asyncio.run(test())
+    lessons = Lessons(tokenize)
+    for _ in range(FEWEST + 2 * SAMPLE_EVERY):
+        lessons.entering(visit_of(prompt=TEXT, stream=True))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert FEWEST <= len(asked) <= FEWEST + 3
+    assert asked[0] == {"model": "m", "prompt": TEXT}
+    assert lessons.of("m").bound(400, True, 0) < 130
 
 
-def test_a_tokenizer_that_fails_teaches_nothing_and_harms_nobody():
-    async def test():
-        async def tokenize(_):
-            raise OSError("gone")
+async def test_a_tokenizer_that_fails_teaches_nothing_and_harms_nobody():
+    async def tokenize(_):
+        raise OSError("gone")
 
-        lessons = Lessons(tokenize)
-        for _ in range(3):
-            lessons.entering(visit_of(prompt=TEXT, stream=True))
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-        assert lessons.of("m").bound(400, True, 0) >= 400
-
-    asyncio.run(test())
+    lessons = Lessons(tokenize)
+    for _ in range(3):
+        lessons.entering(visit_of(prompt=TEXT, stream=True))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert lessons.of("m").bound(400, True, 0) >= 400
 
 
 def test_images_are_weighed_by_what_answers_with_images_took():
@@ -145,15 +139,12 @@ CHAT = [{"role": "user", "content": TEXT}]
         (Kind.CHAT, {"messages": CHAT, "kv_transfer_params": {"prompt_token_ids": [1] * 900}}, None),
     ],
 )
-def test_a_prompt_is_counted_by_its_own_key_and_only_where_that_is_all_of_it(kind, body, asked):
-    async def test():
-        seen = []
+async def test_a_prompt_is_counted_by_its_own_key_and_only_where_that_is_all_of_it(kind, body, asked):
+    seen = []
 
-        async def tokenize(sent):
-            seen.append(json.loads(sent))
-            return 7
+    async def tokenize(sent):
+        seen.append(json.loads(sent))
+        return 7
 
-        found = await Lessons(tokenize).count(visit_of(kind, **body))
-        assert (found, seen) == ((7, [asked]) if asked else (None, []))
-
-    asyncio.run(test())
+    found = await Lessons(tokenize).count(visit_of(kind, **body))
+    assert (found, seen) == ((7, [asked]) if asked else (None, []))

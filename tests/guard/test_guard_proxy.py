@@ -6,170 +6,127 @@ import json
 
 import pytest
 from guard_asgi import until
-from guard_wire import OK, Client, Upstream, ask, proxied, request
+from guard_wire import OK, WHOLE_POOL, Client, Upstream, ask, connected, error, proxied, request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from legroom.errors import LegroomError
 from legroom.guard.proxy.wire import origin_form, path_of, request_head, upstream_of
 
-WHOLE_POOL = b'{"prompt": [1, 2, 3], "max_tokens": 120}'
+
+async def test_a_request_and_its_answer_pass():
+    upstream = Upstream()
+    async with proxied(upstream) as (_, port):
+        status, headers, body = await ask(port, headers="authorization: Bearer k\r\n")
+        assert (status, headers["content-type"], body) == (200, "application/json", b"{}")
+        head, sent = upstream.requests[-1]
+        assert head.startswith(b"POST /v1/completions HTTP/1.1\r\n")
+        assert b"authorization: Bearer k\r\n" in head
+        assert b"x-forwarded-for: 127.0.0.1\r\n" in head
+        assert json.loads(sent) == {"prompt": [1], "max_tokens": 4}
 
 
-def error(body):
-    return json.loads(body)["error"]
-
-
-def test_a_request_and_its_answer_pass():
-    async def test():
-        upstream = Upstream()
-        async with proxied(upstream) as (_, port):
-            status, headers, body = await ask(port, headers="authorization: Bearer k\r\n")
-            assert (status, headers["content-type"], body) == (200, "application/json", b"{}")
-            head, sent = upstream.requests[-1]
-            assert head.startswith(b"POST /v1/completions HTTP/1.1\r\n")
-            assert b"authorization: Bearer k\r\n" in head
-            assert b"x-forwarded-for: 127.0.0.1\r\n" in head
-            assert json.loads(sent) == {"prompt": [1], "max_tokens": 4}
-
-    asyncio.run(test())
-
-
-def test_connections_are_kept_on_both_sides():
-    async def test():
-        upstream = Upstream()
-        async with proxied(upstream) as (_, port):
-            client = await Client.connect(port)
-            for _ in range(5):
-                assert (await client.ask())[0] == 200
-            assert upstream.connections == 1
-            client.close()
-
-    asyncio.run(test())
-
-
-def test_headers_of_one_connection_do_not_pass():
-    async def test():
-        upstream = Upstream()
-        upstream.answer = OK.replace(b"\r\n\r\n", b"\r\nconnection: keep-alive, x-own\r\nx-own: 1\r\nx-far: 2\r\n\r\n")
-        async with proxied(upstream) as (_, port):
-            own = "connection: keep-alive, x-mine\r\nx-mine: 1\r\nte: trailers\r\nx-kept: 2\r\n"
-            _, headers, _ = await ask(port, headers=own)
-            head = upstream.requests[-1][0]
-            assert b"x-mine" not in head
-            assert b"te:" not in head
-            assert b"x-kept: 2" in head
-            assert "x-own" not in headers
-            assert headers["x-far"] == "2"
-
-    asyncio.run(test())
-
-
-def test_a_stream_passes_chunk_by_chunk_without_waiting_for_its_end():
-    async def test():
-        more = asyncio.Event()
-
-        def stream(_):
-            yield b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-            yield b"9\r\ndata: 1\n\n\r\n"
-            yield more
-            yield b"9\r\ndata: 2\n\n\r\n0\r\n\r\n"
-
-        async with proxied(Upstream(stream)) as (proxy, port):
-            client = await Client.connect(port)
-            await client.send(request(b'{"prompt": [1], "max_tokens": 4, "stream": true}'))
-            head = await client.reader.readuntil(b"\r\n\r\n")
-            assert b"transfer-encoding: chunked" in head
-            assert await client.reader.readexactly(14) == b"9\r\ndata: 1\n\n\r\n"
-            assert proxy.door.pool.running == 1
-            more.set()
-            assert await client.reader.readexactly(19) == b"9\r\ndata: 2\n\n\r\n0\r\n\r\n"
-            await until(lambda: proxy.door.pool.running == 0)
-            client.close()
-
-    asyncio.run(test())
-
-
-def test_an_answer_that_ends_with_its_connection_passes_whole():
-    async def test():
-        answer = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\nhello"
-        async with proxied(Upstream(answer, close=True)) as (_, port):
-            assert (await ask(port))[2] == b"hello"
-
-    asyncio.run(test())
-
-
-def test_requests_beyond_the_pool_wait_at_the_door():
-    async def test():
-        upstream = Upstream()
-        async with proxied(upstream) as (proxy, port):
-            upstream.open.clear()
-            calls = [asyncio.ensure_future(ask(port, WHOLE_POOL)) for _ in range(4)]
-            await until(lambda: proxy.door.pool.waiting == 3)
-            upstream.open.set()
-            assert [status for status, _, _ in await asyncio.gather(*calls)] == [200] * 4
-            assert proxy.door.pool.held_blocks == 0
-
-    asyncio.run(test())
-
-
-def test_a_client_that_leaves_frees_its_place_and_the_server_sees_it(tmp_path):
-    async def test():
-        (tmp_path / "policy.toml").write_text("[pool]\nabort_grace_s = 0.01")
-        upstream = Upstream()
-        async with proxied(upstream, tmp_path / "policy.toml") as (proxy, port):
-            upstream.open.clear()
-            first, second = await Client.connect(port), await Client.connect(port)
-            await first.send(request(WHOLE_POOL))
-            await until(lambda: upstream.inside == 1)
-            await second.send(request(WHOLE_POOL))
-            await until(lambda: proxy.door.pool.waiting == 1)
-            second.close()
-            await until(lambda: proxy.door.pool.waiting == 0)
-            first.close()
-            await until(lambda: upstream.left == 1)
-            await until(lambda: proxy.door.pool.held_blocks == 0)
-
-    asyncio.run(test())
-
-
-def test_a_server_that_is_down_gets_502_with_an_openai_body():
-    async def test():
-        async with proxied() as (proxy, port):
-            proxy.servers._upstream = upstream_of("http://127.0.0.1:1")
-            proxy.servers.close()
-            status, _, body = await ask(port)
-            assert (status, error(body)["code"], error(body)["type"]) == (502, "upstream_down", "server_error")
-            assert proxy.door.pool.running == 0 or proxy.door.policy.pool.abort_grace_s
-
-    asyncio.run(test())
-
-
-def test_a_server_that_dies_amidst_its_answer_leaves_the_client_with_half_of_it():
-    async def test():
-        half = b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nhalf"
-        async with proxied(Upstream(half, close=True)) as (_, port):
-            client = await Client.connect(port)
-            await client.send(request())
-            got = b""
-            with contextlib.suppress(ConnectionError):
-                got = await client.reader.read()
-            assert b"502" not in got
-
-    asyncio.run(test())
-
-
-def test_a_kept_connection_that_the_server_dropped_is_replaced():
-    async def test():
-        upstream = Upstream()
-        async with proxied(upstream) as (_, port):
-            client = await Client.connect(port)
+async def test_connections_are_kept_on_both_sides():
+    upstream = Upstream()
+    async with connected(upstream) as (_, client):
+        for _ in range(5):
             assert (await client.ask())[0] == 200
-            upstream.drop_next = True
-            assert (await client.ask())[0] == 200
-            client.close()
+        assert upstream.connections == 1
 
-    asyncio.run(test())
+
+async def test_headers_of_one_connection_do_not_pass():
+    upstream = Upstream()
+    upstream.answer = OK.replace(b"\r\n\r\n", b"\r\nconnection: keep-alive, x-own\r\nx-own: 1\r\nx-far: 2\r\n\r\n")
+    async with proxied(upstream) as (_, port):
+        own = "connection: keep-alive, x-mine\r\nx-mine: 1\r\nte: trailers\r\nx-kept: 2\r\n"
+        _, headers, _ = await ask(port, headers=own)
+        head = upstream.requests[-1][0]
+        assert b"x-mine" not in head
+        assert b"te:" not in head
+        assert b"x-kept: 2" in head
+        assert "x-own" not in headers
+        assert headers["x-far"] == "2"
+
+
+async def test_a_stream_passes_chunk_by_chunk_without_waiting_for_its_end():
+    more = asyncio.Event()
+
+    def stream(_):
+        yield b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        yield b"9\r\ndata: 1\n\n\r\n"
+        yield more
+        yield b"9\r\ndata: 2\n\n\r\n0\r\n\r\n"
+
+    async with connected(Upstream(stream)) as (proxy, client):
+        await client.send(request(b'{"prompt": [1], "max_tokens": 4, "stream": true}'))
+        head = await client.reader.readuntil(b"\r\n\r\n")
+        assert b"transfer-encoding: chunked" in head
+        assert await client.reader.readexactly(14) == b"9\r\ndata: 1\n\n\r\n"
+        assert proxy.door.pool.running == 1
+        more.set()
+        assert await client.reader.readexactly(19) == b"9\r\ndata: 2\n\n\r\n0\r\n\r\n"
+        await until(lambda: proxy.door.pool.running == 0)
+
+
+async def test_an_answer_that_ends_with_its_connection_passes_whole():
+    answer = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\nhello"
+    async with proxied(Upstream(answer, close=True)) as (_, port):
+        assert (await ask(port))[2] == b"hello"
+
+
+async def test_requests_beyond_the_pool_wait_at_the_door():
+    upstream = Upstream()
+    async with proxied(upstream) as (proxy, port):
+        upstream.open.clear()
+        calls = [asyncio.ensure_future(ask(port, WHOLE_POOL)) for _ in range(4)]
+        await until(lambda: proxy.door.pool.waiting == 3)
+        upstream.open.set()
+        assert [status for status, _, _ in await asyncio.gather(*calls)] == [200] * 4
+        assert proxy.door.pool.held_blocks == 0
+
+
+async def test_a_client_that_leaves_frees_its_place_and_the_server_sees_it(tmp_path):
+    (tmp_path / "policy.toml").write_text("[pool]\nabort_grace_s = 0.01")
+    upstream = Upstream()
+    async with proxied(upstream, tmp_path / "policy.toml") as (proxy, port):
+        upstream.open.clear()
+        first, second = await Client.connect(port), await Client.connect(port)
+        await first.send(request(WHOLE_POOL))
+        await until(lambda: upstream.inside == 1)
+        await second.send(request(WHOLE_POOL))
+        await until(lambda: proxy.door.pool.waiting == 1)
+        second.close()
+        await until(lambda: proxy.door.pool.waiting == 0)
+        first.close()
+        await until(lambda: upstream.left == 1)
+        await until(lambda: proxy.door.pool.held_blocks == 0)
+
+
+async def test_a_server_that_is_down_gets_502_with_an_openai_body():
+    async with proxied() as (proxy, port):
+        proxy.servers._upstream = upstream_of("http://127.0.0.1:1")
+        proxy.servers.close()
+        status, _, body = await ask(port)
+        assert (status, error(body)["code"], error(body)["type"]) == (502, "upstream_down", "server_error")
+        assert proxy.door.pool.running == 0 or proxy.door.policy.pool.abort_grace_s
+
+
+async def test_a_server_that_dies_amidst_its_answer_leaves_the_client_with_half_of_it():
+    half = b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nhalf"
+    async with connected(Upstream(half, close=True)) as (_, client):
+        await client.send(request())
+        got = b""
+        with contextlib.suppress(ConnectionError):
+            got = await client.reader.read()
+        assert b"502" not in got
+
+
+async def test_a_kept_connection_that_the_server_dropped_is_replaced():
+    upstream = Upstream()
+    async with connected(upstream) as (_, client):
+        assert (await client.ask())[0] == 200
+        upstream.drop_next = True
+        assert (await client.ask())[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -184,216 +141,167 @@ def test_a_kept_connection_that_the_server_dropped_is_replaced():
         (request(b"[]"), 400),
     ],
 )
-def test_what_cannot_be_served_is_answered_in_openais_words(sent, status):
-    async def test():
-        async with proxied() as (_, port):
-            client = await Client.connect(port)
-            await client.send(sent)
-            got, _, body = await client.answer()
-            assert got == status
-            assert set(error(body)) == {"message", "type", "param", "code"}
-            client.close()
-
-    asyncio.run(test())
+async def test_what_cannot_be_served_is_answered_in_openais_words(sent, status):
+    async with connected() as (_, client):
+        await client.send(sent)
+        got, _, body = await client.answer()
+        assert got == status
+        assert set(error(body)) == {"message", "type", "param", "code"}
 
 
-def test_a_body_that_grows_past_the_limit_is_cut_off_with_an_answer(tmp_path):
-    async def test():
-        (tmp_path / "policy.toml").write_text("[requests]\nbody_bytes = 2000")
-        async with proxied(policy=tmp_path / "policy.toml") as (_, port):
-            client = await Client.connect(port)
-            await client.send(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
-            for _ in range(3):
-                await client.send(b"400\r\n" + b"x" * 1024 + b"\r\n")
-            status, headers, _ = await client.answer()
-            assert (status, headers["connection"]) == (413, "close")
-            client.close()
-
-    asyncio.run(test())
+async def test_a_body_that_grows_past_the_limit_is_cut_off_with_an_answer(tmp_path):
+    (tmp_path / "policy.toml").write_text("[requests]\nbody_bytes = 2000")
+    async with connected(policy=tmp_path / "policy.toml") as (_, client):
+        await client.send(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        for _ in range(3):
+            await client.send(b"400\r\n" + b"x" * 1024 + b"\r\n")
+        status, headers, _ = await client.answer()
+        assert (status, headers["connection"]) == (413, "close")
 
 
-def test_slow_clients_are_cut_off():
-    async def test():
-        async with proxied() as (proxy, port):
-            client = await Client.connect(port)
-            await client.send(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n{")
-            await until(lambda: proxy.buffered_bytes == 1)
-            (connection,) = proxy.clients
-            connection.sweep(proxy.now_s + 3600)
-            status, _, body = await client.answer()
-            assert (status, error(body)["code"]) == (408, "body_timeout")
-            assert proxy.buffered_bytes == 0
-            client.close()
-
-    asyncio.run(test())
+async def test_slow_clients_are_cut_off():
+    async with connected() as (proxy, client):
+        await client.send(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n{")
+        await until(lambda: proxy.buffered_bytes == 1)
+        (connection,) = proxy.clients
+        connection.sweep(proxy.now_s + 3600)
+        status, _, body = await client.answer()
+        assert (status, error(body)["code"]) == (408, "body_timeout")
+        assert proxy.buffered_bytes == 0
 
 
-def test_idle_clients_are_let_go():
-    async def test():
-        async with proxied() as (proxy, port):
-            client = await Client.connect(port)
-            await client.ask()
-            (connection,) = proxy.clients
-            connection.sweep(proxy.now_s + 3600)
-            assert await client.reader.read() == b""
-
-    asyncio.run(test())
+async def test_idle_clients_are_let_go():
+    async with connected() as (proxy, client):
+        await client.ask()
+        (connection,) = proxy.clients
+        connection.sweep(proxy.now_s + 3600)
+        assert await client.reader.read() == b""
 
 
-def test_a_client_that_does_not_read_holds_the_server_back_and_is_cut_off_in_the_end():
-    async def test():
-        def flood(_):
-            yield b"HTTP/1.1 200 OK\r\ncontent-length: 100000000\r\n\r\n"
-            for _ in range(400):
-                yield b"x" * 250_000
+async def test_a_client_that_does_not_read_holds_the_server_back_and_is_cut_off_in_the_end():
+    def flood(_):
+        yield b"HTTP/1.1 200 OK\r\ncontent-length: 100000000\r\n\r\n"
+        for _ in range(400):
+            yield b"x" * 250_000
 
-        async with proxied(Upstream(flood)) as (proxy, port):
-            client = await Client.connect(port)
-            client.writer.transport.pause_reading()
-            await client.send(request())
-            await until(lambda: any(one.stalled_since_s for one in proxy.clients))
-            (connection,) = proxy.clients
-            assert connection.transport.get_write_buffer_size() < 2_000_000
-            connection.sweep(proxy.now_s + 3600)  # something may have left the buffers before this one
-            connection.sweep(proxy.now_s + 7200)
-            await until(lambda: not proxy.clients)
-            client.writer.transport.abort()
-
-    asyncio.run(test())
+    async with connected(Upstream(flood)) as (proxy, client):
+        client.writer.transport.pause_reading()
+        await client.send(request())
+        await until(lambda: any(one.stalled_since_s for one in proxy.clients))
+        (connection,) = proxy.clients
+        assert connection.transport.get_write_buffer_size() < 2_000_000
+        connection.sweep(proxy.now_s + 3600)  # something may have left the buffers before this one
+        connection.sweep(proxy.now_s + 7200)
+        await until(lambda: not proxy.clients)
+        client.writer.transport.abort()
 
 
-def test_a_server_that_never_begins_to_answer_gets_504():
-    async def test():
-        upstream = Upstream()
-        async with proxied(upstream) as (proxy, port):
-            upstream.open.clear()
-            client = await Client.connect(port)
-            await client.send(request())
-            await until(lambda: upstream.inside == 1)
-            (connection,) = proxy.clients
-            connection.sweep(proxy.now_s + 3600)
-            status, _, body = await client.answer()
-            assert (status, error(body)["code"]) == (504, "upstream_timeout")
-            client.close()
-
-    asyncio.run(test())
+async def test_a_server_that_never_begins_to_answer_gets_504():
+    upstream = Upstream()
+    async with connected(upstream) as (proxy, client):
+        upstream.open.clear()
+        await client.send(request())
+        await until(lambda: upstream.inside == 1)
+        (connection,) = proxy.clients
+        connection.sweep(proxy.now_s + 3600)
+        status, _, body = await client.answer()
+        assert (status, error(body)["code"]) == (504, "upstream_timeout")
 
 
-def test_pipelined_requests_are_answered_in_order():
-    async def test():
-        upstream = Upstream(lambda head: [OK if b"completions" in head else OK.replace(b"{}", b"[]")])
-        async with proxied(upstream) as (_, port):
-            client = await Client.connect(port)
-            await client.send(request() + request(b"", "/v1/models", "GET") + request())
-            assert [(await client.answer())[2] for _ in range(3)] == [b"{}", b"[]", b"{}"]
-            client.close()
-
-    asyncio.run(test())
+async def test_pipelined_requests_are_answered_in_order():
+    upstream = Upstream(lambda head: [OK if b"completions" in head else OK.replace(b"{}", b"[]")])
+    async with connected(upstream) as (_, client):
+        await client.send(request() + request(b"", "/v1/models", "GET") + request())
+        assert [(await client.answer())[2] for _ in range(3)] == [b"{}", b"[]", b"{}"]
 
 
-def test_a_client_that_asks_before_it_sends_is_told_to_go_on():
-    async def test():
-        async with proxied() as (_, port):
-            client = await Client.connect(port)
-            await client.send(
-                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 15\r\n\r\n"
-            )
-            assert await client.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-            await client.send(b'{"prompt": [1]}')
-            assert (await client.answer())[0] == 200
-            client.close()
-
-    asyncio.run(test())
+async def test_a_client_that_asks_before_it_sends_is_told_to_go_on():
+    async with connected() as (_, client):
+        await client.send(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 15\r\n\r\n"
+        )
+        assert await client.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        await client.send(b'{"prompt": [1]}')
+        assert (await client.answer())[0] == 200
 
 
-def test_head_requests_and_answers_without_a_body_pass():
-    async def test():
-        def answer(head):
-            if head.startswith(b"HEAD"):
-                return [b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n"]
-            return [b"HTTP/1.1 204 No Content\r\n\r\n"]
+async def test_head_requests_and_answers_without_a_body_pass():
+    def answer(head):
+        if head.startswith(b"HEAD"):
+            return [b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n"]
+        return [b"HTTP/1.1 204 No Content\r\n\r\n"]
 
-        async with proxied(Upstream(answer)) as (_, port):
-            client = await Client.connect(port)
-            await client.send(b"HEAD /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
-            assert b"content-length: 10" in await client.reader.readuntil(b"\r\n\r\n")
-            await client.send(b"DELETE /v1/x HTTP/1.1\r\nhost: x\r\n\r\n")
-            assert (await client.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 204")
-            client.close()
-
-    asyncio.run(test())
+    async with connected(Upstream(answer)) as (_, client):
+        await client.send(b"HEAD /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b"content-length: 10" in await client.reader.readuntil(b"\r\n\r\n")
+        await client.send(b"DELETE /v1/x HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (await client.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 204")
 
 
-def test_the_metrics_page_of_the_server_gets_the_guards_series():
-    async def test():
-        page = b"vllm:x 1\n"
-        answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(page), page)
-        async with proxied(Upstream(answer)) as (_, port):
-            _, _, body = await ask(port, b"", "/metrics", "GET")
-            assert body.startswith(b"vllm:x 1\n")
-            assert b"legroom_guard_pool_tokens 160" in body
-
-    asyncio.run(test())
+async def test_the_metrics_page_of_the_server_gets_the_guards_series():
+    page = b"vllm:x 1\n"
+    answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(page), page)
+    async with proxied(Upstream(answer)) as (_, port):
+        _, _, body = await ask(port, b"", "/metrics", "GET")
+        assert body.startswith(b"vllm:x 1\n")
+        assert b"legroom_guard_pool_tokens 160" in body
 
 
-def test_the_pool_is_learnt_from_the_servers_metrics_page():
-    async def test():
-        page = b'vllm:cache_config_info{block_size="16",num_gpu_blocks="21"} 1.0\n'
-        models = b'{"data": [{"id": "m", "max_model_len": 256}]}'
-
-        def answer(head):
-            body = page if b"/metrics" in head else models
-            return [b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)]
-
-        async with proxied(Upstream(answer), plan=None) as (proxy, _):
-            await until(lambda: proxy.door.limits.known)
-            assert (proxy.door.status()["pool_tokens"], proxy.door.limits.max_model_len) == (320, 256)
-
-    asyncio.run(test())
+async def test_a_guard_before_a_guard_shows_each_series_once():
+    async with proxied() as (proxy, port):
+        inner = b"vllm:x 1\n" + proxy.door.page().encode() + b"vllm:y 2\n"
+    async with proxied(Upstream(answer_of(inner))) as (_, port):
+        lines = (await ask(port, b"", "/metrics", "GET"))[2].splitlines()
+        assert len(set(lines)) == len(lines)
+        assert {b"vllm:x 1", b"vllm:y 2", b"legroom_guard_pool_tokens 160"} <= set(lines)
 
 
-def test_drain_and_status_work_as_in_the_middleware():
-    async def test():
-        async with proxied(token="secret") as (_, port):
-            right = "authorization: Bearer secret\r\n"
-            assert (await ask(port, b"", "/-/legroom/status", "GET"))[0] == 401
-            status, _, body = await ask(port, b'{"on": true}', "/-/legroom/drain", headers=right)
-            assert (status, json.loads(body)["draining"]) == (200, True)
-            status, headers, _ = await ask(port)
-            assert status == 503
-            assert int(headers["retry-after"]) >= 1
+async def test_the_pool_is_learnt_from_the_servers_metrics_page():
+    page = b'vllm:cache_config_info{block_size="16",num_gpu_blocks="21"} 1.0\n'
+    models = b'{"data": [{"id": "m", "max_model_len": 256}]}'
 
-    asyncio.run(test())
+    def answer(head):
+        body = page if b"/metrics" in head else models
+        return [b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)]
 
-
-def test_stopping_lets_running_requests_finish_and_takes_no_new_ones():
-    async def test():
-        upstream = Upstream()
-        async with proxied(upstream) as (proxy, port):
-            upstream.open.clear()
-            idle, busy = await Client.connect(port), await Client.connect(port)
-            await busy.send(request())
-            await until(lambda: upstream.inside == 1)
-            proxy.stop.set()
-            assert await idle.reader.read() == b""
-            upstream.open.set()
-            status, headers, _ = await busy.answer()
-            assert (status, headers["connection"]) == (200, "close")
-            with pytest.raises(ConnectionError):
-                await Client.connect(port)
-
-    asyncio.run(test())
+    async with proxied(Upstream(answer), plan=None) as (proxy, _):
+        await until(lambda: proxy.door.limits.known)
+        assert (proxy.door.status()["pool_tokens"], proxy.door.limits.max_model_len) == (320, 256)
 
 
-def test_a_port_in_use_is_said():
-    async def test():
-        async with proxied() as (_, port):
-            with pytest.raises(LegroomError, match="cannot listen"):
-                from legroom.guard.proxy.server import Proxy, ProxyOptions
+async def test_drain_and_status_work_as_in_the_middleware():
+    async with proxied(token="secret") as (_, port):
+        right = "authorization: Bearer secret\r\n"
+        assert (await ask(port, b"", "/-/legroom/status", "GET"))[0] == 401
+        status, _, body = await ask(port, b'{"on": true}', "/-/legroom/drain", headers=right)
+        assert (status, json.loads(body)["draining"]) == (200, True)
+        status, headers, _ = await ask(port)
+        assert status == 503
+        assert int(headers["retry-after"]) >= 1
 
-                await Proxy(ProxyOptions(upstream_of("http://127.0.0.1:1"), port=port)).start()
 
-    asyncio.run(test())
+async def test_stopping_lets_running_requests_finish_and_takes_no_new_ones():
+    upstream = Upstream()
+    async with proxied(upstream) as (proxy, port):
+        upstream.open.clear()
+        idle, busy = await Client.connect(port), await Client.connect(port)
+        await busy.send(request())
+        await until(lambda: upstream.inside == 1)
+        proxy.stop.set()
+        assert await idle.reader.read() == b""
+        upstream.open.set()
+        status, headers, _ = await busy.answer()
+        assert (status, headers["connection"]) == (200, "close")
+        with pytest.raises(ConnectionError):
+            await Client.connect(port)
+
+
+async def test_a_port_in_use_is_said():
+    async with proxied() as (_, port):
+        with pytest.raises(LegroomError, match="cannot listen"):
+            from legroom.guard.proxy.server import Proxy, ProxyOptions
+
+            await Proxy(ProxyOptions(upstream_of("http://127.0.0.1:1"), port=port)).start()
 
 
 @pytest.mark.parametrize(

@@ -1,30 +1,20 @@
 """Clients and servers that do to the proxy what none should: odd targets, half requests, answers left unread."""
 
 import asyncio
-import json
 import socket
 import time
 from pathlib import Path
 
 import pytest
 from guard_asgi import until
-from guard_wire import OK, Client, Upstream, ask, proxied, request
+from guard_wire import OK, WHOLE_POOL, Client, Upstream, answer_of, ask, connected, error, proxied, request
 
 from legroom.guard.proxy.client import MOST_PIPELINED, STALLED_S
 from legroom.guard.proxy.wire import unsent_bytes, upstream_of
 
-WHOLE_POOL = b'{"prompt": [1, 2, 3], "max_tokens": 120}'
 TOO_LARGE = b'{"prompt": [1], "max_tokens": 100, "n": 500}'
 BODY = b'{"prompt": [1], "max_tokens": 4}'
 GET = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
-
-
-def error(body):
-    return json.loads(body)["error"]
-
-
-def answer_of(body, status=b"200 OK"):
-    return b"HTTP/1.1 %b\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body)
 
 
 def in_chunks(body, size=1000):
@@ -40,65 +30,50 @@ CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunk
     ["/v1/completions#x", "/v1/completions?#x", "abcdefghijkl://x/v1/completions", "http://a%3Fb@x/v1/completions",
      "http://x/v1/completions#/v1/models"],
 )  # fmt: skip
-def test_no_spelling_of_the_target_passes_the_door(target):
-    async def test():
-        upstream = Upstream()
-        async with proxied(upstream) as (_, port):
-            assert (await ask(port, TOO_LARGE, target))[0] == 400
-            assert not upstream.requests
-
-    asyncio.run(test())
+async def test_no_spelling_of_the_target_passes_the_door(target):
+    upstream = Upstream()
+    async with proxied(upstream) as (_, port):
+        assert (await ask(port, TOO_LARGE, target))[0] == 400
+        assert not upstream.requests
 
 
-def test_what_is_sent_on_is_the_target_that_was_read():
-    async def test():
-        upstream = Upstream()
-        async with proxied(upstream) as (_, port):
-            await ask(port, path="http://a%3Fb@x/v1/completions?y=1#z")
-            assert upstream.requests[-1][0].startswith(b"POST /v1/completions?y=1 HTTP/1.1\r\n")
-
-    asyncio.run(test())
+async def test_what_is_sent_on_is_the_target_that_was_read():
+    upstream = Upstream()
+    async with proxied(upstream) as (_, port):
+        await ask(port, path="http://a%3Fb@x/v1/completions?y=1#z")
+        assert upstream.requests[-1][0].startswith(b"POST /v1/completions?y=1 HTTP/1.1\r\n")
 
 
-def test_bodies_of_a_connection_that_is_cut_are_counted_off_once():
-    async def test():
-        upstream = Upstream()
-        async with proxied(upstream) as (proxy, port):
-            upstream.open.clear()
-            client = await Client.connect(port)
-            await client.send(request())
-            await until(lambda: upstream.inside == 1)
-            await client.send(request(BODY + b" " * 100_000) + b"\x00nonsense")
-            await until(lambda: not proxy.clients)
-            assert proxy.buffered_bytes == 0
-
-    asyncio.run(test())
+async def test_bodies_of_a_connection_that_is_cut_are_counted_off_once():
+    upstream = Upstream()
+    async with connected(upstream) as (proxy, client):
+        upstream.open.clear()
+        await client.send(request())
+        await until(lambda: upstream.inside == 1)
+        await client.send(request(BODY + b" " * 100_000) + b"\x00nonsense")
+        await until(lambda: not proxy.clients)
+        assert proxy.buffered_bytes == 0
 
 
-def test_a_client_that_asks_amidst_an_answer_is_told_to_go_on_after_it():
-    async def test():
-        more = asyncio.Event()
+async def test_a_client_that_asks_amidst_an_answer_is_told_to_go_on_after_it():
+    more = asyncio.Event()
 
-        def answer(_):
-            yield b"HTTP/1.1 200 OK\r\ncontent-length: 8\r\n\r\nAAAA"
-            yield more
-            yield b"BBBB"
+    def answer(_):
+        yield b"HTTP/1.1 200 OK\r\ncontent-length: 8\r\n\r\nAAAA"
+        yield more
+        yield b"BBBB"
 
-        async with proxied(Upstream(answer)) as (proxy, port):
-            client = await Client.connect(port)
-            await client.send(request())
-            await client.reader.readuntil(b"AAAA")
-            head, _, body = request(headers="expect: 100-continue\r\n").partition(b"\r\n\r\n")
-            await client.send(head + b"\r\n\r\n")
-            (connection,) = proxy.clients
-            await until(lambda: connection._reading is not None and connection._reading.method)
-            more.set()
-            assert await client.reader.readuntil(b"\r\n\r\n") == b"BBBBHTTP/1.1 100 Continue\r\n\r\n"
-            await client.send(body)
-            assert (await client.answer())[2] == b"AAAABBBB"
-            client.close()
-
-    asyncio.run(test())
+    async with connected(Upstream(answer)) as (proxy, client):
+        await client.send(request())
+        await client.reader.readuntil(b"AAAA")
+        head, _, body = request(headers="expect: 100-continue\r\n").partition(b"\r\n\r\n")
+        await client.send(head + b"\r\n\r\n")
+        (connection,) = proxy.clients
+        await until(lambda: connection._reader.request is not None and connection._reader.request.method)
+        more.set()
+        assert await client.reader.readuntil(b"\r\n\r\n") == b"BBBBHTTP/1.1 100 Continue\r\n\r\n"
+        await client.send(body)
+        assert (await client.answer())[2] == b"AAAABBBB"
 
 
 @pytest.mark.parametrize(
@@ -108,150 +83,111 @@ def test_a_client_that_asks_amidst_an_answer_is_told_to_go_on_after_it():
         (b"POST /v1/completions HTTP/1.0\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n{}", b"200"),
     ],
 )
-def test_nobody_is_told_to_go_on_in_vain(head, status):
-    async def test():
-        async with proxied() as (_, port):
-            client = await Client.connect(port)
-            await client.send(head)
-            assert (await client.reader.readline()).split()[1] == status
-            client.close()
+async def test_nobody_is_told_to_go_on_in_vain(head, status):
+    async with connected() as (_, client):
+        await client.send(head)
+        assert (await client.reader.readline()).split()[1] == status
 
-    asyncio.run(test())
+
+@pytest.mark.parametrize("asked", [b"", b"connection: keep-alive\r\n"])
+async def test_a_client_of_http_1_0_is_told_and_shown_the_end(asked):
+    async with connected() as (_, client):
+        await client.send(b"GET /v1/models HTTP/1.0\r\n%b\r\n" % asked)
+        head, _, body = (await client.reader.read()).partition(b"\r\n\r\n")
+        assert (b"\r\nconnection: close" in head, body) == (True, b"{}")
 
 
 @pytest.mark.parametrize("path", [b"/health", b"/-/legroom/status"])
-def test_the_guards_own_answers_to_head_have_no_body(path):
-    async def test():
-        async with proxied() as (proxy, port):
-            proxy.servers._upstream = upstream_of("http://127.0.0.1:1")
-            client = await Client.connect(port)
-            await client.send(b"HEAD %b HTTP/1.1\r\nhost: x\r\n\r\n" % path + GET)
-            await client.reader.readuntil(b"\r\n\r\n")
-            assert await client.reader.readexactly(9) == b"HTTP/1.1 "
-            client.close()
-
-    asyncio.run(test())
+async def test_the_guards_own_answers_to_head_have_no_body(path):
+    async with connected() as (proxy, client):
+        proxy.servers._upstream = upstream_of("http://127.0.0.1:1")
+        await client.send(b"HEAD %b HTTP/1.1\r\nhost: x\r\n\r\n" % path + GET)
+        await client.reader.readuntil(b"\r\n\r\n")
+        assert await client.reader.readexactly(9) == b"HTTP/1.1 "
 
 
-def test_a_client_that_pipelines_and_leaves_is_noticed(policy):
-    async def test():
-        upstream = Upstream()
-        async with proxied(upstream, Path(policy("[pool]\nabort_grace_s = 0.01"))) as (proxy, port):
-            upstream.open.clear()
-            client = await Client.connect(port)
-            await client.send(request(WHOLE_POOL) * 2)
-            await until(lambda: upstream.inside == 1)
-            client.writer.transport.abort()
-            await until(lambda: upstream.left == 1)
-            await until(lambda: proxy.door.pool.running == 0)
-            assert proxy.buffered_bytes == 0
-
-    asyncio.run(test())
+async def test_a_client_that_pipelines_and_leaves_is_noticed(policy):
+    upstream = Upstream()
+    async with connected(upstream, Path(policy("[pool]\nabort_grace_s = 0.01"))) as (proxy, client):
+        upstream.open.clear()
+        await client.send(request(WHOLE_POOL) * 2)
+        await until(lambda: upstream.inside == 1)
+        client.writer.transport.abort()
+        await until(lambda: upstream.left == 1)
+        await until(lambda: proxy.door.pool.running == 0)
+        assert proxy.buffered_bytes == 0
 
 
 @pytest.mark.parametrize("flood", [GET * (MOST_PIPELINED + 2), request(BODY + b" " * 1000) * 4])
-def test_a_client_that_pipelines_without_end_is_cut_off(flood, policy):
-    async def test():
-        upstream = Upstream()
-        async with proxied(upstream, Path(policy("[requests]\nbody_bytes = 3000"))) as (proxy, port):
-            upstream.open.clear()
-            client = await Client.connect(port)
-            await client.send(flood)
-            await until(lambda: not proxy.clients)
-            assert proxy.buffered_bytes == 0
-            assert len(upstream.requests) <= 1
-            client.close()
-
-    asyncio.run(test())
+async def test_a_client_that_pipelines_without_end_is_cut_off(flood, policy):
+    upstream = Upstream()
+    async with connected(upstream, Path(policy("[requests]\nbody_bytes = 3000"))) as (proxy, client):
+        upstream.open.clear()
+        await client.send(flood)
+        await until(lambda: not proxy.clients)
+        assert proxy.buffered_bytes == 0
+        assert len(upstream.requests) <= 1
 
 
-def test_a_client_that_leaves_its_answers_unread_gets_no_further_ones_until_it_reads():
-    async def test():
-        upstream = Upstream(answer_of(b"x" * 60_000))
-        async with proxied(upstream) as (proxy, port):
-            client = await Client.connect(port)
-            client.writer.transport.pause_reading()
-            await client.send(GET * 250)
-            await until(lambda: any(one.stalled_since_s for one in proxy.clients))
-            (connection,) = proxy.clients
-            await asyncio.sleep(0.2)
-            assert len(upstream.requests) < 250
-            assert connection.transport.get_write_buffer_size() < 1_000_000
-            client.writer.transport.resume_reading()
-            assert [(await client.answer())[0] for _ in range(250)] == [200] * 250
-            client.close()
-
-    asyncio.run(test())
+async def test_a_client_that_leaves_its_answers_unread_gets_no_further_ones_until_it_reads():
+    upstream = Upstream(answer_of(b"x" * 60_000))
+    async with connected(upstream) as (proxy, client):
+        client.writer.transport.pause_reading()
+        await client.send(GET * 250)
+        await until(lambda: any(one.stalled_since_s for one in proxy.clients))
+        (connection,) = proxy.clients
+        await asyncio.sleep(0.2)
+        assert len(upstream.requests) < 250
+        assert connection.transport.get_write_buffer_size() < 1_000_000
+        client.writer.transport.resume_reading()
+        assert [(await client.answer())[0] for _ in range(250)] == [200] * 250
 
 
-def test_requests_to_a_server_that_is_down_hold_no_place():
-    async def test():
-        async with proxied() as (proxy, port):
-            proxy.servers._upstream = upstream_of("http://127.0.0.1:1")
-            assert (await ask(port, WHOLE_POOL))[0] == 502
-            assert proxy.door.pool.running == 0
-
-    asyncio.run(test())
+async def test_requests_to_a_server_that_is_down_hold_no_place():
+    async with proxied() as (proxy, port):
+        proxy.servers._upstream = upstream_of("http://127.0.0.1:1")
+        assert (await ask(port, WHOLE_POOL))[0] == 502
+        assert proxy.door.pool.running == 0
 
 
-def test_trailers_of_a_request_are_not_sent_on_as_headers():
-    async def test():
-        upstream = Upstream()
-        async with proxied(upstream) as (_, port):
-            client = await Client.connect(port)
-            await client.send(CHUNKED + in_chunks(BODY) + b"x-user: admin\r\nauthorization: Bearer t\r\n\r\n")
-            assert (await client.answer())[0] == 200
-            assert b"admin" not in upstream.requests[-1][0]
-            assert b"authorization" not in upstream.requests[-1][0]
-            client.close()
-
-    asyncio.run(test())
+async def test_trailers_of_a_request_are_not_sent_on_as_headers():
+    upstream = Upstream()
+    async with connected(upstream) as (_, client):
+        await client.send(CHUNKED + in_chunks(BODY) + b"x-user: admin\r\nauthorization: Bearer t\r\n\r\n")
+        assert (await client.answer())[0] == 200
+        assert b"admin" not in upstream.requests[-1][0]
+        assert b"authorization" not in upstream.requests[-1][0]
 
 
-def test_trailers_count_into_the_size_of_the_head():
-    async def test():
-        async with proxied() as (_, port):
-            client = await Client.connect(port)
-            await client.send(
-                CHUNKED + in_chunks(BODY) + b"".join(b"x-%d: %b\r\n" % (n, b"y" * 990) for n in range(70))
-            )
-            assert (await client.answer())[0] == 431
-            client.close()
-
-    asyncio.run(test())
+async def test_trailers_count_into_the_size_of_the_head():
+    async with connected() as (_, client):
+        await client.send(CHUNKED + in_chunks(BODY) + b"".join(b"x-%d: %b\r\n" % (n, b"y" * 990) for n in range(70)))
+        assert (await client.answer())[0] == 431
 
 
 H2C = "connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAA\r\n"
 
 
 @pytest.mark.parametrize("expects", ["", "expect: 100-continue\r\n"])
-def test_a_client_that_offers_http2_is_served_over_http1(expects):
-    async def test():
-        upstream = Upstream()
-        async with proxied(upstream) as (_, port):
-            client = await Client.connect(port)
-            whole = request(headers=H2C + expects)
-            await client.send(whole[:-5])
-            await client.send(whole[-5:] + request(headers=H2C))
-            for _ in range(2):
-                assert (await client.answer())[0] == 200
-                head, body = upstream.requests[-1]
-                assert body == BODY
-                assert b"upgrade" not in head
-                assert b"http2-settings" not in head
-            client.close()
-
-    asyncio.run(test())
+async def test_a_client_that_offers_http2_is_served_over_http1(expects):
+    upstream = Upstream()
+    async with connected(upstream) as (_, client):
+        whole = request(headers=H2C + expects)
+        await client.send(whole[:-5])
+        await client.send(whole[-5:] + request(headers=H2C))
+        for _ in range(2):
+            assert (await client.answer())[0] == 200
+            head, body = upstream.requests[-1]
+            assert body == BODY
+            assert b"upgrade" not in head
+            assert b"http2-settings" not in head
 
 
 @pytest.mark.parametrize("upgrade", ["websocket", "h2c, WebSocket"])
-def test_websockets_are_refused(upgrade):
-    async def test():
-        async with proxied() as (_, port):
-            headers = f"connection: upgrade\r\nupgrade: {upgrade}\r\n"
-            assert (await ask(port, b"", "/v1/realtime", "GET", headers))[0] == 501
-
-    asyncio.run(test())
+async def test_websockets_are_refused(upgrade):
+    async with proxied() as (_, port):
+        headers = f"connection: upgrade\r\nupgrade: {upgrade}\r\n"
+        assert (await ask(port, b"", "/v1/realtime", "GET", headers))[0] == 501
 
 
 class Dying(Upstream):
@@ -270,62 +206,49 @@ class Dying(Upstream):
 
 
 @pytest.mark.parametrize(("method", "status", "times"), [("POST", 502, 2), ("GET", 200, 3)])
-def test_a_request_that_the_server_has_worked_on_is_not_sent_twice_unless_that_is_harmless(method, status, times):
-    async def test():
-        upstream = Dying()
-        async with proxied(upstream) as (proxy, port):
-            client = await Client.connect(port)
-            await client.ask()
-            await client.send(request(method=method))
-            await until(lambda: len(upstream.requests) == 2)
+async def test_a_request_that_the_server_has_worked_on_is_not_sent_twice_unless_that_is_harmless(method, status, times):
+    upstream = Dying()
+    async with connected(upstream) as (proxy, client):
+        await client.ask()
+        await client.send(request(method=method))
+        await until(lambda: len(upstream.requests) == 2)
+        (connection,) = proxy.clients
+        connection._exchange.server.sent_s -= 2
+        upstream.die.set()
+        assert (await client.answer())[0] == status
+        assert len(upstream.requests) == times
+
+
+async def test_a_body_in_tiny_chunks_takes_no_more_than_its_bytes():
+    upstream = Upstream()
+    async with connected(upstream) as (proxy, client):
+        await client.send(CHUNKED + in_chunks(BODY + b" " * 20_000, 2))
+        await until(lambda: proxy.buffered_bytes == len(BODY) + 20_000)
+        (connection,) = proxy.clients
+        assert connection._reader.request.body.__sizeof__() < 2 * proxy.buffered_bytes
+        await client.send(b"\r\n")
+        assert (await client.answer())[0] == 200
+        assert upstream.requests[-1][1] == BODY + b" " * 20_000
+
+
+async def test_a_client_that_reads_slowly_but_steadily_is_not_cut_off():
+    async with proxied(Upstream(answer_of(b"x" * 40_000_000))) as (proxy, port):
+        with socket.create_connection(("127.0.0.1", port)) as slow:
+            slow.sendall(GET)
+            await until(lambda: any(one.stalled_since_s for one in proxy.clients))
             (connection,) = proxy.clients
-            connection._exchange.server.sent_s -= 2
-            upstream.die.set()
-            assert (await client.answer())[0] == status
-            assert len(upstream.requests) == times
-            client.close()
-
-    asyncio.run(test())
-
-
-def test_a_body_in_tiny_chunks_takes_no_more_than_its_bytes():
-    async def test():
-        upstream = Upstream()
-        async with proxied(upstream) as (proxy, port):
-            client = await Client.connect(port)
-            await client.send(CHUNKED + in_chunks(BODY + b" " * 20_000, 2))
-            await until(lambda: proxy.buffered_bytes == len(BODY) + 20_000)
-            (connection,) = proxy.clients
-            assert connection._reading.body.__sizeof__() < 2 * proxy.buffered_bytes
-            await client.send(b"\r\n")
-            assert (await client.answer())[0] == 200
-            assert upstream.requests[-1][1] == BODY + b" " * 20_000
-            client.close()
-
-    asyncio.run(test())
-
-
-def test_a_client_that_reads_slowly_but_steadily_is_not_cut_off():
-    async def test():
-        async with proxied(Upstream(answer_of(b"x" * 40_000_000))) as (proxy, port):
-            with socket.create_connection(("127.0.0.1", port)) as slow:
-                slow.sendall(GET)
-                await until(lambda: any(one.stalled_since_s for one in proxy.clients))
-                (connection,) = proxy.clients
-                now_s = connection.stalled_since_s
-                for _ in range(3):  # without a pause for the event loop, so that no other sweep comes between
-                    before_bytes = unsent_bytes(connection.transport)
-                    connection.sweep(now_s)
-                    while unsent_bytes(connection.transport) == before_bytes:
-                        slow.recv(100_000)
-                        time.sleep(0.001)
-                    now_s += STALLED_S - 1
-                    connection.sweep(now_s)
-                    assert not connection.transport.is_closing()
-                connection.sweep(now_s + STALLED_S + 1)
-                assert connection.transport.is_closing()
-
-    asyncio.run(test())
+            now_s = connection.stalled_since_s
+            for _ in range(3):  # without a pause for the event loop, so that no other sweep comes between
+                before_bytes = unsent_bytes(connection.transport)
+                connection.sweep(now_s)
+                while unsent_bytes(connection.transport) == before_bytes:
+                    slow.recv(100_000)
+                    time.sleep(0.001)
+                now_s += STALLED_S - 1
+                connection.sweep(now_s)
+                assert not connection.transport.is_closing()
+            connection.sweep(now_s + STALLED_S + 1)
+            assert connection.transport.is_closing()
 
 
 def page_and_models(page, models):
@@ -340,110 +263,84 @@ def page_and_models(page, models):
 MODELS = b'{"data": [{"id": "m", "max_model_len": 131072}]}'
 
 
-def test_the_models_length_is_learnt_also_where_the_policy_names_the_pool(policy):
-    async def test():
-        upstream = Upstream(page_and_models(None, MODELS))
-        async with proxied(upstream, Path(policy("[pool]\ntokens = 1000000")), plan=None) as (proxy, _):
-            await until(lambda: proxy.door.limits.max_model_len == 131072)
-            assert proxy.door.status()["pool_tokens"] == 1_000_000
-
-    asyncio.run(test())
+async def test_the_models_length_is_learnt_also_where_the_policy_names_the_pool(policy):
+    upstream = Upstream(page_and_models(None, MODELS))
+    async with proxied(upstream, Path(policy("[pool]\ntokens = 1000000")), plan=None) as (proxy, _):
+        await until(lambda: proxy.door.limits.max_model_len == 131072)
+        assert proxy.door.status()["pool_tokens"] == 1_000_000
 
 
-def test_a_server_that_says_nothing_any_more_keeps_the_pool_that_it_had():
-    async def test():
-        upstream = Upstream(page_and_models(b'vllm:cache_config_info{block_size="16",num_gpu_blocks="21"} 1\n', MODELS))
-        async with proxied(upstream, plan=None) as (proxy, _):
-            await until(lambda: proxy.door.limits.known)
-            upstream.answer = answer_of(b"", b"503 Service Unavailable")
-            assert not await proxy._learn_once()
-            assert (proxy.door.limits.num_blocks, proxy.door.limits.max_model_len) == (21, 131072)
-
-    asyncio.run(test())
+async def test_a_server_that_says_nothing_any_more_keeps_the_pool_that_it_had():
+    upstream = Upstream(page_and_models(b'vllm:cache_config_info{block_size="16",num_gpu_blocks="21"} 1\n', MODELS))
+    async with proxied(upstream, plan=None) as (proxy, _):
+        await until(lambda: proxy.door.limits.known)
+        upstream.answer = answer_of(b"", b"503 Service Unavailable")
+        assert not await proxy._learn_once()
+        assert (proxy.door.limits.num_blocks, proxy.door.limits.max_model_len) == (21, 131072)
 
 
-def test_why_the_pool_is_not_known_is_the_last_reason():
-    async def test():
-        upstream = Upstream(answer_of(b"", b"503 Service Unavailable"))
-        async with proxied(upstream, plan=None) as (proxy, _):
-            await until(lambda: "does not answer" in proxy.door.limits.source)
-            upstream.answer = OK
-            await proxy._learn_once()
-            assert proxy.door.limits.source.startswith("no vllm:cache_config_info")
-
-    asyncio.run(test())
+async def test_why_the_pool_is_not_known_is_the_last_reason():
+    upstream = Upstream(answer_of(b"", b"503 Service Unavailable"))
+    async with proxied(upstream, plan=None) as (proxy, _):
+        await until(lambda: "does not answer" in proxy.door.limits.source)
+        upstream.answer = OK
+        await proxy._learn_once()
+        assert proxy.door.limits.source.startswith("no vllm:cache_config_info")
 
 
 @pytest.mark.parametrize("concurrency", ["nan", "inf", "1e-320", "-1", "0"])
-def test_a_metrics_page_with_nonsense_still_tells_the_pool(concurrency):
-    async def test():
-        page = (
-            b'vllm:cache_config_info{block_size="16",num_gpu_blocks="21",kv_cache_max_concurrency="%b",'
-            b'kv_cache_size_tokens="320"} 1\n' % concurrency.encode()
-        )
-        models = b'{"data": [{"id": "m", "max_model_len": 1e999}]}'
-        async with proxied(Upstream(page_and_models(page, models)), plan=None) as (proxy, _):
-            await until(lambda: proxy.door.limits.known)
-            assert proxy.door.limits.full_request_blocks is None
-
-    asyncio.run(test())
+async def test_a_metrics_page_with_nonsense_still_tells_the_pool(concurrency):
+    page = (
+        b'vllm:cache_config_info{block_size="16",num_gpu_blocks="21",kv_cache_max_concurrency="%b",'
+        b'kv_cache_size_tokens="320"} 1\n' % concurrency.encode()
+    )
+    models = b'{"data": [{"id": "m", "max_model_len": 1e999}]}'
+    async with proxied(Upstream(page_and_models(page, models)), plan=None) as (proxy, _):
+        await until(lambda: proxy.door.limits.known)
+        assert proxy.door.limits.full_request_blocks is None
 
 
-def test_what_goes_wrong_in_a_chore_does_not_end_it(monkeypatch):
-    async def test():
-        async with proxied() as (proxy, port):
-            called = []
+async def test_what_goes_wrong_in_a_chore_does_not_end_it(monkeypatch):
+    async with proxied() as (proxy, port):
+        called = []
 
-            def broken(*_):
-                called.append(1)
-                raise ValueError("a bug")
+        def broken(*_):
+            called.append(1)
+            raise ValueError("a bug")
 
-            monkeypatch.setattr(proxy.servers, "sweep", broken)
-            await until(lambda: len(called) >= 2)
-            assert (await ask(port))[0] == 200
-
-    asyncio.run(test())
+        monkeypatch.setattr(proxy.servers, "sweep", broken)
+        await until(lambda: len(called) >= 2)
+        assert (await ask(port))[0] == 200
 
 
-def test_a_client_that_leaves_the_queue_is_counted():
-    async def test():
-        upstream = Upstream()
-        async with proxied(upstream) as (proxy, port):
-            upstream.open.clear()
-            inside, waiting = await Client.connect(port), await Client.connect(port)
-            await inside.send(request(WHOLE_POOL))
-            await until(lambda: upstream.inside == 1)
-            await waiting.send(request(WHOLE_POOL))
-            await until(lambda: proxy.door.pool.waiting == 1)
-            waiting.close()
-            await until(lambda: proxy.door.pool.waiting == 0)
-            assert proxy.door.meters.left_queue == 1
-            inside.close()
-
-    asyncio.run(test())
+async def test_a_client_that_leaves_the_queue_is_counted():
+    upstream = Upstream()
+    async with proxied(upstream) as (proxy, port):
+        upstream.open.clear()
+        inside, waiting = await Client.connect(port), await Client.connect(port)
+        await inside.send(request(WHOLE_POOL))
+        await until(lambda: upstream.inside == 1)
+        await waiting.send(request(WHOLE_POOL))
+        await until(lambda: proxy.door.pool.waiting == 1)
+        waiting.close()
+        await until(lambda: proxy.door.pool.waiting == 0)
+        assert proxy.door.meters.left_queue == 1
+        inside.close()
 
 
-def test_a_changed_policy_is_taken_over_without_a_request(tmp_path):
-    async def test():
-        path = tmp_path / "policy.toml"
-        path.write_text("[queue]\nrequests = 5")
-        async with proxied(policy=path) as (proxy, _):
-            path.write_text("[queue]\nrequests = 19")
-            await until(lambda: proxy.door.policy.queue.requests == 19)
-
-    asyncio.run(test())
+async def test_a_changed_policy_is_taken_over_without_a_request(tmp_path):
+    path = tmp_path / "policy.toml"
+    path.write_text("[queue]\nrequests = 5")
+    async with proxied(policy=path) as (proxy, _):
+        path.write_text("[queue]\nrequests = 19")
+        await until(lambda: proxy.door.policy.queue.requests == 19)
 
 
-def test_half_a_request_is_answered_when_the_proxy_stops():
-    async def test():
-        async with proxied() as (proxy, port):
-            client = await Client.connect(port)
-            await client.send(request()[:-5])
-            await until(lambda: proxy.buffered_bytes)
-            proxy.stop.set()
-            status, headers, body = await client.answer()
-            assert (status, error(body)["code"], headers["connection"]) == (503, "draining", "close")
-            assert int(headers["retry-after"]) >= 1
-            client.close()
-
-    asyncio.run(test())
+async def test_half_a_request_is_answered_when_the_proxy_stops():
+    async with connected() as (proxy, client):
+        await client.send(request()[:-5])
+        await until(lambda: proxy.buffered_bytes)
+        proxy.stop.set()
+        status, headers, body = await client.answer()
+        assert (status, error(body)["code"], headers["connection"]) == (503, "draining", "close")
+        assert int(headers["retry-after"]) >= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Literal
@@ -11,6 +12,8 @@ from legroom.guard.answers import REASONS
 Type = Literal["counter", "gauge", "histogram"]
 
 WAIT_EDGES_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+_OWN_LINE = re.compile(rb"^(?:# (?:HELP|TYPE) )?legroom_guard_.*\n?", re.MULTILINE)
 
 CAPPED = ("output", "default_output", "logprobs", "prompt_logprobs")
 
@@ -93,8 +96,12 @@ def _number(value: float) -> str:
 
 
 def with_page(body: bytes, more: str) -> bytes:
-    """A server's metrics page with ours behind it, before the end mark that OpenMetrics wants last."""
+    """A server's metrics page with ours behind it, before the end mark that OpenMetrics wants last. Where a guard stands
+    behind a guard, the outer one's figures show: no series may be there twice.
+    """
     end = b"# EOF"
+    if b"legroom_guard_" in body:
+        body = _OWN_LINE.sub(b"", body)
     stripped = body.rstrip()
     if stripped.endswith(end):
         return stripped[: -len(end)] + more.encode() + end + b"\n"

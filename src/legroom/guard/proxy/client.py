@@ -1,4 +1,4 @@
-"""A client's connection: requests are read whole, bounded in size and time, and answered one after the other."""
+"""A client's connection: its requests are answered one after the other, and it is given so much time for each."""
 
 from __future__ import annotations
 
@@ -7,20 +7,18 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
-import httptools
-
 from legroom.guard import answers
-from legroom.guard.answers import INVALID, SERVER, Refusal
+from legroom.guard.answers import Refusal
 from legroom.guard.paths import DRAIN, METRICS, STATUS, kind_of
 from legroom.guard.proxy.exchange import Exchange
+from legroom.guard.proxy.reader import RequestReader, Stop
 from legroom.guard.proxy.request import Request
-from legroom.guard.proxy.wire import REASONS, Headers, origin_form, path_of, request_head, unsent_bytes
+from legroom.guard.proxy.wire import REASONS, Headers, path_of, request_head, unsent_bytes
 from legroom.guard.visit import Visit
 
 if TYPE_CHECKING:
     from legroom.guard.proxy.server import Proxy
 
-MOST_HEADER_BYTES = 64 << 10
 HEADER_S = 10.0
 """From the first byte of a request to the end of its head."""
 IDLE_S = 75.0
@@ -34,18 +32,16 @@ MOST_PIPELINED = 256
 class ClientConnection(asyncio.Protocol):
     """One client."""
 
-    __slots__ = ("_discarding", "_exchange", "_head_bytes", "_head_only", "_parser", "_proxy", "_queue", "_reading",
-                 "_task", "_unsent_bytes", "deadline_s", "keep_alive", "peer", "serving", "speaks_chunked",
+    __slots__ = ("_discarding", "_exchange", "_head_only", "_proxy", "_queue", "_reader", "_task",
+                 "_unsent_bytes", "deadline_s", "keep_alive", "peer", "serving", "speaks_chunked",
                  "stalled_since_s", "transport")  # fmt: skip
 
     def __init__(self, proxy: Proxy) -> None:
         self._proxy = proxy
-        self._parser = httptools.HttpRequestParser(self)
-        self._reading: Request | None = None
+        self._reader = RequestReader(proxy, self)
         self._queue: deque[Request] | None = None
         self._exchange: Exchange | None = None
         self._task: asyncio.Task[None] | None = None
-        self._head_bytes = 0
         self.serving = False
         self._discarding = False
         self._head_only = False
@@ -67,7 +63,7 @@ class ClientConnection(asyncio.Protocol):
         """It left; what it asked for is given up."""
         del error
         self._proxy.clients.discard(self)
-        self._drop_reading()
+        self._drop_requests()
         if self._task is not None:
             self._task.cancel()
         if self._exchange is not None:
@@ -78,102 +74,20 @@ class ClientConnection(asyncio.Protocol):
         """Bytes of one or more requests."""
         if self._discarding:
             return
-        if self._reading is None and not self.serving:
+        if self._reader.request is None and not self.serving:
             self.deadline_s = self._proxy.now_s + HEADER_S
-        try:
-            while data:
-                data = self._feed(data)
-        except httptools.HttpParserCallbackError as error:
-            if not isinstance(error.__context__, _Stop):
-                self._proxy.log_bug(error)
-                self.abort()
-        except httptools.HttpParserError as error:
-            self._turn_away(Refusal(400, "bad_request", f"The request is not HTTP: {error}.", INVALID))
+        self._reader.feed(data)
 
-    def _feed(self, data: bytes) -> bytes:
-        """What is left to feed: the parser leaves the body of a request that offers an upgrade unread."""
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as offer:
-            assert self._reading is not None
-            self._parser = httptools.HttpRequestParser(self)
-            return self._reading.head_without_offer() + data[offer.args[0] :]
-        return b""
+    # The reader's calls.
 
-    # The parser's calls.
-
-    def on_message_begin(self) -> None:
-        """A request starts."""
-        self._reading = Request()
-        self._head_bytes = 0
-
-    def on_url(self, piece: bytes) -> None:
-        """A piece of the target."""
-        assert self._reading is not None
-        self._reading.target += piece
-        self._grown(len(piece))
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
-        assert self._reading is not None
-        if not self._reading.method:  # what comes after the head are trailers: no server of ours reads them
-            self._reading.headers.append((name.lower(), value))
-        self._grown(len(name) + len(value) + 4)
-
-    def _grown(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > MOST_HEADER_BYTES:
-            text = f"The head of the request is larger than {MOST_HEADER_BYTES:,} bytes."
-            self._turn_away(Refusal(431, "bad_request", text, INVALID))
-            raise _Stop
-
-    def on_headers_complete(self) -> None:
-        """The head is whole."""
-        request = self._reading
-        assert request is not None
-        request.method = self._parser.get_method()
-        request.target = origin_form(request.target)
-        request.old = self._parser.get_http_version() == "1.0"
-        if self._parser.should_upgrade():
-            if not request.wants_tunnel():
-                return  # it is read again without the offer
-            text = "The guard passes no upgraded connections (WebSocket); connect to the server itself."
-            self._turn_away(Refusal(501, "bad_request", text, INVALID))
-            raise _Stop
+    def head_read(self, request: Request) -> None:
+        """The head of a request is whole; its body is to come."""
         self.deadline_s = self._proxy.now_s + self._proxy.door.policy.queue.body_timeout_s
-        most = self._proxy.door.policy.requests.body_bytes
-        for name, value in request.headers:
-            if name == b"content-length" and value.isdigit() and int(value) > most:
-                self._turn_away(answers.too_large(most))
-                raise _Stop
-            if name == b"expect" and value.lower() == b"100-continue":
-                request.expects = not request.old
         if request.expects and not self._is_busy():
             self._call_for_body(request)
 
-    def on_body(self, data: bytes) -> None:
-        """A piece of the body."""
-        request, proxy = self._reading, self._proxy
-        assert request is not None
-        request.body += data
-        proxy.buffered_bytes += len(data)
-        most = proxy.door.policy.requests.body_bytes
-        if len(request.body) > most:
-            self._turn_away(answers.too_large(most))
-            raise _Stop
-        if proxy.buffered_bytes > proxy.most_buffered_bytes:
-            text = "The guard holds as many request bodies as it may; retry soon."
-            self._turn_away(Refusal(503, "queue_full", text, SERVER, None, 1))
-            raise _Stop
-
-    def on_message_complete(self) -> None:
+    def request_read(self, request: Request) -> None:
         """A request is whole."""
-        request = self._reading
-        assert request is not None
-        if self._parser.should_upgrade():
-            return
-        request.keep_alive = self._parser.should_keep_alive()
-        self._reading = None
         if not self._is_busy():
             self._serve(request)
             return
@@ -183,7 +97,7 @@ class ClientConnection(asyncio.Protocol):
         most = self._proxy.door.policy.requests.body_bytes
         if len(queue) > MOST_PIPELINED or sum(len(one.body) for one in queue) > most:
             self.abort()
-            raise _Stop
+            raise Stop
 
     def _is_busy(self) -> bool:
         """Whether a request has to wait for those before it, or for the client to take their answers."""
@@ -193,11 +107,11 @@ class ClientConnection(asyncio.Protocol):
         request.expects = False
         self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def _drop_reading(self) -> None:
-        waiting = [self._reading] if self._reading is not None else []
-        for request in (*waiting, *(self._queue or ())):
-            self._proxy.buffered_bytes -= len(request.body)
-        self._reading = self._queue = None
+    def _drop_requests(self) -> None:
+        """Forget what was read and not served."""
+        self._reader.drop()
+        self._proxy.buffered_bytes -= sum(len(request.body) for request in self._queue or ())
+        self._queue = None
 
     # Serving.
 
@@ -349,8 +263,8 @@ class ClientConnection(asyncio.Protocol):
             self.serving = True
             # Not from within this call: a client that pipelines much must not deepen the stack.
             asyncio.get_running_loop().call_soon(self._serve_next)
-        elif self._reading is not None and self._reading.expects:
-            self._call_for_body(self._reading)
+        elif self._reader.request is not None and self._reader.request.expects:
+            self._call_for_body(self._reader.request)
 
     def _serve_next(self) -> None:
         if self._queue and not self.transport.is_closing():
@@ -364,16 +278,16 @@ class ClientConnection(asyncio.Protocol):
         """Cut the connection: the client must see that its answer is not whole."""
         self.transport.abort()
 
-    def _turn_away(self, refusal: Refusal) -> None:
+    def turn_away(self, refusal: Refusal) -> None:
         """A request that is not even read to its end."""
         behind_others = self.serving or bool(self._queue)
-        self._drop_reading()
+        self._drop_requests()
         if behind_others:  # amidst another answer nothing can be said
             self.abort()
             return
         self.keep_alive = False
         self._discarding = True
-        self._head_only = self._parser.get_method() == b"HEAD"
+        self._head_only = self._reader.method == b"HEAD"
         self.refuse(self._proxy.door.refused(refusal))
 
     def pause_writing(self) -> None:
@@ -402,20 +316,16 @@ class ClientConnection(asyncio.Protocol):
         elif exchange is not None and exchange.deadline_s and not exchange.status and now_s > exchange.deadline_s:
             exchange.timed_out()
         elif self.deadline_s and now_s > self.deadline_s and not self._is_busy():
-            if self._reading is None:
+            if self._reader.request is None:
                 self.transport.close()
             else:
-                self._turn_away(answers.body_timeout(self._proxy.door.policy.queue.body_timeout_s))
+                self.turn_away(answers.body_timeout(self._proxy.door.policy.queue.body_timeout_s))
 
     def stop(self) -> None:
         """The proxy stops: let an idle client go, and tell one that has sent half a request to come back."""
         if self.serving or self._discarding or self.transport.is_closing():
             return
-        if self._reading is not None:
-            self._turn_away(answers.draining(self._proxy.door.policy.queue.drain_retry_s))
+        if self._reader.request is not None:
+            self.turn_away(answers.draining(self._proxy.door.policy.queue.drain_retry_s))
         else:
             self.transport.close()
-
-
-class _Stop(Exception):
-    """Ends the parser's reading of a request that was already answered."""

@@ -1,0 +1,143 @@
+"""Requests off the bytes of a client's connection: each whole, bounded in its head and its body."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import httptools
+
+from legroom.guard import answers
+from legroom.guard.answers import INVALID, SERVER, Refusal
+from legroom.guard.proxy.request import Request
+from legroom.guard.proxy.wire import origin_form
+
+if TYPE_CHECKING:
+    from legroom.guard.proxy.client import ClientConnection
+    from legroom.guard.proxy.server import Proxy
+
+MOST_HEADER_BYTES = 64 << 10
+
+
+class Stop(Exception):
+    """Ends the reading of a connection that was answered, or cut, already."""
+
+
+class RequestReader:
+    """The parser's calls become calls of the connection: `head_read`, `request_read`, `turn_away`."""
+
+    __slots__ = ("_connection", "_head_bytes", "_parser", "_proxy", "request")
+
+    def __init__(self, proxy: Proxy, connection: ClientConnection) -> None:
+        self._proxy, self._connection = proxy, connection
+        self._parser = httptools.HttpRequestParser(self)
+        self._head_bytes = 0
+        self.request: Request | None = None
+        """What is being read; None between requests."""
+
+    @property
+    def method(self) -> bytes:
+        """Of the request that is being read, as far as it is known."""
+        found: bytes = self._parser.get_method()
+        return found
+
+    def feed(self, data: bytes) -> None:
+        """Bytes of one or more requests."""
+        try:
+            while data:
+                data = self._feed(data)
+        except httptools.HttpParserCallbackError as error:
+            if not isinstance(error.__context__, Stop):
+                self._proxy.log_bug(error)
+                self._connection.abort()
+        except httptools.HttpParserError as error:
+            self._connection.turn_away(Refusal(400, "bad_request", f"The request is not HTTP: {error}.", INVALID))
+
+    def _feed(self, data: bytes) -> bytes:
+        """What is left to feed: the parser leaves the body of a request that offers an upgrade unread."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            assert self.request is not None
+            self._parser = httptools.HttpRequestParser(self)
+            return self.request.head_without_offer() + data[offer.args[0] :]
+        return b""
+
+    def drop(self) -> None:
+        """What was read of a request is not needed any more."""
+        if self.request is not None:
+            self._proxy.buffered_bytes -= len(self.request.body)
+            self.request = None
+
+    def _refuse(self, refusal: Refusal) -> None:
+        self._connection.turn_away(refusal)
+        raise Stop
+
+    # The parser's calls.
+
+    def on_message_begin(self) -> None:
+        """A request starts."""
+        self.request = Request()
+        self._head_bytes = 0
+
+    def on_url(self, piece: bytes) -> None:
+        """A piece of the target."""
+        assert self.request is not None
+        self.request.target += piece
+        self._grown(len(piece))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header."""
+        assert self.request is not None
+        if not self.request.method:  # what comes after the head are trailers: no server of ours reads them
+            self.request.headers.append((name.lower(), value))
+        self._grown(len(name) + len(value) + 4)
+
+    def _grown(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > MOST_HEADER_BYTES:
+            text = f"The head of the request is larger than {MOST_HEADER_BYTES:,} bytes."
+            self._refuse(Refusal(431, "bad_request", text, INVALID))
+
+    def on_headers_complete(self) -> None:
+        """The head is whole."""
+        request = self.request
+        assert request is not None
+        request.method = self._parser.get_method()
+        request.target = origin_form(request.target)
+        request.old = self._parser.get_http_version() == "1.0"
+        if self._parser.should_upgrade():
+            if not request.wants_tunnel():
+                return  # it is read again without the offer
+            text = "The guard passes no upgraded connections (WebSocket); connect to the server itself."
+            self._refuse(Refusal(501, "bad_request", text, INVALID))
+        most = self._proxy.door.policy.requests.body_bytes
+        for name, value in request.headers:
+            if name == b"content-length" and value.isdigit() and int(value) > most:
+                self._refuse(answers.too_large(most))
+            if name == b"expect" and value.lower() == b"100-continue":
+                request.expects = not request.old
+        self._connection.head_read(request)
+
+    def on_body(self, data: bytes) -> None:
+        """A piece of the body."""
+        request, proxy = self.request, self._proxy
+        assert request is not None
+        request.body += data
+        proxy.buffered_bytes += len(data)
+        most = proxy.door.policy.requests.body_bytes
+        if len(request.body) > most:
+            self._refuse(answers.too_large(most))
+        if proxy.buffered_bytes > proxy.most_buffered_bytes:
+            text = "The guard holds as many request bodies as it may; retry soon."
+            self._refuse(Refusal(503, "queue_full", text, SERVER, None, 1))
+
+    def on_message_complete(self) -> None:
+        """A request is whole."""
+        request = self.request
+        assert request is not None
+        if self._parser.should_upgrade():
+            return
+        # As uvicorn does: a client of HTTP/1.0 may take the end of the connection for the end of the answer.
+        request.keep_alive = self._parser.should_keep_alive() and not request.old
+        self.request = None
+        self._connection.request_read(request)
