@@ -15,6 +15,9 @@ _NO_VALUE = {
 }  # fmt: skip
 _SHORT_SWITCHES = re.compile(r"-[dit]{2,3}")
 _TAG_VERSION = re.compile(r"(?<![\d.])v?(0\.\d{1,3}(?:\.\d{1,3}){0,2}(?:\.?post\d+)?(?:rc\d+)?)(?![\d])")
+_BESIDE = re.compile(r"(^|[-_])(router|gateway|proxy|operator|exporter|dashboard|sim|simulator|epp)([-_]|$)")
+_OWN_NUMBERS = re.compile(r"lmcache|dynamo|production-stack", re.IGNORECASE)
+"""Projects whose images hold vLLM and are numbered by the project's own releases."""
 _IMAGE_ENTRYPOINT = ("vllm", "serve")
 
 
@@ -68,9 +71,15 @@ def with_entrypoint(image: str, entrypoint: tuple[str, ...], arguments: tuple[st
         and not arguments[0].startswith("-")
         and (basename(arguments[0]) in ("vllm", "python", "python3", "bash", "sh", "env", "uv") or " " in arguments[0])
     )
-    if names_program or "vllm" not in image.lower():
+    if names_program or not serves_vllm(image):
         return arguments
     return (*_IMAGE_ENTRYPOINT, *(arguments[1:] if arguments[:1] == ("serve",) else arguments))
+
+
+def serves_vllm(image: str) -> bool:
+    """Whether an image starts vLLM's server: not what stands in front of it, or stands in for it."""
+    name = image.rpartition("/")[2].partition(":")[0]
+    return "vllm" in image.lower() and not _BESIDE.search(name)
 
 
 def gpu_count(text: str) -> int | None:
@@ -97,7 +106,7 @@ def visible_gpus(env: dict[str, str]) -> int | None:
 
 def image_release(image: str) -> str | None:
     """The vLLM version an image's tag names, None where it names none (`latest`, a date)."""
-    if "vllm" not in image.lower():
+    if "vllm" not in image.lower() or _OWN_NUMBERS.search(image):
         return None
     _, _, tag = image.rpartition("/")[2].partition(":")
     newest_minor = max(int(name.split(".")[1]) for name in known_releases())

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from legroom.facts.flags import Flag, flag_kind_ever, flags_of
+from legroom.facts.flags import Flag, flag_history, flag_kind_ever, flags_of
 from legroom.facts.releases import Release
 from legroom.records import dataclass
 from legroom.vllm.args import ServeArgs, Usage
@@ -130,6 +130,8 @@ def _find(name: str, reading: Reading) -> tuple[Flag | None, bool]:
         return base, True
     if not name.startswith("--") or len(name) < 4:
         return None, False
+    if flag_history(name) is not None:
+        return None, False  # a flag of its own in another release: that is what has to be said of it
     matches = {flag.name: (flag, False) for long, flag in table.items() if long.startswith(name)}
     if name.startswith("--no-"):
         for long, flag in table.items():

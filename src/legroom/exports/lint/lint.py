@@ -14,7 +14,7 @@ from legroom.exports.lint.finding import Finding, Place, Report, Skipped, Unread
 from legroom.exports.lint.ignores import Ignores
 from legroom.exports.lint.read import read_file
 from legroom.exports.lint.rules import modules
-from legroom.exports.lint.subjects import Found
+from legroom.exports.lint.subjects import Found, Started
 from legroom.facts.releases import latest
 from legroom.records import dataclass
 from legroom.vllm.sources import MAX_FILE_BYTES, read_text
@@ -110,7 +110,9 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
     silenced = 0
     for path, item in found:
         for finding in _check(item, context):
-            if finding.rule in options.ignore or ignores[path].silences(finding):
+            if isinstance(finding, Unread):
+                not_read.append(finding)
+            elif finding.rule in options.ignore or ignores[path].silences(finding):
                 silenced += 1
             else:
                 distinct[finding] = None
@@ -122,7 +124,13 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
     return Report(release.version, files, tuple(findings), tuple(not_read), tuple(skipped), silenced)
 
 
-def _check(item: Found, context: Context) -> Iterable[Finding]:
+def _check(item: Found, context: Context) -> Iterable[Finding | Unread]:
     for subject in item.subjects:
+        if isinstance(subject, Started):
+            try:
+                context.release_of(subject)
+            except LegroomError as error:
+                yield Unread(subject.place, f"a server that was not judged: {error.message}", error.hint)
+                continue
         for module in modules():
             yield from module.check(subject, context)

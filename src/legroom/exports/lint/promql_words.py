@@ -101,11 +101,13 @@ def _named_by_label(stream: tuple[Token, ...], start: int) -> Iterator[Series]:
         if token.kind != "string" or i == 0:
             continue
         name = token.text[1:-1]
+        if inner[i - 1].text == "=~":
+            name = name.removeprefix("^").removesuffix("$")
         is_one_name = inner[i - 1].text == "=" or (inner[i - 1].text == "=~" and _PLAIN.fullmatch(name))
         by_label = i > 1 and inner[i - 2].text == "__name__" and is_one_name
         followed = inner[i + 1].text if i + 1 < len(inner) else ""
         if by_label or (inner[i - 1].text in ("{", ",") and followed in (",", "}")):
-            yield Series(name, token.offset + 1)
+            yield Series(name, token.offset + token.text.index(name))
 
 
 def skip(stream: tuple[Token, ...], i: int, opening: str, closing: str) -> int:

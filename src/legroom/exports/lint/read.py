@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from legroom.errors import LegroomError
 from legroom.exports.lint.finding import Skipped, Unread
 from legroom.exports.lint.kinds import Kind, kind_of
 from legroom.exports.lint.readers.dashboard import read_dashboard
-from legroom.exports.lint.readers.dockerfile import read_dockerfile
+from legroom.exports.lint.readers.dockerfile import copied_files, read_dockerfile
 from legroom.exports.lint.readers.document import parts_of
 from legroom.exports.lint.readers.here_document import embedded_parts
 from legroom.exports.lint.readers.manifest import (
@@ -20,11 +21,12 @@ from legroom.exports.lint.readers.manifest import (
     read_config,
     read_kubernetes,
 )
+from legroom.exports.lint.readers.other_yaml import embedded_files, queries, read_other
 from legroom.exports.lint.readers.python import read_python
 from legroom.exports.lint.readers.rules import is_rules, read_rules
 from legroom.exports.lint.readers.shell import read_shell
 from legroom.exports.lint.readers.unit import read_unit
-from legroom.exports.lint.subjects import Expression, Found
+from legroom.exports.lint.subjects import Expression, Found, Started, Subject
 from legroom.exports.lint.text import Shifted, Text
 from legroom.exports.lint.yaml_nodes import Node, load_nodes
 from legroom.facts.releases import Release
@@ -32,10 +34,28 @@ from legroom.facts.releases import Release
 _SAMPLE = re.compile(r"^(vllm[:_][a-z][a-z0-9_:]*)(?:\{[^}\n]*\})?[ \t]+[-+0-9.eEINaf]+[ \t]*$", re.MULTILINE)
 _MEANT = re.compile(r"^\s*- (alert|record):|\"panels\"\s*:|^\[Service\]", re.MULTILINE)
 """What a broken part of a file was meant to be."""
+_PINNED = re.compile(r"\bvllm(?:\[[\w,-]+\])?==(\d+(?:\.\d+)+(?:\.?post\d+)?)")
+"""`pip install vllm==0.6.3`."""
 
 
 def read_file(path: str, text: str, release: Release) -> Iterator[Found | Unread | Skipped]:
     """Everything in a file, part by part; what cannot be read is among it."""
+    pinned = set(_PINNED.findall(text))
+    for item in _parts(path, text, release):
+        if isinstance(item, Found) and len(pinned) == 1:
+            yield replace(item, subjects=tuple(_of_release(subject, *pinned) for subject in item.subjects))
+        else:
+            yield item
+
+
+def _of_release(subject: Subject, version: str) -> Subject:
+    """A server that no image tells the release of has the one that the file itself installs."""
+    if not isinstance(subject, Started) or "vllm" in subject.image.lower():
+        return subject
+    return replace(subject, image=f"vllm:{version}")
+
+
+def _parts(path: str, text: str, release: Release) -> Iterator[Found | Unread | Skipped]:
     source = Text(path, text)
     kind = kind_of(path, text)
     if kind != "document":
@@ -62,6 +82,8 @@ def _read(kind: Kind, source: Text, release: Release) -> Iterator[Found | Unread
             yield from _shell(source, release)
         elif kind == "dockerfile":
             yield read_dockerfile(source)
+            for inner_kind, part in copied_files(source):
+                yield from _worth_saying(_read(inner_kind, part, release), part)
         elif kind == "unit":
             yield read_unit(source)
         elif kind == "promql":
@@ -93,10 +115,13 @@ def _worth_saying(items: Iterable[Found | Unread | Skipped], part: Text) -> Iter
 
 
 def _json(source: Text, release: Release) -> Iterator[Found | Unread | Skipped]:
-    if re.match(r'\s*\{\s*"(apiVersion|kind)"', source.text) and '"PrometheusRule"' not in source.text[:200]:
-        yield from _yaml(source, release)
-        return
     found = read_dashboard(source)
+    if found.nothing and "vllm" in source.text.lower():
+        # JSON is YAML, but for the tabs that it may be indented with.
+        inner = list(_yaml(source.with_text(source.text.replace("\t", " ")), release))
+        if any(isinstance(item, Found) for item in inner):
+            yield from inner
+            return
     if found.nothing:
         yield Skipped(source.path, found.nothing)
         return
@@ -106,34 +131,28 @@ def _json(source: Text, release: Release) -> Iterator[Found | Unread | Skipped]:
 
 
 def _yaml(source: Text, release: Release) -> Iterator[Found | Unread | Skipped]:
-    documents = load_nodes(source)
     read = False
-    for document in documents:
-        found = _document(document, release)
-        if found is not None:
-            read = True
-            yield found
-        if document.text("kind") == "ConfigMap":
-            inner = list(_config_map(document, release))
-            read = read or bool(inner)
-            yield from inner
+    for document in load_nodes(source):
+        is_known, found = _document(document, release)
+        read = read or is_known or bool(found.subjects)
+        yield found
+        for kind, part in embedded_files(document):
+            for item in _worth_saying(_read(kind, part, release), part):
+                read = True
+                yield item
     if not read:
-        yield Skipped(source.path, "YAML, but no alert rules, manifest, compose file or vLLM config")
+        yield Skipped(source.path, "YAML, but nothing in it starts vLLM or asks for its series")
 
 
-def _document(document: Node, release: Release) -> Found | None:
+def _document(document: Node, release: Release) -> tuple[bool, Found]:
+    """Whether it is of a kind that is known, and what it holds."""
     if is_rules(document):
-        return read_rules(document)
+        return True, read_rules(document)
     if is_compose(document):
-        return read_compose(document)
+        return True, read_compose(document)
     if is_kubernetes(document):
-        return read_kubernetes(document)
-    return read_config(document, release) if is_config(document) else None
-
-
-def _config_map(document: Node, release: Release) -> Iterator[Found | Unread | Skipped]:
-    """Rules and dashboards that are mounted from a ConfigMap."""
-    data = document.get("data")
-    for name, value in data.items() if data else ():
-        if value.scalar and "\n" in value.scalar and "vllm" in value.scalar.lower():
-            yield from _read(kind_of(name, value.scalar), value.inner(), release)
+        found = read_kubernetes(document)
+        return True, Found((*found.subjects, *queries(document)))
+    if is_config(document):
+        return True, read_config(document, release)
+    return False, read_other(document, release)

@@ -9,8 +9,8 @@ from typing import Literal
 from legroom.exports.lint.finding import Place, Unread
 from legroom.exports.lint.shell_scan import Word
 
-Owner = Literal["alert", "record", "panel", "variable", "text", "sample"]
-"""`text`: a string that may be a name; `sample`: a line as /metrics shows it."""
+Owner = Literal["alert", "record", "panel", "variable", "text", "family", "sample"]
+"""`text`: a string that may be a name; `family`: one that may be a family's name; `sample`: a line of /metrics."""
 Runs = Literal["shell", "docker", "compose", "kubernetes", "systemd", "config"]
 
 
@@ -24,6 +24,8 @@ class Expression:
     owner: Owner = "panel"
     name: str = ""
     """The alert's or the recorded series' name."""
+    beside: frozenset[str] = frozenset()
+    """Names that the same text asks for too."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +78,14 @@ class Unit:
     locate: Callable[[int], Place]
 
 
+Subject = Expression | Started | Invoked | Unit
+
+
 @dataclass(frozen=True)
 class Found:
     """Everything in one part of a file."""
 
-    subjects: tuple[Expression | Started | Invoked | Unit, ...] = ()
+    subjects: tuple[Subject, ...] = ()
     records: Mapping[str, str] = field(default_factory=dict)
     """Series that the part itself records, each with its expression."""
     nothing: str = ""

@@ -18,10 +18,7 @@ class Text:
         self.text = text
         self._line = line
         self._columns = columns or ()
-        self._starts = [0]
-        for i, character in enumerate(text):
-            if character == "\n":
-                self._starts.append(i + 1)
+        self._starts = [0, *(found.end() for found in re.finditer("\n", text))]
 
     def place(self, offset: int) -> Place:
         """Where the character at `offset` stands in the file."""

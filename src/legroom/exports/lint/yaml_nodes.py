@@ -69,8 +69,9 @@ class Node:
         text = self.scalar or ""
         first = self.source.row_of(self.offset)
         if self.style in ("|", ">"):
-            raw = [line for _, line in self.source.lines()][first + 1 :]
-            indent = next((len(line) - len(line.lstrip()) for line in raw if line.strip()), 0)
+            header = self.source.text.find("\n", self.offset) + 1
+            lead = re.compile(r"(?:[ \t]*\r?\n)*([ \t]*)").match(self.source.text, header)
+            indent = len(lead[1]) if lead else 0
             count = text.count("\n") + 1
             start = self.source.place(self.source.start_of(first))
             return Text(self.source.path, text, start.line + 1, (indent,) * count)

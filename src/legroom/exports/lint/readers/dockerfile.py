@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
+from legroom.exports.lint.kinds import Kind, kind_of
 from legroom.exports.lint.readers.shell import subjects_of
-from legroom.exports.lint.shell_scan import Word
+from legroom.exports.lint.shell_scan import Word, here_documents
 from legroom.exports.lint.shell_words import Command, commands
 from legroom.exports.lint.subjects import Found, Invoked, Started
 from legroom.exports.lint.text import Text, without_comment_lines
@@ -25,38 +27,76 @@ def read_dockerfile(source: Text) -> Found:
     return Found(tuple(_subjects(source)))
 
 
+def copied_files(source: Text) -> Iterator[tuple[Kind, Text]]:
+    """`COPY <<EOF /start.sh`: files that are written in the Dockerfile itself, and what `RUN <<EOF` runs."""
+    for document in here_documents(source.text):
+        words = [word.text for word in document.words]
+        part = source.rows(source.row_of(document.start), source.row_of(document.end) + 1)
+        kind = "shell" if words[:1] == ["RUN"] else kind_of(words[-1], part.text)
+        if kind != "document":
+            yield kind, part
+
+
+def _without_here_documents(text: str) -> str:
+    """Their lines blank, so that they are not read as instructions."""
+    for document in here_documents(text):
+        body = text[document.start : document.end]
+        text = text[: document.start] + re.sub(r"[^\n]", " ", body) + text[document.end :]
+    return text
+
+
 def _subjects(source: Text) -> Iterator[Started | Invoked]:
-    env: dict[str, Word] = {}
     build_args: dict[str, str] = {}
-    image = ""
-    entry: tuple[Word, ...] = ()
-    given: tuple[Word, ...] = ()
-    for found in _INSTRUCTION.finditer(source.text):
+    stages: dict[str, _Stage] = {}
+    stage = _Stage("")
+    for found in _INSTRUCTION.finditer(_without_here_documents(source.text)):
         name, start, body = found[1].upper(), found.start(2), without_comment_lines(found[2], "#")
         if name == "FROM":
-            image, entry, given = expand(_image(body), build_args), (), ()
+            stage = _from(body, build_args, stages)
         elif name == "ARG":
             build_args |= {key: word.text for key, word in _environment(body, start).items()}
         elif name == "ENV":
-            env |= _environment(body, start)
+            stage.env = {**stage.env, **_environment(body, start)}
         elif name == "RUN":
             for command in commands(Text(source.path, body)):
                 moved = tuple(Word(word.text, word.offset + start, word.raw) for word in command.words)
-                yield from subjects_of(source, Command(moved, env, command.pipeline), "docker")
+                yield from subjects_of(source, Command(moved, stage.env, command.pipeline), "docker")
         elif name == "ENTRYPOINT":
-            entry = _words(body, start)
+            stage.entry = _words(body, start)
+            if not stage.has_cmd:
+                stage.given = ()  # a new entry point forgets the CMD of the image it is built on
         elif name == "CMD":
-            given = _words(body, start)
+            stage.given, stage.has_cmd = _words(body, start), True
+    image, entry, given = stage.image, stage.entry, stage.given
     texts = with_entrypoint(image, tuple(word.text for word in entry), tuple(word.text for word in given))
     if (entry or given) and (at := server_start(texts)) is not None:
         every = (*entry, *given)
         missing = len(texts) - len(every)
         placed = tuple(Word(text, every[0].offset, text) for text in texts[:missing]) + every
-        yield Started("docker", placed[at:], env, source.place, source.place(every[0].offset), image)
+        yield Started("docker", placed[at:], stage.env, source.place, source.place(every[0].offset), image)
 
 
-def _image(text: str) -> str:
-    return next((word for word in text.split() if not word.startswith("--")), "")
+@dataclass
+class _Stage:
+    """What one FROM and the lines below it make."""
+
+    image: str
+    entry: tuple[Word, ...] = ()
+    given: tuple[Word, ...] = ()
+    has_cmd: bool = False
+    """Whether it says CMD itself."""
+    env: Mapping[str, Word] = field(default_factory=dict)
+
+
+def _from(body: str, build_args: dict[str, str], stages: dict[str, _Stage]) -> _Stage:
+    """A new stage; one that is built on another has what that one has."""
+    words = [expand(word, build_args) for word in body.split() if not word.startswith("--")]
+    if not words:
+        return _Stage("")
+    stage = replace(stages.get(words[0].lower(), _Stage(words[0])), has_cmd=False)
+    if len(words) > 2 and words[1].lower() == "as":
+        stages[words[2].lower()] = stage
+    return stage
 
 
 def _words(text: str, start: int) -> tuple[Word, ...]:

@@ -25,10 +25,11 @@ _LIKELY_SHELL = re.compile(
     r"nvidia-smi|export [A-Z_]+=|#!.*sh|python3? -c|.*\| *grep |.*\bvllm\b.*--)",
     re.MULTILINE | re.IGNORECASE,
 )
-_START = re.compile(
-    r"[ \t]*(\$ )?(sudo |exec |nohup |[A-Z_]+=\S* )*(vllm serve|python3? -m vllm\.\S+|(docker|podman) run)\s",
-    re.IGNORECASE,
+START = re.compile(
+    r"^[ \t]*(\$ )?(sudo |exec |nohup |[A-Z_]+=\S* )*(vllm serve|python3?( -u)? -m vllm\.\S+|(docker|podman) run)\s",
+    re.IGNORECASE | re.MULTILINE,
 )
+"""A line that starts a server."""
 _LONGEST_PARAGRAPH = 400
 """A script between paragraphs of prose is shorter; a log is not."""
 
@@ -172,7 +173,7 @@ def _shell(document: Text, lines: list[str], ends: list[int], first: int) -> tup
 
 def _start(document: Text, lines: list[str], ends: list[int], first: int) -> tuple[Part, int] | None:
     """A command that starts a server, with its continued lines, in the middle of prose: text copied from a page."""
-    if not _START.match(lines[first]):
+    if not START.match(lines[first]):
         return None
     end = first + 1
     while end < ends[first] and lines[end - 1].rstrip().endswith("\\"):

@@ -11,7 +11,7 @@ from legroom.exports.lint.readers.shell import DOCKER_STOP_S, runs_another_progr
 from legroom.exports.lint.readers.unit import span_s
 from legroom.exports.lint.shell_scan import Word
 from legroom.exports.lint.shell_words import Command, commands
-from legroom.exports.lint.subjects import At, Expression, Found, Invoked, Runs, Started, Unit
+from legroom.exports.lint.subjects import At, Found, Invoked, Runs, Started, Subject
 from legroom.exports.lint.text import Text
 from legroom.exports.lint.yaml_nodes import Node
 from legroom.facts.flags import all_flag_names, flags_of
@@ -20,10 +20,11 @@ from legroom.vllm.containers import with_entrypoint
 from legroom.vllm.shell import expand, server_start
 
 _GPU = re.compile(r"(nvidia|amd|gpu\.intel)\.com/(gpu|mig-.*|i915|xe)")
-_ANCHORS = frozenset({
+ANCHORS = frozenset({
     "--model", "--tensor-parallel-size", "--max-model-len", "--gpu-memory-utilization", "--max-num-seqs",
     "--served-model-name", "--max-num-batched-tokens", "--kv-cache-dtype",
 })  # fmt: skip
+"""Flags that nearly every server of vLLM is given one of."""
 GRACE_S = 30.0
 """terminationGracePeriodSeconds unless told."""
 _PERIOD_S, _FAILURES = 10.0, 3.0
@@ -45,7 +46,7 @@ def is_config(document: Node) -> bool:
     """Whether most of its keys are flags of vLLM, and one is among those that every such file has."""
     keys = ["--" + key.replace("_", "-") for key, _ in document.items()]
     known = set(all_flag_names())
-    return bool(_ANCHORS & set(keys)) and sum(key in known for key in keys) * 3 >= 2 * len(keys)
+    return bool(ANCHORS & set(keys)) and sum(key in known for key in keys) * 3 >= 2 * len(keys)
 
 
 def read_kubernetes(document: Node) -> Found:
@@ -53,7 +54,7 @@ def read_kubernetes(document: Node) -> Found:
     return Found(tuple(_pods(document)))
 
 
-def _pods(document: Node) -> Iterator[Started | Invoked | Expression | Unit]:
+def _pods(document: Node) -> Iterator[Subject]:
     for node in document.walk():
         containers = node.get("containers")
         if containers is None or not isinstance(containers.values, list):
@@ -62,8 +63,8 @@ def _pods(document: Node) -> Iterator[Started | Invoked | Expression | Unit]:
             yield from _container(container, node)
 
 
-def _container(container: Node, pod: Node) -> Iterator[Started | Invoked | Expression | Unit]:
-    env = _list_env(container.get("env"))
+def _container(container: Node, pod: Node) -> Iterator[Subject]:
+    env = list_env(container.get("env"))
     entry, given = _word_list(container.get("command"), env), _word_list(container.get("args"), env)
     image = container.text("image")
     for hook in ("preStop", "postStart"):
@@ -113,7 +114,8 @@ def _word_list(node: Node | None, env: Mapping[str, Word]) -> tuple[Word, ...]:
     return tuple(item.word().with_text(expand(item.scalar, values)) for item in node.list() if item.scalar is not None)
 
 
-def _list_env(node: Node | None) -> dict[str, Word]:
+def list_env(node: Node | None) -> dict[str, Word]:
+    """A list of `name:` and `value:`."""
     env = {}
     for item in node.list() if node else ():
         value = item.get("value")
@@ -180,9 +182,9 @@ def read_compose(document: Node) -> Found:
 
 
 def _service(service: Node) -> Iterator[Started | Invoked]:
-    env = _compose_env(service.get("environment"))
+    env = compose_env(service.get("environment"))
     image = expand(service.text("image"), {name: word.text for name, word in env.items()})
-    entry, given = _compose_words(service.get("entrypoint")), _compose_words(service.get("command"))
+    entry, given = compose_words(service.get("entrypoint")), compose_words(service.get("command"))
     for found in _servers(service, image, entry, given, env, "compose"):
         if isinstance(found, Started):
             shm = (
@@ -196,7 +198,8 @@ def _service(service: Node) -> Iterator[Started | Invoked]:
             yield found
 
 
-def _compose_words(node: Node | None) -> tuple[Word, ...]:
+def compose_words(node: Node | None) -> tuple[Word, ...]:
+    """A list of words, or a text that is split into them."""
     if node is None:
         return ()
     if node.scalar is None:
@@ -223,7 +226,8 @@ def _compose_words(node: Node | None) -> tuple[Word, ...]:
     return tuple(placed)
 
 
-def _compose_env(node: Node | None) -> dict[str, Word]:
+def compose_env(node: Node | None) -> dict[str, Word]:
+    """`NAME: value`, or a list of `NAME=value`."""
     env: dict[str, Word] = {}
     if node is None:
         return env

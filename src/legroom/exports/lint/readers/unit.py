@@ -9,7 +9,7 @@ from legroom.errors import LegroomError
 from legroom.exports.lint.readers.shell import subjects_of
 from legroom.exports.lint.shell_scan import Word
 from legroom.exports.lint.shell_words import Command, commands
-from legroom.exports.lint.subjects import At, Expression, Found, Invoked, Started, Unit
+from legroom.exports.lint.subjects import At, Found, Invoked, Started, Subject, Unit
 from legroom.exports.lint.text import Text, without_comment_lines
 
 _SETTING = re.compile(
@@ -27,7 +27,7 @@ def read_unit(source: Text) -> Found:
     return Found(tuple(_subjects(source)))
 
 
-def _subjects(source: Text) -> Iterator[Expression | Started | Invoked | Unit]:
+def _subjects(source: Text) -> Iterator[Subject]:
     settings: dict[str, Word] = {}
     lines: list[tuple[str, Word]] = []
     env: dict[str, Word] = {}

@@ -22,7 +22,7 @@ RULES = (RULE,)
 
 def check(subject: Any, context: Context) -> Iterator[Finding]:
     """Every series that is there only under a flag."""
-    if not isinstance(subject, Expression) or subject.owner in ("text", "sample") or context.any_release:
+    if not isinstance(subject, Expression) or subject.owner in ("text", "family", "sample") or context.any_release:
         return
     declared = metrics_of(context.release)
     shown = {name for metric in declared if not metric.hidden for name in metric.exposed}

@@ -10,7 +10,7 @@ from legroom.exports.lint.context import Context, finding
 from legroom.exports.lint.finding import Finding, Rule
 from legroom.exports.lint.promql_words import Series, series_names, tokens
 from legroom.exports.lint.subjects import Expression
-from legroom.facts.metrics import all_exposed_names, nearest, releases_of
+from legroom.facts.metrics import all_exposed_names, metrics_of, nearest, releases_of
 
 _OWN = re.compile(r"vllm[:_][a-zA-Z0-9_:]+")
 RULE = Rule(
@@ -34,7 +34,9 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
     if not isinstance(subject, Expression):
         return
     known = context.series
-    plain = subject.owner in ("text", "sample")
+    plain = subject.owner in ("text", "family", "sample")
+    if subject.owner == "family":
+        known |= {metric.name.removesuffix("_total") for metric in metrics_of(context.release)}
     named = [Series(subject.text, 0)] if plain else list(series_names(subject.text))
     alternatives = any(token.text == "or" for token in tokens(subject.text)) and any(one.name in known for one in named)
     for series in named:
@@ -44,7 +46,11 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
         if alternatives and releases_of(name):
             continue  # `new or old`: an alternative for other releases
         instead = nearest(name, context.release) or ""
-        if subject.owner == "text" and not instead and name not in all_exposed_names():
+        if subject.owner == "family":
+            instead = instead.removesuffix("_total")
+        if instead in subject.beside and releases_of(name):
+            continue  # code that knows both names
+        if subject.owner in ("text", "family") and not instead and name not in all_exposed_names():
             continue  # any string may begin with vllm_
         rule = RULE if instead or releases_of(name) else FOREIGN
         suggestion = f"write {instead}" if instead else "leave it out, unless something beside vLLM shows it"
