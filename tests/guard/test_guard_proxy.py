@@ -6,7 +6,7 @@ import json
 
 import pytest
 from guard_asgi import until
-from guard_wire import OK, WHOLE_POOL, Client, Upstream, ask, connected, error, proxied, request
+from guard_wire import OK, WHOLE_POOL, Client, Upstream, answer_of, ask, connected, error, proxied, request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

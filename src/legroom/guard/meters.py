@@ -96,8 +96,8 @@ def _number(value: float) -> str:
 
 
 def with_page(body: bytes, more: str) -> bytes:
-    """A server's metrics page with ours behind it, before the end mark that OpenMetrics wants last. Where a guard stands
-    behind a guard, the outer one's figures show: no series may be there twice.
+    """A server's metrics page with ours behind it, before the end mark that OpenMetrics wants last. With a guard
+    before a guard, the outer one's figures show: no series may be there twice.
     """
     end = b"# EOF"
     if b"legroom_guard_" in body:
