@@ -1,4 +1,4 @@
-"""Loads for a real vLLM, for bench/detect.py and bench/prometheus_live.py: a healthy mix, and those that bring trouble."""
+"""Loads for a real vLLM (bench/detect.py, bench/prometheus_live.py): a healthy mix, and those that bring trouble."""
 
 from __future__ import annotations
 
