@@ -180,6 +180,18 @@ def test_a_local_model_is_mounted_and_needs_no_claim():
     assert "downloaded" not in kubernetes.files(asked)[0].text
 
 
+@pytest.mark.parametrize("model", ["", "/data/models/llama"])
+def test_the_sidecar_of_a_pod_has_a_place_for_its_journal(model):
+    made = dict(planned("8b-h100").document)
+    made["command"] = [*made["command"][:2], model or made["command"][2], *made["command"][3:]]
+    asked = ExportRequest(latest(), plan_document(made), {"with_sidecar": True})
+    documents = list(yaml.safe_load_all(kubernetes.files(asked)[-1].text))
+    pod = next(one for one in documents if one["kind"] == "Deployment")["spec"]["template"]["spec"]
+    (mount,) = pod["containers"][1]["volumeMounts"]
+    assert mount["mountPath"] == "/root/.local/share/legroom"
+    assert mount["name"] in [volume["name"] for volume in pod["volumes"]]
+
+
 # compose
 
 

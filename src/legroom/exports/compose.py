@@ -133,7 +133,7 @@ def _watch(server: Server) -> dict[str, Any]:
         "image": containers.image(server),
         "entrypoint": ["legroom", *server.address.watched(url)],
         "depends_on": [server.name],
-        "volumes": ["legroom:/root/.local/share/legroom"],
+        "volumes": [f"legroom:{containers.JOURNAL}"],
         "init": True,
         "restart": "unless-stopped",
     }

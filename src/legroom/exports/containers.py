@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 CACHE = "/root/.cache/huggingface"
 COMPILE_CACHE = "/root/.cache/vllm"
+JOURNAL = "/root/.local/share/legroom"
+"""Where the sidecar keeps its incidents."""
 OPEN_FILES = 65536
 _PICK_DEVICES = (
     "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",

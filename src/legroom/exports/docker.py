@@ -120,6 +120,6 @@ def _watch(server: Server) -> Iterator[str]:
     yield from comment_lines("legroom watch beside it, in the same network.")
     yield (
         f"docker run --detach --init --name {server.name}-watch --restart unless-stopped --network "
-        f"container:{server.name} --volume legroom:/root/.local/share/legroom --entrypoint legroom "
+        f"container:{server.name} --volume legroom:{containers.JOURNAL} --entrypoint legroom "
         f"{containers.image(server)} {shlex.join(server.address.watched())}"
     )

@@ -236,7 +236,8 @@ def _volumes(server: Server) -> list[Any]:
     why = "Ranks talk through /dev/shm; 64 MiB is what it has unless told. It counts as the container's memory."
     shm = Said(why, {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
     if server.local_model:
-        return [shm, *model_volumes(server), *file_volumes(server)]
+        own = [{"name": "legroom", "emptyDir": {}}] if server.options.sidecar else []
+        return [shm, *model_volumes(server), *own, *file_volumes(server)]
     cache = {"name": "cache", "persistentVolumeClaim": {"claimName": f"{server.name}-cache"}}
     return [shm, cache, *file_volumes(server)]
 
@@ -246,8 +247,15 @@ def _watch(server: Server) -> dict[str, Any]:
         "name": "legroom-watch",
         "image": containers.image(server),
         "command": ["legroom", *server.address.watched()],
+        "volumeMounts": [_journal(server)],
         "resources": {"requests": {"cpu": "100m", "memory": _WATCH_MEMORY}, "limits": {"memory": _WATCH_MEMORY}},
     }
+
+
+def _journal(server: Server) -> dict[str, Any]:
+    """In the claim, where there is one: incidents outlive the pod."""
+    kept = {"name": "legroom"} if server.local_model else {"name": "cache", "subPath": "legroom"}
+    return {**kept, "mountPath": containers.JOURNAL}
 
 
 def _service(server: Server, namespace: str | None) -> dict[str, Any]:
