@@ -39,6 +39,7 @@ def test_a_flag_is_found_however_the_script_puts_it_there(text, line):
     "text",
     [
         "echo vllm serve org/m --nope",
+        "vllm serve {your model folder} --port {port} --max-model-len=<your length>",
         "printf '%s\\n' vllm serve org/m --nope",
         'EXTRA=""\nvllm serve org/m ${EXTRA:+--nope}',
         'A=("$A"); vllm serve org/m "${A[@]}"',

@@ -153,6 +153,7 @@ def test_a_server_that_python_starts_is_read(text, line):
         '"""vllm serve m --nope"""',
         "from crewai import LLM\nLLM(model='m', nope_parallel_size=2)",
         'from vllm import LLM\nLLM("m", dtype="half" if x else "auto", enforce_eager=False, seed=None)',
+        'from vllm import LLM\nLLM("m", enforce_eager=args.eager, block_size=2048, runner=...)',
         'cmd = ["vllm", "serve", "m", "--dtype", "half" if x else "auto", *rest, f"--port={p}"]',
         'def a():\n  cmd = ["vllm", "serve", "m"]\ndef b():\n  cmd = ["other"]\n  cmd += ["--nope"]',
         "print('vllm serve is a command' % (",

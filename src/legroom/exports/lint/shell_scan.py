@@ -13,7 +13,8 @@ OPERATORS = "();<>|&"
 _HEREDOC = re.compile(r"<<-?[ \t]*\\?(?P<quote>['\"]?)(?P<end>[^\s'\"<>|&;()\\]+)(?P=quote)")
 _CONTINUED = re.compile(r"\\[ \t]*(#[^\n]*)?\r?\n")
 """A comment behind the backslash is a mistake in a script and a habit in documents; the meaning is plain."""
-_TO_FILL_IN = re.compile(r"<[A-Za-z][^<>\n]*[^\s<>]>(?=[\s\"'\\]|$)|<[A-Za-z]>")
+_TO_FILL_IN = re.compile(r"<[A-Za-z][^<>\n]*[^\s<>]>(?=[\s\"'\\]|$)|<[A-Za-z]>|\{[A-Za-z][^{}\n\"',;]*\}")
+"""`<your model>` and `{your model}`; what a shell itself reads in braces has a comma, a semicolon or a space first."""
 _QUOTED_DEFAULT = re.compile(r"""(:?-)(["'])([^"'}]*)\2\}$""")
 _MOST_WORDS = 200_000
 
@@ -188,7 +189,7 @@ def _word(text: str, start: int) -> tuple[Word, int]:
             end = _closing(text, position + 1)
             out.append(_QUOTED_DEFAULT.sub(r"\1\3}", text[position:end]))
             position = end
-        elif character == "<" and (blank := _TO_FILL_IN.match(text, position)):
+        elif character in "<{" and (blank := _TO_FILL_IN.match(text, position)):
             out.append(blank[0])
             position = blank.end()
         elif character == "\\":

@@ -11,7 +11,8 @@ from legroom.exports.lint.shell_scan import Word
 
 Owner = Literal["alert", "record", "panel", "variable", "text", "family", "sample"]
 """`text`: a string that may be a name; `family`: one that may be a family's name; `sample`: a line of /metrics."""
-Runs = Literal["shell", "docker", "compose", "kubernetes", "systemd", "config"]
+Runs = Literal["shell", "docker", "compose", "kubernetes", "systemd", "config", "python"]
+"""`python`: an engine inside the program itself, without a command line."""
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class _Program(ast.NodeVisitor):
         for script in self._scripts:
             yield from read_shell(script, env=self.env).subjects
         for words in self._calls:
-            yield Started("config", tuple(words), self.env, place, place(words[0].offset))
+            yield Started("python", tuple(words), self.env, place, place(words[0].offset))
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         """Names inside a function are its own."""
@@ -191,10 +191,10 @@ class _Program(ast.NodeVisitor):
                 continue  # arguments that are no flags have no record
             offset = self._source.start_of(keyword.lineno - 1) + self._column(keyword.lineno, keyword.col_offset)
             try:
-                value: Any = ast.literal_eval(keyword.value)
+                words = _flag_words(flag, ast.literal_eval(keyword.value))
             except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-                value = self._text(keyword.value)
-            yield from (Word(text, offset) for text in _flag_words(flag, value))
+                words = [f"{flag}={self._text(keyword.value)}"]
+            yield from (Word(text, offset) for text in words)
 
     def _offset(self, node: ast.expr | ast.stmt) -> int:
         return self._source.start_of(node.lineno - 1) + self._column(node.lineno, node.col_offset)
@@ -204,7 +204,7 @@ class _Program(ast.NodeVisitor):
 
 
 def _flag_words(flag: str, value: Any) -> list[str]:
-    if value is None or (value is False and flag in all_flag_names()):
+    if value is None or value is ... or (value is False and flag in all_flag_names()):
         return []
     if isinstance(value, bool):
         return [flag]

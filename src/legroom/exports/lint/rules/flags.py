@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,7 +25,7 @@ _BY_KIND = {
     "bad_choice": VALUE, "ignored": IGNORED,
 }  # fmt: skip
 _SHARE = "--gpu-memory-utilization"
-_VARIABLES = ("$", "{{", "<", "`")
+_VARIABLE = re.compile(r"\$|\{\{|<|`|\{[A-Za-z_][^{}\"',;]*\}")
 """A value that is put in later is not judged."""
 _MOST_STRAYS = 2
 """More words that belong to no flag are a sentence in a document, not a slip."""
@@ -39,12 +40,12 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
     strays = sum(not problem.flag.startswith("-") for problem in problems)
     for problem in problems:
         is_stray = not problem.flag.startswith("-")
-        if is_stray and (strays > _MOST_STRAYS or subject.runs == "config"):
+        if is_stray and (strays > _MOST_STRAYS or subject.runs in ("config", "python")):
             continue  # in a config file it is the value of a key that is named already
+        if problem.kind == "bad_choice" and subject.runs == "python":
+            continue  # the parser of the command line holds values against choices, LLM(...) does not
         rule = _BY_KIND.get(problem.kind)
-        variable = any(mark in problem.flag for mark in _VARIABLES) or (
-            rule is VALUE and any(mark in problem.message for mark in _VARIABLES)
-        )
+        variable = bool(_VARIABLE.search(problem.flag) or (rule is VALUE and _VARIABLE.search(problem.message)))
         if rule is None or variable or (problem.flag, problem.kind) in seen:
             continue
         if problem.flag == "--config" and rule is IGNORED:
