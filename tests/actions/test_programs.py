@@ -147,7 +147,7 @@ def test_a_run_is_restarted_by_a_hangup_and_reads_its_flags_file(tmp_path):
         flags = tmp_path / "runs" / "8000.flags.json"
         assert json.loads(flags.read_text()) == {"flags": {"--seed": "1"}, "env": {}}
         asyncio.run(child.restore_flags(Override("", json.dumps(["vllm", "serve", "m", "--no-async-scheduling"]))))
-        assert json.loads(flags.read_text())["flags"] == {"--port": None, "--async-scheduling": False}
+        assert json.loads(flags.read_text())["flags"] == {"--port": None, "--no-async-scheduling": ""}
         asyncio.run(child.restart(Asked("1", 20)))
         after = asyncio.run(child.state())
         assert after.identity not in (None, before.identity)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from legroom.errors import LegroomError
 from legroom.facts.releases import release
+from legroom.holding.counsel import change
 from legroom.holding.edited_command import value_of, with_flags
 from legroom.holding.server_command import ServerCommand, read_command
 from legroom.holding.start_script import script
@@ -159,3 +160,32 @@ def test_a_vllm_that_only_the_servers_own_environment_shows_is_found(tmp_path):
         "llama-3.1-8b",
     ]
     assert read_command(words, None, os.environ).release_said == "0.19.0"
+
+
+def changed(vllm: str, *flags: str, **changes: object) -> list[str]:
+    """The flags of a command after a restart for which these changes were left."""
+    by_name = {name.replace("_", "-"): value for name, value in changes.items()}
+    question = {"words": [vllm, "serve", "m", *flags], "env": {}, "vllm": "0.32.0", "gpus": {}}
+    return list(change(question | {"changes": {"flags": by_name}})["words"][3:])
+
+
+@pytest.mark.parametrize(
+    ("flags", "changes", "after"),
+    [
+        ("-tp 1", {"-tp": "2"}, "--tensor-parallel-size 2"),
+        ("--max_model_len 8", {"--max-model-le": 16}, "--max-model-len 16"),
+        ("--enable-prefix-caching", {"--no-enable-prefix-caching": ""}, "--no-enable-prefix-caching"),
+        ("--no-enable-prefix-caching", {"--no-enable-prefix-caching": None}, ""),
+        ("--no-enable-prefix-caching", {"--enable-prefix-caching": True}, "--enable-prefix-caching"),
+        ("--enable-prefix-caching", {"--enable-prefix-caching": "false"}, "--no-enable-prefix-caching"),
+        ("--enable-prefix-caching", {"--enable-prefix-caching": False}, "--no-enable-prefix-caching"),
+        ("", {"--enforce-eager": ""}, "--enforce-eager"),
+    ],
+)
+def test_what_is_left_for_a_restart_may_be_spelt_as_vllm_takes_it(vllm, flags, changes, after):
+    assert " ".join(changed(vllm, *flags.split(), **changes)) == after
+
+
+def test_what_is_left_for_a_restart_and_would_be_refused_is_not_taken(vllm):
+    with pytest.raises(LegroomError, match="no vLLM release has --nosuchflag"):
+        changed(vllm, "--max-model-len", "8", **{"--nosuchflag": "1"})

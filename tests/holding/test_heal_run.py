@@ -343,6 +343,44 @@ def test_sighup_restarts_with_what_was_left_for_it(run, port):
     assert not (held.home / f"runs/{port}.json").exists()
 
 
+def test_a_change_that_does_not_start_is_taken_back(run, port):
+    held = run("--no-verify")
+    held.serving()
+    before = held.file()["command"]
+    (held.home / f"runs/{port}.flags.json").write_text(json.dumps({"env": {"STAND_IN_EXIT": "5"}}))
+    held.process.send_signal(signal.SIGHUP)
+    held.serving(times=2)
+    held.said("back to what has served")
+    assert (held.file()["command"], held.file()["env"]) == (before, {})
+    assert held.end() == 0
+    (incident,) = held.incidents()
+    assert (incident.kind, incident.outcome) == ("start_failed", "it serves again")
+
+
+def test_a_change_that_vllm_would_refuse_is_left_out(run, port):
+    held = run("--no-verify")
+    held.serving()
+    before = held.file()["command"]
+    (held.home / f"runs/{port}.flags.json").write_text(json.dumps({"flags": {"--nosuchflag": "1"}}))
+    held.process.send_signal(signal.SIGHUP)
+    held.serving(times=2)
+    held.said("the changes for this restart are left out: no vLLM release has --nosuchflag")
+    assert held.file()["command"] == before
+    assert held.end() == 0
+
+
+def test_a_server_that_hangs_is_an_incident_and_a_restart(run):
+    held = run("--no-verify", "--hang-timeout", "4")
+    held.serving()
+    os.kill(held.file()["child_pid"], signal.SIGSTOP)
+    held.serving(times=2)
+    held.said("it hangs: no answer and no work for 4 s")
+    assert held.end() == 0
+    (incident,) = held.incidents()
+    assert (incident.kind, incident.outcome) == ("died_serving", "it serves again")
+    assert "hung and was killed" in incident.title
+
+
 def test_a_sighup_between_two_lives_counts_for_the_next(run, port):
     held = run("--no-verify", "--restart-delay", "2")
     held.serving()
@@ -447,6 +485,7 @@ def test_a_dry_run_shows_the_command_and_starts_nothing(run):
     held = run("--dry-run")
     assert held.process.wait(120) == 0
     assert "--shutdown-timeout 60" in held.out.read_text()
+    assert "starting" not in held.err.read_text()
     assert not (held.home / "runs").exists()
 
 

@@ -74,6 +74,11 @@ class Child:
         code = os.waitstatus_to_exitcode(self.status)
         return code if code >= 0 else 128 - code
 
+    @property
+    def is_held_up(self) -> bool:
+        """Whether nobody reads what it prints, so that it may have to wait."""
+        return any(stream.is_held_up for stream in self._streams)
+
     def fileno(self) -> int:
         """What to wait on."""
         return self._control.fileno()

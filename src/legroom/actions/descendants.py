@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 _PROC = "/proc"
 _EMPTY_LOOKS = 3
-_PPID, _STARTED = 1, 19
-"""Where the parent and the start time stand in /proc/PID/stat, counted after the command's name in brackets."""
+_PPID, _USER, _SYSTEM, _STARTED = 1, 11, 12, 19
+"""Where the parent, both CPU times and the start time stand in /proc/PID/stat, counted after the name in brackets."""
 
 
 def descendants(ancestor: int) -> dict[int, int]:
@@ -39,6 +39,12 @@ def started(pid: int) -> int | None:
     """When a process started, in clock ticks since boot: with its pid, who it is. None where it is gone."""
     fields = _stat(str(pid))
     return int(fields[_STARTED]) if fields is not None and fields[0] != "Z" else None
+
+
+def cpu_ticks(pid: int) -> int | None:
+    """The CPU time that a process has used, in clock ticks; None where it is gone or a debugger holds it."""
+    fields = _stat(str(pid))
+    return int(fields[_USER]) + int(fields[_SYSTEM]) if fields is not None and fields[0] not in "Zt" else None
 
 
 def send(pid: int, start: int, number: int) -> bool:
@@ -77,11 +83,16 @@ def kill_all_below(ancestor: int, spare: Callable[[int], bool] | None = None) ->
 
 def cleans_up(pid: int) -> bool:
     """Whether it is Python's resource tracker, which removes shared memory once those who used it are gone."""
+    return b"multiprocessing.resource_tracker" in title(pid)
+
+
+def title(pid: int) -> bytes:
+    """What a process calls itself; nothing where it is gone."""
     try:
         with open(f"{_PROC}/{pid}/cmdline", "rb") as file:  # noqa: PTH123 - pathlib is not loaded here
-            return b"multiprocessing.resource_tracker" in file.read(4096)
+            return file.read(4096)
     except OSError:
-        return False
+        return b""
 
 
 def adopt_orphans() -> None:

@@ -22,6 +22,8 @@ class PassingOn(threading.Thread):
     def __init__(self, source: int, target: int, log: KeptLog | None, see: Callable[[bytes], None] | None) -> None:
         super().__init__(daemon=True)
         self.calm = False
+        self.is_held_up = False
+        """Whether it waits for the reader of our output: a paused terminal (Ctrl-S), a pager."""
         self._source, self._target, self._log, self._see = source, target, log, see
         self._target_open = True
         self._rest = b""
@@ -64,10 +66,12 @@ class PassingOn(threading.Thread):
             return
         try:
             while piece:
+                self.is_held_up = True
                 piece = piece[os.write(self._target, piece) :]
+                self.is_held_up = False
         except BlockingIOError:
             with contextlib.suppress(OSError):
                 os.set_blocking(self._target, True)
                 self._pass(piece)
         except OSError:
-            self._target_open = False  # nobody reads our output any more; the server goes on
+            self._target_open = self.is_held_up = False  # nobody reads our output any more; the server goes on

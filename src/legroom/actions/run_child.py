@@ -78,7 +78,7 @@ class RunChild:
 
     async def write_flags(self, change: FlagChange) -> None:
         """Flags on top of those it runs with."""
-        held = {"flags": dict(_for_run(*pair) for pair in change.flags.items()), "env": dict(change.env)}
+        held = {"flags": dict(change.flags), "env": dict(change.env)}
         write_whole(self._flags_file(), json.dumps(held, indent=1) + "\n", 0o600)
 
     async def restore_flags(self, override: Override) -> None:
@@ -105,10 +105,3 @@ class RunChild:
         except (ValueError, KeyError, TypeError) as error:
             raise ActionFailed(f"{path} cannot be read: {error}") from error
         return record
-
-
-def _for_run(name: str, value: str | None) -> tuple[str, str | bool | None]:
-    """`run` knows flags by their positive names."""
-    if name.startswith("--no-"):
-        return "--" + name[5:], None if value is None else False
-    return name, value

@@ -53,6 +53,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     serve.add_argument("--restarts", metavar="N", default="5", help="restarts an hour may have (default: 5)")
     serve.add_argument("--restart-delay", metavar="S", default="2", help="before the first; then doubled (default: 2)")
     serve.add_argument("--drain", metavar="S", default="60", help="seconds that SIGTERM gives requests (default: 60)")
+    serve.add_argument(
+        "--hang-timeout", metavar="S", default="120", help="without work and answer it hangs; 0: never (default: 120)"
+    )
     what = parser.add_argument_group("what it is told and tells")
     what.add_argument("--gpu", metavar="NAME", help="the GPU, where the driver's name for it means nothing to legroom")
     what.add_argument("--vllm", metavar="VERSION", help="the vLLM release, where it cannot be found out")
@@ -105,13 +108,14 @@ def run(args: argparse.Namespace) -> int:
         else:
             print(prepared["line"])
         return ANSWER_IS_NO if prepared["expected"]["verdict"] == "does_not_fit" else OK
+    say(f"starting: {prepared['line']}")
     from legroom.holding.launch import Supervisor
 
     if not args.json:
         return Supervisor(options, prepared, say).run()
     held = Supervisor(options, prepared, say, outputs=(2, 2))
     code = held.run()
-    last = {"command": shlex.split(held.line), "expected": dict(held.expected)}
+    last = {"command": shlex.split(held.setup.line), "expected": dict(held.setup.expected)}
     print_json(_first_command(prepared) | last | {
         "history": held.history, "verified": held.verified, "exit_code": code,
     })  # fmt: skip
@@ -146,7 +150,7 @@ def say(line: str) -> None:
 def _introduction(prepared: dict[str, Any]) -> list[str]:
     where = prepared["gpus"]["name"] or "no GPU"
     head = f"plan for {prepared['model'] or 'the default model'}, vLLM {prepared['vllm']}, {where}: "
-    return [head + prepared["expected"]["text"], *prepared["notes"], f"starting: {prepared['line']}"]
+    return [head + prepared["expected"]["text"], *prepared["notes"]]
 
 
 def _options(args: argparse.Namespace) -> Any:
@@ -161,12 +165,13 @@ def _options(args: argparse.Namespace) -> Any:
         tries=_number(args.tries, "--tries"),
         keep=tuple(args.keep),
         min_context=parse_length(args.min_context, "--min-context") if args.min_context else None,
-        min_concurrency=_seconds(args.min_concurrency, "--min-concurrency") if args.min_concurrency else None,
+        min_concurrency=_amount(args.min_concurrency, "--min-concurrency") if args.min_concurrency else None,
         on_crash=args.on_crash,
         restarts=_number(args.restarts, "--restarts"),
-        restart_delay_s=_seconds(args.restart_delay, "--restart-delay"),
-        ready_timeout_s=_seconds(args.ready_timeout, "--ready-timeout"),
-        drain_s=_seconds(args.drain, "--drain"),
+        restart_delay_s=_amount(args.restart_delay, "--restart-delay"),
+        ready_timeout_s=_amount(args.ready_timeout, "--ready-timeout"),
+        hang_timeout_s=_amount(args.hang_timeout, "--hang-timeout"),
+        drain_s=_amount(args.drain, "--drain"),
         verify=not args.no_verify,
         save=args.save,
         vllm=args.vllm,
@@ -180,11 +185,11 @@ def _number(text: str, option: str) -> int:
     return int(text)
 
 
-def _seconds(text: str, option: str) -> float:
+def _amount(text: str, option: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = -1.0
     if not 0 <= value < 1e7:
-        raise LegroomError(f"{option} {text!r} is not a number", f"write it like {option} 60")
+        raise LegroomError(f"{option} {text!r} is not a number", f"write it like {option} 4")
     return value

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.actions.descendants import die_with_parent
 from legroom.errors import LegroomError
 from legroom.facts.flags import flags_of
+from legroom.facts.releases import Release
 from legroom.facts.startup_lines import startup_lines
 from legroom.guard import MIDDLEWARE
 from legroom.holding.edited_command import kept_name, value_of, with_flags
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 Question = Mapping[str, Any]
 Answer = dict[str, Any]
 _EMPTY_POLL_S = 0.25
+_SWITCHES = ("switch", "bool", "optbool")
 
 
 def prepare(question: Question) -> Answer:
@@ -120,11 +122,13 @@ def change(question: Question) -> Answer:
     }  # fmt: skip
     command = read_command([*assignments(given), *question["words"]], question["vllm"], os.environ)
     flags = question["changes"].get("flags") or {}
-    by_name = {flag.name: flag.dest for flag in flags_of(command.release).values()}
-    changes = {by_name.get(name, name.lstrip("-").replace("-", "_")): _value(value) for name, value in flags.items()}
+    changes = dict(_change(name, value, command.release) for name, value in flags.items())
     changed = with_flags(command.words, command.flags_at, changes, command.release)
-    expected = expect(read_command([*assignments(given), *changed], question["vllm"], os.environ),
-                      os.environ, Gpus(**question["gpus"]))  # fmt: skip
+    after = read_command([*assignments(given), *changed], question["vllm"], os.environ)
+    wrong = [problem for problem in after.problems if problem not in command.problems]
+    if wrong and not command.release.note:  # of a release that is not known exactly, flags are not either
+        raise LegroomError("; ".join(wrong))
+    expected = expect(after, os.environ, Gpus(**question["gpus"]))
     return {
         "words": list(changed), "env": given, "unset": unset, "line": _shown(changed, given),
         "expected": asdict(expected),
@@ -164,9 +168,15 @@ async def _emptied(door: Door, deadline_s: float) -> str:
     return f"the guard takes nothing new; {await wait_until_empty(door, None, deadline_s, _EMPTY_POLL_S)}"
 
 
-def _value(text: Any) -> Any:
-    """A value as `flag_words` takes it: JSON words stay words, but a bare switch is True."""
-    return True if text in ("", True) else text
+def _change(name: str, value: Any, release: Release) -> tuple[str, Any]:
+    """A flag in any spelling that vLLM takes, and its value as `flag_words` takes it: a switch is on or off."""
+    part = next(command_parts([name], release))
+    if part.flag is None and value == "":
+        return part.dest, True
+    if value is None or part.flag is None or part.flag.kind not in _SWITCHES:
+        return part.dest, value
+    is_on = str(value).lower() not in ("false", "0")
+    return part.dest, is_on != name.startswith("--no-")
 
 
 TASKS: dict[str, Callable[[Question], Answer]] = {

@@ -23,7 +23,8 @@ def with_flags(words: Sequence[str], flags_at: int, changes: Mapping[str, Any], 
             kept += part.words
     for dest, value in changes.items():
         if value is not None:
-            kept += flag_words(by_dest.get(dest) or Flag(_name(dest), dest, "str"), value)
+            unknown = Flag(_name(dest), dest, "switch" if value is True else "str")
+            kept += flag_words(by_dest.get(dest, unknown), value)
     return tuple(kept)
 
 

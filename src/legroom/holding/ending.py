@@ -19,6 +19,7 @@ class Ending:
     code: int
     was_ready: bool
     timed_out: bool
+    hung: bool
     lived_s: float
 
     @property

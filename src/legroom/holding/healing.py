@@ -31,8 +31,8 @@ _NEVER_CHANGED = frozenset({"model"})
 """Another model is another service."""
 _KERNEL_FAULTS = frozenset({"illegal_access", "device_assert", "kernel_assertion"})
 """What the catalog's entry of `not_memory` is about; everything else that is not memory has no entry of its own."""
-Setup = tuple[Sequence[str], Mapping[str, str]]
-"""The words of a command and what stood before it."""
+Tried = tuple[Sequence[str], Mapping[str, str]]
+"""The words of a command that was launched, and what stood before it."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def heal(
     bounds: Bounds,
     gpus: Gpus,
     environ: Mapping[str, str],
-    tried: Iterable[Setup] = (),
+    tried: Iterable[Tried] = (),
 ) -> Remedy:
     """Diagnose the log and work out the next command, one that is not among those that were tried."""
     hints = Hints(_line(command, environ), None, gpus.name or None, gpus.count or None, command.release_said or None)

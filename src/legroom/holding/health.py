@@ -11,14 +11,19 @@ _PATIENCE_S = 2.0
 
 def is_healthy(host: str, port: int, tls: bool = False, patience_s: float = _PATIENCE_S) -> bool:
     """Whether the server answers 200."""
+    return health_status(host, port, tls, patience_s) == 200
+
+
+def health_status(host: str, port: int, tls: bool = False, patience_s: float = _PATIENCE_S) -> int | None:
+    """What the server answers; None where it does not."""
     try:
         with socket.create_connection((host, port), patience_s) as plain:
             plain.settimeout(patience_s)
             stream = _wrapped(plain, host) if tls else plain
             stream.sendall(f"GET /health HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-            return stream.recv(64).split(b" ")[1:2] == [b"200"]
-    except (OSError, ValueError):
-        return False
+            return int(stream.recv(64).split(b" ")[1])
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _wrapped(plain: socket.socket, host: str) -> socket.socket:

@@ -19,10 +19,12 @@ from legroom.guard import TOKEN_NAME as GUARD_TOKEN
 from legroom.holding.asking import Asking
 from legroom.holding.diary import Diary
 from legroom.holding.ending import LINES_SHOWN, Ending, journalled, remembered
-from legroom.holding.health import is_healthy, port_problem
+from legroom.holding.hang import HangWatch, ticks_of_api_servers
+from legroom.holding.health import health_status, is_healthy, port_problem
 from legroom.holding.options import RunOptions
 from legroom.holding.restarts import RestartBudget
 from legroom.holding.run_file import RunFile
+from legroom.holding.setup import Setup
 from legroom.holding.signals import Signals
 from legroom.holding.stopping import Stopping
 
@@ -32,8 +34,6 @@ _PORT_PATIENCE_S = 10.0
 """How long the kernel may take to free the port of a server that is gone."""
 Pool = Literal["unsaid", "said", "compared"]
 """Whether the server has printed the size of its KV pool, and whether that was held against the plan."""
-Setup = tuple[tuple[str, ...], dict[str, str]]
-"""The words of a command and what stands before it."""
 
 
 class Supervisor:
@@ -48,18 +48,16 @@ class Supervisor:
     ) -> None:
         self.options = options
         self.say = say
-        self.words: list[str] = list(prepared["words"])
-        self.env: dict[str, str] = dict(prepared["env"])
-        self.line: str = prepared["line"]
-        self.expected: Mapping[str, Any] = prepared["expected"]
+        self.setup = Setup.of(prepared)
         self.prepared = prepared
         self.history: list[dict[str, Any]] = []
         """What failed and what was done about it, in order."""
         self.verified: bool | None = None
         self._outputs = outputs
+        self._door: tuple[str, int, bool] = (prepared["host"], prepared["port"], prepared["url"].startswith("https"))
         self.file = RunFile(prepared["port"])
         self.diary = Diary(prepared["url"], say)
-        self._guard_token = _guard_token(self.env) if prepared["has_guard"] else None
+        self._guard_token = _guard_token(self.setup.env) if prepared["has_guard"] else None
         self._emptying: Asking | None = None
         self.stopping = Stopping(
             max(options.drain_s, prepared["own_drain_s"]), say,
@@ -105,23 +103,25 @@ class Supervisor:
         log = KeptLog(self.file.log)
         self._pool, self.stopping.is_up = "unsaid", False
         began = time.monotonic()
-        if self._setup() not in self._tried:
-            self._tried.append(self._setup())
+        self._tried += () if self.setup.is_among(self._tried) else (self.setup,)
         # Into a pipe Python would keep lines back until there are many.
-        env = {"PYTHONUNBUFFERED": "1", **os.environ, **self.env}
+        env = {"PYTHONUNBUFFERED": "1", **os.environ, **self.setup.env}
         if self._guard_token:
             env[GUARD_TOKEN] = self._guard_token
-        child = Child(self.words, env, log=log, see=self._see, outputs=self._outputs)
+        child = Child(self.setup.words, env, log=log, see=self._see, outputs=self._outputs)
         asking: Asking | None = None
-        ready = timed_out = False
+        watch: HangWatch | None = None
+        timed_out = hung = False
         self._record(child)
         try:
             while not child.gone:
-                if not ready and not self.stopping.begun and self._is_up():
-                    ready = self.stopping.is_up = True
+                if watch is None and not self.stopping.begun and self._is_up():
+                    self.stopping.is_up = True
                     asking = self._came_up(child, log, asking)
-                timed_out = timed_out or self._is_late(child, ready, began)
-                asking = self._go_on(child, asking, None if ready else LOOK_S)
+                    watch = HangWatch(self.options.hang_timeout_s, ticks_of_api_servers(child), self._answers)
+                timed_out = timed_out or self._is_late(child, watch is not None, began)
+                hung = self._hangs(child, watch) or hung
+                asking = self._go_on(child, asking, self._look_s(watch))
         finally:
             for open_question in (asking, self._emptying):
                 if open_question is not None:
@@ -129,11 +129,27 @@ class Supervisor:
             self._emptying = None
             child.close()
             log.close()
-        return Ending(child.exit_code or 0, ready, timed_out, time.monotonic() - began)
+        return Ending(child.exit_code or 0, watch is not None, timed_out, hung, time.monotonic() - began)
 
     def _is_up(self) -> bool:
-        prepared = self.prepared
-        return is_healthy(prepared["host"], prepared["port"], prepared["url"].startswith("https"))
+        return is_healthy(*self._door)
+
+    def _answers(self, patience_s: float) -> bool:
+        return health_status(*self._door, patience_s) is not None
+
+    def _look_s(self, watch: HangWatch | None) -> float | None:
+        """How long until the server is looked at again; one that is on its way out has a deadline instead."""
+        if watch is None:
+            return LOOK_S
+        return None if self.stopping.begun else watch.left_s()
+
+    def _hangs(self, child: Child, watch: HangWatch | None) -> bool:
+        if watch is None or self.stopping.begun or not watch.hangs():
+            return False
+        self.say(f"it hangs: no answer and no work for {self.options.hang_timeout_s:g} s. Killing it")
+        child.kill()
+        child.wait_gone(_PORT_PATIENCE_S)
+        return True
 
     def _see(self, line: bytes) -> None:
         """Called by the threads that pass output on."""
@@ -163,7 +179,7 @@ class Supervisor:
                 asking = None
         if asking is None and child is not None and self._pool == "said":
             self._pool = "compared"
-            asking = Asking("compare", {"log": str(self.file.log), "expected": dict(self.expected)})
+            asking = Asking("compare", {"log": str(self.file.log), "expected": dict(self.setup.expected)})
         return asking
 
     def _take(self, number: int, child: Child | None) -> None:
@@ -201,8 +217,7 @@ class Supervisor:
         child.settle()
         self.diary.worked("it serves again")
         self._tries = 0
-        if self._setup() not in self._served:
-            self._served.append(self._setup())
+        self._served += () if self.setup.is_among(self._served) else (self.setup,)
         question = self._question() | {"url": self.prepared["url"], "verify": self.options.verify}
         return Asking("settle", question)
 
@@ -220,20 +235,20 @@ class Supervisor:
     def _settled(self, answer: Mapping[str, Any]) -> None:
         self.verified = answer["ok"] if self.options.verify else None
         if answer["ok"] is False:
-            name = self.diary.happened("not_verified", answer["proof"], {"command": self.line})
+            name = self.diary.happened("not_verified", answer["proof"], {"command": self.setup.line})
             self.say(f"NOT verified ({name}): {answer['proof']}")
             return
         if answer["proof"]:
             self.say(f"{'verified' if answer['ok'] else 'not verified'}: {answer['proof']}")
-        self.say(f"serving at {self.prepared['url']} with: {self.line}")
+        self.say(f"serving at {self.prepared['url']} with: {self.setup.line}")
         if self.options.save:
             from legroom.holding.start_script import save  # noqa: PLC0415
 
-            self.say(save(self.options.save, self.words, self.env))
+            self.say(save(self.options.save, self.setup.words, self.setup.env))
 
     def _question(self) -> dict[str, Any]:
         return {
-            "words": self.words, "env": self.env, "vllm": self.prepared["vllm"], "log": str(self.file.log),
+            "words": self.setup.words, "env": self.setup.env, "vllm": self.prepared["vllm"], "log": str(self.file.log),
             "gpus": self.prepared["gpus"],
         }  # fmt: skip
 
@@ -255,7 +270,8 @@ class Supervisor:
         options = self.options
         bounds = {
             "keep": self.prepared["keep"], "min_context": options.min_context,
-            "min_concurrency": options.min_concurrency, "tried": self._tried,
+            "min_concurrency": options.min_concurrency,
+            "tried": [(tried.words, tried.env) for tried in self._tried],
         }  # fmt: skip
         try:
             return self._asked("mend", self._question() | bounds)
@@ -269,7 +285,7 @@ class Supervisor:
         remedy = self._mended()
         if remedy is None:
             return False
-        detail = journalled(ending, remedy, self.line, self.file.log) | {"how": ending.why}
+        detail = journalled(ending, remedy, self.setup.line, self.file.log) | {"how": ending.why}
         name = self.diary.happened("start_failed", f"start-up failed: {remedy['failed']}", detail)
         self.history.append(remembered("start_failed", ending, remedy))
         of = self.options.tries
@@ -279,25 +295,29 @@ class Supervisor:
             expected = remedy["expected"]["text"]
             self.say(f"try {self._tries} of {of}: {head} Changed: {remedy['changed']}. Expected now: {expected}")
             self._adopt(remedy)
-            self.diary.about_to("relaunch", {"changed": remedy["changed"], "command": self.line})
+            self.diary.about_to("relaunch", {"changed": remedy["changed"], "command": self.setup.line})
             return True
         refused = f"{of} tries are used up; next would be {remedy['changed']}" if remedy["words"] else remedy["refused"]
-        if self._setup() not in self._served or self.options.on_crash == "exit":
+        if not self._served or self.options.on_crash == "exit":
             return self._give_up(f"{head} Not tried again: {refused}")
-        self.say(f"{head} Nothing is changed: {refused}")
-        return self._restart("it has served before")
+        if self.setup.is_among(self._served):
+            self.say(f"{head} Nothing is changed: {refused}")
+            return self._restart("it has served before")
+        self.say(f"{head} Not tried again: {refused}")
+        self.setup = self._served[-1]
+        return self._restart(f"back to what has served: {self.setup.line}")
 
     def _adopt(self, remedy: Mapping[str, Any]) -> None:
-        self.words, self.env = list(remedy["words"]), dict(remedy["env"])
-        self.line, self.expected = remedy["line"], remedy["expected"]
+        self.setup = Setup.of(remedy)
         self.history[-1]["changed"] = remedy["changed"]
 
     def _after_crash(self, ending: Ending) -> bool:
         """Whether to restart; the incident is written before anything else is done."""
         if ending.code == 0:
             self.say("vLLM exited 0, but nobody had asked it to stop: its engine died")
-        title = f"the server died after {ending.lived_s:.0f} s (exit {ending.code})"
-        name = self.diary.happened("died_serving", title, journalled(ending, {}, self.line, self.file.log))
+        what = "hung and was killed" if ending.hung else "died"
+        title = f"the server {what} after {ending.lived_s:.0f} s (exit {ending.code})"
+        name = self.diary.happened("died_serving", title, journalled(ending, {}, self.setup.line, self.file.log))
         self.say(f"{name}: {title}")
         remedy = self._mended()
         if remedy is None:
@@ -318,10 +338,10 @@ class Supervisor:
         if remedy is not None:
             self._adopt(remedy)
             changed = remedy["changed"]
-        self.diary.about_to("restart", {"changed": changed, "command": self.line})
+        self.diary.about_to("restart", {"changed": changed, "command": self.setup.line})
         self.say(
             f"restart in {delay_s:g} s ({self._budget.left(time.monotonic())} left this hour): "
-            + (f"changed {changed}. Expected now: {self.expected['text']}" if changed else unchanged)
+            + (f"changed {changed}. Expected now: {self.setup.expected['text']}" if changed else unchanged)
         )
         self._pause(delay_s)
         return not self.stopping.for_good
@@ -349,11 +369,10 @@ class Supervisor:
             self.say(f"the changes for this restart are left out: {error.message}")
             return
         if answer is not None:
-            self.words, self.env, self.line = list(answer["words"]), dict(answer["env"]), answer["line"]
-            self.expected = answer["expected"]
+            self.setup = Setup.of(answer)
             for name in answer["unset"]:
                 os.environ.pop(name, None)  # what the server inherits
-            self.say(f"restart with: {self.line}. Expected now: {self.expected['text']}")
+            self.say(f"restart with: {self.setup.line}. Expected now: {self.setup.expected['text']}")
 
     def _is_port_free(self) -> bool:
         """Whether to launch. What is left of our own server gets a moment to go."""
@@ -372,14 +391,11 @@ class Supervisor:
         problem = self.file.write(
             {
                 "pid": os.getpid(), "child_pid": child.pid, "keeper_pid": child.keeper_pid, "url": self.prepared["url"],
-                "command": self.words, "env": self.env, "log": str(self.file.log), "started_s": time.time(),
+                "command": self.setup.words, "env": self.setup.env, "log": str(self.file.log), "started_s": time.time(),
             }
         )  # fmt: skip
         if problem:
             self.say(problem)
-
-    def _setup(self) -> Setup:
-        return tuple(self.words), dict(self.env)
 
 
 def _guard_token(env: Mapping[str, str]) -> str:

@@ -25,6 +25,8 @@ class RunOptions:
     restart_delay_s: float = 2.0
     """Before the first restart; doubles with every further one of the hour."""
     ready_timeout_s: float = 1800.0
+    hang_timeout_s: float = 120.0
+    """How long a server may neither work nor answer; 0: for ever."""
     drain_s: float = 60.0
     verify: bool = True
     save: str | None = None
