@@ -123,6 +123,20 @@ def test_a_paused_page_stands_still_while_looks_go_on(monkeypatch):
     asyncio.run(look())
 
 
+def test_a_server_that_is_no_longer_listed_leaves_the_page(monkeypatch):
+    async def look() -> None:
+        session = fleet()
+        page = page_of(session, monkeypatch)
+        async with page.run_test(size=(120, 40)) as pilot:
+            await pilot.pause()
+            session.gone("http://gpu3:8000")
+            page.redraw()
+            table = page.query_one("#servers", DataTable)
+            assert [str(table.get_row_at(row)[1]) for row in range(table.row_count)] == ["gpu1:8000", "gpu2:8000"]
+
+    asyncio.run(look())
+
+
 def test_q_leaves(monkeypatch):
     async def look() -> None:
         page = page_of(WatchSession(), monkeypatch)

@@ -115,7 +115,8 @@ def _once(args: argparse.Namespace, config: SidecarConfig) -> int:
     session.close()
     views = list(session.views.values())
     if not views:
-        raise LegroomError("no server was found", "is the selector right?", UNREACHABLE)
+        hint = "is the selector right?" if config.kubernetes else "does it scrape a vLLM, and does --match name one?"
+        raise LegroomError("no server was found", hint, UNREACHABLE)
     _show(views, args.json)
     return _code(views)
 
@@ -143,7 +144,7 @@ def _stream(args: argparse.Namespace, config: SidecarConfig) -> int:
     from legroom.holding.watch import stream
 
     _end_as_after_ctrl_c()
-    session = _session(args, _journal(), config)
+    session = _session(args, _journal(config), config)
 
     def show(view: ServerView) -> None:
         sys.stdout.write(json.dumps(view.to_json(), ensure_ascii=False) + "\n")
@@ -175,7 +176,7 @@ def _page(args: argparse.Namespace, config: SidecarConfig) -> int:
             ) from None
         raise
     _end_as_after_ctrl_c()
-    session = _session(args, _journal(), config)
+    session = _session(args, _journal(config), config)
     page = WatchPage(session, config)
     try:
         page.run()
@@ -212,6 +213,7 @@ def _replay(args: argparse.Namespace) -> int:
 def _rehearse(args: argparse.Namespace) -> int:
     from legroom.holding.rehearse import rehearse
     from legroom.render.incident_text import when
+    from legroom.render.text import plural
 
     found = rehearse(Path(args.rehearse), _config(args))
     if args.json:
@@ -219,7 +221,8 @@ def _rehearse(args: argparse.Namespace) -> int:
         return OK
     for event in found.events:
         print(f"{when(event.time_s)}  {event.server}  {event.text}")
-    print(f"\n{found.looks:,} looks at {found.servers} servers; {len(found.actions)} actions would have been taken")
+    servers, actions = plural(found.servers, "server"), plural(len(found.actions), "action")
+    print(f"\n{found.looks:,} looks at {servers}; {actions} would have been taken")
     return OK
 
 
@@ -249,11 +252,11 @@ def _plan(path: str) -> dict[str, Any]:
     return found
 
 
-def _journal() -> Journal | None:
+def _journal(config: SidecarConfig) -> Journal | None:
     from legroom.live.journal import Journal, JournalUnavailable
 
     try:
-        return Journal.open()
+        return Journal.open(config.journal)
     except JournalUnavailable as error:
         note(f"{error.message}: watching without it")
         return None

@@ -117,6 +117,9 @@ class WatchPage(App[None]):
         server_width = max((len(view.server) for view in views), default=0)
         room = max(20, self.size.width - server_width - _OTHER_COLUMNS)
         moved = False
+        for server in self._drawn.keys() - self.session.views.keys():
+            table.remove_row(server)
+            del self._drawn[server]
         for view in views:
             words, before = _words(view, room), self._drawn.get(view.server)
             if words == before:

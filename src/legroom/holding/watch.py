@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import UNREACHABLE, LegroomError
-from legroom.holding.sidecar_incidents import IncidentKeeper, OpenIncident
+from legroom.holding.sidecar_incidents import OVER, UNWATCHED, IncidentKeeper, OpenIncident
 from legroom.live.detectors import Condition, Detector, Finding, Watcher
 from legroom.live.local_memory import LocalMemory
 from legroom.live.sample import Failure, Look, Sample
@@ -110,11 +110,18 @@ class WatchSession:
         for incident in changed.opened:
             self.changes.appendleft(IncidentChange(incident, False, look.time_s, self._opened(incident, watcher)))
         for incident in changed.closed:
-            self._end(incident, "over", look.time_s)
+            self._end(incident, OVER, look.time_s)
         if isinstance(look, Sample) and self._journal is not None:
             self._samples.append(look)
             self._write_samples(look.time_s)
         return now
+
+    def gone(self, server: str) -> None:
+        """Whoever listed a server lists it no longer: nothing is known of it any more."""
+        for incident in self._keeper.forget(server):
+            self._end(incident, UNWATCHED, time.time())
+        for held in (self.views, self.history, self._watchers):
+            held.pop(server, None)
 
     def _remember(self, look: Look, now: ServerView, watcher: Watcher) -> None:
         kept = self.history.setdefault(look.server, deque(maxlen=MOST_HISTORY))
@@ -312,7 +319,7 @@ async def stream(config: SidecarConfig, session: WatchSession, show: Callable[[S
     from legroom.holding.sidecar_sources import source_of  # noqa: PLC0415 - slow to import
 
     try:
-        await source_of(config, session.say)(lambda look: show(session.take(look)))
+        await source_of(config, session.say)(lambda look: show(session.take(look)), session.gone)
     except BaseExceptionGroup as group:
         # Several sources are watched side by side: what ends one of them ends all, and is what is told.
         told = _leaf(group.subgroup((LegroomError, BrokenPipeError)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import statistics
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ _FORGET_AFTER_LOOKS = 120
 """A server that Prometheus neither scrapes nor has figures of is gone for good after ten minutes of looks. Not before:
 a Prometheus that starts over knows nobody for a while."""
 _USUAL_SCRAPE_S = 60.0
-"""Prometheus' own default, until two scrapes of a server have been seen."""
+"""Prometheus' own default, until two scrapes of any server have been seen."""
 _JITTER = 0.9
 _MATCHERS = re.compile(r'(?:[a-zA-Z_][a-zA-Z0-9_]*(?:=~|!~|!=|=)"(?:[^"\\]|\\.)*"(?:,|$))*')
 
@@ -131,6 +132,7 @@ class PrometheusSource:
         A target that Prometheus has dropped was taken away, by a rolling update perhaps: it has not failed.
         """
         found: list[Look] = []
+        usual_s = statistics.median(self._scrape_s.values()) if self._scrape_s else _USUAL_SCRAPE_S
         for server in [known for known in self._last_s if known not in present]:
             looks = self._missing[server] = 1 if server in is_up else self._missing.get(server, 0) + 1
             if looks > _FORGET_AFTER_LOOKS:
@@ -138,8 +140,7 @@ class PrometheusSource:
                 continue
             if server in self._targets and server not in is_up:
                 continue
-            pause_s = _JITTER * self._scrape_s.get(server, _USUAL_SCRAPE_S)
-            if time_s - self._failed_s.get(server, -math.inf) < pause_s:
+            if time_s - self._failed_s.get(server, -math.inf) < _JITTER * self._scrape_s.get(server, usual_s):
                 continue
             self._failed_s[server] = time_s
             is_down = not is_up.get(server, True)
