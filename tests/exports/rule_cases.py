@@ -207,7 +207,12 @@ CASES = (
     case("an idle server", IDLE),
     case("a full pool that nobody waits for", HEALTHY.but(kv_use=level(1.0))),
     case("a full pool with a queue", HEALTHY.but(kv_use=level(0.96), waiting=level(3)), fires="VllmKvPressure"),
-    case("a full pool that preempts", HEALTHY.but(kv_use=level(0.97), preemptions=growing(6)), fires="VllmKvPressure"),
+    case(
+        "a full pool that preempts",
+        HEALTHY.but(kv_use=level(0.97), preemptions=growing(6)),
+        fires="VllmKvPressure",
+        since="0.5.5",
+    ),
     case("pressure of a minute", HEALTHY.but(kv_use="0.5x28 0.99x4", waiting="0x28 20x4")),
     case("pressure that is over", HEALTHY.but(kv_use="0.99x15 0.5x20", waiting="20x15 0x20")),
     case("a queue with room in the pool", HEALTHY.but(waiting=level(5))),
@@ -221,7 +226,12 @@ CASES = (
         HEALTHY.but(kv_use=level(0.99), waiting=level(5)),
         fires="VllmKvPressure",
     ),
-    case("a preemption for each finished request", HEALTHY.but(preemptions=growing(30)), fires="VllmPreemptionThrash"),
+    case(
+        "a preemption for each finished request",
+        HEALTHY.but(preemptions=growing(30)),
+        fires="VllmPreemptionThrash",
+        since="0.5.5",
+    ),
     case("a preemption for each tenth request", HEALTHY.but(preemptions=growing(3))),
     case("a long queue with room in the pool", HEALTHY.but(waiting=level(40)), fires="VllmQueueBacklog"),
     case(
@@ -229,7 +239,10 @@ CASES = (
         HEALTHY.but(kv_use=level(0.8), running=level(3), waiting=level(2)),
         fires="VllmKvPressure",
     ),
-    case("a long queue that moves quickly", HEALTHY.but(waiting=level(40), request_success=growing(600))),
+    case(
+        "a long queue that moves quickly",
+        HEALTHY.but(waiting=level(40), request_success=growing(600), e2e_latency=Latency(1200, "5")),
+    ),
     case("a short queue behind little work", HEALTHY.but(kv_use=level(0.3), running=level(1), waiting=level(3))),
     case(
         "a long queue for a full pool is no backlog of another kind",

@@ -235,3 +235,17 @@ def test_cards_that_docker_cannot_hand_out_are_picked_by_their_variable(name, fi
 @pytest.mark.parametrize("module", [docker, compose, kubernetes, helm_values])
 def test_a_secret_that_a_flag_held_is_said_to_be_left_out(module, flags):
     assert f"{flags[0]}: the secret in it is left out" in text(module, asked(*flags)).replace("\n# ", " ")
+
+
+@pytest.mark.parametrize(
+    ("image", "repository", "tag"),
+    [
+        ("vllm/x:1", "vllm/x", "1"),
+        ("hub.example:5000/vllm", "hub.example:5000/vllm", "latest"),
+        ("hub.example:5000/vllm:2", "hub.example:5000/vllm", "2"),
+        ("vllm", "vllm", "latest"),
+    ],
+)
+def test_the_chart_is_given_repository_and_tag_apart(image, repository, tag):
+    model = yaml.safe_load(text(helm_values, asked(image=image)))["servingEngineSpec"]["modelSpec"][0]
+    assert (model["repository"], model["tag"]) == (repository, tag)

@@ -144,7 +144,7 @@ def preemptions_row(measures: Measures, levels: AlertLevels, plan: PlanDocument 
         Panel(
             "Preemptions per finished request",
             "How much work is done twice for each piece that gets done.",
-            (Query(f"{grouped(rate)} / ({finished} > 0)"),),
+            (Query(f"{grouped(rate)} / ({grouped(finished)} > 0)"),),
             "short",
             "timeseries",
             8,
@@ -178,7 +178,8 @@ def recomputed_share(measures: Measures, plan: PlanDocument | None) -> str:
         again = grouped(measures.rate("prompt_tokens_recomputed", WINDOW))
         ways.append(f"{again} / ({again} + {useful} > 0)")
     if plan is not None:
-        held = f"{pool_tokens(plan)} * {grouped(measures.value('kv_use', 'avg'))} / ({measures.value('running')} > 0)"
+        use, running = grouped(measures.value("kv_use", "avg")), grouped(measures.value("running"))
+        held = f"{pool_tokens(plan)} * {use} / ({running} > 0)"
         again = f"{grouped(measures.rate('preemptions', WINDOW))} * {held}"
         ways.append(f"{again} / ({again} + {useful} > 0)")
     return "\nor\n".join(ways)

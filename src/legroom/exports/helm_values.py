@@ -112,11 +112,11 @@ def _probe(server: Server, tries: int) -> dict[str, Any]:
 
 
 def _model(server: Server) -> dict[str, Any]:
-    repository, _, tag = containers.image(server).rpartition(":")
+    repository, tag = _image(containers.image(server))
     model: dict[str, Any] = {
         "name": server.name,
-        "repository": repository or tag,
-        "tag": tag if repository else "latest",
+        "repository": repository,
+        "tag": tag,
         "modelURL": server.model,
         "replicaCount": 1,
         "resources": _resources(server),
@@ -136,6 +136,12 @@ def _model(server: Server) -> dict[str, Any]:
     if not on_node and server.host:
         model["pvcStorage"] = f"{int(server.host.checkpoint_bytes * 1.2 / GIB) + 10}Gi"
     return model
+
+
+def _image(name: str) -> tuple[str, str]:
+    """The repository and the tag; a colon before a slash belongs to a port."""
+    repository, colon, tag = name.rpartition(":")
+    return (repository, tag) if colon and "/" not in tag else (name, "latest")
 
 
 def _environment(server: Server) -> Iterator[Any]:

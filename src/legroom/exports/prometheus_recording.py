@@ -73,7 +73,7 @@ def _rates(measures: Measures, levels: AlertLevels, window: str) -> list[Recordi
     found.append(Recording(PROGRESS, "\n+\n".join(both)))
     if measures.has("prompt_tokens_recomputed"):
         again, all_ = measures.rate("prompt_tokens_recomputed", window), measures.rate("prompt_tokens", window)
-        found.append(Recording(RECOMPUTED, f"{grouped(again)}\n/\n({all_} > 0)"))
+        found.append(Recording(RECOMPUTED, f"{grouped(again)}\n/\n({grouped(all_)} > 0)"))
     return found
 
 

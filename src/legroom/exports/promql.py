@@ -100,16 +100,12 @@ class Measures:
         )
 
     def finished_rate(self, window: str) -> str:
-        """Requests finished per second; releases before 0.5.1 count them in the latency histogram alone."""
-        if self.has("request_success"):
-            return self.rate("request_success", window)
-        return self.observation_rate("e2e_latency", window)
+        """Requests finished per second."""
+        return self._finished(self.rate, self.observation_rate, window)
 
     def finished_count(self, window: str) -> str:
         """Requests finished over a window."""
-        if self.has("request_success"):
-            return self.increase("request_success", window)
-        return self.observed("e2e_latency", window)
+        return self._finished(self.increase, self.observed, window)
 
     def prefix_hit_ratio(self, window: str) -> str:
         """The share of looked-up prompt tokens found in the prefix cache: two counters in V1, a gauge in V0."""
@@ -125,6 +121,13 @@ class Measures:
             # V0 says -1 where prefix caching is off.
             ways.append(self.value("prefix_hit_rate", "avg") + " >= 0")
         return either(*ways)
+
+    def _finished(self, counted: Callable[..., str], observed: Callable[..., str], window: str) -> str:
+        """0.4.0 and 0.4.1 count finished requests in the latency histogram alone."""
+        if not self.has("request_success"):
+            return observed("e2e_latency", window)
+        known = counted("request_success", window)
+        return either(known, observed("e2e_latency", window)) if self.release is None else known
 
     def _each(self, role: str, expression: Callable[[str], str]) -> str:
         return either(*(expression(name) for name in self.series(role)))
