@@ -184,3 +184,49 @@ def test_a_key_that_begins_with_no_is_named_as_it_stands():
     text = "model: org/m\nmax-model-len: 8192\ntensor-parallel-size: 1\nno-such-key: 5\n"
     (found,) = lint_texts([("config.yaml", text)], Options()).findings
     assert (found.place.line, found.message) == (4, "no vLLM release has --no-such-key")
+
+
+# Files beside a compose file
+
+
+def compose_findings(folder, text, **beside):
+    (folder / "compose.yml").write_text(text)
+    for name, content in beside.items():
+        (folder / name.replace("_", ".")).write_text(content)
+    report = lint_files([str(folder / "compose.yml")], Options())
+    return [(one.rule, one.place.line) for one in report.findings]
+
+
+@pytest.mark.parametrize("told", ["base", "{service: base}"])
+def test_a_service_has_what_it_extends_and_its_own_settings_first(told, tmp_path):
+    base = "services:\n  base: {image: 'vllm/vllm-openai:v0.8.5', ipc: host, environment: {VLLM_USE_V1: 1}}\n"
+    child = f"  child:\n    extends: {told}\n    command: --model m -tp 2 --kv-cache-memory-bytes 1G\n"
+    assert compose_findings(tmp_path, base + child) == [("flag-not-yet", 5)]
+    newer = child + "    image: vllm/vllm-openai:v0.12.0\n"
+    assert compose_findings(tmp_path, base + newer) == [("env-unknown", 2)]
+
+
+def test_a_service_that_extends_itself_is_read_to_an_end(tmp_path):
+    text = "services:\n  a: {extends: b, image: vllm/vllm-openai}\n  b: {extends: a, command: --model m --nope}\n"
+    assert compose_findings(tmp_path, text) == [("flag-unknown", 3)]
+
+
+def test_a_service_of_another_file_gives_its_image_and_its_variables(tmp_path):
+    text = "services:\n  a:\n    extends: {file: base.yml, service: v}\n    command: --model m --async-scheduling\n"
+    base = "services:\n  v: {image: 'vllm/vllm-openai:v0.9.0', environment: {VLLM_USE_V2_BLOCK: 1, VLLM_USE_V1: 1}}\n"
+    assert compose_findings(tmp_path, text, base_yml=base) == [("flag-not-yet", 4)]
+    assert compose_findings(tmp_path, text, base_yml="services: [") == []
+
+
+def test_variables_beside_a_compose_file_are_put_in_and_its_secrets_are_where_they_belong(tmp_path):
+    text = "services:\n  a:\n    image: vllm/vllm-openai:${TAG}\n    env_file: v.env\n    command: --model m ${MORE}\n"
+    beside = {"_env": "TAG=v0.12.0\nMORE=--nope\n", "v_env": "VLLM_USE_V1=1  # old\nHF_TOKEN=hf_abcdefghijk\n"}
+    assert compose_findings(tmp_path, text, **beside) == [("env-unknown", 4), ("flag-unknown", 5)]
+
+
+def test_a_file_of_variables_is_read_by_itself(tmp_path):
+    (tmp_path / "vllm.env").write_text('# of the unit\nexport VLLM_USE_V1="1"\nHF_TOKEN=hf_abcdefghijk\n')
+    (tmp_path / "other.env").write_text("PORT=1\n")
+    report = lint_files([str(tmp_path)], Options())
+    assert [(one.rule, one.place.line) for one in report.findings] == [("env-unknown", 2)]
+    assert [one.reason for one in report.skipped] == ["it sets no variable of vLLM"]

@@ -7,18 +7,18 @@ import re
 from pathlib import PurePath
 from typing import Literal
 
-Kind = Literal["yaml", "json", "shell", "dockerfile", "unit", "python", "promql", "document"]
+Kind = Literal["yaml", "json", "shell", "dockerfile", "unit", "python", "promql", "env", "document"]
 
 _BY_SUFFIX: dict[str, Kind] = {
     ".yaml": "yaml", ".yml": "yaml", ".rules": "yaml", ".json": "json", ".sh": "shell", ".bash": "shell",
     ".service": "unit", ".py": "python", ".md": "document", ".markdown": "document", ".rst": "document",
-    ".html": "document", ".dockerfile": "dockerfile", ".promql": "promql",
+    ".html": "document", ".dockerfile": "dockerfile", ".promql": "promql", ".env": "env",
 }  # fmt: skip
 _BY_LANGUAGE: dict[str, Kind] = {
     "yaml": "yaml", "yml": "yaml", "json": "json", "jsonc": "json", "bash": "shell", "sh": "shell", "shell": "shell",
     "zsh": "shell", "console": "shell", "shell-session": "shell", "dockerfile": "dockerfile", "docker": "dockerfile",
     "ini": "unit", "systemd": "unit", "unit": "unit", "python": "python", "py": "python", "python3": "python",
-    "promql": "promql",
+    "promql": "promql", "dotenv": "env", "env": "env",
 }  # fmt: skip
 _SHEBANG = re.compile(r"#!.*\b(ba|da|z|k|a)?sh\b")
 _YAML_START = re.compile(r"(groups|apiVersion|services|kind|spec|version|model)[ \t]*:|---\s*$")
@@ -30,6 +30,8 @@ def kind_of(path: str, text: str) -> Kind:
     name = PurePath(path)
     if name.suffix.lower() in _BY_SUFFIX:
         return _BY_SUFFIX[name.suffix.lower()]
+    if name.name.startswith(".env"):
+        return "env"
     if name.name.lower().startswith(("dockerfile", "containerfile")):
         return "dockerfile"
     found = sniffed(text)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _SUFFIXES = (
     ".yaml", ".yml", ".rules", ".json", ".sh", ".bash", ".service", ".md", ".markdown", ".py", ".dockerfile", ".promql",
+    ".env",
 )  # fmt: skip
 """What a folder is searched for; a file that is named is read whatever it is called."""
 _EMPTY_HINT = "name the files themselves: a file that is named is read whatever it is called"

@@ -9,18 +9,13 @@ from dataclasses import replace
 from legroom.errors import LegroomError
 from legroom.exports.lint.finding import Skipped, Unread
 from legroom.exports.lint.kinds import Kind, kind_of
+from legroom.exports.lint.readers.compose import is_compose, read_compose
 from legroom.exports.lint.readers.dashboard import read_dashboard
 from legroom.exports.lint.readers.dockerfile import copied_files, read_dockerfile
 from legroom.exports.lint.readers.document import parts_of
+from legroom.exports.lint.readers.env_file import read_env_file
 from legroom.exports.lint.readers.here_document import embedded_parts
-from legroom.exports.lint.readers.manifest import (
-    is_compose,
-    is_config,
-    is_kubernetes,
-    read_compose,
-    read_config,
-    read_kubernetes,
-)
+from legroom.exports.lint.readers.manifest import is_config, is_kubernetes, read_config, read_kubernetes
 from legroom.exports.lint.readers.other_yaml import embedded_files, queries, read_other
 from legroom.exports.lint.readers.python import read_python
 from legroom.exports.lint.readers.rules import is_rules, read_rules
@@ -89,7 +84,7 @@ def _read(kind: Kind, source: Text, release: Release) -> Iterator[Found | Unread
         elif kind == "promql":
             yield Found((Expression(source.text, source.place, "panel"),))
         else:
-            found = read_python(source)
+            found = read_env_file(source) if kind == "env" else read_python(source)
             yield found
             if found.nothing:
                 yield Skipped(source.path, found.nothing)

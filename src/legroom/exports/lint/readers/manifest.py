@@ -1,14 +1,12 @@
-"""Kubernetes manifests, compose files and vLLM's own config files."""
+"""Kubernetes manifests and vLLM's own config files."""
 
 from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 
-from legroom.exports.lint.readers.shell import DOCKER_STOP_S, runs_another_program, subjects_of
-from legroom.exports.lint.readers.unit import span_s
+from legroom.exports.lint.readers.shell import runs_another_program, subjects_of
 from legroom.exports.lint.shell_scan import Word
 from legroom.exports.lint.shell_words import Command, commands
 from legroom.exports.lint.subjects import At, Found, Invoked, Runs, Started, Subject
@@ -34,12 +32,6 @@ _PERIOD_S, _FAILURES = 10.0, 3.0
 def is_kubernetes(document: Node) -> bool:
     """Whether a YAML document is an object of Kubernetes."""
     return document.get("apiVersion") is not None and document.get("kind") is not None
-
-
-def is_compose(document: Node) -> bool:
-    """Whether it is a compose file."""
-    services = document.get("services")
-    return services is not None and isinstance(services.values, dict) and document.get("apiVersion") is None
 
 
 def is_config(document: Node) -> bool:
@@ -69,8 +61,8 @@ def _container(container: Node, pod: Node) -> Iterator[Subject]:
     image = container.text("image")
     for hook in ("preStop", "postStart"):
         command = container.get("lifecycle", hook, "exec", "command")
-        yield from _scripts(command, env) if command is not None else ()
-    for server in _servers(container, image, entry, given, env, "kubernetes"):
+        yield from scripts(command, env) if command is not None else ()
+    for server in servers(container, image, entry, given, env, "kubernetes"):
         if isinstance(server, Started):
             yield Started(
                 server.runs, server.words, server.env, server.locate, server.place, image, True,
@@ -80,9 +72,10 @@ def _container(container: Node, pod: Node) -> Iterator[Subject]:
             yield server
 
 
-def _servers(
+def servers(
     owner: Node, image: str, entry: tuple[Word, ...], given: tuple[Word, ...], env: Mapping[str, Word], runs: Runs
 ) -> Iterator[Started | Invoked]:
+    """The server that a container's entry point and arguments start, or what its scripts run."""
     texts = with_entrypoint(image, tuple(word.text for word in entry), tuple(word.text for word in given))
     every = (*entry, *given)
     missing = max(len(texts) - len(every), 0)
@@ -94,10 +87,10 @@ def _servers(
         yield Started(runs, placed[at:], env, owner.source.place, owner.source.place(placed[at].offset), image)
     elif every and at is None:
         for node in (owner.get("command"), owner.get("args")):
-            yield from _scripts(node, env, runs) if node is not None else ()
+            yield from scripts(node, env, runs) if node is not None else ()
 
 
-def _scripts(node: Node, env: Mapping[str, Word], runs: Runs = "kubernetes") -> Iterator[Started | Invoked]:
+def scripts(node: Node, env: Mapping[str, Word], runs: Runs = "kubernetes") -> Iterator[Started | Invoked]:
     """`["sh", "-c", "vllm serve ..."]`: the text of the last word, read as a script."""
     for item in node.list() or ([node] if node.scalar else []):
         text = item.scalar or ""
@@ -152,15 +145,14 @@ def _start_limit(container: Node) -> At | None:
     startup, liveness = container.get("startupProbe"), container.get("livenessProbe")
     for probe in (startup, liveness):
         if probe is not None:
-            period = _number(probe, "periodSeconds", _PERIOD_S)
-            seconds = _number(probe, "initialDelaySeconds", 0.0) + period * _number(
-                probe, "failureThreshold", _FAILURES
-            )
+            period = number(probe, "periodSeconds", _PERIOD_S)
+            seconds = number(probe, "initialDelaySeconds", 0.0) + period * number(probe, "failureThreshold", _FAILURES)
             return At(seconds, probe.source.place(probe.offset))
     return None
 
 
-def _number(node: Node, key: str, default: float) -> float:
+def number(node: Node, key: str, default: float) -> float:
+    """A number of a mapping, the default where it is none."""
     try:
         return float(node.text(key) or default)
     except ValueError:
@@ -171,113 +163,7 @@ def _grace(container: Node, pod: Node) -> At:
     node = pod.get("terminationGracePeriodSeconds")
     if node is None or node.scalar is None:
         return At(GRACE_S, container.source.place(container.offset))
-    return At(_number(pod, "terminationGracePeriodSeconds", GRACE_S), node.source.place(node.offset))
-
-
-def read_compose(document: Node) -> Found:
-    """Every server of a compose file."""
-    return Found(
-        tuple(subject for _, service in (document.get("services") or document).items() for subject in _service(service))
-    )
-
-
-def _service(service: Node) -> Iterator[Started | Invoked]:
-    env = compose_env(service.get("environment"))
-    image = expand(service.text("image"), {name: word.text for name, word in env.items()})
-    entry, given = compose_words(service.get("entrypoint")), compose_words(service.get("command"))
-    for found in _servers(service, image, entry, given, env, "compose"):
-        if isinstance(found, Started):
-            shm = (
-                service.text("shm_size") or ("host" if service.text("ipc") == "host" else None) or _mounted_shm(service)
-            )
-            yield Started(
-                found.runs, found.words, found.env, found.locate, found.place, image, True, shm,
-                _compose_cards(service), _health_limit(service), _stop_limit(service),
-            )  # fmt: skip
-        else:
-            yield found
-
-
-def compose_words(node: Node | None) -> tuple[Word, ...]:
-    """A list of words, or a text that is split into them."""
-    if node is None:
-        return ()
-    if node.scalar is None:
-        return tuple(item.word().with_text((item.scalar or "").replace("$$", "$")) for item in node.list())
-    if node.style in ("|", ">"):
-        inner = node.inner()
-        raw = node.source.text
-        placed = []
-        cursor = node.offset
-        for command in commands(inner):
-            for word in command.words:
-                cursor = max(raw.find(word.raw, cursor), cursor)
-                placed.append(Word(word.text, cursor, word.raw))
-        return tuple(placed)
-    try:
-        texts = shlex.split(node.scalar)
-    except ValueError:
-        return ()
-    placed, cursor = [], node.offset
-    for text in texts:
-        found = node.source.text.find(text, cursor, node.end + 1)
-        cursor = found if found >= 0 else cursor
-        placed.append(Word(text, cursor, text))
-    return tuple(placed)
-
-
-def compose_env(node: Node | None) -> dict[str, Word]:
-    """`NAME: value`, or a list of `NAME=value`."""
-    env: dict[str, Word] = {}
-    if node is None:
-        return env
-    for name, value in node.items():
-        if value.scalar is not None:
-            env[name] = value.word()
-    for item in node.list():
-        name, equals, value_text = (item.scalar or "").partition("=")
-        if equals:
-            env[name] = item.word().with_text(value_text)
-    return env
-
-
-def _mounted_shm(service: Node) -> str | None:
-    for key in ("volumes", "tmpfs"):
-        node = service.get(key)
-        for item in (node.list() or [node]) if node else ():
-            if "/dev/shm" in (item.scalar or item.text("target")):
-                return "mounted"
-    return None
-
-
-def _compose_cards(service: Node) -> int | None:
-    devices = service.get("deploy", "resources", "reservations", "devices")
-    for device in devices.list() if devices else ():
-        ids = device.get("device_ids")
-        if ids is not None:
-            return len(ids.list())
-        if device.text("count").isdecimal():
-            return int(device.text("count"))
-    return None
-
-
-def _health_limit(service: Node) -> At | None:
-    """Compose itself restarts nothing; what depends on a healthy service gives up after this."""
-    check = service.get("healthcheck")
-    if check is None or check.text("disable") == "true":
-        return None
-    period = span_s(check.text("start_period")) or 0.0
-    interval = span_s(check.text("interval")) or 30.0
-    retries = _number(check, "retries", 3.0)
-    return At(period + interval * retries, check.source.place(check.offset))
-
-
-def _stop_limit(service: Node) -> At:
-    node = service.get("stop_grace_period")
-    seconds = span_s(node.scalar or "") if node else None
-    if node is None or seconds is None:
-        return At(DOCKER_STOP_S, service.source.place(service.offset))
-    return At(seconds, node.source.place(node.offset))
+    return At(number(pod, "terminationGracePeriodSeconds", GRACE_S), node.source.place(node.offset))
 
 
 def read_config(document: Node, release: Release) -> Found:

@@ -10,8 +10,9 @@ import re
 from collections.abc import Iterator, Mapping
 
 from legroom.exports.lint.kinds import Kind, kind_of, sniffed
+from legroom.exports.lint.readers.compose import compose_env, compose_words
 from legroom.exports.lint.readers.document import START
-from legroom.exports.lint.readers.manifest import ANCHORS, compose_env, compose_words, is_config, list_env, read_config
+from legroom.exports.lint.readers.manifest import ANCHORS, is_config, list_env, read_config
 from legroom.exports.lint.readers.rules import locator
 from legroom.exports.lint.readers.shell import read_shell
 from legroom.exports.lint.shell_scan import Word

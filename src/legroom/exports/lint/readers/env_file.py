@@ -1,0 +1,29 @@
+"""Files of variables: `.env` of compose, `--env-file` of docker, EnvironmentFile of systemd."""
+
+from __future__ import annotations
+
+import re
+
+from legroom.exports.lint.shell_scan import Word
+from legroom.exports.lint.subjects import Found, Started
+from legroom.exports.lint.text import Text
+
+_LINE = re.compile(r"^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(?:\"([^\"\n]*)\"|'([^'\n]*)'|([^#\n]*))", re.MULTILINE)
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD")
+
+
+def variables_of(text: str) -> dict[str, Word]:
+    """Every variable, but those with secrets: such a file is the place for them."""
+    return {
+        found[1]: Word((found[2] or found[3] or found[4] or "").strip(), found.start(1))
+        for found in _LINE.finditer(text)
+        if not _SECRET.search(found[1])
+    }
+
+
+def read_env_file(source: Text) -> Found:
+    """The variables as those of a server that is started elsewhere."""
+    env = variables_of(source.text)
+    if not any(name.startswith(("VLLM_", "PYTORCH_")) for name in env):
+        return Found(nothing="it sets no variable of vLLM")
+    return Found((Started("config", (), env, source.place, source.place(0)),))
