@@ -59,6 +59,12 @@ def test_a_compose_service_gets_an_override_file_that_undo_takes_away(service, t
     assert not (tmp_path / "compose.legroom.yaml").exists()
 
 
+def test_a_dollar_sign_reaches_the_server_of_a_compose_service(service, tmp_path, docker):
+    asyncio.run(service.write_flags(FlagChange({"--chat-template": "$x"}, {"A": "$y"})))
+    written = json.loads((tmp_path / "compose.legroom.yaml").read_text())["services"]["vllm"]
+    assert (written["command"][-1], written["environment"]) == ("$$x", {"A": "$$y"})
+
+
 def test_a_service_without_a_command_keeps_its_flags(tmp_path, docker):
     (tmp_path / "compose.yaml").write_text("services: {}\n")
     with pytest.raises(ActionFailed, match="no command of its own"):

@@ -134,6 +134,7 @@ def test_flags_are_patched_into_the_container_and_undone(api):
     assert api.patches[-1]["template"]["spec"]["containers"][0]["env"] == [{"name": "A", "value": "1"}]
     asyncio.run(WORKLOAD.restore_flags(override))
     assert args() == ["--model", "m", "--max-model-len", "32768"]
+    assert api.patches[-1]["template"]["spec"]["containers"][0]["env"] is None, "there was none before"
 
 
 def test_scaling_patches_the_number(api):

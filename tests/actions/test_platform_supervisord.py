@@ -104,3 +104,10 @@ def test_only_the_command_of_the_one_program_changes():
     assert changed == "[program:a]\ncommand=vllm serve a\n[program:b]\nuser=x\ncommand=vllm serve b --seed 100%%\n"
     with pytest.raises(ActionFailed, match=r"no .program:c. section"):
         with_command(text, "c", FlagChange({"--seed": "2"}))
+
+
+def test_names_that_supervisord_replaces_stay_names():
+    text = "[program:b]\ncommand=%(ENV_HOME)s/bin/vllm serve m --port 80%(process_num)02d --x 5%%\n"
+    changed = with_command(text, "b", FlagChange({"--seed": "1"}))
+    assert changed.count("%(ENV_HOME)s") == changed.count("%(process_num)02d") == 1
+    assert "%%(" not in changed and "5%%" in changed

@@ -101,6 +101,14 @@ def test_a_second_change_is_undone_to_the_first(unit, tmp_path):
     assert "--max-model-len 8192" in (tmp_path / "vllm.service.d" / "90-legroom.conf").read_text()
 
 
+def test_signs_that_systemd_replaces_are_written_twice_and_those_of_the_unit_are_kept(unit, tmp_path):
+    (tmp_path / "vllm.service").write_text("[Service]\nExecStart=/usr/bin/vllm serve %i --port $PORT\n")
+    asyncio.run(unit.write_flags(FlagChange({"--chat-template": "50% $x"}, {"VLLM_X": "50% $x"})))
+    written = (tmp_path / "vllm.service.d" / "90-legroom.conf").read_text()
+    assert 'ExecStart=/usr/bin/vllm serve %i --port $PORT --chat-template "50%% $$x"\n' in written
+    assert 'Environment="VLLM_X=50%% $x"\n' in written
+
+
 def test_a_unit_that_runs_a_script_keeps_its_flags(unit, tmp_path):
     (tmp_path / "vllm.service").write_text("[Service]\nExecStart=/opt/start.sh --fast\n")
     with pytest.raises(ActionFailed, match=r"start\.sh.*cannot see"):

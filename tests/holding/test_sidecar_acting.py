@@ -1,10 +1,12 @@
 """The actor undoes only what it is asked to, ends what a killed one left, and knows what it can do where."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from stand_in_world import Killed, World
 
+from legroom.actions.drain import PlatformDoor
 from legroom.actions.platform import ActionFailed, FlagChange
 from legroom.actions.undo import kept_override
 from legroom.holding.policy import Limits
@@ -286,6 +288,14 @@ def test_a_server_without_a_door_is_not_drained(tmp_path):
         scene = Scene(tmp_path, journal, ("drain",))
         considered(scene, hanging(scene, "found:8000"))
         assert "no way to stop new work at found:8000 is named" in scene.said[0].text
+
+
+def test_a_platform_that_drains_by_itself_keeps_no_work_from_a_server_that_goes_on(draining):
+    server = replace(draining.config.servers[0], door=PlatformDoor("Kubernetes"))
+    draining.config = replace(draining.config, servers=(server,))
+    considered(draining, hanging(draining))
+    assert draining.journal.actions() == ()
+    assert "no way to stop new work" in draining.said[-1].text
 
 
 def test_a_mistake_while_acting_is_not_repeated_at_every_look(draining):

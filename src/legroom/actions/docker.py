@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from legroom.actions.flag_words import with_flags
+from legroom.actions.flag_words import doubled, with_flags
 from legroom.actions.platform import (
     ActionFailed,
     Asked,
@@ -115,8 +115,10 @@ class ComposeService:
             raise ActionFailed(
                 f"{self.name} has no command of its own to change", "write its vLLM arguments under `command:`"
             )
-        changed: dict[str, Any] = {"command": with_flags([str(word) for word in command], change.flags)}
-        env = {name: value for name, value in change.env.items() if value is not None}
+        # `config` prints what is to be read by Compose again, each dollar sign twice.
+        flags = doubled(change.flags, "$")
+        changed: dict[str, Any] = {"command": with_flags([str(word) for word in command], flags)}
+        env = {name: value for name, value in doubled(change.env, "$").items() if value is not None}
         if env:
             changed["environment"] = env
         # Compose reads JSON as the YAML that it is.

@@ -20,6 +20,12 @@ def with_flags(words: Sequence[str], flags: Mapping[str, str | None]) -> list[st
     return kept
 
 
+def doubled(values: Mapping[str, str | None], signs: str) -> dict[str, str | None]:
+    """The values with every such sign twice: to whoever reads them, one alone begins a name that is replaced."""
+    twice = str.maketrans({sign: sign * 2 for sign in signs})
+    return {name: value.translate(twice) if value is not None else None for name, value in values.items()}
+
+
 def require_server(words: Sequence[str], where: str) -> None:
     """Raises where the words do not start vLLM themselves, so that a changed flag would not reach it."""
     if server_start(list(words)) is None and not any("vllm" in word for word in words[:1]):

@@ -92,8 +92,7 @@ class Workload:
             "args": before.get("args"),
             "command": before.get("command"),
         }
-        if before.get("env") is not None:
-            changed["env"] = [*before["env"], {"$patch": "replace"}]
+        changed["env"] = [*before["env"], {"$patch": "replace"}] if before.get("env") is not None else None
         await self._patch({"spec": {"template": {"spec": {"containers": [changed]}}}})
 
     async def replicas(self) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -124,12 +126,22 @@ def restore_file(path: Path, before: str | None) -> None:
 
 
 def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
-    """Writes a file so that it is there whole or not at all, whenever the machine stops."""
+    """Writes a file so that it is there whole or not at all, whenever the machine stops.
+
+    One that is there keeps its mode and its owner, because it may hold what not everybody is to read.
+    """
+    path = path.resolve()  # what a link points to is the file
     beside = path.with_name(f".{path.name}.legroom")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        held = path.stat() if path.exists() else None
+        beside.unlink(missing_ok=True)
+        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if held else mode)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
+            if held is not None:
+                with contextlib.suppress(PermissionError):  # another's file may be written where its folder may be
+                    os.fchown(handle, held.st_uid, held.st_gid)
+                os.fchmod(handle, stat.S_IMODE(held.st_mode))
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -6,7 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
-from legroom.actions.flag_words import require_server, with_flags
+from legroom.actions.flag_words import doubled, require_server, with_flags
 from legroom.actions.platform import ActionFailed, Asked, FlagChange, Override, State, read_if_there, write_whole
 from legroom.actions.programs import call, process_identity, succeed
 from legroom.records import dataclass
@@ -98,7 +98,7 @@ def with_command(text: str, program: str, change: FlagChange) -> str:
     while last < end and lines[last][:1].isspace() and lines[last].strip():
         last += 1
     command = " ".join([re.split(r"[=:]", lines[at], maxsplit=1)[1], *lines[at + 1 : last]])
-    words = shlex.split(command.replace("%%", "%"))
+    words = shlex.split(command)
     require_server(words, f"[program:{program}]")
-    changed = shlex.join(with_flags(words, change.flags)).replace("%", "%%")
+    changed = shlex.join(with_flags(words, doubled(change.flags, "%")))
     return "\n".join([*lines[:at], f"command={changed}", *lines[last:]]) + "\n"

@@ -6,7 +6,7 @@ import os
 import shlex
 from pathlib import Path
 
-from legroom.actions.flag_words import require_server, with_flags
+from legroom.actions.flag_words import doubled, require_server, with_flags
 from legroom.actions.platform import (
     ActionFailed,
     Asked,
@@ -64,9 +64,10 @@ class SystemdUnit:
         words = exec_start(await succeed(self._ctl("cat", self.unit), f"reading {self.name}", timeout_s=_QUICK_S))
         require_server([words[0].lstrip(_PREFIXES), *words[1:]], f"ExecStart of {self.unit}")
         lines = ["# Written by legroom; `legroom` undoes it by removing this file.", "[Service]", "ExecStart="]
-        lines.append("ExecStart=" + " ".join(map(quoted, with_flags(words, change.flags))))
-        lines += [f"UnsetEnvironment={name}" for name, value in change.env.items() if value is None]
-        lines += [f"Environment={quoted(f'{n}={v}')}" for n, v in change.env.items() if v is not None]
+        lines.append("ExecStart=" + " ".join(map(quoted, with_flags(words, doubled(change.flags, "%$")))))
+        env = doubled(change.env, "%")
+        lines += [f"UnsetEnvironment={name}" for name, value in env.items() if value is None]
+        lines += [f"Environment={quoted(f'{n}={v}')}" for n, v in env.items() if v is not None]
         write_whole(self._drop_in(), "\n".join(lines) + "\n")
         await self._reload()
 

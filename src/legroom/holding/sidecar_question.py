@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from legroom.actions.drain import PlatformDoor
 from legroom.holding.policy import RESTARTS, Decision, GroupState, Trouble, decide
 from legroom.holding.sidecar_config import GroupConfig, ServerConfig
 from legroom.holding.sidecar_incidents import OpenIncident
@@ -48,10 +49,14 @@ def expected_drain_s(watcher: Watcher) -> float | None:
 
 
 def _possible(server: ServerConfig | None, act: frozenset[str]) -> frozenset[str]:
-    """A server that was found by Prometheus or Kubernetes has neither platform nor door: it is told about only."""
+    """A server that was found by Prometheus or Kubernetes has neither platform nor door: it is told about only.
+
+    A platform that drains by itself does so when it restarts, and cannot keep work from a server that goes on.
+    """
     if server is None or server.platform is None:
         act = act - {*RESTARTS, "scale"}
-    return act - {"drain"} if server is None or server.door is None else act
+    has_door = server is not None and server.door is not None and not isinstance(server.door, PlatformDoor)
+    return act if has_door else act - {"drain"}
 
 
 def _lacking(server: str, action: str) -> str:
