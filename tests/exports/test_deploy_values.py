@@ -249,3 +249,8 @@ def test_a_secret_that_a_flag_held_is_said_to_be_left_out(module, flags):
 def test_the_chart_is_given_repository_and_tag_apart(image, repository, tag):
     model = yaml.safe_load(text(helm_values, asked(image=image)))["servingEngineSpec"]["modelSpec"][0]
     assert (model["repository"], model["tag"]) == (repository, tag)
+
+
+def test_a_name_that_no_service_of_kubernetes_may_have_is_refused():
+    with pytest.raises(LegroomError, match="--name '0chat' is not a name"):
+        text(kubernetes, asked(name="0chat"))

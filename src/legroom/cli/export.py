@@ -104,6 +104,8 @@ def run(args: argparse.Namespace) -> int:
     from legroom.exports.request import ExportRequest
 
     module = args.module
+    if args.json and args.output not in (None, "-"):
+        raise LegroomError("--json prints the files on stdout, and -o writes them", "give one of them")
     plan = _plan(args)
     release = _release(args, module, plan)
     if getattr(module, "NEEDS_PLAN", False) and plan is None:

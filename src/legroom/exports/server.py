@@ -122,8 +122,10 @@ def server_of(request: ExportRequest) -> Server:
 def options_of(options: Mapping[str, Any]) -> ServerOptions:
     """The shared options as argparse read them, checked."""
     name = options.get("name")
-    if name is not None and not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?", name):
-        raise LegroomError(f"--name {name!r} is not a name", "use small letters, digits and dashes, like vllm-chat")
+    if name is not None and not re.fullmatch(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?", name):
+        raise LegroomError(
+            f"--name {name!r} is not a name", "a small letter, then small letters, digits and dashes, like vllm-chat"
+        )
     return ServerOptions(
         name=name,
         disk_bytes_s=speed_of(options.get("disk_speed"), "--disk-speed", DISK_BYTES_S),
