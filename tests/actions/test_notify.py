@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 from aiohttp import web
@@ -87,3 +88,10 @@ def test_no_format_shows_a_secret(style):
         1, "a", "g", "k", "https://u:s3cret@host is down", "Bearer s3cret-s3cret", 0.0, detail=MESSAGE.detail
     )
     assert "s3cret" not in json.dumps(body_of(message, style))
+
+
+def test_every_message_names_the_incident_by_its_number():
+    assert body_of(MESSAGE, "json")["incident"] == 17
+    assert "(incident 17)" in body_of(MESSAGE, "slack")["text"]
+    assert body_of(MESSAGE, "alertmanager")[0]["annotations"]["incident"] == "17"
+    assert "incident" not in body_of(replace(MESSAGE, incident=None), "slack")["text"]

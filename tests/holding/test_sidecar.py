@@ -168,6 +168,9 @@ def test_messages_reach_a_webhook_and_a_dead_one_holds_up_nothing(place):
     hook.shutdown()
     hook.server_close()
     assert heard[0]["kind"] == "stuck_engine"
+    (closed, *_) = (message for message in heard if message["closed_s"])
+    with place.journal() as journal:
+        assert journal.incident(closed["incident"]).kind == closed["kind"]
     assert any("was restarted" in message["text"] for message in heard)
 
 

@@ -24,6 +24,7 @@ class Message:
     """Something worth telling about one incident. `closed_s` says that it is over."""
 
     incident: int | None
+    """Its number, for `legroom incident` and `/ack`; None where the journal could not be written."""
     server: str
     group: str
     kind: str
@@ -53,7 +54,8 @@ def body_of(message: Message, style: Format) -> Any:
     """The JSON that is posted."""
     if style == "slack":
         state = "over" if message.closed_s is not None else message.severity
-        return {"text": masked(f"[{state}] {message.server}: {message.title}\n{message.text}".strip())}
+        number = f" (incident {message.incident})" if message.incident is not None else ""
+        return {"text": masked(f"[{state}] {message.server}: {message.title}{number}\n{message.text}".strip())}
     if style == "alertmanager":
         alert: dict[str, Any] = {
             "labels": {
@@ -63,6 +65,8 @@ def body_of(message: Message, style: Format) -> Any:
             "annotations": {"summary": masked(message.title), "description": masked(message.text)},
             "startsAt": _iso(message.opened_s),
         }  # fmt: skip
+        if message.incident is not None:
+            alert["annotations"]["incident"] = str(message.incident)
         if message.closed_s is not None:
             alert["endsAt"] = _iso(message.closed_s)
         return [alert]

@@ -23,7 +23,7 @@ from legroom.holding.sidecar_incidents import OVER, UNWATCHED, IncidentKeeper, O
 from legroom.holding.sidecar_metrics import SidecarMetrics
 from legroom.holding.sidecar_restart import Hands
 from legroom.holding.sidecar_sources import Source
-from legroom.holding.sidecar_telling import Said, Telling, message_of
+from legroom.holding.sidecar_telling import Said, Telling
 from legroom.live.address import Endpoint
 from legroom.live.answers import answers
 from legroom.live.detectors import Finding, Watcher, watch_all
@@ -81,7 +81,7 @@ class Sidecar:
             asyncio.create_task(source(self._take_surely, self.gone, self._awaited)),
             asyncio.create_task(self._write_samples()),
             asyncio.create_task(self._maintain()),
-            asyncio.create_task(self._telling.run(self._lasting)),
+            asyncio.create_task(self._telling.run(self._keeper.all)),
             asyncio.create_task(self._stopping.wait()),
         ]
         try:
@@ -184,7 +184,7 @@ class Sidecar:
             self._opened(incident)
         for incident in changes.worse:
             self._note(incident, "it has become critical", {"severity": incident.severity})
-            self._tell(incident)
+            self._telling.tell(incident)
         for incident in changes.closed:
             self._closed(incident)
         incidents = self._keeper.of(seen.server)
@@ -212,13 +212,15 @@ class Sidecar:
         self._say(f"{incident.server}: {incident.title}: {reason}")
         self._metrics.opened.labels(incident.kind).inc()
         detail = incident.detail()
-        self._write(
-            lambda journal: journal.open_incident(
+
+        def opened(journal: Journal) -> None:
+            incident.number = journal.open_incident(
                 incident.server, incident.kind, incident.title, detail, incident.opened_s, incident.key
             )
-        )
+
+        self._write(opened)
         self._note(incident, reason)
-        self._tell(incident)
+        self._telling.tell(incident)
 
     def _ask_for_answers(self, incident: OpenIncident) -> None:
         """Once, as soon as the incident is seen. Without a plan no flags come of it, so nothing waits for them."""
@@ -255,15 +257,7 @@ class Sidecar:
         self._say(f"{incident.server}: {incident.title}: {outcome}")
         self._actor.incident_over(incident)
         self._write(lambda journal: journal.close_incident(journal.incident_id(incident.key) or 0, outcome))
-        if not incident.acknowledged:
-            self._telling.tell(message_of(incident, outcome, time.time()))
-
-    def _tell(self, incident: OpenIncident) -> None:
-        if not incident.acknowledged:
-            self._telling.tell(message_of(incident))
-
-    def _lasting(self) -> list[Any]:
-        return [message_of(one) for one in self._keeper.all() if not one.acknowledged]
+        self._telling.tell(incident, outcome, time.time())
 
     def _note(self, incident: OpenIncident, text: str, detail: Mapping[str, Any] | None = None) -> None:
         self._write(lambda journal: journal.note(journal.incident_id(incident.key) or 0, text, detail))
@@ -279,8 +273,8 @@ class Sidecar:
                 said.incident.acted = f"{said.name} ({said.outcome})"
         if said.incident is not None:
             self._note(said.incident, said.text)
-            if said.name != "refusal" and not said.incident.acknowledged:
-                self._telling.tell(message_of(said.incident, said.text))
+            if said.name != "refusal":
+                self._telling.tell(said.incident, said.text)
 
     def _count(self, seen: Look, watcher: Watcher, group: str) -> None:
         self._metrics.saw(seen, group, not _is_unhealthy(watcher))

@@ -30,6 +30,8 @@ class OpenIncident:
     severity: str
     finding: Finding | None
     """None for one that an earlier legroom opened and that was not seen again yet."""
+    number: int | None = None
+    """Its own in the journal, as soon as it is there."""
     acknowledged: bool = False
     said: str = ""
     """The last reason for not acting, so that it is noted once."""
@@ -90,7 +92,7 @@ class IncidentKeeper:
             if incident.server in group_of and place not in self._open and incident.key is not None:
                 self._open[place] = OpenIncident(
                     incident.key, incident.server, group_of[incident.server], incident.kind, incident.title,
-                    incident.opened_s, str(_last_said(incident, "severity", "warning")), None,
+                    incident.opened_s, str(_last_said(incident, "severity", "warning")), None, incident.id,
                     acknowledged=bool(_last_said(incident, "acknowledged", False)),
                     lasts_until_s=now_s + patience_s.get(incident.kind, 0.0),
                 )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from legroom.actions.notify import Message, Webhook, notify
 from legroom.actions.platform import ActionFailed
@@ -13,6 +14,10 @@ from legroom.records import dataclass
 
 _MOST_WAITING = 200
 _AGAIN_S = 60.0  # Alertmanager forgets an alert that is not repeated (resolve_timeout, five minutes)
+
+
+_NUMBER_LOOKS, _NUMBER_PAUSE_S = 20, 0.05
+_Queue = asyncio.Queue[tuple[OpenIncident, Message]]
 
 
 @dataclass(frozen=True)
@@ -26,12 +31,12 @@ class Said:
     """How an action ended; None for a refusal or a beginning."""
 
 
-def message_of(incident: OpenIncident, text: str = "", closed_s: float | None = None) -> Message:
+def _message(incident: OpenIncident, text: str, closed_s: float | None) -> Message:
     """An incident as it is told."""
     finding = incident.finding
     text = text or (finding.reason if finding else "")
     return Message(
-        None, incident.server, incident.group, incident.kind, incident.title, text,
+        incident.number, incident.server, incident.group, incident.kind, incident.title, text,
         incident.opened_s, closed_s, incident.severity, dict(finding.numbers) if finding else {},
     )  # fmt: skip
 
@@ -41,20 +46,22 @@ class Telling:
 
     def __init__(self, hooks: Sequence[Webhook], metrics: SidecarMetrics, say: Callable[[str], None]) -> None:
         self._hooks, self._metrics, self._say = hooks, metrics, say
-        self._queues: list[asyncio.Queue[Message]] = [asyncio.Queue(_MOST_WAITING) for _ in hooks]
+        self._queues: list[_Queue] = [asyncio.Queue(_MOST_WAITING) for _ in hooks]
 
-    def tell(self, message: Message) -> None:
-        """Queues a message for every webhook."""
-        for queue in self._queues:
-            _put(queue, message)
+    def tell(self, incident: OpenIncident, text: str = "", closed_s: float | None = None) -> None:
+        """Queues a message for every webhook: what is seen now, or `text`. Acknowledged, nobody is told any more."""
+        if not incident.acknowledged:
+            for queue in self._queues:
+                _put(queue, (incident, _message(incident, text, closed_s)))
 
-    def repeat(self, messages: Sequence[Message]) -> None:
+    def repeat(self, incidents: Sequence[OpenIncident]) -> None:
         """Queues what lasts again, where the receiver forgets."""
         for hook, queue in zip(self._hooks, self._queues, strict=True):
-            for message in messages if hook.format == "alertmanager" else ():
-                _put(queue, message)
+            for incident in incidents if hook.format == "alertmanager" else ():
+                if not incident.acknowledged:
+                    _put(queue, (incident, _message(incident, "", None)))
 
-    async def run(self, lasting: Callable[[], Sequence[Message]]) -> None:
+    async def run(self, lasting: Callable[[], Sequence[OpenIncident]]) -> None:
         """Sends for ever."""
         async with asyncio.TaskGroup() as group:
             for hook, queue in zip(self._hooks, self._queues, strict=True):
@@ -63,11 +70,11 @@ class Telling:
                 await asyncio.sleep(_AGAIN_S)
                 self.repeat(lasting())
 
-    async def _send(self, hook: Webhook, queue: asyncio.Queue[Message]) -> None:
+    async def _send(self, hook: Webhook, queue: _Queue) -> None:
         while True:
-            message = await queue.get()
+            incident, message = await queue.get()
             try:
-                await notify(hook, message)
+                await notify(hook, replace(message, incident=await _number(incident)))
             except ActionFailed as error:
                 self._metrics.notified.labels("failed").inc()
                 self._say(error.message)
@@ -83,7 +90,16 @@ class Telling:
             await asyncio.wait([asyncio.ensure_future(one) for one in pending], timeout=seconds)
 
 
-def _put(queue: asyncio.Queue[Message], message: Message) -> None:
+async def _number(incident: OpenIncident) -> int | None:
+    """The incident's number, for which the journal needs a moment."""
+    for _ in range(_NUMBER_LOOKS):
+        if incident.number is not None:
+            break
+        await asyncio.sleep(_NUMBER_PAUSE_S)
+    return incident.number
+
+
+def _put(queue: _Queue, message: tuple[OpenIncident, Message]) -> None:
     if queue.full():
         queue.get_nowait()
         queue.task_done()
