@@ -146,8 +146,8 @@ class Sidecar:
             self._has_taken_over = True
 
     def _awaited(self) -> frozenset[str]:
-        """Servers with an incident from before that were not seen again yet."""
-        return frozenset(one.server for one in self._keeper.all()) - self._watchers.keys()
+        """Servers that others list, with an incident from before, and not seen again yet."""
+        return frozenset(one.server for one in self._keeper.all()) - self._watchers.keys() - self._servers.keys()
 
     # Looking
 
