@@ -191,3 +191,9 @@ def test_a_failure_of_another_kind_is_not_announced_as_a_kernel_fault(mend, line
     remedy = mend(f"Traceback (most recent call last):\n{line}\n", "")
     assert remedy.failed.startswith("It is not memory: ")
     assert line.partition(":")[0] in remedy.failed
+
+
+def test_a_log_that_does_not_say_why_is_told_with_its_last_line(mend):
+    remedy = mend("INFO some lines\nmy_plugin: the moon is in the wrong phase, token=abcdef123456\n\n", "")
+    assert "does not say why. Its last line: my_plugin: the moon" in remedy.failed
+    assert "abcdef123456" not in remedy.failed

@@ -45,11 +45,11 @@ class HangWatch:
         """Look, if it is time to; whether it has hung for as long as the patience lasts."""
         if self.left_s() != 0.0:
             return False
+        self._due_s = self._clock() + self._every_s
         used = self._used()
         works = used is None or used != self._before
         self._before = used
         self._silent = 0 if works or self._answers(min(_ASK_S, self._every_s)) else self._silent + 1
-        self._due_s = self._clock() + self._every_s
         return self._silent >= LOOKS
 
 

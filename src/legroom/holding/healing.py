@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from legroom.actions.kept_log import last_lines
 from legroom.diagnosis.causes.kv_too_small_for_max_len import longest_len
 from legroom.diagnosis.diagnose import read_log
 from legroom.diagnosis.finding import Finding, Fix
@@ -27,6 +28,7 @@ SURE_ENOUGH = 0.5
 """Causes and fixes below this are told, never tried."""
 NOT_A_FIX = frozenset({"report", "driver", "engine_version_or_V0", "request"})
 _SIZING = ("VLLM_CPU_KVCACHE_SPACE", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "CUDA_VISIBLE_DEVICES")
+_LAST_LINES = 10
 _NEVER_CHANGED = frozenset({"model"})
 """Another model is another service."""
 _KERNEL_FAULTS = frozenset({"illegal_access", "device_assert", "kernel_assertion"})
@@ -90,7 +92,9 @@ def heal(
     reading = read_log(pieces_of_file(str(log)), str(log), hints)
     findings = reading.runs[0].findings if reading.runs else ()
     if not findings:
-        return Remedy("", "", "the log does not say why.", False, refused="there is nothing to go by")
+        said = next((line.strip() for line in reversed(last_lines(log, _LAST_LINES)) if line.strip()), "")
+        last = f" Its last line: {masked(said)[:300]}" if said else ""
+        return Remedy("", "", f"the log does not say why.{last}", False, refused="there is nothing to go by")
     first = findings[0]
     told = Remedy(
         first.cause, first.entry, f"{_title(first)}: {masked(first.why)}",
