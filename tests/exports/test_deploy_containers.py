@@ -276,7 +276,8 @@ def test_values_say_what_the_chart_would_otherwise_change():
     assert model["vllmConfig"]["tensorParallelSize"] == 4
     assert model["vllmConfig"]["maxModelLen"] == 32768
     assert model["resources"]["limits"]["nvidia.com/gpu"] == 4
-    assert model["hf_token"] == {"secretName": "vllm-llama-3-1-70b", "secretKey": "hf-token"}
+    token = {"name": "vllm-llama-3-1-70b", "key": "hf-token", "optional": True}
+    assert {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": token}} in model["env"]
 
 
 def test_the_drain_stays_within_the_grace_period_that_the_chart_leaves():

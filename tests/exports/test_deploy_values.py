@@ -254,3 +254,15 @@ def test_the_chart_is_given_repository_and_tag_apart(image, repository, tag):
 def test_a_name_that_no_service_of_kubernetes_may_have_is_refused():
     with pytest.raises(LegroomError, match="--name '0chat' is not a name"):
         text(kubernetes, asked(name="0chat"))
+
+
+@pytest.mark.parametrize("length", ["1048576", "32k", "auto", "-1"])
+def test_a_length_that_helm_would_write_as_another_is_a_text(length):
+    values = yaml.safe_load(text(helm_values, asked("--max-model-len", length)))
+    config = values["servingEngineSpec"]["modelSpec"][0]["vllmConfig"]
+    assert "maxModelLen" not in config
+    assert " ".join(config["extraArgs"]).replace("=", " ").startswith(f"--max-model-len {length}")
+
+
+def test_the_chart_says_how_to_make_its_secret():
+    assert "kubectl create secret generic vllm-llama-3-1-8b --from-literal=hf-token=..." in text(helm_values, asked())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.exports import containers
-from legroom.exports.kubernetes import literal, secret_key
+from legroom.exports.kubernetes import literal, secret_key, secrets_created
 from legroom.exports.kubernetes_files import creating, file_mounts, file_volumes, model_mounts, model_volumes
 from legroom.exports.request import ExportedFile
 from legroom.exports.server import Server, server_of
@@ -47,6 +47,8 @@ _KEYS = {
     "--convert": ("convert", str),
 }
 """Flags that the chart has keys for; every other one goes into extraArgs."""
+_MOST = 999_999
+"""Helm reads numbers as floats and writes a million as 1e+06; extraArgs are texts."""
 _OWN = frozenset({
     "--enable-prefix-caching", "--no-enable-prefix-caching", "--enable-chunked-prefill", "--no-enable-chunked-prefill",
     "--enable-lora", "--host", "--port",
@@ -66,6 +68,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
         f"Values for the chart {CHART}.",
         *containers.head(server),
         *server.remarks,
+        *secrets_created(server, None),
         *creating(server, None),
         f"The chart has no key for the grace period, so Kubernetes' {_GRACE_S} s apply and the drain is kept within.",
     )
@@ -125,8 +128,6 @@ def _model(server: Server) -> dict[str, Any]:
     }
     if env := [*_environment(server)]:
         model["env"] = env
-    if "HF_TOKEN" in server.secrets:
-        model["hf_token"] = _secret(server, "HF_TOKEN")
     if server.words.get("--enable-lora"):
         model["enableLoRA"] = True
     on_node = server.local_model
@@ -148,7 +149,8 @@ def _environment(server: Server) -> Iterator[Any]:
     for line in containers.container_env(server):
         yield Said(f"{line.why}.", {"name": line.name, "value": literal(line.value)})
     for name in server.secrets:
-        if name not in ("HF_TOKEN", API_KEY_NAME):
+        # The chart's own key for HF_TOKEN keeps a pod waiting for a secret that only gated models need.
+        if name != API_KEY_NAME:
             reference = {"name": server.name, "key": secret_key(name), "optional": True}
             yield {"name": name, "valueFrom": {"secretKeyRef": reference}}
 
@@ -180,17 +182,28 @@ def _config(server: Server) -> dict[str, Any]:
     extra: list[Any] = []
     for line in server.lines:
         phrase = line.phrase
-        if phrase.flag in _KEYS and len(phrase.values) == 1:
-            key, kind = _KEYS[phrase.flag]
-            config[key] = Said(line.why, kind(phrase.value))
+        value = _keyed(phrase)
+        if value is not None:
+            config[_KEYS[phrase.flag][0]] = Said(line.why, value)
         elif phrase.flag == "--shutdown-timeout":
-            drain = min(int(phrase.value), _GRACE_S - _TEARDOWN_S)
+            drain = min(server.times.drain_s if server.times else 0, _GRACE_S - _TEARDOWN_S)
             extra += [Said(line.why, phrase.flag), str(drain)]
         elif phrase.flag not in _OWN:
             extra += _words(phrase, line.why)
     if extra:
         config["extraArgs"] = extra
     return config
+
+
+def _keyed(phrase: Phrase) -> str | int | float | None:
+    """The value for the chart's own key of a flag; None where it has none, or could not hold it (32k, auto)."""
+    if phrase.flag not in _KEYS or len(phrase.values) != 1:
+        return None
+    try:
+        value: str | int | float = _KEYS[phrase.flag][1](phrase.value)
+    except ValueError:
+        return None
+    return None if isinstance(value, int) and not 0 <= value <= _MOST else value
 
 
 def _words(phrase: Phrase, why: str) -> list[Any]:

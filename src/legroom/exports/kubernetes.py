@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
@@ -44,12 +44,8 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     check_inside(server.words)
     check_paths(server)
     namespace = _namespace(request.options)
-    remarks = [*containers.head(server), *server.remarks]
-    if server.secrets:
-        where = f" --namespace {namespace}" if namespace else ""
-        literals = " ".join(f"--from-literal={secret_key(name)}=..." for name in server.secrets)
-        remarks.append(f"Its secrets: kubectl create secret generic {server.name}{where} {literals}")
-    remarks += creating(server, namespace)
+    created = (*secrets_created(server, namespace), *creating(server, namespace))
+    remarks = (*containers.head(server), *server.remarks, *created)
     made = ExportedFile(f"{server.name}.yaml", yaml_text(*manifests(server, namespace), head=remarks))
     return (containers.dockerfile(server), made) if containers.needs_legroom(server) else (made,)
 
@@ -173,6 +169,14 @@ def _environment(server: Server) -> list[Any]:
 def secret_key(name: str) -> str:
     """Where in the server's Secret a variable lies."""
     return _SECRET_KEYS.get(name) or name.lower().replace("_", "-")
+
+
+def secrets_created(server: Server, namespace: str | None) -> Iterator[str]:
+    """The command that makes the Secret with its keys and tokens."""
+    if server.secrets:
+        where = f" --namespace {namespace}" if namespace else ""
+        literals = " ".join(f"--from-literal={secret_key(name)}=..." for name in server.secrets)
+        yield f"Its secrets: kubectl create secret generic {server.name}{where} {literals}"
 
 
 def _resources(server: Server) -> dict[str, Any]:
