@@ -1,6 +1,7 @@
 """Lint on each kind of file, and on files that cannot be read."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from legroom.api import plan
 from legroom.cli.main import main
-from legroom.exports.lint.lint import Options, lint_texts
+from legroom.exports.lint.lint import SEARCHED, Options, lint_texts
 from legroom.exports.lint.promql_words import comparisons, series_names
 from legroom.exports.lint.rules import modules, rules
 from legroom.exports.lint.shell_words import commands
@@ -379,6 +380,12 @@ def test_every_rule_says_why_and_a_page_lists_it(capsys):
         assert f"`{rule.id}`" in page
         assert rule.id in listed
     assert len(modules()) >= 20
+
+
+def test_the_pre_commit_hook_is_given_every_file_that_a_folder_is_searched_for():
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text("utf-8"))
+    names = ["Dockerfile", "deploy/Dockerfile.gpu", *(f"a/b{suffix}" for suffix in SEARCHED)]
+    assert [name for name in names if not re.search(hook["files"], name)] == []
 
 
 def test_the_pre_commit_hook_names_a_command_that_works(tmp_path):

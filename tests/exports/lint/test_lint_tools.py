@@ -66,6 +66,23 @@ def test_files_inside_a_value_are_read_by_their_kind():
     assert findings(serve + "        engine_kwargs: {max_model_len: 1, dtype: auto, nope: 1}\n") == [(UNKNOWN, 8)]
 
 
+def test_scripts_and_settings_of_a_config_map_are_read():
+    head = "apiVersion: v1\nkind: ConfigMap\ndata:\n"
+    script = "  start.sh: |\n    vllm serve m --nope\n"
+    config = "  config.yaml: |\n    model: m\n    max-model-len: 8\n    swap-space: 4\n"
+    assert findings(head + script + config) == [(UNKNOWN, 5), ("flag-removed", 9)]
+
+
+def test_a_variable_is_told_where_it_stands_though_a_script_inside_sees_it():
+    pod = "apiVersion: v1\nkind: Pod\nspec:\n  containers:\n  - image: vllm/vllm-openai\n    command: [sh, -c]\n"
+    rest = "    args:\n    - |\n      vllm serve m\n    env:\n    - {name: VLLM_USE_V1, value: '1'}\n"
+    assert findings(pod + rest) == [("env-unknown", 11)]
+    assert findings("envs: {VLLM_USE_V1: '1'}\nrun: |\n  true\n  vllm serve m --port 1\n") == [("env-unknown", 1)]
+    program = 'run("vllm serve m --port 1",\n  env={"VLLM_USE_V1": "1"})'
+    assert findings(program, "a.py") == [("env-unknown", 2)]
+    assert findings("export VLLM_USE_V1=1\ntrue\nbash -c 'vllm serve m'", "a.sh") == [("env-unknown", 1)]
+
+
 @pytest.mark.parametrize("indent", [" ", "\t"])
 def test_manifests_rules_and_dashboards_are_read_from_json_too(indent):
     pod = {"kind": "Pod", "apiVersion": "v1", "spec": {"containers": [{"image": "vllm/x", "args": ["--nope"]}]}}
@@ -157,6 +174,7 @@ def test_a_server_that_python_starts_is_read(text, line):
         'cmd = ["vllm", "serve", "m", "--dtype", "half" if x else "auto", *rest, f"--port={p}"]',
         'def a():\n  cmd = ["vllm", "serve", "m"]\ndef b():\n  cmd = ["other"]\n  cmd += ["--nope"]',
         "print('vllm serve is a command' % (",
+        'help = "vllm serve is needed"',
     ],
 )
 def test_python_that_starts_nothing_wrong_is_clean(text):
@@ -191,3 +209,10 @@ def test_a_series_that_a_program_shows_itself_is_known_to_every_file():
 def test_a_metrics_adapter_of_kubernetes_shows_names_without_colons():
     line = "kubectl get --raw /apis/custom.metrics.k8s.io/v1beta1/namespaces/a/metrics | grep vllm_num_requests_waiting"
     assert findings(line, "a.sh") == []
+
+
+def test_a_series_that_is_named_as_recorded_ones_are_is_not_vllms():
+    rules = (
+        "groups:\n- rules:\n  - alert: A\n    expr: vllm_limits:kv > 1 and vllm:hit_ratio:5m > 1 and vllm_limits > 1\n"
+    )
+    assert findings(rules) == [("metric-foreign", 4)]

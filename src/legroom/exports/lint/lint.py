@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from legroom.exports.plan_document import PlanDocument
     from legroom.facts.releases import Release
 
-_SUFFIXES = (
+SEARCHED = (
     ".yaml", ".yml", ".rules", ".json", ".sh", ".bash", ".service", ".md", ".markdown", ".py", ".dockerfile", ".promql",
     ".env",
 )  # fmt: skip
@@ -82,7 +82,7 @@ def _files_of(path: str) -> Iterable[str]:
         yield path
         return
     for inner in sorted(folder.rglob("*")):
-        named = inner.suffix.lower() in _SUFFIXES or re.fullmatch(r"(Docker|Container)file(\.[\w-]+)?", inner.name)
+        named = inner.suffix.lower() in SEARCHED or re.fullmatch(r"(Docker|Container)file(\.[\w-]+)?", inner.name)
         hidden = any(part.startswith(".") for part in inner.relative_to(folder).parts)
         if named and not hidden and inner.is_file():
             yield str(inner)

@@ -131,7 +131,7 @@ def _yaml(source: Text, release: Release) -> Iterator[Found | Unread | Skipped]:
         is_known, found = _document(document, release)
         read = read or is_known or bool(found.subjects)
         yield found
-        for kind, part in embedded_files(document):
+        for kind, part in embedded_files(document, scripts=is_known):
             for item in _worth_saying(_read(kind, part, release), part):
                 read = True
                 yield item

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from legroom.errors import LegroomError
+from legroom.exports.lint.finding import Place
 
 OPERATORS = "();<>|&"
 _HEREDOC = re.compile(r"<<-?[ \t]*\\?(?P<quote>['\"]?)(?P<end>[^\s'\"<>|&;()\\]+)(?P=quote)")
@@ -26,10 +27,20 @@ class Word:
     text: str
     offset: int
     raw: str = ""
+    place: Place | None = None
+    """Where it stands, if that is in another text than the words around it."""
 
     def with_text(self, text: str) -> Word:
         """The same place with another text."""
-        return Word(text, self.offset, self.raw)
+        return Word(text, self.offset, self.raw, self.place)
+
+
+def placed_env(env: Mapping[str, Word], locate: Callable[[int], Place]) -> dict[str, Word]:
+    """Variables that a script inside a text sees from outside of it: their offsets would mean nothing there."""
+    return {
+        name: word if word.place else Word(word.text, word.offset, word.raw, locate(word.offset))
+        for name, word in env.items()
+    }
 
 
 class TooManyWords(LegroomError):

@@ -57,6 +57,10 @@ class Started:
     stop_limit: At | None = None
     """Seconds between the request to stop and the kill."""
 
+    def place_of(self, word: Word) -> Place:
+        """Where one of its words or variables stands."""
+        return word.place or self.locate(word.offset)
+
 
 @dataclass(frozen=True)
 class Invoked:

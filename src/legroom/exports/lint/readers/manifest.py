@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from legroom.exports.lint.readers.shell import runs_another_program, subjects_of
-from legroom.exports.lint.shell_scan import Word
+from legroom.exports.lint.shell_scan import Word, placed_env
 from legroom.exports.lint.shell_words import Command, commands
 from legroom.exports.lint.subjects import At, Found, Invoked, Runs, Started, Subject
 from legroom.exports.lint.text import Text
@@ -96,8 +96,9 @@ def scripts(node: Node, env: Mapping[str, Word], runs: Runs = "kubernetes") -> I
         text = item.scalar or ""
         if any(character.isspace() for character in text.strip()):
             source = item.inner()
+            outer = placed_env(env, item.source.place)
             for command in commands(source):
-                yield from subjects_of(source, Command(command.words, {**env, **command.env}, command.pipeline), runs)
+                yield from subjects_of(source, Command(command.words, {**outer, **command.env}, command.pipeline), runs)
 
 
 def _word_list(node: Node | None, env: Mapping[str, Word]) -> tuple[Word, ...]:

@@ -15,7 +15,7 @@ from legroom.exports.lint.readers.document import START
 from legroom.exports.lint.readers.manifest import ANCHORS, is_config, list_env, read_config
 from legroom.exports.lint.readers.rules import locator
 from legroom.exports.lint.readers.shell import read_shell
-from legroom.exports.lint.shell_scan import Word
+from legroom.exports.lint.shell_scan import Word, placed_env
 from legroom.exports.lint.subjects import Expression, Found, Started, Subject
 from legroom.exports.lint.text import Text
 from legroom.exports.lint.yaml_nodes import Node
@@ -28,6 +28,7 @@ _ARGUMENTS = re.compile(r"(extra|additional|vllm|engine|server|model)?_?(args|ar
 _SETTINGS = re.compile(r"(engine|vllm|llm)_?(kwargs|args|config)", re.IGNORECASE)
 _VARIABLES = ("env", "envs", "environment", "env_vars")
 _COMMANDS = ("command", "args")
+_ABOUT_VLLM = re.compile(r"vllm|(max.model.len|gpu.memory.utilization|tensor.parallel.size)[ \t]*:", re.IGNORECASE)
 _LOOKS_LIKE_YAML = re.compile(r"\s*(#[^\n]*\n\s*)*(- )?[A-Za-z_][\w.-]*:(\s|$)")
 
 
@@ -65,7 +66,7 @@ def read_other(document: Node, release: Release) -> Found:
         elif node.scalar is None:
             waiting += reversed([(item, around) for item in node.list()])
         elif START.search(node.scalar) or node.scalar.lstrip().startswith("#!/bin/"):
-            subjects += read_shell(node.inner(), env=around.env).subjects
+            subjects += read_shell(node.inner(), env=placed_env(around.env, node.source.place)).subjects
     return Found(tuple(subjects))
 
 
@@ -78,17 +79,17 @@ def queries(document: Node) -> Iterator[Expression]:
                 yield Expression(value.scalar, locator(value), "panel")
 
 
-def embedded_files(document: Node) -> Iterator[tuple[Kind, Text]]:
-    """Files inside a value: those of a ConfigMap, patches, what a playbook or cloud-init writes."""
+def embedded_files(document: Node, scripts: bool) -> Iterator[tuple[Kind, Text]]:
+    """Files inside a value: those of a ConfigMap, patches, what a playbook or cloud-init writes; scripts if asked."""
     for node in document.walk():
         for key, value in node.items():
             text = value.scalar or ""
-            if "\n" not in text or "vllm" not in text.lower() or key in _COMMANDS:
+            if "\n" not in text or key in _COMMANDS or not _ABOUT_VLLM.search(text):
                 continue
             kind = kind_of(key, text) if "." in key else sniffed(text)
             if kind is None and _LOOKS_LIKE_YAML.match(text):
                 kind = "yaml"
-            if kind not in (None, "shell"):
+            if kind is not None and (scripts or kind != "shell"):
                 yield kind, value.inner()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from legroom.exports.lint.readers.document import START
 from legroom.exports.lint.readers.shell import read_shell
-from legroom.exports.lint.shell_scan import Word
+from legroom.exports.lint.shell_scan import Word, placed_env
 from legroom.exports.lint.subjects import Started, Subject
 from legroom.exports.lint.text import Text
 from legroom.facts.flags import all_flag_names
@@ -71,7 +71,7 @@ class _Program(ast.NodeVisitor):
             if at is not None:
                 yield Started("shell", tuple(words[at:]), self.env, place, place(words[at].offset))
         for script in self._scripts:
-            yield from read_shell(script, env=self.env).subjects
+            yield from read_shell(script, env=placed_env(self.env, place)).subjects
         for words in self._calls:
             yield Started("python", tuple(words), self.env, place, place(words[0].offset))
 
@@ -134,6 +134,14 @@ class _Program(ast.NodeVisitor):
         else:
             self.generic_visit(node)
 
+    def visit_Dict(self, node: ast.Dict) -> None:
+        """`env={"VLLM_NAME": "value"}`."""
+        for key, value in zip(node.keys, node.values, strict=True):
+            name = key.value if isinstance(key, ast.Constant) else None
+            if isinstance(name, str) and re.fullmatch(r"(VLLM|PYTORCH)_[A-Z_0-9]+", name):
+                self.env[name] = Word(self._text(value), self._offset(key or value))
+        self.generic_visit(node)
+
     def visit_Constant(self, node: ast.Constant) -> None:
         """A whole command line in a string."""
         if isinstance(node.value, str):
@@ -144,7 +152,7 @@ class _Program(ast.NodeVisitor):
         self._script(node, self._text(node))
 
     def _script(self, node: ast.expr, text: str) -> None:
-        if START.match(text.lstrip()):
+        if START.match(text.lstrip()) and " -" in text:
             at = self._source.place(self._offset(node))
             self._scripts.append(Text(self._source.path, text, at.line, (at.column,)))
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from legroom.exports.lint.finding import Unread
-from legroom.exports.lint.shell_scan import TooManyWords, Word
+from legroom.exports.lint.shell_scan import TooManyWords, Word, placed_env
 from legroom.exports.lint.shell_words import Command, commands
 from legroom.exports.lint.subjects import At, Found, Invoked, Runs, Started
 from legroom.exports.lint.text import Text
@@ -59,7 +59,7 @@ def subjects_of(source: Text, command: Command, runs: Runs, depth: int = 0) -> I
             if " " in word.text.strip() and (to_a_shell or name in _TAKES_SCRIPT):
                 at = source.place(word.offset)
                 inner = Text(source.path, word.text, at.line, (at.column,))
-                yield from _subjects(inner, runs, command.env, depth + 1)
+                yield from _subjects(inner, runs, placed_env(command.env, source.place), depth + 1)
 
 
 def started(source: Text, words: tuple[Word, ...], env: Mapping[str, Word], runs: Runs) -> Started:

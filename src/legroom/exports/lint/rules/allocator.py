@@ -41,7 +41,7 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
         word = subject.env.get(name)
         if word is None:
             continue
-        place = subject.locate(word.offset)
+        place = subject.place_of(word)
         if "expandable_segments:true" in word.text.replace(" ", "").lower():
             yield from _expandable(subject, context, place)
         if "garbage_collection_threshold" in word.text:

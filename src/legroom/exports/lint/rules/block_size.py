@@ -29,4 +29,4 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
         message = (
             f"--block-size {size}: FlashAttention takes multiples of 16, and 16 wastes at most 15 tokens a sequence"
         )
-        yield finding(RULE, subject.locate(word.offset), message, "leave it out", len(word.text))
+        yield finding(RULE, subject.place_of(word), message, "leave it out", len(word.text))

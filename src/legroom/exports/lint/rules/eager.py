@@ -25,7 +25,7 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
     if not isinstance(subject, Started) or not context.parsed(subject).args.enforce_eager:
         return
     word = flag_word(subject, "--enforce-eager")
-    place = subject.locate(word.offset) if word else subject.place
+    place = subject.place_of(word) if word else subject.place
     plan = context.plan_of(subject)
     graphs = plan.layout.get("cuda_graph_bytes", 0) if plan else 0
     saved = f" ({human_bytes(graphs)} in the plan)" if graphs else ""

@@ -34,7 +34,7 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
             near = difflib.get_close_matches(name, env_names(release), n=1, cutoff=0.88)
             if near:
                 message = f"no vLLM release reads {name}"
-                yield finding(RULE, subject.locate(word.offset), message, f"write {near[0]}", len(name))
+                yield finding(RULE, subject.place_of(word), message, f"write {near[0]}", len(name))
             continue
         if any(not release.before(first) and not release.after(last) for first, last in history):
             continue
@@ -42,4 +42,4 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
         message = f"vLLM reads {name} from {first} to {last}, {release} does not"
         flag = _FLAG_INSTEAD.get(name, "")
         suggestion = f"write {flag} {word.text}" if flag in flags_of(release) else "leave it out"
-        yield finding(RULE, subject.locate(word.offset), message, suggestion, len(name))
+        yield finding(RULE, subject.place_of(word), message, suggestion, len(name))

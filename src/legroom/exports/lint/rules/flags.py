@@ -52,7 +52,7 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
             continue  # the file lies elsewhere
         seen.add((problem.flag, problem.kind))
         word = next((word for word in subject.words if _same(word.text, problem.flag)), None)
-        place = subject.locate(word.offset) if word else subject.place
+        place = subject.place_of(word) if word else subject.place
         message = problem.message
         if word and problem.kind == "unknown" and word.text.startswith("--no-") and "--no-" not in problem.flag:
             message = message.replace(problem.flag, word.text.partition("=")[0], 1)
@@ -73,7 +73,7 @@ def _share(subject: Started, context: Context) -> Iterator[Finding]:
         return
     message = f"{_SHARE} is a share of the GPU from 0 to 1, and {share:g} is asked for"
     suggestion = f"write {_SHARE} {share / 100:g}" if 2 <= share <= 100 else ""
-    yield finding(VALUE, subject.locate(word.offset), message, suggestion, len(_SHARE))
+    yield finding(VALUE, subject.place_of(word), message, suggestion, len(_SHARE))
 
 
 def _same(word: str, flag: str) -> bool:

@@ -53,6 +53,8 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
         if subject.owner in ("text", "family") and not instead and name not in all_exposed_names():
             continue  # any string may begin with vllm_
         rule = RULE if instead or releases_of(name) else FOREIGN
+        if rule is FOREIGN and ":" in name[len("vllm:") :]:
+            continue  # level:series:operation is how recorded series are called: another file records it
         suggestion = f"write {instead}" if instead else "leave it out, unless something beside vLLM shows it"
         yield finding(rule, subject.locate(series.offset), f"{name} {_why(name, context)}", suggestion, len(name))
 

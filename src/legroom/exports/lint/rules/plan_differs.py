@@ -33,6 +33,6 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
             continue
         flag = "--" + dest.replace("_", "-")
         word = flag_word(subject, flag, "-tp", "-pp") if dest.endswith("parallel_size") else flag_word(subject, flag)
-        place = subject.locate(word.offset) if word else subject.place
+        place = subject.place_of(word) if word else subject.place
         message = f"{flag} is {given:g} here and {planned:g} in the plan"
         yield finding(RULE, place, message, f"write {flag} {planned:g}, or plan again", len(flag))

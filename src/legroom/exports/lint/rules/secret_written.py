@@ -34,9 +34,7 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
     for name in _NAMES:
         word = subject.env.get(name)
         if word is not None and not _STANDS_FOR.search(word.text):
-            yield finding(
-                RULE, subject.locate(word.offset), f"{name} is written down here", "take it from a secret store"
-            )
+            yield finding(RULE, subject.place_of(word), f"{name} is written down here", "take it from a secret store")
     for flag, name in SECRET_FLAGS.items():
         word = flag_word(subject, flag)
         if word is None:
@@ -45,4 +43,4 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
         value = word.text.partition("=")[2] or (subject.words[i + 1].text if i + 1 < len(subject.words) else "")
         if value and not value.startswith("--") and not _STANDS_FOR.search(value):
             message = f"the value of {flag} is written down here, and the process list shows it"
-            yield finding(RULE, subject.locate(word.offset), message, f"set {name} from a secret store", len(flag))
+            yield finding(RULE, subject.place_of(word), message, f"set {name} from a secret store", len(flag))
