@@ -301,3 +301,15 @@ def test_finished_requests_are_counted_once_under_every_name_and_every_repeat() 
 def test_a_model_name_never_steers_a_terminal() -> None:
     (engine,) = read('vllm:num_requests_running{engine="0",model_name="\x1b[31mm\x07\x9b2J"} 1\n').engines
     assert engine.key == ("[31mm2J", "0")
+
+
+def test_replicas_of_ray_serve_that_answer_together_are_told_apart() -> None:
+    text = "".join(
+        f'ray_vllm_num_requests_running{{engine="0",model_name="m",ReplicaId="{replica}"}} {running}\n'
+        f'ray_vllm_cache_config_info{{engine="0",ReplicaId="{replica}",num_gpu_blocks="{blocks}",block_size="16"}} 1\n'
+        for replica, running, blocks in (("ab", 3, 100), ("cd", 4, 100), ("ef", 5, 300))
+    )
+    sample = parse_sample(text, 1.0, "a")
+    assert [(one.engine, one.running, one.num_blocks) for one in sample.engines] == [
+        ("0 of ab", 3, 100), ("0 of cd", 4, 100), ("0 of ef", 5, 300),
+    ]  # fmt: skip

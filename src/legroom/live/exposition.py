@@ -70,10 +70,16 @@ def _parsed_labels(text: bytes) -> _Labels | None:
 
 def _of_labels(named: dict[str, str]) -> _Labels:
     model = _CONTROLS.sub("", named.get("model_name", named.get("model", "")))
-    engine = _CONTROLS.sub("", named.get("engine", named.get("engine_index", "")))
+    engine = _CONTROLS.sub("", _engine(named))
     le = float(named.get("le", "nan"))
     # Of a bucket's labels the bound is all that is asked for; most label texts are buckets', and they are kept.
     return _Labels((model, engine), le, named if math.isnan(le) else _NONE)
+
+
+def _engine(named: Mapping[str, str]) -> str:
+    """Replicas of Ray Serve number their engines each from 0, and those of one machine answer together."""
+    engine, replica = named.get("engine", named.get("engine_index", "")), named.get("ReplicaId")
+    return f"{engine} of {replica}" if replica else engine
 
 
 _Parts = dict[frozenset[tuple[str, str]], tuple[int, float]]
@@ -349,8 +355,12 @@ def _pool(configs: list[dict[str, str]], key: tuple[str, str]) -> dict[str, Any]
     """The pool's size from the labels of `vllm:cache_config_info`; V0 says it once for the server, V1 per engine."""
     model, engine = key
     config = next(
-        (one for one in configs if one.get("engine", engine) == engine and one.get("model_name", model) == model), None
-    )
+        (
+            one for one in configs
+            if ("engine" not in one or _engine(one) == engine) and one.get("model_name", model) == model
+        ),
+        None,
+    )  # fmt: skip
     if config is None:
         return {}
     caching = {"True": True, "False": False}.get(config.get("enable_prefix_caching", ""))
