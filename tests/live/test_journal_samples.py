@@ -103,7 +103,7 @@ def test_the_newest_samples_come_back_one_by_one(journal):
     assert journal.samples("b", START_S, START_S + 100) == ()
 
 
-def test_a_sample_gives_its_sums_and_its_histograms(journal):
+def test_a_sample_gives_its_sums_its_fullest_pool_and_its_histograms(journal):
     latency = Histogram((1.0, math.inf), (3.0, 7.0), 2.5)
     engines = (
         EngineSample("m", "0", kv_use=0.5, running=3, recomputed_tokens=10, e2e_latency=latency),
@@ -111,7 +111,7 @@ def test_a_sample_gives_its_sums_and_its_histograms(journal):
     )
     journal.add_samples([Sample(START_S, "a", engines, process_start_s=12.0)])
     (point,) = journal.samples("a", START_S - 1, START_S + 1)
-    assert (point.gauge("kv_use"), point.gauge("running"), point.gauge("waiting")) == (0.6, 5.0, None)
+    assert (point.gauge("kv_use"), point.gauge("running"), point.gauge("waiting")) == (0.7, 5.0, None)
     assert (point.total("e2e_latency_sum_s"), point.total("e2e_latency_count")) == (2.5, 7.0)
     assert (point.total("recomputed_tokens"), point.gauge("process_start_s")) == (15.0, 12.0)
 

@@ -52,7 +52,7 @@ class Retention:
 
 
 def values_of(sample: Sample) -> tuple[float, ...]:
-    """What is kept of a sample: its sums over engines and models, in the order of FIELDS."""
+    """What is kept of a sample: its sums over engines and models, and the fullest pool, in the order of FIELDS."""
     return tuple(_number(_field(sample, name)) for name in FIELDS)
 
 
@@ -61,6 +61,8 @@ def _field(sample: Sample, name: str) -> Any:
         if name.endswith(part):
             histograms = [getattr(engine, name.removesuffix(part)) for engine in sample.engines]
             return _sum([getattr(histogram, held) for histogram in histograms if histogram is not None])
+    if name == "kv_use":
+        return sample.kv_use_max  # a full engine beside an idle one is the one that suffers
     if hasattr(sample, name):
         return getattr(sample, name)
     return _sum([value for engine in sample.engines if (value := getattr(engine, name)) is not None])
