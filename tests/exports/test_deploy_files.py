@@ -156,3 +156,28 @@ def test_a_folder_of_this_name_is_the_model_as_vllm_takes_it(module, tmp_path, m
 def test_without_such_a_folder_it_is_of_the_hub(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "HF_TOKEN" in text(docker, asked(model="models/llama"))
+
+
+def cached(folder):
+    document = {**planned("8b-h100").document, "env": {"HF_HOME": str(folder), "VLLM_LOGGING_LEVEL": "INFO"}}
+    return ExportRequest(planned("8b-h100").release, plan_document(document), {})
+
+
+@pytest.mark.parametrize("module", [docker, compose, kubernetes, helm_values])
+def test_a_cache_of_the_host_is_none_of_the_container(module, tmp_path):
+    written = text(module, cached("/nowhere/hf"))
+    assert "/nowhere" not in written
+    assert "HF_HOME: given, and left out" in written.replace("\n# ", " ")
+    assert "VLLM_LOGGING_LEVEL" in written
+
+
+def test_downloads_that_the_host_has_are_mounted(tmp_path):
+    assert f"--volume {tmp_path}:/root/.cache/huggingface\n" in text(docker, cached(tmp_path))
+    made = yaml.safe_load(text(compose, cached(tmp_path)))
+    (service,) = made["services"].values()
+    assert f"{tmp_path}:/root/.cache/huggingface" in service["volumes"]
+    assert "huggingface" not in made["volumes"]
+
+
+def test_a_unit_keeps_the_cache_that_was_given(tmp_path):
+    assert f"Environment=HF_HOME={tmp_path}" in text(systemd, cached(tmp_path)).splitlines()

@@ -43,7 +43,7 @@ def document(server: Server) -> dict[str, Any]:
     if server.options.sidecar:
         services[f"{server.name}-watch"] = _watch(server)
     volumes: dict[str, Any] = {"vllm-cache": {}}
-    if not server.local_model:
+    if not server.local_model and not containers.download_volume(server).startswith("/"):
         volumes["huggingface"] = {}
     if server.options.sidecar:
         volumes["legroom"] = {}
@@ -101,7 +101,8 @@ def _environment(server: Server) -> dict[str, Any]:
 
 
 def _volumes(server: Server) -> list[str]:
-    downloaded = [] if server.local_model else [f"huggingface:{containers.CACHE}"]
+    kept = _literal(containers.download_volume(server))
+    downloaded = [] if server.local_model else [f"{kept}:{containers.CACHE}"]
     on_host = [_literal(volume) for volume in containers.volumes(server)]
     return [*on_host, *downloaded, f"vllm-cache:{containers.COMPILE_CACHE}"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
@@ -23,6 +24,10 @@ OPEN_FILES = 65536
 _PICK_DEVICES = (
     "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
 )  # fmt: skip
+_CACHES = (
+    "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE", "VLLM_CACHE_ROOT", "XDG_CACHE_HOME",
+)  # fmt: skip
+"""Where a host keeps downloads and compiled code: a container has volumes for them, by paths of its own."""
 _DEVICE_FILES = {"amd": ("/dev/kfd", "/dev/dri"), "intel": ("/dev/dri",)}
 _BUILT_IMAGE = "vllm-legroom"
 
@@ -85,10 +90,16 @@ def device_files(server: Server) -> tuple[str, ...]:
 
 
 def container_env(server: Server, *, all_cards: bool = False) -> tuple[EnvLine, ...]:
-    """The environment without what picks cards: a container sees only those it is given, unless it sees them all."""
-    if all_cards:
-        return server.env
-    return tuple(line for line in server.env if line.name not in _PICK_DEVICES)
+    """The environment without what picks cards: a container sees only those it is given, unless it sees them all; and
+    without the places of caches."""
+    left_out = _CACHES if all_cards else (*_CACHES, *_PICK_DEVICES)
+    return tuple(line for line in server.env if line.name not in left_out)
+
+
+def download_volume(server: Server) -> str:
+    """What is mounted for downloads: the folder of this machine that has them already, else a volume by name."""
+    home = next((line.value for line in server.env if line.name == "HF_HOME"), "")
+    return home if home.startswith("/") and ":" not in home and Path(home).is_dir() else "huggingface"
 
 
 def picked_devices(server: Server) -> tuple[str, ...]:
@@ -106,6 +117,8 @@ def head(server: Server) -> Iterator[str]:
         yield f"Start: {server.times.sentence()}."
     if server.host:
         yield f"Host memory, {server.host.sentence()}."
+    if caches := [line.name for line in server.env if line.name in _CACHES]:
+        yield f"{', '.join(caches)}: given, and left out, because a container keeps downloads and code in its volumes."
     yield from not_mounted(server)
 
 

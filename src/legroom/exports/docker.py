@@ -93,7 +93,7 @@ def _devices(server: Server) -> Iterator[str]:
 def _volumes(server: Server) -> Iterator[str]:
     yield from comment_lines("Weights and compiled code outlive the container.")
     if not server.local_model:
-        yield f"--volume huggingface:{containers.CACHE}"
+        yield f"--volume {shlex.quote(f'{containers.download_volume(server)}:{containers.CACHE}')}"
     yield f"--volume vllm-cache:{containers.COMPILE_CACHE}"
     if on_host := containers.volumes(server):
         yield from comment_lines("What the command names on this machine, by the same path.")

@@ -17,74 +17,81 @@ def own_rows(levels: AlertLevels) -> tuple[Row, ...]:
 
 
 def _guard(levels: AlertLevels) -> Row:
-    by = "sum by (instance)"
-    wait = f"histogram_quantile(0.99, sum by (le, instance) (rate(legroom_guard_wait_seconds_bucket[{WINDOW}]))) >= 0"
-    return Row(
-        "Guard",
-        (
-            Panel(
-                "Admitted and turned away",
-                "Requests a second at the door. Turned away for room means 429 with Retry-After; "
-                "the others broke a bound of the policy.",
-                (
-                    Query(f"{by} (rate(legroom_guard_admitted_total[{WINDOW}]))", "admitted {{instance}}"),
-                    Query(
-                        f'{by} (rate(legroom_guard_rejected_total{{reason=~"{NO_ROOM}"}}[{WINDOW}]))',
-                        "no room {{instance}}",
-                    ),
-                    Query(
-                        f'{by} (rate(legroom_guard_rejected_total{{reason!~"{NO_ROOM}"}}[{WINDOW}]))',
-                        "refused {{instance}}",
-                    ),
+    return Row("Guard", (*_at_the_door(levels), *_inside()), "legroom.guard.Guard or legroom guard")
+
+
+_BY_GUARD = "sum by (instance)"
+
+
+def _at_the_door(levels: AlertLevels) -> tuple[Panel, ...]:
+    return (
+        Panel(
+            "Admitted and turned away",
+            "Requests a second at the door. Turned away for room means 429 with Retry-After; "
+            "the others broke a bound of the policy.",
+            (
+                Query(f"{_BY_GUARD} (rate(legroom_guard_admitted_total[{WINDOW}]))", "admitted {{instance}}"),
+                Query(
+                    f'{_BY_GUARD} (rate(legroom_guard_rejected_total{{reason=~"{NO_ROOM}"}}[{WINDOW}]))',
+                    "no room {{instance}}",
                 ),
-                "reqps",
-                "timeseries",
-                8,
-            ),
-            Panel(
-                "Share turned away for room",
-                "Of all requests that broke no bound.",
-                (Query(turned_away(WINDOW, "by (instance)"), "{{instance}}"),),
-                "percentunit",
-                "timeseries",
-                8,
-                ((levels.guard_turned_away_ratio, "red"),),
-                1.0,
-            ),
-            Panel(
-                "Reserved of the pool",
-                "Tokens that admitted requests may grow to, against what the guard may give out.",
-                (
-                    Query(f"{by} (legroom_guard_reserved_tokens)", "reserved {{instance}}"),
-                    Query(f"{by} (legroom_guard_queued_tokens)", "queued {{instance}}"),
-                    Query(f"{by} (legroom_guard_pool_tokens)", "pool {{instance}}"),
+                Query(
+                    f'{_BY_GUARD} (rate(legroom_guard_rejected_total{{reason!~"{NO_ROOM}"}}[{WINDOW}]))',
+                    "refused {{instance}}",
                 ),
-                "short",
-                "timeseries",
-                8,
             ),
-            Panel(
-                "Wait at the door",
-                "99th percentile of what admitted requests waited.",
-                (Query(wait, "p99 {{instance}}"),),
-                "s",
-                "timeseries",
-                12,
-            ),
-            Panel(
-                "Requests inside and waiting",
-                "As the guard counts them, and whether it is draining.",
-                (
-                    Query(f"{by} (legroom_guard_running)", "inside {{instance}}"),
-                    Query(f"{by} (legroom_guard_waiting)", "waiting {{instance}}"),
-                    Query("max by (instance) (legroom_guard_draining)", "draining {{instance}}"),
-                ),
-                "short",
-                "timeseries",
-                12,
-            ),
+            "reqps",
+            "timeseries",
+            8,
         ),
-        "legroom.guard.Guard or legroom guard",
+        Panel(
+            "Share turned away for room",
+            "Of all requests that broke no bound.",
+            (Query(turned_away(WINDOW, "by (instance)"), "{{instance}}"),),
+            "percentunit",
+            "timeseries",
+            8,
+            ((levels.guard_turned_away_ratio, "red"),),
+            1.0,
+        ),
+    )
+
+
+def _inside() -> tuple[Panel, ...]:
+    wait = f"histogram_quantile(0.99, sum by (le, instance) (rate(legroom_guard_wait_seconds_bucket[{WINDOW}]))) >= 0"
+    return (
+        Panel(
+            "Reserved of the pool",
+            "Tokens that admitted requests may grow to, against what the guard may give out.",
+            (
+                Query(f"{_BY_GUARD} (legroom_guard_reserved_tokens)", "reserved {{instance}}"),
+                Query(f"{_BY_GUARD} (legroom_guard_queued_tokens)", "queued {{instance}}"),
+                Query(f"{_BY_GUARD} (legroom_guard_pool_tokens)", "pool {{instance}}"),
+            ),
+            "short",
+            "timeseries",
+            8,
+        ),
+        Panel(
+            "Wait at the door",
+            "99th percentile of what admitted requests waited.",
+            (Query(wait, "p99 {{instance}}"),),
+            "s",
+            "timeseries",
+            12,
+        ),
+        Panel(
+            "Requests inside and waiting",
+            "As the guard counts them, and whether it is draining.",
+            (
+                Query(f"{_BY_GUARD} (legroom_guard_running)", "inside {{instance}}"),
+                Query(f"{_BY_GUARD} (legroom_guard_waiting)", "waiting {{instance}}"),
+                Query("max by (instance) (legroom_guard_draining)", "draining {{instance}}"),
+            ),
+            "short",
+            "timeseries",
+            12,
+        ),
     )
 
 

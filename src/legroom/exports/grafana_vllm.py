@@ -123,22 +123,23 @@ def _queue(measures: Measures, levels: AlertLevels, plan: PlanDocument | None) -
             )
         )
     if measures.has("admission_rejections"):
-        # One series a reason, none before the first refusal: shown as nothing refused.
-        refused = (
-            f"{grouped(Measures(measures.release, INSTANCE, 'by (instance)').rate('admission_rejections', WINDOW))}"
-        )
-        nothing = f"0 * sum by (instance) (up{{{INSTANCE}}})"
-        panels.append(
-            Panel(
-                "Refused by vLLM",
-                "Requests a second that --max-num-queued-reqs or --max-num-queued-tokens refused.",
-                (Query(f"{refused}\nor\n{nothing}", "{{instance}}"),),
-                "reqps",
-                "timeseries",
-                24,
-            )
-        )
+        panels.append(_refused(measures))
     return Row("Queue", tuple(panels))
+
+
+def _refused(measures: Measures) -> Panel:
+    # One series a reason, none before the first refusal: shown as nothing refused.
+    by_instance = Measures(measures.release, INSTANCE, "by (instance)")
+    refused = grouped(by_instance.rate("admission_rejections", WINDOW))
+    nothing = f"0 * sum by (instance) (up{{{INSTANCE}}})"
+    return Panel(
+        "Refused by vLLM",
+        "Requests a second that --max-num-queued-reqs or --max-num-queued-tokens refused.",
+        (Query(f"{refused}\nor\n{nothing}", "{{instance}}"),),
+        "reqps",
+        "timeseries",
+        24,
+    )
 
 
 def _times(plan: PlanDocument) -> str:
