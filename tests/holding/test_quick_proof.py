@@ -19,7 +19,7 @@ NO_ROUTE = (404, {"detail": "Not Found"})
 @pytest.fixture
 def server():
     """Serves what `refusals` does not refuse up to `longest` tokens, and keeps what it was asked."""
-    seen = {"refusals": {}, "longest": CONTEXT, "asked": [], "keys": []}
+    seen = {"refusals": {}, "longest": CONTEXT, "too_long": (500, {}), "asked": [], "keys": []}
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -29,8 +29,8 @@ def server():
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             seen["asked"].append((self.path, body))
             seen["keys"].append(self.headers["authorization"])
-            status = 200 if len(body.get("prompt", ())) <= seen["longest"] else 500
-            self.answer(*seen["refusals"].get(self.path, (status, {})))
+            fine = len(body.get("prompt", ())) <= seen["longest"]
+            self.answer(*seen["refusals"].get(self.path, (200, {}) if fine else seen["too_long"]))
 
         def answer(self, status, document):
             body = json.dumps(document).encode()
@@ -94,6 +94,15 @@ def test_a_server_of_neither_is_not_judged(server):
     ok, text = prove(server["url"])
     assert ok is None
     assert "neither completions nor embeddings" in text
+
+
+def test_a_full_context_that_the_guard_does_not_let_in_is_no_fault_of_the_server(server):
+    server["longest"] = 500
+    refusal = {"error": {"message": "The prompt has 996 tokens; at most 500 are served.", "code": "prompt_too_long"}}
+    server["too_long"] = (400, refusal)
+    ok, text = prove(server["url"])
+    assert ok is True
+    assert text == "serves tiny: one completion and none of 1,000 tokens, which the guard does not let in"
 
 
 def test_a_refusal_of_another_kind_is_not_proven(server):

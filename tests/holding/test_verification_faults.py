@@ -51,6 +51,18 @@ class Streaming(StandIn):
         return response
 
 
+class Guarded(StandIn):
+    """Behind a guard whose policy lets in no long prompt."""
+
+    async def complete(self, request, body):
+        from aiohttp import web
+
+        if len(body["prompt"]) > 100:
+            error = {"message": "The prompt has 496 tokens; at most 100 are served.", "code": "prompt_too_long"}
+            return web.json_response({"error": error}, status=400)
+        return await super().complete(request, body)
+
+
 def texts(found):
     return {check.name: check.text for check in found.checks}
 
@@ -217,3 +229,10 @@ def test_what_always_fits_is_not_called_more_than_the_pool_has():
     assert check.ok is True
     assert check.text.endswith("2 of these requests can take 64")
     assert kv_use(LoadRun("x", 4, 3, (), run.points, 1.0, 0), load, pool, 512).text.endswith("more than it has")
+
+
+def test_a_full_context_that_the_guard_does_not_let_in_is_not_judged():
+    checks, found = checked(Guarded(), load="32/8")
+    assert checks["full context"] is None
+    assert "at most 100 are served. (prompt_too_long)" in texts(found)["full context"]
+    assert checks["load"] is True

@@ -7,11 +7,18 @@ import re
 import ssl
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from typing import Any
 
 _PATIENCE_S = 120.0
+_SLOWEST_TOKENS_S = 1000.0
+"""A prompt may take longer by its length at this speed."""
 _TOKEN, _ANSWER = 3, 4
+_KEPT_OUT = re.compile(r"\b(?:prompt|output)_too_long\b")
 _NO_DOOR = re.compile(r"(?:404|501)\b|.*does not support \w+ API", re.DOTALL)
+
+
+_Tries = Callable[[str, str, int, str | None], None]
 
 
 class _Refused(OSError):
@@ -25,6 +32,11 @@ def has_no_door(refusal: str) -> bool:
     releases).
     """
     return _NO_DOOR.match(refusal) is not None
+
+
+def is_kept_out(refusal: str) -> bool:
+    """Whether it is the guard's policy that refuses: the server was never asked."""
+    return _KEPT_OUT.search(refusal) is not None
 
 
 def prove(url: str, api_key: str | None = None) -> tuple[bool | None, str]:
@@ -42,11 +54,20 @@ def prove(url: str, api_key: str | None = None) -> tuple[bool | None, str]:
                 continue
             if length <= 4 * _ANSWER:
                 return True, f"serves {name}: {did}"
-            tries(url, name, length, api_key)
-            return True, f"serves {name}: {did} and a request of {length:,} tokens"
+            return True, f"serves {name}: {did} and {_at_full_context(tries, url, name, length, api_key)}"
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         return False, f"the server is healthy but does not serve: {error}"
     return None, f"serves {name}, but neither completions nor embeddings, so no request was tried"
+
+
+def _at_full_context(tries: _Tries, url: str, model: str, length: int, api_key: str | None) -> str:
+    try:
+        tries(url, model, length, api_key)
+    except _Refused as refused:
+        if not is_kept_out(str(refused)):
+            raise
+        return f"none of {length:,} tokens, which the guard does not let in"
+    return f"a request of {length:,} tokens"
 
 
 def _completion(url: str, model: str, length: int, api_key: str | None) -> None:
@@ -54,15 +75,15 @@ def _completion(url: str, model: str, length: int, api_key: str | None) -> None:
     # Token ids, so that the length is exact whatever the tokenizer.
     prompt = [_TOKEN] * (length - _ANSWER) if length else "Hello"
     body = {"model": model, "prompt": prompt, "max_tokens": _ANSWER, "ignore_eos": True}
-    _ask(url, "/v1/completions", body, api_key)
+    _ask(url, "/v1/completions", body, api_key, length)
 
 
 def _embedding(url: str, model: str, length: int, api_key: str | None) -> None:
     """What a pooling model serves instead: all tokens are prompt."""
-    _ask(url, "/v1/embeddings", {"model": model, "input": [_TOKEN] * length if length else "Hello"}, api_key)
+    _ask(url, "/v1/embeddings", {"model": model, "input": [_TOKEN] * length if length else "Hello"}, api_key, length)
 
 
-def _ask(url: str, path: str, body: Any, api_key: str | None) -> Any:
+def _ask(url: str, path: str, body: Any, api_key: str | None, length: int = 0) -> Any:
     headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
     data = json.dumps(body).encode() if body is not None else None
     request = urllib.request.Request(url + path, data, headers)
@@ -70,9 +91,9 @@ def _ask(url: str, path: str, body: Any, api_key: str | None) -> Any:
     secure = urllib.request.HTTPSHandler(context=ssl._create_unverified_context())
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), secure)
     try:
-        with opener.open(request, timeout=_PATIENCE_S) as answer:
+        with opener.open(request, timeout=_PATIENCE_S + length / _SLOWEST_TOKENS_S) as answer:
             text = answer.read(1 << 20)
     except urllib.error.HTTPError as error:
-        raise _Refused(f"{error.code} from {error.url}: {error.read(300).decode('utf-8', 'replace')}") from None
+        raise _Refused(f"{error.code} from {error.url}: {error.read(500).decode('utf-8', 'replace')}") from None
     # Of the answers only the list of models is read; an embedding may be longer than what is read of it.
     return json.loads(text) if text and body is None else {}

@@ -236,6 +236,8 @@ def _said(status: int, text: str) -> str:
         document = json.loads(text)
         error = document.get("error", document)
         text = str(error.get("message", text)) if isinstance(error, dict) else str(error)
+        code = error.get("code") if isinstance(error, dict) else None
+        text += f" ({code})" if isinstance(code, str) and not code.isdecimal() else ""  # vLLM repeats the status
     except (ValueError, AttributeError):
         pass
     return f"{status}: {' '.join(text.split())[:_ERROR_LENGTH]}"

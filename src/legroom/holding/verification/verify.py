@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from legroom.errors import LegroomError
-from legroom.holding.quick_proof import has_no_door
+from legroom.holding.quick_proof import has_no_door, is_kept_out
 from legroom.holding.verification.checks import Limits, PlannedPool, context_as_planned, load_checks, pool_as_planned
 from legroom.holding.verification.load import Load, LoadRequest, Pool, read_load, safe_concurrency, token_ids
 from legroom.holding.verification.report import Check, LoadRun, Verification
@@ -175,6 +175,9 @@ class _Run:
             return True
         answer = min(FULL_CONTEXT_ANSWER, max(1, length // 4))
         outcome = await self._send(LoadRequest(length - answer, answer), 2)
+        if is_kept_out(outcome.error):
+            self.checks.append(Check("full context", None, f"not tried: the guard refuses it ({outcome.error})"))
+            return True
         total = outcome.prompt_tokens + outcome.output_tokens
         if outcome.ok and self.server.takes_ids and total != length:
             outcome = Outcome(error=f"{total:,} of {length:,} tokens were taken", total_s=outcome.total_s)
