@@ -267,8 +267,7 @@ def make_target(args: ServeArgs, release: Release, machine: Machine) -> Target:
     used = parse_bytes(machine.used, "--gpu-used") if machine.used is not None else 0
     if used > card.total_bytes:
         raise LegroomError("--gpu-used is more than the card has", "give what other processes hold of one GPU")
-    asked = (args.tensor_parallel_size or 1) * (args.pipeline_parallel_size or 1) * (args.data_parallel_size or 1)
-    number = machine.gpus if machine.gpus is not None else max(asked, 1)
+    number = machine.gpus if machine.gpus is not None else max(args.gpus_needed, 1)
     if number < 1:
         raise LegroomError(f"{number} GPUs cannot serve a model", "say --gpus 1 or more")
     return Target(served_model(args), card, number, release, held_by_others_bytes=used)

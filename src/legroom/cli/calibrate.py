@@ -157,9 +157,8 @@ def _predicted(startup: Startup, card: Gpu | None, model: str) -> tuple[Plan | N
     if not model:
         return None, "the log does not name its model (give --model); only what holds for any model is kept"
     args = startup.args
-    gpus = (args.tensor_parallel_size or 1) * (args.pipeline_parallel_size or 1) * (args.data_parallel_size or 1)
     try:
-        return plan(Target(model_of_log(model), card, gpus, release(startup.vllm)), args), ""
+        return plan(Target(model_of_log(model), card, args.gpus_needed, release(startup.vllm)), args), ""
     except LegroomError as error:
         return None, f"{error.message} (give --model); only what holds for any model is kept"
 

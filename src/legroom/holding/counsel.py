@@ -46,7 +46,7 @@ _SWITCHES = ("switch", "bool", "optbool")
 def prepare(question: Question) -> Answer:
     """Read the command, add what the release lacks by default, and say what to expect."""
     command = read_command(question["words"], question["vllm"], os.environ)
-    gpus = gpus_here({**os.environ, **command.env}, question["gpu"])
+    gpus = gpus_here({**os.environ, **command.env}, question["gpu"], command.args.gpus_needed)
     notes = []
     if not command.release_said:
         notes.append(f"which vLLM release this is could not be found out: read as {command.release}, the newest known")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.facts.gpus import gpu as known_gpu
@@ -14,7 +14,12 @@ from legroom.holding.server_command import ServerCommand
 from legroom.records import dataclass
 from legroom.units import GIB, gib
 
+if TYPE_CHECKING:
+    from legroom.live.nvml import GpuMemory
+
 _PLANNING_S = 60.0
+_DRIVER_BYTES = GIB
+"""A card that nobody uses shows less than this."""
 
 
 @dataclass(frozen=True)
@@ -52,24 +57,48 @@ class Gpus:
     """What other processes hold of the fullest one."""
 
 
-def gpus_here(env: Mapping[str, str], named: str | None = None) -> Gpus:
-    """What NVML shows, cut to CUDA_VISIBLE_DEVICES; `named` is what the user calls the card."""
+def gpus_here(env: Mapping[str, str], named: str | None = None, needed: int = 1) -> Gpus:
+    """What NVML shows, cut to CUDA_VISIBLE_DEVICES; `named` is what the user calls the card.
+
+    A server that needs fewer GPUs than it sees takes the first ones: only what is used of those counts.
+    """
     from legroom.live.nvml import devices  # noqa: PLC0415 - loads the driver's library
 
-    seen = devices()
-    visible = env.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        wanted = [part.strip() for part in visible.split(",") if part.strip()]
-        seen = tuple(card for card in seen if str(card.index) in wanted or any(card.uuid == part for part in wanted))
+    if named:
+        known_gpu(named)  # what means nothing to legroom is the user's to put right
+    seen = _visible(devices(), env.get("CUDA_VISIBLE_DEVICES"))
     if not seen:
         return Gpus(named or "", 1 if named else 0)
-    used = max(sum(held for _, held in card.processes) for card in seen)
     name = named or seen[0].name
     try:
         known_gpu(name)
     except LegroomError:
         name = f"{seen[0].total_bytes / GIB:.2f}GiB"
-    return Gpus(name, len(seen), used)
+    return Gpus(name, len(seen), max(_used(card) for card in seen[:needed]))
+
+
+def _visible(cards: Sequence[GpuMemory], said: str | None) -> list[GpuMemory]:
+    """In the order of the variable, and up to the first word of it that names no card, as CUDA reads it."""
+    if said is None:
+        return list(cards)
+    found = []
+    for word in said.split(","):
+        name = word.strip()
+        named = (
+            card for card in cards if name == str(card.index) or (name[:4] == "GPU-" and card.uuid.startswith(name))
+        )
+        if (card := next(named, None)) is None:
+            break
+        found.append(card)
+    return found
+
+
+def _used(card: GpuMemory) -> int:
+    """What other processes hold. Where the driver does not say (in a container), all that is in use, if it is more than
+    the driver's own."""
+    if card.processes and all(held for _, held in card.processes):
+        return sum(held for _, held in card.processes)
+    return card.used_bytes if card.used_bytes > _DRIVER_BYTES else 0
 
 
 def _planned(command: ServerCommand, gpus: Gpus) -> dict[str, Any]:

@@ -179,8 +179,4 @@ def _target(crashed: Crashed, args: Any, release: Any, gpu_count: int | None) ->
     card = gpu(crashed.gpu or cards[0].name)
     if crashed.gpu is None:
         card = with_total(card, cards[0].total_bytes)
-    sizes = (args.tensor_parallel_size, args.pipeline_parallel_size, args.data_parallel_size)
-    needed = 1
-    for size in sizes:
-        needed *= size or 1
-    return Target(served_model(args), card, max(crashed.gpus or gpu_count or 1, needed), release)
+    return Target(served_model(args), card, max(crashed.gpus or gpu_count or 1, args.gpus_needed), release)

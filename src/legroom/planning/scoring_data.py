@@ -298,7 +298,7 @@ def case_of_startup(
     model = load_model(startup.args.model)
     card = _card(gpu_name or startup.gpu_name, startup.gpu_total_bytes)
     args = startup.args
-    needed = (args.tensor_parallel_size or 1) * (args.pipeline_parallel_size or 1) * (args.data_parallel_size or 1)
+    needed = args.gpus_needed
     started: bool | None = {"started": True, "failed": False}.get(startup.outcome)
     if startup.failure and startup.failure.id == _FREE_MEMORY_FAILURE:
         started = None

@@ -69,6 +69,11 @@ class ServeArgs:
     others: tuple[str, ...] = ()
     """Every other flag as it was written, kept so that a command line survives the round trip."""
 
+    @property
+    def gpus_needed(self) -> int:
+        """The product of the parallel sizes that take GPUs of their own."""
+        return (self.tensor_parallel_size or 1) * (self.pipeline_parallel_size or 1) * (self.data_parallel_size or 1)
+
 
 @dataclass(frozen=True)
 class EngineSettings:
