@@ -137,12 +137,14 @@ def test_a_server_that_is_no_longer_listed_leaves_the_page(monkeypatch):
     asyncio.run(look())
 
 
-def test_q_leaves(monkeypatch):
+@pytest.mark.parametrize("key", ["q", "ctrl+c"])
+def test_a_key_leaves(monkeypatch, key):
     async def look() -> None:
         page = page_of(WatchSession(), monkeypatch)
         async with page.run_test() as pilot:
-            await pilot.press("q")
-        assert not page.is_running
+            assert page.return_code is None
+            await pilot.press(key)
+            assert page.return_code == 0
 
     asyncio.run(look())
 

@@ -45,7 +45,7 @@ class WatchPage(App[None]):
     #incidents { height: auto; max-height: 30%; padding: 0 1; border-top: solid $surface-lighten-2; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("q", "quit", "quit"),
+        Binding("q,ctrl+c", "quit", "quit", key_display="q", priority=True),
         Binding("p", "pause", "pause"),
         Binding("down,j", "next", "next server", show=False),
         Binding("up,k", "previous", "previous server", show=False),
