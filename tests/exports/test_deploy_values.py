@@ -266,3 +266,8 @@ def test_a_length_that_helm_would_write_as_another_is_a_text(length):
 
 def test_the_chart_says_how_to_make_its_secret():
     assert "kubectl create secret generic vllm-llama-3-1-8b --from-literal=hf-token=..." in text(helm_values, asked())
+
+
+def test_the_weights_of_a_server_that_can_sleep_have_room_on_the_host():
+    awake, sleepy = (planned_server(asked(*flags).plan) for flags in ((), ("--enable-sleep-mode",)))
+    assert sleepy.host.held_bytes - awake.host.held_bytes == awake.plan.layout["weights_bytes"]

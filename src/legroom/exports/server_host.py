@@ -92,6 +92,10 @@ def host_needs(
         Share("processes", fronts * API_SERVER_BYTES + engines * ENGINE_BYTES + gpus * WORKER_BYTES),
         *_pinned(words, gpus, plan.args),
     ]
+    if words.get("--enable-sleep-mode") is not None:
+        # Level 1 keeps the weights of every card in pinned memory until it is woken.
+        asleep = int(plan.layout["weights_bytes"]) * gpus
+        shares.append(Share("weights while it sleeps", asleep))
     if media_gib and not in_shm:
         # Every process that reads requests may fill one, and so may every engine.
         size = int(media_gib * GIB * (fronts + engines))
