@@ -269,6 +269,22 @@ async def test_the_pool_is_learnt_from_the_servers_metrics_page():
         assert (proxy.door.status()["pool_tokens"], proxy.door.limits.max_model_len) == (320, 256)
 
 
+async def test_a_key_of_the_servers_own_is_shown_for_what_the_guard_asks_and_not_for_clients():
+    asked = []
+
+    def answer(head):
+        asked.append(head)
+        return [OK]
+
+    upstream = Upstream(answer)
+    async with proxied(upstream, plan=None, api_key="own-key") as (_, port):
+        await until(lambda: any(b"/v1/models" in head for head in asked))
+        assert (await ask(port))[0] == 200
+    own = next(head for head in asked if b"/v1/models" in head)
+    assert b"authorization: bearer own-key" in own.lower()
+    assert b"own-key" not in upstream.requests[-1][0]
+
+
 async def test_drain_and_status_work_as_in_the_middleware():
     async with proxied(token="secret") as (_, port):
         right = "authorization: Bearer secret\r\n"

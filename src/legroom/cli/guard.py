@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from pathlib import Path
@@ -106,14 +107,19 @@ def _serve(args: argparse.Namespace) -> int:
     from legroom.guard.door import log_to_stderr
     from legroom.guard.limits import read_plan
     from legroom.guard.proxy.server import ProxyOptions, serve
-    from legroom.guard.proxy.wire import upstream_of
+    from legroom.guard.proxy.wire import is_itself, upstream_of
 
     if not 0 <= args.port <= 65535:
         raise LegroomError(f"--port {args.port} is not a port", "choose one between 1 and 65535")
-    if args.answer_timeout < 0 or args.drain_timeout < 0:
-        raise LegroomError("a timeout cannot be below zero")
-    log_to_stderr()
+    for name, value in (("--answer-timeout", args.answer_timeout), ("--drain-timeout", args.drain_timeout)):
+        if not 0 <= value < math.inf:
+            raise LegroomError(f"{name} {value} is no number of seconds", "0 or more")
+    if args.json:
+        raise LegroomError("--json goes with --check or --print-policy; a guard that serves has no document")
     upstream = upstream_of(args.upstream)
+    if args.port and is_itself(upstream, args.host, args.port):
+        raise LegroomError(f"{upstream.shown} is where the guard itself would listen", "choose another --port")
+    log_to_stderr()
     options = ProxyOptions(
         upstream=upstream,
         policy=Path(args.policy) if args.policy else None,
@@ -121,6 +127,7 @@ def _serve(args: argparse.Namespace) -> int:
         host=args.host,
         port=args.port,
         token=os.environ.get(TOKEN_NAME) or None,
+        api_key=os.environ.get("VLLM_API_KEY") or None,
         answer_s=args.answer_timeout,
         drain_s=args.drain_timeout,
     )

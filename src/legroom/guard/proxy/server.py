@@ -46,6 +46,8 @@ class ProxyOptions:
     host: str = "127.0.0.1"
     port: int = 8100
     token: str | None = None
+    api_key: str | None = None
+    """For what the guard itself asks the server; clients bring their own."""
     answer_s: float = 600.0
     """The server must begin to answer within this; 0: no limit."""
     drain_s: float = 30.0
@@ -76,8 +78,9 @@ class Proxy:
         """Listen."""
         import aiohttp  # noqa: PLC0415
 
-        secret = self.upstream.authorization
-        headers = {"authorization": secret.decode()} if secret else {}
+        secret, key = self.upstream.authorization, self.options.api_key
+        said = secret.decode() if secret else f"Bearer {key}" if key else None
+        headers = {"authorization": said} if said else {}
         timeout = aiohttp.ClientTimeout(total=ASK_S)
         self._session = aiohttp.ClientSession(headers=headers, timeout=timeout, trust_env=False)
         loop = asyncio.get_running_loop()
@@ -89,7 +92,7 @@ class Proxy:
             await self._session.close()
             where = f"{self.options.host}:{self.options.port}"
             raise LegroomError(
-                f"cannot listen on {where}: {error.strerror}", "choose another --port", UNREACHABLE
+                f"cannot listen on {where}: {error.strerror}", "choose another --host or --port", UNREACHABLE
             ) from error
 
     async def run(self, stop: asyncio.Event, ready: Ready | None = None) -> None:

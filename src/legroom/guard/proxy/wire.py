@@ -78,6 +78,16 @@ def upstream_of(url: str) -> Upstream:
     return Upstream(parts.hostname, number, tls, base, secret, shown)
 
 
+_HERE = ("127.0.0.1", "localhost", "::1")
+_EVERYWHERE = ("0.0.0.0", "::", "")
+
+
+def is_itself(upstream: Upstream, host: str, port: int) -> bool:
+    """Whether requests sent there would come back to who listens on `host` and `port`."""
+    here = upstream.host in _HERE and host in (*_HERE, *_EVERYWHERE)
+    return upstream.port == port and (here or upstream.host == host)
+
+
 def request_head(method: bytes, target: bytes, headers: Iterable[tuple[bytes, bytes]], upstream: Upstream,
                  length: int | None, peer: str) -> bytes:  # fmt: skip
     """The head of a request as the server gets it. `length` None: there is no body."""
