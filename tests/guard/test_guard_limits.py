@@ -120,6 +120,14 @@ def test_vllm_adds_up_the_blocks_of_the_engines_it_sends_requests_to(parallel, b
     assert (limits.num_blocks, limits.ranks, limits.full_request_blocks) == (blocks, ranks, 32)
 
 
+def test_a_block_holds_a_part_of_the_tokens_on_each_rank_of_a_context_parallel_group():
+    config = vllm_config()
+    config.parallel_config = SimpleNamespace(decode_context_parallel_size=4)
+    assert limits_of_vllm(config, None).block_size == 128
+    config.cache_config.effective_attention_block_size = 64
+    assert limits_of_vllm(config, None).block_size == 64
+
+
 def test_vllms_own_queue_bound_is_never_run_into():
     limits = limits_of_vllm(vllm_config(), SimpleNamespace(api_server_count=1))
     assert limits.share_seats() == 4

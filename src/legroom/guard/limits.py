@@ -193,7 +193,7 @@ def limits_of_vllm(config: Any, args: Any) -> EngineLimits:
     scheduler, parallel = getattr(config, "scheduler_config", None), getattr(config, "parallel_config", None)
     ranks = _ranks(parallel)
     blocks = _of_one(_whole(getattr(cache, "num_gpu_blocks", None)), ranks)
-    size = _whole(getattr(cache, "effective_attention_block_size", None)) or _whole(getattr(cache, "block_size", None))
+    size = _block_tokens(cache, parallel)
     full, _ = _full_request(
         blocks, getattr(cache, "kv_cache_max_concurrency", None), getattr(cache, "kv_cache_size_tokens", None)
     )
@@ -214,6 +214,17 @@ def limits_of_vllm(config: Any, args: Any) -> EngineLimits:
         max_num_queued_tokens=_whole(getattr(scheduler, "max_num_queued_tokens", None)),
         source="vLLM's own configuration",
     )
+
+
+def _block_tokens(cache: Any, parallel: Any) -> int | None:
+    """Tokens of a sequence in one block: each rank of a context-parallel group keeps a part of them (0.11+)."""
+    told = _whole(getattr(cache, "effective_attention_block_size", None))
+    size = _whole(getattr(cache, "block_size", None))
+    if told or not size:
+        return told
+    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        size *= _whole(getattr(parallel, name, None)) or 1
+    return size
 
 
 def _ranks(parallel: Any) -> int:
