@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from legroom.actions.notify import Webhook
 from legroom.holding.sidecar_answers import change_of, flag_of
 from legroom.holding.sidecar_incidents import IncidentKeeper
+from legroom.holding.sidecar_telling import Telling
 from legroom.live.answers import Answer
 from legroom.live.detectors import Finding
 from legroom.live.journal import Incident, Note
@@ -54,6 +56,15 @@ def test_an_incident_that_ended_meanwhile_is_closed_after_a_while():
     keeper.adopt([left_open()], {"a": "g"}, {})
     closed = [keeper.update("a", "g", []).closed for _ in range(12)]
     assert [len(one) for one in closed] == [0] * 11 + [1]
+
+
+def test_an_adopted_incident_is_repeated_with_why_it_was_opened():
+    keeper = IncidentKeeper()
+    keeper.adopt([replace(left_open(), detail={"by": "sidecar", "finding": {"reason": "no token"}})], {"a": "g"}, {})
+    telling = Telling((Webhook("http://h", "alertmanager"),), None, None)
+    telling.repeat(keeper.all())
+    _, message = telling._queues[0].get_nowait()
+    assert (message.incident, message.text) == (7, "no token")
 
 
 def test_an_incident_that_takes_hours_to_be_found_again_is_not_closed_before():

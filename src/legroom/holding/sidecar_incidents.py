@@ -30,6 +30,8 @@ class OpenIncident:
     severity: str
     finding: Finding | None
     """None for one that an earlier legroom opened and that was not seen again yet."""
+    reason: str = ""
+    """Why it was opened, for one that was not seen again yet."""
     number: int | None = None
     """Its own in the journal, as soon as it is there."""
     acknowledged: bool = False
@@ -92,7 +94,8 @@ class IncidentKeeper:
             if incident.server in group_of and place not in self._open and incident.key is not None:
                 self._open[place] = OpenIncident(
                     incident.key, incident.server, group_of[incident.server], incident.kind, incident.title,
-                    incident.opened_s, str(_last_said(incident, "severity", "warning")), None, incident.id,
+                    incident.opened_s, str(_last_said(incident, "severity", "warning")), None,
+                    reason=_reason(incident), number=incident.id,
                     acknowledged=bool(_last_said(incident, "acknowledged", False)),
                     lasts_until_s=now_s + patience_s.get(incident.kind, 0.0),
                 )  # fmt: skip
@@ -135,6 +138,11 @@ class IncidentKeeper:
 
 def _is_over(adopted: OpenIncident) -> bool:
     return adopted.looks_without >= _ADOPTED_LOOKS and time.monotonic() >= adopted.lasts_until_s
+
+
+def _reason(incident: Incident) -> str:
+    found = incident.detail.get("finding")
+    return str(found.get("reason", "")) if isinstance(found, Mapping) else ""
 
 
 def _last_said(incident: Incident, name: str, otherwise: object) -> object:

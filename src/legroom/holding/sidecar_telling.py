@@ -34,7 +34,7 @@ class Said:
 def _message(incident: OpenIncident, text: str, closed_s: float | None) -> Message:
     """An incident as it is told."""
     finding = incident.finding
-    text = text or (finding.reason if finding else "")
+    text = text or (finding.reason if finding else incident.reason)
     return Message(
         incident.number, incident.server, incident.group, incident.kind, incident.title, text,
         incident.opened_s, closed_s, incident.severity, dict(finding.numbers) if finding else {},
