@@ -135,6 +135,14 @@ def test_a_command_that_fits_only_gets_as_many_requests_as_always_fit():
     assert 8 <= found.plan.settings.max_num_seqs <= found.plan.memory.kv.max_concurrency
 
 
+def test_after_a_crash_no_more_of_the_card_is_taken_than_before():
+    line = "vllm serve Qwen/Qwen3-8B --max-model-len 32768"
+    found = restart_after(Crashed(line, gpu="rtx4090", vllm="0.32.0"))
+    assert "--gpu-memory-utilization" not in found.command
+    assert found.plan is not None and found.plan.verdict == "fits"
+    assert "; 1 request at a time" in found.why
+
+
 def test_the_log_knows_better_than_the_command():
     found = restart_after(Crashed("vllm serve something-else", log=str(LOG)))
     assert found.command[-2:] == ("--max-model-len", "40960")

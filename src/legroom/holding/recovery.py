@@ -140,6 +140,7 @@ def _with_room(crashed: Crashed) -> Restart:
     from legroom.planning.advice import with_advice  # noqa: PLC0415
     from legroom.planning.plan import plan, plan_on_named_card  # noqa: PLC0415
     from legroom.planning.ready_command import ready_command  # noqa: PLC0415
+    from legroom.render.text import plural  # noqa: PLC0415
     from legroom.vllm.sources import deployment_from_command  # noqa: PLC0415
 
     assert crashed.command is not None
@@ -154,7 +155,11 @@ def _with_room(crashed: Crashed) -> Restart:
     if first.verdict != "fits":
         working = [one for one in with_advice(first).advice if one.plan.verdict == "fits"]
         # The same model in less room before another checkpoint of it: answers must not change behind anybody's back.
-        advice = min(working, key=lambda one: "model" in one.flags, default=None)
+        # And rather what leaves as much of the card free as what crashed did.
+        headroom = first.layout.headroom_bytes
+        advice = min(
+            working, key=lambda one: ("model" in one.flags, one.plan.layout.headroom_bytes < headroom), default=None
+        )
         if advice is None:
             raise NothingComputed(
                 f"no change of flags makes it fit: {first.reason}", "see legroom plan and legroom size"
@@ -163,7 +168,8 @@ def _with_room(crashed: Crashed) -> Restart:
     holds = max(1, int(made.memory.kv.max_concurrency))
     if holds < made.settings.max_num_seqs:
         made = plan(made.target, replace(made.args, max_num_seqs=holds))
-        why += f"; {holds} requests at a time, so that each can grow to the full context and none is ever preempted"
+        at_a_time = f"{plural(holds, 'request')} at a time"
+        why += f"; {at_a_time}, so that each can grow to the full context and none is ever preempted"
     return Restart(tuple(ready_command(made)), why, made)
 
 
