@@ -233,6 +233,8 @@ def nearest(name: str, release: Release, engine: str | None = None) -> str | Non
     for instead in read_data("metric_roles.json")["instead"].get(colon, ()):
         if instead in known:
             return str(instead)
+    if any(colon + ending in all_exposed_names() for ending in ("", "_total", "_info", "_bucket")):
+        return None  # right in another release: what is merely spelt like it measures something else
     return _closest(colon, known)
 
 
@@ -253,5 +255,6 @@ def _renamed(name: str, ending: str, release: Release, engine: str | None, known
 def _closest(name: str, known: frozenset[str]) -> str | None:
     import difflib  # noqa: PLC0415 - only where a name was wrong
 
-    found = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8)
+    asked_for = sorted(series for series in known if not series.endswith("_created"))
+    found = difflib.get_close_matches(name, asked_for, n=1, cutoff=0.8)
     return found[0] if found else None

@@ -22,7 +22,7 @@ _API_SERVERS = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_serv
 _MOST_HEAD_WORDS = 12
 _DOES_NOTHING = {
     "--swap-space": ("0.11.0", "the V1 engine never swaps: a preempted request is recomputed"),
-    "--use-v2-block-manager": ("0.6.3", "the second block manager became the only one"),
+    "--use-v2-block-manager": ("0.6.3.post1", "the second block manager became the only one"),
     "--disable-log-requests": ("0.10.1", "requests are not logged unless --enable-log-requests is given"),
     "--num-lookahead-slots": ("0.11.0", "speculative decoding reserves its slots itself"),
 }

@@ -109,3 +109,18 @@ def test_a_short_name_has_the_history_of_its_flag(flags, vllm, rule, suggestion)
 @pytest.mark.parametrize(("flags", "vllm"), [("-dp 2 -O 3 -cc.mode=3", "0.32.0"), ("-O.level=3", "0.10.2")])
 def test_a_short_name_that_the_release_has_is_right(flags, vllm):
     assert findings(f"vllm serve org/m {flags}", "a.sh", vllm) == ()
+
+
+@pytest.mark.parametrize(
+    ("vllm", "name"),
+    [
+        ("0.32.0", "vllm:prompt_tokens_recomputed_total"),
+        ("0.32.0", "vllm:cpu_cache_usage_perc"),
+        ("0.32.0", "vllm:num_requests_swapped"),
+        ("0.10.2", "vllm:mm_cache_hits_total"),
+    ],
+)
+def test_a_series_that_measures_something_else_is_not_offered_for_one_of_another_release(vllm, name):
+    rules = f"groups:\n- rules:\n  - record: a\n    expr: {name}\n"
+    (found,) = findings(rules, "a.yml", vllm)
+    assert (found.rule, found.suggestion) == ("metric-unknown", "leave it out: this release shows nothing like it")

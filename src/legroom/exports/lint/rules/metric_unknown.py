@@ -55,8 +55,17 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
         rule = RULE if instead or releases_of(name) else FOREIGN
         if rule is FOREIGN and ":" in name[len("vllm:") :]:
             continue  # level:series:operation is how recorded series are called: another file records it
-        suggestion = f"write {instead}" if instead else "leave it out, unless something beside vLLM shows it"
+        suggestion = f"write {instead}" if instead else _without(name)
         yield finding(rule, subject.locate(series.offset), f"{name} {_why(name, context)}", suggestion, len(name))
+
+
+def _without(name: str) -> str:
+    is_vllms = bool(releases_of(name))
+    return (
+        "leave it out: this release shows nothing like it"
+        if is_vllms
+        else "leave it out, unless something beside vLLM shows it"
+    )
 
 
 def _why(name: str, context: Context) -> str:
