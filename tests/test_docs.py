@@ -1,13 +1,14 @@
 """What the documents say is what legroom does: their Python examples run, their links and commands lead somewhere."""
 
 import doctest
+import importlib
 import re
 import shlex
 from pathlib import Path
 
 import pytest
 
-from legroom.cli.main import COMMANDS, main
+from legroom.cli.main import COMMANDS, Parser, main
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -20,11 +21,34 @@ def test_the_examples_of_a_page_give_what_it_prints(page):
     assert failed == 0
 
 
+def links_of(page):
+    """Every link that stays in the repository: the file and what stands behind its `#`."""
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text("utf-8")):
+        if not target.startswith("http"):
+            yield ((page.parent / target).resolve() if target else page), anchor
+
+
+def anchors_of(page):
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_the_links_of_a_page_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text("utf-8")):
-        if not target.startswith("http"):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for target, anchor in links_of(page):
+        assert target.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in anchors_of(target), f"{page.name} links to {target.name}#{anchor}"
+
+
+def test_every_page_is_reached_from_the_first_one():
+    seen, waiting = set(), [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        if page.suffix == ".md" and page not in seen:
+            seen.add(page)
+            waiting += [target for target, _ in links_of(page)]
+    assert [name for page, name in zip(PAGES, NAMES, strict=True) if page not in seen] == []
 
 
 def test_the_memory_model_page_checks_its_formulas():
@@ -58,3 +82,36 @@ def test_the_commands_of_the_pages_are_understood(words, capsys):
     code = main(list(words))
     expected = (2,) if "--swap-space" in words else (0, 1)
     assert code in expected, capsys.readouterr().err
+
+
+def shown_commands():
+    """Every `legroom ...` line of the pages, continued lines joined, comments and what it is piped into taken off."""
+    found = set()
+    for page in PAGES:
+        text = re.sub(r"\\\n\s*", " ", page.read_text("utf-8"))
+        for line in re.findall(r"^(?: {4}|\$ )(?:[^\n|#]*\| )?(legroom [a-z][^\n]*)", text, re.MULTILINE):
+            command = re.split(r"\s+#|\s+\| |\s+> |\s{2,}(?=[a-z`])", line)[0]
+            found.add((page.name, command.strip()))
+    return sorted(found)
+
+
+def read_words(command, words):
+    """What the command's own parser makes of some words, without doing it."""
+    module = importlib.import_module(command.module)
+    parser = Parser(prog="legroom", add_help=False)
+    chosen = module.add_parser(parser.add_subparsers(dest="command"))
+    parse = getattr(module, "parse", None)
+    return parse(chosen, words[1:]) if parse else parser.parse_args(words)
+
+
+@pytest.mark.parametrize(("page", "line"), shown_commands())
+def test_the_options_of_a_shown_command_exist(page, line, capsys):
+    words = shlex.split(line)[1:]
+    command = next(command for command in COMMANDS if command.name == words[0])
+    if re.search(r"\[|\.\.\.| \| |\(", line):  # a synopsis
+        assert main([command.name, "--help"]) == 0
+        shown = capsys.readouterr().out
+        own = line.partition(" -- ")[0]
+        assert [option for option in re.findall(r"--[a-z][a-z-]*", own) if option not in shown] == []
+    else:
+        read_words(command, words)

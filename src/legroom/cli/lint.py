@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Read alert rules, Grafana dashboards, start scripts, Dockerfiles, compose files, systemd units, Kubernetes manifests,
-vLLM config files and documents that hold them, and name what is wrong for a vLLM release: series and flags that do not
-exist, settings that break or do nothing, alerts that fire on health, probes that are too short."""
+values of charts, Python, vLLM config files and documents that hold them, and name what is wrong for a vLLM release:
+series and flags that do not exist, settings that break or do nothing, alerts that fire on health, probes that are too
+short."""
 
 _EPILOG = """\
 examples:
@@ -42,7 +43,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--vllm",
         metavar="VERSION",
-        help="vLLM release, or any for rules that are meant for all (default: what an image names, else the newest)",
+        help="vLLM release, or any for rules that are meant for all (default: what an image or a pip install names, else the newest)",
     )
     parser.add_argument(
         "--plan", metavar="FILE", help="hold thresholds and probes against a plan (legroom plan --json)"
