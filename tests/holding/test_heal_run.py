@@ -141,6 +141,19 @@ def test_a_failed_start_is_mended_and_told_in_a_line(run):
     assert [action.state for action in incident.actions] == ["done"]
 
 
+def test_a_start_is_mended_where_legrooms_folder_cannot_be_written(run, tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "passing").mkdir()
+    held = run(
+        flags=("--max-model-len", "2048"), STAND_IN_KV_TOKENS="1000", LEGROOM_HOME=str(tmp_path / "file"),
+        TMPDIR=str(tmp_path / "passing"),
+    )  # fmt: skip
+    held.serving()
+    assert "Changed: --max-model-len 976 (was 2048)" in held.said("try 1 of 3")
+    assert held.end() == 0
+    assert not list((tmp_path / "passing").iterdir())
+
+
 def test_the_servers_output_and_legrooms_lines_are_told_apart(run):
     held = run()
     held.serving()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import tempfile
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
@@ -21,10 +23,24 @@ class RunFile:
 
     def __init__(self, port: int) -> None:
         self.path = runs_folder() / f"{port}.json"
-        self.log = self.path.with_name(f"{port}.log")
+        self._passing: tempfile.TemporaryDirectory[str] | None = None
+        self.log = self._log_folder() / f"{port}.log"
         self._lock = self.path.with_name(f"{port}.lock")
         self._port = port
         self._flags = self.path.with_name(f"{port}.flags.json")
+
+    def _log_folder(self) -> Path:
+        """Beside the run's file; where nothing can be written there (a read-only container), one for this run alone:
+        without a log no start-up could be mended."""
+        folder = self.path.parent
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            if os.access(folder, os.W_OK | os.X_OK):
+                return folder
+        with contextlib.suppress(OSError):
+            self._passing = tempfile.TemporaryDirectory(prefix="legroom-")
+            return Path(self._passing.name)
+        return folder
 
     def alone(self, say: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
         """Holds the port against every other run, also while a server only starts.
@@ -52,6 +68,8 @@ class RunFile:
 
     def remove(self) -> None:
         """Only our own: another run of the same port may have begun."""
+        if self._passing is not None:
+            self._passing.cleanup()
         with contextlib.suppress(OSError, ValueError):
             if json.loads(self.path.read_text("utf-8")).get("pid") == os.getpid():
                 self.path.unlink()
