@@ -128,6 +128,13 @@ def test_a_block_holds_a_part_of_the_tokens_on_each_rank_of_a_context_parallel_g
     assert limits_of_vllm(config, None).block_size == 64
 
 
+def test_a_plan_with_context_parallel_ranks_does_not_make_short_requests_long():
+    document = plan(max_concurrency=1000 / 16)
+    document["args"]["decode_context_parallel_size"] = 4
+    limits = limits_of_plan(document)
+    assert (limits.block_size, limits.blocks(64), limits.blocks(1024)) == (64, 1, 16)
+
+
 def test_vllms_own_queue_bound_is_never_run_into():
     limits = limits_of_vllm(vllm_config(), SimpleNamespace(api_server_count=1))
     assert limits.share_seats() == 4

@@ -13,8 +13,9 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ def limits_of_plan(document: Mapping[str, Any], name: str = "plan") -> EngineLim
         blocks, concurrency = int(kv["num_blocks"]), float(kv["max_concurrency"])
         found = EngineLimits(
             num_blocks=blocks,
-            block_size=int(kv["block_size"]),
+            block_size=int(kv["block_size"]) * _shared_by(args.get),
             full_request_blocks=round(blocks / concurrency) if concurrency > 0 else None,
             max_model_len=int(args["max_model_len"]),
             max_num_seqs=int(args["max_num_seqs"]),
@@ -176,7 +177,7 @@ def _of_one(blocks: int | None, engines: int) -> int | None:
 
 
 def _full_request(blocks: int | None, concurrency: Any, tokens: Any) -> tuple[int | None, int | None]:
-    """Blocks of a full-length request and that length, from what the engine says it can hold (0.28+)."""
+    """Blocks of a full-length request and that length, from what the engine says it can hold (0.24+)."""
     try:
         most, size = float(concurrency), int(tokens)
     except (TypeError, ValueError):
@@ -220,11 +221,13 @@ def _block_tokens(cache: Any, parallel: Any) -> int | None:
     """Tokens of a sequence in one block: each rank of a context-parallel group keeps a part of them (0.11+)."""
     told = _whole(getattr(cache, "effective_attention_block_size", None))
     size = _whole(getattr(cache, "block_size", None))
-    if told or not size:
-        return told
-    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
-        size *= _whole(getattr(parallel, name, None)) or 1
-    return size
+    return told or (size * _shared_by(partial(getattr, parallel)) if size else None)
+
+
+def _shared_by(flag: Callable[[str, Any], Any]) -> int:
+    """Ranks that keep the tokens of one sequence between them."""
+    names = ("decode_context_parallel_size", "prefill_context_parallel_size")
+    return math.prod(_whole(flag(name, None)) or 1 for name in names)
 
 
 def _ranks(parallel: Any) -> int:

@@ -29,7 +29,7 @@ class RequestBounds:
     output_over: str = _key("cap", "an answer over that is capped or rejected", choices=("cap", "reject"))
     default_output_tokens: int = _key(0, "set this max_tokens where a request names none; 0: leave it open")
     max_sequences: int = _key(0, "largest n, best_of or beam width; 0: max_num_seqs")
-    max_prompts: int = _key(0, "most prompts in one request; 0: any")
+    max_prompts: int = _key(0, "most prompts in one request; 0: 65,536")
     max_logprobs: int | None = _key(
         None, "most logprobs and top_logprobs a token; unset: the server's --max-logprobs, or 20", optional=True
     )
