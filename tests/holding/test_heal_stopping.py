@@ -95,6 +95,31 @@ def test_a_second_signal_does_not_wait_for_a_door(behind_a_door):
     assert server.got == ["SIGINT"]
 
 
+def test_a_door_that_closes_for_a_restart_is_not_closed_again_for_the_end(behind_a_door):
+    stopping, server, _, closed = behind_a_door
+    stopping.take(signal.SIGHUP, server)
+    stopping.take(signal.SIGTERM, server)
+    assert (len(closed), server.got) == (1, [])
+    stopping.emptied(server)
+    assert server.got == ["SIGTERM"]
+
+
+def test_a_door_that_is_closed_and_empty_needs_no_more_waiting(behind_a_door):
+    stopping, server, _, closed = behind_a_door
+    stopping.take(signal.SIGHUP, server)
+    stopping.emptied(server)
+    stopping.take(signal.SIGTERM, server)
+    assert (len(closed), server.got) == (1, ["SIGTERM", "SIGTERM"])
+
+
+def test_the_door_of_the_next_life_is_open(behind_a_door):
+    stopping, server, _, closed = behind_a_door
+    stopping.take(signal.SIGHUP, server)
+    stopping.restarting()
+    stopping.take(signal.SIGTERM, server)
+    assert len(closed) == 2
+
+
 def test_a_door_is_for_draining_alone(behind_a_door):
     stopping, server, _, closed = behind_a_door
     stopping.take(signal.SIGINT, server)

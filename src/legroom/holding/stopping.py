@@ -47,7 +47,7 @@ class Stopping:
         """Whether the server serves; one that is still starting gets less time to go."""
         self._drain_s, self._say, self._clock = drain_s, say, clock
         self._close_door = close_door
-        self._is_emptying = False
+        self._is_closed = self._is_emptying = False
         self._asked = 0
         self._deadline_s: float | None = None
 
@@ -58,7 +58,8 @@ class Stopping:
 
     def restarting(self) -> None:
         """The server that was to be replaced is gone."""
-        self.restart, self._is_emptying, self._asked, self._deadline_s = False, False, 0, None
+        self.restart, self._asked, self._deadline_s = False, 0, None
+        self._is_closed = self._is_emptying = False
 
     def left_s(self) -> float | None:
         """How long until the deadline; None where there is none."""
@@ -123,11 +124,12 @@ class Stopping:
         return self._drain_s + GRACE_S if number == signal.SIGTERM else INTERRUPT_S
 
     def _end(self, server: Server, number: int, patience_s: float) -> None:
-        self._is_emptying = number == signal.SIGTERM and self.is_up and self._close_door is not None
-        if self._is_emptying and self._close_door is not None:
+        if number == signal.SIGTERM and self.is_up and self._close_door is not None and not self._is_closed:
+            self._is_closed = self._is_emptying = True
             self._close_door(self._drain_s)
             self._deadline_s = self._clock() + self._drain_s
-        else:
+        elif number != signal.SIGTERM or not self._is_emptying:  # else it is on its way already
+            self._is_emptying = False
             self._send(server, number, patience_s)
 
     def _send(self, server: Server, number: int, patience_s: float) -> None:
