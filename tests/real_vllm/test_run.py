@@ -83,7 +83,7 @@ class Run:
 @pytest.fixture(scope="module")
 def held(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """A pool too small for the length, and a flag that is gone: two failures, then it serves."""
-    flags = ("--max-model-len", "2048", "--kv-cache-memory-bytes", "1M", "--swap-space", "4")
+    flags = ("--max-model-len", "2048", "--kv-cache-memory-bytes", "2M", "--swap-space", "4")
     run = Run(vllm_python, tmp_path_factory.mktemp("run"), *flags)
     try:
         run.until_said("serving at")

@@ -81,10 +81,13 @@ def write_model(folder: Path, kind: str = "llama", **config: Any) -> Path:
 
 
 def serve_words(python: Path, model: Path, port: int, *flags: str) -> list[str]:
-    """The command line that serves a tiny model with the vLLM beside `python`; run it with SERVE_ENV."""
+    """The command line that serves a tiny model with the vLLM beside `python`; run it with SERVE_ENV.
+
+    float32: bfloat16 takes AMX instructions, which some virtual machines announce and do not run.
+    """
     return [
         str(python.parent / "vllm"), "serve", str(model), "--host", "127.0.0.1", "--port", str(port),
-        "--load-format", "dummy", "--enforce-eager", *flags,
+        "--load-format", "dummy", "--enforce-eager", "--dtype", "float32", *flags,
     ]  # fmt: skip
 
 
