@@ -271,3 +271,10 @@ def test_the_chart_says_how_to_make_its_secret():
 def test_the_weights_of_a_server_that_can_sleep_have_room_on_the_host():
     awake, sleepy = (planned_server(asked(*flags).plan) for flags in ((), ("--enable-sleep-mode",)))
     assert sleepy.host.held_bytes - awake.host.held_bytes == awake.plan.layout["weights_bytes"]
+
+
+def test_more_cards_than_a_machine_has_are_remarked():
+    document = dict(planned("0.20.0-tp8").document)
+    more = plan_document({**document, "args": {**document["args"], "pipeline_parallel_size": 2}})
+    assert any("16 cards" in remark for remark in planned_server(more).remarks)
+    assert not any("cards" in remark for remark in planned_server(planned("0.20.0-tp8")).remarks)

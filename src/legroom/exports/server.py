@@ -33,6 +33,7 @@ _UNKNOWN_KEY = (
     f"No API key: the plan file names none, and cannot tell of {API_KEY_NAME} in the server's environment. Where the "
     f"server has one, give it here too: {WITHOUT_API_KEY}."
 )
+_CARDS_OF_A_MACHINE = 8
 _READ_LARGER = {"fp8": 2, "bitsandbytes": 4}
 """Quantized while loading: the checkpoint may be this many times what lies on the cards."""
 
@@ -171,7 +172,7 @@ def planned_server(
         words=words,
         lines=lines,
         env=env,
-        remarks=(*_hidden(words), *env_remarks(plan, words, release, given)),
+        remarks=(*_many_cards(gpus), *_hidden(words), *env_remarks(plan, words, release, given)),
         secrets=secrets_of(words, options, local, (*secret_names, *_secret_names(given))),
         gpus=gpus,
         plan=plan,
@@ -211,6 +212,15 @@ def secrets_of(words: ServerWords, options: ServerOptions, local: bool, given: S
     if options.guard:
         names.append(TOKEN_NAME)
     return tuple(dict.fromkeys(names))
+
+
+def _many_cards(gpus: int) -> tuple[str, ...]:
+    if gpus <= _CARDS_OF_A_MACHINE:
+        return ()
+    return (
+        f"This asks one machine for {gpus} cards. Where it has fewer, start one server on each with its share of the "
+        "ranks (--nnodes, --data-parallel-size-local) or use Ray: one file cannot.",
+    )
 
 
 def _hidden(words: ServerWords) -> tuple[str, ...]:
