@@ -230,3 +230,11 @@ def test_a_file_of_variables_is_read_by_itself(tmp_path):
     report = lint_files([str(tmp_path)], Options())
     assert [(one.rule, one.place.line) for one in report.findings] == [("env-unknown", 2)]
     assert [one.reason for one in report.skipped] == ["it sets no variable of vLLM"]
+
+
+def test_what_a_file_holds_does_not_steer_the_terminal(tmp_path, capsys):
+    (tmp_path / "s.sh").write_text("vllm serve m --\x1b[31mred --b\ael 'two\nlines'\n")
+    assert main(["lint", str(tmp_path / "s.sh")]) == 1
+    shown = capsys.readouterr().out
+    assert r"--\x1b[31mred" in shown
+    assert all(character.isprintable() or character == "\n" for character in shown)

@@ -19,17 +19,24 @@ def report_text(report: Report, style: Style = PLAIN) -> str:
 
 def _lines(report: Report, style: Style) -> Iterator[str]:
     for one in report.findings:
+        where, message = _told(str(one.place)), _told(one.message)
         word = style.paint(f"{one.severity}:", _COLOURS[one.severity], "bold")
-        yield f"{style.paint(str(one.place), 'bold')}: {word} {one.message} {style.paint(f'[{one.rule}]', 'dim')}"
+        yield f"{style.paint(where, 'bold')}: {word} {message} {style.paint(f'[{one.rule}]', 'dim')}"
         if one.suggestion:
-            yield f"    {style.paint('->', 'green')} {one.suggestion}"
+            yield f"    {style.paint('->', 'green')} {_told(one.suggestion)}"
     for gap in report.unread:
-        yield f"{style.paint(str(gap.place), 'bold')}: {style.paint('not read:', 'red', 'bold')} {gap.reason}"
+        where, reason = _told(str(gap.place)), _told(gap.reason)
+        yield f"{style.paint(where, 'bold')}: {style.paint('not read:', 'red', 'bold')} {reason}"
         if gap.hint:
-            yield f"    {style.paint('->', 'green')} {gap.hint}"
+            yield f"    {style.paint('->', 'green')} {_told(gap.hint)}"
     for left in report.skipped:
-        yield style.paint(f"{left.path}: skipped: {left.reason}", "dim")
+        yield style.paint(_told(f"{left.path}: skipped: {left.reason}"), "dim")
     yield _summary(report)
+
+
+def _told(text: str) -> str:
+    """On one line, and without what would steer the terminal: files of others are quoted here."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _summary(report: Report) -> str:
