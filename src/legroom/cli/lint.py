@@ -97,7 +97,7 @@ def _show(report: Report, args: argparse.Namespace) -> None:
     from legroom.render.terminal import style_of
 
     if args.sarif and args.sarif != "-":
-        write_file(args.sarif, json.dumps(sarif(report), indent=1, ensure_ascii=False) + "\n", "report")
+        write_file(args.sarif, json.dumps(sarif(report), indent=1) + "\n", "report")
     if args.sarif == "-":
         print_json(sarif(report))
     elif args.json:

@@ -238,3 +238,11 @@ def test_what_a_file_holds_does_not_steer_the_terminal(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert r"--\x1b[31mred" in shown
     assert all(character.isprintable() or character == "\n" for character in shown)
+
+
+def test_names_and_words_that_are_no_text_are_reported_all_the_same(tmp_path, capsys):
+    script = tmp_path / os.fsdecode(b"bad\xff.py")
+    script.write_text('cmd = ["vllm", "serve", "m", "--no\\ud800pe"]\n')
+    for words in ([], ["--json"], ["--sarif", "-"], ["--sarif", str(tmp_path / "report.sarif")]):
+        assert main(["lint", str(script), *words]) == 1, capsys.readouterr().err
+    assert "bad%FF.py" in (tmp_path / "report.sarif").read_text()

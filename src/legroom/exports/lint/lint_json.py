@@ -94,5 +94,5 @@ def _location(path: str, line: int, column: int, length: int) -> dict[str, Any]:
     region: dict[str, int] = {"startLine": line, "startColumn": column}
     if length:
         region["endColumn"] = column + length
-    uri = quote(path.replace("\\", "/"), safe="/:@!$&'()*+,;=-._~")
+    uri = quote(path.replace("\\", "/"), safe="/:@!$&'()*+,;=-._~", errors="surrogateescape")
     return {"physicalLocation": {"artifactLocation": {"uri": uri}, "region": region}}
