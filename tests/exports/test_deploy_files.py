@@ -11,7 +11,7 @@ from legroom.exports import compose, docker, helm_values, kubernetes, script, sy
 from legroom.exports.plan_document import plan_document
 from legroom.exports.request import ExportRequest
 from legroom.exports.server import planned_server
-from legroom.exports.server_files import named
+from legroom.exports.server_files import is_local, named
 
 ELSEWHERE = [docker, compose, kubernetes, helm_values, systemd]
 
@@ -181,3 +181,8 @@ def test_downloads_that_the_host_has_are_mounted(tmp_path):
 
 def test_a_unit_keeps_the_cache_that_was_given(tmp_path):
     assert f"Environment=HF_HOME={tmp_path}" in text(systemd, cached(tmp_path)).splitlines()
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b"])
+def test_a_name_that_no_folder_can_have_is_of_the_hub(name):
+    assert not is_local(name)

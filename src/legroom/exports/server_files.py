@@ -52,22 +52,21 @@ class Named:
 
 def is_local(model: str) -> bool:
     """Whether the model is a folder rather than a Hub id. vLLM looks for a folder of that name first; so does this."""
-    return model.startswith(("/", ".", "~")) or (bool(model) and Path(model).is_dir())
+    return model.startswith(("/", ".", "~")) or (bool(model) and _exists(Path(model)) and Path(model).is_dir())
 
 
 def check_paths(server: Server, *, mounted: bool = True) -> None:
     """Refuse a path that would be another one, or none, where the server starts."""
-    found = [("the model", server.model)] if server.local_model else []
+    models = [server.model] if server.local_model else []
+    found = [("the model", path) for path in models if not path.startswith("/")]
     for phrase in _phrases(server):
-        found += [(phrase.flag, path) for path in _said(phrase) if path.startswith("/") or _from_here(phrase, path)]
+        found += [(phrase.flag, path) for path in _said(phrase) if _from_here(phrase, path)]
     for what, path in found:
-        if not path.startswith("/"):
-            raise LegroomError(
-                f"{what} {path} is a path from where the command runs, and the exported server starts elsewhere",
-                f"name the whole path, like {Path(path).expanduser().absolute()}",
-            )
-    taken = [server.model if server.local_model else "", *(one.path for one in named(server))]
-    for path in taken:
+        raise LegroomError(
+            f"{what} {path} is a path from where the command runs, and the exported server starts elsewhere",
+            f"name the whole path, like {Path(path).expanduser().absolute()}",
+        )
+    for path in (*models, *(one.path for one in named(server))):
         if mounted and ":" in path:
             raise LegroomError(f"the path {path} has a colon, and volumes are written with one", "rename it")
 
@@ -138,7 +137,7 @@ def _texts(value: str) -> Iterator[str]:
 
 
 def _from_here(phrase: Phrase, path: str) -> bool:
-    if phrase.flag.partition(".")[0] not in _FROM_HERE or not path:
+    if phrase.flag.partition(".")[0] not in _FROM_HERE or not path or path.startswith("/"):
         return False
     return path.startswith(("./", "../", "~/")) or _exists(Path(path))
 
