@@ -12,8 +12,12 @@ from legroom.errors import LegroomError
 
 def print_json(document: Any) -> None:
     """Exactly one JSON document on stdout."""
-    json.dump(document, sys.stdout, indent=1, ensure_ascii=False)
-    sys.stdout.write("\n")
+    text = json.dumps(document, indent=1, ensure_ascii=False)
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:  # a file name that is no text, a terminal that has only ASCII
+        text = json.dumps(document, indent=1)
+    sys.stdout.write(text + "\n")
 
 
 def write_file(path: str, text: str, what: str) -> None:
