@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import select
+import sys
 import time
 from collections.abc import Callable
 
+import pytest
+
 from legroom.actions.child import Child
-from legroom.actions.descendants import cpu_ticks
-from legroom.holding.hang import LOOKS, HangWatch, ticks_of_api_servers
+from legroom.actions.descendants import cpu_ticks, descendants, title
+from legroom.holding.hang import LOOKS, HangWatch, ticks_in_front
 
 PATIENCE_S = 40.0
 
@@ -106,12 +109,27 @@ def test_work_is_counted_and_of_the_gone_nothing_is_known():
     assert cpu_ticks(2**22 + 1) is None
 
 
+@pytest.mark.parametrize(("name", "counts"), [("APIServer_1", True), ("EngineCore", False), ("Worker_TP0", False)])
+def test_the_work_of_all_but_engines_counts_also_below_a_wrapper(name, counts):
+    busy = f"exec -a VLLM::{name} {sys.executable} -c 'while True: pass'"
+    child = Child(["bash", "-c", f"({busy}) & wait"], dict(os.environ))
+    try:
+        until_true(lambda: any(f"VLLM::{name}".encode() in title(pid) for pid in descendants(child.pid)))
+        (server,) = [pid for pid in descendants(child.pid) if b"VLLM::" in title(pid)]
+        used = ticks_in_front(child)
+        before, worked = used(), cpu_ticks(server)
+        until_true(lambda: cpu_ticks(server) > worked + 2)
+        assert (used() > before) is counts
+    finally:
+        child.close()
+
+
 def test_a_server_whose_output_nobody_reads_is_not_judged():
     reading, writing = os.pipe()
     child = Child(["yes"], dict(os.environ), outputs=(writing, writing))
     try:
         until_true(lambda: _is_full(writing) and child.is_held_up)
-        assert ticks_of_api_servers(child)() is None
+        assert ticks_in_front(child)() is None
     finally:
         os.close(reading)
         child.close()

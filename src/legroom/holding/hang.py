@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 
@@ -12,8 +13,8 @@ LOOKS = 4
 """How many looks in a row must find it hanging."""
 _ASK_S = 5.0
 """How long a look waits for an answer, at most."""
-_API_SERVER = b"::APIServer"
-"""How vLLM titles them where it has several; a single one is the process that was started."""
+_ENGINE = re.compile(rb"::(EngineCore|Worker|DPCoordinator)")
+"""How vLLM titles the processes behind its API servers. Releases that do not are never said to hang."""
 
 
 class HangWatch:
@@ -53,13 +54,15 @@ class HangWatch:
         return self._silent >= LOOKS
 
 
-def ticks_of_api_servers(child: Child) -> Callable[[], int | None]:
-    """The CPU time of a server's API processes together; None where one is gone, debugged, or kept from printing."""
-    assert child.pid is not None
-    pids = [child.pid, *(pid for pid in descendants(child.pid) if _API_SERVER in title(pid))]
+def ticks_in_front(child: Child) -> Callable[[], int | None]:
+    """The CPU time of everything of a server but its engines, which may wait in a loop: of its API servers, and of what
+    stands above them (`uv run`, `sudo`). None where one has gone, is debugged, or may be kept from printing."""
+    server = child.pid
+    assert server is not None
 
     def used() -> int | None:
-        ticks = [cpu_ticks(pid) for pid in pids]
+        front = [pid for pid in (server, *descendants(server)) if not _ENGINE.search(title(pid))]
+        ticks = [cpu_ticks(pid) for pid in front]
         return None if child.is_held_up or None in ticks else sum(one or 0 for one in ticks)
 
     return used

@@ -19,7 +19,7 @@ from legroom.guard import TOKEN_NAME as GUARD_TOKEN
 from legroom.holding.asking import Asking
 from legroom.holding.diary import Diary
 from legroom.holding.ending import LINES_SHOWN, Ending, journalled, remembered
-from legroom.holding.hang import HangWatch, ticks_of_api_servers
+from legroom.holding.hang import HangWatch, ticks_in_front
 from legroom.holding.health import health_status, is_healthy, port_problem
 from legroom.holding.options import RunOptions
 from legroom.holding.restarts import RestartBudget
@@ -118,7 +118,7 @@ class Supervisor:
                 if watch is None and not self.stopping.begun and self._is_up():
                     self.stopping.is_up = True
                     asking = self._came_up(child, log, asking)
-                    watch = HangWatch(self.options.hang_timeout_s, ticks_of_api_servers(child), self._answers)
+                    watch = HangWatch(self.options.hang_timeout_s, ticks_in_front(child), self._answers)
                 timed_out = timed_out or self._is_late(child, watch is not None, began)
                 hung = self._hangs(child, watch) or hung
                 asking = self._go_on(child, asking, self._look_s(watch))
