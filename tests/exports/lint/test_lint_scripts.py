@@ -124,3 +124,13 @@ def test_ending_what_ps_and_grep_find_is_ending_by_a_pattern(text):
 )
 def test_other_programs_are_nobodys_business(text):
     assert findings(text) == []
+
+
+def test_a_script_that_a_container_runs_has_the_release_and_the_memory_of_the_container():
+    text = """docker run -e PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True --entrypoint bash \\
+      vllm/vllm-openai:v0.24.0 -c "vllm serve org/m -tp 2"
+    """
+    assert findings(text) == [("shm-missing", 1), ("allocator-breaks", 1)]
+    assert findings(text.replace("docker run", "docker run --ipc=host").replace("v0.24.0", "v0.30.0")) == [
+        ("allocator-clash", 1)
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from legroom.exports.lint.finding import Unread
 from legroom.exports.lint.shell_scan import TooManyWords, Word, placed_env
@@ -75,9 +76,14 @@ def _container(source: Text, command: Command, start: int, depth: int) -> Iterat
     placed = _own_words(words, run.words)
     env = {**command.env, **dict(_container_env(words, run.image))}
     at = server_start(run.words)
-    if at is None or runs_another_program(run.image, run.words[at:]):
-        if at is None and depth < _DEEPEST and placed:
-            yield from subjects_of(source, Command(placed, env, command.pipeline), "docker", depth + 1)
+    if at is not None and runs_another_program(run.image, run.words[at:]):
+        return
+    found: Iterator[Started | Invoked]
+    if at is not None:
+        found = iter([started(source, placed[at:], env, "docker")])
+    elif depth < _DEEPEST and placed:
+        found = subjects_of(source, Command(placed, env, command.pipeline), "docker", depth + 1)
+    else:
         return
     option = _option(words, "--ipc")
     shm = "host" if option and option.text == "host" else run.shm_size
@@ -87,10 +93,14 @@ def _container(source: Text, command: Command, start: int, depth: int) -> Iterat
     limit = (
         At(float(stop.text), source.place(stop.offset)) if stop and stop.text.isdigit() else At(DOCKER_STOP_S, place)
     )
-    yield Started(
-        "docker", placed[at:], env, source.place, place, run.image, True, shm or ("mounted" if mounted else None),
-        run.gpus, stop_limit=limit,
-    )  # fmt: skip
+    for subject in found:
+        if isinstance(subject, Started):
+            shared = shm or ("mounted" if mounted else None)
+            yield replace(
+                subject, place=place, image=run.image, in_container=True, shm=shared, gpus=run.gpus, stop_limit=limit
+            )
+        else:
+            yield subject
 
 
 def _container_env(words: tuple[Word, ...], image: str) -> Iterator[tuple[str, Word]]:
