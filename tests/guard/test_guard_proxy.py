@@ -129,6 +129,17 @@ async def test_a_kept_connection_that_the_server_dropped_is_replaced():
         assert (await client.ask())[0] == 200
 
 
+async def test_a_connection_that_was_idle_for_long_is_not_used_though_nobody_swept_it():
+    upstream = Upstream()
+    async with connected(upstream) as (proxy, client):
+        assert (await client.ask())[0] == 200
+        (idle,) = proxy.servers._idle
+        idle.idle_since_s -= 60
+        assert (await client.ask())[0] == 200
+        assert upstream.connections == 2
+        assert idle.transport.is_closing()
+
+
 @pytest.mark.parametrize(
     ("sent", "status"),
     [

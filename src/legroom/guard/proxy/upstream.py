@@ -173,8 +173,11 @@ class ServerPool:
         """An idle connection, the one used last."""
         while self._idle:
             found = self._idle.pop()
-            if not found.transport.is_closing():
+            if found.transport.is_closing():
+                continue
+            if self.clock() - found.idle_since_s <= IDLE_S:
                 return found
+            found.transport.close()  # a busy loop sweeps late, and the server may be closing it just now
         return None
 
     async def connect(self) -> ServerConnection:
