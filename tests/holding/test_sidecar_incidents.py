@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from legroom.actions.notify import Webhook
-from legroom.holding.sidecar_answers import change_of, flag_of
+from legroom.holding.sidecar_answers import change_of
 from legroom.holding.sidecar_incidents import IncidentKeeper
 from legroom.holding.sidecar_telling import Telling
 from legroom.live.answers import Answer
@@ -91,12 +91,32 @@ def test_a_severity_that_swings_is_told_once():
     assert sum(map(len, worse)) == 1
 
 
-def test_computed_settings_become_flags():
-    assert flag_of("max_num_seqs", 32) == ("--max-num-seqs", "32")
-    assert flag_of("enable_prefix_caching", False) == ("--no-enable-prefix-caching", "")
-    assert flag_of("enforce_eager", True) == ("--enforce-eager", "")
-    assert flag_of("hf_overrides", {"a": 1}) == ("--hf-overrides", '{"a": 1}')
-    assert flag_of("seed", None) == ("--seed", None)
+@pytest.mark.parametrize(
+    ("version", "settings", "flags"),
+    [
+        ("0.32.0", {"max_num_seqs": 32}, {"--max-num-seqs": "32"}),
+        ("0.32.0", {"enable_prefix_caching": False}, {"--no-enable-prefix-caching": ""}),
+        ("0.6.0", {"enable_prefix_caching": False}, {"--enable-prefix-caching": None}),
+        ("0.32.0", {"enforce_eager": True}, {"--enforce-eager": ""}),
+        ("0.32.0", {"hf_overrides": {"a": 1}}, {"--hf-overrides": '{"a": 1}'}),
+    ],
+)
+def test_computed_settings_become_flags_of_the_servers_release(version, settings, flags):
+    assert change_of((Answer("why", settings),), {"vllm": version}).flags == flags
+
+
+@pytest.mark.parametrize(
+    ("version", "settings"),
+    [
+        ("0.32.0", {"model": "org/smaller"}),
+        ("0.32.0", {"tensor_parallel_size": 2}),
+        ("0.6.0", {"max_cudagraph_capture_size": 8}),
+    ],
+)
+def test_what_is_for_people_or_for_another_release_is_passed_over(version, settings):
+    found = (Answer("why", settings), Answer("next", {"max_num_seqs": 8}))
+    assert change_of(found, {"vllm": version}).flags == {"--max-num-seqs": "8"}
+    assert change_of(found[:1], {"vllm": version}) is None
 
 
 def test_flags_are_changed_only_where_a_plan_is_known():
@@ -104,3 +124,4 @@ def test_flags_are_changed_only_where_a_plan_is_known():
     assert change_of(found, None) is None
     assert change_of(found, {}).flags == {"--max-num-seqs": "8"}
     assert change_of(found[:1], {}) is None
+    assert change_of(found, {"vllm": "of next year"}) is None

@@ -9,6 +9,7 @@ import math
 import os
 import time
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,13 @@ INCIDENT = Incident(
                (Stage(NOW + 340, "drained", {}),)),
     ),
 )  # fmt: skip
+
+
+def test_a_recommended_variable_and_switch_can_be_copied():
+    answer = {"why": "w", "flags": {"enable_prefix_caching": False}, "env": {"PYTORCH_CUDA_ALLOC_CONF": "a:True"}}
+    story = incident_text(replace(INCIDENT, notes=(Note(NOW, "", {"answers": [answer]}),)), (), NOW, PLAIN)
+    assert "flags: --no-enable-prefix-caching\n" in story
+    assert "environment: PYTORCH_CUDA_ALLOC_CONF=a:True\n" in story
 
 
 def test_the_story_of_an_incident_is_as_kept():

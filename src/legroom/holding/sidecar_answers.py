@@ -3,34 +3,43 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from legroom.actions.platform import FlagChange
+from legroom.errors import LegroomError
+from legroom.facts.releases import Release, latest, release
 from legroom.live.answers import Answer
 from legroom.live.window import Window
+from legroom.vllm.command import setting_words
+
+_BY_PEOPLE = frozenset({"model", "tensor_parallel_size", "pipeline_parallel_size"})
+"""Another model, or more GPUs than the server has, is a decision of people."""
 
 
 def change_of(found: Sequence[Answer], plan: Mapping[str, Any] | None) -> FlagChange | None:
-    """The first answer's flags, where they were computed from a plan of this very server."""
+    """The first answer's flags that the server's release takes, where they were computed from a plan of this server."""
     if plan is None:
         return None
-    best = next((one for one in found if one.flags or one.env), None)
-    if best is None:
-        return None
-    return FlagChange(dict(flag_of(name, value) for name, value in best.flags.items()), dict(best.env))
+    version = plan.get("vllm")
+    try:
+        used = release(version) if isinstance(version, str) else latest()
+    except LegroomError:
+        return None  # which flags it takes is not known
+    changes = (_change(one, used) for one in found if (one.flags or one.env) and not one.flags.keys() & _BY_PEOPLE)
+    return next((one for one in changes if one is not None), None)
 
 
-def flag_of(name: str, value: Any) -> tuple[str, str | None]:
-    """A setting of the plan as vLLM's flag: `max_num_seqs`, 32 is --max-num-seqs 32; False is --no-..."""
-    flag = "--" + name.replace("_", "-")
-    if value is None:
-        return flag, None
-    if isinstance(value, bool):
-        return (flag, "") if value else (f"--no-{flag[2:]}", "")
-    return flag, json.dumps(value) if isinstance(value, (dict, list)) else str(value)
+def _change(answer: Answer, used: Release) -> FlagChange | None:
+    flags: dict[str, str | None] = {}
+    for dest, value in answer.flags.items():
+        words = setting_words(dest, value, used)
+        if words is None or len(words) > 2:
+            return None
+        name, _, joined = words[0].partition("=") if words else ("--" + dest.replace("_", "-"), "", None)
+        flags[name] = words[1] if len(words) == 2 else joined
+    return FlagChange(flags, dict(answer.env))
 
 
 def still(window: Window) -> Window:

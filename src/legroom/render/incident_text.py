@@ -7,12 +7,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from legroom.facts.releases import latest
 from legroom.live.journal import Incident, Point
 from legroom.render.chart import svg_area
 from legroom.render.svg import Svg
 from legroom.render.terminal import Style
 from legroom.render.text import columns, wrap
 from legroom.render.watch_text import curve
+from legroom.vllm.command import setting_words
 
 _MOST_LINES = 8
 Series = tuple[str, str, int, list[float], float, str]
@@ -181,7 +183,9 @@ def _recommended(incident: Incident) -> Iterator[str]:
     for answer in found:
         yield str(answer.get("why", ""))
         if flags := answer.get("flags"):
-            yield "flags: " + " ".join(f"{name}={value}" for name, value in flags.items())
+            yield "flags: " + " ".join(_flag(str(name), value) for name, value in flags.items())
+        if env := answer.get("env"):
+            yield "environment: " + " ".join(f"{name}={value}" for name, value in env.items())
         if answer.get("command"):
             yield "$ " + shlex.join(str(word) for word in answer["command"])
         for step in answer.get("steps") or ():
@@ -190,6 +194,11 @@ def _recommended(incident: Incident) -> Iterator[str]:
             yield f"it costs: {answer['trades']}"
     if not found:
         yield "Nothing was computed for it."
+
+
+def _flag(name: str, value: Any) -> str:
+    """A setting as vLLM's flag, to be copied; as it stands where the newest release has no words for it."""
+    return shlex.join(setting_words(name, value, latest()) or [f"{name}={value}"])
 
 
 def recommendations(incident: Incident) -> list[Mapping[str, Any]]:

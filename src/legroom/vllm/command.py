@@ -29,6 +29,12 @@ def command(args: ServeArgs, release: Release) -> tuple[str, ...]:
     return (*words, *args.others)
 
 
+def setting_words(dest: str, value: Any, release: Release) -> list[str] | None:
+    """One setting of a plan as a release's flag, no words for a switch that is off; None where it has no such flag."""
+    flag = next((one for one in flags_of(release).values() if one.dest == dest), None)
+    return None if flag is None else flag_words(flag, value)
+
+
 def _head(args: ServeArgs, release: Release) -> tuple[str, ...]:
     # `vllm serve` came with 0.5.2.
     if release.at_least("0.5.2"):
