@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from legroom.errors import LegroomError
+from legroom.guard.proxy.server import TWICE_S, Proxy, ProxyOptions
 from legroom.guard.proxy.wire import origin_form, path_of, request_head, upstream_of
 
 
@@ -323,11 +324,28 @@ async def test_stopping_lets_running_requests_finish_and_takes_no_new_ones():
             await Client.connect(port)
 
 
+async def test_a_second_signal_ends_the_wait_for_what_runs():
+    upstream = Upstream()
+    async with proxied(upstream, drain_s=3600) as (proxy, port):
+        upstream.open.clear()
+        client = await Client.connect(port)
+        await client.send(request())
+        await until(lambda: upstream.inside == 1)
+        now_s = proxy.door.clock()
+        proxy.door.clock = lambda: now_s
+        proxy.told_to_stop(proxy.stop)
+        await until(lambda: proxy.closing)
+        proxy.told_to_stop(proxy.stop)  # at once: the same signal, passed on
+        assert proxy._drain_until_s > now_s
+        now_s += TWICE_S + 1
+        proxy.told_to_stop(proxy.stop)
+        await until(lambda: not proxy.clients)
+        client.close()
+
+
 async def test_a_port_in_use_is_said():
     async with proxied() as (_, port):
         with pytest.raises(LegroomError, match="cannot listen"):
-            from legroom.guard.proxy.server import Proxy, ProxyOptions
-
             await Proxy(ProxyOptions(upstream_of("http://127.0.0.1:1"), port=port)).start()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,6 +32,8 @@ ASK_S = 5.0
 LEARN_AGAIN_S = 30.0
 """A server behind the guard may be restarted with another pool."""
 LEARN_SOON_S = 2.0
+TWICE_S = 1.0
+"""Signals closer together than this are one."""
 
 Ready = Callable[[int], None]
 """Called with the port once it is listened on."""
@@ -66,6 +69,7 @@ class Proxy:
         self.buffered_bytes = 0
         self.most_buffered_bytes = options.most_buffered_bytes
         self.closing = False
+        self._drain_until_s = math.inf
         self.now_s = self.door.clock()
         """The time as of the last second: deadlines need no finer one."""
         self.servers = ServerPool(options.upstream, self.door.clock)
@@ -117,14 +121,24 @@ class Proxy:
         server.close()
         self.closing = self.door.draining = True
         LOG.info("stopping: %d requests run, %d wait", self.door.pool.running, self.door.pool.waiting)
-        until_s = self.door.clock() + self.options.drain_s
-        while self.door.clock() < until_s:
+        begun_s = self.door.clock()
+        self._drain_until_s = begun_s + self.options.drain_s
+        while self.door.clock() < self._drain_until_s:
             for client in list(self.clients):
                 client.stop()
             if not self.clients:
                 return
             await asyncio.sleep(0.05)
-        LOG.warning("stopped with %d connections open after %g s", len(self.clients), self.options.drain_s)
+        LOG.warning("stopped with %d connections open after %.0f s", len(self.clients), self.door.clock() - begun_s)
+
+    def told_to_stop(self, stop: asyncio.Event) -> None:
+        """A signal: let what runs finish. One more, a second or more later (what starts us may pass one on twice): do
+        not wait for it.
+        """
+        now_s = self.door.clock()
+        if self.closing and now_s > self._drain_until_s - self.options.drain_s + TWICE_S:
+            self._drain_until_s = now_s
+        stop.set()
 
     async def _sweep(self) -> None:
         while True:
@@ -241,7 +255,7 @@ async def _serve(options: ProxyOptions, ready: Ready | None) -> int:
     proxy, stop = Proxy(options), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, proxy.told_to_stop, stop)
     loop.add_signal_handler(signal.SIGHUP, lambda: proxy.door.reload(force=True))
     await proxy.run(stop, ready)
     return 0
