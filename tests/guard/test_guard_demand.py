@@ -288,6 +288,8 @@ def test_an_invocation_is_told_by_its_keys():
     assert demand_of(Kind.ANY, {"prompt": "x"}).kind is Kind.COMPLETION
     assert demand_of(Kind.ANY, {"messages": None, "prompt": "x"}).kind is Kind.COMPLETION
     assert demand_of(Kind.ANY, {"messages": None, "prompt": None, "input": "x"}).kind is Kind.POOLING
+    assert demand_of(Kind.ANY, {"data": "x"}).kind is Kind.POOLING
+    assert demand_of(Kind.ANY, {"query": "x", "documents": ["y"]}).kind is Kind.SCORE
 
 
 def test_a_null_beside_the_prompt_does_not_hide_it():

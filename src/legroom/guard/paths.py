@@ -95,6 +95,6 @@ def kind_of_body(body: dict[str, object]) -> Kind:
         return Kind.CHAT
     if body.get("prompt") is not None or body.get("prompt_embeds") is not None:
         return Kind.COMPLETION
-    if body.get("input") is not None:
+    if body.get("input") is not None or body.get("data") is not None:
         return Kind.POOLING
     return Kind.SCORE
