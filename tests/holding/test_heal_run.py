@@ -360,9 +360,13 @@ def test_a_change_that_does_not_start_is_taken_back(run, port):
     held = run("--no-verify")
     held.serving()
     before = held.file()["command"]
+    for times, length in ((2, "512"), (3, None)):
+        (held.home / f"runs/{port}.flags.json").write_text(json.dumps({"flags": {"--max-model-len": length}}))
+        held.process.send_signal(signal.SIGHUP)
+        held.serving(times)
     (held.home / f"runs/{port}.flags.json").write_text(json.dumps({"env": {"STAND_IN_EXIT": "5"}}))
     held.process.send_signal(signal.SIGHUP)
-    held.serving(times=2)
+    held.serving(times=4)
     held.said("back to what has served")
     assert (held.file()["command"], held.file()["env"]) == (before, {})
     assert held.end() == 0

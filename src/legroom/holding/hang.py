@@ -63,6 +63,8 @@ def ticks_in_front(child: Child) -> Callable[[], int | None]:
     def used() -> int | None:
         front = [pid for pid in (server, *descendants(server)) if not _ENGINE.search(title(pid))]
         ticks = [cpu_ticks(pid) for pid in front]
-        return None if child.is_held_up or None in ticks else sum(one or 0 for one in ticks)
+        if child.is_held_up or None in ticks:
+            return None
+        return sum(one or 0 for one in ticks) or None  # a system that counts no CPU time cannot tell work from none
 
     return used

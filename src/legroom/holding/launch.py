@@ -69,6 +69,7 @@ class Supervisor:
         self._tried: list[Setup] = []
         """Every set-up that was launched: none of them is the fix of a failure."""
         self._served: list[Setup] = []
+        """Those that came up, the last one last."""
         self._tries = 0
 
     def run(self) -> int:
@@ -103,7 +104,8 @@ class Supervisor:
         log = KeptLog(self.file.log)
         self._pool, self.stopping.is_up = "unsaid", False
         began = time.monotonic()
-        self._tried += () if self.setup.is_among(self._tried) else (self.setup,)
+        if not self.setup.is_among(self._tried):
+            self._tried.append(self.setup)
         # Into a pipe Python would keep lines back until there are many.
         env = {"PYTHONUNBUFFERED": "1", **os.environ, **self.setup.env}
         if self._guard_token:
@@ -217,7 +219,7 @@ class Supervisor:
         child.settle()
         self.diary.worked("it serves again")
         self._tries = 0
-        self._served += () if self.setup.is_among(self._served) else (self.setup,)
+        self._served = [*(one for one in self._served if not one.is_like(self.setup)), self.setup]
         question = self._question() | {"url": self.prepared["url"], "verify": self.options.verify}
         return Asking("settle", question)
 
