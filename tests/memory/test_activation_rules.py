@@ -148,3 +148,12 @@ def test_encoder_outputs_wait_for_the_text_pass() -> None:
     assert figure.bytes - blind.bytes == 3 * 3025 * QWEN_MOE.hidden_size * 2
     skipped = settle(seeing, skip_mm_profiling=True, **flags)
     assert activation(seeing, skipped, H200).bytes == blind.bytes
+
+
+def test_tokens_of_all_data_parallel_ranks_are_gathered_before_the_experts() -> None:
+    one = settle(QWEN_MOE, max_num_batched_tokens=8192, max_num_seqs=16)
+    two = dataclasses.replace(one, data_parallel_size=2)
+    assert activation(QWEN_MOE, two, H200).bytes > activation(QWEN_MOE, one, H200).bytes
+    dense = settle(LLAMA, max_num_batched_tokens=8192, max_num_seqs=16)
+    copies = dataclasses.replace(dense, data_parallel_size=2)
+    assert activation(LLAMA, copies, H200).bytes == activation(LLAMA, dense, H200).bytes

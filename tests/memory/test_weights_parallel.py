@@ -63,6 +63,23 @@ def test_expert_parallelism_spreads_whole_experts_over_tensor_and_data_ranks() -
     assert term(weights(model(QWEN3_30B), wide, H100), "experts") * 2 == term(spread, "experts")
 
 
+def test_data_parallel_ranks_share_the_experts_also_in_slices() -> None:
+    alone, shared = (weights(model(QWEN3_30B), settings(data_parallel_size=ranks), H100) for ranks in (1, 2))
+    assert term(alone, "experts") == 2 * term(shared, "experts")
+    assert term(alone, "attention") == term(shared, "attention") > 0
+
+
+def test_dense_data_parallel_ranks_hold_all_weights_each() -> None:
+    assert parameter_bytes(model(TINY), settings(data_parallel_size=2), H100) == parameter_bytes(
+        model(TINY), settings(), H100
+    )
+
+
+def test_experts_that_do_not_divide_over_all_ranks_are_refused_with_a_hint() -> None:
+    with pytest.raises(LegroomError, match="expert width 768 does not divide over 10 GPUs"):
+        weights(model(QWEN3_30B), settings(tensor_parallel_size=2, data_parallel_size=5), H100)
+
+
 def test_latent_down_projections_are_whole_on_every_rank() -> None:
     one, four = (parameter_bytes(model(DEEPSEEK_V2_LITE), settings(tensor_parallel_size=tp), H100) for tp in (1, 4))
     whole = 27 * 576 * 2048 + 26 * 64 * 2048 + 27 * (2 * 2048 + 512) + 2048

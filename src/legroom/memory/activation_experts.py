@@ -52,23 +52,24 @@ def _uses_deep_gemm(model: Model, settings: EngineSettings, gpu: Gpu, inner: int
 
 def _of_block(block: Experts, model: Model, settings: EngineSettings, gpu: Gpu) -> ExpertScratch:
     release = known_release(settings.release)
-    ranks = 1 if settings.enable_expert_parallel else settings.tensor_parallel_size
-    inner = cdiv(block.intermediate_size, ranks)
+    inner = cdiv(block.intermediate_size, 1 if settings.enable_expert_parallel else settings.expert_ranks)
     width = block.latent_size or block.hidden_size
     gate_up = 2 * inner if block.gated else inner
-    tokens, top_k = settings.max_num_batched_tokens, block.experts_per_token
+    # The tokens of all data-parallel ranks are gathered before the experts, and their outputs scattered after.
+    tokens, top_k = settings.max_num_batched_tokens * settings.data_parallel_size, block.experts_per_token
+    gathered = 2 * tokens * width if settings.data_parallel_size > 1 else 0
     if settings.quantization == "mxfp4" and gpu.compute_capability[0] == HOPPER[0]:
         # Triton kernels: a gathered product and a scattered output, freed after each layer.
-        return ExpertScratch(passing_elements=tokens * top_k * (inner + width))
+        return ExpertScratch(passing_elements=tokens * top_k * (inner + width) + gathered)
     if release.at_least("0.13.0"):
         # One workspace that only grows: two buffers, each wide enough for both products.
         chunk = tokens if release.at_least("0.18.0") else min(tokens, 16 * 1024)
         rows = chunk * top_k
         if _uses_deep_gemm(model, settings, gpu, inner, width):
-            local = cdiv(block.num_experts, settings.tensor_parallel_size // ranks)
+            local = cdiv(block.num_experts, settings.expert_ranks if settings.enable_expert_parallel else 1)
             rows = round_up(rows + min(rows, local) * (_DEEP_GEMM_ROWS - 1), _DEEP_GEMM_ROWS)
-        return ExpertScratch(kept_elements=rows * (max(inner, width) + max(gate_up, width)))
+        return ExpertScratch(kept_elements=rows * (max(inner, width) + max(gate_up, width)), passing_elements=gathered)
     chunk = min(tokens, 16 * 1024 if release.at_least("0.12.0") else 32 * 1024)
     if release.before("0.8.0"):
         return ExpertScratch(passing_elements=chunk * top_k * (gate_up + inner + width))
-    return ExpertScratch(passing_elements=chunk * top_k * (max(gate_up, width) + inner))
+    return ExpertScratch(passing_elements=chunk * top_k * (max(gate_up, width) + inner) + gathered)

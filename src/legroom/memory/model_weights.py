@@ -67,8 +67,8 @@ class _Build:
 def loaded_modules(model: Model, settings: EngineSettings, context: StorageContext, pp_rank: int) -> Iterator[Stored]:
     """Every tensor of one rank: encoders, embeddings, layers, output layer, adapters, draft."""
     shape = anatomy(model.model_type, model.architecture, model.config)
-    tp = settings.tensor_parallel_size
-    spread = tp * settings.data_parallel_size if settings.enable_expert_parallel else 1
+    tp, ways = settings.tensor_parallel_size, settings.expert_ranks
+    ranks = Ranks(tp, expert=ways) if settings.enable_expert_parallel else Ranks(tp, expert_slices=ways)
     scheme = scheme_in_use(model, settings)
     last = settings.pipeline_parallel_size - 1
     build = _Build(
@@ -76,7 +76,7 @@ def loaded_modules(model: Model, settings: EngineSettings, context: StorageConte
         settings,
         context,
         shape,
-        Ranks(tp, spread),
+        ranks,
         scheme,
         Schemes(scheme, shape),
         pp_rank == 0,

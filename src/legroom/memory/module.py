@@ -35,17 +35,19 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """How the work is divided: tensor parallel, and over how many ranks experts are spread (1: they are not)."""
+    """How the work is divided."""
 
     tensor: int = 1
     expert: int = 1
+    """Over how many ranks whole experts are spread; 1: they are not."""
+    expert_slices: int = 1
+    """Into how many slices every expert is cut where they are not spread."""
 
 
-def share(total: int, ranks: int, what: str) -> int:
+def share(total: int, ranks: int, what: str, sizes: str = "--tensor-parallel-size") -> int:
     """An equal share, or a clear refusal: vLLM asserts that it divides."""
     if total % ranks:
         raise LegroomError(
-            f"{what} {total} does not divide over tensor-parallel size {ranks}",
-            f"use a --tensor-parallel-size that divides {total}",
+            f"{what} {total} does not divide over {ranks} GPUs ({sizes})", f"use a {sizes} that divides {total}"
         )
     return total // ranks

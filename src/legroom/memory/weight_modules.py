@@ -275,7 +275,9 @@ def _routed(block: Experts, work: int, ranks: Ranks) -> list[Module]:
     """With expert parallelism a rank holds whole experts (the first ranks one more), else a slice of every one."""
     spread = ranks.expert > 1
     experts = cdiv(block.num_experts, ranks.expert) if spread else block.num_experts
-    width = block.intermediate_size if spread else share(block.intermediate_size, ranks.tensor, "the expert width")
+    width = block.intermediate_size
+    if not spread:
+        width = share(width, ranks.expert_slices, "the expert width", "--tensor-parallel-size x --data-parallel-size")
     up = Module(
         "experts",
         "mlp.experts.w13",

@@ -53,7 +53,7 @@ def _key(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tupl
     return (
         pp_rank, settings.release, settings.runner, settings.dtype, settings.quantization,
         given.quantization, settings.kv_cache_dtype.startswith("fp8"), settings.tensor_parallel_size,
-        settings.pipeline_parallel_size, settings.data_parallel_size, settings.enable_expert_parallel,
+        settings.pipeline_parallel_size, settings.expert_ranks, settings.enable_expert_parallel,
         settings.enforce_eager, gpu.compute_capability, gpu.vendor, given.cpu_offload_gb, given.enable_lora,
         given.max_loras, given.max_lora_rank,
         settings.max_num_batched_tokens if given.enable_lora or "index_topk" in model.config else 0,
@@ -90,7 +90,14 @@ def _checkpoint_share(model: Model, settings: EngineSettings, gpu: Gpu) -> float
     vague = not model.known or (model.quantization is not None and model.quantization.method == "gguf")
     if not vague or not model.checkpoint_bytes:
         return None
-    whole = replace(settings, tensor_parallel_size=1, pipeline_parallel_size=1, enable_expert_parallel=False)
+    whole = replace(
+        settings,
+        tensor_parallel_size=1,
+        pipeline_parallel_size=1,
+        data_parallel_size=1,
+        prefill_context_parallel_size=1,
+        enable_expert_parallel=False,
+    )
     explained = parameter_bytes(model, whole, gpu)
     return model.checkpoint_bytes / explained if explained else None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -98,10 +97,8 @@ def _slack(candidate: Plan) -> int:
 def _changed(start: Plan, flags: Mapping[str, Any]) -> Plan | None:
     try:
         args = replace(start.args, **flags)
-        sizes = args.tensor_parallel_size, args.pipeline_parallel_size, args.data_parallel_size
-        needed = math.prod(size or 1 for size in sizes)
         model = served_model(args) if "model" in flags else start.target.model
-        return plan(replace(start.target, model=model, gpus=max(start.target.gpus, needed)), args)
+        return plan(replace(start.target, model=model, gpus=max(start.target.gpus, args.gpus_needed)), args)
     except LegroomError:
         return None  # the release or the model does not take this value, so it is no advice
 

@@ -79,10 +79,10 @@ def plan_on_named_card(target: Target, args: ServeArgs) -> Plan:
 def plan(target: Target, args: ServeArgs) -> Plan:
     """Predict what vLLM does with these flags, without advice."""
     settings = resolve(args, target.model, target.gpu, target.release)
-    needed = settings.tensor_parallel_size * settings.pipeline_parallel_size * settings.data_parallel_size
+    needed = args.gpus_needed
     if needed > target.gpus:
         raise LegroomError(
-            f"the flags ask for {needed} GPUs (tensor x pipeline x data parallel) but only {target.gpus} are given",
+            f"the flags ask for {needed} GPUs (the product of the parallel sizes) but only {target.gpus} are given",
             f"say --gpus {needed}, or lower the parallel sizes",
         )
     memory = deployment_memory(target.model, target.gpu, settings, target.seen, target.held_by_others_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -72,7 +73,11 @@ class ServeArgs:
     @property
     def gpus_needed(self) -> int:
         """The product of the parallel sizes that take GPUs of their own."""
-        return (self.tensor_parallel_size or 1) * (self.pipeline_parallel_size or 1) * (self.data_parallel_size or 1)
+        sizes = (
+            self.tensor_parallel_size, self.pipeline_parallel_size, self.data_parallel_size,
+            self.prefill_context_parallel_size,
+        )  # fmt: skip
+        return math.prod(size or 1 for size in sizes)
 
 
 @dataclass(frozen=True)
@@ -118,3 +123,8 @@ class EngineSettings:
     given: ServeArgs
     notes: tuple[str, ...] = ()
     """Sentences about what was clamped, ignored or replaced."""
+
+    @property
+    def expert_ranks(self) -> int:
+        """Over how many GPUs experts are divided, whole or in slices: data-parallel ranks share them (0.8.0 on)."""
+        return self.tensor_parallel_size * self.data_parallel_size * self.prefill_context_parallel_size
