@@ -134,3 +134,19 @@ def test_a_script_that_a_container_runs_has_the_release_and_the_memory_of_the_co
     assert findings(text.replace("docker run", "docker run --ipc=host").replace("v0.24.0", "v0.30.0")) == [
         ("allocator-clash", 1)
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("docker run --gpus 2 --ipc=host vllm/vllm-openai:v0.20.0 --model org/m -tp 4", ["gpus-too-few"]),
+        ("docker run --gpus 2 --ipc=host vllm/vllm-openai:v0.10.2 --model org/m -tp 4", []),
+        ("docker run --gpus 2 --ipc=host vllm/vllm-openai:v0.20.0 --model org/m -tp 2", []),
+        ("docker run --gpus all --ipc=host vllm/vllm-openai:v0.20.0 --model org/m -tp 4", []),
+        ("CUDA_VISIBLE_DEVICES=0,1 vllm serve org/m -tp 2 -pp 2", ["gpus-too-few"]),
+        ("CUDA_VISIBLE_DEVICES=0,1 vllm serve org/m -tp 2 -pp 2 --distributed-executor-backend ray", []),
+        ("CUDA_VISIBLE_DEVICES=$IDS vllm serve org/m -tp 2", []),
+    ],
+)
+def test_more_ranks_than_gpus_are_found_where_the_release_refuses_them(text, expected):
+    assert [rule for rule, _ in findings(text)] == expected

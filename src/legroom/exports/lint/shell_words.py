@@ -35,7 +35,6 @@ class Command:
     """What was exported before it or stands in front of it."""
     pipeline: str = ""
     """The raw line it stands in."""
-    end: int = 0
 
     def texts(self) -> tuple[str, ...]:
         """The words alone."""
@@ -82,7 +81,7 @@ def _take(words: list[Word], line: list[Word], state: _State) -> Iterator[Comman
             _assign(word, state, exported=exports)
         return
     env = {**state.exported, **dict(_assignment(word) for word in own)}
-    yield Command(tuple(rest), env, raw, rest[-1].offset)
+    yield Command(tuple(rest), env, raw)
 
 
 def _assignment(word: Word) -> tuple[str, Word]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from legroom.errors import LegroomError
@@ -104,9 +105,9 @@ def _service(service: Node, services: Node, beside: _Beside) -> Iterator[Started
             shm = (
                 service.text("shm_size") or ("host" if service.text("ipc") == "host" else None) or _mounted_shm(service)
             )
-            yield Started(
-                found.runs, found.words, found.env, found.locate, found.place, image, True, shm,
-                _compose_cards(service), _health_limit(service), _stop_limit(service),
+            yield replace(
+                found, image=image, in_container=True, shm=shm, gpus=_compose_cards(service),
+                start_limit=_health_limit(service), stop_limit=_stop_limit(service),
             )  # fmt: skip
         else:
             yield found

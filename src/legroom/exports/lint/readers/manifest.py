@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from legroom.exports.lint.readers.shell import runs_another_program, subjects_of
 from legroom.exports.lint.shell_scan import Word, placed_env
@@ -64,9 +65,9 @@ def _container(container: Node, pod: Node) -> Iterator[Subject]:
         yield from scripts(command, env) if command is not None else ()
     for server in servers(container, image, entry, given, env, "kubernetes"):
         if isinstance(server, Started):
-            yield Started(
-                server.runs, server.words, server.env, server.locate, server.place, image, True,
-                _pod_shm(container, pod), _cards(container), _start_limit(container), _grace(container, pod),
+            yield replace(
+                server, image=image, in_container=True, shm=_pod_shm(container, pod), gpus=_cards(container),
+                start_limit=_start_limit(container), stop_limit=_grace(container, pod),
             )  # fmt: skip
         else:
             yield server

@@ -13,7 +13,7 @@ from legroom.exports.lint.kinds import Kind, kind_of, sniffed
 from legroom.exports.lint.readers.compose import compose_env, compose_words
 from legroom.exports.lint.readers.document import START
 from legroom.exports.lint.readers.manifest import ANCHORS, is_config, list_env, read_config
-from legroom.exports.lint.readers.rules import locator
+from legroom.exports.lint.readers.rules import Locator
 from legroom.exports.lint.readers.shell import read_shell
 from legroom.exports.lint.shell_scan import Word, placed_env
 from legroom.exports.lint.subjects import Expression, Found, Started, Subject
@@ -76,7 +76,7 @@ def queries(document: Node) -> Iterator[Expression]:
         for key in _QUERY_KEYS:
             value = node.get(key)
             if value is not None and value.scalar and re.search(r"vllm[:_]", value.scalar):
-                yield Expression(value.scalar, locator(value), "panel")
+                yield Expression(value.scalar, Locator(value), "panel")
 
 
 def embedded_files(document: Node, scripts: bool) -> Iterator[tuple[Kind, Text]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from legroom.exports.lint.finding import Place
 from legroom.exports.lint.subjects import Expression, Found
 from legroom.exports.lint.yaml_nodes import Node
@@ -36,7 +34,7 @@ def read_rules(document: Node) -> Found:
                 continue
             alert = rule.text("alert")
             owner = "alert" if alert else "record"
-            subjects.append(Expression(expression.scalar, locator(expression), owner, alert or rule.text("record")))  # type: ignore[arg-type]
+            subjects.append(Expression(expression.scalar, Locator(expression), owner, alert or rule.text("record")))  # type: ignore[arg-type]
     return Found(tuple(subjects), records)
 
 
@@ -60,13 +58,3 @@ class Locator:
             if start < 0:
                 break
         return self._node.source.place(self._node.offset + max(start, 0))
-
-
-def locator(node: Node) -> Locator:
-    """How to find an offset of a scalar in its file."""
-    return Locator(node)
-
-
-def scalars(node: Node) -> Iterator[Node]:
-    """Every scalar in a value."""
-    return (inner for inner in node.walk() if inner.scalar is not None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from legroom.errors import LegroomError
 from legroom.exports.lint.readers.shell import subjects_of
@@ -69,10 +70,7 @@ def _limited(source: Text, server: Started, settings: dict[str, Word]) -> Starte
     waits = "ExecStartPost" in settings or settings.get("Type", Word("", 0)).text in ("notify", "oneshot", "forking")
     start = _limit(source, settings, "TimeoutStartSec", START_S, server) if waits else None
     stop = _limit(source, settings, "TimeoutStopSec", STOP_S, server)
-    return Started(
-        server.runs, server.words, server.env, server.locate, server.place, server.image, server.in_container,
-        server.shm, server.gpus, start, stop,
-    )  # fmt: skip
+    return replace(server, start_limit=start, stop_limit=stop)
 
 
 def _limit(source: Text, settings: dict[str, Word], key: str, default: float, server: Started) -> At | None:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 NAMES = (
     "metric_unknown", "metric_hidden", "metric_grep", "alert_full_pool", "alert_no_traffic", "alert_never", "flags",
-    "module_unknown", "env_unknown", "allocator", "block_size", "eager", "shm_missing", "start_limit", "stop_limit",
-    "kill_by_pattern", "gpu_reset", "empty_cache", "unit_orphans", "secret_written", "plan_differs",
+    "module_unknown", "env_unknown", "allocator", "block_size", "eager", "shm_missing", "gpus_too_few", "start_limit",
+    "stop_limit", "kill_by_pattern", "gpu_reset", "empty_cache", "unit_orphans", "secret_written", "plan_differs",
 )  # fmt: skip
 
 
