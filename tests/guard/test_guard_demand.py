@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legroom.guard.demand import MOST_PROMPTS, MOST_WALKED, demand_of
+from legroom.guard.demand import demand_of
 from legroom.guard.limits import EngineLimits
 from legroom.guard.media import image_pixels, media_of
 from legroom.guard.paths import GUARDED, Kind, kind_of
 from legroom.guard.policy import PoolPolicy
+from legroom.guard.prompts import MOST_PROMPTS, MOST_WALKED
 from legroom.guard.tokens import ModelTokens
 from legroom.guard.weigh import weight_of
 

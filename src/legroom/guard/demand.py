@@ -6,14 +6,13 @@ its worst and left to the server to refuse.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
-from legroom.guard.media import Media, beside_media, media_of
+from legroom.guard.media import Media
 from legroom.guard.paths import Kind, kind_of_body
+from legroom.guard.prompts import APART, MOST_PROMPTS, Prompt, Walk, prompts_of
 
 COMPLETION_DEFAULT = 16
 """max_tokens of /v1/completions where the body has no such key."""
@@ -24,25 +23,9 @@ WHOLE_VOCABULARY = 1 << 31
 MOST = 1 << 53
 """What larger counts are read as: more than any server holds, and still exact in a float."""
 
-MOST_PROMPTS = 1 << 16
-"""Prompts that are read of one request; one with more is refused."""
-
-MOST_WALKED = 200_000
-"""Values inside messages and documents that are looked at; a request with more is taken for as long as the model."""
-
-_MEDIA_STEPS = 20
-"""How many plain values take as long as one image."""
-
 _NO_FRACTION = re.compile(r"\.0*\s*$")
 _TRUE = frozenset(("true", "t", "yes", "y", "on", "1"))
 
-_APART = ("functions", "system", "instructions", "documents", "text", "response_format")
-_BESIDE = ("tools", "chat_template_kwargs", *_APART)
-"""Where a conversation's prompt stands besides its messages; the first two are known to the server's tokenizer."""
-
-_FIRST = ("text_1", "queries", "query", "data_1")
-_SECOND = ("text_2", "documents", "items", "data_2")
-"""The two sides of a score, by the names that releases and their relatives give them."""
 _CUTS = ("truncate_prompt_tokens", "max_tokens_per_query", "max_tokens_per_doc")
 """Keys that have the server drop part of a prompt."""
 
@@ -55,28 +38,6 @@ OUTPUT_KEYS: dict[Kind, tuple[str, ...]] = {
     Kind.GENERATE: ("max_tokens",),
 }
 """Where the length of the answer may stand; the first is what every release, and Cohere's dialect, reads."""
-
-
-class Prompt(NamedTuple):
-    """One sequence's prompt: counted, or known by its bytes."""
-
-    tokens: int = 0
-    """Those that were counted; beside text, what may stand in its place."""
-    text_bytes: int = 0
-    ascii_only: bool = True
-    messages: int = 0
-    open_ended: bool = False
-    """Part of it is not in the request (an earlier response, embeddings): it may be as long as the model takes."""
-
-    @property
-    def exact(self) -> bool:
-        """Whether the tokens are counted."""
-        return not self.text_bytes and not self.messages and not self.open_ended
-
-    @property
-    def text_alone(self) -> bool:
-        """Whether its tokens are those of its text, and so tell something about text."""
-        return not self.tokens and not self.open_ended
 
 
 class Demand(NamedTuple):
@@ -116,8 +77,8 @@ def demand_of(kind: Kind, body: dict[str, Any]) -> Demand:
     sampling = body
     if kind is Kind.GENERATE and isinstance(body.get("sampling_params"), dict):
         sampling = body["sampling_params"]
-    walk = _Walk()
-    prompts = tuple(islice(_prompts(kind, body, walk), MOST_PROMPTS + 1))
+    walk = Walk()
+    prompts = tuple(islice(prompts_of(kind, body, walk), MOST_PROMPTS + 1))
     output, key = _output(kind, sampling)
     model = body.get("model")
     return Demand(
@@ -133,7 +94,7 @@ def demand_of(kind: Kind, body: dict[str, Any]) -> Demand:
         streams=_is_true(body.get("stream")),
         background=kind is Kind.RESPONSES and _is_true(body.get("background")),
         generates=kind in OUTPUT_KEYS,
-        apart=any([body.get(key) for key in _APART]),  # noqa: C419 - quicker, as above
+        apart=any([body.get(key) for key in APART]),  # noqa: C419 - quicker, as above
         cut=any([body.get(key) for key in _CUTS]),  # noqa: C419
     )
 
@@ -195,175 +156,3 @@ def _prompt_logprobs(kind: Kind, sampling: dict[str, Any]) -> int:
 
 def _is_true(value: Any) -> bool:
     return value is True or value == 1 or (isinstance(value, str) and value.lower() in _TRUE)
-
-
-class _Walk:
-    """What reading a body has found, and how much more of it is looked at."""
-
-    __slots__ = ("left", "media")
-
-    def __init__(self) -> None:
-        self.media: list[Media] = []
-        self.left = MOST_WALKED
-
-
-def _prompts(kind: Kind, body: dict[str, Any], walk: _Walk) -> Iterator[Prompt]:
-    match kind:
-        case Kind.COMPLETION:
-            yield from _texts_or_ids(body.get("prompt"), walk)
-            embeds = body.get("prompt_embeds")
-            for _ in embeds if isinstance(embeds, list) else () if embeds is None else (embeds,):
-                yield Prompt(open_ended=True)
-        case Kind.GENERATE:
-            yield from _texts_or_ids(body.get("token_ids"), walk)
-        case Kind.CHAT | Kind.MESSAGES:
-            talk = _conversation(body, body.get("messages"), walk)
-            yield talk._replace(tokens=_forwarded(body)) if "kv_transfer_params" in body else talk
-        case Kind.CHAT_BATCH:
-            conversations = body.get("messages")
-            for one in conversations if isinstance(conversations, list) else ():
-                yield _conversation(body, one, walk)
-        case Kind.RESPONSES:
-            said = body.get("input")
-            found = _conversation(body, said if isinstance(said, list) else [said], walk)
-            elsewhere = body.get("previous_response_id") is not None or body.get("prompt") is not None
-            yield found._replace(open_ended=True) if elsewhere else found
-        case Kind.POOLING:
-            yield from _pooled(body, walk)
-        case Kind.SCORE:
-            yield from _pairs(body, walk)
-        case Kind.DECISION:
-            yield from _decisions(body, walk)
-
-
-def _texts_or_ids(value: Any, walk: _Walk) -> Iterator[Prompt]:
-    """A text, token ids, or a list of either."""
-    if isinstance(value, str):
-        yield _text(value)
-    elif isinstance(value, list) and value:
-        if isinstance(value[0], int):
-            yield Prompt(tokens=len(value))
-            return
-        for one in value:
-            if isinstance(one, str):
-                yield _text(one)
-            elif isinstance(one, list):
-                yield Prompt(tokens=len(one))
-            else:
-                yield _measured(one, walk, 1)
-
-
-def _pooled(body: dict[str, Any], walk: _Walk) -> Iterator[Prompt]:
-    """Embeddings and their like, with Cohere's names for the same."""
-    if isinstance(body.get("messages"), list):
-        yield _conversation(body, body["messages"], walk)
-        return
-    named = next((body[key] for key in ("input", "texts", "inputs") if body.get(key) is not None), None)
-    yield from _texts_or_ids(named, walk)
-    images = body.get("images")
-    for one in images if isinstance(images, list) else ():
-        yield _measured({"image_url": one}, walk, 1)
-    if named is None and body.get("data") is not None:  # what a plugin makes of it is not known
-        yield Prompt(open_ended=True)
-
-
-def _pairs(body: dict[str, Any], walk: _Walk) -> Iterator[Prompt]:
-    """Scores: each text of one side beside the query or its partner of the other."""
-    first, second = _side(body, _FIRST, walk), _side(body, _SECOND, walk)
-    each = _beside(body, ("instruction", "chat_template_kwargs"))
-    if not second:
-        first, second = [Prompt()], first
-    longest = max(first, key=lambda prompt: prompt.text_bytes + prompt.tokens, default=Prompt())
-    for one in second:
-        tokens, text = longest.tokens + one.tokens, longest.text_bytes + one.text_bytes + each.text_bytes
-        if tokens and not text:
-            yield Prompt(tokens=tokens)
-        else:
-            ascii_only = longest.ascii_only and one.ascii_only and each.ascii_only
-            open_ended = bool(tokens) or longest.open_ended or one.open_ended or bool(body.get("chat_template"))
-            yield Prompt(tokens, text, ascii_only, 1, open_ended)
-
-
-def _side(body: dict[str, Any], keys: tuple[str, ...], walk: _Walk) -> list[Prompt]:
-    found: list[Prompt] = []
-    for side in (body[key] for key in keys if key in body):
-        if isinstance(side, list) and side and isinstance(side[0], int | list):
-            found += islice(_texts_or_ids(side, walk), MOST_PROMPTS + 1)
-        else:
-            many = side[: MOST_PROMPTS + 1] if isinstance(side, list) else [side]
-            found += [_measured(one, walk, 1) for one in many]
-    return found
-
-
-def _decisions(body: dict[str, Any], walk: _Walk) -> Iterator[Prompt]:
-    """Decisions (0.32): each question behind the state that all of them are about."""
-    for key, kind in (("images", "image_url"), ("audio", "audio_url"), ("videos", "video_url")):
-        named = body.get(key)
-        for one in named if isinstance(named, list) else ():
-            _measured({kind: one}, walk, 1)
-    asked = body.get("questions")
-    about = _text(json.dumps([body.get("state"), body.get("instructions")], ensure_ascii=False))
-    for question in asked.items() if isinstance(asked, dict) else ():
-        own = _text(json.dumps(question, ensure_ascii=False))
-        yield Prompt(0, about.text_bytes + own.text_bytes, about.ascii_only and own.ascii_only, 1)
-
-
-def _text(text: str) -> Prompt:
-    ascii_only = text.isascii()
-    size = len(text) if ascii_only else len(text.encode("utf-8", "surrogatepass"))
-    return Prompt(0, size, ascii_only) if size else Prompt(tokens=1)
-
-
-def _conversation(body: dict[str, Any], messages: Any, walk: _Walk) -> Prompt:
-    said = messages if isinstance(messages, list) else []
-    talk = _measured(said, walk, max(1, len(said)))
-    more = _beside(body, _BESIDE)
-    return Prompt(
-        0,
-        talk.text_bytes + more.text_bytes,
-        talk.ascii_only and more.ascii_only,
-        talk.messages,
-        talk.open_ended or bool(body.get("chat_template")),  # a template of the client's own may write anything
-    )
-
-
-def _beside(body: dict[str, Any], keys: tuple[str, ...]) -> Prompt:
-    """What stands beside the texts; templates write these as JSON, structure and all."""
-    found = [body[key] for key in keys if body.get(key)]
-    return _text(json.dumps(found, ensure_ascii=False)) if found else Prompt()
-
-
-def _forwarded(body: dict[str, Any]) -> int:
-    """Token ids that a prefill server hands on, which 0.32 takes in place of a chat's messages."""
-    params = body["kv_transfer_params"]
-    ids = params.get("prompt_token_ids") if isinstance(params, dict) else None
-    return len(ids) if isinstance(ids, list) else 0
-
-
-def _measured(value: Any, walk: _Walk, messages: int) -> Prompt:
-    """All text in a JSON value, keys included, with media set aside."""
-    size, ascii_only, todo = 0, True, [value]
-    while todo and walk.left:
-        walk.left -= 1
-        one = todo.pop()
-        if isinstance(one, dict):
-            found = media_of(one) if "role" not in one else None
-            if found is not None:
-                walk.media.append(found)
-                walk.left = max(0, walk.left - _MEDIA_STEPS)
-                todo += beside_media(one)
-                continue
-            todo += one.values()
-            one = "".join(one)
-        elif isinstance(one, list):
-            todo += one
-            continue
-        if isinstance(one, str):
-            if one.isascii():
-                size += len(one)
-            else:
-                ascii_only = False
-                size += len(one.encode("utf-8", "surrogatepass"))
-        elif one is not None:
-            size += len(str(one)) if isinstance(one, float | bool) else (one.bit_length() // 3 + 1)
-    return Prompt(0, size, ascii_only, messages, open_ended=bool(todo))

@@ -22,7 +22,7 @@ from legroom.guard import answers
 from legroom.guard.answers import Refusal
 from legroom.guard.bodies import read_body
 from legroom.guard.bounds import Change, apply, changes_of, refusal_of
-from legroom.guard.demand import Demand, Prompt, demand_of
+from legroom.guard.demand import Demand, demand_of
 from legroom.guard.lessons import Lessons, Tokenize
 from legroom.guard.limits import DEFAULT_BLOCK, EngineLimits, limits_of_tokens
 from legroom.guard.meters import Meters
@@ -31,6 +31,7 @@ from legroom.guard.paths import Kind
 from legroom.guard.policy import Policy
 from legroom.guard.policy_file import PolicyFile
 from legroom.guard.pool import Need, Pool, PoolLimits, State, Ticket
+from legroom.guard.prompts import Prompt
 from legroom.guard.visit import Visit
 from legroom.guard.weigh import Weight, weight_of
 

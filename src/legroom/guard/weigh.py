@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from legroom.guard.demand import Demand, Prompt
+from legroom.guard.demand import Demand
 from legroom.guard.limits import EngineLimits
 from legroom.guard.policy import PoolPolicy
+from legroom.guard.prompts import Prompt
 from legroom.guard.tokens import FEWEST, ModelTokens
 
 OUTPUT_SHARE = 0.99
