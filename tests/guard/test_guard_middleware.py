@@ -248,7 +248,7 @@ async def test_an_upload_that_does_not_arrive_in_time_gives_its_place_back(polic
         await send({"type": "http.response.start", "status": 400, "headers": []})
         await send({"type": "http.response.body", "body": b"the client left"})
 
-    guard = Guard(reads_the_form, policy=policy("[queue]\nbody_timeout_s = 0.1"))
+    guard = Guard(reads_the_form, policy=policy("[queue]\nbody_timeout_s = 0.1\n[pool]\nabort_grace_s = 0"))
     call = await Call(guard, "/v1/audio/transcriptions", raw=b"--form", more_body=True)
     assert (call.status, call.error["code"]) == (408, "body_timeout")
     await until(lambda: guard.door.pool.running == 0)
