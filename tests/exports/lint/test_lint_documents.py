@@ -231,3 +231,8 @@ def test_a_command_between_lines_of_prose_is_read_with_its_continued_lines():
         path="page.txt",
     )
     assert pairs(report) == [(4, "flag-unknown")]
+
+
+@pytest.mark.parametrize("text", ["```", "words\n~~~bash", "> ```sh"])
+def test_a_document_may_end_where_a_code_block_begins(text):
+    assert lint_texts([("a.md", text)], Options()).findings == ()

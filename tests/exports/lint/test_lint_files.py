@@ -151,6 +151,21 @@ def test_no_text_upsets_lint(text, path):
     lint(text, path)
 
 
+_PIECES = [
+    "vllm serve m ", "--nope ", "<<EOF\n", "EOF\n", "```", "\n", "FROM x\n", "RUN ", "COPY ", "cmd = [", "]", '"', "'", "(", ")",
+    "args: ", "- ", "  ", "${A[@]}", "A=(", "engine_kwargs: {", "}", ": ", "|\n", "\\", "[Service]\n", "ExecStart=", "&a ", "*a",
+    "services:\n", "extends: ", '"panels": [', "LLM(", "from vllm import LLM\n", "VLLM_USE_V1=1 ", "#!/bin/bash\n",
+]  # fmt: skip
+
+
+@given(
+    st.lists(st.sampled_from(_PIECES), max_size=40).map("".join),
+    st.sampled_from(["a.sh", "a.yml", "a.json", "a.service", "a.md", "Dockerfile", "a.py", "a.env", "a"]),
+)
+def test_no_torn_file_upsets_lint(text, path):
+    lint(text, path)
+
+
 # Servers
 
 

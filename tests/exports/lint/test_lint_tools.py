@@ -142,6 +142,7 @@ def test_a_stage_has_the_image_and_the_command_of_the_one_it_is_built_on():
 def test_scripts_that_a_dockerfile_writes_are_read_and_their_lines_are_no_instructions():
     text = "FROM x\nCOPY <<EOF /start.sh\n#!/bin/sh\nvllm serve m --nope\nCMD --also\nEOF\nRUN <<E\npkill -f vllm\nE\n"
     assert findings(text, "Dockerfile") == [(UNKNOWN, 4), ("kill-by-pattern", 8)]
+    assert findings("FROM x\n<<E\nvllm serve m --nope\nE\n", "Dockerfile") == []
 
 
 # Python

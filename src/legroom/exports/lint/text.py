@@ -46,6 +46,8 @@ class Text:
 
     def rows(self, first: int, last: int) -> Text:
         """The lines from `first` to before `last`, dedented, as a piece of their own."""
+        if first >= len(self._starts):
+            return Text(self.path, "", self._line + first)
         end = self._starts[last] - 1 if last < len(self._starts) else len(self.text)
         lines = [line.rstrip("\r") for line in self.text[self._starts[first] : end].split("\n")][: last - first]
         filled = [line for line in lines if line.strip()]

@@ -32,7 +32,7 @@ def copied_files(source: Text) -> Iterator[tuple[Kind, Text]]:
     for document in here_documents(source.text):
         words = [word.text for word in document.words]
         part = source.rows(source.row_of(document.start), source.row_of(document.end) + 1)
-        kind = "shell" if words[:1] == ["RUN"] else kind_of(words[-1], part.text)
+        kind = "shell" if words[:1] == ["RUN"] else kind_of(words[-1] if words else "", part.text)
         if kind != "document":
             yield kind, part
 
