@@ -264,5 +264,13 @@ CAUSES: dict[str, tuple[str, str]] = {
         "AssertionError: Error in memory profiling. Initial free memory 30.3 GiB, current free memory 30.3 GiB.",
     ),
     "any other bug": ("not_memory", CORE + "KeyError: 'model.layers.0.mlp.experts.w2_weight'"),
+    "any other bug, and the engine that died of it": (
+        "not_memory",
+        CORE
+        + '  File "vllm/model_executor/model_loader/utils.py", line 200, in process_weights_after_loading\n'
+        + CORE
+        + "RuntimeError: expect weight to be bfloat16, float16, int8, fp8_e4m3 or uint8(mxfp4 or int4).\n"
+        "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+    ),
 }
 """What happened -> the cause that a diagnosis must name first, and the log."""

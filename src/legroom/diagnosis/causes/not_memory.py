@@ -103,7 +103,12 @@ def _shortage_first(case: Case, error: Evidence) -> bool:
 
 def _any_exception(case: Case) -> Finding | None:
     error = case.first("exception")
-    if error is None or case.is_oom or any(item.role in ("failure", "host") for item in case.evidence):
+    if error is None or case.is_oom:
+        return None
+    # That an engine died is no reason of its own where an exception says why.
+    says_why = "Engine core initialization" not in error.text
+    reasons = (item for item in case.evidence if item.role in ("failure", "host"))
+    if any(not says_why or item.id != "died_silently" for item in reasons):
         return None
     kind = str(error.facts.get("type", "an exception")).rpartition(".")[2]
     confidence = 0.35 if case.has("preempted", "kv_usage_metric") else 0.6
