@@ -290,3 +290,8 @@ def test_releases_with_queue_bounds_get_them_set():
     flags = native_flags(release("0.29.0"), PLAIN)
     assert flags == {"--max-num-queued-reqs": "528", "--max-num-queued-tokens": "1600"}
     assert native_flags(release("0.28.0"), PLAIN) == {}
+
+
+def test_vllms_queue_bound_stands_behind_a_guard_that_overcommits():
+    assert native_flags(release("0.29.0"), PLAIN, overcommit=1.5)["--max-num-queued-tokens"] == "2400"
+    assert native_flags(release("0.29.0"), PLAIN, overcommit=0.5)["--max-num-queued-tokens"] == "1600"

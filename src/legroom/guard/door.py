@@ -333,7 +333,8 @@ class Door:
     def native_hint(self, version: str) -> str | None:
         """What to set vLLM's own queue bounds to, for a release that has them and where they are not set."""
         try:
-            flags = native_flags(release(version), self.limits, self.policy.queue.requests)
+            queue, pool = self.policy.queue, self.policy.pool
+            flags = native_flags(release(version), self.limits, queue.requests, pool.overcommit)
         except LegroomError:
             return None
         if self.limits.max_num_queued_reqs:

@@ -8,7 +8,9 @@ from legroom.guard.limits import EngineLimits
 FIRST_RELEASE = "0.29.0"
 
 
-def native_flags(release: Release, limits: EngineLimits, queue_requests: int = 512) -> dict[str, str]:
+def native_flags(
+    release: Release, limits: EngineLimits, queue_requests: int = 512, overcommit: float = 1.0
+) -> dict[str, str]:
     """Flags to set beside the guard, by name; empty before 0.29 or where the pool is not known.
 
     They bound what gets into vLLM past the guard, or without one: unfinished requests, and prompt tokens that were not
@@ -21,5 +23,6 @@ def native_flags(release: Release, limits: EngineLimits, queue_requests: int = 5
     if limits.max_num_seqs:
         flags["--max-num-queued-reqs"] = str(2 * limits.max_num_seqs * limits.ranks + queue_requests)
     if limits.num_blocks and limits.block_size:
-        flags["--max-num-queued-tokens"] = str(limits.rank_blocks * limits.block_size * limits.ranks)
+        tokens = limits.rank_blocks * limits.block_size * limits.ranks
+        flags["--max-num-queued-tokens"] = str(int(tokens * max(1.0, overcommit)))
     return flags
