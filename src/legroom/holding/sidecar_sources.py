@@ -73,15 +73,15 @@ def source_of(config: SidecarConfig, say: Say) -> Source:
                     group.create_task(_prometheus(prometheus, config.interval_s, take, finders, say))
                 if config.kubernetes is not None:
                     group.create_task(_kubernetes(config.kubernetes, config.interval_s, take, finders, say))
-        except ExceptionGroup as group_error:
-            # What ends one source ends all, and is what is told.
-            raise (_leaf(group_error.subgroup(LegroomError)) or group_error) from None
+        except BaseExceptionGroup as group_error:
+            # What ends one source ends all, and is what is told. A pipe may close while a look is shown.
+            raise (_leaf(group_error.subgroup((LegroomError, BrokenPipeError))) or group_error) from None
 
     return all_of_them
 
 
-def _leaf(error: Exception | None) -> Exception | None:
-    while isinstance(error, ExceptionGroup):
+def _leaf(error: BaseException | None) -> BaseException | None:
+    while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 

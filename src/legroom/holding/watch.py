@@ -318,18 +318,7 @@ async def stream(config: SidecarConfig, session: WatchSession, show: Callable[[S
     """A view after every look, for ever."""
     from legroom.holding.sidecar_sources import source_of  # noqa: PLC0415 - slow to import
 
-    try:
-        await source_of(config, session.say)(lambda look: show(session.take(look)), session.gone)
-    except BaseExceptionGroup as group:
-        # Several sources are watched side by side: what ends one of them ends all, and is what is told.
-        told = _leaf(group.subgroup((LegroomError, BrokenPipeError)))
-        raise (told or group) from None
-
-
-def _leaf(group: BaseException | None) -> BaseException | None:
-    while isinstance(group, BaseExceptionGroup):
-        group = group.exceptions[0]
-    return group
+    await source_of(config, session.say)(lambda look: show(session.take(look)), session.gone)
 
 
 def replayed(path: Path, session: WatchSession) -> Iterator[ServerView]:
