@@ -36,7 +36,8 @@ def refusal_of(demand: Demand, policy: Policy, limits: EngineLimits) -> Refusal 
         return bad_value("too_many_sequences", text, "n")
     most = min(bounds.max_prompts or MOST_PROMPTS, MOST_PROMPTS)
     if len(demand.prompts) > most:
-        text = f"The request has over {most:,} prompts; at most {most:,} are served."
+        found = f"{len(demand.prompts):,}" if len(demand.prompts) <= MOST_PROMPTS else f"over {MOST_PROMPTS:,}"
+        text = f"The request has {found} prompts; at most {most:,} are served."
         return bad_value("too_many_sequences", text, "prompt")
     output = (demand.output_tokens or 0) if demand.output_key else 0
     if bounds.max_output_tokens and bounds.output_over == "reject" and output > bounds.max_output_tokens:
