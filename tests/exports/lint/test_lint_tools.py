@@ -66,6 +66,21 @@ def test_files_inside_a_value_are_read_by_their_kind():
     assert findings(serve + "        engine_kwargs: {max_model_len: 1, dtype: auto, nope: 1}\n") == [(UNKNOWN, 8)]
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("spec:\n  templates:\n  - container: {image: vllm/vllm-openai, args: [--model, m, --nope]}\n", [(UNKNOWN, 5)]),
+        ("spec:\n  predictor:\n    model:\n      modelFormat: {name: vLLM}\n      args: [--nope]\n", [(UNKNOWN, 7)]),
+        ("spec:\n  predictor:\n    model:\n      modelFormat: {name: huggingface}\n      args: [--nope]\n", []),
+        ("spec:\n  containers:\n  - image: vllm/vllm\n    env: [{name: VLLM_ADDITIONAL_ARGS, value: --nope}]\n",
+         [(UNKNOWN, 6)]),
+        ("spec:\n  initContainers:\n  - image: x\n    command: [sh, -c, 'pkill -f vllm']\n", [("kill-by-pattern", 6)]),
+    ],
+)  # fmt: skip
+def test_containers_are_found_where_an_operator_has_them(text, expected):
+    assert findings("apiVersion: v1\nkind: X\n" + text) == expected
+
+
 def test_scripts_and_settings_of_a_config_map_are_read():
     head = "apiVersion: v1\nkind: ConfigMap\ndata:\n"
     script = "  start.sh: |\n    vllm serve m --nope\n"

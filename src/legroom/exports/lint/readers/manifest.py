@@ -49,17 +49,22 @@ def read_kubernetes(document: Node) -> Found:
 
 def _pods(document: Node) -> Iterator[Subject]:
     for node in document.walk():
-        containers = node.get("containers")
-        if containers is None or not isinstance(containers.values, list):
-            continue
-        for container in containers.list():
-            yield from _container(container, node)
+        for key in ("initContainers", "containers"):
+            containers = node.get(key)
+            for container in containers.list() if containers else ():
+                yield from _container(container, node, container.text("image"))
+        alone, model = node.get("container"), node.get("model")
+        if alone is not None and isinstance(alone.values, dict):  # a step of an Argo workflow
+            yield from _container(alone, node, alone.text("image"))
+        if model is not None and model.text("modelFormat", "name").lower() == "vllm":  # KServe with a runtime of vLLM
+            yield from _container(model, node, model.text("image") or "vllm")
 
 
-def _container(container: Node, pod: Node) -> Iterator[Subject]:
+def _container(container: Node, pod: Node, image: str) -> Iterator[Subject]:
     env = list_env(container.get("env"))
     entry, given = _word_list(container.get("command"), env), _word_list(container.get("args"), env)
-    image = container.text("image")
+    if more := env.get("VLLM_ADDITIONAL_ARGS"):  # KServe's own way to add flags
+        given += tuple(Word(text, more.offset, text) for text in more.text.split())
     for hook in ("preStop", "postStart"):
         command = container.get("lifecycle", hook, "exec", "command")
         yield from scripts(command, env) if command is not None else ()
