@@ -45,7 +45,7 @@ class Meters:
         """Every series; `label` is one more label, like `api_server="3"`."""
         page = _Page(label, open_metrics)
         page.add("admitted", "counter", "Requests let in.", [("", self.admitted)])
-        page.add("passed", "counter", "Requests on paths that are not guarded, or while the guard fails open.",
+        page.add("passed", "counter", "Requests on paths that are not guarded, or without the key that vLLM asks for.",
                  [("", self.passed)])  # fmt: skip
         page.add("rejected", "counter", "Requests turned away, by reason.",
                  [(f'reason="{reason}"', self.rejected[reason]) for reason in REASONS])  # fmt: skip
