@@ -197,3 +197,9 @@ def test_a_log_that_does_not_say_why_is_told_with_its_last_line(mend):
     remedy = mend("INFO some lines\nmy_plugin: the moon is in the wrong phase, token=abcdef123456\n\n", "")
     assert "does not say why. Its last line: my_plugin: the moon" in remedy.failed
     assert "abcdef123456" not in remedy.failed
+
+
+def test_an_exception_that_is_not_memory_is_told_in_its_own_words(mend):
+    remedy = mend("(Worker pid=2) ERROR [x.py:1] AssertionError: CPU GDN attention requires BF16.\n", "")
+    assert remedy.cause == "not_memory"
+    assert remedy.failed.endswith("It says: CPU GDN attention requires BF16.")

@@ -28,7 +28,7 @@ SURE_ENOUGH = 0.5
 """Causes and fixes below this are told, never tried."""
 NOT_A_FIX = frozenset({"report", "driver", "engine_version_or_V0", "request"})
 _SIZING = ("VLLM_CPU_KVCACHE_SPACE", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "CUDA_VISIBLE_DEVICES")
-_LAST_LINES = 10
+_LAST_LINES, _LONGEST_WORDS = 10, 300
 _NEVER_CHANGED = frozenset({"model"})
 """Another model is another service."""
 _KERNEL_FAULTS = frozenset({"illegal_access", "device_assert", "kernel_assertion"})
@@ -93,11 +93,11 @@ def heal(
     findings = reading.runs[0].findings if reading.runs else ()
     if not findings:
         said = next((line.strip() for line in reversed(last_lines(log, _LAST_LINES)) if line.strip()), "")
-        last = f" Its last line: {masked(said)[:300]}" if said else ""
+        last = f" Its last line: {masked(said)[:_LONGEST_WORDS]}" if said else ""
         return Remedy("", "", f"the log does not say why.{last}", False, refused="there is nothing to go by")
     first = findings[0]
     told = Remedy(
-        first.cause, first.entry, f"{_title(first)}: {masked(first.why)}",
+        first.cause, first.entry, f"{_title(first)}: {masked(first.why + _said(first))}",
         first.cause not in ("not_memory", "wrong_flag", "driver_or_cuda_mismatch", "request_too_long"),
         tuple(masked(item.text)[:300] for item in first.evidence[:3]),
     )  # fmt: skip
@@ -127,6 +127,12 @@ def _title(finding: Finding) -> str:
         return f"{entry(finding.entry).title.en} ({finding.entry})"
     except LegroomError:
         return f"{finding.cause.replace('_', ' ')} ({finding.entry})"
+
+
+def _said(finding: Finding) -> str:
+    """The words of an exception that the cause has no words of its own for."""
+    said = next((str(item.facts.get("message", "")) for item in finding.evidence if item.id == "exception"), "")
+    return f" It says: {said[:_LONGEST_WORDS]}" if said and finding.cause == "not_memory" else ""
 
 
 def _first_allowed(told: Remedy, findings: tuple[Finding, ...], case: _Case) -> Remedy:
