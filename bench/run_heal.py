@@ -24,18 +24,20 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests/real_vllm"))
-from tiny_models import SERVE_ENV, write_model  # noqa: E402
+from tiny_models import SERVE_ENV, SERVE_FLAGS, write_model  # noqa: E402
 
 POOL = ["--kv-cache-memory-bytes", "16M"]
 LENGTH = ["--max-model-len", "2048"]
+HALF = ["--dtype", "bfloat16"]  # linear attention takes nothing else on a CPU
+PLAIN_MLA = ["--attention-backend", "CPU_MLA"]  # the other one wants AMX instructions, and no float32
 # Prompts of a state-space model above one chunk (256) fail on the CPU in 0.32, whatever the pool: hence its length.
 CASES: dict[str, tuple[str, list[str], dict[str, str]]] = {
-    "KV too small": ("llama", ["--kv-cache-memory-bytes", "512K", *LENGTH], {}),
-    "KV too small, sliding windows": ("gemma3", ["--kv-cache-memory-bytes", "384K", *LENGTH], {}),
-    "KV too small, latent attention": ("deepseekv2", ["--kv-cache-memory-bytes", "512K", *LENGTH], {}),
-    "KV too small, linear attention": ("qwen3next", ["--kv-cache-memory-bytes", "1M", *LENGTH], {}),
-    "KV too small, state space": ("mamba_hybrid", ["--kv-cache-memory-bytes", "300K", "--max-model-len", "240"], {}),
-    "KV too small, experts": ("qwen3moe", ["--kv-cache-memory-bytes", "600K", "--max-model-len", "4096"], {}),
+    "KV too small": ("llama", ["--kv-cache-memory-bytes", "1M", *LENGTH], {}),
+    "KV too small, sliding windows": ("gemma3", ["--kv-cache-memory-bytes", "768K", *LENGTH], {}),
+    "KV too small, latent attention": ("deepseekv2", ["--kv-cache-memory-bytes", "1M", *LENGTH, *PLAIN_MLA], {}),
+    "KV too small, linear attention": ("qwen3next", ["--kv-cache-memory-bytes", "1M", *LENGTH, *HALF], {}),
+    "KV too small, state space": ("mamba_hybrid", ["--kv-cache-memory-bytes", "600K", "--max-model-len", "240"], {}),
+    "KV too small, experts": ("qwen3moe", ["--kv-cache-memory-bytes", "1200K", "--max-model-len", "4096"], {}),
     "no cache blocks: share too small": ("llama", ["--gpu-memory-utilization", "0.01", "--max-model-len", "2048"], {}),
     "no cache blocks: one byte": ("llama", ["--kv-cache-memory-bytes", "1"], {}),
     "no cache blocks: space 0": ("gemma3", ["--max-model-len", "4096"], {"VLLM_CPU_KVCACHE_SPACE": "0"}),
@@ -76,7 +78,7 @@ def heal(vllm: str, name: str, models: Path, port: int, patience_s: float) -> di
     with tempfile.TemporaryDirectory() as home:
         words = [
             sys.executable, "-m", "legroom", "run", "--ready-timeout", str(patience_s), "--", vllm, "serve", str(model),
-            "--host", "127.0.0.1", "--port", str(port), "--load-format", "dummy", "--enforce-eager", *flags,
+            "--host", "127.0.0.1", "--port", str(port), *SERVE_FLAGS, *flags,
         ]  # fmt: skip
         began = time.monotonic()
         with tempfile.TemporaryFile("w+b") as said:

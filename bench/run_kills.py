@@ -32,7 +32,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests/real_vllm"))
-from tiny_models import SERVE_ENV, write_model  # noqa: E402
+from tiny_models import SERVE_ENV, SERVE_FLAGS, write_model  # noqa: E402
 
 from legroom.actions.descendants import descendants  # noqa: E402
 from legroom.live.journal import Journal  # noqa: E402
@@ -196,7 +196,7 @@ def main() -> None:
         if vllm is None:
             vllm = str(stand_in(folder))
         else:
-            flags, slow_s = ["--load-format", "dummy", "--enforce-eager", "--kv-cache-memory-bytes", "16M"], 60.0
+            flags, slow_s = [*SERVE_FLAGS, "--kv-cache-memory-bytes", "16M"], 60.0
             flags += ["--max-model-len", "2048", "--served-model-name", "tiny"]
         model = str(write_model(folder / "llama"))
         for number in range(args.rounds):

@@ -65,6 +65,9 @@ SERVE_ENV = {
     "GLOO_SOCKET_IFNAME": "lo", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
 }  # fmt: skip
 """What a CPU build of vLLM needs to start quickly and quietly on a small machine."""
+SERVE_FLAGS = ("--load-format", "dummy", "--enforce-eager", "--dtype", "float32")
+"""No weights are read, nothing is compiled; bfloat16 takes AMX instructions, which some virtual machines announce and
+do not run."""
 
 
 def write_model(folder: Path, kind: str = "llama", **config: Any) -> Path:
@@ -81,13 +84,10 @@ def write_model(folder: Path, kind: str = "llama", **config: Any) -> Path:
 
 
 def serve_words(python: Path, model: Path, port: int, *flags: str) -> list[str]:
-    """The command line that serves a tiny model with the vLLM beside `python`; run it with SERVE_ENV.
-
-    float32: bfloat16 takes AMX instructions, which some virtual machines announce and do not run.
-    """
+    """The command line that serves a tiny model with the vLLM beside `python`; run it with SERVE_ENV."""
     return [
         str(python.parent / "vllm"), "serve", str(model), "--host", "127.0.0.1", "--port", str(port),
-        "--load-format", "dummy", "--enforce-eager", "--dtype", "float32", *flags,
+        *SERVE_FLAGS, *flags,
     ]  # fmt: skip
 
 
