@@ -20,6 +20,7 @@ def findings(text, path="start.sh"):
         ('OPTS="--port 1 --no"\nOPTS+="pe --seed 1"\nvllm serve org/m $OPTS', 1),
         ('CMD="vllm serve org/m --nope"\neval "$CMD"', 2),
         ('su - vllm -c "vllm serve org/m --nope"', 1),
+        ('CMD="true\nvllm serve org/m \\\n  --nope"\nbash -c "$CMD"', 4),
         ("ssh gpu1 'vllm serve org/m --nope'", 1),
         ('tmux new-session -d -s v "vllm serve org/m --nope"', 1),
         ("vllm serve org/m ${EXTRA:+--nope}", 1),

@@ -59,8 +59,15 @@ def subjects_of(source: Text, command: Command, runs: Runs, depth: int = 0) -> I
             to_a_shell = behind_c and any(basename(text) in _SHELLS for text in texts[: i - 1])
             if " " in word.text.strip() and (to_a_shell or name in _TAKES_SCRIPT):
                 at = source.place(word.offset)
-                inner = Text(source.path, word.text, at.line, (at.column,))
+                inner = Text(source.path, _on_its_lines(word), at.line, (at.column,))
                 yield from _subjects(inner, runs, placed_env(command.env, source.place), depth + 1)
+
+
+def _on_its_lines(word: Word) -> str:
+    """A script in a word. One that a variable brings has lines that are not here: they are joined."""
+    if word.text.count("\n") <= word.raw.count("\n"):
+        return word.text
+    return re.sub(r"\\\n", "  ", word.text).replace("\n", ";")
 
 
 def started(source: Text, words: tuple[Word, ...], env: Mapping[str, Word], runs: Runs) -> Started:
