@@ -43,7 +43,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--vllm",
         metavar="VERSION",
-        help="vLLM release, or any for rules that are meant for all (default: what an image or a pip install names, else the newest)",
+        help="vLLM release, or any for rules that are meant for all (default: what an image or a pip install names, "
+        "else the newest)",
     )
     parser.add_argument(
         "--plan", metavar="FILE", help="hold thresholds and probes against a plan (legroom plan --json)"
