@@ -8,6 +8,8 @@ from hypothesis import settings
 settings.register_profile("legroom", deadline=None)
 settings.load_profile("legroom")
 
-# A shell starts background jobs with Ctrl-C ignored, and programs that tests start would inherit that.
+# A shell starts background jobs with Ctrl-C ignored, nohup with SIGHUP; programs that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
