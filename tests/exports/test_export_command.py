@@ -179,7 +179,7 @@ def test_a_plan_and_a_described_server_do_not_go_together(run, plan_file):
     assert run("one", "llama-3.1-8b", "--plan", str(plan_file))[0] == 2
 
 
-def test_json_and_a_path_are_not_given_together(tmp_path, capsys):
-    assert main(["export", "one", "--json", "-o", str(tmp_path / "x")]) == 2
-    assert "--json" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
+def test_json_is_printed_beside_the_files_that_are_written(tmp_path, capsys):
+    assert main(["export", "one", "--json", "-o", str(tmp_path / "x")]) == 0
+    (file,) = json.loads(capsys.readouterr().out)["files"]
+    assert (tmp_path / "x").read_text() == file["text"]

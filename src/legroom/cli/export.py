@@ -104,8 +104,6 @@ def run(args: argparse.Namespace) -> int:
     from legroom.exports.request import ExportRequest
 
     module = args.module
-    if args.json and args.output not in (None, "-"):
-        raise LegroomError("--json prints the files on stdout, and -o writes them", "give one of them")
     plan = _plan(args)
     release = _release(args, module, plan)
     if getattr(module, "NEEDS_PLAN", False) and plan is None:
@@ -119,14 +117,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def deliver(files: Sequence[ExportedFile], args: argparse.Namespace) -> None:
-    """To stdout, to a file, or into a folder."""
+    """To stdout, to a file, or into a folder; as a document too, where that is asked for."""
+    is_written = args.output not in (None, "-")
+    if is_written:
+        _write(files, args.output, args.force)
     if args.json:
         named = [{"path": file.path, "text": file.text, "executable": file.executable} for file in files]
         print_json({"format": args.module.NAME, "files": named})
-    elif args.output in (None, "-"):
+    elif not is_written:
         sys.stdout.write(_together(files))
-    else:
-        _write(files, args.output, args.force)
 
 
 def _together(files: Sequence[ExportedFile]) -> str:
