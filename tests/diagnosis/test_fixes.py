@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from diagnosis_logs import CAUSES, TORCH
+from diagnosis_logs import CAUSES, TORCH, trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -118,3 +118,19 @@ def test_a_refused_flag_is_named_with_the_right_one() -> None:
 def test_every_cause_warns_of_something() -> None:
     warned = {cause for cause, log in CAUSES.values() if finding(log).dead_ends}
     assert warned == set(NAMES)
+
+
+def test_weights_kept_on_the_host_come_with_what_else_it_takes_to_hold_beside_a_neighbour() -> None:
+    oom = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 48.00 MiB. GPU 0 has a total capacity of 139.80 "
+        "GiB of which 27.56 MiB is free. Process 4396 has 127.51 GiB memory in use. Including non-PyTorch memory, this "
+        "process has 12.25 GiB memory in use. Of the allocated memory 11.59 GiB is allocated by PyTorch, and 1.24 MiB "
+        "is reserved by PyTorch but unallocated."
+    )
+    said = "vllm serve meta-llama/Llama-3.1-8B --gpu-memory-utilization 0.08 --max-model-len 4096 --enforce-eager"
+    log = trace("load_model", "initialize_model", "create_weights", error=oom)
+    (run,) = read_log([log.encode()], "log", Hints(said, gpu="h200", vllm="0.26.0")).runs
+    found = next(one for one in run.findings if one.cause == "weights_too_big")
+    fix = fix_of("cpu_offload", found)
+    assert fix.plan is not None and fix.plan.verdict == "fits"
+    assert fix.flags.keys() > {"cpu_offload_gb"}

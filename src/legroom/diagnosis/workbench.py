@@ -110,6 +110,19 @@ class Workbench:
             tight = tight or fix
         return tight
 
+    def held(self, fix: Fix | None, why: str, *, confidence: float) -> Fix | None:
+        """A change that starts and may run over, with the levers that make it hold; as it is where none does."""
+        if fix is None or fix.plan is None or fix.plan.verdict == "fits":
+            return fix
+        from legroom.planning.advice import with_advice  # noqa: PLC0415
+
+        for advice in with_advice(fix.plan, keep=("model", *fix.flags)).advice:
+            flags, trades = {**fix.flags, **advice.flags}, f"{fix.trades}; {advice.trades}"
+            more = self.change(fix.kind, flags, why, trades=trades, confidence=confidence)
+            if more and more.plan and more.plan.verdict == "fits":
+                return more
+        return fix
+
     def lever(self, name: str, kind: FixKind, why: str, confidence: float = 0.6) -> Fix | None:
         """One of planning's levers, pulled as far as it has to be."""
         if self.base is None:

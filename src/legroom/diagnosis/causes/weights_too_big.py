@@ -91,7 +91,8 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
     why, trades = "A part of the weights can stay in host RAM.", "every step copies that part over the bus: much slower"
     sizes = ({"cpu_offload_gb": float(missing + more)} for more in range(0, 64, 2))
     # Planned, it is known to start; otherwise it is a guess.
-    yield bench.best("cpu_offload", sizes, why, trades=trades, confidence=0.35) or bench.change(
+    planned = bench.best("cpu_offload", sizes, why, trades=trades, confidence=0.35)
+    yield bench.held(planned, why, confidence=0.35) or bench.change(
         "cpu_offload", {"cpu_offload_gb": float(missing)}, why, confidence=0.3, trades=trades
     )
 
