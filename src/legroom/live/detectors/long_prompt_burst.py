@@ -30,7 +30,8 @@ class LongPromptBurst(Detector):
         if tokens is None or sum(step.seconds for step in before) < levels.long_prompt_before_s:
             return None
         mean = tokens / prompts if prompts else 0.0
-        pool = max(engine.pool_tokens or 0 for engine in window.steps[-1].engines)  # a prompt goes to one engine
+        # A prompt goes to one engine.
+        pool = max((engine.pool_tokens or 0 for engine in window.steps[-1].engines), default=0)
         old_tokens, old_prompts = _prompts(before)
         usual = (old_tokens or 0.0) / old_prompts if old_prompts >= _LEAST_BEFORE else None
         is_long = pool > 0 and mean >= levels.long_prompt_pool_ratio * pool
