@@ -28,6 +28,9 @@ _TRUE = frozenset(("true", "t", "yes", "y", "on", "1"))
 
 _CUTS = ("truncate_prompt_tokens", "max_tokens_per_query", "max_tokens_per_doc")
 """Keys that have the server drop part of a prompt."""
+_LOGPROBS = ("logprobs", "top_logprobs", "prompt_logprobs")
+_RARE = frozenset((*APART, *_CUTS, *_LOGPROBS))
+"""Most requests have none of these keys, and one look tells."""
 
 OUTPUT_KEYS: dict[Kind, tuple[str, ...]] = {
     Kind.COMPLETION: ("max_tokens",),
@@ -81,6 +84,7 @@ def demand_of(kind: Kind, body: dict[str, Any]) -> Demand:
     prompts = tuple(islice(prompts_of(kind, body, walk), MOST_PROMPTS + 1))
     output, key = _output(kind, sampling)
     model = body.get("model")
+    usual = _RARE.isdisjoint(body) and (sampling is body or _RARE.isdisjoint(sampling))
     return Demand(
         kind=kind,
         model=model if isinstance(model, str) else "",
@@ -88,14 +92,14 @@ def demand_of(kind: Kind, body: dict[str, Any]) -> Demand:
         output_tokens=output,
         output_key=key,
         sequences=_sequences(sampling),
-        logprobs=max(_logprobs(sampling.get("logprobs")), _logprobs(sampling.get("top_logprobs"))),
-        prompt_logprobs=_prompt_logprobs(kind, sampling),
+        logprobs=0 if usual else max(_logprobs(sampling.get("logprobs")), _logprobs(sampling.get("top_logprobs"))),
+        prompt_logprobs=0 if usual else _prompt_logprobs(kind, sampling),
         media=tuple(walk.media),
         streams=_is_true(body.get("stream")),
         background=kind is Kind.RESPONSES and _is_true(body.get("background")),
         generates=kind in OUTPUT_KEYS,
-        apart=any([body.get(key) for key in APART]),  # noqa: C419 - quicker, as above
-        cut=any([body.get(key) for key in _CUTS]),  # noqa: C419
+        apart=not usual and any(body.get(key) for key in APART),
+        cut=not usual and any(body.get(key) for key in _CUTS),
     )
 
 
@@ -123,7 +127,9 @@ def _output(kind: Kind, sampling: dict[str, Any]) -> tuple[int | None, str | Non
 
 def count_of(value: Any) -> int | None:
     """A count as a lenient reader takes it: 5, 5.0, "5", "5.0"; None for what is none."""
-    found = _whole(value)
+    if value is None:
+        return None
+    found = value if type(value) is int else _whole(value)
     return None if found is None else min(max(0, found), MOST)
 
 

@@ -22,6 +22,7 @@ _MEDIA_STEPS = 20
 APART = ("functions", "system", "instructions", "documents", "text", "response_format")
 _BESIDE = ("tools", "chat_template_kwargs", *APART)
 """Where a conversation's prompt stands besides its messages; the first two are known to the server's tokenizer."""
+_ANY_BESIDE = frozenset(_BESIDE)
 
 _FIRST = ("text_1", "queries", "query", "data_1")
 _SECOND = ("text_2", "documents", "items", "data_2")
@@ -171,7 +172,7 @@ def _text(text: str) -> Prompt:
 def _conversation(body: dict[str, Any], messages: Any, walk: Walk) -> Prompt:
     said = messages if isinstance(messages, list) else []
     talk = _measured(said, walk, max(1, len(said)))
-    more = _beside(body, _BESIDE)
+    more = Prompt() if _ANY_BESIDE.isdisjoint(body) else _beside(body, _BESIDE)
     return Prompt(
         0,
         talk.text_bytes + more.text_bytes,
