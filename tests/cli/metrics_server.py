@@ -36,18 +36,24 @@ class Metrics:
         )
 
 
+class Answering(BaseHTTPRequestHandler):
+    """Says nothing of the requests that it answers."""
+
+    def answer(self, body: bytes, status: int = 200) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
 @contextmanager
 def serving(metrics: Metrics) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Answering):
         def do_GET(self) -> None:
-            body = metrics.text().encode() if metrics.status == 200 else b"no"
-            self.send_response(metrics.status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
+            self.answer(metrics.text().encode() if metrics.status == 200 else b"no", metrics.status)
 
     with answering(Handler) as url:
         yield url

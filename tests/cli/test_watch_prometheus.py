@@ -6,10 +6,9 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs
 
-from metrics_server import answering
+from metrics_server import Answering, answering
 
 from legroom.cli.main import main
 
@@ -31,18 +30,12 @@ def rows(query: str, time_s: float, values: dict[str, float]) -> list[dict[str, 
 
 @contextmanager
 def prometheus(values: dict[str, float]) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Answering):
         def do_POST(self) -> None:
             form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
             found = rows(form["query"][0], float(form.get("time", [str(time.time())])[0]), values)
             body = json.dumps({"status": "success", "data": {"resultType": "vector", "result": found}}).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
+            self.answer(body)
 
     with answering(Handler) as url:
         yield url

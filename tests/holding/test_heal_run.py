@@ -435,29 +435,31 @@ def test_a_variable_that_is_null_is_taken_away(run, port):
     assert held.end() == 0
 
 
-def test_a_stop_is_heard_while_a_restart_waits_for_its_port(run, port):
+@pytest.fixture
+def dead(run):
+    """One whose engine died, and that is about to be started again."""
     held = run("--no-verify", "--json", "--restart-delay", "1")
     held.serving()
     os.kill(held.engine(), signal.SIGKILL)
     held.said("restart in 1 s")
+    return held
+
+
+def test_a_stop_is_heard_while_a_restart_waits_for_its_port(dead, port):
     with socket.create_server(("127.0.0.1", port)):
         time.sleep(2)
-        assert held.process.poll() is None
-        assert held.end() == 1
-    assert json.loads(held.out.read_text())["exit_code"] == 1
-    (incident,) = held.incidents()
+        assert dead.process.poll() is None
+        assert dead.end() == 1
+    assert json.loads(dead.out.read_text())["exit_code"] == 1
+    (incident,) = dead.incidents()
     assert incident.outcome == "asked to stop"
 
 
-def test_a_port_that_was_taken_between_two_lives_ends_the_run(run, port):
-    held = run("--no-verify", "--json", "--restart-delay", "1")
-    held.serving()
-    os.kill(held.engine(), signal.SIGKILL)
-    held.said("restart in 1 s")
+def test_a_port_that_was_taken_between_two_lives_ends_the_run(dead, port):
     with socket.create_server(("127.0.0.1", port)):
-        assert held.process.wait(120) == 1
-    held.said("is in use: not started again")
-    assert json.loads(held.out.read_text())["exit_code"] == 1
+        assert dead.process.wait(120) == 1
+    dead.said("is in use: not started again")
+    assert json.loads(dead.out.read_text())["exit_code"] == 1
 
 
 def test_a_second_run_of_a_port_is_refused_while_the_first_one_starts(run, tmp_path, port):

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from metrics_page import RUNNING, metric
 from restart_load import free_port
 from tiny_models import SERVE_ENV, serve_words, write_model
 
@@ -67,9 +68,7 @@ class Started:
         thread.start()
         end = time.monotonic() + 120
         while time.monotonic() < end:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=5) as page:
-                lines = page.read().decode().splitlines()
-            if any(line.startswith("vllm:num_requests_running") and not line.endswith(" 0.0") for line in lines):
+            if metric(f"http://127.0.0.1:{self.port}", RUNNING) > 0:
                 return thread, answered
         raise AssertionError("the request was never seen to run")
 

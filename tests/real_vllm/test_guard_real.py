@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -17,6 +16,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from metrics_page import metric
 from tiny_models import SERVE_ENV, serve_words, write_model
 
 from legroom.guard.limits import limits_of_metrics
@@ -54,7 +54,7 @@ class Server:
             return str(answer.read().decode())
 
     def metric(self, name: str) -> float:
-        return sum(float(value) for value in re.findall(rf"^{name}(?:{{[^\n]*}})? (\S+)$", self.page(), re.MULTILINE))
+        return metric(self.url, name)
 
     def set_policy(self, text: str) -> None:
         self.policy.write_text(text)

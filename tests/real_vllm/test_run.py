@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from metrics_page import RUNNING, metric
 from tiny_models import SERVE_ENV, serve_words, write_model
 
 from legroom.actions.descendants import descendants, started
@@ -69,12 +70,6 @@ class Run:
         with urllib.request.urlopen(asked, timeout=120) as answer:
             return json.load(answer)
 
-    def running(self) -> float:
-        """The requests that the server works on."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=30) as page:
-            lines = page.read().decode().splitlines()
-        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("vllm:num_requests_running{"))
-
     def incident_kinds(self) -> list[str]:
         with Journal.open(self.home / "journal.db") as journal:
             return [incident.kind for incident in journal.incidents()]
@@ -118,7 +113,7 @@ def test_sigterm_lets_requests_finish_and_leaves_nothing(held):
     clients = [threading.Thread(target=lambda: answers.append(held.request(400))) for _ in range(4)]
     for client in clients:
         client.start()
-    held.until(lambda: held.running() == 4)
+    held.until(lambda: metric(f"http://127.0.0.1:{held.port}", RUNNING) == 4)
     keeper = held.file()["keeper_pid"]
     pids = [keeper, *descendants(keeper)]
     held.process.send_signal(signal.SIGTERM)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from metrics_page import RUNNING, metric
 from tiny_models import SERVE_ENV, serve_words, write_model
 
 from legroom.actions.recover import free
@@ -55,12 +56,6 @@ def _wait_until_healthy(started: subprocess.Popen[bytes], log: Path) -> None:
         except OSError:
             time.sleep(0.5)
     pytest.fail(log.read_text()[-2000:])
-
-
-def _metric(name: str) -> float:
-    with urllib.request.urlopen(f"{URL}/metrics", timeout=30) as answer:
-        lines = answer.read().decode().splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
 
 
 def _until(true: Callable[[], bool]) -> None:
@@ -133,14 +128,14 @@ def test_an_interrupt_ends_the_open_requests_and_shows_what_was_seen(server):
         "4",
     ]
     running = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    written = _metric("vllm:generation_tokens_total") + 300
-    _until(lambda: _metric("vllm:generation_tokens_total") > written)  # well into the ramp
+    written = metric(URL, "vllm:generation_tokens_total") + 300
+    _until(lambda: metric(URL, "vllm:generation_tokens_total") > written)  # well into the ramp
     running.send_signal(signal.SIGINT)
     out, errors = running.communicate(timeout=200)
     assert running.returncode == 130, errors
     assert "interrupted" in out and "full context" in out
     assert "Traceback" not in errors
-    _until(lambda: _metric("vllm:num_requests_running") == 0)
+    _until(lambda: metric(URL, RUNNING) == 0)
 
 
 def test_a_look_at_the_server_shows_its_pool_and_its_latencies(server, tmp_path, capsys):

@@ -155,9 +155,7 @@ class Workbench:
 
         try:
             args = replace(self.base.args, **flags)
-            sizes = (args.tensor_parallel_size, args.pipeline_parallel_size, args.data_parallel_size)
-            needed = math.prod(size or 1 for size in sizes)
-            target = replace(self.base.target, gpus=max(self.base.target.gpus, needed))
+            target = replace(self.base.target, gpus=max(self.base.target.gpus, args.gpus_needed))
             if flags.keys() & _MEASURED_ANEW:
                 target = replace(target, seen=None)  # what this run measured was of other settings
             if "model" in flags:
