@@ -23,6 +23,11 @@ def level(value: float, minutes: int = MINUTES) -> str:
     return f"{value:g}x{minutes}"
 
 
+def in_turn(values: tuple[float, ...], minutes: int = MINUTES) -> str:
+    """A gauge that goes round and round."""
+    return " ".join(f"{values[minute % len(values)]:g}" for minute in range(minutes + 1))
+
+
 def growing(per_minute: float, minutes: int = MINUTES, start: float = 100) -> str:
     """A counter."""
     return f"{start:g}+{per_minute:g}x{minutes}"
@@ -220,6 +225,16 @@ CASES = (
         "as many waiting as running in a full pool",
         HEALTHY.but(kv_use=level(0.99), waiting=level(12)),
         fires="VllmKvPressure VllmKvPressureCritical",
+    ),
+    case(
+        "a full pool, looked at now and then while one request makes room for the next",
+        HEALTHY.but(kv_use=in_turn((1.0, 0.25, 1.0, 0.5)), running=in_turn((4, 1, 4, 2)), waiting=level(40)),
+        fires="VllmKvPressure VllmKvPressureCritical",
+    ),
+    case(
+        "a pool with room for one more at every look and a long queue",
+        HEALTHY.but(kv_use=in_turn((0.75, 0.5)), running=in_turn((4, 3)), waiting=level(40)),
+        fires="VllmQueueBacklog",
     ),
     case(
         "fewer waiting than running in a full pool",

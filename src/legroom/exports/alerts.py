@@ -52,16 +52,25 @@ def vllm_conditions(measures: Measures, levels: AlertLevels, job: str) -> tuple[
 
 
 def no_room(levels: AlertLevels) -> str:
-    """The pool is full, or one more request like those that run does not fit it: where requests are large to the pool,
-    it is as full as it gets well below 1. The same as the detector of `legroom watch`."""
-    one_more = f"{record.KV_USE} * (1 + 1 / {record.RUNNING}) > 1"
-    return f"({record.KV_USE} >= {levels.detect.pool_full_ratio:g} or ({record.KV_USE} > 0.5 and {one_more}))"
+    """The pool was full, or one more request like those that ran did not fit it: where requests are large to the pool,
+    it is as full as it gets well below 1. The same as the detector of `legroom watch`.
+
+    Looked at over the window of the rates: what a request held is free until the next one is computed, and one look
+    into that gap would begin the time of the alert anew.
+    """
+    use, running = _most(record.KV_USE, levels), _most(record.RUNNING, levels)
+    one_more = f"{use} * (1 + 1 / {running}) > 1"
+    return f"({use} >= {levels.detect.pool_full_ratio:g} or ({use} > 0.5 and {one_more}))"
+
+
+def _most(name: str, levels: AlertLevels) -> str:
+    return f"max_over_time({name}[{levels.time(levels.rate_window_s)}])"
 
 
 def _pool(measures: Measures, levels: AlertLevels) -> list[Condition]:
     counted = measures.has("preemptions")  # not before 0.5.5
     detect = levels.detect
-    full = f"({record.KV_USE} and {no_room(levels)})"
+    full = no_room(levels)
     suffering = f"{record.QUEUED} > 0"
     if counted:
         suffering += f" or {record.PREEMPTIONS} >= {levels.preemptions_least_per_s:g}"

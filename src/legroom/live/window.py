@@ -79,12 +79,18 @@ class EngineStep:
         before = self.waiting_for_capacity_before
         return before if before is not None else self.waiting_before or 0.0
 
+    @property
+    def most_kv_use(self) -> float:
+        """Of the pool, at the step's beginning or end: what a request or a victim of preemption held is free until the
+        next one is computed, so the use may have just dipped."""
+        return max(self.kv_use or 0.0, self.kv_use_before or 0.0)
+
     def has_no_room(self, full_ratio: float) -> bool:
         """Whether the pool is full, or requests wait and one more like those that run does not fit it.
 
         Where requests are large to the pool, it is as full as it gets well below 1.
         """
-        use = max(self.kv_use or 0.0, self.kv_use_before or 0.0)
+        use = self.most_kv_use
         if use >= full_ratio:
             return True
         return bool(self.queued and self.running and use > 0.5 and use * (1 + 1 / self.running) > 1)

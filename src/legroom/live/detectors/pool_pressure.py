@@ -26,8 +26,7 @@ class PoolPressure(Detector):
         return next((one for one in found if one.is_bad), None) or Condition(False, all(one.is_calm for one in found))
 
     def _engine(self, engine: EngineStep, window: Window) -> Condition:
-        # A preemption gives its victim's blocks back, so the use may have just dipped.
-        use = max(engine.kv_use or 0.0, engine.kv_use_before or 0.0)
+        use = engine.most_kv_use
         preempted = engine.preemptions or 0.0
         suffers = engine.queued > 0 or preempted > 0
         has_no_room = engine.has_no_room(self.levels.pool_full_ratio)

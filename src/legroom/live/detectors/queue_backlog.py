@@ -38,7 +38,7 @@ class QueueBacklog(Detector):
             return Condition(
                 False, waiting < levels.queue_least or (wait_s is not None and wait_s < levels.queue_calm_s)
             )
-        use = max((engine.kv_use for engine in last.engines if engine.kv_use is not None), default=None)
+        use = max((engine.most_kv_use for engine in last.engines if engine.kv_use is not None), default=None)
         served = (
             f"at {rate:.2g} finished a second a new one waits {wait_s:,.0f} s" if rate and wait_s else "none finished"
         )
