@@ -127,7 +127,9 @@ def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
         load(str(tmp_path))
 
 
-@pytest.mark.parametrize("path", ["./nothing/here", "/nowhere/config.json", "missing.gguf", "~/no-such-model-folder"])
+@pytest.mark.parametrize(
+    "path", ["./nothing/here", "/nowhere/config.json", "missing.gguf", "~/no-such-model-folder", "~nosuchuser/x"]
+)
 def test_a_path_to_nothing_is_said_to_be_missing(path: str) -> None:
     with pytest.raises(LegroomError, match="no file or folder"):
         load(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -127,15 +126,6 @@ def entry_of(document: Mapping[str, Any]) -> Entry:
         story=_story(document["story"]),
         example=_example(document["example"]),
     )
-
-
-def home() -> Path:
-    """`$LEGROOM_HOME`, else `$XDG_DATA_HOME/legroom`, else `~/.local/share/legroom`."""
-    given = os.environ.get("LEGROOM_HOME")
-    if given:
-        return Path(given).expanduser()
-    data = os.environ.get("XDG_DATA_HOME")
-    return (Path(data) if data else Path.home() / ".local" / "share") / "legroom"
 
 
 def _entry_files() -> list[Path]:

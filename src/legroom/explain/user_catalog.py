@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.explain.catalog import home
 from legroom.explain.deadends import entry_of_record
 from legroom.explain.entry import Entry
 from legroom.explain.schema_check import problems
 from legroom.explain.validate import pattern_problem, record_schema
+from legroom.home import home
 
 _LARGEST_RECORD_BYTES = 1 << 20
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")

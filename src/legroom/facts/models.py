@@ -34,7 +34,7 @@ def load(
         raise LegroomError("no model was named", "pass a Hub id, a folder with a config.json, or a config.json")
     if "\0" in text or len(text) > 4096:
         raise LegroomError("the model name is not a name or a path", "pass a Hub id or a path")
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))  # noqa: PTH111 - pathlib's raises where a user is not known
     if _exists(path):
         return _from_path(path, overrides)
     if revision is None and (found := find(text)):
