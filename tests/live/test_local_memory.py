@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 
 from legroom.live.local_memory import LocalMemory, port_of, server_processes
 from legroom.live.nvml import GpuMemory
@@ -76,3 +78,22 @@ def test_the_process_behind_a_port_is_found():
 
 def test_the_port_of_an_address():
     assert [port_of(text) for text in ("host:81", "http://h", "https://h", "http://[::1]:9/v1")] == [81, 80, 443, 9]
+
+
+def test_one_of_several_api_servers_leads_to_the_engines_beside_it():
+    # A title stands over the whole command line: here it is the last word of it.
+    api = (
+        "import socket; one = socket.create_server(('127.0.0.1', 0)); print(one.getsockname()[1], flush=True); input()"
+    )
+    code = (
+        "import subprocess, sys\n"
+        "held = lambda *words: subprocess.Popen([sys.executable, '-c', *words], stdin=subprocess.PIPE)\n"
+        "engine = held('input()', 'VLLM::EngineCore'); print(engine.pid, flush=True)\n"
+        "api = held(sys.argv[1], 'VLLM::APIServer_0'); api.wait()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, api], stdout=subprocess.PIPE, text=True) as server:
+        try:
+            engine, port = int(server.stdout.readline()), int(server.stdout.readline())
+            assert {server.pid, engine} < set(server_processes(port))
+        finally:
+            server.kill()  # the others read the end of what they wait for

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import ipaddress
+import os
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from legroom.live.nvml import GpuMemory, devices, held_by
 from legroom.live.sample import Look, Sample
 
+if TYPE_CHECKING:
+    import psutil
+
+_ONE_OF_SEVERAL = re.compile(r"::APIServer_\d+\s*$")
+"""How vLLM titles API servers where there are more than one."""
 _PROCESSES_KEPT_S = 60.0
 """A server's processes change when it restarts, and finding them reads the whole table of sockets."""
 _READ_EVERY_S = 2.0
@@ -42,9 +50,17 @@ def server_processes(port: int) -> tuple[int, ...]:
         pid = next((end.pid for end in ends if end.status == "LISTEN" and end.laddr.port == port and end.pid), None)
         if pid is None:
             return ()
-        return (pid, *(child.pid for child in psutil.Process(pid).children(recursive=True)))
+        top = _top(psutil.Process(pid))
+        return (top.pid, *(child.pid for child in top.children(recursive=True)))
     except (psutil.Error, OSError):
         return ()
+
+
+def _top(listener: psutil.Process) -> psutil.Process:
+    """The process that made the server. One of several API servers is a sibling of the engines."""
+    parent = listener.parent() if _ONE_OF_SEVERAL.search(" ".join(listener.cmdline())) else None
+    # Who adopts one whose parent has died is no part of it: another group.
+    return parent if parent is not None and os.getpgid(parent.pid) == os.getpgid(listener.pid) else listener
 
 
 class LocalMemory:
