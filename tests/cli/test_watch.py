@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,14 @@ def test_a_full_pool_alone_is_healthy():
         assert main(["watch", url, "--once", "--interval", "0.1"]) == 0
 
 
+@pytest.mark.parametrize("token", [b"\xff\xfe\x00", b"one\ntwo\n"])
+def test_a_file_that_holds_no_token_is_named(token, tmp_path, capsys):
+    file = tmp_path / "token"
+    file.write_bytes(token)
+    assert main(["watch", "http://127.0.0.1:9", "--once", "--token-file", str(file)]) == 2
+    assert str(file) in capsys.readouterr().err
+
+
 def test_a_server_that_is_down_is_3(capsys):
     assert main(["watch", "http://127.0.0.1:9", "--once", "--interval", "0.1"]) == 3
     assert "unreachable" in capsys.readouterr().out
@@ -126,6 +136,21 @@ def test_credentials_in_an_address_never_show(capsys):
         main(["watch", url.replace("://", "://user:very-secret@"), "--once", "--interval", "0.1"])
     captured = capsys.readouterr()
     assert "very-secret" not in captured.out + captured.err
+
+
+def test_a_name_that_the_terminal_has_no_letters_for_is_shown_with_numbers(tmp_path, monkeypatch):
+    file = tmp_path / "r.jsonl"
+    with Recorder(file) as recorder:
+        recorder.add(replace(sample(1), engines=(replace(sample(1).engines[0], model="modèle"),)))
+
+    def written(*more: str) -> bytes:
+        ascii_only = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+        monkeypatch.setattr(sys, "stdout", ascii_only)
+        assert main(["watch", "--replay", str(file), *more]) == 0
+        return ascii_only.buffer.getvalue()
+
+    assert rb"mod\xe8le" in written()
+    assert json.loads(written("--json"))["models"] == ["modèle"]
 
 
 @pytest.mark.parametrize(

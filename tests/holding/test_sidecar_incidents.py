@@ -1,5 +1,7 @@
 """Findings become incidents once, end once, and go on after the sidecar was killed."""
 
+import asyncio
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from legroom.actions.notify import Webhook
 from legroom.holding.sidecar_answers import change_of
 from legroom.holding.sidecar_incidents import IncidentKeeper
+from legroom.holding.sidecar_metrics import SidecarMetrics
 from legroom.holding.sidecar_telling import Telling
 from legroom.live.answers import Answer
 from legroom.live.detectors import Finding
@@ -65,6 +68,32 @@ def test_an_adopted_incident_is_repeated_with_why_it_was_opened():
     telling.repeat(keeper.all())
     _, message = telling._queues[0].get_nowait()
     assert (message.incident, message.text) == (7, "no token")
+
+
+def test_a_message_that_is_on_its_way_when_the_sidecar_ends_arrives(monkeypatch):
+    async def ends() -> list[str]:
+        begun, goes_on, taken = asyncio.Event(), asyncio.Event(), []
+
+        async def slowly(hook, message):
+            begun.set()
+            await goes_on.wait()
+            taken.append(message.kind)
+
+        monkeypatch.setattr("legroom.holding.sidecar_telling.notify", slowly)
+        telling = Telling((Webhook("http://h"),), SidecarMetrics(), lambda text: None)
+        sending = asyncio.create_task(telling.run(lambda: ()))
+        (incident,) = IncidentKeeper().update("a", "g", [finding()]).opened
+        incident.number = 7
+        telling.tell(incident)
+        await begun.wait()
+        asyncio.get_running_loop().call_soon(goes_on.set)
+        await telling.drain(60.0)
+        sending.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await sending
+        return taken
+
+    assert asyncio.run(ends()) == ["stuck_engine"]
 
 
 def test_an_incident_that_takes_hours_to_be_found_again_is_not_closed_before():

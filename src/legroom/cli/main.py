@@ -77,6 +77,7 @@ class Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and answer with its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    _write_anything()
     try:
         code = _run(words)
         sys.stdout.flush()
@@ -93,6 +94,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception:
         _report_bug(words)
         return _BUG
+
+
+def _write_anything() -> None:
+    """A model's name that the terminal has no letters for is written with their numbers, as on stderr."""
+    if getattr(sys.stdout, "errors", None) == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 
 
 def _run(words: list[str]) -> int:

@@ -12,12 +12,22 @@ from legroom.errors import LegroomError
 
 def print_json(document: Any) -> None:
     """Exactly one JSON document on stdout."""
-    text = json.dumps(document, indent=1, ensure_ascii=False)
+    sys.stdout.write(_json(document, 1) + "\n")
+
+
+def print_json_line(document: Any) -> None:
+    """One JSON document of a stream: a line of its own on stdout, for a reader who waits for it."""
+    sys.stdout.write(_json(document, None) + "\n")
+    sys.stdout.flush()
+
+
+def _json(document: Any, indent: int | None) -> str:
+    text = json.dumps(document, indent=indent, ensure_ascii=False)
     try:
         text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
     except UnicodeEncodeError:  # a file name that is no text, a terminal that has only ASCII
-        text = json.dumps(document, indent=1)
-    sys.stdout.write(text + "\n")
+        text = json.dumps(document, indent=indent)
+    return text
 
 
 def write_file(path: str, text: str, what: str) -> None:

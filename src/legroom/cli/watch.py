@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from legroom.cli.output import note, print_json
+from legroom.cli.output import note, print_json, print_json_line
 from legroom.errors import ANSWER_IS_NO, OK, UNREACHABLE, LegroomError
 
 if TYPE_CHECKING:
@@ -146,12 +146,8 @@ def _stream(args: argparse.Namespace, config: SidecarConfig) -> int:
     _end_as_after_ctrl_c()
     session = _session(args, _journal(config), config)
 
-    def show(view: ServerView) -> None:
-        sys.stdout.write(json.dumps(view.to_json(), ensure_ascii=False) + "\n")
-        sys.stdout.flush()
-
     try:
-        asyncio.run(stream(config, session, show))
+        asyncio.run(stream(config, session, lambda view: print_json_line(view.to_json())))
     finally:
         session.close()
     return OK
@@ -196,7 +192,7 @@ def _replay(args: argparse.Namespace) -> int:
     opened = 0
     for view in replayed(Path(args.replay), session):
         if args.json:
-            sys.stdout.write(json.dumps(view.to_json(), ensure_ascii=False) + "\n")
+            print_json_line(view.to_json())
         while session.changes:
             change = session.changes.pop()
             opened += not change.is_over
@@ -301,9 +297,16 @@ def _config(args: argparse.Namespace) -> SidecarConfig:
 
 
 def _token(args: argparse.Namespace) -> str | None:
+    where, token = "LEGROOM_TOKEN", os.environ.get("LEGROOM_TOKEN", "")
     if args.token_file:
+        where = args.token_file
         try:
-            return Path(args.token_file).read_text("utf-8").strip()
+            token = Path(where).read_text("utf-8")
         except OSError as error:
-            raise LegroomError(f"cannot read {args.token_file}: {error.strerror}") from None
-    return os.environ.get("LEGROOM_TOKEN") or None
+            raise LegroomError(f"cannot read {where}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise LegroomError(f"{where} is no text", "it must hold the token alone") from None
+    token = token.strip()
+    if not token.isprintable():
+        raise LegroomError(f"the token of {where} has characters that no header may have", "one line, nothing else")
+    return token or None

@@ -14,8 +14,6 @@ from legroom.records import dataclass
 
 _MOST_WAITING = 200
 _AGAIN_S = 60.0  # Alertmanager forgets an alert that is not repeated (resolve_timeout, five minutes)
-
-
 _NUMBER_LOOKS, _NUMBER_PAUSE_S = 20, 0.05
 _Queue = asyncio.Queue[tuple[OpenIncident, Message]]
 
@@ -84,10 +82,9 @@ class Telling:
                 queue.task_done()
 
     async def drain(self, seconds: float) -> None:
-        """A last moment for what is queued."""
-        pending = [queue.join() for queue in self._queues if queue.qsize()]
-        if pending:
-            await asyncio.wait([asyncio.ensure_future(one) for one in pending], timeout=seconds)
+        """A last moment for what is queued, and for what is being sent."""
+        if self._queues:
+            await asyncio.wait([asyncio.ensure_future(queue.join()) for queue in self._queues], timeout=seconds)
 
 
 async def _number(incident: OpenIncident) -> int | None:
