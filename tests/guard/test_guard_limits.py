@@ -33,6 +33,19 @@ def test_a_plan_gives_the_pool_and_the_flags():
     assert (limits.num_blocks, limits.full_request_blocks, limits.max_num_seqs) == (1000, 64, 256)
 
 
+def test_a_plan_of_a_model_without_a_kv_cache_says_so():
+    limits = limits_of_plan(plan(num_blocks=0, max_concurrency=0.0, bytes_per_token=0))
+    assert limits.cacheless
+    assert limits.share_seats() == 256
+
+
+def test_the_placeholder_alone_is_no_pool_on_any_of_the_engines():
+    row = 'vllm:cache_config_info{block_size="16",engine="%d",num_gpu_blocks="2",kv_cache_max_concurrency="None"} 1.0'
+    limits = limits_of_metrics(row % 0 + "\n" + row % 1)
+    assert limits.cacheless
+    assert limits.share_blocks() is None
+
+
 def test_the_null_block_is_nobodys():
     assert limits_of_plan(plan()).share_blocks() == 999
 

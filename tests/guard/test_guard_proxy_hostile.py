@@ -129,6 +129,49 @@ async def test_a_client_that_pipelines_without_end_is_cut_off(flood, policy):
         assert len(upstream.requests) <= 1
 
 
+async def test_a_request_behind_the_last_answer_of_a_connection_takes_no_place():
+    upstream = Upstream()
+    upstream.open.clear()
+    async with connected(upstream) as (proxy, client):
+        await client.send(request(WHOLE_POOL))
+        await until(lambda: upstream.inside)
+        other = await Client.connect(client.writer.get_extra_info("peername")[1])
+        refused = b"POST /v1/completions HTTP/1.0\r\nconnection: keep-alive\r\ncontent-length: 1\r\n\r\n{"
+        await other.send(refused + request(WHOLE_POOL))
+        assert (await other.answer())[0] == 400
+        assert await other.reader.read() == b""
+        assert (proxy.door.pool.waiting, proxy.buffered_bytes) == (0, 0)
+        other.close()
+
+
+async def test_a_client_that_leaves_just_as_it_is_put_into_the_queue_leaves_it():
+    upstream = Upstream()
+    upstream.open.clear()
+    async with connected(upstream) as (proxy, client):
+        await client.send(request(WHOLE_POOL))
+        await until(lambda: upstream.inside)
+        other = await Client.connect(client.writer.get_extra_info("peername")[1])
+        await until(lambda: len(proxy.clients) == 2)
+        served = next(one for one in proxy.clients if not one.serving)
+        served.data_received(request(WHOLE_POOL))
+        assert proxy.door.pool.waiting == 1
+        served.connection_lost(None)  # before the task that waits took its first step
+        await until(lambda: proxy.door.pool.waiting == 0)
+        assert proxy.door.meters.left_queue == 1
+        other.close()
+
+
+async def test_prompts_of_streams_are_counted_by_the_servers_tokenizer_in_passing():
+    counted = OK.replace(b"length: 2", b"length: 14").replace(b"{}", b'{"count": 100}')
+
+    def answer(head):
+        yield counted if b"/tokenize" in head else OK
+
+    async with connected(Upstream(answer)) as (proxy, client):
+        await client.ask(b'{"model": "m", "prompt": "%b", "max_tokens": 4, "stream": true}' % (b"x" * 100))
+        await until(lambda: proxy.door.lessons.of("m").observations(ascii_only=True) == 1)
+
+
 async def test_a_client_that_leaves_its_answers_unread_gets_no_further_ones_until_it_reads():
     upstream = Upstream(answer_of(b"x" * 60_000))
     async with connected(upstream) as (proxy, client):

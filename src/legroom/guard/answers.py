@@ -75,12 +75,15 @@ def never_fits(needed_tokens: int, pool_tokens: int, why: str) -> Refusal:
     return Refusal(400, "never_fits", message)
 
 
-def busy(reason: str, needed_tokens: int, free_tokens: int, waiting: int, retry_after_s: int) -> Refusal:
-    """No room now."""
-    message = (
-        f"The KV cache has no room for this request now: it may grow to {needed_tokens:,} tokens, {free_tokens:,} are "
-        f"free and {waiting:,} requests wait. Retry in {retry_after_s} s."
+def busy(reason: str, needed_tokens: int, free_tokens: int | None, waiting: int, retry_after_s: int) -> Refusal:
+    """No room now; `free_tokens` None where only sequences are counted."""
+    why = (
+        "As many sequences run as may at once"
+        if free_tokens is None
+        else f"The KV cache has no room for this request now: it may grow to {needed_tokens:,} tokens, "
+        f"{free_tokens:,} are free"
     )
+    message = f"{why} and {waiting:,} requests wait. Retry in {retry_after_s} s."
     return Refusal(429, reason, message, RATE, None, retry_after_s)
 
 

@@ -96,7 +96,7 @@ class Door:
             named = limits_of_tokens(pool.tokens, size)
             limits = replace(limits, num_blocks=named.num_blocks, block_size=size, source=named.source, ranks=1)
         self.limits = limits
-        blocks = limits.share_blocks(pool.overcommit) if limits.known else None
+        blocks = limits.share_blocks(pool.overcommit)
         seats = pool.max_running or limits.share_seats()
         self.pool.resize(PoolLimits(blocks, seats, self.policy.queue.requests))
 
@@ -176,11 +176,11 @@ class Door:
             return None
         weight, limits, now_s = visit.weight, self.pool.limits, self.clock()
         assert weight is not None
-        if limits.blocks is None and self.policy.pool.when_unknown == "closed":
+        if limits.blocks is None and self.policy.pool.when_unknown == "closed" and not self.limits.known:
             return self._no(answers.pool_unknown(self.limits.source))
         blocks, seats = weight.blocks, weight.seats
         if limits.blocks is not None and blocks > limits.blocks:
-            whole = max(limits.blocks, self.limits.share_blocks(self.policy.pool.overcommit) * self.limits.api_servers)
+            whole = limits.blocks * self.limits.api_servers
             if visit.demand.generates and weight.certain_blocks > whole:
                 return self._no(self._never(visit, whole))
             blocks = limits.blocks  # only by estimate, or nothing that grows: it gets its turn, alone
@@ -215,29 +215,33 @@ class Door:
                 turn.set_result(None)
 
         ticket.on_admitted = call
+        if ticket.state is not State.WAITING:  # room came between asking and waiting
+            call()
         self._waiting_bytes += len(visit.body)
         try:
             both: set[asyncio.Future[Any]] = {turn} if gone is None else {turn, gone}
             await asyncio.wait(both, timeout=self.policy.queue.wait_s, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            self.pool.leave(ticket, self.clock())
-            self.meters.left_queue += 1
+            self.give_up(visit)
             raise
         finally:
             self._waiting_bytes -= len(visit.body)
         ticket.on_admitted = None
+        if gone is not None and gone.done():
+            self.give_up(visit)
+            return None
         if ticket.state is State.ADMITTED:
-            if gone is not None and gone.done():
-                self.pool.leave(ticket, self.clock())
-                self.meters.left_queue += 1
-                return None
             self._admitted(visit, self.clock() - ticket.asked_s)
             return None
         self.pool.leave(ticket, self.clock())
-        if gone is not None and gone.done():
-            self.meters.left_queue += 1
-            return None
         return self._no(self._busy("queue_timeout", visit, ticket.need))
+
+    def give_up(self, visit: Visit) -> None:
+        """The client left before it was served; a second call does nothing."""
+        ticket = visit.ticket
+        if ticket is not None and ticket.state is not State.GONE:
+            self.pool.leave(ticket, self.clock())
+            self.meters.left_queue += 1
 
     def leave(self, visit: Visit, finished: bool, sent: bool = True) -> None:
         """The answer ended. vLLM frees an aborted request a step later, so what it held is kept back for a moment.
@@ -281,8 +285,8 @@ class Door:
             self.lessons.entering(visit)
 
     def _busy(self, reason: str, visit: Visit, need: Need) -> Refusal:
-        size, blocks = self.limits.block_size or DEFAULT_BLOCK, self.pool.limits.blocks or 0
-        free = max(0, blocks - self.pool.held_blocks) * size
+        size, blocks = self.limits.block_size or DEFAULT_BLOCK, self.pool.limits.blocks
+        free = None if blocks is None else max(0, blocks - self.pool.held_blocks) * size
         retry_s = self.pool.retry_after_s(need, self.clock())
         return answers.busy(reason, visit.weight.tokens if visit.weight else 0, free, self.pool.waiting, retry_s)
 
@@ -297,7 +301,6 @@ class Door:
     def page(self, open_metrics: bool = False) -> str:
         """The door's part of the metrics page."""
         size, pool = self.limits.block_size or 0, self.pool
-        known = pool.limits.blocks is not None
         gauges = {
             "waiting": ("Requests in the queue.", pool.waiting),
             "running": ("Requests let in and not finished.", pool.running),
@@ -307,7 +310,7 @@ class Door:
             "pool_tokens": ("KV tokens that may be reserved at once; 0: not known.", (pool.limits.blocks or 0) * size),
             "draining": ("1 while new requests are turned away.", int(self.draining)),
             "fail_open": ("1 while the pool's size is not known and all are let in.",
-                          int(not known and self.policy.pool.when_unknown == "open")),
+                          int(not self.limits.known and self.policy.pool.when_unknown == "open")),
             "tokenize_calls_total": ("Prompts counted with the server's tokenizer.", self.lessons.calls),
             "policy_reloads_total": ("Times a changed policy was taken over.", self.file.reloads),
             "policy_reload_errors_total": ("Times a changed policy was broken; the old one stayed.", self.file.errors),
@@ -322,8 +325,9 @@ class Door:
             how = "let in unweighed" if self.policy.pool.when_unknown == "open" else "turned away"
             return f"the size of the KV cache is not known ({limits.source}): requests are {how} until it is"
         tokens = (self.pool.limits.blocks or 0) * (limits.block_size or 0)
-        words = f"admits up to {tokens:,} KV tokens and {self.pool.limits.seats or 'any number of'} sequences at once"
-        words += f" ({limits.source})"
+        room = "" if limits.cacheless else f"{tokens:,} KV tokens and "
+        words = f"admits up to {room}{self.pool.limits.seats or 'any number of'} sequences at once ({limits.source})"
+        words += "; the model keeps no KV cache" if limits.cacheless else ""
         if limits.api_servers > 1:
             words += f"; one of {limits.api_servers} API servers, each with its own share of the cache"
         if limits.max_num_queued_reqs or limits.max_num_queued_tokens:

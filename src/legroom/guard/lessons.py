@@ -47,10 +47,13 @@ class Lessons:
 
     async def count(self, visit: Visit) -> int | None:
         """A prompt's tokens by the server's own tokenizer; None where it does not say."""
-        if self._tokenize is None or not is_countable(visit.demand):
+        return await self._count(visit.demand, visit.body)
+
+    async def _count(self, demand: Demand, body: bytes) -> int | None:
+        if self._tokenize is None or not is_countable(demand):
             return None
-        document: dict[str, Any] = read_body(visit.body)
-        asked = {key: document[key] for key in _TOKENIZED[visit.demand.kind] if key in document}
+        document: dict[str, Any] = read_body(body)
+        asked = {key: document[key] for key in _TOKENIZED[demand.kind] if key in document}
         if isinstance(asked.get("prompt"), list):
             asked["prompt"] = asked["prompt"][0]
         self.calls += 1
@@ -64,13 +67,14 @@ class Lessons:
         self._silent += 1
         known = self.of(demand.model).observations(demand.prompts[0].ascii_only)
         if known < FEWEST or self._silent % SAMPLE_EVERY == 0:
-            self._sampling = asyncio.get_running_loop().create_task(self._sample(visit))
+            self._sampling = asyncio.get_running_loop().create_task(self._sample(demand, visit.body))
             self._sampling.add_done_callback(self._sampled)
 
-    async def _sample(self, visit: Visit) -> None:
-        tokens = await self.count(visit)
+    async def _sample(self, demand: Demand, body: bytes) -> None:
+        """With the body as it was: a visit that goes on lets go of it."""
+        tokens = await self._count(demand, body)
         if tokens:
-            self._observe(visit.demand, tokens)
+            self._observe(demand, tokens)
 
     def _sampled(self, task: asyncio.Task[None]) -> None:
         self._sampling = None

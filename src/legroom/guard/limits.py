@@ -65,12 +65,21 @@ class EngineLimits:
         return bool(self.num_blocks and self.block_size)
 
     @property
+    def cacheless(self) -> bool:
+        """Whether the model keeps no KV cache (one that only encodes): vLLM then makes the placeholder alone (V1)."""
+        return self.known and self.num_blocks == NULL_BLOCK
+
+    @property
     def rank_blocks(self) -> int:
         """Blocks that one engine hands out."""
         return max((self.num_blocks or 0) - NULL_BLOCK, 0)
 
-    def share_blocks(self, overcommit: float = 1.0) -> int:
-        """What this process may admit at once: all ranks' blocks, over the processes that share them."""
+    def share_blocks(self, overcommit: float = 1.0) -> int | None:
+        """What this process may admit at once: all ranks' blocks, over the processes that share them. None where
+        there is nothing to fill, or nobody knows how much.
+        """
+        if not self.known or self.cacheless:
+            return None
         return max(1, int(self.rank_blocks * self.ranks * overcommit) // self.api_servers)
 
     def share_seats(self) -> int | None:
@@ -107,7 +116,8 @@ class EngineLimits:
 
 def limits_of_tokens(tokens: int, block_size: int) -> EngineLimits:
     """A pool whose size the policy names."""
-    return EngineLimits(num_blocks=tokens // block_size + NULL_BLOCK, block_size=block_size, source="the policy")
+    blocks = max(1, tokens // block_size)
+    return EngineLimits(num_blocks=blocks + NULL_BLOCK, block_size=block_size, source="the policy")
 
 
 def limits_of_plan(document: Mapping[str, Any], name: str = "plan") -> EngineLimits:
@@ -115,6 +125,8 @@ def limits_of_plan(document: Mapping[str, Any], name: str = "plan") -> EngineLim
     try:
         kv, args = document["kv"], document["args"]
         blocks, concurrency = int(kv["num_blocks"]), float(kv["max_concurrency"])
+        if kv.get("bytes_per_token") == 0:  # none is needed: the server will say that it has the placeholder
+            blocks = NULL_BLOCK
         found = EngineLimits(
             num_blocks=blocks,
             block_size=int(kv["block_size"]) * _shared_by(args.get),

@@ -22,7 +22,7 @@ def native_flags(
     flags = {}
     if limits.max_num_seqs:
         flags["--max-num-queued-reqs"] = str(2 * limits.max_num_seqs * limits.ranks + queue_requests)
-    if limits.num_blocks and limits.block_size:
+    if limits.rank_blocks and limits.block_size:
         tokens = limits.rank_blocks * limits.block_size * limits.ranks
         flags["--max-num-queued-tokens"] = str(int(tokens * max(1.0, overcommit)))
     return flags

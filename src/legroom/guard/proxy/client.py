@@ -88,6 +88,9 @@ class ClientConnection(asyncio.Protocol):
 
     def request_read(self, request: Request) -> None:
         """A request is whole."""
+        if self.transport.is_closing():  # the answer before it was the last one
+            self._proxy.buffered_bytes -= len(request.body)
+            raise Stop
         if not self._is_busy():
             self._serve(request)
             return
@@ -148,7 +151,10 @@ class ClientConnection(asyncio.Protocol):
         if refusal is not None:
             self.refuse(refusal)
         elif door.is_waiting(visit):
-            self._later(self._wait(request, visit))
+            # A task that is cancelled before its first step runs nothing of what it was to do.
+            self._later(self._wait(request, visit)).add_done_callback(
+                lambda task: door.give_up(visit) if task.cancelled() else None
+            )
         else:
             self._forward(request, visit, visit.body)
 
@@ -201,10 +207,11 @@ class ClientConnection(asyncio.Protocol):
         else:
             connection.send(exchange)
 
-    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+    def _later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._task = task
         task.add_done_callback(self._task_done)
+        return task
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
         if self._task is task:
