@@ -89,11 +89,17 @@ def test_a_server_of_embeddings_is_proven_with_those(server, refusal):
     assert len(server["asked"][-1][1]["input"]) == CONTEXT
 
 
-def test_a_server_of_neither_is_not_judged(server):
+def test_a_classifier_is_proven_with_what_it_pools(server):
     server["refusals"] = {"/v1/completions": NO_ROUTE, "/v1/embeddings": NO_ROUTE}
+    assert prove(server["url"]) == (True, "serves tiny: one pooled input and a request of 1,000 tokens")
+    assert [path for path, _ in server["asked"][-2:]] == ["/pooling"] * 2
+
+
+def test_a_server_of_neither_is_not_judged(server):
+    server["refusals"] = dict.fromkeys(("/v1/completions", "/v1/embeddings", "/pooling"), NO_ROUTE)
     ok, text = prove(server["url"])
     assert ok is None
-    assert "neither completions nor embeddings" in text
+    assert "no completions, and pools nothing" in text
 
 
 def test_a_full_context_that_the_guard_does_not_let_in_is_no_fault_of_the_server(server):

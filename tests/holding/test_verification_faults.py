@@ -24,7 +24,7 @@ PLAN = {
 
 
 class Answering(StandIn):
-    """Gives these answers (a status and a document) at these paths."""
+    """Gives these answers (a status and a document, or what makes them of the body) at these paths."""
 
     def __init__(self, answers, **faults):
         super().__init__(**faults)
@@ -34,7 +34,8 @@ class Answering(StandIn):
         from aiohttp import web
 
         if request.path in self.answers:
-            status, document = self.answers[request.path]
+            answer = self.answers[request.path]
+            status, document = answer(await request.json()) if callable(answer) else answer
             return web.json_response(document, status=status)
         return await super().handle(request)
 
@@ -125,11 +126,30 @@ def test_a_server_of_embeddings_is_verified_with_those(status):
     assert "it serves no completions" in texts(found)["completion"]
 
 
-def test_a_server_of_neither_completions_nor_embeddings_is_not_verified():
-    missing = (404, {"detail": "Not Found"})
-    checks, found = checked(Answering({"/v1/completions": missing, "/v1/embeddings": missing}))
+MISSING = (404, {"detail": "Not Found"})
+
+
+def test_a_reranker_is_verified_with_what_it_pools():
+    answers = {"/v1/completions": MISSING, "/v1/embeddings": MISSING, "/pooling": (200, {"data": []})}
+    checks, found = checked(Answering(answers))
+    assert found.ok
+    assert checks["pooled input"] is True and checks["full context"] is True
+
+
+def test_the_guard_may_refuse_an_embedding_of_the_full_context():
+    def embed(body):
+        error = {"message": "at most 100", "code": "prompt_too_long"}
+        return (400, {"error": error}) if len(body["input"]) > 8 else (200, {})
+
+    checks, found = checked(Answering({"/v1/completions": MISSING, "/v1/embeddings": embed}))
+    assert found.ok
+    assert checks["embedding"] is True and checks["full context"] is None
+
+
+def test_a_server_of_neither_completions_nor_pooling_is_not_verified():
+    checks, found = checked(Answering(dict.fromkeys(("/v1/completions", "/v1/embeddings", "/pooling"), MISSING)))
     assert not found.ok
-    assert checks["embedding"] is False
+    assert checks["pooled input"] is False
 
 
 @pytest.mark.parametrize("models", [{"data": ["x"]}, {"data": [None]}, {"data": {}}, []])

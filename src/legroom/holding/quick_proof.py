@@ -8,6 +8,7 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 _PATIENCE_S = 120.0
@@ -16,8 +17,9 @@ _SLOWEST_TOKENS_S = 1000.0
 _TOKEN, _ANSWER = 3, 4
 _KEPT_OUT = re.compile(r"\b(?:prompt|output)_too_long\b")
 _NO_DOOR = re.compile(r"(?:404|501)\b|.*does not support \w+ API", re.DOTALL)
-
-
+POOLING_DOORS = {"embedding": "/v1/embeddings", "pooled input": "/pooling"}
+"""What a pooling model is asked for, and where: an embedder at the first, every other kind (classifiers, rerankers,
+reward models) at the second."""
 _Tries = Callable[[str, str, int, str | None], None]
 
 
@@ -45,7 +47,8 @@ def prove(url: str, api_key: str | None = None) -> tuple[bool | None, str]:
         _ask(url, "/health", None, api_key)
         model = _ask(url, "/v1/models", None, api_key)["data"][0]
         name, length = str(model["id"]), int(model.get("max_model_len") or 0)
-        for did, tries in (("one completion", _completion), ("one embedding", _embedding)):
+        pooled = {what: partial(_pooled, path) for what, path in POOLING_DOORS.items()}
+        for what, tries in ({"completion": _completion} | pooled).items():
             try:
                 tries(url, name, 0, api_key)
             except _Refused as refused:
@@ -53,11 +56,11 @@ def prove(url: str, api_key: str | None = None) -> tuple[bool | None, str]:
                     raise
                 continue
             if length <= 4 * _ANSWER:
-                return True, f"serves {name}: {did}"
-            return True, f"serves {name}: {did} and {_at_full_context(tries, url, name, length, api_key)}"
+                return True, f"serves {name}: one {what}"
+            return True, f"serves {name}: one {what} and {_at_full_context(tries, url, name, length, api_key)}"
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         return False, f"the server is healthy but does not serve: {error}"
-    return None, f"serves {name}, but neither completions nor embeddings, so no request was tried"
+    return None, f"serves {name}, but no completions, and pools nothing, so no request was tried"
 
 
 def _at_full_context(tries: _Tries, url: str, model: str, length: int, api_key: str | None) -> str:
@@ -78,9 +81,9 @@ def _completion(url: str, model: str, length: int, api_key: str | None) -> None:
     _ask(url, "/v1/completions", body, api_key, length)
 
 
-def _embedding(url: str, model: str, length: int, api_key: str | None) -> None:
+def _pooled(path: str, url: str, model: str, length: int, api_key: str | None) -> None:
     """What a pooling model serves instead: all tokens are prompt."""
-    _ask(url, "/v1/embeddings", {"model": model, "input": [_TOKEN] * length if length else "Hello"}, api_key, length)
+    _ask(url, path, {"model": model, "input": [_TOKEN] * length if length else "Hello"}, api_key, length)
 
 
 def _ask(url: str, path: str, body: Any, api_key: str | None, length: int = 0) -> Any:

@@ -131,15 +131,13 @@ class Server:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return Outcome(error=f"the connection broke: {type(error).__name__}", total_s=time.monotonic() - began)
 
-    async def embed(self, model: str, prompt: list[int]) -> Outcome:
-        """One embedding: what a pooling model serves instead of completions."""
+    async def pooled(self, path: str, model: str, prompt: list[int]) -> Outcome:
+        """One input to a pooling model, at one of its doors."""
         import aiohttp  # noqa: PLC0415
 
         began = time.monotonic()
         try:
-            async with self.session.post(
-                f"{self.url}/v1/embeddings", json={"model": model, "input": prompt}
-            ) as response:
+            async with self.session.post(self.url + path, json={"model": model, "input": prompt}) as response:
                 text = await response.text(errors="replace")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return Outcome(error=f"the connection broke: {type(error).__name__}", total_s=time.monotonic() - began)

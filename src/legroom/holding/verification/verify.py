@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from legroom.errors import LegroomError
-from legroom.holding.quick_proof import has_no_door, is_kept_out
+from legroom.holding.quick_proof import POOLING_DOORS, has_no_door, is_kept_out
 from legroom.holding.verification.checks import Limits, PlannedPool, context_as_planned, load_checks, pool_as_planned
 from legroom.holding.verification.load import Load, LoadRequest, Pool, read_load, safe_concurrency, token_ids
 from legroom.holding.verification.report import Check, LoadRun, Verification
@@ -134,7 +134,7 @@ class _Run:
         await self.server.learn_vocabulary(self.served.model)
         outcome = await self._send(LoadRequest(8, 4), 1)
         if not outcome.ok and has_no_door(outcome.error):
-            await self._embeddings()
+            await self._pooling()
             return False
         if not outcome.ok and outcome.error.startswith(("400", "422")):
             by_ids = outcome.error
@@ -147,25 +147,30 @@ class _Run:
         self.checks.append(Check("completion", outcome.ok, text))
         return outcome.ok
 
-    async def _embeddings(self) -> None:
+    async def _pooling(self) -> None:
         """A pooling model completes nothing: it is asked for what it serves, and its load is not made."""
         assert self.served is not None
         self.checks.append(Check("completion", None, "not judged: it serves no completions"))
-        lengths = {"embedding": 8, "full context": self.served.max_model_len or 0}
-        for name, length in lengths.items():
-            if not length:
-                continue
-            prompt = token_ids(LoadRequest(length, 0), self.server.vocabulary, 1)
-            try:
-                async with asyncio.timeout(max(0.0, self.until - time.monotonic())):
-                    outcome = await self.server.embed(self.served.model, prompt)
-            except TimeoutError:
-                outcome = Outcome(error=_TIME_IS_UP)
-            text = f"{length:,} tokens in {outcome.total_s:.2f} s" if outcome.ok else outcome.error
-            self.checks.append(Check(name, outcome.ok, text))
-            if not outcome.ok:
-                return
-        self.checks.append(Check("load", None, "not judged: a load is made of completions"))
+        for name, path in POOLING_DOORS.items():
+            outcome = await self._pooled(path, 8)
+            found = Check(name, outcome.ok, _took(outcome, 8))
+            if outcome.ok or not has_no_door(outcome.error):
+                break
+        self.checks.append(found)
+        length = self.served.max_model_len
+        if outcome.ok and length is not None:
+            self._judge_full_context(await self._pooled(path, length), length)
+        if outcome.ok:
+            self.checks.append(Check("load", None, "not judged: a load is made of completions"))
+
+    async def _pooled(self, path: str, length: int) -> Outcome:
+        assert self.served is not None
+        prompt = token_ids(LoadRequest(length, 0), self.server.vocabulary, 1)
+        try:
+            async with asyncio.timeout(max(0.0, self.until - time.monotonic())):
+                return await self.server.pooled(path, self.served.model, prompt)
+        except TimeoutError:
+            return Outcome(error=_TIME_IS_UP)
 
     async def _full_context(self) -> bool:
         assert self.served is not None
@@ -175,15 +180,17 @@ class _Run:
             return True
         answer = min(FULL_CONTEXT_ANSWER, max(1, length // 4))
         outcome = await self._send(LoadRequest(length - answer, answer), 2)
-        if is_kept_out(outcome.error):
-            self.checks.append(Check("full context", None, f"not tried: the guard refuses it ({outcome.error})"))
-            return True
         total = outcome.prompt_tokens + outcome.output_tokens
         if outcome.ok and self.server.takes_ids and total != length:
             outcome = Outcome(error=f"{total:,} of {length:,} tokens were taken", total_s=outcome.total_s)
-        text = f"a request of {total:,} tokens in {outcome.total_s:.2f} s" if outcome.ok else outcome.error
-        self.checks.append(Check("full context", outcome.ok, text))
-        return outcome.ok
+        return self._judge_full_context(outcome, total)
+
+    def _judge_full_context(self, outcome: Outcome, tokens: int) -> bool:
+        """Whether to go on."""
+        kept_out = is_kept_out(outcome.error)
+        text = f"not tried: the guard refuses it ({outcome.error})" if kept_out else _took(outcome, tokens)
+        self.checks.append(Check("full context", None if kept_out else outcome.ok, text))
+        return outcome.ok or kept_out
 
     async def _loaded(self, context: int) -> None:
         wish = self.wish
@@ -293,6 +300,10 @@ class _Ramp:
             task.cancel()
         await asyncio.gather(*self.open, return_exceptions=True)
         self.open = set()
+
+
+def _took(outcome: Outcome, tokens: int) -> str:
+    return f"a request of {tokens:,} tokens in {outcome.total_s:.2f} s" if outcome.ok else outcome.error
 
 
 def _same_name(one: str, other: str) -> bool:
