@@ -111,7 +111,7 @@ def test_creep_is_answered_with_the_room_that_lasts_a_week(document: dict[str, A
     fast = answers(
         finding("memory_creep", bytes_per_h=headroom / 168 + GIB / 16, hours_left=90), window(document), document
     )
-    assert fast[0].steps == ("restart within 45 h, drained: legroom watch --act restart",)
+    assert fast[0].steps == ("restart within 45 h, drained: legroom watch --daemon --config watch.toml --act restart",)
     wanted = fast[1].flags["gpu_memory_utilization"]
     again = plan("llama-3.1-8b", gpu="h100", vllm="0.32.0", max_model_len=8192, gpu_memory_utilization=wanted).json()
     assert again["layout"]["headroom_bytes"] >= headroom + 10 * GIB

@@ -27,6 +27,7 @@ MAKE_A_PLAN = (
 )
 _TRAFFIC_OVER_S = 600.0
 _WEEK_H = 7 * 24.0
+_RESTARTING = "legroom watch --daemon --config watch.toml --act restart"
 _POOL_LEVERS = ("raise utilization", "fp8 KV cache", "fewer captured graphs", "smaller batches", "more GPUs")
 _MOST_ANSWERS = 4
 
@@ -227,7 +228,7 @@ def _creep(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[An
     if left_h is not None:
         yield Answer(
             f"the card is full in {left_h:.0f} h at this slope; a restart gives the memory back",
-            steps=(f"restart within {left_h / 2:.0f} h, drained: legroom watch --act restart",),
+            steps=(f"restart within {left_h / 2:.0f} h, drained: {_RESTARTING}",),
         )
     if planned is None or per_h <= 0:
         return
@@ -261,7 +262,7 @@ def _fragmentation(finding: Finding, seen: Traffic, planned: Plan | None) -> Ite
             yield Answer(
                 f"{held} lies in pieces; expandable segments clash with custom all-reduce over "
                 f"{settings.tensor_parallel_size} GPUs, so a planned restart is what is left",
-                steps=("legroom watch --act restart",),
+                steps=(_RESTARTING,),
             )
             return
     yield Answer(
@@ -303,7 +304,7 @@ def _drift(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[An
 def _stuck(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
     yield Answer(
         "nothing in flight will finish by itself; a restart does, once the evidence is kept",
-        steps=("py-spy dump --pid of VLLM::EngineCore, and keep the log", "legroom watch --act restart"),
+        steps=("py-spy dump --pid of VLLM::EngineCore, and keep the log", _RESTARTING),
     )
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import shlex
+import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from legroom.facts.releases import latest
@@ -17,6 +20,8 @@ from legroom.render.watch_text import curve
 from legroom.vllm.command import setting_words
 
 _MOST_LINES = 8
+_MOST_SLOTS = 560
+"""Of a curve: as wide as the drawing, and wider than any terminal."""
 Series = tuple[str, str, int, list[float], float, str]
 """Name, colour, lines high, values, the value at the top, and how that is written."""
 
@@ -123,11 +128,13 @@ def _axis(points: Sequence[Point], incident: Incident, width: int) -> str:
 def series(points: Sequence[Point]) -> list[Series]:
     """The curves: the worst of each moment, so that no peak is lost."""
 
+    slots = _slots(points)
+
     def worst(name: str) -> list[float]:
-        return [(point.gauge_range(name) or (0.0, 0.0))[1] for point in points]
+        return [max(((point.gauge_range(name) or (0.0, 0.0))[1] for point in slot), default=0.0) for slot in slots]
 
     running, waiting = worst("running"), worst("waiting")
-    preempted = [max(0.0, point.growth_of("preemptions") or 0.0) for point in points]
+    preempted = [max((point.growth_of("preemptions") or 0.0 for point in slot), default=0.0) for slot in slots]
     curves: list[Series] = [("KV use", "blue", 4, worst("kv_use"), 1.0, "100%")]
     for name, colour, values in (
         ("running", "green", running),
@@ -137,6 +144,21 @@ def series(points: Sequence[Point]) -> list[Series]:
         top = max(1.0, *values)
         curves.append((name, colour, 2, values, top, f"{top:,.0f}"))
     return curves
+
+
+def _slots(points: Sequence[Point]) -> list[list[Point]]:
+    """The points on an even line of time. A slot is empty where nobody looked, or the server did not answer; one lost
+    look is passed over."""
+    first_s, last_s = points[0].time_s, points[-1].time_s
+    usual_s = statistics.median(after.time_s - before.time_s for before, after in pairwise(points))
+    width_s = max(usual_s, (last_s - first_s) / _MOST_SLOTS, 1e-3)
+    slots: list[list[Point]] = [[] for _ in range(int((last_s - first_s) / width_s) + 1)]
+    begins = [int((point.time_s - first_s) / width_s) for point in points]
+    for point, begin, following in zip(points, begins, [*begins[1:], len(slots)], strict=True):
+        end = begin + 1 + max(1, math.ceil(point.span_s / width_s))
+        for slot in slots[begin : max(begin + 1, min(end, following))]:
+            slot.append(point)
+    return slots
 
 
 def _finding(incident: Incident) -> Mapping[str, Any]:
