@@ -133,6 +133,7 @@ class Stage:
         self.guard_port = self.watch_port = 0
         self.guard_url = self.prometheus_url = ""
         self.model = tiny_models().write_model(self.folder / "tiny")
+        self.beside_vllm = tiny_models().beside_vllm(self.folder)
         self.began_s = time.time()
 
     def launch(self, name: str, words: list[str], **env: str) -> subprocess.Popen[bytes]:
@@ -149,7 +150,8 @@ class Stage:
             "--max-model-len", "1024", "--kv-cache-memory-bytes", "16M", "--num-gpu-blocks-override", str(BLOCKS),
             "--block-size", str(BLOCK_SIZE), "--max-num-seqs", str(SEATS),
         )  # fmt: skip
-        self.server = self.launch("vllm", words, **tiny_models().SERVE_ENV)
+        inside = {"PYTHONPATH": self.beside_vllm, "LEGROOM_WORKER_MEMORY": "1"}
+        self.server = self.launch("vllm", words, **tiny_models().SERVE_ENV, **inside)
         self.wait_until(lambda: self.has_ended() or _answers(f"{self.url}/health"), 600, "vLLM to serve")
         if self.has_ended():
             raise RuntimeError(f"vLLM ended: {(self.folder / 'vllm.log').read_text(errors='replace')[-2000:]}")
@@ -325,22 +327,22 @@ def dashboard_expressions() -> list[tuple[str, str]]:
     return found + [(f"annotation {one['name']}", one["expr"]) for one in document["annotations"]["list"]]
 
 
-WITHOUT_EXPORTER = "legroom_worker_"
-"""Telemetry from inside GPU workers: a CPU server has none."""
+ON_GPUS_ALONE = "legroom_worker_reserved_bytes"
+"""What PyTorch's allocator holds of a GPU: a CPU server has none."""
 
 
 def empty_expressions(stage: Stage) -> list[str]:
-    """Expressions that never had a value, those on GPU workers left out."""
-    asked = [(title, expr) for title, expr in dashboard_expressions() if WITHOUT_EXPORTER not in expr]
+    """Expressions that never had a value, those on GPUs left out."""
+    asked = [(title, expr) for title, expr in dashboard_expressions() if ON_GPUS_ALONE not in expr]
     return [f"{title}: {expr}" for title, expr in asked if not stage.returns_data(expr)]
 
 
 def _check_dashboard(stage: Stage) -> list[str]:
     asked = dashboard_expressions()
-    left_out = sum(WITHOUT_EXPORTER in expr for _, expr in asked)
+    left_out = sum(ON_GPUS_ALONE in expr for _, expr in asked)
     empty = empty_expressions(stage)
     run = len(asked) - left_out
-    print(f"{run - len(empty)} of {run} dashboard expressions returned data; {left_out} on GPU workers left out")
+    print(f"{run - len(empty)} of {run} dashboard expressions returned data; {left_out} on GPUs left out")
     return empty
 
 

@@ -313,3 +313,15 @@ def test_replicas_of_ray_serve_that_answer_together_are_told_apart() -> None:
     assert [(one.engine, one.running, one.num_blocks) for one in sample.engines] == [
         ("0 of ab", 3, 100), ("0 of cd", 4, 100), ("0 of ef", 5, 300),
     ]  # fmt: skip
+
+
+def test_memory_of_the_workers_is_added_up_and_what_they_hold_of_the_host_is_left_out() -> None:
+    rows = (
+        "vllm:num_requests_running 1",
+        'legroom_worker_used_bytes{rank="0",gpu="0"} 60',
+        'legroom_worker_used_bytes{rank="1",gpu="1"} 70',
+        'legroom_worker_used_bytes{rank="2",gpu="cpu"} 1000',
+        'legroom_worker_reserved_bytes{rank="0",gpu="0"} 50',
+    )
+    found = read("\n".join((*rows, "")))
+    assert (found.memory_used_bytes, found.reserved_bytes, found.allocated_bytes) == (130, 50, None)

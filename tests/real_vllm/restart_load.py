@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from tiny_models import SERVE_ENV, serve_words, write_model
+from tiny_models import SERVE_ENV, beside_vllm, serve_words, write_model
 
-ROOT = Path(__file__).parents[2]
 TOKEN = "a token of the tests"
 PATIENCE_S = 600.0
 OUTPUT_TOKENS = 96
@@ -121,12 +119,6 @@ SERVE_FLAGS = ("--dtype", "float32", "--max-model-len", "512", "--kv-cache-memor
 GUARD_FLAGS = ("--middleware", "legroom.guard.Guard")
 
 
-def copied_source(folder: Path) -> str:
-    """A copy, so that a server comes back with the very guard it had, whatever is edited meanwhile."""
-    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    return str(folder / "src")
-
-
 class HeldServer:
     """vLLM below `legroom run`, with or without the guard inside. Nobody sets a token: the run makes its own."""
 
@@ -135,7 +127,7 @@ class HeldServer:
         self.url, self.model = f"http://127.0.0.1:{port}", str(write_model(folder / "tiny"))
         self._record, self._log = folder / "runs" / f"{port}.json", folder / "run.log"
         words = serve_words(python, Path(self.model), port, *SERVE_FLAGS, *(GUARD_FLAGS if guard else ()))
-        env = os.environ | SERVE_ENV | {"PYTHONPATH": copied_source(folder), "LEGROOM_HOME": str(folder)}
+        env = os.environ | SERVE_ENV | {"PYTHONPATH": beside_vllm(folder), "LEGROOM_HOME": str(folder)}
         with self._log.open("wb") as log:
             self.run = subprocess.Popen(
                 [sys.executable, "-m", "legroom", "run", "--", *words], env=env, stdout=log, stderr=log
@@ -175,7 +167,7 @@ class GuardedServer:
         self.url = f"http://127.0.0.1:{self.port}"
         self.model = str(write_model(folder / "tiny"))
         words = serve_words(python, Path(self.model), self.port, *SERVE_FLAGS, *GUARD_FLAGS)
-        own = {"PYTHONPATH": copied_source(folder), "LEGROOM_GUARD_TOKEN": TOKEN, "LEGROOM_HOME": str(folder)}
+        own = {"PYTHONPATH": beside_vllm(folder), "LEGROOM_GUARD_TOKEN": TOKEN, "LEGROOM_HOME": str(folder)}
         env = SERVE_ENV | own
         start = folder / "start.py"
         start.write_text(

@@ -9,11 +9,14 @@ writes DIR/KIND for every kind named (all of them without one). Only the standar
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Sequence
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
+SOURCE = Path(__file__).parents[2] / "src/legroom"
 SPECIAL = ("<s>", "</s>", "<|user|>", "<|assistant|>")
 CHAT_TEMPLATE = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}<|assistant|>"
 
@@ -89,6 +92,17 @@ def serve_words(python: Path, model: Path, port: int, *flags: str) -> list[str]:
         str(python.parent / "vllm"), "serve", str(model), "--host", "127.0.0.1", "--port", str(port),
         *SERVE_FLAGS, *flags,
     ]  # fmt: skip
+
+
+def beside_vllm(folder: Path) -> str:
+    """A PYTHONPATH that holds legroom as if it were installed with vLLM, its plugin included. A copy, so that a server
+    comes back with the very code it had, whatever is edited meanwhile."""
+    unpacked = folder / "beside_vllm"
+    shutil.copytree(SOURCE, unpacked / "legroom", ignore=shutil.ignore_patterns("__pycache__"))
+    (entries,) = (file for file in distribution("legroom").files or () if file.name == "entry_points.txt")
+    metadata = Path(str(entries.locate())).parent
+    shutil.copytree(metadata, unpacked / metadata.name)
+    return str(unpacked)
 
 
 def _write(path: Path, content: Any) -> None:

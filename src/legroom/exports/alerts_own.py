@@ -44,7 +44,7 @@ def fragmentation(selector: str = "") -> str:
 def _memory(levels: AlertLevels) -> list[Condition]:
     detect = levels.detect
     window = levels.time(detect.creep_least_hours * 3600)
-    used, reserved = "legroom_worker_used_bytes", "legroom_worker_reserved_bytes"
+    used, reserved = 'legroom_worker_used_bytes{gpu!="cpu"}', "legroom_worker_reserved_bytes"
     # The value of two hours ago must be there: a start and its warm-up are no leak.
     growing = f"3600 * deriv({used}[{window}]) >= {detect.creep_bytes_per_h:.0f}\nand\n{used} offset {window}"
     held = f"{reserved} - legroom_worker_allocated_bytes >= {detect.fragmentation_bytes}"

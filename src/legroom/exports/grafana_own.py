@@ -135,9 +135,9 @@ def _workers(levels: AlertLevels) -> Row:
         "Inside the workers",
         (
             Panel(
-                "GPU memory in use",
-                "What the card shows as used, by worker. The KV pool is part of it and never changes: "
-                "growth is something else.",
+                "Memory in use",
+                "What the card shows as used, by worker; without a GPU, what the worker's process holds. The KV pool is "
+                "part of it and never changes: growth is something else.",
                 (Query("legroom_worker_used_bytes", "{{instance}} {{rank}}"),),
                 "bytes",
             ),
@@ -152,5 +152,5 @@ def _workers(levels: AlertLevels) -> Row:
                 1.0,
             ),
         ),
-        "telemetry from inside vLLM's workers (legroom_worker_*)",
+        "LEGROOM_WORKER_MEMORY=1 where legroom is installed beside vLLM",
     )

@@ -1,0 +1,77 @@
+"""The rows that a metrics page gets. `prometheus_client` is vLLM's, and how it counts is settled when it is loaded."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from prometheus_client import REGISTRY, Gauge
+from prometheus_client.core import GaugeMetricFamily
+
+from legroom.worker.board import Board
+from legroom.worker.reading import WorkerMemory
+
+FRESH_S = 30.0
+"""A worker whose figures are older hangs: what it held then is not what it holds."""
+LABELS = ("rank", "gpu")
+MEASURES = {
+    "used_bytes": "Memory in use on the worker's GPU, whoever holds it; of the process where it has no GPU.",
+    "reserved_bytes": "Memory that PyTorch's allocator took from the GPU.",
+    "allocated_bytes": "Of what the allocator reserves, what it handed out.",
+}
+
+
+def show(board: Board) -> None:
+    """Put what the board says on the page of this process."""
+    REGISTRY.register(Shown(board))
+
+
+class Shown:
+    """A collector of prometheus_client's for the page of a server with one API server."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        """The names, so that registering asks for no figures."""
+        return (_family(name) for name in MEASURES)
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """One row for each GPU of each worker."""
+        found = self._board.read(FRESH_S)
+        for name in MEASURES:
+            family = _family(name)
+            for labels, value in _rows(found, name).items():
+                family.add_metric(labels, value)
+            yield family
+
+
+def _family(name: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"legroom_worker_{name}", MEASURES[name], labels=LABELS)
+
+
+def _rows(found: tuple[WorkerMemory, ...], name: str) -> dict[tuple[str, str], float]:
+    """Engines beside each other count their ranks from 0 each: what they hold under one name is added up."""
+    rows: dict[tuple[str, str], float] = defaultdict(float)
+    for one in found:
+        value = getattr(one, name)
+        if value is not None:
+            rows[str(one.rank), one.gpu] += value
+    return rows
+
+
+class SharedGauges:
+    """Several API servers share vLLM's page through files of prometheus_client's, and workers can write them too."""
+
+    def __init__(self) -> None:
+        self._gauges = {
+            name: Gauge(f"legroom_worker_{name}", says, LABELS, multiprocess_mode="livesum")
+            for name, says in MEASURES.items()
+        }
+
+    def write(self, found: tuple[WorkerMemory, ...]) -> bool:
+        """As a board takes it."""
+        for name, gauge in self._gauges.items():
+            for labels, value in _rows(found, name).items():
+                gauge.labels(*labels).set(value)
+        return True
