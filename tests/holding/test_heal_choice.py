@@ -203,3 +203,17 @@ def test_an_exception_that_is_not_memory_is_told_in_its_own_words(mend):
     remedy = mend("(Worker pid=2) ERROR [x.py:1] AssertionError: CPU GDN attention requires BF16.\n", "")
     assert remedy.cause == "not_memory"
     assert remedy.failed.endswith("It says: CPU GDN attention requires BF16.")
+
+
+def test_what_is_logged_after_an_exception_is_none_of_its_words(mend):
+    log = (
+        "(Worker pid=2) ERROR 11-15 16:14:23 [multiproc_executor.py:953] ModuleNotFoundError: No module named 'numba'\n"
+        "(EngineCore pid=1) INFO 11-15 16:14:23 [multiproc_executor.py:479] [shutdown] Executor: waiting for a worker\n"
+        "(EngineCore pid=1) ERROR 11-15 16:14:25 [core.py:1510] EngineCore failed to start.\n"
+    )
+    assert mend(log, "").failed.endswith("It says: No module named 'numba'")
+
+
+def test_words_of_an_exception_that_stand_on_the_next_line_are_told(mend):
+    failed = mend("my.StrangeError: this cannot be:\n  the moon is in the wrong phase\n", "").failed
+    assert failed.endswith("It says: this cannot be: the moon is in the wrong phase")

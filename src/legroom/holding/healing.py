@@ -131,8 +131,13 @@ def _title(finding: Finding) -> str:
 
 def _said(finding: Finding) -> str:
     """The words of an exception that the cause has no words of its own for."""
-    said = next((str(item.facts.get("message", "")) for item in finding.evidence if item.id == "exception"), "")
-    return f" It says: {said[:_LONGEST_WORDS]}" if said and finding.cause == "not_memory" else ""
+    found = next((item for item in finding.evidence if item.id == "exception"), None)
+    if found is None or finding.cause != "not_memory":
+        return ""
+    said = found.text.partition(str(found.facts.get("type")))[2].lstrip(":( ")
+    if not said or said.endswith(":"):  # the reason is on the lines that follow
+        said = str(found.facts.get("message", ""))
+    return f" It says: {said[:_LONGEST_WORDS]}" if said else ""
 
 
 def _first_allowed(told: Remedy, findings: tuple[Finding, ...], case: _Case) -> Remedy:

@@ -277,9 +277,13 @@ class Supervisor:
         }  # fmt: skip
         try:
             return self._asked("mend", self._question() | bounds)
-        except LegroomError as error:
-            self.say(error.message)
-            return {"failed": error.message, "refused": "the log could not be read", "words": (), "is_memory": False}
+        except LegroomError as why:
+            return {
+                "failed": f"{why.message}.",
+                "refused": "the log could not be read",
+                "words": (),
+                "is_memory": False,
+            }
 
     def _after_failed_start(self, ending: Ending) -> bool:
         """Whether to launch again."""
