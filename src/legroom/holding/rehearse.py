@@ -165,11 +165,13 @@ def _journal_looks(path: Path) -> Iterator[Look]:
     The journal keeps no spread of latencies, so how long a drain would have taken is not known here.
     """
     with Journal.open(path) as journal:
-        lines = [
-            (_sample(server, point) for point in journal.samples(server, 0.0, _FOREVER_S, max_points=10**12))
-            for server in journal.servers()
-        ]
+        lines = [_line(journal, server) for server in journal.servers()]
         yield from heapq.merge(*lines, key=lambda one: one.time_s)
+
+
+def _line(journal: Journal, server: str) -> Iterator[Sample]:
+    for point in journal.samples(server, 0.0, _FOREVER_S, max_points=10**12):
+        yield _sample(server, point)
 
 
 def _sample(server: str, point: Point) -> Sample:
