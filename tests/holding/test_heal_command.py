@@ -129,6 +129,12 @@ def test_a_port_that_is_none_is_refused(vllm, port):
     assert error.value.exit_code == 2
 
 
+@pytest.mark.parametrize("flags", ["--headless", "--uds s", "--grpc", "--ssl-certfile c --ssl-cert-reqs 2"])
+def test_a_server_whose_health_cannot_be_asked_is_refused_and_not_killed_later(vllm, flags):
+    with pytest.raises(LegroomError, match=r"no HTTP port|certificate of its clients"):
+        read(vllm, "serve", "m", *flags.split())
+
+
 def test_variables_before_the_command_are_the_servers(vllm):
     command = read("VLLM_CPU_KVCACHE_SPACE=4", vllm, "serve", "m")
     assert command.env == {"VLLM_CPU_KVCACHE_SPACE": "4"}
@@ -189,3 +195,8 @@ def test_what_is_left_for_a_restart_may_be_spelt_as_vllm_takes_it(vllm, flags, c
 def test_what_is_left_for_a_restart_and_would_be_refused_is_not_taken(vllm):
     with pytest.raises(LegroomError, match="no vLLM release has --nosuchflag"):
         changed(vllm, "--max-model-len", "8", **{"--nosuchflag": "1"})
+
+
+def test_what_is_left_for_a_restart_does_not_move_the_server(vllm):
+    with pytest.raises(LegroomError, match="would move"):
+        changed(vllm, "--port", "8000", **{"--por": "9000"})

@@ -128,6 +128,8 @@ def change(question: Question) -> Answer:
     wrong = [problem for problem in after.problems if problem not in command.problems]
     if wrong and not command.release.note:  # of a release that is not known exactly, flags are not either
         raise LegroomError("; ".join(wrong))
+    if after.url != command.url:
+        raise LegroomError(f"the server would move to {after.url}")
     expected = expect(after, os.environ, Gpus(**question["gpus"]))
     return {
         "words": list(changed), "env": given, "unset": unset, "line": _shown(changed, given),

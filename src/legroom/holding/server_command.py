@@ -76,16 +76,20 @@ def read_command(words: Sequence[str], vllm: str | None, environ: Mapping[str, s
     said = vllm or installed_release(rest[at:], its_env)
     release = _nearest(said)
     deployment = deployment_from_command(shlex.join(rest), release)
-    for flag in ("--headless", "--uds"):
-        if is_given(deployment.args, flag):
-            raise LegroomError(f"a server with {flag} has no port to watch", "run that one without legroom run")
-    _check_port(other_value(deployment.args, "--port"))
+    _check_watchable(deployment.args)
     problems = tuple(problem.message for problem in deployment.problems if problem.stops_vllm)
     return ServerCommand(tuple(rest), env, _flags_at(rest, at), release, said or "", deployment.args, problems)
 
 
-def _check_port(said: str | None) -> None:
-    """A number that is no port; what is no number at all is vLLM's to refuse."""
+def _check_watchable(args: ServeArgs) -> None:
+    """Refuse what `/health` of a port cannot tell; a port that is no number at all is vLLM's to refuse."""
+    hint = "run that one without legroom run"
+    for flag in ("--headless", "--uds", "--grpc"):
+        if is_given(args, flag):
+            raise LegroomError(f"a server with {flag} has no HTTP port to watch", hint)
+    if other_value(args, "--ssl-cert-reqs") == "2":
+        raise LegroomError("a server that wants a certificate of its clients answers nobody else", hint)
+    said = other_value(args, "--port")
     if said and re.fullmatch(r"-?[0-9]+", said) and not (len(said) <= 5 and 1 <= int(said) <= 65535):
         raise LegroomError(f"--port {said} is no port that can be watched", "give one from 1 to 65535")
 
