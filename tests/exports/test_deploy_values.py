@@ -171,11 +171,21 @@ def test_a_model_that_takes_media_has_its_cache_in_the_memory_of_the_pod():
     assert "media cache (4 x 2 processes) 8.0" in " ".join(text(kubernetes, request_).replace("#", "").split())
 
 
-def test_experts_that_are_spread_over_copies_are_all_read():
-    spread = plan("qwen3-30b-a3b", "h100", data_parallel_size=2, enable_expert_parallel=True, max_model_len=8192)
+@pytest.mark.parametrize("whole_experts", [True, False])
+def test_experts_that_are_spread_over_copies_are_all_read(whole_experts):
+    """Without expert parallelism each copy has a slice of every expert."""
+    sizes = {"data_parallel_size": 2, "enable_expert_parallel": whole_experts}
+    spread = plan("qwen3-30b-a3b", "h100", **sizes, max_model_len=8192)
     whole = plan("qwen3-30b-a3b", "h100", max_model_len=8192)
-    sizes = [planned_server(plan_document(made.json())).host.checkpoint_bytes for made in (spread, whole)]
-    assert sizes[0] >= sizes[1]
+    read = [planned_server(plan_document(made.json())).host.checkpoint_bytes for made in (spread, whole)]
+    assert read[0] >= read[1]
+
+
+def test_copies_of_a_model_without_experts_read_the_same_files():
+    twice = plan("llama-3.1-8b", "h100", data_parallel_size=2, max_model_len=8192)
+    once = plan("llama-3.1-8b", "h100", max_model_len=8192)
+    sizes = [planned_server(plan_document(made.json())).host.checkpoint_bytes for made in (twice, once)]
+    assert sizes[0] == sizes[1]
 
 
 def test_the_checkpoint_is_as_large_as_its_files_where_they_were_read():

@@ -244,10 +244,10 @@ def checkpoint_bytes(plan: PlanDocument, words: ServerWords) -> int:
     ways = int(plan.args.get("tensor_parallel_size") or 1)
     ranks = plan.document.get("ranks") or [plan.layout]
     on_cards = sum(int(rank.get("weights_bytes", 0)) for rank in ranks) * ways
-    if plan.args.get("enable_expert_parallel"):
-        on_cards *= int(
-            plan.args.get("data_parallel_size") or 1
-        )  # experts are spread over the copies too; counting the rest as often errs upwards
+    if plan.document.get("moe") or plan.args.get("enable_expert_parallel"):
+        # Experts are spread over the copies too, whole or in slices; counting the rest as often errs upwards.
+        on_cards *= int(plan.args.get("data_parallel_size") or 1)
+        on_cards *= int(plan.args.get("prefill_context_parallel_size") or 1)
     phrase = words.get("--cpu-offload-gb")
     try:
         on_host = int(float(phrase.value) * GIB) * ways * len(ranks) if phrase else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,8 @@ def copies_here(words: ServerWords, engines: int) -> int:
 
 def ranks_here(words: ServerWords, args: Mapping[str, Any]) -> int:
     """GPUs of one copy on this machine."""
-    ranks = int(args.get("tensor_parallel_size") or 1) * int(args.get("pipeline_parallel_size") or 1)
-    return max(1, ranks // (_count(words, "--nnodes") or 1))
+    sizes = (int(args.get(f"{what}_parallel_size") or 1) for what in ("tensor", "pipeline", "prefill_context"))
+    return max(1, math.prod(sizes) // (_count(words, "--nnodes") or 1))
 
 
 def _count(words: ServerWords, flag: str) -> int | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.planning.cold import cold_start
 from legroom.planning.ready_command import ready_command
 from legroom.vllm.secret_words import is_secret
+from legroom.vllm.traits import is_moe
 
 if TYPE_CHECKING:
     from legroom.figures import Figure
@@ -32,6 +33,7 @@ def plan_json(plan: Plan, explain_math: bool = False) -> dict[str, Any]:
             "total_bytes": plan.target.gpu.total_bytes,
         },
         "modalities": [modality.kind for modality in plan.target.model.modalities],
+        "moe": is_moe(plan.target.model),
         "checkpoint_bytes": plan.target.model.checkpoint_bytes,
         "args": args_json(plan),
         "layout": layout_json(plan.layout),

@@ -71,13 +71,15 @@ class ServeArgs:
     """Every other flag as it was written, kept so that a command line survives the round trip."""
 
     @property
-    def gpus_needed(self) -> int:
-        """The product of the parallel sizes that take GPUs of their own."""
-        sizes = (
-            self.tensor_parallel_size, self.pipeline_parallel_size, self.data_parallel_size,
-            self.prefill_context_parallel_size,
-        )  # fmt: skip
+    def engine_ranks(self) -> int:
+        """The GPUs of one engine: what vLLM calls the world size. Decode context parallelism takes none of its own."""
+        sizes = (self.tensor_parallel_size, self.pipeline_parallel_size, self.prefill_context_parallel_size)
         return math.prod(size or 1 for size in sizes)
+
+    @property
+    def gpus_needed(self) -> int:
+        """The GPUs of all data-parallel engines together."""
+        return self.engine_ranks * (self.data_parallel_size or 1)
 
 
 @dataclass(frozen=True)

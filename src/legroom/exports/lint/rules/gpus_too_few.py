@@ -20,20 +20,30 @@ RULE = Rule(
 RULES = (RULE,)
 _ELSEWHERE = ("--distributed-executor-backend", "--nnodes", "-n")
 """Flags that put ranks on other machines."""
+_SPREAD = (
+    "--data-parallel-size-local", "-dpl", "--data-parallel-rank", "-dpn", "--data-parallel-start-rank", "-dpr",
+    "--data-parallel-address", "-dpa", "--data-parallel-backend", "-dpb", "--data-parallel-external-lb", "-dpe",
+    "--data-parallel-hybrid-lb", "-dph",
+)  # fmt: skip
+"""Flags that put data-parallel engines on other machines."""
+_SIZES = (
+    "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--prefill-context-parallel-size", "-pcp",
+    "--data-parallel-size", "-dp",
+)  # fmt: skip
 
 
 def check(subject: Any, context: Context) -> Iterator[Finding]:
-    """Tensor times pipeline parallel size against what the file gives."""
+    """The ranks of an engine, and of all its data-parallel copies on this machine, against what the file gives."""
     if not isinstance(subject, Started) or context.release_of(subject).before("0.11.1"):
         return
     gpus = subject.gpus
     if gpus is None:
         gpus = visible_gpus({name: word.text for name, word in subject.env.items()})
     args = context.parsed(subject).args
-    ranks = (args.tensor_parallel_size or 1) * (args.pipeline_parallel_size or 1)
+    ranks = args.engine_ranks if flag_word(subject, *_SPREAD) else args.gpus_needed
     if not gpus or ranks <= gpus or flag_word(subject, *_ELSEWHERE):
         return
-    word = flag_word(subject, "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp")
+    word = flag_word(subject, *_SIZES)
     place = subject.place_of(word) if word else subject.place
     message = f"{ranks} ranks are asked for, and {gpus} GPU{'s are' if gpus > 1 else ' is'} given: vLLM does not start"
     yield finding(RULE, place, message, "give it a GPU for each rank, or ask for fewer ranks")

@@ -31,8 +31,7 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
     """More than one GPU, and nothing or too little said about /dev/shm."""
     if not isinstance(subject, Started) or not subject.in_container:
         return
-    args = context.parsed(subject).args
-    ranks = (args.tensor_parallel_size or 1) * (args.pipeline_parallel_size or 1)
+    ranks = context.parsed(subject).args.engine_ranks
     if ranks < 2:
         return
     how = _HOW.get(subject.runs, "")
