@@ -89,8 +89,9 @@ def _pools(plan: PlanDocument) -> str:
 
 def pressure(measures: Measures, levels: AlertLevels) -> str:
     """Requests that wait for a pool without room, by the condition of the alert; each engine by its own pool."""
-    each = replace(measures, keep="by (instance, model_name, engine)")
-    kv, queued, running = (grouped(one) for one in (each.value("kv_use", "max"), each.queued(), each.value("running")))
+    each, window = replace(measures, keep="by (instance, model_name, engine)"), levels.time(levels.rate_window_s)
+    kv, running = (grouped(each.most(*what)) for what in (("kv_use", window, "max"), ("running", window)))
+    queued = grouped(each.queued())
     full = f"({kv} >= bool {levels.detect.pool_full_ratio:g})"
     one_more = f"({kv} > bool 0.5) * ({kv} * (1 + 1 / {running}) > bool 1)"
     return f"sum {BY_SERVER} ({queued} * ({full} + {one_more} > bool 0))"

@@ -44,13 +44,15 @@ def vllm_rows(release: Release | None, levels: AlertLevels, plan: PlanDocument |
 
 
 def _overview(measures: Measures, levels: AlertLevels) -> Row:
-    kv, waiting = measures.value("kv_use", "max"), measures.queued()
+    window = levels.time(levels.rate_window_s)
+    kv, waiting = measures.most("kv_use", window, "max"), measures.queued()
     tokens = measures.rate("generation_tokens", WINDOW)
     ttft = measures.quantile("ttft", 0.99, WINDOW)
     stats = (
         Panel(
             "KV cache in use",
-            "The fullest pool of the chosen servers. Full alone is healthy: look at the queue beside it.",
+            f"The fullest pool of the chosen servers within {window}: between two requests it is emptier. Full alone "
+            "is healthy: look at the queue beside it.",
             (Query(f"max({kv})", "fullest"),),
             "percentunit",
             "stat",
