@@ -227,8 +227,9 @@ def test_variables_beside_a_compose_file_are_put_in_and_its_secrets_are_where_th
 def test_a_file_of_variables_is_read_by_itself(tmp_path):
     (tmp_path / "vllm.env").write_text('# of the unit\nexport VLLM_USE_V1="1"\nHF_TOKEN=hf_abcdefghijk\n')
     (tmp_path / "other.env").write_text("PORT=1\n")
+    (tmp_path / "tokens.env").write_text("VLLM_MAX_TOKENS_PER_EXPERT_FP8_MOE=1\n")  # counted, and no secret
     report = lint_files([str(tmp_path)], Options())
-    assert [(one.rule, one.place.line) for one in report.findings] == [("env-unknown", 2)]
+    assert [(one.rule, one.place.line) for one in report.findings] == [("env-unknown", 1), ("env-unknown", 2)]
     assert [one.reason for one in report.skipped] == ["it sets no variable of vLLM"]
 
 

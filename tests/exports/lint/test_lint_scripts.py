@@ -52,6 +52,62 @@ def test_what_is_only_said_or_left_out_is_no_server_flag(text):
     assert findings(text) == []
 
 
+# Functions
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('run() {\n  vllm serve "$@" --port 1\n}\nrun org/m --nope', 4),
+        ('run()\n{\n  vllm serve "${@:2}"\n}\nrun x org/m --nope', 5),
+        ('run() { vllm serve "$1" $2; }\nrun org/m --nope', 1),
+        ('a() { b "$1" --nope; }\nb() { vllm serve "$@"; }\na org/m', 1),
+        ('run() { if true; then { vllm serve "$@"; }; fi; }\nrun org/m --nope', 2),
+        ('run() { true || { exit 1; }; vllm serve "$@"; }\nrun org/m --nope', 2),
+        ("run() { vllm serve org/m --nope; }", 1),
+        ("run() { vllm serve org/m --nope; }\nrun\nrun", 1),
+        ('run() { run "$@"; run "$@"; vllm serve "$@"; }\nrun org/m --nope', 2),
+        ("run() {\n  vllm serve org/m --nope\n# the rest is left out here", 2),
+        ("run() (\n  vllm serve org/m --nope\n)\nrun", 2),
+    ],
+)
+def test_a_function_is_read_with_the_arguments_of_each_call(text, line):
+    assert findings(text) == [("flag-unknown", line)]
+
+
+def test_a_value_that_a_call_gives_is_judged_where_the_function_uses_it():
+    text = (
+        "function run {\n  local length=$2\n  vllm serve $1 --max-model-len $length\n}\nrun org/m 8192\nrun org/m much"
+    )
+    assert findings(text) == [("flag-value", 3)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'run() { shift; vllm serve org/m --max-model-len "$1"; }\nrun much 8192',
+        'run() { vllm serve org/m --max-model-len "$2"; }\nrun $MAYBE_NOTHING much',
+        'run() { vllm serve org/m --max-model-len "${1:-8192}"; }\nrun',
+        'inner() { vllm serve org/m --max-model-len "$1"; }\nouter() { inner; }\nouter much',
+    ],
+)
+def test_an_argument_whose_place_is_not_known_is_not_judged(text):
+    assert findings(text) == []
+
+
+def test_a_function_sees_the_variables_before_its_call_and_leaves_what_it_exports():
+    function = "start() { vllm serve org/m; }\n"
+    assert findings(function + "VLLM_USE_V1=1 start") == [("env-unknown", 2)]
+    assert findings(function + "VLLM_USE_V1=1 true\nstart") == []
+    assert findings("setup() { export VLLM_USE_V1=1; }\nsetup\nvllm serve org/m") == [("env-unknown", 1)]
+
+
+def test_a_finding_that_is_silenced_in_a_function_counts_once():
+    text = "run() { vllm serve org/m --nope; }  # legroom: ignore flag-unknown\nrun\nrun"
+    report = lint_texts([("start.sh", text)], Options())
+    assert (report.findings, report.ignored) == ((), 1)
+
+
 # Here-documents
 
 
@@ -147,6 +203,9 @@ def test_a_script_that_a_container_runs_has_the_release_and_the_memory_of_the_co
         ("CUDA_VISIBLE_DEVICES=0,1 vllm serve org/m -tp 2 -pp 2", ["gpus-too-few"]),
         ("CUDA_VISIBLE_DEVICES=0,1 vllm serve org/m -tp 2 -pp 2 --distributed-executor-backend ray", []),
         ("CUDA_VISIBLE_DEVICES=$IDS vllm serve org/m -tp 2", []),
+        ("CUDA_VISIBLE_DEVICES=0,1 vllm serve org/m -dp 4", ["gpus-too-few"]),
+        ("CUDA_VISIBLE_DEVICES=0,1 vllm serve org/m -tp 2 -dp 4 --data-parallel-size-local 1", []),
+        ("CUDA_VISIBLE_DEVICES=0,1 vllm serve org/m -tp 2 -pcp 2", ["gpus-too-few"]),
     ],
 )
 def test_more_ranks_than_gpus_are_found_where_the_release_refuses_them(text, expected):

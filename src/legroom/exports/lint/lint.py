@@ -108,13 +108,13 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
     context = Context(options.release, options.plan, records, options.any_release)
     ignores = {path: Ignores(text) for path, text in texts}
     distinct: dict[Finding, None] = {}
-    silenced = 0
+    silenced: dict[Finding, None] = {}
     for path, item in found:
         for finding in _check(item, context):
             if isinstance(finding, Unread):
                 not_read.append(finding)
             elif finding.rule in options.ignore or ignores[path].silences(finding):
-                silenced += 1
+                silenced[finding] = None
             else:
                 distinct[finding] = None
     order = {path: i for i, (path, _) in enumerate(texts)}
@@ -122,7 +122,9 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
         distinct, key=lambda one: (order.get(one.place.path, 0), one.place.line, one.place.column, one.rule)
     )
     files = tuple(path for path, _ in texts)
-    return Report(release.version, files, tuple(findings), tuple(not_read), tuple(skipped), silenced)
+    return Report(
+        release.version, files, tuple(findings), tuple(dict.fromkeys(not_read)), tuple(skipped), len(silenced)
+    )
 
 
 def _check(item: Found, context: Context) -> Iterable[Finding | Unread]:

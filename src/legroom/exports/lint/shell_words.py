@@ -7,12 +7,15 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from legroom.exports.lint.shell_scan import OPERATORS, Word, logical_lines
+from legroom.exports.lint.shell_functions import LEADING, Function, Functions, joined_names
+from legroom.exports.lint.shell_scan import OPERATORS, TooManyWords, Word, logical_lines
 from legroom.exports.lint.text import Text
 from legroom.vllm.shell import ASSIGNMENT, expand
 
 _ARRAY = re.compile(r"\$\{(\w+)\[[@*]\](?::(\d+)(?::(\d+))?)?\}")
 """`${NAME[@]}`, and a slice of it."""
+_ARGUMENTS = re.compile(r"\$(?:[@*]|\{[@*](?::(\d+)(?::(\d+))?)?\})")
+"""`$@`, and a slice of it."""
 _ARRAY_START = re.compile(r"(\w+)\+?=\(")
 _DECLARES = ("export", "declare", "readonly", "local", "typeset")
 _BARE_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
@@ -22,6 +25,8 @@ _APPENDED = re.compile(r"([A-Za-z_]\w*)\+=(.*)", re.DOTALL)
 _PLACEHOLDERS = ("...", "…")
 _DEEPEST = 8
 _MOST_PIECES = 1_000
+_MOST_CALLED = 2_000
+"""Commands inside functions that are looked at once more for a call."""
 _LONGEST_VALUE = 100_000
 """Of one variable or array; a script that doubles its own value would double it for ever."""
 
@@ -44,9 +49,17 @@ class Command:
 def commands(source: Text) -> Iterator[Command]:
     """Every simple command, variables replaced where the text itself sets them."""
     state = _State({}, {}, {}, {})
-    for line in logical_lines(source.text):
-        for words in _split_commands(line):
-            yield from _take(words, line, state)
+    cut: TooManyWords | None = None
+    try:
+        for line in logical_lines(source.text):
+            for words in _split_commands(joined_names(line)):
+                yield from _take(state.functions.outside(words, line), line, state)
+    except TooManyWords as error:
+        cut = error
+    for words, line in state.functions.not_called():
+        yield from _take(words, line, state)
+    if cut is not None:
+        raise cut
 
 
 @dataclass
@@ -56,11 +69,16 @@ class _State:
     arrays: dict[str, list[Word]]
     pieces: dict[str, list[Word]]
     """What `NAME+=" ..."` added to a variable, each piece where it stands."""
+    functions: Functions = field(default_factory=Functions)
+    calls: int = 0
+    """How deep one function is called by another."""
+    called: int = 0
+    """Commands that were looked at because a function was called."""
 
 
 def _take(words: list[Word], line: list[Word], state: _State) -> Iterator[Command]:
     raw = " ".join(word.raw for word in line)
-    while words and words[0].text in ("then", "do", "else", "if", "while", "until", "!", "{", "time"):
+    while words and (words[0].text in LEADING or words[0].text == "{"):
         words = words[1:]
     start = 0
     while start < len(words) and (words[start].text in _DECLARES or (start and words[start].text.startswith("-"))):
@@ -80,8 +98,50 @@ def _take(words: list[Word], line: list[Word], state: _State) -> Iterator[Comman
         for word in (*own, *rest[1:]):
             _assign(word, state, exported=exports)
         return
-    env = {**state.exported, **dict(_assignment(word) for word in own)}
-    yield Command(tuple(rest), env, raw)
+    given = dict(_assignment(word) for word in own)
+    yield Command(tuple(rest), {**state.exported, **given}, raw)
+    function = state.functions.by_name.get(rest[0].text)
+    if function is not None and state.calls < _DEEPEST and state.called < _MOST_CALLED:
+        yield from _call(function, rest[1:], given, state)
+
+
+def _call(function: Function, given: list[Word], env: Mapping[str, Word], state: _State) -> Iterator[Command]:
+    """A function's commands with the arguments of a call in their places, and with the variables before it."""
+    function.is_called = True
+    outer = {name: word for name, word in state.values.items() if name.isdigit()}
+    outer_given, outer_env = state.arrays.get("@"), {name: state.exported.get(name) for name in env}
+    _set_arguments(state, _places(given) if function.keeps_places else {}, given if function.keeps_places else None)
+    state.exported.update(env)
+    state.calls += 1
+    for words, line in function.body:
+        state.called += 1
+        yield from _take(words, line, state)
+    state.calls -= 1
+    _set_arguments(state, outer, outer_given)
+    for name, word in outer_env.items():
+        state.exported.pop(name, None)
+        if word is not None:
+            state.exported[name] = word
+
+
+def _set_arguments(state: _State, places: Mapping[str, Word], given: list[Word] | None) -> None:
+    """`$1`, `$2` ... and `$@`, those of an outer call put away; None where they are not known."""
+    state.values = {name: word for name, word in state.values.items() if not name.isdigit()} | dict(places)
+    state.pieces.update({name: [word] for name, word in places.items()})
+    state.arrays.pop("@", None)
+    if given is not None:
+        state.arrays["@"] = given
+
+
+def _places(given: list[Word]) -> dict[str, Word]:
+    """`$1`, `$2` ...: up to a word that may become several, or none."""
+    found: dict[str, Word] = {}
+    for number, word in enumerate(given, 1):
+        is_one = word.raw.startswith(('"', "'")) and "@" not in word.text
+        if not is_one and ("$" in word.text or "`" in word.text):
+            break
+        found[str(number)] = word
+    return found
 
 
 def _assignment(word: Word) -> tuple[str, Word]:
@@ -120,6 +180,11 @@ def _expanded(words: list[Word], state: _State, depth: int = 0) -> Iterator[Word
             first, count = int(array[2] or 0), int(array[3]) if array[3] else None
             for inner in state.arrays[array[1]][first:][:count]:
                 yield inner.with_text(expand(inner.text, texts))
+            continue
+        given = _ARGUMENTS.fullmatch(word.text)
+        if given and "@" in state.arrays:
+            first, count = int(given[1] or 1), int(given[2]) if given[2] else None
+            yield from state.arrays["@"][max(first - 1, 0) :][:count]
             continue
         alternative = _ALTERNATIVE.fullmatch(word.text)
         if alternative and depth < _DEEPEST:

@@ -7,18 +7,18 @@ import re
 from legroom.exports.lint.shell_scan import Word
 from legroom.exports.lint.subjects import Found, Started
 from legroom.exports.lint.text import Text
+from legroom.vllm.secret_words import is_secret
 
 _LINE = re.compile(r"^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(?:\"([^\"\n]*)\"|'([^'\n]*)'|([^#\n]*))", re.MULTILINE)
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD")
 
 
 def variables_of(text: str) -> dict[str, Word]:
     """Every variable, but those with secrets: such a file is the place for them."""
-    return {
+    every = {
         found[1]: Word((found[2] or found[3] or found[4] or "").strip(), found.start(1))
         for found in _LINE.finditer(text)
-        if not _SECRET.search(found[1])
     }
+    return {name: word for name, word in every.items() if not is_secret(name, word.text)}
 
 
 def read_env_file(source: Text) -> Found:
