@@ -27,6 +27,10 @@ def test_tokens_are_known_by_their_shape(token: str) -> None:
     assert token not in masked(f"using {token} here")
 
 
+def test_bytes_that_are_no_text_are_no_reason_to_show_a_secret() -> None:
+    assert masked("na\udcefve token=SECRETSECRET") == "na?ve token=[masked]"
+
+
 def test_links_in_a_log_are_not_passed_on() -> None:
     assert masked("get the fix at https://files.example/fix.zip now") == "get the fix at [link] now"
 

@@ -11,7 +11,7 @@ from legroom.actions import kept_log
 from legroom.actions.kept_log import KeptLog
 from legroom.cli import main as cli
 from legroom.holding.run_file import RunFile
-from legroom.holding.start_script import script
+from legroom.holding.start_script import save, script
 
 WORDS = ["echo", "serve", "m", "--api_key", "hush1", "--hf-tok=hush2", "--otlp-traces-endpoint", "http://u:hush3@c"]
 ENV = {"HF_TOKEN": "hush4", "HTTPS_PROXY": "http://u:hush5@p:1", "OMP_NUM_THREADS": "1"}
@@ -29,6 +29,11 @@ def test_a_script_runs_once_its_secrets_are_set():
     done = subprocess.run(["bash", "-c", script(WORDS, ENV)], capture_output=True, text=True, env=given, check=True)
     assert done.stdout == "serve m --otlp-traces-endpoint http://c\n"
     assert subprocess.run(["bash", "-c", script(WORDS, ENV)], capture_output=True, env={}, check=False).returncode != 0
+
+
+def test_a_path_that_is_no_text_is_saved_as_it_is(tmp_path):
+    assert save(str(tmp_path / "s.sh"), ["echo", "na\udcefve"], {}) == f"saved as {tmp_path}/s.sh"
+    assert subprocess.run([tmp_path / "s.sh"], capture_output=True, check=True).stdout == b"na\xefve\n"
 
 
 def test_the_note_of_a_run_is_for_its_user_alone(tmp_path, monkeypatch):

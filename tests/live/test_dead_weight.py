@@ -8,6 +8,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
+import subprocess
+import sys
 from dataclasses import replace
 from multiprocessing import shared_memory
 
@@ -201,3 +203,12 @@ def test_established_connections_are_paired_and_others_lead_elsewhere():
         "5: 0100007F:C351 0100007F:1F91 01 0 0 0 0 0 16 1",
     ]
     assert tcp_peers(lines) == {11: 12, 12: 11, 13: ELSEWHERE, 15: 16, 16: 15}
+
+
+def test_a_process_whose_command_line_is_no_text_is_looked_at_like_any_other():
+    words = [sys.executable.encode(), b"-c", b"print(flush=True); input()", b"na\xefve"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as strange:
+        strange.stdout.readline()
+        seen = look().processes[strange.pid]
+        strange.stdin.close()
+    assert seen.title.endswith("na?ve")

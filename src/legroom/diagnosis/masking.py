@@ -20,10 +20,16 @@ _LINK = r"https?://[^\s)'\"<>]+"
 
 
 def masked(text: str) -> str:
-    """The text with every secret, prompt and link replaced."""
+    """The text with every secret, prompt and link replaced, and what is no text."""
+    text = plain(text)
     for pattern in (*_SECRETS, _PROMPT):
         text = compiled(pattern).sub(r"\1" + MASK, text)
     return str(compiled(_LINK).sub("[link]", text))
+
+
+def plain(text: str) -> str:
+    """Text alone: names and command lines of processes may hold any bytes, which neither RE2 nor a terminal takes."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def masked_all(value: Any) -> Any:

@@ -26,7 +26,7 @@ def save(path: str, words: Sequence[str], env: Mapping[str, str]) -> str:
     """Write it; a sentence on how that went."""
     where = Path(path)
     try:
-        where.write_text(script(words, env), encoding="utf-8")
+        where.write_text(script(words, env), encoding="utf-8", errors="surrogateescape")  # a path need not be text
         where.chmod(0o755)
     except OSError as error:
         return f"the script {path} could not be written: {error.strerror}"

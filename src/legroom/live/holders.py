@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from legroom.diagnosis.masking import masked
+from legroom.diagnosis.masking import masked, plain
 from legroom.errors import LegroomError
 from legroom.live.socket_peers import ELSEWHERE, socket_peers
 from legroom.records import dataclass
@@ -205,7 +205,7 @@ def _ends(
 
 def _fact(psutil: Any, process: Any, seen: _Opened, ends: tuple[frozenset[int], bool]) -> ProcessFact:
     with process.oneshot():
-        name, status = process.name(), process.status()
+        name, status = plain(process.name()), process.status()
         title = "" if status == "zombie" else _title(psutil, process)
         return ProcessFact(
             pid=process.pid,
