@@ -88,6 +88,24 @@ def test_routers_are_waited_for_before_the_guard_turns_requests_away():
     assert hook.startswith("sleep 10; curl")
 
 
+@pytest.mark.parametrize("module", [docker, compose, kubernetes])
+def test_a_guard_that_the_command_has_already_is_in_the_image_and_has_its_token(module):
+    """vLLM would end with "No module named 'legroom'"."""
+    files = module.files(asked("--middleware", "legroom.guard.Guard"))
+    assert files[0].path == "Dockerfile"
+    assert "vllm-legroom:v0.32.0" in files[1].text
+    assert "LEGROOM_GUARD_TOKEN" in files[1].text
+
+
+@pytest.mark.parametrize("module", [docker, compose, kubernetes])
+def test_workers_that_tell_their_memory_have_legroom_in_the_image(module):
+    files = module.files(asked(env={"LEGROOM_WORKER_MEMORY": "1"}))
+    assert files[0].path == "Dockerfile"
+    assert "LEGROOM_WORKER_MEMORY" in files[1].text
+    with pytest.raises(LegroomError, match="no place for legroom"):
+        helm_values.files(asked(env={"LEGROOM_WORKER_MEMORY": "1"}))
+
+
 def test_a_guard_that_is_there_already_is_not_added_again():
     flags = ("--middleware", "legroom.guard.Guard", "--middleware", "my.auth.Middleware")
     made = asked(*flags, with_guard=True)

@@ -12,6 +12,7 @@ from legroom.exports.request import ExportedFile
 from legroom.exports.server_env import EnvLine
 from legroom.exports.server_files import named, not_mounted
 from legroom.units import GIB
+from legroom.worker.plugin import SWITCH
 
 if TYPE_CHECKING:
     from legroom.exports.server import Server
@@ -56,14 +57,14 @@ def image(server: Server) -> str:
 
 
 def needs_legroom(server: Server) -> bool:
-    """Whether the image must hold legroom."""
-    return server.options.guard or server.options.sidecar
+    """Whether the image must hold legroom: a guard inside the server, a sidecar, or workers that tell their memory."""
+    return server.options.guard or server.options.sidecar or any(line.name == SWITCH for line in server.env)
 
 
 def dockerfile(server: Server) -> ExportedFile:
-    """vLLM's image with legroom in it, for the guard and the sidecar."""
+    """vLLM's image with legroom in it."""
     text = (
-        f"# {image(server)}: vLLM's own image with legroom, whose guard runs inside the server.\n"
+        f"# {image(server)}: vLLM's own image with legroom, which runs inside the server or beside it.\n"
         f"# docker build -t {image(server)} .\n"
         f"# {WRITTEN}\n"
         f"FROM {server.image}\n"

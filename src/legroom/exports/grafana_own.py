@@ -136,8 +136,8 @@ def _workers(levels: AlertLevels) -> Row:
         (
             Panel(
                 "Memory in use",
-                "What the card shows as used, by worker; without a GPU, what the worker's process holds. The KV pool is "
-                "part of it and never changes: growth is something else.",
+                "What the card shows as used, by worker; without a GPU, what the worker's process holds. The KV pool "
+                "is part of it and never changes: growth is something else.",
                 (Query("legroom_worker_used_bytes", "{{instance}} {{rank}}"),),
                 "bytes",
             ),

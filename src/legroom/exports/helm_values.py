@@ -83,9 +83,10 @@ def _check(server: Server) -> None:
             "the router of the chart speaks plain http to its servers",
             "leave --ssl-*, or use legroom export kubernetes",
         )
-    if server.options.guard or server.options.sidecar:
+    if containers.needs_legroom(server):
         raise LegroomError(
-            "the chart has no place for a guard or a sidecar of legroom", "use legroom export kubernetes, or leave them"
+            "the chart has no place for legroom: a guard, a sidecar or LEGROOM_WORKER_MEMORY",
+            "use legroom export kubernetes, or leave them",
         )
     flag = flags_of(server.release).get("--enable-prefix-caching")
     if server.words.head[-1] != "serve" or flag is None or (flag.kind != "bool" and not _prefix_caching(server)):

@@ -153,6 +153,8 @@ def planned_server(
     options = options or ServerOptions()
     release = plan.release
     words = _with_pinned(take_apart(plan.command, release), plan, release)
+    if _has_guard(words):
+        options = replace(options, guard=True)
     given = {str(name): str(value) for name, value in (plan.document.get("env") or {}).items()}
     copies = copies_here(words, plan.engines)
     gpus = copies * ranks_here(words, plan.args)
@@ -285,7 +287,9 @@ def _with_drain(words: ServerWords, release: Release, options: ServerOptions) ->
     return words, options.drain_s
 
 
+def _has_guard(words: ServerWords) -> bool:
+    return any(phrase.flag == "--middleware" and MIDDLEWARE in phrase.values for phrase in words.phrases)
+
+
 def _with_guard(words: ServerWords) -> ServerWords:
-    if any(phrase.flag == "--middleware" and MIDDLEWARE in phrase.values for phrase in words.phrases):
-        return words
-    return words.with_phrase(Phrase("--middleware", (MIDDLEWARE,)))
+    return words if _has_guard(words) else words.with_phrase(Phrase("--middleware", (MIDDLEWARE,)))
