@@ -1,0 +1,25 @@
+"""Questions of the supervisor to counsel."""
+
+from __future__ import annotations
+
+import tempfile
+
+import pytest
+
+from legroom.errors import LegroomError
+from legroom.holding.asking import ask
+
+
+@pytest.fixture(autouse=True)
+def _no_disk(monkeypatch):
+    """As in a container whose disk is full, or only to be read."""
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+
+
+def test_a_question_is_answered_without_a_disk():
+    assert ask("compare", {"log": "/nowhere/log", "expected": {"text": ""}}) == {"lines": []}
+
+
+def test_a_question_that_cannot_be_answered_is_told_without_a_disk():
+    with pytest.raises(LegroomError, match="could not work it out: KeyError"):
+        ask("compare", {})
