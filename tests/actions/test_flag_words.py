@@ -59,6 +59,9 @@ def test_only_a_command_that_starts_vllm_can_have_its_flags_changed():
     require_server(["/opt/venv/bin/vllm", "serve", "m"], "here")
     with pytest.raises(ActionFailed, match="cannot see"):
         require_server(["/bin/bash", "/opt/start.sh"], "here")
+    require_server(["--model", "m"], "an image", in_image=True)
+    with pytest.raises(ActionFailed, match="cannot see"):
+        require_server(["/bin/bash", "-c", "vllm serve m"], "an image", in_image=True)
 
 
 def test_a_change_reads_as_a_sentence():

@@ -59,6 +59,15 @@ def test_a_compose_service_gets_an_override_file_that_undo_takes_away(service, t
     assert not (tmp_path / "compose.legroom.yaml").exists()
 
 
+@pytest.mark.parametrize("words", [["bash", "-c", "vllm serve m"], ["/bin/sh", "start.sh"]])
+def test_a_compose_service_that_runs_a_script_keeps_its_flags(service, tmp_path, docker, words):
+    (tmp_path / "state.json").write_text(json.dumps(docker() | {"command": words}))
+    for change in (service.override_place(), service.write_flags(FlagChange({"--max-model-len": "8192"}))):
+        with pytest.raises(ActionFailed, match="cannot see"):
+            asyncio.run(change)
+    assert not (tmp_path / "compose.legroom.yaml").exists()
+
+
 def test_a_dollar_sign_reaches_the_server_of_a_compose_service(service, tmp_path, docker):
     asyncio.run(service.write_flags(FlagChange({"--chat-template": "$x"}, {"A": "$y"})))
     written = json.loads((tmp_path / "compose.legroom.yaml").read_text())["services"]["vllm"]

@@ -137,6 +137,15 @@ def test_flags_are_patched_into_the_container_and_undone(api):
     assert api.patches[-1]["template"]["spec"]["containers"][0]["env"] is None, "there was none before"
 
 
+def test_flags_that_a_script_holds_are_not_changed(api):
+    container = api.objects[DEPLOYMENT]["spec"]["template"]["spec"]["containers"][0]
+    container |= {"command": ["/bin/sh", "-c"], "args": ["vllm serve m --max-model-len 32768"]}
+    for change in (WORKLOAD.override_place(), WORKLOAD.write_flags(FlagChange({"--max-model-len": "8192"}))):
+        with pytest.raises(ActionFailed, match=r"/bin/sh -c .*cannot see"):
+            asyncio.run(change)
+    assert api.patches == []
+
+
 def test_scaling_patches_the_number(api):
     assert "kubectl --namespace ml scale deployment/vllm --replicas=3" in asyncio.run(scale(WORKLOAD, 3, act=False))
     assert "from 2 to 3" in asyncio.run(scale(WORKLOAD, 3, act=True))

@@ -111,8 +111,9 @@ def test_signs_that_systemd_replaces_are_written_twice_and_those_of_the_unit_are
 
 def test_a_unit_that_runs_a_script_keeps_its_flags(unit, tmp_path):
     (tmp_path / "vllm.service").write_text("[Service]\nExecStart=/opt/start.sh --fast\n")
-    with pytest.raises(ActionFailed, match=r"start\.sh.*cannot see"):
-        asyncio.run(unit.write_flags(FlagChange({"--max-model-len": "8192"})))
+    for change in (unit.override_place(), unit.write_flags(FlagChange({"--max-model-len": "8192"}))):
+        with pytest.raises(ActionFailed, match=r"start\.sh.*cannot see"):
+            asyncio.run(change)
     assert not (tmp_path / "vllm.service.d").exists()
 
 

@@ -171,6 +171,33 @@ def test_how_an_action_ended_is_kept_until_the_journal_can_be_written(tmp_path, 
         assert states(scene) == ["done"]
 
 
+def test_a_platform_that_does_not_answer_is_told_once_and_nothing_is_begun(scene):
+    async def silent():
+        raise ActionFailed("the platform does not answer")
+
+    scene.worlds[A].state = silent
+    incident = hanging(scene)
+    for _ in range(3):
+        considered(scene, incident)
+        incident.ask_again_s = 0.0
+    assert [said.text for said in scene.said] == ["not acting: the platform does not answer"]
+    assert scene.journal.actions() == ()
+
+
+def test_flags_that_cannot_be_written_leave_the_server_as_it_runs(tmp_path):
+    async def refused(change):
+        raise ActionFailed("it starts a script")
+
+    with Journal.open(tmp_path / "journal.db") as journal:
+        scene = Scene(tmp_path, journal, ("restart-with-flags",))
+        world, incident = scene.worlds[A], hanging(scene)
+        world.write_flags, incident.change = refused, FlagChange({"--seed": "1"})
+        considered(scene, incident)
+        assert states(scene) == ["undone"]
+        assert (world.starts, world.closed) == (1, False)
+        assert "it starts a script" in scene.said[-1].text
+
+
 # Draining
 
 

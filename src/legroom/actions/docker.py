@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from legroom.actions.flag_words import doubled, with_flags
+from legroom.actions.flag_words import doubled, require_server, with_flags
 from legroom.actions.platform import (
     ActionFailed,
     Asked,
@@ -101,23 +101,14 @@ class ComposeService:
 
     async def override_place(self) -> Override:
         """A file beside the project's own."""
+        await self._words()
         return Override(str(self._override()), read_if_there(self._override()))
 
     async def write_flags(self, change: FlagChange) -> None:
         """An override file with the service's whole new command."""
-        words = self._compose("config", "--format", "json")
-        text = await succeed(words, f"reading {self.file.name}", timeout_s=_QUICK_S)
-        service = _json(text, self.file.name).get("services", {}).get(self.service)
-        if service is None:
-            raise ActionFailed(f"{self.file} has no service {self.service}")
-        command = service.get("command")
-        if not isinstance(command, list):
-            raise ActionFailed(
-                f"{self.name} has no command of its own to change", "write its vLLM arguments under `command:`"
-            )
         # `config` prints what is to be read by Compose again, each dollar sign twice.
         flags = doubled(change.flags, "$")
-        changed: dict[str, Any] = {"command": with_flags([str(word) for word in command], flags)}
+        changed: dict[str, Any] = {"command": with_flags(await self._words(), flags)}
         env = {name: value for name, value in doubled(change.env, "$").items() if value is not None}
         if env:
             changed["environment"] = env
@@ -127,6 +118,22 @@ class ComposeService:
     async def restore_flags(self, override: Override) -> None:
         """The old override, or none."""
         restore_file(Path(override.place), override.before)
+
+    async def _words(self) -> list[str]:
+        """Its command. Raises where vLLM's flags are not among it."""
+        words = self._compose("config", "--format", "json")
+        text = await succeed(words, f"reading {self.file.name}", timeout_s=_QUICK_S)
+        service = _json(text, self.file.name).get("services", {}).get(self.service)
+        if service is None:
+            raise ActionFailed(f"{self.file} has no service {self.service}")
+        command = service.get("command")
+        if not isinstance(command, list) or not command:
+            raise ActionFailed(
+                f"{self.name} has no command of its own to change", "write its vLLM arguments under `command:`"
+            )
+        found = [str(word) for word in command]
+        require_server([*(service.get("entrypoint") or ()), *found], self.name, in_image=True)
+        return found
 
     async def replicas(self) -> int:
         """Containers of the service."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from legroom.actions.platform import ActionFailed
 from legroom.vllm.command_parts import command_parts, long_name
 from legroom.vllm.reading import looks_like_flag
-from legroom.vllm.shell import server_start
+from legroom.vllm.shell import SHELLS, basename, server_start
 
 
 def with_flags(words: Sequence[str], flags: Mapping[str, str | None]) -> list[str]:
@@ -26,10 +26,15 @@ def doubled(values: Mapping[str, str | None], signs: str) -> dict[str, str | Non
     return {name: value.translate(twice) if value is not None else None for name, value in values.items()}
 
 
-def require_server(words: Sequence[str], where: str) -> None:
-    """Raises where the words do not start vLLM themselves, so that a changed flag would not reach it."""
+def require_server(words: Sequence[str], where: str, *, in_image: bool = False) -> None:
+    """Raises where the words do not start vLLM themselves, so that a changed flag would not reach it.
+
+    What an image starts is not known here (`in_image`): it is taken for vLLM, unless it is a shell with a script.
+    """
     if server_start(list(words)) is None and not any("vllm" in word for word in words[:1]):
-        shown = " ".join(words[:3])
+        if in_image and not any(basename(word) in SHELLS for word in words[:1]):
+            return
+        shown = " ".join(words[:2])
         raise ActionFailed(
             f"{where} runs `{shown} ...`, and legroom cannot see vLLM's flags in it",
             "start vLLM there directly, or change the flags in that script by hand",

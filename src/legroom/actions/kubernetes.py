@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
-from legroom.actions.flag_words import with_flags
+from legroom.actions.flag_words import require_server, with_flags
 from legroom.actions.platform import ActionFailed, Asked, FlagChange, Override, State
 from legroom.records import dataclass
 
@@ -61,18 +61,14 @@ class Workload:
     async def override_place(self) -> Override:
         """The container's arguments and environment inside the workload itself."""
         container = self._container(await self._read())
+        self._words(container)
         before = {"args": container.get("args"), "command": container.get("command"), "env": container.get("env")}
         return Override(f"{self.namespace}/{self.kind}/{self.workload}/{container['name']}", json.dumps(before))
 
     async def write_flags(self, change: FlagChange) -> None:
         """A patch of the one container. Kubernetes rolls it out by itself; the restart that follows joins in."""
         container = self._container(await self._read())
-        field = "args" if container.get("args") else "command"
-        words = container.get(field)
-        if not words:
-            raise ActionFailed(
-                f"{self.name} has no arguments of its own to change", "write vLLM's arguments under `args:`"
-            )
+        field, words = self._words(container)
         changed: dict[str, Any] = {"name": container["name"], field: with_flags(words, change.flags)}
         env = {one["name"]: one for one in container.get("env") or []}
         if change.env:
@@ -83,6 +79,18 @@ class Workload:
                 *({"name": name, "$patch": "delete"} for name in dropped),
             ]
         await self._patch({"spec": {"template": {"spec": {"containers": [changed]}}}})
+
+    def _words(self, container: dict[str, Any]) -> tuple[str, list[str]]:
+        """Where its arguments stand, and they. Raises where vLLM's flags are not among them."""
+        field = "args" if container.get("args") else "command"
+        words: list[str] = container.get(field) or []
+        if not words:
+            raise ActionFailed(
+                f"{self.name} has no arguments of its own to change", "write vLLM's arguments under `args:`"
+            )
+        whole = [*(container.get("command") or ()), *(container.get("args") or ())]
+        require_server(whole, self.name, in_image=True)
+        return field, words
 
     async def restore_flags(self, override: Override) -> None:
         """The container's old arguments and environment."""

@@ -58,6 +58,7 @@ class SupervisordProgram:
         text = read_if_there(path)
         if text is None:
             raise ActionFailed(f"{path} is not there, so the flags of {self.program} cannot be changed")
+        with_command(text, self.program.rpartition(":")[2], FlagChange({}))
         return Override(str(path), text)
 
     async def write_flags(self, change: FlagChange) -> None:

@@ -57,12 +57,12 @@ class SystemdUnit:
 
     async def override_place(self) -> Override:
         """The drop-in of this unit."""
+        await self._words()
         return Override(str(self._drop_in()), read_if_there(self._drop_in()))
 
     async def write_flags(self, change: FlagChange) -> None:
         """A drop-in with the whole new ExecStart, because systemd knows no part of one."""
-        words = exec_start(await succeed(self._ctl("cat", self.unit), f"reading {self.name}", timeout_s=_QUICK_S))
-        require_server([words[0].lstrip(_PREFIXES), *words[1:]], f"ExecStart of {self.unit}")
+        words = await self._words()
         lines = ["# Written by legroom; `legroom` undoes it by removing this file.", "[Service]", "ExecStart="]
         lines.append("ExecStart=" + " ".join(map(quoted, with_flags(words, doubled(change.flags, "%$")))))
         env = doubled(change.env, "%")
@@ -75,6 +75,12 @@ class SystemdUnit:
         """The old drop-in, or none."""
         restore_file(Path(override.place), override.before)
         await self._reload()
+
+    async def _words(self) -> list[str]:
+        """What it starts. Raises where vLLM's flags are not among it."""
+        words = exec_start(await succeed(self._ctl("cat", self.unit), f"reading {self.name}", timeout_s=_QUICK_S))
+        require_server([words[0].lstrip(_PREFIXES), *words[1:]], f"ExecStart of {self.unit}")
+        return words
 
     async def _reload(self) -> None:
         await succeed(self._ctl("daemon-reload"), "reading systemd's units again", timeout_s=_QUICK_S)

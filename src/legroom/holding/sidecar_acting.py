@@ -100,8 +100,9 @@ class Actor:
             await self._doors.close(incident, server, decision.reason)
             return
         number = await self._hands.keep(lambda journal: journal.incident_id(incident.key))
-        self._tell(Said(incident, f"{decision.action}: {decision.reason}", str(decision.action)))
+        begins = Said(incident, f"{decision.action}: {decision.reason}", str(decision.action))
         if decision.action == "scale":
+            self._tell(begins)
             await self._scale(incident, server, number)
             return
         finding = incident.finding
@@ -109,14 +110,14 @@ class Actor:
         change = incident.change if decision.action == "restart-with-flags" else None
         limits = self._config.group(incident.group).limits
         order = Order(server, limits, str(decision.action), decision.reason, failing, number, change)
-        outcome = await self._restart(order)
+        outcome = await self._restart(order, lambda: self._tell(begins))
         self._tell(Said(incident, outcome.text, order.name, outcome.state))
         if outcome.state == FAILED and change is not None:
             await self._take_back(order, outcome, incident)
 
-    async def _restart(self, order: Order) -> Outcome:
+    async def _restart(self, order: Order, begun: Callable[[], None] = lambda: None) -> Outcome:
         begun_s = time.monotonic()
-        outcome = await Restart(self._hands, order).run()
+        outcome = await Restart(self._hands, order).run(begun)
         self._begun[outcome.action_id] = (order.server.group, begun_s)
         return outcome
 

@@ -103,8 +103,9 @@ class Restart:
         self._id = 0
         self._launched = False
 
-    async def run(self) -> Outcome:
-        """Does it. Raises `ActionFailed` or `JournalUnavailable` where it could not even be begun."""
+    async def run(self, begun: Callable[[], None] = lambda: None) -> Outcome:
+        """Does it. Raises `ActionFailed` or `JournalUnavailable` where it could not even be begun, which is before
+        `begun` is called."""
         order = self._order
         before = await self._platform.state()
         started_s = await self._process_start()
@@ -113,6 +114,7 @@ class Restart:
         self._id = await self._hands.keep(
             lambda journal: journal.begin_action(order.incident_id, order.server.group, order.name, detail)
         )
+        begun()
         try:
             if override is not None:
                 keep_override(self._id, override, self._hands.home)
@@ -166,7 +168,11 @@ class Restart:
             # Kubernetes rolls a change out by itself, so from here on the server may be touched.
             await self._mark_launched(0, "")
         if order.change is not None:
-            await self._platform.write_flags(order.change)
+            try:
+                await self._platform.write_flags(order.change)
+            except ActionFailed as error:
+                # The server runs on with its old flags: a restart, and one more to take it back, would help nobody.
+                raise _Given(f"the flags could not be changed: {error.message}") from error
         if order.restore is not None:
             await self._platform.restore_flags(order.restore[1])
         token = f"{self._id}-{time.time():.0f}"

@@ -14,7 +14,7 @@ ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^{}]*))?\}|\((\w+)\)|(\w+))")
 _CONTINUED = re.compile(r"[\\`^][ \t]*\r?\n")
 _OPERATORS = frozenset("();<>|&")
-_SHELLS = ("sh", "bash", "zsh", "dash", "ash")
+SHELLS = ("sh", "bash", "zsh", "dash", "ash")
 _API_SERVERS = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
 CONTAINER_TOOLS = ("docker", "podman", "nerdctl")
 _MAX_WORDS = 20_000
@@ -59,7 +59,7 @@ def _servers_in(words: list[str], env: dict[str, str], depth: int) -> Iterator[S
         return
     for i, word in enumerate(words):
         is_script = i and words[i - 1].startswith("-") and words[i - 1].endswith("c") and " " in word.strip()
-        if is_script and depth < 4 and any(basename(shell) in _SHELLS for shell in words[: i - 1]):
+        if is_script and depth < 4 and any(basename(shell) in SHELLS for shell in words[: i - 1]):
             yield from server_commands(word, env, depth + 1)
 
 
