@@ -135,8 +135,9 @@ def test_a_server_whose_health_cannot_be_asked_is_refused_and_not_killed_later(v
         read(vllm, "serve", "m", *flags.split())
 
 
-def test_variables_before_the_command_are_the_servers(vllm):
-    command = read("VLLM_CPU_KVCACHE_SPACE=4", vllm, "serve", "m")
+@pytest.mark.parametrize("before", [[], ["env"], ["/usr/bin/env"]])
+def test_variables_before_the_command_are_the_servers(vllm, before):
+    command = read(*before, "VLLM_CPU_KVCACHE_SPACE=4", vllm, "serve", "m")
     assert command.env == {"VLLM_CPU_KVCACHE_SPACE": "4"}
     assert command.words[0] == vllm
 

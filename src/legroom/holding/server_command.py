@@ -139,6 +139,8 @@ def _nearest(said: str | None) -> Release:
 def _assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     env: dict[str, str] = {}
     rest = list(words)
+    if len(rest) > 1 and basename(rest[0]) == "env" and ASSIGNMENT.fullmatch(rest[1]):
+        rest.pop(0)  # the same without it
     while rest and (found := ASSIGNMENT.fullmatch(rest[0])):
         env[found[1]] = found[2]
         rest.pop(0)
