@@ -18,6 +18,7 @@ SERVERS = {
         "h200",
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}},
     ),
+    "embedder": ("bge-large-en-v1.5", "l4", {}),
     "v0-0.6.3": ("llama-3.1-8b", "a100-80gb", {"vllm": "0.6.3", "max_model_len": 16384, "swap_space": 8}),
     "0.8.5-tp2": ("llama-3.1-8b", "a10g", {"vllm": "0.8.5", "tensor_parallel_size": 2, "max_model_len": 16384}),
     "0.10.2": ("qwen3-8b", "rtx4090", {"vllm": "0.10.2", "max_model_len": 8192}),

@@ -92,6 +92,13 @@ def test_a_container_that_nobody_could_ask_is_refused(module, flags):
         text(module, *flags)
 
 
+@pytest.mark.parametrize("module", [systemd, *INSIDE])
+@pytest.mark.parametrize("flag", ["--headless", "--grpc"])
+def test_a_server_that_answers_no_http_is_refused_where_it_would_be_killed_for_it(module, flag):
+    with pytest.raises(LegroomError, match=flag):
+        text(module, flag)
+
+
 def test_the_chart_is_not_given_a_server_with_tls():
     with pytest.raises(LegroomError, match="http"):
         text(helm_values, *TLS)

@@ -9,7 +9,7 @@ import pytest
 from planned import planned, request
 
 from legroom.cli.main import main
-from legroom.exports import grafana
+from legroom.exports import grafana, prometheus
 from legroom.exports.request import ExportRequest
 from legroom.facts.releases import release
 
@@ -116,6 +116,15 @@ def test_the_figures_of_a_data_parallel_plan_are_those_of_all_its_engines():
     assert steps[-1]["value"] == 2 * plan.args["max_num_seqs"]
     assert f"vector({2 * plan.kv['tokens']})" in titles["Tokens in the KV cache"]["targets"][1]["expr"]
     assert str(2 * plan.kv["tokens"]) in titles["Recomputed share"]["targets"][0]["expr"]
+
+
+def test_a_model_without_a_kv_cache_has_no_panel_and_no_sentence_about_a_pool_of_nothing():
+    plan = planned("embedder")
+    titles = {panel["title"] for panel in panels(dashboard(plan=plan))}
+    assert "Planned layout of one GPU" in titles
+    assert "Tokens in the KV cache" not in titles
+    rules, _ = prometheus.files(ExportRequest(plan.release, plan))
+    assert "By the plan the pool" not in rules.text
 
 
 @pytest.mark.parametrize("version", ["0.6.6", "0.32.0", "any"])

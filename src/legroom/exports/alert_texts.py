@@ -75,13 +75,15 @@ def alert_slots(levels: AlertLevels, plan: PlanDocument | None = None) -> dict[s
 
 
 def _planned(plan: PlanDocument | None) -> dict[str, str]:
-    """What the plan says of the pool and the batch, as a sentence to add; nothing without a plan."""
+    """What the plan says of the pool and the batch, as a sentence to add; nothing without a plan, nor of a pool that
+    the model does not have."""
     if plan is None:
         return {"plan_pool": "", "plan_batch": ""}
     full = f"{plan.kv['max_concurrency']:.1f} requests of {plan.args['max_model_len']:,} tokens"
     each = " of an engine" if plan.engines > 1 else ""
+    pool = f" By the plan the pool{each} holds {plan.kv['tokens']:,} tokens: {full}."
     return {
-        "plan_pool": f" By the plan the pool{each} holds {plan.kv['tokens']:,} tokens: {full}.",
+        "plan_pool": pool if plan.kv["num_blocks"] else "",
         "plan_batch": f" By the plan {plan.args['max_num_seqs']:,}{each} may run at once (--max-num-seqs).",
     }
 

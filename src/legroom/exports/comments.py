@@ -77,9 +77,11 @@ def _utilization(phrase: Phrase, plan: PlanDocument) -> str:
     layout = plan.layout
     if plan.args.get("kv_cache_memory_bytes"):
         return "The share of the card that must be free at start; the size of the pool is given apart."
+    share = f"The share of a card that is vLLM's: {gib(layout['budget_bytes'])} of {gib(layout['total_bytes'])}."
+    if not plan.kv["num_blocks"]:
+        return f"{share} This model keeps no KV cache."
     return (
-        f"The share of a card that is vLLM's: {gib(layout['budget_bytes'])} of {gib(layout['total_bytes'])}. What the "
-        f"weights and the peak leave of it is KV cache, {gib(layout['kv_cache_bytes'])}; beside it "
+        f"{share} What the weights and the peak leave of it is KV cache, {gib(layout['kv_cache_bytes'])}; beside it "
         f"{gib(layout.get('outside_bytes', 0))} are used outside."
     )
 

@@ -41,40 +41,44 @@ def memory_row(release: Release | None, measures: Measures, plan: PlanDocument |
         (Query(reported.value("cache_config", "max"), "{{instance}}"),),
         "short",
         "table",
-        24 if plan is None else 8,
+        24 if plan is None else 8 if plan.kv["num_blocks"] else 12,
     )
     if plan is None:
         return Row("Memory", (settings,))
-    layout = tuple(
-        Query(f"vector({plan.layout[name]})", label) for name, label in _PARTS.items() if plan.layout.get(name)
+    return Row("Memory: the plan against reality", (_layout(plan), *_held(measures, plan), settings))
+
+
+def _layout(plan: PlanDocument) -> Panel:
+    return Panel(
+        "Planned layout of one GPU",
+        f"Where every byte of the tightest GPU goes, by the plan for {plan.model} on "
+        f"{plan.gpu['count']} x {plan.gpu['name']}.",
+        tuple(Query(f"vector({plan.layout[name]})", label) for name, label in _PARTS.items() if plan.layout.get(name)),
+        "bytes",
+        "bargauge",
+        8 if plan.kv["num_blocks"] else 12,
     )
+
+
+def _held(measures: Measures, plan: PlanDocument) -> tuple[Panel, ...]:
+    """Nothing of a model that keeps no KV cache."""
     tokens = pool_tokens(plan)
-    held = f"{tokens} * {grouped(measures.value('kv_use', 'avg'))}"
-    return Row(
-        "Memory: the plan against reality",
+    if not tokens:
+        return ()
+    panel = Panel(
+        "Tokens in the KV cache",
+        f"KV use times the planned {_pools(plan)}. The line is the pool: "
+        f"{plan.kv['max_concurrency'] * plan.engines:.1f} requests of {plan.args['max_model_len']:,} tokens.",
         (
-            Panel(
-                "Planned layout of one GPU",
-                f"Where every byte of the tightest GPU goes, by the plan for {plan.model} on "
-                f"{plan.gpu['count']} x {plan.gpu['name']}.",
-                layout,
-                "bytes",
-                "bargauge",
-                8,
-            ),
-            Panel(
-                "Tokens in the KV cache",
-                f"KV use times the planned {_pools(plan)}. The line is the pool: "
-                f"{plan.kv['max_concurrency'] * plan.engines:.1f} requests of {plan.args['max_model_len']:,} tokens.",
-                (Query(held), Query(f"vector({tokens})", "planned pool")),
-                "short",
-                "timeseries",
-                8,
-                ((tokens, "red"),),
-            ),
-            settings,
+            Query(f"{tokens} * {grouped(measures.value('kv_use', 'avg'))}"),
+            Query(f"vector({tokens})", "planned pool"),
         ),
+        "short",
+        "timeseries",
+        8,
+        ((tokens, "red"),),
     )
+    return (panel,)
 
 
 def pool_tokens(plan: PlanDocument) -> int:
@@ -178,7 +182,7 @@ def recomputed_share(measures: Measures, plan: PlanDocument | None) -> str:
     if measures.has("prompt_tokens_recomputed"):
         again = grouped(measures.rate("prompt_tokens_recomputed", WINDOW))
         ways.append(f"{again} / ({again} + {useful} > 0)")
-    if plan is not None:
+    if plan is not None and pool_tokens(plan):
         use, running = grouped(measures.value("kv_use", "avg")), grouped(measures.value("running"))
         held = f"{pool_tokens(plan)} * {use} / ({running} > 0)"
         again = f"{grouped(measures.rate('preemptions', WINDOW))} * {held}"

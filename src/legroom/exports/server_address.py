@@ -76,7 +76,13 @@ _FLAGS = ("--host", "--port", "--ssl-certfile", "--ssl-keyfile", "--uds")
 
 
 def check_probes(words: ServerWords) -> None:
-    """Refuse a server that no probe could ask: it wants a certificate from everybody."""
+    """Refuse a server that no probe could ask: it answers no HTTP, or wants a certificate from everybody."""
+    for flag in ("--headless", "--grpc"):
+        if words.get(flag) is not None:
+            raise LegroomError(
+                f"a server with {flag} answers no HTTP, so no health check could tell that it has started",
+                "export a script and watch the server yourself",
+            )
     phrase = words.get("--ssl-cert-reqs")
     if phrase is not None and phrase.value == _CERTIFICATE_REQUIRED and address_of(words).tls:
         raise LegroomError(
