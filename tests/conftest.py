@@ -1,7 +1,11 @@
 """Settings for every test."""
 
 import signal
+import ssl
+import subprocess
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 # A busy machine must not fail a property: examples are not timed.
@@ -13,3 +17,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ssl.SSLContext]:
+    """A self-signed certificate of localhost."""
+    folder = tmp_path_factory.mktemp("tls")
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
+               "-addext", "subjectAltName=DNS:localhost", "-keyout", "key.pem", "-out", "cert.pem"]  # fmt: skip
+    try:
+        subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("no openssl here to make a certificate with")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    return folder / "cert.pem", context

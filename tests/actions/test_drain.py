@@ -61,7 +61,7 @@ def test_what_the_door_let_in_counts_too():
     assert door.inside_now == []
 
 
-def with_guard(status, work):
+def with_guard(status, work, tls=None, **checking):
     """A stand-in for the guard's drain endpoint."""
     heard = []
 
@@ -78,11 +78,12 @@ def with_guard(status, work):
         app.router.add_get("/-/legroom/status", state)
         runner = web.AppRunner(app)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
         await site.start()
         port = site._server.sockets[0].getsockname()[1]
         try:
-            return await work(GuardDoor(f"http://127.0.0.1:{port}/", "t0ken"))
+            url = f"https://localhost:{port}/" if tls else f"http://127.0.0.1:{port}/"
+            return await work(GuardDoor(url, "t0ken", **checking))
         finally:
             await runner.cleanup()
 
@@ -107,6 +108,16 @@ def test_a_guard_that_refuses_is_a_sentence(status, said):
     _, go = with_guard(status, lambda door: door.close())
     with pytest.raises(ActionFailed, match=said):
         asyncio.run(go())
+
+
+def test_a_guard_with_a_certificate_of_ones_own_is_told_as_the_server_is_asked(certificate):
+    file, tls = certificate
+    for checking in ({"ca_file": str(file)}, {"verify_tls": False}):
+        heard, go = with_guard(200, lambda door: door.close(), tls, **checking)
+        asyncio.run(go())
+        assert len(heard) == 1
+    with pytest.raises(ActionFailed, match="cannot be reached"):
+        asyncio.run(with_guard(200, lambda door: door.close(), tls)[1]())
 
 
 def test_a_guard_that_is_not_there_is_a_sentence():

@@ -191,6 +191,8 @@ def test_every_door_has_a_name(tmp_path, drain, kind):
 def test_a_guard_is_the_door_where_there_is_a_token_for_it(tmp_path, monkeypatch):
     monkeypatch.setenv("LEGROOM_GUARD_TOKEN", "g")
     assert read(tmp_path, SERVER).servers[0].door == GuardDoor("http://a", "g")
+    unchecked = read(tmp_path, SERVER + "verify_tls = false\n").servers[0].door
+    assert unchecked == GuardDoor("http://a", "g", verify_tls=False)
 
 
 def test_a_configuration_without_a_file_tells_only_unless_told(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -127,21 +126,6 @@ def test_an_endless_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
     seen = ask(handler)
     assert isinstance(seen, Failure) and seen.kind == "too_big"
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ssl.SSLContext]:
-    """A self-signed certificate of localhost."""
-    folder = tmp_path_factory.mktemp("tls")
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
-               "-addext", "subjectAltName=DNS:localhost", "-keyout", "key.pem", "-out", "cert.pem"]  # fmt: skip
-    try:
-        subprocess.run(command, cwd=folder, check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("no openssl here to make a certificate with")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
-    return folder / "cert.pem", context
 
 
 def test_a_certificate_that_nobody_signed_is_refused_with_a_reason(certificate: tuple[Path, ssl.SSLContext]) -> None:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from legroom.actions.platform import ActionFailed, write_whole
 from legroom.actions.programs import succeed
+from legroom.live.scrape import tls_of
 from legroom.records import dataclass, field
 
 _QUICK_S = 10.0
@@ -46,6 +47,8 @@ class GuardDoor:
 
     url: str
     token: str = field(repr=False)
+    verify_tls: bool = True
+    ca_file: str | None = None
 
     @property
     def name(self) -> str:
@@ -75,7 +78,9 @@ class GuardDoor:
         try:
             async with (
                 aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_QUICK_S)) as session,
-                session.request(method, url, json=body, headers=headers) as answer,
+                session.request(
+                    method, url, json=body, headers=headers, ssl=tls_of(self.verify_tls, self.ca_file)
+                ) as answer,
             ):
                 if answer.status == 404:
                     raise ActionFailed("the guard has no drain endpoint", "start it with LEGROOM_GUARD_TOKEN set")
@@ -110,7 +115,10 @@ class FileDoor:
 
     async def open(self) -> None:
         """Takes it away."""
-        self.path.unlink(missing_ok=True)
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as error:
+            raise ActionFailed(f"{self.path} cannot be taken away: {error.strerror}") from error
 
     async def inside(self) -> float | None:
         """A file counts nothing."""

@@ -168,7 +168,7 @@ def _server(table: Table) -> ServerConfig:
     except LegroomError as error:
         raise error if ", line " in error.message else table.wrong("url", error.message, error.hint) from error
     platform = platform_of(table, place.server) if "platform" in table else None
-    door = door_of(table.table("drain"), place.server, platform)
+    door = door_of(table.table("drain"), place, platform)
     made = ServerConfig(place, table.get("group", str, "default"), platform, door, _plan(table), _answers(table))
     table.end()
     return made

@@ -16,6 +16,7 @@ from legroom.actions.supervisord import SupervisordProgram
 from legroom.actions.systemd import SystemdUnit
 from legroom.guard import TOKEN_NAME as GUARD_TOKEN
 from legroom.holding.sidecar_toml import Table
+from legroom.live.address import Endpoint
 
 DRAINS_BY_ITSELF = (Workload, RunChild)
 
@@ -74,26 +75,26 @@ _PLATFORMS: Mapping[str, Callable[[Table, str], Platform]] = {
 }  # fmt: skip
 
 
-def door_of(table: Table | None, server: str, platform: Platform | None) -> Door | None:
+def door_of(table: Table | None, place: Endpoint, platform: Platform | None) -> Door | None:
     """`drain = { by = "guard" }`. Without one: the platform where it drains by itself, the guard where there is a
     token for it, else none."""
     if table is None:
         if isinstance(platform, DRAINS_BY_ITSELF):
             return PlatformDoor(platform.name)
         token = os.environ.get(GUARD_TOKEN)
-        return GuardDoor(server, token) if token else None
-    door = _named_door(table, server, platform)
+        return GuardDoor(place.server, token, place.verify_tls, place.ca_file) if token else None
+    door = _named_door(table, place, platform)
     table.end()
     return door
 
 
-def _named_door(table: Table, server: str, platform: Platform | None) -> Door:
+def _named_door(table: Table, place: Endpoint, platform: Platform | None) -> Door:
     by = table.choice("by", ("guard", "file", "command", "platform"), "guard")
     if by == "guard":
         token = table.secret("token") or os.environ.get(GUARD_TOKEN)
         if not token:
             raise table.wrong("token", f"is missing: the guard's, as token_env, token_file or {GUARD_TOKEN}")
-        return GuardDoor(table.get("url", str, server), token)
+        return GuardDoor(table.get("url", str, place.server), token, place.verify_tls, place.ca_file)
     if by == "file":
         path = table.path("path")
         if path is None:

@@ -28,6 +28,7 @@ __all__ = [
     "scrape",
     "scrape_fleet",
     "scrape_once",
+    "tls_of",
 ]
 
 TIMEOUT_S = 4.0
@@ -94,7 +95,7 @@ async def fetch(
             data=form,
             headers=target.headers,
             timeout=aiohttp.ClientTimeout(total=timeout_s),
-            ssl=_tls(target),
+            ssl=tls_of(target.verify_tls, target.ca_file),
             # Following could carry the credentials elsewhere, and a metrics address has no reason to move.
             allow_redirects=False,
         ) as response:
@@ -153,13 +154,13 @@ def _tls_reason(error: Exception) -> str:
 _contexts: Memo[ssl.SSLContext | bool] = Memo(64)
 
 
-def _tls(target: Endpoint) -> ssl.SSLContext | bool:
+def tls_of(verify_tls: bool, ca_file: str | None) -> ssl.SSLContext | bool:
     """How to check the certificate. Contexts are kept: making one reads the whole store of authorities."""
-    if not target.verify_tls:
+    if not verify_tls:
         return False
-    if target.ca_file is None:
+    if ca_file is None:
         return True
-    return _contexts.get((), (target.ca_file,), lambda: _context(target.ca_file or ""))
+    return _contexts.get((), (ca_file,), lambda: _context(ca_file))
 
 
 def _context(ca_file: str) -> ssl.SSLContext:
