@@ -234,10 +234,12 @@ def watch(*servers: str, interval_s: float = 5.0, once: bool = False) -> Iterato
 
     Nothing is written and nothing is acted on. Close the iterator to stop looking.
     """
-    from legroom.holding.sidecar_config import simple_config  # noqa: PLC0415
+    from legroom.holding.sidecar_config import simple_config, with_interval  # noqa: PLC0415
     from legroom.holding.watch import WatchSession, look_once, watching  # noqa: PLC0415
 
-    config, session = replace(simple_config(servers), interval_s=interval_s), WatchSession()
+    if not servers:
+        raise LegroomError("which server?", 'legroom.watch("http://host:8000")')
+    config, session = with_interval(simple_config(servers), interval_s), WatchSession()
     if once:
         look_once(config, session, min(1.0, interval_s))
         return iter([WatchReport(view) for view in session.views.values()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 from metrics_server import Metrics, serving
 
+import legroom
 from legroom.cli.incidents import seconds_ago
 from legroom.cli.main import main
 from legroom.errors import LegroomError
@@ -164,6 +166,23 @@ def test_a_name_that_the_terminal_has_no_letters_for_is_shown_with_numbers(tmp_p
 def test_a_wrong_call_says_so(words, capsys):
     assert main(["watch", *words]) in (2, 3)
     assert capsys.readouterr().err.startswith("error:")
+
+
+# From Python
+
+
+def test_a_look_from_python_also_inside_an_event_loop():
+    async def in_a_notebook(url: str) -> list[str]:
+        return [look.state for look in legroom.watch(url, interval_s=0.1, once=True)]
+
+    with serving(Metrics()) as url:
+        assert asyncio.run(in_a_notebook(url)) == ["healthy"]
+
+
+@pytest.mark.parametrize(("servers", "interval_s"), [([], 5.0), (["http://h:1"], 0.0), (["http://h:1"], 1e4)])
+def test_watching_nothing_or_at_no_pace_is_refused(servers, interval_s):
+    with pytest.raises(LegroomError, match=r"which server|interval"):
+        legroom.watch(*servers, interval_s=interval_s)
 
 
 # A stream

@@ -267,9 +267,9 @@ def _config(args: argparse.Namespace) -> SidecarConfig:
         read_config,
         simple_config,
         with_act,
+        with_interval,
     )  # fmt: skip
     from legroom.live.address import endpoint
-    from legroom.live.thresholds import LONGEST_INTERVAL_S
 
     token = _token(args)
     config = with_act(read_config(Path(args.config)), args.act) if args.config else simple_config([], args.act)
@@ -285,12 +285,7 @@ def _config(args: argparse.Namespace) -> SidecarConfig:
     if args.kubernetes:
         config = replace(config, kubernetes=KubernetesConfig(args.kubernetes, args.namespace))
     if args.interval is not None:
-        if not 0.1 <= args.interval <= LONGEST_INTERVAL_S:
-            raise LegroomError(
-                f"--interval {args.interval:g} is not between 0.1 and {LONGEST_INTERVAL_S:g} seconds",
-                "looks further apart show nothing in time",
-            )
-        config = replace(config, interval_s=args.interval)
+        config = with_interval(config, args.interval)
     if not (config.servers or config.prometheus or config.kubernetes or args.rehearse or args.replay):
         raise LegroomError("which server?", "legroom watch http://host:8000, or --prometheus, --kubernetes, --config")
     return config

@@ -23,6 +23,7 @@ from legroom.live.thresholds import DEFAULT, LONGEST_INTERVAL_S, Thresholds
 from legroom.records import dataclass, field
 
 DEFAULT_PORT = 9477
+_SHORTEST_INTERVAL_S = 0.1
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -150,6 +151,16 @@ def with_act(config: SidecarConfig, act: Sequence[str]) -> SidecarConfig:
     more = frozenset(act)
     groups = {name: replace(group, act=group.act | more) for name, group in config.groups.items()}
     return replace(config, act=config.act | more, groups=groups)
+
+
+def with_interval(config: SidecarConfig, interval_s: float) -> SidecarConfig:
+    """The same with so many seconds between looks."""
+    if not _SHORTEST_INTERVAL_S <= interval_s <= LONGEST_INTERVAL_S:
+        raise LegroomError(
+            f"an interval of {interval_s:g} s is not between {_SHORTEST_INTERVAL_S:g} and {LONGEST_INTERVAL_S:g} s",
+            "looks further apart show nothing in time",
+        )
+    return replace(config, interval_s=interval_s)
 
 
 def is_loopback(host: str) -> bool:

@@ -11,7 +11,8 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -253,9 +254,20 @@ def _at_once(detector: Detector, watcher: Watcher, seen: Condition, now_s: float
 
 def look_once(config: SidecarConfig, session: WatchSession, gap_s: float = ONCE_GAP_S) -> None:
     """A few looks at each server, close together; then the detectors that need no patience are asked."""
-    asyncio.run(_looks(config, session, gap_s))
+    _run(_looks(config, session, gap_s))
     for server in session.views:
         session.judge_now(server)
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    """To its end, also for a caller who is inside an event loop, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(work)
+    else:
+        with ThreadPoolExecutor(1, "legroom watch") as beside:
+            beside.submit(asyncio.run, work).result()
 
 
 async def _looks(config: SidecarConfig, session: WatchSession, gap_s: float) -> None:
