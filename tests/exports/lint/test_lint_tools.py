@@ -232,3 +232,30 @@ def test_a_series_that_is_named_as_recorded_ones_are_is_not_vllms():
         "groups:\n- rules:\n  - alert: A\n    expr: vllm_limits:kv > 1 and vllm:hit_ratio:5m > 1 and vllm_limits > 1\n"
     )
     assert findings(rules) == [("metric-foreign", 4)]
+
+
+SUPERVISED = """; of the machine
+[supervisord]
+nodaemon=true
+[program:vllm]
+command=/opt/vllm/bin/vllm serve org/m ; the old one
+    --nope --shutdown-timeout 60
+environment=VLLM_USE_V1="1",HF_TOKEN=%(ENV_HF_TOKEN)s
+autorestart=true
+[program:other]
+command=bash -c "vllm serve org/m --nope"
+stopwaitsecs=120
+[eventlistener:x]
+command=vllm serve org/m --nope
+"""
+
+
+def test_programs_of_supervisord_are_read_with_their_variables_and_the_time_of_a_stop():
+    found = [("stop-too-short", 5), ("flag-unknown", 6), ("env-unknown", 7), ("flag-unknown", 10)]
+    assert findings(SUPERVISED, "supervisord.conf") == found
+    assert findings(SUPERVISED.replace("autorestart=true", "stopwaitsecs=90"), "supervisord.conf") == found[1:]
+
+
+def test_a_block_of_a_document_may_be_supervisords():
+    text = f"# How\n\n```ini\n{SUPERVISED}```\n"
+    assert [rule for rule, _ in findings(text, "how.md")] == [rule for rule, _ in findings(SUPERVISED, "a.conf")]

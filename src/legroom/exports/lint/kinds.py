@@ -22,7 +22,10 @@ _BY_LANGUAGE: dict[str, Kind] = {
 }  # fmt: skip
 _SHEBANG = re.compile(r"#!.*\b(ba|da|z|k|a)?sh\b")
 _YAML_START = re.compile(r"(groups|apiVersion|services|kind|spec|version|model)[ \t]*:|---\s*$")
-_UNIT_START = re.compile(r"\[(Unit|Service|Install)\]\s*$")
+_UNIT_START = re.compile(
+    r"\[(Unit|Service|Install|supervisord|supervisorctl|unix_http_server|inet_http_server|program:[^\]]+)\]\s*$"
+)
+"""Of systemd's units and of supervisord's files, which look alike."""
 
 
 def kind_of(path: str, text: str) -> Kind:
@@ -57,7 +60,7 @@ def sniffed(text: str) -> Kind | None:
         return "python" if "python" in text.lstrip().partition("\n")[0] else "shell"
     for line in text.splitlines():
         bare = line.strip()
-        if not bare or (bare.startswith("#") and not bare.startswith("#!")):
+        if not bare or bare.startswith(";") or (bare.startswith("#") and not bare.startswith("#!")):
             continue
         if _UNIT_START.match(bare):
             return "unit"

@@ -20,6 +20,7 @@ from legroom.exports.lint.readers.other_yaml import embedded_files, queries, rea
 from legroom.exports.lint.readers.python import read_python
 from legroom.exports.lint.readers.rules import is_rules, read_rules
 from legroom.exports.lint.readers.shell import read_shell
+from legroom.exports.lint.readers.supervisord import is_supervisord, read_supervisord
 from legroom.exports.lint.readers.unit import read_unit
 from legroom.exports.lint.subjects import Expression, Found, Started, Subject
 from legroom.exports.lint.text import Shifted, Text
@@ -80,7 +81,7 @@ def _read(kind: Kind, source: Text, release: Release) -> Iterator[Found | Unread
             for inner_kind, part in copied_files(source):
                 yield from _worth_saying(_read(inner_kind, part, release), part)
         elif kind == "unit":
-            yield read_unit(source)
+            yield read_supervisord(source) if is_supervisord(source.text) else read_unit(source)
         elif kind == "promql":
             yield Found((Expression(source.text, source.place, "panel"),))
         else:

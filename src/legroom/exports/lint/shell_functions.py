@@ -13,8 +13,8 @@ Simple = tuple[list[Word], list[Word]]
 LEADING = ("then", "do", "else", "if", "elif", "while", "until", "!", "time")
 """Words before a command that are none of it."""
 _NAME = re.compile(r"[A-Za-z_][\w.:-]*")
-_TAKES_APART = ("shift", "getopts", "set")
-"""Commands after which `$1` is another argument than the first."""
+_BRANCHES = (*LEADING, "for", "case", "select", "&&", "||")
+"""What makes a command run several times, or not at all."""
 
 
 @dataclass
@@ -23,11 +23,18 @@ class Function:
 
     body: list[Simple] = field(default_factory=list)
     is_called: bool = False
+    knows_places: bool = True
+    """Whether it is plain which argument `$1` is, wherever it stands: a `shift` in a loop may come once or often."""
+    _is_straight: bool = True
 
-    @property
-    def keeps_places(self) -> bool:
-        """Whether `$1` is the first argument wherever it stands in it."""
-        return not any(words[0].text in _TAKES_APART for words, _ in self.body)
+    def keep(self, words: list[Word], line: list[Word]) -> None:
+        """One more command."""
+        self._is_straight = self._is_straight and not any(word.raw in _BRANCHES for word in line)
+        name = words[0].text
+        sets = name == "getopts" or (name == "set" and any(word.text == "--" for word in words))
+        if sets or (name == "shift" and not self._is_straight):
+            self.knows_places = False
+        self.body.append((words, line))
 
 
 class Functions:
@@ -65,7 +72,7 @@ class Functions:
             if self._depth == 0:
                 self._open = None
         elif words:
-            self._open.body.append((words, line))
+            self._open.keep(words, line)
 
     def not_called(self) -> Iterator[Simple]:
         """The commands of functions that the script itself does not call."""

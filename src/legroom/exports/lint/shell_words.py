@@ -98,6 +98,8 @@ def _take(words: list[Word], line: list[Word], state: _State) -> Iterator[Comman
         for word in (*own, *rest[1:]):
             _assign(word, state, exported=exports)
         return
+    if rest[0].text == "shift" and "@" in state.arrays:
+        _set_arguments(state, _shifted(state.arrays["@"], rest[1].text if len(rest) > 1 else "1"))
     given = dict(_assignment(word) for word in own)
     yield Command(tuple(rest), {**state.exported, **given}, raw)
     function = state.functions.by_name.get(rest[0].text)
@@ -108,25 +110,25 @@ def _take(words: list[Word], line: list[Word], state: _State) -> Iterator[Comman
 def _call(function: Function, given: list[Word], env: Mapping[str, Word], state: _State) -> Iterator[Command]:
     """A function's commands with the arguments of a call in their places, and with the variables before it."""
     function.is_called = True
-    outer = {name: word for name, word in state.values.items() if name.isdigit()}
-    outer_given, outer_env = state.arrays.get("@"), {name: state.exported.get(name) for name in env}
-    _set_arguments(state, _places(given) if function.keeps_places else {}, given if function.keeps_places else None)
+    outer, outer_env = state.arrays.get("@"), {name: state.exported.get(name) for name in env}
+    _set_arguments(state, given if function.knows_places else None)
     state.exported.update(env)
     state.calls += 1
     for words, line in function.body:
         state.called += 1
         yield from _take(words, line, state)
     state.calls -= 1
-    _set_arguments(state, outer, outer_given)
+    _set_arguments(state, outer)
     for name, word in outer_env.items():
         state.exported.pop(name, None)
         if word is not None:
             state.exported[name] = word
 
 
-def _set_arguments(state: _State, places: Mapping[str, Word], given: list[Word] | None) -> None:
-    """`$1`, `$2` ... and `$@`, those of an outer call put away; None where they are not known."""
-    state.values = {name: word for name, word in state.values.items() if not name.isdigit()} | dict(places)
+def _set_arguments(state: _State, given: list[Word] | None) -> None:
+    """`$1`, `$2` ... and `$@`, those before put away; None where they are not known."""
+    places = _places(given or [])
+    state.values = {name: word for name, word in state.values.items() if not name.isdigit()} | places
     state.pieces.update({name: [word] for name, word in places.items()})
     state.arrays.pop("@", None)
     if given is not None:
@@ -142,6 +144,11 @@ def _places(given: list[Word]) -> dict[str, Word]:
             break
         found[str(number)] = word
     return found
+
+
+def _shifted(given: list[Word], count: str) -> list[Word] | None:
+    """What is left after `shift`; None where it is not plain which words go."""
+    return given[int(count) :] if count in map(str, range(len(_places(given)) + 1)) else None
 
 
 def _assignment(word: Word) -> tuple[str, Word]:
