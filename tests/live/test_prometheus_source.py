@@ -87,6 +87,14 @@ def test_servers_of_different_releases_come_from_three_queries() -> None:
     assert len(fake.queries) == 3
 
 
+def test_what_workers_tell_of_their_memory_comes_along() -> None:
+    fake = FakePrometheus()
+    server(fake, "a:8000", 100, vllm__num_requests_running=3, legroom_worker_reserved_bytes=50)
+    ((one,),) = ask(fake, 101)
+    assert isinstance(one, Sample)
+    assert one.reserved_bytes == 50
+
+
 def test_pods_are_named_after_their_pod() -> None:
     fake = FakePrometheus()
     fake.scraped_s = {"10.0.0.1:8000": 5.0}

@@ -95,6 +95,8 @@ def _connected(context: str | None) -> Any:
     except ImportError as error:
         raise LegroomError("reading pods needs the Kubernetes client", "pip install 'legroom[kubernetes]'") from error
     try:
+        if context is not None:
+            raise config.ConfigException  # a pod may be told to look at another cluster than its own
         config.load_incluster_config()
     except config.ConfigException:
         try:

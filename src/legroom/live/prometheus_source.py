@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.facts import metrics
 from legroom.live.address import Endpoint, endpoint
 from legroom.live.exposition import sample_of_series
+from legroom.live.exposition_names import WORKER
 from legroom.live.sample import Failure, Look
 from legroom.live.scrape import ScrapeFailed, fetch
 
@@ -79,6 +80,7 @@ class PrometheusSource:
         names = [name for role in _VALUES for name in metrics.names_of(role)]
         parts = ("bucket", "sum", "count") if self._buckets else ("sum", "count")
         names += [f"{name}_{part}" for role in _LATENCIES for name in metrics.names_of(role) for part in parts]
+        names += WORKER
         timed = "|".join(metrics.names_of(_TIMED_BY))
         return (
             self._selector("|".join(names)),
