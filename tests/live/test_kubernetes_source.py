@@ -125,7 +125,7 @@ def test_where_a_pods_metrics_are(made: Pod, url: str) -> None:
 def test_a_cluster_that_is_named_counts_before_the_one_around(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str | None] = []
     monkeypatch.setattr("kubernetes.config.load_incluster_config", lambda: asked.append("around"))
-    monkeypatch.setattr("kubernetes.config.load_kube_config", lambda context: asked.append(context))
+    monkeypatch.setattr("kubernetes.config.load_kube_config", lambda *, context: asked.append(context))
     KubernetesPods("other")
     KubernetesPods()
     assert asked == ["other", "around"]
