@@ -139,15 +139,16 @@ class WatchSession:
     def judge_now(self, server: str) -> ServerView:
         """The view with what is wrong at this very look, for those who do not stay to see whether it lasts."""
         watcher, now = self._watchers[server], self.views[server]
-        known = {finding.kind for finding in now.findings}
-        found = [
-            _at_once(detector, watcher, seen, now.time_s)
+        known = {finding.kind: finding for finding in now.findings}
+        found = {
+            detector.kind: _at_once(detector, watcher, seen, now.time_s)
             for detector in watcher.detectors
             if detector.kind in _AT_ONCE and detector.kind not in known
             and (seen := detector.measure(watcher.window, now.time_s)) is not None and seen.is_bad
-        ]  # fmt: skip
+        }  # fmt: skip
         if found and now.state != "unreachable":
-            watcher.findings = (*now.findings, *found)
+            both, kinds = known | found, [detector.kind for detector in watcher.detectors]
+            watcher.findings = tuple(both[kind] for kind in kinds if kind in both)  # the gravest first
             self.views[server] = view(watcher, self.levels)
         return self.views[server]
 
