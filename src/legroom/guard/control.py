@@ -44,8 +44,7 @@ def _drain(door: Door, body: bytes) -> tuple[int, bytes]:
         wanted = None
     if not isinstance(wanted, bool):
         return _error(400, "bad_request", 'Say {"on": true} or {"on": false}.')
-    door.draining = wanted
-    return 200, json.dumps(door.status()).encode()
+    return 200, json.dumps(door.drain(wanted)).encode()
 
 
 def _error(status: int, code: str, message: str) -> tuple[int, bytes]:

@@ -348,6 +348,12 @@ class Door:
         words = " ".join(f"{name} {value}" for name, value in flags.items())
         return f"vLLM {version} can bound its own queue too; behind this guard set {words}" if words else None
 
+    def drain(self, on: bool | None) -> dict[str, Any]:
+        """Turn new requests away, or (False) no more; and the state then."""
+        if on is not None:
+            self.draining = on
+        return self.status()
+
     def status(self) -> dict[str, Any]:
         """What `/-/legroom/status` answers."""
         size = self.limits.block_size or 0

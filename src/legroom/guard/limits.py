@@ -111,6 +111,14 @@ class EngineLimits:
         if not self.known and other.known:
             pool = ("num_blocks", "block_size", "full_request_blocks", "ranks", "extra_tokens")
             missing |= {name: getattr(other, name) for name in pool} | {"source": other.source}
+        elif other.known:  # a metrics page tells neither of drafts nor, before 0.24, of further groups of layers
+            missing["extra_tokens"] = self.extra_tokens or other.extra_tokens
+            length = self.max_model_len or other.max_model_len
+            if self.full_request_blocks is None and (other.block_size, other.max_model_len) == (
+                self.block_size,
+                length,
+            ):
+                missing["full_request_blocks"] = other.full_request_blocks
         return replace(self, **missing)
 
 

@@ -8,6 +8,7 @@ through, as they must not take anybody's place.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -24,6 +25,7 @@ from legroom.guard.limits import EngineLimits, limits_of_metrics, limits_of_vllm
 from legroom.guard.meters import with_page
 from legroom.guard.paths import DRAIN, METRICS, STATUS, Kind, kind_of, plain_path
 from legroom.guard.receiving import Message, Receive, Replay, Upload, soon
+from legroom.guard.siblings import Siblings, together
 from legroom.guard.visit import Visit
 
 Scope = MutableMapping[str, Any]
@@ -48,6 +50,7 @@ class Guard:
         self.token = token or os.environ.get(TOKEN_NAME) or None
         self._learn_at_s = 0.0
         self._key_check = KeyCheck()
+        self._siblings: Siblings | None = None
         self._server: Any = None
         self._said = ""
         try:
@@ -60,7 +63,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One connection."""
         if scope["type"] != "http":
-            await self.app(scope, receive, send)
+            await (self._living if scope["type"] == "lifespan" else self.app)(scope, receive, send)
             return
         path, root = scope["path"], scope.get("root_path", "")
         kind = kind_of(scope["method"], path, root)
@@ -213,10 +216,28 @@ class Guard:
             await _answer(body, send)
             return
         status, document = control.answer(self.door, self.token, method, scope["path"], given, body)
+        if status == 200 and self._siblings is not None:
+            others = await self._siblings.ask(self.door.draining if method == "POST" else None)
+            document = json.dumps(together(json.loads(document), others)).encode()
         length = str(len(document)).encode()
         shown = [(b"content-type", b"application/json"), (b"content-length", length)]
         await send({"type": "http.response.start", "status": status, "headers": shown})
         await send({"type": "http.response.body", "body": document})
+
+    async def _living(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The server's life, among its siblings if it has any: who may drain one of them means all."""
+        args = getattr(getattr(scope.get("app"), "state", None), "args", None)
+        count = getattr(args, "api_server_count", None) or 1
+        if count == 1 or self.token is None:
+            await self.app(scope, receive, send)
+            return
+        self._siblings = Siblings(count, self.token, self.door.drain)
+        if not await self._siblings.join():
+            LOG.warning("could not meet the other %d API servers: a drain reaches the one that hears it", count - 1)
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self._siblings.leave()
 
     async def _learn(self, scope: Scope) -> None:
         """Ask vLLM what it can hold: its configuration in this process, else its metrics page."""
@@ -250,8 +271,6 @@ class Guard:
 
     async def _tokenize(self, body: bytes) -> int | None:
         """Ask vLLM's own tokenizer, in this process."""
-        import json  # noqa: PLC0415
-
         try:
             status, answer = await call(self.app, self._server, "POST", "/tokenize", body, INNER_CALL_S)
             return int(json.loads(answer)["count"]) if status == 200 else None
