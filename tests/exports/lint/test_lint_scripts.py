@@ -44,6 +44,8 @@ def test_a_flag_is_found_however_the_script_puts_it_there(text, line):
         "printf '%s\\n' vllm serve org/m --nope",
         'EXTRA=""\nvllm serve org/m ${EXTRA:+--nope}',
         'A=("$A"); vllm serve org/m "${A[@]}"',
+        'B=${B:-}\nCMD="vllm serve org/m"\nif [ -n "$B" ]; then\n  CMD="$CMD --attention-backend $B"\nfi\neval "$CMD"',
+        "vllm serve org/m ${EXTRA:-} --attention-backend ${B-}",
         'ARGS=(--nope --port 1)\nvllm serve org/m "${ARGS[@]:1}"',
         "usage() { cat <<EOF\n  vllm serve org/m --nope\nEOF\n}",
     ],

@@ -202,6 +202,14 @@ def test_what_python_sets_in_the_environment_is_the_servers():
     assert findings(text, "a.py") == [("env-unknown", 3)]
 
 
+@pytest.mark.parametrize("text", [
+    "from vllm.v1.metrics.reader import Metric\ndef preempted(m: Metric): return m.name == 'vllm:num_preemptions'",
+    "for m in llm.get_metrics():\n  print(m.name == 'vllm:iteration_tokens_total')",
+])  # fmt: skip
+def test_a_family_is_known_whoever_gives_it_and_whatever_its_name_ends_in(text):
+    assert findings(text, "a.py") == []
+
+
 def test_families_have_no_total_and_series_do():
     families = 'for m in llm.get_metrics():\n  if m.name in ("vllm:num_preemptions", "vllm:generation_token"): pass'
     report = lint_texts([("a.py", families)], Options())

@@ -11,7 +11,9 @@ from legroom.exports.lint.text import Shifted, Text
 
 _NAME = re.compile(r"""(['"])(vllm[:_][a-z][a-z0-9_:]*)\1""")
 _READS_METRICS = re.compile(r"/metrics|prometheus|metrics", re.IGNORECASE)
-_FAMILIES = re.compile(r"\.get_metrics\(|text_string_to_metric_families|text_fd_to_metric_families")
+_FAMILIES = re.compile(
+    r"\.get_metrics\(|vllm\.v1\.metrics\.reader|text_string_to_metric_families|text_fd_to_metric_families"
+)
 """What gives families rather than series: a counter has no `_total` there, a histogram no `_bucket`."""
 _DECLARED = re.compile(
     r"""\b(?:Counter|Gauge|Histogram|Summary|Info)(?:MetricFamily)?\(\s*(?:name\s*=\s*)?['"](vllm[:_][a-z0-9_:]+)"""

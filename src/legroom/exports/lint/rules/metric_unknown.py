@@ -10,7 +10,7 @@ from legroom.exports.lint.context import Context, finding
 from legroom.exports.lint.finding import Finding, Rule
 from legroom.exports.lint.promql_words import Series, series_names, tokens
 from legroom.exports.lint.subjects import Expression
-from legroom.facts.metrics import all_exposed_names, metrics_of, nearest, releases_of
+from legroom.facts.metrics import Metric, all_exposed_names, metrics_of, nearest, releases_of
 
 _OWN = re.compile(r"vllm[:_][a-zA-Z0-9_:]+")
 RULE = Rule(
@@ -36,7 +36,7 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
     known = context.series
     plain = subject.owner in ("text", "family", "sample")
     if subject.owner == "family":
-        known |= {metric.name.removesuffix("_total") for metric in metrics_of(context.release)}
+        known |= {_family(metric) for metric in metrics_of(context.release)}
     named = [Series(subject.text, 0)] if plain else list(series_names(subject.text))
     alternatives = any(token.text == "or" for token in tokens(subject.text)) and any(one.name in known for one in named)
     for series in named:
@@ -57,6 +57,10 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
             continue  # level:series:operation is how recorded series are called: another file records it
         suggestion = f"write {instead}" if instead else _without(name)
         yield finding(rule, subject.locate(series.offset), f"{name} {_why(name, context)}", suggestion, len(name))
+
+
+def _family(metric: Metric) -> str:
+    return metric.name.removesuffix("_total") if metric.type == "counter" else metric.name
 
 
 def _without(name: str) -> str:
