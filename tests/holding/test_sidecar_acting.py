@@ -7,7 +7,7 @@ import pytest
 from stand_in_world import Killed, World
 
 from legroom.actions.drain import PlatformDoor
-from legroom.actions.platform import ActionFailed, FlagChange
+from legroom.actions.platform import ActionFailed, FlagChange, FlagsFixed
 from legroom.actions.undo import kept_override
 from legroom.holding.policy import Limits
 from legroom.holding.sidecar_acting import Actor
@@ -196,6 +196,21 @@ def test_flags_that_cannot_be_written_leave_the_server_as_it_runs(tmp_path):
         assert states(scene) == ["undone"]
         assert (world.starts, world.closed) == (1, False)
         assert "it starts a script" in scene.said[-1].text
+
+
+def test_where_flags_cannot_be_changed_a_restart_that_helps_is_made_without_them(tmp_path):
+    async def fixed():
+        raise FlagsFixed("it starts a script")
+
+    with Journal.open(tmp_path / "journal.db") as journal:
+        scene = Scene(tmp_path, journal, ("restart", "restart-with-flags"))
+        world, incident = scene.worlds[A], hanging(scene)
+        world.override_place, incident.change = fixed, FlagChange({"--seed": "1"})
+        considered(scene, incident)
+        assert [said.text for said in scene.said] == ["not acting: it starts a script"]
+        incident.ask_again_s = 0.0
+        considered(scene, incident)
+        assert [(action.name, action.state) for action in journal.actions()] == [("restart", "done")]
 
 
 # Draining

@@ -9,6 +9,7 @@ from legroom.actions.platform import (
     ActionFailed,
     Asked,
     FlagChange,
+    FlagsFixed,
     Override,
     State,
     read_if_there,
@@ -61,7 +62,7 @@ class CommandPlatform:
     async def override_place(self) -> Override:
         """The file that the command reads."""
         if self.flags_file is None:
-            raise ActionFailed("no `flags_file` is named for the restart command, so flags cannot be changed")
+            raise FlagsFixed("no `flags_file` is named for the restart command, so flags cannot be changed")
         return Override(str(self.flags_file), read_if_there(self.flags_file))
 
     async def write_flags(self, change: FlagChange) -> None:

@@ -15,6 +15,7 @@ from legroom.actions.platform import (
     ActionFailed,
     Asked,
     FlagChange,
+    FlagsFixed,
     Override,
     State,
     read_if_there,
@@ -55,7 +56,7 @@ class DockerContainer:
 
     async def override_place(self) -> Override:
         """There is none."""
-        raise ActionFailed(
+        raise FlagsFixed(
             f"Docker cannot change the flags of {self.container} in place",
             "run it by Compose (platform = 'compose'), or remove it and `docker run` it again with the new flags",
         )
@@ -128,7 +129,7 @@ class ComposeService:
             raise ActionFailed(f"{self.file} has no service {self.service}")
         command = service.get("command")
         if not isinstance(command, list) or not command:
-            raise ActionFailed(
+            raise FlagsFixed(
                 f"{self.name} has no command of its own to change", "write its vLLM arguments under `command:`"
             )
         found = [str(word) for word in command]

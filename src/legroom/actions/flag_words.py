@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from legroom.actions.platform import ActionFailed
+from legroom.actions.platform import FlagsFixed
 from legroom.vllm.command_parts import command_parts, long_name
 from legroom.vllm.reading import looks_like_flag
 from legroom.vllm.shell import SHELLS, basename, server_start
@@ -35,7 +35,7 @@ def require_server(words: Sequence[str], where: str, *, in_image: bool = False) 
         if in_image and not any(basename(word) in SHELLS for word in words[:1]):
             return
         shown = " ".join(words[:2])
-        raise ActionFailed(
+        raise FlagsFixed(
             f"{where} runs `{shown} ...`, and legroom cannot see vLLM's flags in it",
             "start vLLM there directly, or change the flags in that script by hand",
         )

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 from legroom.actions.flag_words import require_server, with_flags
-from legroom.actions.platform import ActionFailed, Asked, FlagChange, Override, State
+from legroom.actions.platform import ActionFailed, Asked, FlagChange, FlagsFixed, Override, State
 from legroom.records import dataclass
 
 RESTARTED_BY = "legroom/restarted-by"
@@ -85,7 +85,7 @@ class Workload:
         field = "args" if container.get("args") else "command"
         words: list[str] = container.get(field) or []
         if not words:
-            raise ActionFailed(
+            raise FlagsFixed(
                 f"{self.name} has no arguments of its own to change", "write vLLM's arguments under `args:`"
             )
         whole = [*(container.get("command") or ()), *(container.get("args") or ())]

@@ -20,6 +20,10 @@ class ActionFailed(LegroomError):
         super().__init__(message, hint, UNREACHABLE)
 
 
+class FlagsFixed(ActionFailed):
+    """The flags of this server cannot be changed here, now or later."""
+
+
 @dataclass(frozen=True)
 class State:
     """A server as its platform sees it.
@@ -88,7 +92,7 @@ class Platform(Protocol):
         ...
 
     async def override_place(self) -> Override:
-        """Where flags would be overridden, with what stands there now. Raises `ActionFailed` where they cannot be."""
+        """Where flags would be overridden, with what stands there now. Raises `FlagsFixed` where they cannot be."""
         ...
 
     async def write_flags(self, change: FlagChange) -> None:

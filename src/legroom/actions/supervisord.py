@@ -7,7 +7,16 @@ import shlex
 from pathlib import Path
 
 from legroom.actions.flag_words import doubled, require_server, with_flags
-from legroom.actions.platform import ActionFailed, Asked, FlagChange, Override, State, read_if_there, write_whole
+from legroom.actions.platform import (
+    ActionFailed,
+    Asked,
+    FlagChange,
+    FlagsFixed,
+    Override,
+    State,
+    read_if_there,
+    write_whole,
+)
 from legroom.actions.programs import call, process_identity, succeed
 from legroom.records import dataclass
 
@@ -77,7 +86,7 @@ class SupervisordProgram:
     def _file(self) -> Path:
         path = self.program_file or self.config
         if path is None:
-            raise ActionFailed(
+            raise FlagsFixed(
                 f"where {self.program} is configured is not known", "name `config` or `program_file` in watch.toml"
             )
         return path
@@ -88,11 +97,11 @@ def with_command(text: str, program: str, change: FlagChange) -> str:
     lines = text.splitlines()
     start = next((at for at, line in enumerate(lines) if line.strip() == f"[program:{program}]"), None)
     if start is None:
-        raise ActionFailed(f"there is no [program:{program}] section to change")
+        raise FlagsFixed(f"there is no [program:{program}] section to change")
     end = next((at for at in range(start + 1, len(lines)) if lines[at].lstrip().startswith("[")), len(lines))
     at = next((at for at in range(start, end) if re.match(r"\s*command\s*[=:]", lines[at])), None)
     if at is None:
-        raise ActionFailed(f"[program:{program}] has no command")
+        raise FlagsFixed(f"[program:{program}] has no command")
     if change.env:
         raise ActionFailed("legroom does not change the environment of a supervisord program", "change it by hand")
     last = at + 1

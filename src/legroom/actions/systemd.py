@@ -11,6 +11,7 @@ from legroom.actions.platform import (
     ActionFailed,
     Asked,
     FlagChange,
+    FlagsFixed,
     Override,
     State,
     read_if_there,
@@ -116,7 +117,7 @@ def exec_start(text: str) -> list[str]:
         if equals and key.strip() == "ExecStart":
             found = [*found, value.strip()] if value.strip() else []
     if len(found) != 1:
-        raise ActionFailed(f"the unit has {len(found)} ExecStart lines; legroom changes flags where there is one")
+        raise FlagsFixed(f"the unit has {len(found)} ExecStart lines; legroom changes flags where there is one")
     try:
         return shlex.split(found[0])
     except ValueError as error:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from legroom.actions.kubernetes import KubernetesLease
-from legroom.actions.platform import ActionFailed, Override
+from legroom.actions.platform import ActionFailed, FlagsFixed, Override
 from legroom.actions.scale import scale
 from legroom.actions.undo import kept_override
 from legroom.holding.policy import DAY_S, RESTARTS, Decision, GroupState, Trouble, decide
@@ -91,6 +91,9 @@ class Actor:
                 await self._carry_out(incident, decision)
             finally:
                 await self._release(incident.group)
+        except FlagsFixed as error:
+            incident.change = None  # what a restart alone cures, it may still cure
+            self._refuse(incident, Decision(None, error.message))
         except (ActionFailed, JournalUnavailable) as error:
             self._refuse(incident, Decision(None, error.message))
 
