@@ -14,7 +14,7 @@ from legroom.guard.limits import EngineLimits, limits_of_metrics, limits_of_plan
 from legroom.guard.native import native_flags
 from legroom.guard.paths import Kind
 from legroom.guard.policy import PoolPolicy
-from legroom.guard.tokens import CONFIRMED, FEWEST, GENERATION, Highest, ModelTokens, Quantile, TokenBook
+from legroom.guard.tokens import CONFIRMED, FEWEST, GENERATION, MOST_MODELS, Highest, ModelTokens, Quantile, TokenBook
 from legroom.guard.weigh import weight_of
 from legroom.units import cdiv
 
@@ -306,11 +306,13 @@ def test_a_quantile_reaches_its_share_of_the_values(values):
     assert quantile.at(0.99) <= 1.2 * max(values) + 1
 
 
-def test_the_book_of_models_stays_small():
+def test_the_book_of_models_stays_small_and_keeps_those_that_answer():
     book = TokenBook()
-    for number in range(1000):
-        book.learnt(f"model{number}")
-    assert len(book._models) <= 64
+    for number in range(2 * MOST_MODELS):
+        book.learnt(f"adapter{number}")
+        book.learnt("base").outputs.add(1)
+    assert len(book._models) == MOST_MODELS
+    assert book.of("base").outputs.count == 2 * MOST_MODELS
 
 
 def test_releases_with_queue_bounds_get_them_set():

@@ -226,18 +226,19 @@ class Guard:
 
     async def _living(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The server's life, among its siblings if it has any: who may drain one of them means all."""
-        args = getattr(getattr(scope.get("app"), "state", None), "args", None)
-        count = getattr(args, "api_server_count", None) or 1
+        count = limits_of_vllm(None, getattr(getattr(scope.get("app"), "state", None), "args", None)).api_servers
         if count == 1 or self.token is None:
             await self.app(scope, receive, send)
             return
-        self._siblings = Siblings(count, self.token, self.door.drain)
-        if not await self._siblings.join():
+        siblings = Siblings(count, self.token, self.door.drain)
+        if await siblings.join():
+            self._siblings = siblings
+        else:
             LOG.warning("could not meet the other %d API servers: a drain reaches the one that hears it", count - 1)
         try:
             await self.app(scope, receive, send)
         finally:
-            self._siblings.leave()
+            siblings.leave()
 
     async def _learn(self, scope: Scope) -> None:
         """Ask vLLM what it can hold: its configuration in this process, else its metrics page."""

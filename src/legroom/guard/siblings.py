@@ -14,6 +14,7 @@ import json
 import os
 import socket
 import struct
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -39,8 +40,8 @@ class Siblings:
         self._server: asyncio.Server | None = None
 
     async def join(self) -> bool:
-        """Take the first free name; whether there was one."""
-        for name in self._names:
+        """Take the first free name; whether there was one, and the system has such names at all."""
+        for name in self._names if sys.platform == "linux" else ():
             with contextlib.suppress(OSError):
                 self._server = await asyncio.start_unix_server(self._heard, name, limit=_LONGEST_BYTES)
                 self._own = name

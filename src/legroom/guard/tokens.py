@@ -20,7 +20,8 @@ CHAT_TOKENS = 128
 MESSAGE_TOKENS = 8
 CONFIRMED = 3
 """Answers that must show what a template adds: one odd request does not weigh on all the others."""
-MOST_MODELS = 64
+MOST_MODELS = 512
+"""Names that something was learnt about: adapters have one each. A name takes about 3 kB."""
 SHORTEST_BYTES = 64
 """Shorter prompts say more about the template than about the text."""
 
@@ -146,6 +147,8 @@ class TokenBook:
             found = self._models[model] = ModelTokens()
             if len(self._models) > MOST_MODELS:
                 self._models.popitem(last=False)
+        else:
+            self._models.move_to_end(model)  # who answered last is forgotten last
         return found
 
 
