@@ -18,20 +18,24 @@ class Asking:
 
     def __init__(self, task: str, question: Mapping[str, Any]) -> None:
         self._complaint = _passing_file()
+        self._process: subprocess.Popen[bytes] | None = None
         with _passing_file() as asked:
             asked.write(json.dumps(question).encode())
             asked.seek(0)
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "legroom.holding.counsel", task], stdin=asked, stdout=subprocess.PIPE,
-                stderr=self._complaint, start_new_session=True,
-            )  # fmt: skip
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "legroom.holding.counsel", task], stdin=asked, stdout=subprocess.PIPE,
+                    stderr=self._complaint, start_new_session=True,
+                )  # fmt: skip
+            except OSError as error:  # no process more is to be had; a server that runs goes on
+                self._complaint.write(str(error).encode())
+        self._answer: IO[bytes] = (self._process.stdout if self._process else None) or _passing_file()
         self._said = b""
         self.done = False
 
     def fileno(self) -> int:
         """What to wait on."""
-        assert self._process.stdout is not None
-        return self._process.stdout.fileno()
+        return self._answer.fileno()
 
     def read(self) -> None:
         """Take in what has been said so far."""
@@ -59,14 +63,15 @@ class Asking:
 
     def stop(self) -> None:
         """Nobody wants the answer any more."""
-        self._process.kill()
+        if self._process is not None:
+            self._process.kill()
         self._close()
 
     def _close(self) -> None:
         self._complaint.close()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-        self._process.wait()
+        self._answer.close()
+        if self._process is not None:
+            self._process.wait()
 
 
 def _passing_file() -> IO[bytes]:
