@@ -89,6 +89,23 @@ def test_a_server_that_is_down_is_3(capsys):
     assert "unreachable" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("name", "instead"), [("stdin", None), ("stdin", io.StringIO), ("stdout", io.StringIO), ("stderr", io.StringIO)]
+)
+def test_a_page_needs_a_terminal_to_read_and_to_draw_on(name, instead, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for one in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, one, Terminal())
+    monkeypatch.setattr("legroom.cli.watch._page", lambda args, config: 99)
+    words = ["watch", "http://127.0.0.1:9", "--interval", "0.1"]
+    assert main(words) == 99
+    monkeypatch.setattr(sys, name, instead and instead())
+    assert main(words) == 3
+
+
 def test_without_a_terminal_it_looks_once_and_writes_no_journal(home, capsys):
     with serving(Metrics()) as url:
         assert main(["watch", url, "--interval", "0.1"]) == 0

@@ -94,10 +94,14 @@ def run(args: argparse.Namespace) -> int:
     if args.replay:
         return _replay(args)
     config = _config(args)
-    has_terminal = sys.stdout.isatty() and sys.stdin.isatty()
-    if args.once or not (has_terminal or args.json):
+    if args.once or not (args.json or _has_terminal()):
         return _once(args, config)
     return _stream(args, config) if args.json else _page(args, config)
+
+
+def _has_terminal() -> bool:
+    """Textual reads keys from stdin and draws on stderr. One that was closed is None."""
+    return all(one is not None and one.isatty() for one in (sys.stdin, sys.stdout, sys.stderr))
 
 
 def _check_record(args: argparse.Namespace) -> None:
