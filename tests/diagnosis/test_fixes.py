@@ -88,6 +88,16 @@ def test_no_cause_that_is_not_memory_offers_a_memory_flag() -> None:
         assert not flags & {"gpu_memory_utilization", "max_model_len", "max_num_seqs", "max_num_batched_tokens"}
 
 
+def test_a_missing_module_is_installed_and_no_kernel_is_looked_for() -> None:
+    (fix,) = finding("ModuleNotFoundError: No module named 'xgrammar'").fixes
+    assert fix.kind == "install"
+
+
+def test_only_a_fault_in_a_kernel_is_looked_for_in_the_kernels() -> None:
+    assert "report" in {fix.kind for fix in finding(CAUSES["an illegal address"][1]).fixes}
+    assert "report" not in {fix.kind for fix in finding(CAUSES["any other bug"][1]).fixes}
+
+
 def test_weights_too_big_is_answered_by_smaller_weights_or_more_gpus_with_their_layout() -> None:
     log = LLAMA + CAUSES["parameters that do not fit"][1].replace("23.64", "11.64").replace("23.21", "11.21")
     found = finding(log, gpu="12GiB")

@@ -49,6 +49,13 @@ def test_what_platforms_put_in_front_of_lines_does_not_matter(prefix: str) -> No
     assert first_cause("\n".join(prefix + line for line in wrapped.splitlines())) == "kv_too_small_for_max_len"
 
 
+@pytest.mark.parametrize("prefix", ["", "vllm-1  | ", "Jan 02 03:04:05 gpu7 legroom[812]: "])
+def test_what_legroom_run_expects_is_not_taken_for_what_vllm_said(prefix: str) -> None:
+    expected = f"{prefix}legroom: plan for org/model: it will not start: {SHORT_KV}"
+    assert first_cause(f"{expected}\n{CAUSES['an illegal address'][1]}") == "not_memory"
+    assert read(expected).runs == ()
+
+
 def test_json_logs_are_read() -> None:
     log = json.dumps({"time": "2025-01-02", "level": "error", "message": SHORT_KV})
     evidence = read(log).runs[0].findings[0].evidence[0]

@@ -73,8 +73,11 @@ def read_line(number: int, raw: str) -> Line:
 
 
 def spoken(raw: str) -> str:
-    """What the server said in a line: no colours, no JSON envelope, and nothing of what users asked it."""
+    """What the server said in a line: no colours, no JSON envelope, nothing of what users asked it, and nothing of what
+    `legroom run` says beside it: a plan quotes the very error that it expects."""
     said = _unwrapped(raw[:LONGEST_LINE])
+    if "legroom: " in said[:400] and without_prefixes(said[:400]).startswith("legroom: "):
+        return ""
     if " request " in said[:400]:
         prompt = _PROMPT.search(said[:2000])
         if prompt:

@@ -116,6 +116,12 @@ def _any_exception(case: Case) -> Finding | None:
     return Finding(CAUSE, ENTRY, confidence, proof(error), why)
 
 
+def _is_missing_module(case: Case) -> bool:
+    error = case.first("exception")
+    kind = str(error.facts.get("type", "")).rpartition(".")[2] if error else ""
+    return kind in ("ModuleNotFoundError", "ImportError") and not case.has(*_REASONS)
+
+
 def remedies(bench: Workbench) -> Iterator[Fix | None]:
     """What to do instead of turning memory knobs."""
     case = bench.case
@@ -155,12 +161,25 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
             steps=("choose another --attention-backend (before 0.15: VLLM_ATTENTION_BACKEND)",),
             confidence=0.5,
         )
+    elif _is_missing_module(case):
+        yield Fix(
+            "install",
+            "Python does not find a module that this vLLM, or something it loads, needs.",
+            steps=("install it into the environment that runs vLLM: its name is at the end of the line above",),
+            confidence=0.7,
+        )
+        return
+    is_kernel = case.has(*_REASONS) or case.has("failed_execution_dump")
     yield Fix(
         "engine_version_or_V0",
-        "A kernel fault is a bug: another release may not have it.",
+        "A kernel fault is a bug: another release may not have it."
+        if is_kernel
+        else "The exception names what it stumbled over; where that is no setting of yours, it is a bug of the release.",
         steps=("upgrade, or go back to the last release that worked",),
         confidence=0.4,
     )
+    if not is_kernel:
+        return
     yield Fix(
         "report",
         "Find the kernel that fails.",
