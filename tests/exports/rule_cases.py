@@ -152,7 +152,7 @@ def second(server: Server, **measures: Any) -> Server:
     return replace(server.but(**measures), engine="1", other={})
 
 
-_RESTARTED = replace(HEALTHY, other={"up": level(1)}).but(generation_tokens="100+3000x17 0+3000x6 0+3000x9")
+_RESTARTED = replace(HEALTHY, other={"up": level(1)}).but(prompt_tokens="100+3000x17 0+3000x6 0+3000x9")
 
 
 @dataclass(frozen=True)
@@ -282,13 +282,15 @@ CASES = (
     case("one restart", HEALTHY.but({"process_start_time_seconds": "1000x20 2000x20"})),
     case("restarts of half an hour ago", HEALTHY.but({"process_start_time_seconds": "1000x2 2000x2 3000x2 4000x30"})),
     case(
-        "counters that begin again three times, without a start time",
-        replace(HEALTHY, other={"up": level(1)}).but(generation_tokens="100+3000x17 0+3000x3 0+3000x3 0+3000x9"),
+        "an embedder's counters that begin again three times, without a start time",
+        replace(HEALTHY, other={"up": level(1)}).but(
+            prompt_tokens="100+3000x17 0+3000x3 0+3000x3 0+3000x9", generation_tokens=growing(0, start=0)
+        ),
         fires="VllmCrashLoop",
     ),
     case(
         "counters that begin again once",
-        replace(HEALTHY, other={"up": level(1)}).but(generation_tokens="100+3000x20 0+3000x20"),
+        replace(HEALTHY, other={"up": level(1)}).but(prompt_tokens="100+3000x20 0+3000x20"),
     ),
     case("a server that never came up", Server({}, other={"up": level(0)}), fires="VllmDown"),
     case("a server that starts", Server({}, other={"up": "1x25 0x5"})),

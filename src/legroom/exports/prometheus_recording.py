@@ -91,9 +91,9 @@ def _latencies(measures: Measures, levels: AlertLevels) -> list[Recording]:
 
 def restarts(measures: Measures, window: str, job: str) -> str:
     """Starts within a window: the process's own start time where it is shown (not with several API servers, nor by
-    V0's separate engine process), else how often a counter began again."""
+    V0's separate engine process), else how often a counter began again. That of prompts: an embedder generates none."""
     by_instance = Measures(measures.release, measures.selector, "by (job, instance)")
     return either(
         f'max by (job, instance) (changes(process_start_time_seconds{{job="{job}"}}[{window}]))',
-        by_instance.resets("generation_tokens", window),
+        by_instance.resets("prompt_tokens", window),
     )
