@@ -174,7 +174,7 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
         "engine_version_or_V0",
         "A kernel fault is a bug: another release may not have it."
         if is_kernel
-        else "The exception names what it stumbled over; where that is no setting of yours, it is a bug of the release.",
+        else "The exception names what it stumbled over; where it is no setting of yours, it is a bug of the release.",
         steps=("upgrade, or go back to the last release that worked",),
         confidence=0.4,
     )
