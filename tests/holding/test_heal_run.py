@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -14,10 +15,11 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from legroom.actions.descendants import descendants, started
@@ -39,12 +41,26 @@ def until(true: Callable[[], Any], patience_s: float = 90.0) -> Any:
 class Run:
     """One `legroom run` of the stand-in."""
 
-    def __init__(self, folder: Path, port: int, own: list[str], flags: list[str], env: dict[str, str]) -> None:
+    def __init__(
+        self, folder: Path, port: int, own: list[str], flags: list[str], env: dict[str, str], before: Sequence[str] = ()
+    ) -> None:
         vllm = folder / "vllm"
         vllm.write_text(f"#!{sys.executable}\nimport runpy\nrunpy.run_path({str(STAND_IN)!r}, run_name='__main__')\n")
         vllm.chmod(vllm.stat().st_mode | stat.S_IXUSR)
         self.folder, self.port, self.home = folder, port, folder / "home"
-        words = [sys.executable, "-m", "legroom", "run", "--vllm", "0.32.0", "--restart-delay", "0", *own, "--"]
+        words = [
+            *before,
+            sys.executable,
+            "-m",
+            "legroom",
+            "run",
+            "--vllm",
+            "0.32.0",
+            "--restart-delay",
+            "0",
+            *own,
+            "--",
+        ]
         words += [str(vllm), "serve", "tiny", "--port", str(port), *flags]
         self.out, self.err = folder / "out", folder / "err"
         with self.out.open("wb") as out, self.err.open("wb") as err:
@@ -111,8 +127,8 @@ def port() -> int:
 def run(tmp_path: Path, port: int) -> Iterator[Callable[..., Run]]:
     runs: list[Run] = []
 
-    def start(*own: str, flags: tuple[str, ...] = (), **env: str) -> Run:
-        runs.append(Run(tmp_path, port, list(own), list(flags), env))
+    def start(*own: str, flags: tuple[str, ...] = (), before: Sequence[str] = (), **env: str) -> Run:
+        runs.append(Run(tmp_path, port, list(own), list(flags), env, before))
         return runs[-1]
 
     yield start
@@ -548,3 +564,23 @@ def test_a_script_that_cannot_be_written_is_said_before_anything_starts(run, tmp
     held = run("--save", str(tmp_path / "no/start.sh"))
     assert held.process.wait(120) == 2
     assert "--save" in held.err.read_text()
+
+
+def test_as_the_first_process_of_a_container_it_collects_what_others_leave(run):
+    contained = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if not shutil.which("unshare") or subprocess.run([*contained, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no container can be made here")
+    # The shell leaves a child behind, and becomes legroom.
+    held = run(before=[*contained, "sh", "-c", 'sleep 0 & exec "$@"', "sh"])
+    held.serving()
+    (first,) = psutil.Process(held.process.pid).children()
+
+    def has_none_left() -> bool:
+        try:
+            return all(child.status() != psutil.STATUS_ZOMBIE for child in first.children())
+        except psutil.NoSuchProcess:
+            return False
+
+    until(has_none_left)
+    first.terminate()
+    assert held.process.wait(120) == 0

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from legroom.actions.child import Child
+from legroom.actions.descendants import reap
 from legroom.actions.kept_log import KeptLog, last_lines
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.guard import TOKEN_NAME as GUARD_TOKEN
@@ -164,6 +165,8 @@ class Supervisor:
         left_s = self.stopping.left_s()
         patience_s = left_s if patience_s is None else patience_s if left_s is None else min(patience_s, left_s)
         readable, _, _ = select.select(waits, [], [], patience_s)
+        if os.getpid() == 1:
+            reap()  # the first process of a container: every orphan in it comes here
         if self._signals in readable:
             # One that came up since the last look has requests to finish already.
             self.stopping.is_up = self.stopping.is_up or (child is not None and self._is_up())
