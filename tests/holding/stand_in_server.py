@@ -31,14 +31,14 @@ vllm:generation_tokens_total{{engine="0",model_name="m"}} {tokens}
 # TYPE process_start_time_seconds gauge
 process_start_time_seconds {started}
 """
-tokens = [0.0]
+tokens = [1.0]  # it has served before
 
 
 def metrics():
     stuck = (FOLDER / "stuck").exists()
     busy = (FOLDER / "busy").read_text() if (FOLDER / "busy").exists() else "0"
     if not stuck:
-        tokens[0] = float(int((time.time() - STARTED_S) * 1000))
+        tokens[0] = 1.0 + int((time.time() - STARTED_S) * 1000)
     return TEXT.format(running=3.0 if stuck else float(busy or 0), tokens=tokens[0], started=STARTED_S)
 
 

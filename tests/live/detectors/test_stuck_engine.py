@@ -29,12 +29,19 @@ def test_a_sleeping_engine_is_not_stuck() -> None:
 
 def test_fast_looks_do_not_make_one_slow_step_a_hang() -> None:
     server = FakeServer(StuckEngine, interval_s=1.0)
-    server.look(running=1)
+    server.look(running=1, add_generation_tokens=1)
     assert server.looks(8, running=1) == [None] * 8
     assert server.looks(4, running=1)[-1] is not None
 
 
+def test_an_engine_that_compiles_for_its_first_request_has_time_for_it() -> None:
+    server = FakeServer(StuckEngine)
+    assert server.looks(24, running=1, kv_use=0.1) == [None] * 24
+    assert server.looks(4, running=1, kv_use=0.1)[-1] is not None
+
+
 def test_the_first_token_ends_it_after_calm() -> None:
     server = FakeServer(StuckEngine)
-    server.looks(6, running=4)
+    server.look(running=4, add_generation_tokens=1)
+    assert server.looks(5, running=4)[-1] is not None
     assert server.looks(9, running=4, add_generation_tokens=10)[-1] is None

@@ -34,12 +34,20 @@ class StuckEngine(Detector):
             if (engine.running or 0.0) > 0 and not engine.asleep and not engine.has_progress:
                 which = named(engine.key, window)
                 still_s = _still_s(window, engine.key)
+                if still_s < self.levels.stuck_first_s and not _has_computed(window, engine.key):
+                    continue
                 reason = (
                     f"{counted(engine.running or 0.0, 'request')} run{f' on {which}' if which else ''}, and for "
                     f"{still_s:.0f} s no token came and no other figure moved"
                 )
                 return Condition(True, False, reason, {"running": engine.running or 0.0, "still_s": still_s}, which)
         return Condition(False, True)
+
+
+def _has_computed(window: Window, key: tuple[str, str]) -> bool:
+    """Whether the engine has shown a token since it started."""
+    engines = window.latest.engines if window.latest is not None else ()
+    return any(one.key == key and bool(one.prompt_tokens or one.generation_tokens) for one in engines)
 
 
 def _still_s(window: Window, key: tuple[str, str]) -> float:
