@@ -163,7 +163,7 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
         )
     elif _is_missing_module(case):
         yield Fix(
-            "install",
+            "engine_version_or_V0",
             "Python does not find a module that this vLLM, or something it loads, needs.",
             steps=("install it into the environment that runs vLLM: its name is at the end of the line above",),
             confidence=0.7,
