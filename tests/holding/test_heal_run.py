@@ -373,18 +373,20 @@ def test_sighup_restarts_with_what_was_left_for_it(run, port):
 
 
 def test_a_change_that_does_not_start_is_taken_back(run, port):
-    held = run("--no-verify")
+    held = run("--no-verify", STAND_IN_MARK="1")
     held.serving()
     before = held.file()["command"]
     for times, length in ((2, "512"), (3, None)):
         (held.home / f"runs/{port}.flags.json").write_text(json.dumps({"flags": {"--max-model-len": length}}))
         held.process.send_signal(signal.SIGHUP)
         held.serving(times)
-    (held.home / f"runs/{port}.flags.json").write_text(json.dumps({"env": {"STAND_IN_EXIT": "5"}}))
+    changes = {"env": {"STAND_IN_EXIT": "5", "STAND_IN_MARK": None}}
+    (held.home / f"runs/{port}.flags.json").write_text(json.dumps(changes))
     held.process.send_signal(signal.SIGHUP)
     held.serving(times=4)
     held.said("back to what has served")
     assert (held.file()["command"], held.file()["env"]) == (before, {})
+    assert b"STAND_IN_MARK=1" in Path(f"/proc/{held.file()['child_pid']}/environ").read_bytes().split(b"\0")
     assert held.end() == 0
     (incident,) = held.incidents()
     assert (incident.kind, incident.outcome) == ("start_failed", "it serves again")

@@ -71,6 +71,8 @@ class Supervisor:
         """Every set-up that was launched: none of them is the fix of a failure."""
         self._served: list[Setup] = []
         """Those that came up, the last one last."""
+        self._taken_away: dict[str, str] = {}
+        """Variables that a change took from the environment, until it has served."""
         self._tries = 0
 
     def run(self) -> int:
@@ -223,6 +225,7 @@ class Supervisor:
         self.diary.worked("it serves again")
         self._tries = 0
         self._served = [*(one for one in self._served if not one.is_like(self.setup)), self.setup]
+        self._taken_away.clear()
         question = self._question() | {"url": self.prepared["url"], "verify": self.options.verify}
         return Asking("settle", question)
 
@@ -314,6 +317,7 @@ class Supervisor:
             return self._restart("it has served before")
         self.say(f"{head} Not tried again: {refused}")
         self.setup = self._served[-1]
+        os.environ.update(self._taken_away)
         return self._restart(f"back to what has served: {self.setup.line}")
 
     def _adopt(self, remedy: Mapping[str, Any]) -> None:
@@ -379,8 +383,8 @@ class Supervisor:
             return
         if answer is not None:
             self.setup = Setup.of(answer)
-            for name in answer["unset"]:
-                os.environ.pop(name, None)  # what the server inherits
+            # What the server inherits.
+            self._taken_away |= {name: os.environ.pop(name) for name in answer["unset"] if name in os.environ}
             self.say(f"restart with: {self.setup.line}. Expected now: {self.setup.expected['text']}")
 
     def _is_port_free(self) -> bool:
