@@ -83,6 +83,12 @@ def test_servers_on_one_page_each_have_their_own_blocks():
     assert (limits.num_blocks, limits.ranks) == (65, 2)
 
 
+def test_a_server_without_a_kv_cache_does_not_open_the_pool_of_another_on_its_page():
+    encoder = 'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="1",pod="b"} 1.0'
+    limits = limits_of_metrics(encoder + "\n" + ROW % 0)
+    assert (limits.num_blocks, limits.ranks) == (65, 1)
+
+
 def test_a_page_of_an_older_release_has_no_length():
     limits = limits_of_metrics('vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1.0')
     assert limits.known

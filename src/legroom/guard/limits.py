@@ -168,7 +168,7 @@ def read_plan(path: Path) -> EngineLimits:
 
 
 def limits_of_metrics(page: str) -> EngineLimits:
-    """What `vllm:cache_config_info` says, one row an engine; the smallest pool counts for all.
+    """What `vllm:cache_config_info` says, one row an engine; the smallest pool counts for all that have one.
 
     The rows of one server's data-parallel engines differ in the engine alone, and each names the blocks of all of them
     together (0.9+).
@@ -180,6 +180,7 @@ def limits_of_metrics(page: str) -> EngineLimits:
     found = [limits for row, engines in servers.items() if (limits := _row(dict(row), engines)).known]
     if not found:
         return EngineLimits(source="no vllm:cache_config_info on the metrics page")
+    found = [limits for limits in found if not limits.cacheless] or found
     smallest = min(found, key=lambda limits: limits.num_blocks or 0)
     return replace(smallest, ranks=sum(limits.ranks for limits in found))
 
