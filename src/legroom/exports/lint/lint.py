@@ -28,6 +28,7 @@ SEARCHED = (
     ".env",
 )  # fmt: skip
 """What a folder is searched for; a file that is named is read whatever it is called."""
+_BY_NAME = re.compile(r"(Docker|Container)file(\.[\w-]+)?|supervisor[\w-]*\.(conf|ini)")
 _EMPTY_HINT = "name the files themselves: a file that is named is read whatever it is called"
 
 
@@ -82,7 +83,7 @@ def _files_of(path: str) -> Iterable[str]:
         yield path
         return
     for inner in sorted(folder.rglob("*")):
-        named = inner.suffix.lower() in SEARCHED or re.fullmatch(r"(Docker|Container)file(\.[\w-]+)?", inner.name)
+        named = inner.suffix.lower() in SEARCHED or _BY_NAME.fullmatch(inner.name)
         hidden = any(part.startswith(".") for part in inner.relative_to(folder).parts)
         if named and not hidden and inner.is_file():
             yield str(inner)
