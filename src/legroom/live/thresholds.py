@@ -117,8 +117,8 @@ class Thresholds:
     """A step is a batch of a few thousand tokens, far from ten seconds, and even one long prompt moves the pool's use
     with every chunk of it."""
     stuck_first_s: float = 120.0
-    """For an engine that has computed nothing yet: its first request may wait for kernels to be compiled (Triton,
-    FlashInfer, DeepGEMM), and a restart would begin that anew."""
+    """Before an engine that has computed nothing yet counts as failing: its first request may wait for kernels to be
+    compiled (Triton, FlashInfer, DeepGEMM), and a restart would begin that anew."""
     alert_stuck_for_s: float = 60.0
 
     unreachable_hold: Hold = Hold(3, 10.0)

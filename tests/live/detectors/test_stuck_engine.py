@@ -35,9 +35,10 @@ def test_fast_looks_do_not_make_one_slow_step_a_hang() -> None:
 
 
 def test_an_engine_that_compiles_for_its_first_request_has_time_for_it() -> None:
-    server = FakeServer(StuckEngine)
-    assert server.looks(24, running=1, kv_use=0.1) == [None] * 24
-    assert server.looks(4, running=1, kv_use=0.1)[-1] is not None
+    found = FakeServer(StuckEngine).looks(26, running=1, kv_use=0.1)
+    assert found[2] is None and found[4] is not None and "compiling" in found[4].reason
+    assert {(one.severity, one.restart_helps) for one in found[:24] if one} == {("warning", False)}
+    assert found[25] is not None and (found[25].severity, found[25].restart_helps) == ("critical", True)
 
 
 def test_the_first_token_ends_it_after_calm() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from legroom.live.detectors.base import Condition, Detector, counted, named
 from legroom.live.thresholds import Hold
-from legroom.live.window import Window
+from legroom.live.window import EngineStep, Window
 
 
 class StuckEngine(Detector):
@@ -30,18 +30,24 @@ class StuckEngine(Detector):
         last = window.steps[-1]
         if last.total("running") is None or last.total("generation_tokens") is None:
             return None
-        for engine in last.engines:
-            if (engine.running or 0.0) > 0 and not engine.asleep and not engine.has_progress:
-                which = named(engine.key, window)
-                still_s = _still_s(window, engine.key)
-                if still_s < self.levels.stuck_first_s and not _has_computed(window, engine.key):
-                    continue
-                reason = (
-                    f"{counted(engine.running or 0.0, 'request')} run{f' on {which}' if which else ''}, and for "
-                    f"{still_s:.0f} s no token came and no other figure moved"
-                )
-                return Condition(True, False, reason, {"running": engine.running or 0.0, "still_s": still_s}, which)
-        return Condition(False, True)
+        found = [
+            self._stuck(engine, window)
+            for engine in last.engines
+            if (engine.running or 0.0) > 0 and not engine.asleep and not engine.has_progress
+        ]
+        return min(found, key=lambda one: one.severity == "warning", default=Condition(False, True))
+
+    def _stuck(self, engine: EngineStep, window: Window) -> Condition:
+        which, running, still_s = named(engine.key, window), engine.running or 0.0, _still_s(window, engine.key)
+        reason = (
+            f"{counted(running, 'request')} run{f' on {which}' if which else ''}, and for {still_s:.0f} s no token "
+            "came and no other figure moved"
+        )
+        numbers = {"running": running, "still_s": still_s}
+        if still_s >= self.levels.stuck_first_s or _has_computed(window, engine.key):
+            return Condition(True, False, reason, numbers, which)
+        reason += "; it has computed nothing since its start, so it may be compiling kernels"
+        return Condition(True, False, reason, numbers, which, severity="warning", restart_helps=False)
 
 
 def _has_computed(window: Window, key: tuple[str, str]) -> bool:
