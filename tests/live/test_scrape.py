@@ -181,15 +181,19 @@ def test_a_printed_address_shows_neither_user_nor_password_nor_query() -> None:
     assert masked_url("https://u:p@host:1/x?key=v") == "https://host:1/x?[masked]"
 
 
-def test_a_fleet_is_asked_once_an_interval_each_and_a_slow_one_holds_up_nobody() -> None:
-    asked: dict[str, int] = {}
+def test_a_slow_server_of_a_fleet_holds_up_nobody_and_is_not_asked_twice() -> None:
+    asked = {"a": 0, "slow": 0, "b": 0}
 
-    async def run() -> list[Look]:
+    async def run() -> tuple[Look, int]:
+        others_were_asked, slow_answered = asyncio.Event(), asyncio.Event()
+
         async def handler(request: web.Request) -> web.Response:
             name = request.match_info["name"]
-            asked[name] = asked.get(name, 0) + 1
+            asked[name] += 1
             if name == "slow":
-                await asyncio.sleep(0.6)
+                await others_were_asked.wait()
+            elif min(asked["a"], asked["b"]) == 3:
+                others_were_asked.set()
             return web.Response(text=METRICS)
 
         app = web.Application()
@@ -199,13 +203,23 @@ def test_a_fleet_is_asked_once_an_interval_each_and_a_slow_one_holds_up_nobody()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
-        targets = [Endpoint(f"http://127.0.0.1:{port}/{name}/metrics") for name in ("a", "slow", "b")]
-        looks: list[Look] = []
-        await scrape_fleet(targets, 0.2, looks.append, rounds=3, timeout_s=5)
-        await runner.cleanup()
-        return looks
+        targets = [Endpoint(f"http://127.0.0.1:{port}/{name}/metrics") for name in asked]
+        slow: list[Look] = []
 
-    looks = asyncio.run(run())
-    assert asked["a"] == asked["b"] == 3
-    assert sum(isinstance(seen, Sample) for seen in looks) == 6
-    assert {seen.kind for seen in looks if isinstance(seen, Failure)} == {"timeout"}
+        def take(seen: Look) -> None:
+            if seen.server.endswith("/slow"):
+                slow.append(seen)
+                slow_answered.set()
+
+        fleet = asyncio.create_task(scrape_fleet(targets, 0.02, take, timeout_s=60))
+        await others_were_asked.wait()
+        times = asked["slow"]
+        await slow_answered.wait()
+        fleet.cancel()
+        await asyncio.wait([fleet])
+        await runner.cleanup()
+        return slow[0], times
+
+    seen, times = asyncio.run(run())
+    assert isinstance(seen, Sample), "slow is not gone"
+    assert times == 1

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 TIMEOUT_S = 4.0
-"""Below the usual interval, so that one slow server never makes two looks overlap."""
+"""Below the usual interval. At a shorter one a slow server is looked at less often: slow is not gone."""
 MOST_BYTES = 16 * 1024 * 1024
 """A vLLM answers with 60 kB; sixteen MiB is hundreds of engines, and more is no vLLM."""
 MOST_QUERY_BYTES = 512 * 1024 * 1024
@@ -200,12 +200,11 @@ async def scrape_fleet(
     if not targets:
         return
     gate = asyncio.Semaphore(most_at_once)
-    limit_s = min(timeout_s, interval_s)
     async with open_session() as session:
 
         async def one(target: Endpoint) -> None:
             async with gate:
-                seen = await look(session, target, limit_s)
+                seen = await look(session, target, timeout_s)
             done = take(seen)
             if done is not None:
                 await done
