@@ -71,11 +71,19 @@ class _State:
     arrays: dict[str, list[Word]]
     pieces: dict[str, list[Word]]
     """What `NAME+=" ..."` added to a variable, each piece where it stands."""
+    texts: dict[str, str] = field(default_factory=dict)
+    """The values alone."""
+    places: tuple[str, ...] = ()
+    """Those of them that are arguments of a call: `1`, `2` ..."""
     functions: Functions = field(default_factory=Functions)
     calls: int = 0
     """How deep one function is called by another."""
     called: int = 0
     """Commands that were looked at because a function was called."""
+
+    def set(self, name: str, value: Word) -> None:
+        """A variable's value from here on."""
+        self.values[name], self.texts[name] = value, value.text
 
 
 def _take(words: list[Word], line: list[Word], state: _State) -> Iterator[Command]:
@@ -129,9 +137,13 @@ def _call(function: Function, given: list[Word], env: Mapping[str, Word], state:
 
 def _set_arguments(state: _State, given: list[Word] | None) -> None:
     """`$1`, `$2` ... and `$@`, those before put away; None where they are not known."""
+    for name in state.places:
+        del state.values[name], state.texts[name]
     places = _places(given or [])
-    state.values = {name: word for name, word in state.values.items() if not name.isdigit()} | places
-    state.pieces.update({name: [word] for name, word in places.items()})
+    state.places = tuple(places)
+    for name, word in places.items():
+        state.set(name, word)
+        state.pieces[name] = [word]
     state.arrays.pop("@", None)
     if given is not None:
         state.arrays["@"] = given
@@ -174,13 +186,13 @@ def _assign(word: Word, state: _State, *, exported: bool) -> None:
             state.exported[word.text] = state.values[word.text]
         return
     if len(value.text) <= _LONGEST_VALUE:
-        state.values[name] = value
+        state.set(name, value)
         if exported or name in state.exported:
             state.exported[name] = value
 
 
 def _expanded(words: list[Word], state: _State, depth: int = 0) -> Iterator[Word]:
-    texts = {name: value.text for name, value in state.values.items()}
+    texts = state.texts
     for word in words:
         if word.text in _PLACEHOLDERS:
             continue
