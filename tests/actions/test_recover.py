@@ -102,6 +102,19 @@ def test_a_pid_that_was_used_again_is_not_touched(orphan):
     assert (outcome.ending, lives(pid)) == ("gone by itself", True)
 
 
+def test_one_that_ends_while_the_machine_is_looked_at_is_gone():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        holder = judged(process.pid)
+
+        def look_on():
+            process.kill()
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
+            return looking()
+
+        (outcome,) = free([holder], look_again=look_on, polite_s=0.2)
+    assert outcome.ending == "gone by itself"
+
+
 def test_what_is_no_longer_dead_weight_is_left_alone(orphan):
     pid = orphan()
     (outcome,) = free([judged(pid)], look_again=lambda: replace(looking(), knows_peers=False), polite_s=0.2)

@@ -126,6 +126,8 @@ def _signal(holder: Holder, number: signal.Signals, dead: Collection[tuple[int, 
         # The handle pins the process: what is checked now is what the signal reaches, even if the PID is used again.
         if born(fact.pid) != fact.created_s:
             return Freed(holder, "gone by itself", "the PID belongs to another process now")
+        if _is_zombie(fact.pid):  # it ended while the machine was looked at, and nobody has collected it
+            return Freed(holder, "gone by itself")
         if fact.identity not in dead:
             return Freed(holder, "changed", "it is no longer provably dead weight: left alone")
         signal.pidfd_send_signal(handle, number)
