@@ -62,7 +62,10 @@ def main() -> None:
     blocks_each = -(-(PROMPT + OUTPUT) // BLOCK_SIZE)
     count = round(args.times * (BLOCKS - 1) / blocks_each)
     found: dict[str, Any] = {"pool_tokens": (BLOCKS - 1) * BLOCK_SIZE, "times_the_pool": args.times}
-    flags = ("--max-model-len", "1024", "--kv-cache-memory-bytes", "16M", "--num-gpu-blocks-override", str(BLOCKS))
+    flags = (
+        "--max-model-len", "1024", "--kv-cache-memory-bytes", "16M", "--num-gpu-blocks-override", str(BLOCKS),
+        "--block-size", str(BLOCK_SIZE),
+    )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         policy = Path(folder) / "policy.toml"
         policy.write_text("")
