@@ -94,7 +94,7 @@ class Thresholds:
 
     fragmentation_ratio: float = 0.15
     """Reserved by PyTorch's allocator but not allocated, of what is reserved. The pool is one part of what is
-    allocated and stays so, which makes this share small unless the rest is in pieces: 1 to 7 % on an H200 after start-up
+    allocated and stays so, which makes this share small unless the rest is in pieces: 1 to 7 % on an H200 after start
     and under load (Llama 3.1 8B, half and a fifth of the card)."""
     fragmentation_bytes: int = 1 << 30
     """Less than a GiB is no activation peak's worth, whatever share it is."""
