@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from metrics_page import RUNNING, metric
 from tiny_models import SERVE_ENV, serve_words, write_model
 
 from legroom.actions.descendants import descendants, started
@@ -63,12 +62,19 @@ class Run:
         below = descendants(self.file()["child_pid"])
         return next(pid for pid in below if b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes())
 
-    def request(self, max_tokens: int) -> Any:
-        body = json.dumps({"model": str(self.model), "prompt": "x" * 32, "max_tokens": max_tokens, "ignore_eos": True})
+    def stream(self, max_tokens: int, begun: threading.Event) -> int:
+        """One request; how many tokens its answer had in the end."""
+        wish = {"model": str(self.model), "prompt": "x" * 32, "max_tokens": max_tokens, "ignore_eos": True}
+        wish |= {"stream": True, "stream_options": {"include_usage": True}}
         url = f"http://127.0.0.1:{self.port}/v1/completions"
-        asked = urllib.request.Request(url, body.encode(), {"content-type": "application/json"})
-        with urllib.request.urlopen(asked, timeout=120) as answer:
-            return json.load(answer)
+        asked = urllib.request.Request(url, json.dumps(wish).encode(), {"content-type": "application/json"})
+        tokens = 0
+        with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
+            for line in answer:
+                begun.set()
+                if b'"completion_tokens"' in line:
+                    tokens = json.loads(line.removeprefix(b"data: "))["usage"]["completion_tokens"]
+        return tokens
 
     def incident_kinds(self) -> list[str]:
         with Journal.open(self.home / "journal.db") as journal:
@@ -109,16 +115,17 @@ def test_a_dead_engine_is_an_incident_and_a_restart(held):
 
 
 def test_sigterm_lets_requests_finish_and_leaves_nothing(held):
-    answers: list[Any] = []
-    clients = [threading.Thread(target=lambda: answers.append(held.request(400))) for _ in range(4)]
+    answers: list[int] = []
+    begun = [threading.Event() for _ in range(4)]
+    clients = [threading.Thread(target=lambda one=one: answers.append(held.stream(400, one))) for one in begun]
     for client in clients:
         client.start()
-    held.until(lambda: metric(f"http://127.0.0.1:{held.port}", RUNNING) == 4)
+    assert all(one.wait(PATIENCE_S) for one in begun)
     keeper = held.file()["keeper_pid"]
     pids = [keeper, *descendants(keeper)]
     held.process.send_signal(signal.SIGTERM)
     assert held.process.wait(PATIENCE_S) == 0
     for client in clients:
         client.join()
-    assert [answer["usage"]["completion_tokens"] for answer in answers] == [400] * 4
+    assert answers == [400] * 4
     assert not any(started(pid) for pid in pids)
