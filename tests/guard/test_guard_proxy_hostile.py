@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import time
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -129,13 +130,19 @@ async def test_a_client_that_pipelines_without_end_is_cut_off(flood, policy):
         assert len(upstream.requests) <= 1
 
 
-async def test_a_request_behind_the_last_answer_of_a_connection_takes_no_place():
+@asynccontextmanager
+async def beside_a_full_pool():
+    """A proxy with the whole pool taken by one request, and a second client of it."""
     upstream = Upstream()
     upstream.open.clear()
     async with connected(upstream) as (proxy, client):
         await client.send(request(WHOLE_POOL))
         await until(lambda: upstream.inside)
-        other = await Client.connect(client.writer.get_extra_info("peername")[1])
+        yield proxy, await Client.connect(client.writer.get_extra_info("peername")[1])
+
+
+async def test_a_request_behind_the_last_answer_of_a_connection_takes_no_place():
+    async with beside_a_full_pool() as (proxy, other):
         refused = b"POST /v1/completions HTTP/1.0\r\nconnection: keep-alive\r\ncontent-length: 1\r\n\r\n{"
         await other.send(refused + request(WHOLE_POOL))
         assert (await other.answer())[0] == 400
@@ -145,12 +152,7 @@ async def test_a_request_behind_the_last_answer_of_a_connection_takes_no_place()
 
 
 async def test_a_client_that_leaves_just_as_it_is_put_into_the_queue_leaves_it():
-    upstream = Upstream()
-    upstream.open.clear()
-    async with connected(upstream) as (proxy, client):
-        await client.send(request(WHOLE_POOL))
-        await until(lambda: upstream.inside)
-        other = await Client.connect(client.writer.get_extra_info("peername")[1])
+    async with beside_a_full_pool() as (proxy, other):
         await until(lambda: len(proxy.clients) == 2)
         served = next(one for one in proxy.clients if not one.serving)
         served.data_received(request(WHOLE_POOL))

@@ -110,7 +110,7 @@ def _any_exception(case: Case) -> Finding | None:
     reasons = (item for item in case.evidence if item.role in ("failure", "host"))
     if any(not says_why or item.id != "died_silently" for item in reasons):
         return None
-    kind = str(error.facts.get("type", "an exception")).rpartition(".")[2]
+    kind = _kind(error)
     confidence = 0.35 if case.has("preempted", "kv_usage_metric") else 0.6
     why = f"The log ends in {kind}, and nothing in it speaks of memory running out."
     return Finding(CAUSE, ENTRY, confidence, proof(error), why)
@@ -118,8 +118,13 @@ def _any_exception(case: Case) -> Finding | None:
 
 def _is_missing_module(case: Case) -> bool:
     error = case.first("exception")
-    kind = str(error.facts.get("type", "")).rpartition(".")[2] if error else ""
-    return kind in ("ModuleNotFoundError", "ImportError") and not case.has(*_REASONS)
+    is_import = error is not None and _kind(error) in ("ModuleNotFoundError", "ImportError")
+    return is_import and not case.has(*_REASONS)
+
+
+def _kind(error: Evidence) -> str:
+    """The exception's own name, without its module."""
+    return str(error.facts.get("type", "an exception")).rpartition(".")[2]
 
 
 def remedies(bench: Workbench) -> Iterator[Fix | None]:
