@@ -25,7 +25,7 @@ from blocks_facts import model_of  # noqa: E402
 
 from legroom.facts.gpus import Gpu  # noqa: E402
 from legroom.facts.model import Model  # noqa: E402
-from legroom.memory.kv_plan import KvPlan, kv_plan  # noqa: E402
+from legroom.memory.kv.plan import KvPlan, kv_plan  # noqa: E402
 from legroom.vllm.args import EngineSettings, ServeArgs  # noqa: E402
 
 FIXTURE = ROOT / "tests" / "fixtures" / "vllm_blocks.jsonl.gz"

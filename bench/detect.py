@@ -30,9 +30,9 @@ import psutil
 from detect_load import Client, Load, backlog, full_pool, healthy, low_hit_rate, steady, thrash
 
 from legroom.live.detectors import Watcher
-from legroom.live.recording import Recorder
-from legroom.live.sample import Failure, Look, Sample
-from legroom.live.scrape import endpoint, look, open_session
+from legroom.live.metrics.recording import Recorder
+from legroom.live.metrics.sample import Failure, Look, Sample
+from legroom.live.metrics.scrape import endpoint, look, open_session
 
 ROOT = Path(__file__).parents[1]
 INTERVAL_S = 5.0

@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 
 from legroom.errors import LegroomError
-from legroom.facts.config import model_from_config
+from legroom.facts.config.reading import model_from_config
 from legroom.facts.fit import by_release, constants
 from legroom.facts.gpus import Gpu, gpu, with_total
 from legroom.facts.model import Model
 from legroom.facts.releases import release
-from legroom.memory.activation import activation, activation_cold, forward_bytes
+from legroom.memory.activation.peak import activation, activation_cold, forward_bytes
 from legroom.memory.graphs import captures, graph_bytes, graph_estimate, layer_nodes
 from legroom.memory.overhead import communication_bytes, cuda_context, non_torch, outside
 from legroom.planning.scoring_data import published_cases, read_models, read_records

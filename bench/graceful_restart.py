@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "real_vllm"))
 from restart_load import GuardedServer, HeldServer, Load  # noqa: E402
 
-from legroom.live.journal import Journal  # noqa: E402
+from legroom.live.journal.journal import Journal  # noqa: E402
 
 WARM = 40
 

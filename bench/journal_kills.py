@@ -2,7 +2,7 @@
 
     python bench/journal_kills.py [--kills 200] [--seed 1] [--seconds S]
 
-What is restarted is a stand-in (tests/holding/stand_in_server.py), by a command: a process with /metrics that hangs
+What is restarted is a stand-in (tests/sidecar/stand_in_server.py), by a command: a process with /metrics that hangs
 when told to and writes down which action started it, so restarts can be counted from outside. After every kill the
 journal must be whole and hold every entry that was acknowledged; no action may have started the server twice; and in
 the end every action must be done with exactly one start, undone with none, or failed.
@@ -27,7 +27,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "holding"))
 from stand_in import free_port, start_server, start_sidecar, starts, stop_server, wait_for, write_config
 
-from legroom.live.journal import DONE, UNDONE, Journal
+from legroom.live.journal.journal import DONE, UNDONE, Journal
 
 WRITER = """
 import sys, time

@@ -22,8 +22,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from legroom.live.journal import Journal
-from legroom.live.journal_columns import FIELDS
+from legroom.live.journal.columns import FIELDS
+from legroom.live.journal.journal import Journal
 
 LIMIT_BYTES, LIMIT_S = 500_000_000, 0.1
 START_S = 1_750_000_000 // 3600 * 3600.0

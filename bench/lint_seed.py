@@ -11,8 +11,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from legroom.exports.lint.lint import Options, lint_texts
 from legroom.facts.releases import release
+from legroom.lint.lint import Options, lint_texts
 
 NAMES = "metric-unknown"
 FOREIGN = {NAMES: "metric-foreign"}

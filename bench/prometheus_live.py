@@ -30,7 +30,8 @@ from typing import Any
 import psutil
 from detect_load import Client, crowd
 
-from legroom.exports import grafana, prometheus
+from legroom.exports.grafana import dashboard
+from legroom.exports.prometheus import rules
 from legroom.exports.request import ExportRequest
 from legroom.facts.releases import release
 
@@ -185,14 +186,14 @@ class Stage:
             "speed_up": str(SPEED_UP), "target": [f"127.0.0.1:{self.vllm_port}"],
             "guard": [f"127.0.0.1:{self.guard_port}"], "watch": [f"127.0.0.1:{self.watch_port}"],
         }  # fmt: skip
-        for file in prometheus.files(ExportRequest(release("0.32.0"), None, options)):
+        for file in rules.files(ExportRequest(release("0.32.0"), None, options)):
             path = self.folder / file.path
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(file.text)
         address = f"127.0.0.1:{next(self.ports)}"
         self.prometheus_url = f"http://{address}"
         self.launch("prometheus", [
-            self.prometheus, f"--config.file={self.folder / prometheus.CONFIG_FILE}",
+            self.prometheus, f"--config.file={self.folder / rules.CONFIG_FILE}",
             f"--storage.tsdb.path={self.folder / 'tsdb'}", f"--web.listen-address={address}",
         ])  # fmt: skip
         self.wait_until(lambda: _answers(f"{self.prometheus_url}/-/ready"), 60, "Prometheus")
@@ -321,7 +322,7 @@ async def play(stage: Stage, phase: Phase, healthy_s: float = 40) -> Seen:
 
 def dashboard_expressions() -> list[tuple[str, str]]:
     """(where, expression) of everything that the dashboard asks."""
-    (file,) = grafana.files(ExportRequest(release("0.32.0"), None, {}))
+    (file,) = dashboard.files(ExportRequest(release("0.32.0"), None, {}))
     document = json.loads(file.text)
     found = [(panel["title"], target["expr"]) for panel in document["panels"] for target in panel.get("targets", ())]
     return found + [(f"annotation {one['name']}", one["expr"]) for one in document["annotations"]["list"]]

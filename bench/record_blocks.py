@@ -33,7 +33,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
 from blocks_facts import facts_of  # noqa: E402
 
 from legroom.facts.bundled import bundled_names, expanded, find  # noqa: E402
-from legroom.facts.config import model_from_config  # noqa: E402
+from legroom.facts.config.reading import model_from_config  # noqa: E402
 
 GIB = 2**30
 AVAILABLE = (40 * GIB, 3 * GIB, 200 * 2**20)

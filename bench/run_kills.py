@@ -35,7 +35,7 @@ sys.path.insert(0, str(ROOT / "tests/real_vllm"))
 from tiny_models import SERVE_ENV, SERVE_FLAGS, write_model  # noqa: E402
 
 from legroom.actions.descendants import descendants  # noqa: E402
-from legroom.live.journal import Journal  # noqa: E402
+from legroom.live.journal.journal import Journal  # noqa: E402
 
 TARGETS = ("legroom", "keeper", "API server", "engine core", "worker")
 MOMENTS = ("start-up", "serving", "drain")
@@ -212,7 +212,7 @@ def main() -> None:
 def stand_in(folder: Path) -> Path:
     """A `vllm` that is the stand-in."""
     path = folder / "vllm"
-    server = ROOT / "tests/holding/stand_in_vllm.py"
+    server = ROOT / "tests/run/stand_in_vllm.py"
     path.write_text(f"#!{sys.executable}\nimport runpy\nrunpy.run_path({str(server)!r}, run_name='__main__')\n")
     path.chmod(0o755)
     return path

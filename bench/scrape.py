@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from legroom.live.detectors import Watcher
-from legroom.live.exposition import parse_sample
-from legroom.live.sample import EngineSample, Failure, Histogram, Look, Sample
-from legroom.live.scrape import Endpoint, scrape_fleet
-from legroom.live.window import MOST_STEPS
+from legroom.live.metrics.exposition import parse_sample
+from legroom.live.metrics.sample import EngineSample, Failure, Histogram, Look, Sample
+from legroom.live.metrics.scrape import Endpoint, scrape_fleet
+from legroom.live.metrics.window import MOST_STEPS
 
 REAL = Path(__file__).parents[1] / "tests/fixtures/live/metrics_0.32.0.txt"
 SIZE = 60_000

@@ -27,10 +27,10 @@ sys.path.insert(0, str(ROOT / "tests" / "memory"))
 from weight_cases import H100, settings  # noqa: E402
 
 from legroom.errors import LegroomError  # noqa: E402
-from legroom.facts.config import model_from_config  # noqa: E402
+from legroom.facts.config.reading import model_from_config  # noqa: E402
 from legroom.facts.gpus import Gpu  # noqa: E402
 from legroom.facts.gpus import gpu as find_gpu  # noqa: E402
-from legroom.memory.weights import parameter_bytes, weights  # noqa: E402
+from legroom.memory.weights.loaded import parameter_bytes, weights  # noqa: E402
 
 GIB = 2**30
 CLASSES = ROOT / "tests" / "fixtures" / "vllm_weights.jsonl"

@@ -8,8 +8,8 @@ from html import escape
 from pathlib import Path
 
 from legroom import api
-from legroom.render.svg import COLOURS
-from legroom.render.terminal import Style
+from legroom.drawing.svg import COLOURS
+from legroom.drawing.terminal import Style
 
 HERE = Path(__file__).parent
 CODES = {

@@ -11,9 +11,9 @@ from legroom.facts.gpus import gpu as known_gpu
 from legroom.facts.gpus import with_total
 from legroom.facts.releases import latest
 from legroom.facts.releases import release as known_release
+from legroom.home import store_path
 from legroom.planning.plan import Plan, Target
 from legroom.planning.plan import plan_on_named_card as predict
-from legroom.planning.store_path import store_path
 from legroom.records import dataclass
 from legroom.units import gib, parse_bytes
 from legroom.vllm.args import ServeArgs
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
     from legroom.diagnosis.diagnose import Reading
     from legroom.diagnosis.finding import Finding
+    from legroom.drawing.terminal import Style
     from legroom.facts.diagnosis_texts import Language
     from legroom.facts.gpus import Gpu
     from legroom.facts.releases import Release
     from legroom.live.view import ServerView
     from legroom.memory.layout import Layout
-    from legroom.planning.verdict import Verdict
-    from legroom.render.terminal import Style
+    from legroom.planning.plan import Verdict
     from legroom.simulation.settings import SchedulerSettings
     from legroom.simulation.timeline import Timeline
     from legroom.simulation.trace import Trace
@@ -71,14 +71,14 @@ class PlanReport:
     @property
     def command(self) -> list[str]:
         """The command line that was planned, ready to run."""
-        from legroom.planning.ready_command import ready_command  # noqa: PLC0415
+        from legroom.planning.plan import ready_command  # noqa: PLC0415
 
         return ready_command(self.plan)
 
     def text(self, style: Style | None = None, explain_math: bool = False) -> str:
         """The picture, as the terminal shows it."""
+        from legroom.drawing.terminal import PLAIN  # noqa: PLC0415
         from legroom.render.plan_text import plan_text  # noqa: PLC0415
-        from legroom.render.terminal import PLAIN  # noqa: PLC0415
 
         return plan_text(self.plan, style or PLAIN, explain_math)
 
@@ -111,8 +111,8 @@ class DiagnosisReport:
 
     def text(self, style: Style | None = None, language: Language = "en") -> str:
         """The answer, as the terminal shows it."""
+        from legroom.drawing.terminal import PLAIN  # noqa: PLC0415
         from legroom.render.diagnosis_text import readings_text  # noqa: PLC0415
-        from legroom.render.terminal import PLAIN  # noqa: PLC0415
 
         return readings_text([self.reading], style or PLAIN, language)
 
@@ -141,7 +141,7 @@ def diagnose(
     """
     from legroom.diagnosis.diagnose import read_log  # noqa: PLC0415
     from legroom.diagnosis.reader import pieces_of_file  # noqa: PLC0415
-    from legroom.diagnosis.repair import Hints  # noqa: PLC0415
+    from legroom.diagnosis.starting_plan import Hints  # noqa: PLC0415
 
     hints = Hints(command, model, gpu, gpus, vllm)
     if isinstance(log, str):
@@ -216,7 +216,7 @@ class WatchReport:
 
     def text(self, style: Style | None = None) -> str:
         """The look, as the terminal shows it."""
-        from legroom.render.terminal import PLAIN  # noqa: PLC0415
+        from legroom.drawing.terminal import PLAIN  # noqa: PLC0415
         from legroom.render.watch_text import look_text  # noqa: PLC0415
 
         return look_text([self.view], style or PLAIN)
@@ -234,8 +234,8 @@ def watch(*servers: str, interval_s: float = 5.0, once: bool = False) -> Iterato
 
     Nothing is written and nothing is acted on. Close the iterator to stop looking.
     """
-    from legroom.holding.sidecar_config import simple_config, with_interval  # noqa: PLC0415
-    from legroom.holding.watch import WatchSession, look_once, watching  # noqa: PLC0415
+    from legroom.sidecar.config import simple_config, with_interval  # noqa: PLC0415
+    from legroom.sidecar.watch import WatchSession, look_once, watching  # noqa: PLC0415
 
     if not servers:
         raise LegroomError("which server?", 'legroom.watch("http://host:8000")')
@@ -328,7 +328,7 @@ def _too_new(target: Target) -> Iterator[str]:
     """A release older than the model may refuse it for other reasons than memory."""
     if target.release.version == latest().version:
         return
-    from legroom.facts.architecture_releases import first_release  # noqa: PLC0415
+    from legroom.facts.releases import first_release  # noqa: PLC0415
 
     since = first_release(target.model.architecture)
     if since is not None and target.release.before(since):

@@ -21,3 +21,16 @@ def user_folder() -> Path:
         return Path.home()
     except RuntimeError:
         return Path("/")
+
+
+_FILE = "calibration.json"
+
+
+def store_path() -> Path:
+    """In legroom's folder."""
+    return home() / _FILE
+
+
+def runs_folder(folder: Path | None = None) -> Path:
+    """Where every `legroom run` tells other programs of itself: `<port>.json`."""
+    return (folder or home()) / "runs"

@@ -14,7 +14,7 @@ import pytest
 
 from legroom.actions.child import Child
 from legroom.actions.descendants import descendants, send, started
-from legroom.actions.kept_log import KeptLog, last_lines
+from legroom.actions.server_log import KeptLog, last_lines
 from legroom.errors import LegroomError
 
 SLEEP = "import time; time.sleep(600)"
@@ -184,7 +184,7 @@ def test_a_closed_output_does_not_stop_the_server(launch):
 
 
 def test_a_log_keeps_its_start_and_its_newest_lines(tmp_path, monkeypatch):
-    monkeypatch.setattr("legroom.actions.kept_log.TAIL_BYTES", 1000)
+    monkeypatch.setattr("legroom.actions.server_log.TAIL_BYTES", 1000)
     log = KeptLog(tmp_path / "log")
     log.write(b"the start\n")
     log.started()

@@ -7,8 +7,7 @@ import pytest
 from platform_fakes import DOCKER, install
 
 from legroom.actions.docker import ComposeService, DockerContainer
-from legroom.actions.platform import ActionFailed, Asked, FlagChange
-from legroom.actions.scale import scale
+from legroom.actions.platform import ActionFailed, Asked, FlagChange, scale
 
 
 @pytest.fixture

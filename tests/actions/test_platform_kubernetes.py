@@ -11,8 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from legroom.actions.kubernetes import RESTARTED_BY, KubernetesLease, Workload
-from legroom.actions.platform import ActionFailed, Asked, FlagChange
-from legroom.actions.scale import scale
+from legroom.actions.platform import ActionFailed, Asked, FlagChange, scale
 
 pytest.importorskip("kubernetes")
 

@@ -12,10 +12,19 @@ from pathlib import Path
 import pytest
 
 from legroom.actions.command import CommandPlatform
-from legroom.actions.platform import ActionFailed, Asked, FlagChange, Override, write_whole
+from legroom.actions.platform import (
+    ActionFailed,
+    Asked,
+    FlagChange,
+    Override,
+    forget_override,
+    keep_override,
+    kept_override,
+    undo_file,
+    write_whole,
+)
 from legroom.actions.programs import call, process_identity, succeed
 from legroom.actions.run_child import RunChild
-from legroom.actions.undo import forget_override, keep_override, kept_override, undo_file
 
 
 def test_words_are_never_read_as_shell(tmp_path):

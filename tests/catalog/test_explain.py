@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.cli.main import main
+from legroom.drawing.terminal import Style
 from legroom.explain.catalog import best_entry, bundled
 from legroom.explain.search import search
 from legroom.render.explain_text import explain_text
-from legroom.render.terminal import Style
 
 
 @pytest.fixture(autouse=True)

@@ -20,11 +20,11 @@ import legroom
 from legroom.cli.incidents import seconds_ago
 from legroom.cli.main import main
 from legroom.errors import LegroomError
-from legroom.holding.sidecar_config import simple_config
-from legroom.holding.watch import WatchSession
-from legroom.live.journal import Journal
-from legroom.live.recording import Recorder
-from legroom.live.sample import EngineSample, Failure, Sample
+from legroom.live.journal.journal import Journal
+from legroom.live.metrics.recording import Recorder
+from legroom.live.metrics.sample import EngineSample, Failure, Sample
+from legroom.sidecar.config import simple_config
+from legroom.sidecar.watch import WatchSession
 
 SERVER = "http://gpu1:8000"
 
@@ -333,7 +333,7 @@ def test_what_a_sidecar_keeps_is_left_to_it(tmp_path):
 
 
 def test_a_full_disk_is_said_and_watching_goes_on(tmp_path, monkeypatch):
-    from legroom.live.journal import JournalUnavailable
+    from legroom.live.journal.journal import JournalUnavailable
 
     said: list[str] = []
     with Journal.open(tmp_path / "j.db") as journal:

@@ -15,9 +15,9 @@ from textual.widgets import DataTable, Static
 
 from legroom.cli import watch_page
 from legroom.cli.watch_page import WatchPage, detail_panel, incidents_panel
-from legroom.holding.sidecar_config import simple_config
-from legroom.holding.watch import WatchSession
-from legroom.live.sample import Failure
+from legroom.live.metrics.sample import Failure
+from legroom.sidecar.config import simple_config
+from legroom.sidecar.watch import WatchSession
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from legroom.diagnosis.causes import NAMES
 from legroom.diagnosis.diagnose import read_log
 from legroom.diagnosis.finding import Finding, Fix
-from legroom.diagnosis.repair import Hints
+from legroom.diagnosis.starting_plan import Hints
 from legroom.units import GIB
 
 V0_ACCOUNTS = (

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from legroom.diagnosis.diagnose import read_log
 from legroom.diagnosis.diagnosis_json import readings_json
-from legroom.diagnosis.repair import Hints
 from legroom.diagnosis.scan import every_mark
+from legroom.diagnosis.starting_plan import Hints
 from legroom.render.diagnosis_text import readings_text
 
 _LOGS = [log for _, log in CAUSES.values()]

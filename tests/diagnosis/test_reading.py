@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from legroom.diagnosis.diagnose import Reading, read_log
-from legroom.diagnosis.finder import HyperscanFinder, Re2Finder
+from legroom.diagnosis.patterns import HyperscanFinder, Re2Finder
 from legroom.diagnosis.reader import pieces_of_file
 from legroom.diagnosis.scan import MOST_PER_MARK, Scanner, every_mark
 from legroom.errors import LegroomError

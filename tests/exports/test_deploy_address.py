@@ -12,11 +12,11 @@ import yaml
 from planned import planned
 
 from legroom.errors import LegroomError
-from legroom.exports import compose, docker, helm_values, kubernetes, systemd
+from legroom.exports.deploy import compose, docker, helm_values, kubernetes, systemd
+from legroom.exports.deploy.address import Address, address_of
+from legroom.exports.deploy.words import take_apart
 from legroom.exports.plan_document import plan_document
 from legroom.exports.request import ExportRequest
-from legroom.exports.server_address import Address, address_of
-from legroom.exports.server_words import take_apart
 from legroom.facts.releases import latest
 
 TLS = ("--ssl-certfile", "/etc/tls/cert.pem", "--ssl-keyfile", "/etc/tls/key.pem")

@@ -17,16 +17,16 @@ from hypothesis import strategies as st
 from planned import SERVERS, planned, request
 
 from legroom.api import plan
+from legroom.deployments.plain_sources import deployment_from_command, deployment_from_file
 from legroom.errors import LegroomError
-from legroom.exports import compose, docker, helm_values, kubernetes
+from legroom.exports.deploy import compose, docker, helm_values, kubernetes
+from legroom.exports.deploy.drain import guard_drain, metrics_drain
+from legroom.exports.deploy.server import planned_server
+from legroom.exports.deploy.yaml_text import Said, plain, yaml_text
 from legroom.exports.plan_document import plan_document
 from legroom.exports.request import ExportRequest
-from legroom.exports.server import planned_server
-from legroom.exports.server_drain import guard_drain, metrics_drain
-from legroom.exports.yaml_text import Said, plain, yaml_text
 from legroom.facts.releases import latest
 from legroom.units import GIB
-from legroom.vllm.sources import deployment_from_command, deployment_from_file
 
 SHELLCHECK = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
 NAMES = sorted(SERVERS)

@@ -7,11 +7,11 @@ import yaml
 from planned import planned
 
 from legroom.errors import LegroomError
-from legroom.exports import compose, docker, helm_values, kubernetes, script, systemd
+from legroom.exports.deploy import compose, docker, helm_values, kubernetes, script, systemd
+from legroom.exports.deploy.files import is_local, named
+from legroom.exports.deploy.server import planned_server
 from legroom.exports.plan_document import plan_document
 from legroom.exports.request import ExportRequest
-from legroom.exports.server import planned_server
-from legroom.exports.server_files import is_local, named
 
 ELSEWHERE = [docker, compose, kubernetes, helm_values, systemd]
 

@@ -12,16 +12,16 @@ from planned import SERVERS, planned, request
 
 from legroom.api import plan
 from legroom.cli.main import main
+from legroom.deployments.plain_sources import deployment_from_command
 from legroom.errors import LegroomError
-from legroom.exports import env, script
+from legroom.exports.deploy import env, script
+from legroom.exports.deploy.server import planned_server
 from legroom.exports.plan_document import plan_document
 from legroom.exports.request import ExportRequest
-from legroom.exports.server import planned_server
 from legroom.facts.flags import flags_of
 from legroom.facts.releases import latest
 from legroom.facts.releases import release as known_release
 from legroom.vllm.parse import parse_flags
-from legroom.vllm.sources import deployment_from_command
 
 SHELLCHECK = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
 NAMES = sorted(SERVERS)

@@ -9,9 +9,9 @@ import yaml
 from planned import planned
 
 from legroom.cli.main import main
-from legroom.exports import compose, docker, helm_values, kubernetes, script, systemd
+from legroom.deployments.plain_sources import deployment_from_command, deployment_from_file
+from legroom.exports.deploy import compose, docker, helm_values, kubernetes, script, systemd
 from legroom.exports.request import ExportRequest
-from legroom.vllm.sources import deployment_from_command, deployment_from_file
 
 FORMATS = ("script", "systemd", "docker", "compose", "kubernetes", "helm-values", "env")
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from planned import SERVERS, planned, request
 
+from legroom.deployments.plain_sources import deployment_from_file
 from legroom.errors import LegroomError
-from legroom.exports import systemd
+from legroom.exports.deploy import systemd
+from legroom.exports.deploy.server import planned_server
 from legroom.exports.plan_document import plan_document
 from legroom.exports.request import ExportRequest
-from legroom.exports.server import planned_server
-from legroom.vllm.sources import deployment_from_file
 
 ANALYZE = shutil.which("systemd-analyze")
 

@@ -6,13 +6,13 @@ from planned import planned, request
 
 from legroom.api import plan
 from legroom.errors import LegroomError
-from legroom.exports import compose, docker, helm_values, kubernetes
+from legroom.exports.deploy import compose, docker, helm_values, kubernetes
+from legroom.exports.deploy.host import API_SERVER_BYTES, ENGINE_BYTES, WORKER_BYTES, host_needs
+from legroom.exports.deploy.script import script_text
+from legroom.exports.deploy.server import options_of, planned_server
+from legroom.exports.deploy.words import take_apart
 from legroom.exports.plan_document import PlanDocument, plan_document
 from legroom.exports.request import ExportRequest
-from legroom.exports.script import script_text
-from legroom.exports.server import options_of, planned_server
-from legroom.exports.server_host import API_SERVER_BYTES, ENGINE_BYTES, WORKER_BYTES, host_needs
-from legroom.exports.server_words import take_apart
 from legroom.facts.releases import release
 from legroom.units import GIB
 

@@ -9,7 +9,8 @@ import pytest
 from planned import planned, request
 
 from legroom.cli.main import main
-from legroom.exports import grafana, prometheus
+from legroom.exports.grafana import dashboard as grafana
+from legroom.exports.prometheus import rules as prometheus
 from legroom.exports.request import ExportRequest
 from legroom.facts.releases import release
 

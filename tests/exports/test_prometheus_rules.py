@@ -10,8 +10,9 @@ import yaml
 from planned import planned
 from rule_cases import CASES, HEALTHY, OWN_CASES, WEEK_CASES, growing, in_turn, level, second
 
-from legroom.exports import grafana, prometheus
-from legroom.exports.alerts import words
+from legroom.exports.grafana import dashboard as grafana
+from legroom.exports.prometheus import rules as prometheus
+from legroom.exports.prometheus.alerts import words
 from legroom.exports.request import ExportRequest
 from legroom.facts.metrics import exposed_names
 from legroom.facts.releases import release

@@ -9,9 +9,10 @@ import yaml
 from planned import planned
 
 from legroom.cli.main import COMMANDS, main
-from legroom.exports import alert_runbooks, prometheus
-from legroom.exports.alerts import words
 from legroom.exports.plan_document import plan_document
+from legroom.exports.prometheus import alert_runbooks
+from legroom.exports.prometheus import rules as prometheus
+from legroom.exports.prometheus.alerts import words
 from legroom.exports.request import ExportRequest
 from legroom.facts.releases import release
 

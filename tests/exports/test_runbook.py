@@ -7,10 +7,10 @@ import pytest
 
 from legroom.cli.main import main
 from legroom.explain.catalog import bundled
-from legroom.exports import runbook
 from legroom.exports.request import ExportRequest
-from legroom.exports.runbook_mermaid import label
-from legroom.exports.runbook_tree import tree
+from legroom.exports.runbook import runbook
+from legroom.exports.runbook.mermaid import label
+from legroom.exports.runbook.tree import tree
 from legroom.facts.releases import latest
 
 IDS = [entry.id for entry in bundled()]

@@ -6,8 +6,8 @@ import pytest
 
 from legroom.errors import LegroomError
 from legroom.facts.attention import Attention, LatentAttention, Mixer, StateSpace
-from legroom.facts.attention_config import draft_mixers, encoder_mixers, further_mixers, mixers
-from legroom.facts.layer_patterns import layer_kinds
+from legroom.facts.config.attention import draft_mixers, encoder_mixers, further_mixers, mixers
+from legroom.facts.config.layer_patterns import layer_kinds
 
 BASE: dict[str, Any] = {
     "hidden_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from legroom.errors import LegroomError
 from legroom.facts.attention import Attention, LatentAttention, StateSpace
-from legroom.facts.config import model_from_config
+from legroom.facts.config.reading import model_from_config
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,

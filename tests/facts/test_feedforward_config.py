@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from legroom.errors import LegroomError
-from legroom.facts.feedforward import Dense, Experts
-from legroom.facts.feedforward_config import feedforwards
+from legroom.facts.config.feedforward import feedforwards
+from legroom.facts.model import Dense, Experts
 
 BASE: dict[str, Any] = {"model_type": "llama", "num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 256}
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from legroom.facts.modalities_config import families, modalities
+from legroom.facts.config.modalities import families, modalities
 
 QWEN_VISION: dict[str, Any] = {
     "depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 3584,

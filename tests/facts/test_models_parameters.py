@@ -8,7 +8,7 @@ from legroom.facts import bundled
 from legroom.facts.gpus import gpu
 from legroom.facts.models import bundled_names, load
 from legroom.facts.releases import release
-from legroom.memory.weights import parameter_bytes
+from legroom.memory.weights.loaded import parameter_bytes
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.resolve import resolve
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from legroom.errors import LegroomError
-from legroom.facts.quantization import Quantization
-from legroom.facts.quantization_config import online_quantization, quantization
+from legroom.facts.config.quantization import online_quantization, quantization
+from legroom.facts.model import Quantization
 
 
 def read(**section: Any) -> Quantization:

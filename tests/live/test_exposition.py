@@ -12,10 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from legroom.facts import metrics
 from legroom.facts.releases import known_releases, release
-from legroom.live.exposition import NotMetrics, parse_sample
-from legroom.live.exposition_names import wanted_series
-from legroom.live.render_exposition import rendered
-from legroom.live.sample import Sample
+from legroom.live.metrics.exposition import NotMetrics, parse_sample
+from legroom.live.metrics.names import wanted_series
+from legroom.live.metrics.recording import rendered
+from legroom.live.metrics.sample import Sample
 
 REAL = Path(__file__).parents[1] / "fixtures/live/metrics_0.32.0.txt"
 

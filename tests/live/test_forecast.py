@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legroom.live.forecast import forecast
-from legroom.live.sample import EngineSample, Sample
-from legroom.live.trend import trend
-from legroom.live.window import Window
+from legroom.live.forecast import forecast, trend
+from legroom.live.metrics.sample import EngineSample, Sample
+from legroom.live.metrics.window import Window
 
 
 def window(uses: list[float]) -> Window:

@@ -10,7 +10,7 @@ from contextlib import closing
 
 import pytest
 
-from legroom.live.journal import Journal, JournalUnavailable, journal_path
+from legroom.live.journal.journal import Journal, JournalUnavailable, journal_path
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from legroom.live.journal_masking import masked
+from legroom.live.journal.masking import masked
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legroom.live.journal import Journal, Retention
-from legroom.live.journal_columns import (
+from legroom.live.journal.columns import (
     COUNTERS,
     FIELDS,
     GAUGES,
@@ -20,8 +19,9 @@ from legroom.live.journal_columns import (
     unpack_columns,
     unpack_row,
 )
-from legroom.live.journal_thinning import growth, merged, thinned
-from legroom.live.sample import EngineSample, Histogram, Sample
+from legroom.live.journal.journal import Journal, Retention
+from legroom.live.journal.thinning import growth, merged, thinned
+from legroom.live.metrics.sample import EngineSample, Histogram, Sample
 
 START_S = 1_000_000 * 3600.0 / 1000  # an hour's edge
 NUMBERS = st.floats(allow_infinity=False)

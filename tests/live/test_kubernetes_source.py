@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from legroom.errors import LegroomError
-from legroom.live.kubernetes_source import KubernetesPods, Pod, discovered
+from legroom.live.metrics.kubernetes_source import KubernetesPods, Pod, discovered
 
 client = pytest.importorskip("kubernetes.client")
 

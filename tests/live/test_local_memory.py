@@ -8,8 +8,8 @@ import subprocess
 import sys
 
 from legroom.live.local_memory import LocalMemory, port_of, server_processes
+from legroom.live.metrics.sample import Failure, Sample
 from legroom.live.nvml import GpuMemory
-from legroom.live.sample import Failure, Sample
 from legroom.units import GIB
 
 HERE = "http://127.0.0.1:8000"

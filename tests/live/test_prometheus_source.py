@@ -10,9 +10,9 @@ import pytest
 from aiohttp import web
 
 from legroom.errors import LegroomError
-from legroom.live.prometheus_source import PrometheusSource
-from legroom.live.sample import Failure, Look, Sample
-from legroom.live.scrape import ScrapeFailed, open_session
+from legroom.live.metrics.prometheus_source import PrometheusSource
+from legroom.live.metrics.sample import Failure, Look, Sample
+from legroom.live.metrics.scrape import ScrapeFailed, open_session
 
 Series = tuple[dict[str, str], float]
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from legroom.live.prometheus_source import PrometheusSource
-from legroom.live.sample import Failure, Look, Sample
-from legroom.live.scrape import ScrapeFailed, open_session
+from legroom.live.metrics.prometheus_source import PrometheusSource
+from legroom.live.metrics.sample import Failure, Look, Sample
+from legroom.live.metrics.scrape import ScrapeFailed, open_session
 
 ROOT = Path(__file__).parents[2]
 REAL = ROOT / "tests/fixtures/live/metrics_0.32.0.txt"

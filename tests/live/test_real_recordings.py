@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from legroom.live.answers import answers
 from legroom.live.detectors import Finding, Watcher
-from legroom.live.recording import replay
-from legroom.live.sample import Sample
+from legroom.live.metrics.recording import replay
+from legroom.live.metrics.sample import Sample
+from legroom.live.remedies import answers
 
 FOLDER = Path(__file__).parents[1] / "fixtures/live"
 TROUBLES = {

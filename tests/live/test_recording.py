@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.errors import LegroomError
-from legroom.live.exposition import parse_sample
-from legroom.live.recording import Recorder, replay
-from legroom.live.render_exposition import rendered
-from legroom.live.sample import EngineSample, Failure, Look, Sample
+from legroom.live.metrics.exposition import parse_sample
+from legroom.live.metrics.recording import Recorder, rendered, replay
+from legroom.live.metrics.sample import EngineSample, Failure, Look, Sample
 
 REAL = Path(__file__).parents[1] / "fixtures/live/metrics_0.32.0.txt"
 SERVER = "http://host:8000"

@@ -11,9 +11,9 @@ import pytest
 from aiohttp import web
 
 from legroom.errors import LegroomError
-from legroom.live.address import endpoint, masked_url
-from legroom.live.sample import Failure, Look, Sample
-from legroom.live.scrape import Endpoint, ScrapeFailed, look, open_session, scrape, scrape_fleet
+from legroom.live.metrics.address import endpoint, masked_url
+from legroom.live.metrics.sample import Failure, Look, Sample
+from legroom.live.metrics.scrape import Endpoint, ScrapeFailed, look, open_session, scrape, scrape_fleet
 
 METRICS = 'vllm:num_requests_running{model_name="m",engine="0"} 3\n'
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -119,7 +119,7 @@ def test_a_web_page_is_no_metrics() -> None:
 
 
 def test_an_endless_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("legroom.live.scrape.MOST_BYTES", 100_000)
+    monkeypatch.setattr("legroom.live.metrics.scrape.MOST_BYTES", 100_000)
 
     async def handler(request: web.Request) -> web.Response:
         return web.Response(text=METRICS * 10_000)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legroom.live.sample import EngineSample, Failure, Histogram, Sample
-from legroom.live.window import Window
+from legroom.live.metrics.sample import EngineSample, Failure, Histogram, Sample
+from legroom.live.metrics.window import Window
 
 SERVER = "http://host:8000"
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from recorded_runs import H200, models, settle
 
 from legroom.facts.gpus import gpu
-from legroom.facts.modalities import Modality
-from legroom.memory.activation import activation, cublas_workspace
-from legroom.memory.sampler import sampling, scratch_rows
+from legroom.facts.model import Modality
+from legroom.memory.activation.peak import activation, cublas_workspace
+from legroom.memory.activation.sampler import sampling, scratch_rows
 from legroom.units import MIB
 
 LLAMA = models()["t-llama-3.1-8b"]

@@ -10,8 +10,8 @@ from legroom.facts.gpus import gpu
 from legroom.facts.model import Model
 from legroom.facts.models import load
 from legroom.facts.releases import release
-from legroom.memory.kv_plan import kv_plan
-from legroom.memory.weights import parameter_bytes, weights
+from legroom.memory.kv.plan import kv_plan
+from legroom.memory.weights.loaded import parameter_bytes, weights
 from legroom.vllm.args import EngineSettings, ServeArgs
 from legroom.vllm.resolve import resolve
 from legroom.vllm.served_model import with_draft

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.facts.releases import release
-from legroom.memory.kv_groups import CacheGroup, UnsupportedCache, cache_groups
-from legroom.memory.kv_specs import CacheSpec, FullAttentionSpec, SlidingWindowSpec, StateSpec
+from legroom.memory.kv.groups import CacheGroup, UnsupportedCache, cache_groups
+from legroom.memory.kv.specs import CacheSpec, FullAttentionSpec, SlidingWindowSpec, StateSpec
 
 NOW = release("0.32.0")
 

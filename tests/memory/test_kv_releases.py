@@ -12,9 +12,9 @@ import pytest
 from kv_cases import GIB, settings
 
 from legroom.facts.releases import Release, release
-from legroom.memory.kv_plan import KvPlan, plan_of_shape
-from legroom.memory.kv_shape import shape_of_specs
-from legroom.memory.kv_specs import CacheSpec, FullAttentionSpec, LatentSpec, SlidingWindowSpec, StateSpec
+from legroom.memory.kv.plan import KvPlan, plan_of_shape
+from legroom.memory.kv.shape import shape_of_specs
+from legroom.memory.kv.specs import CacheSpec, FullAttentionSpec, LatentSpec, SlidingWindowSpec, StateSpec
 
 FIXTURE = json.loads((Path(__file__).parents[1] / "fixtures" / "planner_releases.json").read_text("utf-8"))
 CASES = [(version, question) for version, answers in FIXTURE["answers"].items() for question in answers]

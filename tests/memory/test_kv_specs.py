@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legroom.memory.kv_dtypes import head_token_bytes, latent_token_bytes
-from legroom.memory.kv_specs import (
+from legroom.memory.dtypes import head_token_bytes, latent_token_bytes
+from legroom.memory.kv.specs import (
     CacheSpec,
     ChunkedLocalSpec,
     CrossAttentionSpec,

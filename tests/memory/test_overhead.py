@@ -7,10 +7,17 @@ from recorded_runs import H200, models, recorded, settle
 from legroom.facts.gpus import gpu
 from legroom.facts.models import load
 from legroom.facts.releases import release
-from legroom.memory.activation import activation, activation_cold
+from legroom.memory.activation.peak import activation, activation_cold
 from legroom.memory.graphs import graph_estimate
-from legroom.memory.overhead import communication_bytes, cuda_context, held_at_start, non_torch, outside
-from legroom.memory.runner_buffers import runner_buffers, sampler_tables
+from legroom.memory.overhead import (
+    communication_bytes,
+    cuda_context,
+    held_at_start,
+    non_torch,
+    outside,
+    runner_buffers,
+    sampler_tables,
+)
 from legroom.units import GIB, MIB
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.resolve import resolve

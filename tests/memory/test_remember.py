@@ -10,11 +10,11 @@ from legroom.errors import LegroomError
 from legroom.facts.gpus import gpu
 from legroom.facts.models import load
 from legroom.facts.releases import release
-from legroom.memory.activation import activation
+from legroom.memory.activation.peak import activation
 from legroom.memory.graphs import graph_bytes, graph_estimate
-from legroom.memory.kv_shape import kv_shape
+from legroom.memory.kv.shape import kv_shape
 from legroom.memory.overhead import non_torch, outside
-from legroom.memory.weights import weights
+from legroom.memory.weights.loaded import weights
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.resolve import resolve
 

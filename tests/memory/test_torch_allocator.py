@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legroom.memory.torch_allocator import TorchAllocator
+from legroom.memory.weights.torch_allocator import TorchAllocator
 
 MIB = 2**20
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from weight_cases import H100, settings
 
-from legroom.facts.config import model_from_config
-from legroom.memory.weights import parameter_bytes
+from legroom.facts.config.reading import model_from_config
+from legroom.memory.weights.loaded import parameter_bytes
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "vllm_weights.jsonl"
 NOT_MODELLED = {

@@ -7,7 +7,7 @@ from typing import Any
 from legroom.facts.gpus import gpu
 from legroom.facts.models import load
 from legroom.facts.releases import release
-from legroom.memory.weights import weights
+from legroom.memory.weights.loaded import weights
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.resolve import resolve
 

@@ -21,7 +21,7 @@ from weight_cases import (
     settings,
 )
 
-from legroom.memory.weights import weights
+from legroom.memory.weights.loaded import weights
 from legroom.vllm.args import ServeArgs
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from weight_cases import DEEPSEEK_V2_LITE, GIB, H100, LLAMA_8B, QWEN3_30B, model, settings
 
 from legroom.errors import LegroomError
-from legroom.memory.weights import parameter_bytes, weights
+from legroom.memory.weights.loaded import parameter_bytes, weights
 from legroom.vllm.args import ServeArgs
 
 TINY = {**LLAMA_8B, "num_hidden_layers": 4, "hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8,

@@ -20,13 +20,13 @@ from weight_cases import (
 )
 
 from legroom.facts.anatomy import Anatomy
-from legroom.facts.config import model_from_config
-from legroom.facts.quantization_config import online_quantization, quantization
+from legroom.facts.config.quantization import online_quantization, quantization
+from legroom.facts.config.reading import model_from_config
 from legroom.facts.releases import release
-from legroom.memory.module import Module
-from legroom.memory.quantized_modules import Schemes, patterns
-from legroom.memory.weight_storage import StorageContext, storage
-from legroom.memory.weights import parameter_bytes, weights
+from legroom.memory.weights.loaded import parameter_bytes, weights
+from legroom.memory.weights.module import Module
+from legroom.memory.weights.quantized_modules import Schemes, patterns
+from legroom.memory.weights.storage import StorageContext, storage
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.resolve import resolve
 

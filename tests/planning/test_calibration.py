@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from legroom.errors import LegroomError
 from legroom.facts.attention import Attention
-from legroom.facts.feedforward import Dense
 from legroom.facts.gpus import Gpu, gpu, with_total
-from legroom.facts.model import Layer, Model
+from legroom.facts.model import Dense, Layer, Model
 from legroom.facts.releases import release
 from legroom.figures import estimated, exact
 from legroom.planning import calibration_store as store
@@ -32,7 +31,7 @@ from legroom.planning.calibration import (
     to_json,
     usable_total,
 )
-from legroom.planning.log_model import shape_of
+from legroom.planning.startup_args import shape_of
 from legroom.planning.startup_log import Startup
 from legroom.units import GIB
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from legroom.planning.plan import plan
-from legroom.planning.ready_command import ready_command
+from legroom.planning.plan import plan, ready_command
 from legroom.vllm.args import ServeArgs
 
 

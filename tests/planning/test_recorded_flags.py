@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legroom.planning.recorded_flags import recorded_words
+from legroom.planning.recorded import recorded_words
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from legroom.errors import LegroomError
 from legroom.planning import scoring_data
-from legroom.planning.recorded_models import config_of
+from legroom.planning.recorded import config_of
 from legroom.planning.scoring import quantile, result_json, score, spread, summaries_by, summary, weighted_quantile
 from legroom.units import GIB
 

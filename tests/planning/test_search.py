@@ -47,7 +47,7 @@ def test_an_impossible_wish_says_what_is_missing(target):
 
 @pytest.mark.parametrize("wish", [(8192, 16), (32768, 4)])
 def test_a_safer_policy_keeps_at_least_as_much_headroom(target, wish):
-    from legroom.planning.verdict import headroom_left
+    from legroom.planning.plan import headroom_left
 
     def headroom(policy):
         found = find([target(card="a100-40gb", vllm="0.19.0")], ServeArgs(), Wish(*wish, policy=policy))

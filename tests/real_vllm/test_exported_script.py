@@ -17,10 +17,10 @@ from restart_load import free_port
 from tiny_models import SERVE_ENV, serve_words, write_model
 
 from legroom.api import plan
+from legroom.exports.deploy.drain import metrics_drain
+from legroom.exports.deploy.script import script_for
+from legroom.exports.deploy.server import Server, planned_server, unplanned_server
 from legroom.exports.plan_document import plan_document
-from legroom.exports.script import script_for
-from legroom.exports.server import Server, planned_server, unplanned_server
-from legroom.exports.server_drain import metrics_drain
 from legroom.facts.releases import release
 
 PATIENCE_S = 600.0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from restart_load import GuardedServer, HeldServer, Load
 
-from legroom.live.journal import Journal
+from legroom.live.journal.journal import Journal
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ import pytest
 from tiny_models import SERVE_ENV, serve_words, write_model
 
 from legroom.actions.descendants import descendants, started
-from legroom.live.journal import Journal
+from legroom.live.journal.journal import Journal
 
 PATIENCE_S = 600.0
 

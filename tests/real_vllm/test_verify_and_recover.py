@@ -16,11 +16,11 @@ import pytest
 from metrics_page import RUNNING, metric
 from tiny_models import SERVE_ENV, serve_words, write_model
 
-from legroom.actions.recover import free
 from legroom.cli.main import main
-from legroom.holding.verification.verify import Wish, verify
-from legroom.live.dead_weight import judge
-from legroom.live.holders import look
+from legroom.recover.free import free
+from legroom.recover.holders import look
+from legroom.recover.orphans import judge
+from legroom.verify.verify import Wish, verify
 
 PORT = 18310
 URL = f"http://127.0.0.1:{PORT}"

@@ -1,8 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legroom.render.bar import Segment, bar, cells, labels, ruler
-from legroom.render.terminal import Style
+from legroom.drawing.bar import Segment, bar, cells, labels, ruler
+from legroom.drawing.terminal import Style
 
 amounts = st.lists(st.integers(0, 2**40), min_size=1, max_size=9)
 

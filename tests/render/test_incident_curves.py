@@ -2,7 +2,7 @@
 
 import math
 
-from legroom.live.journal_columns import COUNTERS, GAUGES, Point
+from legroom.live.journal.columns import COUNTERS, GAUGES, Point
 from legroom.render.incident_text import series
 
 

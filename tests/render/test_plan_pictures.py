@@ -9,19 +9,18 @@ from pathlib import Path
 import pytest
 
 import legroom
+from legroom.drawing.terminal import Style
+from legroom.drawing.text import visible_len
 from legroom.facts.gpus import Gpu
 from legroom.facts.releases import release
 from legroom.figures import Term, estimated, exact, measured
 from legroom.memory.deployment import DeploymentMemory
-from legroom.memory.failure import Failure
-from legroom.memory.layout import Layout
+from legroom.memory.layout import Failure, Layout
 from legroom.planning.plan import Advice, Plan, Target
 from legroom.planning.plan import plan as predict
 from legroom.render import plan_text as text_module
 from legroom.render.plan_svg import plan_svg
 from legroom.render.plan_text import plan_text
-from legroom.render.terminal import Style
-from legroom.render.text import visible_len
 from legroom.units import GIB, MIB
 from legroom.vllm.args import ServeArgs
 

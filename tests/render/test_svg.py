@@ -1,6 +1,6 @@
 import xml.etree.ElementTree as ET
 
-from legroom.render.svg import Svg
+from legroom.drawing.svg import Svg
 
 NS = "{http://www.w3.org/2000/svg}"
 

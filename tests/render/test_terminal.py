@@ -1,6 +1,6 @@
 import io
 
-from legroom.render.terminal import Style, style_of
+from legroom.drawing.terminal import Style, style_of
 
 
 class Stream(io.StringIO):

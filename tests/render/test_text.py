@@ -1,5 +1,5 @@
-from legroom.render.terminal import Style
-from legroom.render.text import columns, plural, visible_len, wrap
+from legroom.drawing.terminal import Style
+from legroom.drawing.text import columns, plural, visible_len, wrap
 
 
 def test_columns_line_up_whatever_the_colours():

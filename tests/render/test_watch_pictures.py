@@ -14,18 +14,18 @@ from pathlib import Path
 
 import pytest
 
-from legroom.holding.verification.load import Pool
-from legroom.holding.verification.report import Check, LoadRun, Verification
-from legroom.holding.verification.server import Outcome, Served
-from legroom.holding.verification.watching import Point as Moment
+from legroom.drawing.terminal import Style
 from legroom.live.detectors import Finding
 from legroom.live.forecast import Forecast
-from legroom.live.journal import Action, Incident, Note, Stage
-from legroom.live.journal_columns import COUNTERS, GAUGES, Point
+from legroom.live.journal.columns import COUNTERS, GAUGES, Point
+from legroom.live.journal.journal import Action, Incident, Note, Stage
 from legroom.live.view import ServerView
 from legroom.render.incident_text import duration, incident_svg, incident_text, incidents_text
-from legroom.render.terminal import Style
 from legroom.render.watch_text import look_text, seconds
+from legroom.verify.load import Pool
+from legroom.verify.report import Check, LoadRun, Verification
+from legroom.verify.sampling import Point as Moment
+from legroom.verify.server import Outcome, Served
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")
 NOW = 1_700_000_000.0

@@ -3,9 +3,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from legroom.render.simulation_text import waste_by_block_size
 from legroom.simulation.blocks import BlockPool
 from legroom.simulation.trace import Trace
-from legroom.simulation.waste import waste_by_block_size
 from legroom.units import cdiv
 
 

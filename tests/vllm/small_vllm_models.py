@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from legroom.facts.attention import Attention, LatentAttention, StateSpace
-from legroom.facts.feedforward import Dense, Experts
 from legroom.facts.gpus import Gpu
-from legroom.facts.modalities import Modality
-from legroom.facts.model import Layer, Model
+from legroom.facts.model import Dense, Experts, Layer, Modality, Model
 from legroom.units import GIB
 
 ATTENTION = Attention(heads=32, kv_heads=8, head_dim=128, v_head_dim=128)

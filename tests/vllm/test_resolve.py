@@ -30,8 +30,7 @@ from small_vllm_models import (
 
 from legroom.errors import LegroomError
 from legroom.facts.gpus import Gpu
-from legroom.facts.model import Model
-from legroom.facts.quantization import Quantization
+from legroom.facts.model import Model, Quantization
 from legroom.facts.releases import known_releases, release
 from legroom.vllm.args import EngineSettings, ServeArgs
 from legroom.vllm.refusals import RefusedByVllm

@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from legroom.actions.descendants import adopt_orphans, kill_all_below
-from legroom.actions.kept_log import KeptLog
-from legroom.actions.passing_on import PassingOn
+from legroom.actions.server_log import KeptLog, PassingOn
 from legroom.errors import UNREACHABLE, LegroomError
 
 _KEEPER = "import sys; sys.path.insert(0, {folder!r}); from legroom.actions.keeper import main; main()"

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from legroom.actions.platform import ActionFailed, write_whole
 from legroom.actions.programs import succeed
-from legroom.live.scrape import tls_of
+from legroom.live.metrics.scrape import tls_of
 from legroom.records import dataclass, field
 
 _QUICK_S = 10.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from legroom.actions.platform import FlagsFixed
+from legroom.deployments.plain_shell import SHELLS, basename, server_start
 from legroom.vllm.command_parts import command_parts, long_name
 from legroom.vllm.reading import looks_like_flag
-from legroom.vllm.shell import SHELLS, basename, server_start
 
 
 def with_flags(words: Sequence[str], flags: Mapping[str, str | None]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import stat
 from collections.abc import Awaitable, Callable, Mapping
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from legroom.errors import UNREACHABLE, LegroomError
+from legroom.home import store_path
 from legroom.records import dataclass, field
 
 
@@ -167,3 +169,47 @@ def read_if_there(path: Path) -> str | None:
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise ActionFailed(f"{path} cannot be read: {error}") from error
+
+
+def undo_file(action_id: int, home: Path | None = None) -> Path:
+    """Where the override of an action is kept."""
+    return (home or store_path().parent) / "undo" / f"{action_id}.json"
+
+
+def keep_override(action_id: int, override: Override, home: Path | None = None) -> None:
+    """Keeps it, safely in the file before anything is changed."""
+    held = {"place": override.place, "before": override.before}
+    write_whole(undo_file(action_id, home), json.dumps(held) + "\n", 0o600)
+
+
+def kept_override(action_id: int, home: Path | None = None) -> Override | None:
+    """What was kept; None where nothing was, or it has been undone."""
+    path = undo_file(action_id, home)
+    text = read_if_there(path)
+    if text is None:
+        return None
+    try:
+        held = json.loads(text)
+        return Override(str(held["place"]), held["before"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ActionFailed(f"{path} cannot be read: {error}") from error
+
+
+def forget_override(action_id: int, home: Path | None = None) -> None:
+    """It has been undone."""
+    undo_file(action_id, home).unlink(missing_ok=True)
+
+
+async def scale(platform: Platform, replicas: int, act: bool) -> str:
+    """Wants so many servers, or without `act` says how to. The answer is a sentence either way."""
+    if replicas < 1:
+        raise ActionFailed("a group is never scaled below one server")
+    if not isinstance(platform, Scalable):
+        return f"start another server beside {platform.name}: legroom cannot scale it ({replicas} wanted)"
+    if not act:
+        return f"to have {replicas}: {platform.scale_words(replicas)}"
+    before = await platform.replicas()
+    if before == replicas:
+        return f"{platform.name} has {replicas} already"
+    await platform.scale(replicas)
+    return f"{platform.name} scaled from {before} to {replicas}"

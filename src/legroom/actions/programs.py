@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from legroom.actions.platform import ActionFailed, Asked
-from legroom.live.journal_masking import masked
+from legroom.live.journal.masking import masked
 from legroom.records import dataclass
 
 # A constant: the words of the program are its arguments and are never read as shell.

@@ -11,17 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from legroom.actions.flag_words import way_back
-from legroom.actions.platform import (
-    ActionFailed,
-    Asked,
-    FlagChange,
-    Override,
-    State,
-    read_if_there,
-    write_whole,
-)
+from legroom.actions.platform import ActionFailed, Asked, FlagChange, Override, State, read_if_there, write_whole
 from legroom.actions.programs import process_identity
-from legroom.planning.store_path import runs_folder
+from legroom.home import runs_folder
 from legroom.records import dataclass
 
 _POLL_S = 0.2

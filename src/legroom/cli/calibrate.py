@@ -149,8 +149,8 @@ def _card(startup: Startup, gpu_name: str | None) -> Gpu | None:
 def _predicted(startup: Startup, card: Gpu | None, model: str) -> tuple[Plan | None, str]:
     """What legroom would have said without this log. A model it cannot find limits what can be learnt."""
     from legroom.facts.releases import release
-    from legroom.planning.log_model import model_of_log
     from legroom.planning.plan import Target, plan
+    from legroom.planning.startup_args import model_of_log
 
     if card is None or startup.vllm is None:
         return None, ""
@@ -200,7 +200,7 @@ def _lesson_json(lesson: Taught) -> dict[str, Any]:
 
 
 def _lesson_lines(taught: Sequence[Taught], remembered: bool) -> list[str]:
-    from legroom.render.text import columns
+    from legroom.drawing.text import columns
     from legroom.units import human_bytes
 
     lines: list[str] = []
@@ -237,9 +237,9 @@ def _compared(measured: int, predicted: int | None) -> list[str]:
 
 
 def _show(as_json: bool) -> int:
+    from legroom.drawing.text import columns
     from legroom.planning.calibration import to_json
     from legroom.planning.calibration_store import read_store, store_path
-    from legroom.render.text import columns
     from legroom.units import human_bytes
 
     stored = read_store()

@@ -9,17 +9,45 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
-from legroom.cli.own_options import split
 from legroom.errors import LegroomError
 from legroom.records import dataclass, field
 
 if TYPE_CHECKING:
     from legroom.api import Machine
+    from legroom.deployments.plain_sources import Deployment
     from legroom.facts.releases import Release
     from legroom.vllm.args import ServeArgs
     from legroom.vllm.parse import ParsedArgs
     from legroom.vllm.problems import FlagProblem
-    from legroom.vllm.sources import Deployment
+
+
+def split(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """`words` as (legroom's own options, everything else in its order, what follows a lone `--`).
+
+    Only whole names count: vLLM's `--gpu-memory-utilization` is not legroom's `--gpu-memory`.
+    """
+    before, after = list(words), list[str]()
+    if "--" in before:
+        cut = before.index("--")
+        before, after = before[:cut], before[cut + 1 :]
+    own: list[str] = []
+    rest: list[str] = []
+    position = 0
+    while position < len(before):
+        word = before[position]
+        name, _, value = word.partition("=")
+        action = parser._option_string_actions.get(name)
+        position += 1
+        if action is None:
+            rest.append(word)
+        elif action.nargs == 0 or value or "=" in word:
+            own.append(word)
+        else:
+            own.append(word)
+            own += before[position : position + 1]
+            position += 1
+    return own, rest, after
+
 
 _SERVER_ENV = re.compile(r"(VLLM|PYTORCH|NCCL)_\w+")
 
@@ -102,16 +130,16 @@ def _source(args: argparse.Namespace, asked: Release | None) -> Deployment | Non
         return None
     import shlex
 
-    from legroom.vllm import sources  # only here: a plain plan needs none of its readers
+    from legroom.deployments import plain_sources
 
     if args.file:
-        return sources.deployment_from_file(args.file, asked)
+        return plain_sources.deployment_from_file(args.file, asked)
     if args.python:
-        return sources.deployment_from_python(args.python, asked, "--python")
+        return plain_sources.deployment_from_python(args.python, asked, "--python")
     if used:
-        return sources.deployment_from_command(args.line or shlex.join(args.command_words), asked)
+        return plain_sources.deployment_from_command(args.line or shlex.join(args.command_words), asked)
     words, args.vllm_words = ["vllm", "serve", *args.vllm_words], []
-    return sources.deployment_from_command(shlex.join(words), asked)
+    return plain_sources.deployment_from_command(shlex.join(words), asked)
 
 
 def _merged(base: ServeArgs, flags: ParsedArgs) -> ServeArgs:

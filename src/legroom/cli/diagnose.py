@@ -12,7 +12,7 @@ from legroom.errors import ANSWER_IS_NO, BAD_INPUT, OK, LegroomError
 
 if TYPE_CHECKING:
     from legroom.diagnosis.diagnose import Reading
-    from legroom.diagnosis.repair import Hints
+    from legroom.diagnosis.starting_plan import Hints
 
 __all__ = ["add_parser", "run"]
 
@@ -69,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
 
         print_json(readings_json(readings))
     else:
+        from legroom.drawing.terminal import style_of
         from legroom.render.diagnosis_text import readings_text
-        from legroom.render.terminal import style_of
 
         sys.stdout.write(readings_text(readings, style_of(sys.stdout), args.lang, args.all_runs))
     return exit_code(readings)
@@ -86,7 +86,7 @@ def exit_code(readings: list[Reading]) -> int:
 
 def _hints(args: argparse.Namespace) -> Hints:
     from legroom.cli.deployment import count_of
-    from legroom.diagnosis.repair import Hints
+    from legroom.diagnosis.starting_plan import Hints
 
     return Hints(args.line, args.model, args.gpu, count_of(args.gpus, "--gpus"), args.vllm)
 

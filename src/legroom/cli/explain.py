@@ -61,8 +61,8 @@ def _tell(args: argparse.Namespace) -> int:
 
         print_json(entry_json(found, args.lang))
         return OK
+    from legroom.drawing.terminal import style_of
     from legroom.render.explain_text import explain_text
-    from legroom.render.terminal import style_of
 
     sys.stdout.write(explain_text(found, style_of(sys.stdout), args.lang))
     return OK
@@ -76,8 +76,8 @@ def _list(args: argparse.Namespace) -> int:
 
         print_json({"entries": [summary_json(found, args.lang) for found in entries()]})
         return OK
+    from legroom.drawing.terminal import style_of
     from legroom.render.explain_text import list_text
-    from legroom.render.terminal import style_of
 
     sys.stdout.write(list_text(entries(), style_of(sys.stdout), args.lang))
     return OK
@@ -95,8 +95,8 @@ def _search(args: argparse.Namespace) -> int:
             {**summary_json(hit.entry, args.lang), "score": hit.score} for hit in hits
         ]})  # fmt: skip
     elif hits:
+        from legroom.drawing.terminal import style_of
         from legroom.render.explain_text import hits_text
-        from legroom.render.terminal import style_of
 
         sys.stdout.write(hits_text(hits, style_of(sys.stdout), args.lang))
     else:

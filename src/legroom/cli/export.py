@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from legroom.cli.deployment import add_source_options, machine, said
+from legroom.cli.deployment import add_source_options, machine, said, split
 from legroom.cli.output import note, print_json
-from legroom.cli.own_options import split
 from legroom.errors import OK, LegroomError
 
 if TYPE_CHECKING:
@@ -30,17 +29,17 @@ class Format(NamedTuple):
 
 
 FORMATS: tuple[Format, ...] = (
-    Format("prometheus", "legroom.exports.prometheus"),
-    Format("grafana", "legroom.exports.grafana"),
-    Format("alert-runbooks", "legroom.exports.alert_runbooks"),
-    Format("systemd", "legroom.exports.systemd"),
-    Format("docker", "legroom.exports.docker"),
-    Format("compose", "legroom.exports.compose"),
-    Format("kubernetes", "legroom.exports.kubernetes"),
-    Format("helm-values", "legroom.exports.helm_values"),
-    Format("script", "legroom.exports.script"),
-    Format("env", "legroom.exports.env"),
-    Format("runbook", "legroom.exports.runbook"),
+    Format("prometheus", "legroom.exports.prometheus.rules"),
+    Format("grafana", "legroom.exports.grafana.dashboard"),
+    Format("alert-runbooks", "legroom.exports.prometheus.rules.alert_runbooks"),
+    Format("systemd", "legroom.exports.deploy.systemd"),
+    Format("docker", "legroom.exports.deploy.docker"),
+    Format("compose", "legroom.exports.deploy.compose"),
+    Format("kubernetes", "legroom.exports.deploy.kubernetes"),
+    Format("helm-values", "legroom.exports.deploy.helm_values"),
+    Format("script", "legroom.exports.deploy.script"),
+    Format("env", "legroom.exports.deploy.env"),
+    Format("runbook", "legroom.exports.runbook.runbook"),
 )
 
 _DESCRIPTION = """\

@@ -42,8 +42,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """Read and tell."""
     from legroom.cli.journal_file import open_journal
+    from legroom.drawing.terminal import style_of
     from legroom.render.incident_text import incident_json, incident_svg, incident_text
-    from legroom.render.terminal import style_of
 
     if not args.number.lstrip("#").isdecimal() or len(args.number) > 18:
         raise LegroomError(f"{args.number!r} is not the number of an incident", "legroom incidents lists them")

@@ -12,7 +12,7 @@ from legroom.cli.output import print_json
 from legroom.errors import OK, LegroomError
 
 if TYPE_CHECKING:
-    from legroom.live.journal import Incident, Journal
+    from legroom.live.journal.journal import Incident, Journal
 
 _EPILOG = """\
 examples:
@@ -48,8 +48,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """Read and list."""
     from legroom.cli.journal_file import open_journal
+    from legroom.drawing.terminal import style_of
     from legroom.render.incident_text import incident_json, incidents_text
-    from legroom.render.terminal import style_of
 
     now_s = time.time()
     since_s = now_s - seconds_ago(args.since) if args.since else None
@@ -76,7 +76,7 @@ def _names(server: str | None) -> list[str | None]:
     """What a server may be called: as it is written here (Prometheus and Kubernetes name them so), or as an address."""
     if server is None:
         return [None]
-    from legroom.live.address import endpoint
+    from legroom.live.metrics.address import endpoint
 
     try:
         return list(dict.fromkeys([server, endpoint(server).server]))

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from legroom.errors import LegroomError
 
 if TYPE_CHECKING:
-    from legroom.live.journal import Journal
+    from legroom.live.journal.journal import Journal
 
 
 def open_journal(named: str | None) -> Journal | None:
     """The journal named, or the user's own; None where there is no own one yet."""
-    from legroom.live.journal import Journal, JournalUnavailable, journal_path
+    from legroom.live.journal.journal import Journal, JournalUnavailable, journal_path
 
     path = Path(named) if named else journal_path()
     if not path.exists():
@@ -38,13 +38,13 @@ def _read_only(path: Path) -> Journal | None:
     """
     import sqlite3
 
-    from legroom.live import journal_schema
-    from legroom.live.journal import Journal
+    from legroom.live.journal import schema
+    from legroom.live.journal.journal import Journal
 
     for how in ("mode=ro", "mode=ro&immutable=1"):
         db = sqlite3.connect(f"{path.resolve().as_uri()}?{how}", uri=True, isolation_level=None)
         try:
-            if journal_schema.version_of(db) == journal_schema.VERSION:
+            if schema.version_of(db) == schema.VERSION:
                 return Journal(db, path, time.time)
         except sqlite3.Error as error:
             if "locked" in str(error):

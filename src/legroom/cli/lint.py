@@ -11,7 +11,7 @@ from legroom.cli.output import note, print_json, write_file
 from legroom.errors import ANSWER_IS_NO, BAD_INPUT, OK, LegroomError
 
 if TYPE_CHECKING:
-    from legroom.exports.lint.finding import Report
+    from legroom.lint.finding import Report
 
 _DESCRIPTION = """\
 Read alert rules, Grafana dashboards, start scripts, Dockerfiles, compose files, systemd units, Kubernetes manifests,
@@ -61,10 +61,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Look at the files, print, and answer with 0, 1 or 2."""
-    from legroom.exports.lint.lint import Options, lint_files
-    from legroom.exports.lint.rules import rules
     from legroom.exports.plan_document import read_plan
     from legroom.facts.releases import release as known_release
+    from legroom.lint.lint import Options, lint_files
+    from legroom.lint.rules import rules
 
     if args.rules:
         return _list_rules(args.json)
@@ -86,16 +86,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _fails(report: Report, fail_on: str) -> bool:
-    from legroom.exports.lint.finding import SEVERITIES
+    from legroom.lint.finding import SEVERITIES
 
     grave = SEVERITIES[: SEVERITIES.index(fail_on) + 1]
     return any(one.severity in grave for one in report.findings)
 
 
 def _show(report: Report, args: argparse.Namespace) -> None:
-    from legroom.exports.lint.lint_json import report_json, sarif
-    from legroom.exports.lint.lint_text import report_text
-    from legroom.render.terminal import style_of
+    from legroom.drawing.terminal import style_of
+    from legroom.lint.report_json import report_json, sarif
+    from legroom.render.lint_text import report_text
 
     if args.sarif and args.sarif != "-":
         write_file(args.sarif, json.dumps(sarif(report), indent=1) + "\n", "report")
@@ -108,7 +108,7 @@ def _show(report: Report, args: argparse.Namespace) -> None:
 
 
 def _list_rules(as_json: bool) -> int:
-    from legroom.exports.lint.rules import rules
+    from legroom.lint.rules import rules
 
     every = rules().values()
     if as_json:

@@ -150,7 +150,7 @@ def _overview() -> argparse.ArgumentParser:
 
 
 def _complain(error: LegroomError) -> None:
-    from legroom.render.terminal import style_of
+    from legroom.drawing.terminal import style_of
 
     style = style_of(sys.stderr)
     print(f"{style.paint('error:', 'red', 'bold')} {error.message}", file=sys.stderr)
@@ -162,7 +162,7 @@ def _report_bug(words: Sequence[str]) -> None:
     import shlex
     import traceback
 
-    from legroom.live.journal_masking import masked
+    from legroom.live.journal.masking import masked
     from legroom.vllm.secret_words import without_secrets
 
     print(

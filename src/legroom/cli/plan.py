@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     made = make_plan(meant.args, meant.release, where, advice=not args.no_advice)
     made = replace(made, notes=(*meant.notes, *made.notes))
     if args.cold:
-        from legroom.planning.cold import cold_start
+        from legroom.planning.plan import cold_start
 
         made = cold_start(made)
     show(PlanReport(made), args)
@@ -102,6 +102,6 @@ def show(report: PlanReport, args: argparse.Namespace) -> None:
     if args.json:
         print_json(report.json(args.explain_math))
         return
-    from legroom.render.terminal import style_of
+    from legroom.drawing.terminal import style_of
 
     sys.stdout.write(report.text(style_of(sys.stdout), args.explain_math))

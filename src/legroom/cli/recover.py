@@ -11,10 +11,10 @@ from legroom.cli.output import note, print_json
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
-    from legroom.actions.recover import Freed
-    from legroom.holding.recovery import Restart
-    from legroom.live.dead_weight import Holder
-    from legroom.live.holders import Holdings
+    from legroom.recover.free import Freed
+    from legroom.recover.holders import Holdings
+    from legroom.recover.orphans import Holder
+    from legroom.recover.restart_command import Restart
 
 _DESCRIPTION = """\
 Show what holds GPU memory and shared memory on this machine, and which of it is provably the dead weight of a vLLM
@@ -56,8 +56,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Look, show, ask, free, and say what to start."""
-    from legroom.live.dead_weight import judge
-    from legroom.live.holders import look
+    from legroom.recover.holders import look
+    from legroom.recover.orphans import judge
 
     restart, why_not = _restart(args)  # first: a wrong call must not find out after something was freed
     holdings = look()
@@ -77,8 +77,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(holdings: Holdings, holders: Sequence[Holder]) -> None:
+    from legroom.drawing.terminal import style_of
     from legroom.render.recover_text import holdings_text
-    from legroom.render.terminal import style_of
 
     sys.stdout.write(holdings_text(holdings, holders, style_of(sys.stdout)))
     sys.stdout.flush()
@@ -100,8 +100,8 @@ def _agreed(args: argparse.Namespace, dead: Sequence[Holder]) -> bool:
 
 
 def _free(dead: Sequence[Holder]) -> tuple[Freed, ...]:
-    from legroom.actions.recover import free
-    from legroom.live.journal import Journal, JournalUnavailable
+    from legroom.live.journal.journal import Journal, JournalUnavailable
+    from legroom.recover.free import free
 
     try:
         journal = Journal.open()
@@ -115,7 +115,7 @@ def _free(dead: Sequence[Holder]) -> tuple[Freed, ...]:
 def _restart(args: argparse.Namespace) -> tuple[Restart | None, str]:
     """The command to start instead, or why there is none; nothing where nobody asked and nothing is known."""
     from legroom.cli.deployment import count_of
-    from legroom.holding.recovery import Crashed, NothingComputed, last_run, restart_after
+    from legroom.recover.restart_command import Crashed, NothingComputed, last_run, restart_after
 
     asked = args.line is not None or args.log is not None
     known = last_run() if not asked else None
@@ -136,9 +136,9 @@ def _restart(args: argparse.Namespace) -> tuple[Restart | None, str]:
 
 
 def _tell(freed: Sequence[Freed], restart: Restart | None) -> None:
+    from legroom.drawing.terminal import style_of
+    from legroom.drawing.text import wrap
     from legroom.render.recover_text import freed_text
-    from legroom.render.terminal import style_of
-    from legroom.render.text import wrap
 
     style = style_of(sys.stdout)
     if freed:

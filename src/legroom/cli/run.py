@@ -91,7 +91,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 def run(args: argparse.Namespace) -> int:
     """Prepare, show, and hold the server until it ends."""
-    from legroom.holding.asking import ask
+    from legroom.run.task_process import ask
 
     _open_closed_streams()
     options = _options(args)
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
             print(prepared["line"])
         return ANSWER_IS_NO if prepared["expected"]["verdict"] == "does_not_fit" else OK
     say(f"starting: {prepared['line']}")
-    from legroom.holding.launch import Supervisor
+    from legroom.run.supervisor import Supervisor
 
     if not args.json:
         return Supervisor(options, prepared, say).run()
@@ -154,8 +154,8 @@ def _introduction(prepared: dict[str, Any]) -> list[str]:
 
 
 def _options(args: argparse.Namespace) -> Any:
-    from legroom.holding.options import RunOptions
-    from legroom.holding.start_script import check_writable
+    from legroom.run.options import RunOptions
+    from legroom.run.start_script import check_writable
     from legroom.units import parse_length
 
     if args.save:

@@ -82,7 +82,7 @@ def _load(args: argparse.Namespace) -> Loaded:
     if bool(args.data) == bool(args.from_logs):
         raise LegroomError("give a file of records or --from-logs DIR, one of the two", "see legroom score --help")
     if args.from_logs:
-        from legroom.planning.log_model import model_of_log
+        from legroom.planning.startup_args import model_of_log
 
         return scoring_data.log_cases(Path(args.from_logs), model_of_log, args.gpu)
     path = Path(args.data)
@@ -159,7 +159,7 @@ def report(results: Sequence[Result], loaded: Loaded, worst: int) -> list[str]:
 
 
 def _error_table(whole: Summary) -> list[str]:
-    from legroom.render.text import columns
+    from legroom.drawing.text import columns
 
     rows = [["error", "records", "sources", "median", "p90", "worst", "mean by source", "bias"]]
     for measure, spread in whole.spreads.items():
@@ -186,7 +186,7 @@ def _verdict_lines(whole: Summary) -> list[str]:
 
 
 def _group_table(group: str, parts: dict[str, Summary]) -> list[str]:
-    from legroom.render.text import columns
+    from legroom.drawing.text import columns
 
     rows = [[f"by {group}", "records", "weights", "KV", "KV of card", "bias", "tokens exact", "verdict"]]
     for value, part in parts.items():
@@ -211,7 +211,7 @@ def _median(part: Summary, measure: str) -> str:
 
 
 def _worst_lines(results: Sequence[Result], count: int) -> list[str]:
-    from legroom.render.text import columns
+    from legroom.drawing.text import columns
 
     measured = [result for result in results if "kv_of_card" in result.errors]
     measured.sort(key=lambda result: -abs(result.errors["kv_of_card"]))

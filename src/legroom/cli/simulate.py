@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from legroom.cli.deployment import add_source_options
-from legroom.cli.output import note, print_json, write_file
-from legroom.cli.own_options import split
-from legroom.cli.progress import ProgressBar
+from legroom.cli.deployment import add_source_options, split
+from legroom.cli.output import ProgressBar, note, print_json, write_file
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+from legroom.simulation.timeline import Step
 
 if TYPE_CHECKING:
     from legroom.simulation.choose import Choice
@@ -19,6 +21,58 @@ if TYPE_CHECKING:
     from legroom.simulation.settings import SchedulerSettings
     from legroom.simulation.timeline import Timeline
     from legroom.simulation.trace import Trace
+
+
+_ROWS_A_GROUP = 10_000
+
+
+@contextmanager
+def step_writer(path: str) -> Iterator[Callable[[Step], None]]:
+    """Write steps to `path`, by its ending."""
+    try:
+        if path.endswith(".parquet"):
+            with _parquet(path) as write:
+                yield write
+            return
+        with Path(path).open("w", encoding="utf-8") as out:
+            dumps = json.JSONEncoder(separators=(",", ":")).encode
+
+            def write_line(step: Step) -> None:
+                out.write(dumps(step.as_json()) + "\n")
+
+            yield write_line
+    except OSError as error:
+        raise LegroomError(f"could not write the timeline to {path}: {error.strerror}") from error
+
+
+@contextmanager
+def _parquet(path: str) -> Iterator[Callable[[Step], None]]:
+    try:
+        import pyarrow as pa  # type: ignore[import-not-found,unused-ignore]
+        from pyarrow import parquet  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        raise LegroomError("a Parquet timeline needs the package pyarrow", "write to a .jsonl file instead") from None
+    names = pa.list_(pa.string())
+    schema = pa.schema([
+        ("step", pa.int64()), ("scheduled", pa.map_(pa.string(), pa.int64())), ("preempted", names),
+        ("finished", names), ("running", pa.int64()), ("waiting", pa.int64()), ("free_blocks", pa.int64()),
+    ])  # fmt: skip
+    rows: list[dict[str, Any]] = []
+    with parquet.ParquetWriter(path, schema) as out:
+
+        def flush() -> None:
+            if rows:
+                out.write_table(pa.Table.from_pylist(rows, schema))
+                rows.clear()
+
+        def write(step: Step) -> None:
+            rows.append({**step.as_json(), "scheduled": list(step.scheduled.items())})
+            if len(rows) >= _ROWS_A_GROUP:
+                flush()
+
+        yield write
+        flush()
+
 
 _DESCRIPTION = """\
 Replay a trace of requests through the decisions of vLLM's scheduler and block pool, without a model or a GPU:
@@ -140,14 +194,14 @@ def run(args: argparse.Namespace) -> int:
         return _choose(args, trace, pool)
     timeline = _replay(args, trace, pool.settings, pool.cost)
     if args.svg:
-        from legroom.simulation.report import timeline_svg
+        from legroom.render.simulation_text import timeline_svg
 
         write_file(args.svg, timeline_svg(timeline), "picture")
     if args.json:
         print_json(timeline.as_json())
     else:
-        from legroom.render.terminal import style_of
-        from legroom.simulation.report import timeline_text
+        from legroom.drawing.terminal import style_of
+        from legroom.render.simulation_text import timeline_text
 
         sys.stdout.write(timeline_text(timeline, style_of(sys.stdout)))
     return OK
@@ -174,8 +228,6 @@ def _replay(args: argparse.Namespace, trace: Trace, settings: SchedulerSettings,
     try:
         if not args.timeline:
             return simulate(trace, settings, cost=cost, progress=bar)
-        from legroom.cli.simulate_steps import step_writer
-
         with step_writer(args.timeline) as write:
             return simulate(trace, settings, write, cost=cost, progress=bar)
     finally:
@@ -201,8 +253,8 @@ def _choose(args: argparse.Namespace, trace: Trace, pool: Any) -> int:
 
 
 def _show_choice(choice: Choice, pool: Any) -> None:
-    from legroom.render.terminal import style_of
-    from legroom.render.text import columns, count
+    from legroom.drawing.terminal import style_of
+    from legroom.drawing.text import columns, count
 
     style, unit = style_of(sys.stdout), "s" if choice.in_seconds else "steps"
     rows = [("", "tokens/" + ("s" if choice.in_seconds else "step"), f"first token p99 ({unit})",

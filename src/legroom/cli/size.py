@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from legroom.cli.deployment import count_of, refuse, server_env
+from legroom.cli.deployment import count_of, refuse, server_env, split
 from legroom.cli.output import print_json
-from legroom.cli.own_options import split
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.records import dataclass
 
@@ -143,8 +142,8 @@ def _show(rows: Sequence[Row], wish: Wish, release: Release, args: argparse.Name
         asked = {"context": wish.context, "concurrency": wish.concurrency, "policy": wish.policy}
         print_json({"vllm": release.version, **asked, "rows": [row_json(row) for row in rows]})
         return
+    from legroom.drawing.terminal import style_of
     from legroom.render.size_text import matrix_text, size_text
-    from legroom.render.terminal import style_of
 
     style = style_of(sys.stdout)
     noun = "request" if wish.concurrency == 1 else "requests"
@@ -156,8 +155,8 @@ def _show(rows: Sequence[Row], wish: Wish, release: Release, args: argparse.Name
 
 def row_json(row: Row) -> dict[str, Any]:
     """One row of the table."""
+    from legroom.planning.plan import ready_command
     from legroom.planning.plan_json import layout_json
-    from legroom.planning.ready_command import ready_command
 
     fit, plan = row.fit, row.fit.plan
     document: dict[str, Any] = {

@@ -8,12 +8,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from legroom.cli.output import print_json, write_file
-from legroom.cli.progress import ProgressBar
+from legroom.cli.output import ProgressBar, print_json, write_file
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
-    from legroom.holding.verification.verify import Wish
+    from legroom.verify.verify import Wish
 
 _INTERRUPTED = 130
 
@@ -72,7 +71,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """Verify, show, and say by the exit code whether it holds."""
     wish = _wish(args)
-    from legroom.holding.verification.verify import verify
+    from legroom.render.verify_page import verification_svg, verification_text
+    from legroom.verify.verify import verify
 
     bar = ProgressBar("verifying")
     try:
@@ -82,26 +82,28 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(found.json())
     else:
-        from legroom.render.terminal import style_of
+        from legroom.drawing.terminal import style_of
 
-        sys.stdout.write(found.text(style_of(sys.stdout)))
+        sys.stdout.write(verification_text(found, style_of(sys.stdout)))
     sys.stdout.flush()  # a file that cannot be written must not cost the answer
     if args.svg:
-        write_file(args.svg, found.svg(), "picture")
+        write_file(args.svg, verification_svg(found), "picture")
     if args.report:
         import json
 
         as_json = args.report.endswith(".json")
-        write_file(args.report, json.dumps(found.json(), indent=1) + "\n" if as_json else found.text(), "report")
+        write_file(
+            args.report, json.dumps(found.json(), indent=1) + "\n" if as_json else verification_text(found), "report"
+        )
     if any(remark.startswith("interrupted") for remark in found.notes):
         return _INTERRUPTED
     return OK if found.ok else ANSWER_IS_NO
 
 
 def _wish(args: argparse.Namespace) -> Wish:
-    from legroom.holding.verification.checks import Limits
-    from legroom.holding.verification.planned import read_plan
-    from legroom.holding.verification.verify import Wish
+    from legroom.verify.checks import Limits
+    from legroom.verify.planned import read_plan
+    from legroom.verify.verify import Wish
 
     if args.trace and args.load != "chat":
         raise LegroomError("--trace and --load both say what the load is", "give one of them")
@@ -129,7 +131,7 @@ def _wish(args: argparse.Namespace) -> Wish:
 
 def _key_around(url: str) -> str | None:
     """The key of the environment, unless the address itself says who asks."""
-    from legroom.live.address import endpoint
+    from legroom.live.metrics.address import endpoint
 
     if "Authorization" in endpoint(url).headers:
         return None

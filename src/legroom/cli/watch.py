@@ -16,10 +16,10 @@ from legroom.errors import ANSWER_IS_NO, OK, UNREACHABLE, LegroomError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from legroom.holding.sidecar_config import SidecarConfig
-    from legroom.holding.watch import WatchSession
-    from legroom.live.journal import Journal
+    from legroom.live.journal.journal import Journal
     from legroom.live.view import ServerView
+    from legroom.sidecar.config import SidecarConfig
+    from legroom.sidecar.watch import WatchSession
 
 _DESCRIPTION = """\
 Watch serving vLLMs: KV use, running and waiting, preemptions, prefix cache, tokens, latency, GPU memory of a server on
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     if args.rehearse:
         return _rehearse(args)
     if args.daemon:
-        from legroom.holding.sidecar_process import run_sidecar
+        from legroom.sidecar.sidecar import run_sidecar
 
         return run_sidecar(_config(args))
     if args.act:
@@ -112,7 +112,7 @@ def _check_record(args: argparse.Namespace) -> None:
 
 
 def _once(args: argparse.Namespace, config: SidecarConfig) -> int:
-    from legroom.holding.watch import look_once
+    from legroom.sidecar.watch import look_once
 
     session = _session(args, None, config)
     look_once(config, session, min(1.0, config.interval_s))
@@ -129,7 +129,7 @@ def _show(views: Sequence[ServerView], as_json: bool) -> None:
     if as_json:
         print_json({"servers": [view.to_json() for view in views]})
         return
-    from legroom.render.terminal import style_of
+    from legroom.drawing.terminal import style_of
     from legroom.render.watch_text import look_text
 
     sys.stdout.write(look_text(views, style_of(sys.stdout)))
@@ -145,7 +145,7 @@ def _code(views: Sequence[ServerView]) -> int:
 def _stream(args: argparse.Namespace, config: SidecarConfig) -> int:
     import asyncio
 
-    from legroom.holding.watch import stream
+    from legroom.sidecar.watch import stream
 
     _end_as_after_ctrl_c()
     session = _session(args, _journal(config), config)
@@ -189,8 +189,8 @@ def _page(args: argparse.Namespace, config: SidecarConfig) -> int:
 
 def _replay(args: argparse.Namespace) -> int:
     """A recording at full speed: every change as a line, then how it ended; or every look as JSON."""
-    from legroom.holding.watch import replayed
     from legroom.render.incident_text import when
+    from legroom.sidecar.watch import replayed
 
     session = _session(args, None, _config(args))
     opened = 0
@@ -211,9 +211,9 @@ def _replay(args: argparse.Namespace) -> int:
 
 
 def _rehearse(args: argparse.Namespace) -> int:
-    from legroom.holding.rehearse import rehearse
+    from legroom.drawing.text import plural
     from legroom.render.incident_text import when
-    from legroom.render.text import plural
+    from legroom.sidecar.rehearse import rehearse
 
     found = rehearse(Path(args.rehearse), _config(args))
     if args.json:
@@ -227,11 +227,11 @@ def _rehearse(args: argparse.Namespace) -> int:
 
 
 def _session(args: argparse.Namespace, journal: Journal | None, config: SidecarConfig) -> WatchSession:
-    from legroom.holding.watch import WatchSession
+    from legroom.sidecar.watch import WatchSession
 
     recorder = None
     if args.record:
-        from legroom.live.recording import Recorder
+        from legroom.live.metrics.recording import Recorder
 
         recorder = Recorder(Path(args.record))
     plans = {server.name: server.plan for server in config.servers if server.plan is not None}
@@ -253,7 +253,7 @@ def _plan(path: str) -> dict[str, Any]:
 
 
 def _journal(config: SidecarConfig) -> Journal | None:
-    from legroom.live.journal import Journal, JournalUnavailable
+    from legroom.live.journal.journal import Journal, JournalUnavailable
 
     try:
         return Journal.open(config.journal)
@@ -264,7 +264,8 @@ def _journal(config: SidecarConfig) -> Journal | None:
 
 def _config(args: argparse.Namespace) -> SidecarConfig:
     """Where to look, from watch.toml, addresses or both."""
-    from legroom.holding.sidecar_config import (
+    from legroom.live.metrics.address import endpoint
+    from legroom.sidecar.config import (
         KubernetesConfig,
         PrometheusConfig,
         ServerConfig,
@@ -272,8 +273,7 @@ def _config(args: argparse.Namespace) -> SidecarConfig:
         simple_config,
         with_act,
         with_interval,
-    )  # fmt: skip
-    from legroom.live.address import endpoint
+    )
 
     token = _token(args)
     config = with_act(read_config(Path(args.config)), args.act) if args.config else simple_config([], args.act)

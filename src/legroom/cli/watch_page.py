@@ -11,19 +11,19 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import DataTable, Footer, Static
 
+from legroom.drawing.terminal import Style
+from legroom.drawing.text import columns, wrap
 from legroom.errors import LegroomError
-from legroom.holding.watch import stream
 from legroom.render.incident_text import duration
-from legroom.render.terminal import Style
-from legroom.render.text import columns, wrap
 from legroom.render.watch_text import COLOURS, curve, figures, mark, two_columns
+from legroom.sidecar.watch import stream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from legroom.holding.sidecar_config import SidecarConfig
-    from legroom.holding.watch import IncidentChange, Moment, WatchSession
     from legroom.live.view import ServerView
+    from legroom.sidecar.config import SidecarConfig
+    from legroom.sidecar.watch import IncidentChange, Moment, WatchSession
 
 _REDRAWN_S = 0.5
 _NARROW = 90

@@ -105,7 +105,7 @@ def _show(found: Found, target: Target, serve_args: ServeArgs, args: argparse.Na
     if args.json:
         print_json(_document(found, target, serve_args, args.explain_math))
         return
-    from legroom.render.terminal import style_of
+    from legroom.drawing.terminal import style_of
     from legroom.render.wish_text import wish_text
 
     sys.stdout.write(wish_text(found, style_of(sys.stdout)))
@@ -133,8 +133,8 @@ def _document(found: Found, target: Target, serve_args: ServeArgs, explain_math:
 
 
 def _alternative(plan: Plan, losses: Sequence[str]) -> dict[str, Any]:
+    from legroom.planning.plan import ready_command
     from legroom.planning.plan_json import layout_json
-    from legroom.planning.ready_command import ready_command
 
     return {
         "gpus": plan.target.gpus,

@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 
-from legroom.diagnosis.linear import PatternSet, compiled, escaped
 from legroom.diagnosis.lines import Line, spoken, without_prefixes
-from legroom.facts.evidence import Message, Role, messages
-from legroom.facts.group_units import Value, size_bytes, typed
+from legroom.diagnosis.patterns import PatternSet, compiled, escaped
+from legroom.facts.evidence import Message, Role, Value, messages, size_bytes, typed
 from legroom.records import dataclass, field
 
 WINDOW_LINES = 6

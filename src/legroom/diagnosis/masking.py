@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from legroom.diagnosis.linear import compiled
+from legroom.diagnosis.patterns import compiled
 
 MASK = "[masked]"
 _SECRETS = (

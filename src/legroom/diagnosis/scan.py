@@ -11,10 +11,9 @@ from collections.abc import Generator, Iterable, Iterator
 from functools import cache
 
 from legroom.diagnosis.evidence import WINDOW_LINES, Passage
-from legroom.diagnosis.finder import Finder, make_finder
 from legroom.diagnosis.lines import LONGEST_LINE, read_line
-from legroom.facts.evidence import messages
-from legroom.facts.startup_lines import startup_lines
+from legroom.diagnosis.patterns import Finder, make_finder
+from legroom.facts.evidence import messages, startup_lines
 
 MOST_PER_MARK = 300
 """After this many lines with one mark it is sampled."""

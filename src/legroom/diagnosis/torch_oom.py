@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from legroom.diagnosis.evidence import Evidence, sizes_bytes
-from legroom.diagnosis.linear import compiled
-from legroom.facts.evidence import oom_parts
-from legroom.facts.group_units import typed
+from legroom.diagnosis.patterns import compiled
+from legroom.facts.evidence import oom_parts, typed
 from legroom.records import dataclass
 from legroom.units import GIB, MIB
 

@@ -9,18 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.explain.entry import (
-    DeadEnd,
-    Entry,
-    Example,
-    Figure,
-    Signature,
-    Story,
-    Text,
-    Thread,
-    Version,
-    Workaround,
-)
+from legroom.explain.entry import DeadEnd, Entry, Example, Figure, Signature, Story, Text, Thread, Version, Workaround
 
 FOLDER = Path(__file__).parents[1] / "catalog"
 _LONGEST_ID = 12

@@ -7,13 +7,131 @@ the parts of a layer live in `facts.attention` and `facts.feedforward`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from legroom.facts.attention import Mixer
-from legroom.facts.feedforward import FeedForward
-from legroom.facts.modalities import Modality
-from legroom.facts.quantization import Quantization
 from legroom.records import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """One feed-forward block. `gated`: SwiGLU-like, with gate and up projections."""
+
+    hidden_size: int
+    intermediate_size: int
+    gated: bool = True
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts, with shared experts where the architecture has them."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_experts: int
+    experts_per_token: int
+    gated: bool = True
+    bias: bool = False
+    shared_intermediate_size: int = 0
+    shared_gate: bool = False
+    router_bias: bool = False
+    """The router's linear layer has a bias (gpt-oss)."""
+    correction_bias: bool = False
+    """One float per expert that balances the load (DeepSeek's e_score_correction_bias)."""
+    router_fp32: bool = False
+    """The router's weight is kept in float32 whatever the model's dtype."""
+    latent_size: int = 0
+    """> 0: experts work in this width instead of the hidden size (Nemotron-3, Kimi-K3)."""
+    hash_vocabulary: int = 0
+    """> 0: experts are looked up by token in a table of this many rows, not chosen (first layers of DeepSeek-V4)."""
+    parallel_dense: Dense | None = None
+    """A dense block beside the experts in the same layer (Gemma-4, Arctic)."""
+
+
+FeedForward = Dense | Experts
+
+
+Split = Literal["", "out", "in"]
+"""Replicated on every rank, split by outputs (column parallel) or by inputs (row parallel)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """`count` equal weights of `outputs` x `inputs`; `inputs` 0 makes a vector (a norm's weight, a bias table)."""
+
+    name: str
+    outputs: int
+    inputs: int = 0
+    bias: bool = False
+    split: Split = ""
+    count: int = 1
+    dtype: str = ""
+    """Empty: the model's dtype."""
+
+    @property
+    def parameters(self) -> int:
+        """Of the whole model, before any split."""
+        return self.count * (self.outputs * max(self.inputs, 1) + (self.outputs if self.bias else 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Modality:
+    """A vision or audio encoder and its projector."""
+
+    kind: str
+    """image | video | audio"""
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    heads: int
+    parameters: int
+    """Encoder and projector parameters (they are rarely sharded or quantized)."""
+    max_tokens_per_item: int
+    """Placeholder tokens of the largest item that vLLM profiles with."""
+    patch_tokens_per_item: int = 0
+    """Tokens inside the encoder before merging."""
+    weights: tuple[Linear, ...] = ()
+    """Every weight of the encoder and its projector, in the order vLLM creates them."""
+    feature_levels: int = 1
+    """Features handed to the language model for each token: of the last block, and of those that DeepStack taps."""
+    exact: bool = True
+    """False: the checkpoint's config says nothing of its encoder, and the usual one of its family is assumed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """One quantization scheme, and what it leaves alone."""
+
+    method: str
+    """vLLM's name: awq, gptq, fp8, compressed-tensors, modelopt, modelopt_fp4, mxfp4, bitsandbytes, gguf ..."""
+    weight_bits: int
+    group_size: int | None = None
+    block: tuple[int, int] | None = None
+    zero_point: bool = False
+    scale_bits: int = 16
+    dynamic_activations: bool = False
+    ignored: tuple[str, ...] = ()
+    """Module name patterns left unquantized, as the checkpoint writes them."""
+    kv_cache_dtype: str | None = None
+    """The KV-cache precision that the checkpoint itself asks for, if any."""
+    experts_bits: int | None = None
+    """Where experts are stored at another width than the rest."""
+    number: str = "int"
+    """int | float: how the weights' bits are read."""
+    strategy: str = "group"
+    """What shares a scale: tensor | channel | group | block."""
+    static_activations: bool = False
+    """The checkpoint holds a scale for the activations of each linear layer."""
+    act_order: bool = False
+    """GPTQ with desc_act: every input channel names its group (g_idx)."""
+    quantizes_lm_head: bool = False
+    targets: tuple[str, ...] = ("Linear",)
+    """Which modules are quantized: a class name such as Linear, or name patterns."""
+    rules: tuple[tuple[str, Quantization], ...] = ()
+    """Other schemes for modules whose name matches a pattern (mixed precision); the first match wins."""
+    online: bool = False
+    """The checkpoint is not quantized: vLLM quantizes while loading (--quantization fp8 on a bf16 model)."""
 
 
 @dataclass(frozen=True, slots=True)

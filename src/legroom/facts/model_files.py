@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.facts.mistral_params import config_from_params
+from legroom.facts.config.mistral_params import config_from_params
 
 LARGEST_CONFIG_BYTES = 20 * 2**20
 """No config.json comes near; a larger file is a mistake and is not read."""

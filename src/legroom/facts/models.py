@@ -10,7 +10,7 @@ from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.facts.bundled import Bundled, bundled_names, expanded, find, mirrored, nearest, variants
-from legroom.facts.config import model_from_config
+from legroom.facts.config.reading import model_from_config
 from legroom.facts.model import Model
 from legroom.facts.model_files import config_of_folder, read_json_object
 from legroom.facts.safetensors_headers import Tensor, local_tensors, total_bytes

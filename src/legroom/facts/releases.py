@@ -8,7 +8,20 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 from legroom.errors import LegroomError
+from legroom.facts.data_files import read_data
 from legroom.records import dataclass
+
+
+@cache
+def _since() -> dict[str, str]:
+    document = read_data("architecture_releases.json")["since"]
+    return {name: version for version, names in document.items() for name in names}
+
+
+def first_release(architecture: str) -> str | None:
+    """The release that first lists it; None: it was always there, or is newer than the facts, or unknown."""
+    return _since().get(architecture)
+
 
 _VERSION = re.compile(
     r"v?(?P<numbers>\d{1,6}(?:\.\d{1,6}){0,4})"

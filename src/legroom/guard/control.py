@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.guard.paths import DRAIN, STATUS
 
 if TYPE_CHECKING:
-    from legroom.guard.door import Door
+    from legroom.guard.admission import Door
 
 
 def answer(

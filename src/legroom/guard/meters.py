@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from legroom.guard.answers import REASONS
+from legroom.guard.refusals import REASONS
 
 Type = Literal["counter", "gauge", "histogram"]
 

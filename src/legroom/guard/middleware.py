@@ -16,17 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.guard import TOKEN_NAME, answers, control
-from legroom.guard.answers import Refusal
+from legroom.guard import TOKEN_NAME, control, refusals
+from legroom.guard.admission import LOG, Door, log_to_stderr
 from legroom.guard.api_key import KeyCheck
-from legroom.guard.door import LOG, Door, log_to_stderr
-from legroom.guard.inner_call import call
+from legroom.guard.asgi import Message, Receive, Replay, Upload, call, soon
 from legroom.guard.limits import EngineLimits, limits_of_metrics, limits_of_vllm, read_plan
 from legroom.guard.meters import with_page
 from legroom.guard.paths import DRAIN, METRICS, STATUS, Kind, kind_of, plain_path
-from legroom.guard.receiving import Message, Receive, Replay, Upload, soon
-from legroom.guard.siblings import Siblings, together
-from legroom.guard.visit import Visit
+from legroom.guard.peers import Siblings, together
+from legroom.guard.refusals import Refusal
+from legroom.guard.request import Visit
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
@@ -156,7 +155,7 @@ class Guard:
         most = self.door.policy.requests.body_bytes
         for name, value in scope["headers"]:
             if name == b"content-length" and value.isdigit() and int(value) > most:
-                return self.door.refused(answers.too_large(most))
+                return self.door.refused(refusals.too_large(most))
         return None
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | Refusal | None:
@@ -170,19 +169,19 @@ class Guard:
         message = await soon(receive, bounds.queue.body_timeout_s)
         if message is not None and message["type"] == "http.request" and not message.get("more_body", False):
             body: bytes = message.get("body", b"")
-            return body if len(body) <= most else door.refused(answers.too_large(most))
+            return body if len(body) <= most else door.refused(refusals.too_large(most))
         pieces, size = [], 0
         while message is not None and message["type"] == "http.request":
             piece = message.get("body", b"")
             pieces.append(piece)
             size += len(piece)
             if size > most:
-                return door.refused(answers.too_large(most))
+                return door.refused(refusals.too_large(most))
             if not message.get("more_body", False):
                 return b"".join(pieces)
             message = await soon(receive, deadline_s - door.clock())
         if message is None:
-            return door.refused(answers.body_timeout(bounds.queue.body_timeout_s))
+            return door.refused(refusals.body_timeout(bounds.queue.body_timeout_s))
         return None
 
     async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:

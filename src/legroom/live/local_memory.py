@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from legroom.live.metrics.sample import Look, Sample
 from legroom.live.nvml import GpuMemory, devices, held_by
-from legroom.live.sample import Look, Sample
 
 if TYPE_CHECKING:
     import psutil

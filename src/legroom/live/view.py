@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from legroom.live.detectors import Finding, Watcher
 from legroom.live.forecast import Forecast, forecast
+from legroom.live.metrics.window import Window
 from legroom.live.thresholds import DEFAULT, Thresholds
-from legroom.live.window import Window
 from legroom.records import dataclass
 
 State = Literal["healthy", "idle", "warning", "critical", "unreachable"]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from legroom.diagnosis.repair import is_local
+from legroom.diagnosis.starting_plan import is_local
 from legroom.errors import LegroomError
 from legroom.records import dataclass
 
@@ -48,7 +48,7 @@ def deployment(
     if command is not None:
         if flags:
             raise LegroomError("`flags` belong to `model`", "write them into `command`")
-        from legroom.vllm.sources import deployment_from_command  # noqa: PLC0415
+        from legroom.deployments.plain_sources import deployment_from_command  # noqa: PLC0415
 
         found = deployment_from_command(command, asked)
         _refuse(found.problems, found.release)

@@ -167,7 +167,7 @@ def _diagnose_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
         """  # fmt: skip
         from legroom.diagnosis.diagnose import read_log  # noqa: PLC0415
         from legroom.diagnosis.diagnosis_json import readings_json  # noqa: PLC0415
-        from legroom.diagnosis.repair import Hints  # noqa: PLC0415
+        from legroom.diagnosis.starting_plan import Hints  # noqa: PLC0415
 
         if (log is None) == (path is None):
             raise LegroomError("say which log once", "give `log` (its text) or `path`")

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from legroom.facts.releases import release as known_release
-from legroom.memory.failure import Failure
+from legroom.memory.layout import Failure
 from legroom.memory.overhead import held_at_start
 from legroom.units import GIB, gib
 
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
     from legroom.figures import Figure
-    from legroom.memory.kv_plan import KvPlan
+    from legroom.memory.kv.plan import KvPlan
     from legroom.memory.layout import Layout
     from legroom.vllm.args import EngineSettings
 

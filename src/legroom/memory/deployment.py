@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 from legroom.facts.releases import release as known_release
 from legroom.figures import Certainty, Figure, Term, exact, measured
 from legroom.memory import checks
-from legroom.memory.activation import activation
+from legroom.memory.activation.peak import activation
 from legroom.memory.graphs import graph_bytes, graph_estimate
-from legroom.memory.kv_plan import KvPlan, kv_plan
+from legroom.memory.kv.plan import KvPlan, kv_plan
 from legroom.memory.layout import Layout
 from legroom.memory.overhead import non_torch, outside
-from legroom.memory.weights import weights
+from legroom.memory.weights.loaded import weights
 from legroom.records import dataclass
 
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
     from legroom.facts.model import Model
-    from legroom.memory.failure import Failure
+    from legroom.memory.layout import Failure
     from legroom.vllm.args import EngineSettings
 
 

@@ -17,3 +17,51 @@ def dtype_bytes(dtype: str) -> int:
         raise LegroomError(
             f"dtype {dtype!r} is not one legroom knows", "use auto, float16, bfloat16 or float32"
         ) from None
+
+
+_SCALE_BYTES = 4
+"""Per-token-head precisions keep one float32 scale a head and side."""
+
+_PACKED_LATENT_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
+"""Sparse-MLA layouts: latent, rope part and scales of one token in one blob."""
+
+
+def cache_element_bytes(kv_cache_dtype: str, model_dtype: str) -> int:
+    """Bytes of one stored element where the cache is a plain array."""
+    if kv_cache_dtype == "auto":
+        return dtype_bytes(model_dtype)
+    if kv_cache_dtype in DTYPE_BYTES:
+        return DTYPE_BYTES[kv_cache_dtype]
+    if kv_cache_dtype.startswith(("fp8", "int8", "int4", "nvfp4", "turboquant", "ultraquant")):
+        return 1
+    raise LegroomError(f"kv_cache_dtype {kv_cache_dtype!r} is not one legroom knows", "try auto or fp8")
+
+
+def head_token_bytes(
+    head_dim: int, v_head_dim: int, kv_cache_dtype: str, model_dtype: str, *, packs_scales: bool = True
+) -> int:
+    """Keys, values and scales of one head of one token. Not every backend has a place for per-token scales."""
+    if kv_cache_dtype.endswith("_per_token_head"):
+        halved = 2 if kv_cache_dtype.startswith("int4") else 1
+        scales = 2 * _SCALE_BYTES if packs_scales else 0
+        return head_dim // halved + v_head_dim // halved + scales
+    if kv_cache_dtype.startswith("nvfp4"):
+        return sum(dim // 2 + dim // 16 for dim in (head_dim, v_head_dim))
+    if kv_cache_dtype.startswith("turboquant_"):
+        return _turboquant_bytes(head_dim, kv_cache_dtype)
+    return (head_dim + v_head_dim) * cache_element_bytes(kv_cache_dtype, model_dtype)
+
+
+def latent_token_bytes(width: int, kv_cache_dtype: str, model_dtype: str) -> int:
+    """The one latent vector of a token."""
+    return _PACKED_LATENT_BYTES.get(kv_cache_dtype) or width * cache_element_bytes(kv_cache_dtype, model_dtype)
+
+
+def _turboquant_bytes(head_dim: int, kv_cache_dtype: str) -> int:
+    """Keys and values packed into one slot: bits each, and a scale and a zero point (or a norm) in 16 bits each."""
+    key_bits, value_bits = {"k8v4": (8, 4), "4bit_nc": (4, 4), "k3v4_nc": (3, 4), "3bit_nc": (3, 3)}[
+        kv_cache_dtype.removeprefix("turboquant_")
+    ]
+    key = head_dim if key_bits == 8 else -(-head_dim * key_bits // 8) + 2
+    value = -(-head_dim * value_bits // 8) + 4
+    return key + value + (key + value) % 2

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from legroom.facts.attention import LatentAttention
-from legroom.facts.feedforward import Experts
 from legroom.facts.fit import by_release, constants
+from legroom.facts.model import Experts
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term, estimated, exact
-from legroom.memory.activation_layers import layer_kinds
+from legroom.memory.activation.layers import layer_kinds
 from legroom.memory.remember import of_structure, remembered
 from legroom.units import MIB
 

@@ -8,13 +8,13 @@ from legroom.facts.fit import by_release, constants
 from legroom.facts.gpus import HOPPER
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term, estimated
-from legroom.memory.activation import activation, cublas_workspace, element_bytes, forward_bytes, is_compiled
-from legroom.memory.activation_experts import expert_scratch
+from legroom.memory.activation.experts import expert_scratch
+from legroom.memory.activation.peak import activation, cublas_workspace, element_bytes, forward_bytes, is_compiled
+from legroom.memory.activation.sampler import sampling
 from legroom.memory.dtypes import FLOAT32_BYTES
 from legroom.memory.graphs import graph_bytes, graph_estimate
 from legroom.memory.remember import remembered
 from legroom.memory.runner_buffers import runner_buffers, sampler_tables
-from legroom.memory.sampler import sampling
 from legroom.units import MIB
 
 if TYPE_CHECKING:

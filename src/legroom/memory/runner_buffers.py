@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from legroom.facts.attention import Attention, LatentAttention, StateSpace
-from legroom.memory.activation_layers import layer_kinds
+from legroom.memory.activation.layers import layer_kinds
 from legroom.memory.dtypes import INT32_BYTES, dtype_bytes
 from legroom.memory.remember import of_structure
 from legroom.units import KIB, cdiv

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from legroom.errors import BAD_INPUT, LegroomError
+from legroom.home import store_path
 from legroom.planning.calibration import Observation, from_json, to_json
-from legroom.planning.store_path import store_path
 from legroom.records import dataclass
 
 __all__ = ["Stored", "locked", "open_for_change", "read_store", "store_path", "write_store"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.facts.models import from_bundled, variants
 from legroom.facts.releases import release as known_release
-from legroom.memory.kv_plan import kv_plan
+from legroom.memory.kv.plan import kv_plan
 from legroom.records import dataclass
 
 if TYPE_CHECKING:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from legroom.errors import LegroomError
 from legroom.facts.gpus import gpu
-from legroom.memory.deployment import DeploymentMemory, Measurements, deployment_memory
-from legroom.planning.cold import cold_start
-from legroom.planning.verdict import Verdict, verdict
+from legroom.memory.activation.peak import activation_cold
+from legroom.memory.checks import first_failure
+from legroom.memory.deployment import DeploymentMemory, Measurements, deployment_memory, kv_cache_figure
+from legroom.memory.kv.plan import kv_plan
 from legroom.records import dataclass
+from legroom.units import human_bytes
+from legroom.vllm.command import command
 from legroom.vllm.resolve import resolve
+from legroom.vllm.secret_words import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,6 +26,41 @@ if TYPE_CHECKING:
     from legroom.facts.releases import Release
     from legroom.memory.layout import Layout
     from legroom.vllm.args import EngineSettings, ServeArgs
+
+
+Verdict = Literal["fits", "tight", "does_not_fit"]
+Policy = Literal["safe", "balanced", "tight"]
+
+BAND_KEPT: dict[Policy, float] = {"safe": 1.0, "balanced": 0.5, "tight": 0.0}
+"""Share of the error band that a policy holds back: all of it, half of it, none."""
+
+
+def verdict(model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory) -> tuple[Verdict, str]:
+    """Whether the server starts and holds, with the reason in words.
+
+    `does_not_fit`: a check fails with the expected figures. `tight`: it starts, but a figure at the bad end of its
+    band fails a check, or the card runs over while serving. `fits`: it holds across the band.
+    """
+    if memory.failure:
+        return "does_not_fit", memory.failure.id
+    over = [rank for rank in memory.ranks if headroom_left(rank, 0.0) < 0]
+    if over:
+        return "tight", f"the card runs {human_bytes(-headroom_left(over[0], 0.0))} over at its peak"
+    pessimistic = [rank.kv_cache.low for rank in memory.ranks]
+    if kv_plan(model, settings, gpu, pessimistic).failure:
+        return "tight", "at the low end of the error band the KV cache is too small"
+    if any(headroom_left(rank, 1.0) < 0 for rank in memory.ranks):
+        return "tight", "at the high end of the error band the card runs over at its peak"
+    return "fits", ""
+
+
+def headroom_left(layout: Layout, band_kept: float) -> int:
+    """Bytes left of the card at its peak after holding back a share of what could be worse.
+
+    The KV pool shrinks by what the counted parts grow, so only what is outside the budget adds to the peak.
+    """
+    worse = layout.outside.high - layout.outside.bytes
+    return layout.headroom_bytes - int(worse * band_kept)
 
 
 @dataclass(frozen=True)
@@ -94,3 +133,35 @@ def plan(target: Target, args: ServeArgs) -> Plan:
     if answer == "fits" and cold_start(made).memory.failure:
         return replace(made, verdict="tight", reason="a first start, with a cold compile cache, fails once")
     return made
+
+
+def cold_start(warm: Plan) -> Plan:
+    """The same deployment with an empty compile cache; the plan itself where that makes no difference."""
+    ranks = tuple(_cold(warm, rank) for rank in warm.memory.ranks)
+    if ranks == warm.memory.ranks:
+        return warm
+    model, gpu, settings = warm.target.model, warm.target.gpu, warm.settings
+    kv = kv_plan(model, settings, gpu, [rank.kv_cache.bytes for rank in ranks])
+    held = warm.target.held_by_others_bytes
+    failure = first_failure(ranks, kv, warm.memory.graphs, settings, gpu=gpu, held_by_others_bytes=held)
+    memory = DeploymentMemory(ranks, kv, warm.memory.graphs, failure)
+    answer, reason = verdict(model, gpu, settings, memory)
+    return replace(warm, memory=memory, verdict=answer, reason=reason)
+
+
+def _cold(warm: Plan, rank: Layout) -> Layout:
+    if rank.activation.kind == "measured":
+        return rank
+    activation = activation_cold(warm.target.model, warm.settings, warm.target.gpu, rank.rank)
+    if activation.bytes <= rank.activation.bytes:
+        return rank
+    parts = (rank.weights, activation, rank.cuda_graph, rank.non_torch)
+    kv_cache = kv_cache_figure(rank.budget_bytes, parts, warm.settings)
+    return replace(rank, activation=activation, kv_cache=kv_cache)
+
+
+def ready_command(plan: Plan) -> list[str]:
+    """`vllm serve ...`, with the Hub id where the model was named by its bundled short name, and no secrets."""
+    model = plan.target.model
+    name = model.name if model.source.startswith("bundled") else plan.args.model
+    return list(without_secrets(command(replace(plan.args, model=name), plan.target.release)))

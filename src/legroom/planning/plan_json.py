@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from legroom.planning.cold import cold_start
-from legroom.planning.ready_command import ready_command
+from legroom.planning.plan import cold_start, ready_command
 from legroom.vllm.secret_words import is_secret
 from legroom.vllm.traits import is_moe
 

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.facts.config import model_from_config
+from legroom.facts.config.reading import model_from_config
 from legroom.facts.gpus import Gpu, gpu, with_total
 from legroom.facts.model import Model
 from legroom.facts.releases import Release, release
 from legroom.planning.plan import Target
-from legroom.planning.recorded_flags import recorded_words
-from legroom.planning.recorded_models import UNSCORED_SOURCES, config_of
+from legroom.planning.recorded import UNSCORED_SOURCES, config_of, recorded_words
 from legroom.planning.scoring import Bad, Case, Printed
 from legroom.planning.startup_log import Startup, read_startups
 from legroom.records import dataclass

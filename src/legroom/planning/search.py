@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.facts.flags import choices
-from legroom.planning.plan import Plan, Target, plan
+from legroom.planning.plan import BAND_KEPT, Plan, Target, plan
 from legroom.planning.structure import Structure, structure
-from legroom.planning.verdict import BAND_KEPT
 from legroom.planning.wish import Wish
 from legroom.records import dataclass
 from legroom.vllm.resolve import resolve
 
 if TYPE_CHECKING:
     from legroom.vllm.args import EngineSettings, ServeArgs
+
 
 Flags = dict[str, Any]
 

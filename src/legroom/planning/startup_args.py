@@ -2,13 +2,48 @@
 
 from __future__ import annotations
 
-import ast
 import re
+from typing import TYPE_CHECKING
+
+from legroom.errors import LegroomError
+from legroom.facts.bundled import find
+from legroom.facts.models import from_bundled, load
+
+if TYPE_CHECKING:
+    from legroom.facts.model import Model
+import ast
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 from legroom.vllm.args import ServeArgs
+
+_HUB_CACHE = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)")
+
+
+def model_of_log(name: str) -> Model:
+    """The model by the name a log gives it: a Hub id, a folder here, a Hub cache folder, or a known name's folder."""
+    cached = _HUB_CACHE.search(name)
+    asked = f"{cached['owner']}/{cached['name']}" if cached else name
+    try:
+        return load(asked)
+    except LegroomError:
+        known = find(asked.rstrip("/").rpartition("/")[2]) if asked.startswith(("/", "~", ".")) else None
+        if known is None:
+            raise
+        return from_bundled(known)
+
+
+def shape_of(model: Model) -> str:
+    """A short name for everything memory depends on in a model; fine-tunes of one checkpoint share it."""
+    import hashlib  # noqa: PLC0415 - a plan with nothing stored needs none of it
+
+    parts = (
+        model.architecture, model.hidden_size, model.vocab_size, model.layers, model.tie_word_embeddings,
+        model.quantization, model.modalities, model.encoder_layers, model.is_pooling,
+    )  # fmt: skip
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+
 
 _FIELDS = {field.name for field in fields(ServeArgs)} - {"usage", "env", "others"}
 _PAIR = re.compile(

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from legroom.facts.group_units import Value, typed
+from legroom.facts.evidence import LineKind, Value, startup_lines, typed
 from legroom.facts.releases import release as known_release
-from legroom.facts.startup_lines import LineKind, startup_lines
 from legroom.planning.startup_args import engine_facts, merged_args
 from legroom.records import dataclass, field
 from legroom.vllm.args import ServeArgs

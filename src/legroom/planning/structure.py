@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from legroom.errors import LegroomError
 from legroom.memory.checks import free_at_start
 from legroom.memory.deployment import Measurements, stage_layout
-from legroom.memory.kv_plan import plan_of_shape
-from legroom.memory.kv_shape import KvShape, kv_shape
-from legroom.planning.verdict import headroom_left
+from legroom.memory.kv.plan import plan_of_shape
+from legroom.memory.kv.shape import KvShape, kv_shape
+from legroom.planning.plan import headroom_left
 from legroom.records import dataclass
 from legroom.units import human_bytes
 from legroom.vllm.resolve import resolve

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from legroom.planning.verdict import Policy
+from legroom.planning.plan import Policy
 from legroom.records import dataclass
 
 

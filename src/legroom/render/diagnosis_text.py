@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from legroom.diagnosis.diagnose import in_order
 from legroom.diagnosis.masking import masked
+from legroom.drawing.bar import Segment, bar, swatch
+from legroom.drawing.terminal import PLAIN, Style
+from legroom.drawing.text import wrap
 from legroom.errors import LegroomError
 from legroom.facts.diagnosis_texts import Language, cause_title, heading, how_to_verify, phase_title
-from legroom.render.bar import Segment, bar, swatch
 from legroom.render.plan_parts import flag_words, parts, scale_bytes
-from legroom.render.terminal import PLAIN, Style
-from legroom.render.text import wrap
 from legroom.units import gib
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 
+from legroom.drawing.terminal import Style
+from legroom.drawing.text import wrap
 from legroom.explain.documents import example_text
 from legroom.explain.entry import Count, Entry, Language, Text
 from legroom.explain.search import Hit
-from legroom.render.terminal import Style
-from legroom.render.text import wrap
 
 _HEADINGS = {
     "log": ("What the log says", "日志里的样子"),

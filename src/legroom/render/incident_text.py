@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from legroom.drawing.chart import svg_area
+from legroom.drawing.svg import Svg
+from legroom.drawing.terminal import Style
+from legroom.drawing.text import columns, wrap
 from legroom.facts.releases import latest
-from legroom.live.journal import Incident, Point
-from legroom.render.chart import svg_area
-from legroom.render.svg import Svg
-from legroom.render.terminal import Style
-from legroom.render.text import columns, wrap
+from legroom.live.journal.journal import Incident, Point
 from legroom.render.watch_text import curve
 from legroom.vllm.command import setting_words
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from legroom.drawing.bar import Segment
+from legroom.drawing.text import count, plural
 from legroom.figures import Figure, exact
 from legroom.records import dataclass
-from legroom.render.bar import Segment
-from legroom.render.text import count, plural
 from legroom.units import GIB, KIB
 
 if TYPE_CHECKING:
-    from legroom.memory.kv_plan import KvPlan
+    from legroom.memory.kv.plan import KvPlan
     from legroom.memory.layout import Layout
     from legroom.planning.plan import Plan
 

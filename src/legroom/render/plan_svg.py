@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from legroom.planning.ready_command import ready_command
+from legroom.drawing.svg import Svg
+from legroom.drawing.text import count, wrap
+from legroom.planning.plan import ready_command
 from legroom.render.plan_parts import Part, certainty, flag_words, headline, parts, pool_words, scale_bytes
-from legroom.render.svg import Svg
-from legroom.render.text import count, wrap
 from legroom.units import gib, human_bytes
 
 if TYPE_CHECKING:

@@ -6,12 +6,11 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from legroom.planning.cold import cold_start
-from legroom.planning.ready_command import ready_command
-from legroom.render.bar import bar, labels, ruler, swatch
+from legroom.drawing.bar import bar, labels, ruler, swatch
+from legroom.drawing.terminal import PLAIN, Style
+from legroom.drawing.text import columns, count, plural, wrap
+from legroom.planning.plan import cold_start, ready_command
 from legroom.render.plan_parts import Part, certainty, flag_words, headline, parts, pool_words, scale_bytes
-from legroom.render.terminal import PLAIN, Style
-from legroom.render.text import columns, count, plural, wrap
 from legroom.units import gib, human_bytes
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from legroom.actions.recover import Freed
-from legroom.live.dead_weight import Holder, State
-from legroom.live.holders import Holdings
-from legroom.render.terminal import Style
-from legroom.render.text import columns, plural, wrap
+from legroom.drawing.terminal import Style
+from legroom.drawing.text import columns, plural, wrap
+from legroom.recover.free import Freed
+from legroom.recover.holders import Holdings
+from legroom.recover.orphans import Holder, State
 from legroom.units import GIB, human_bytes
 
 _HEADINGS: dict[State, tuple[str, str]] = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from legroom.drawing.terminal import PLAIN, Style
+from legroom.drawing.text import columns, wrap
 from legroom.render.plan_parts import short_name
-from legroom.render.terminal import PLAIN, Style
-from legroom.render.text import columns, wrap
 from legroom.units import gib
 
 if TYPE_CHECKING:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from legroom.drawing.chart import area
+from legroom.drawing.terminal import Style
+from legroom.drawing.text import columns, wrap
 from legroom.live.view import ServerView, State
-from legroom.render.chart import area
-from legroom.render.terminal import Style
-from legroom.render.text import columns, wrap
 from legroom.units import human_bytes
 
 COLOURS: dict[State, str] = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from legroom.planning.ready_command import ready_command
+from legroom.drawing.terminal import PLAIN, Style
+from legroom.drawing.text import count, wrap
+from legroom.planning.plan import ready_command
 from legroom.render.plan_parts import short_name
 from legroom.render.plan_text import body_text, command_lines, mini_layout
-from legroom.render.terminal import PLAIN, Style
-from legroom.render.text import count, wrap
 
 if TYPE_CHECKING:
     from legroom.planning.plan import Plan

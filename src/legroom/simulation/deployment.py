@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from legroom.facts.attention import Attention, LatentAttention
-from legroom.facts.feedforward import Experts
-from legroom.memory.kv_specs import ChunkedLocalSpec, CrossAttentionSpec, SlidingWindowSpec, StateSpec
-from legroom.memory.weights import stored_modules
+from legroom.facts.model import Experts
+from legroom.memory.kv.specs import ChunkedLocalSpec, CrossAttentionSpec, SlidingWindowSpec, StateSpec
+from legroom.memory.weights.loaded import stored_modules
 from legroom.simulation.settings import KvGroup
 from legroom.simulation.steptime import Hardware
 from legroom.vllm.speculation import WITHOUT_CACHE, draft_method
 
 if TYPE_CHECKING:
-    from legroom.memory.kv_groups import CacheGroup
+    from legroom.memory.kv.groups import CacheGroup
     from legroom.planning.plan import Plan
 
 _NOT_READ_BY_A_STEP = ("embeddings", "encoder", "buffers", "workspace", "lora")

@@ -10,13 +10,11 @@ from legroom.simulation.fast.columns import StepCost
 from legroom.simulation.fast.engine import Progress
 from legroom.simulation.rejection import admissible
 from legroom.simulation.request import Request
-from legroom.simulation.samples import Sampler
 from legroom.simulation.scheduler import Batch, Scheduler
 from legroom.simulation.scheduler_v0 import SchedulerV0
 from legroom.simulation.settings import SchedulerSettings
-from legroom.simulation.timeline import Clocks, Rejection, Step, Tally, Timeline
-from legroom.simulation.tokens import prompt_tokens
-from legroom.simulation.trace import Trace, TraceRequest
+from legroom.simulation.timeline import Clocks, Rejection, Sampler, Step, Tally, Timeline
+from legroom.simulation.trace import Trace, TraceRequest, prompt_tokens
 
 StepSink = Callable[[Step], None]
 _STEPS_A_REPORT = 2000

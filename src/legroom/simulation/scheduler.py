@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from legroom.simulation.kvcache import KvCache
 from legroom.simulation.request import Request, Status
 from legroom.simulation.settings import SchedulerSettings
-from legroom.simulation.tokens import SAMPLED_TOKEN, BlockHasher
+from legroom.simulation.trace import SAMPLED_TOKEN, BlockHasher
 
 
 class WaitingQueue:

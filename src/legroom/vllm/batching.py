@@ -7,8 +7,7 @@ from legroom.facts.model import Model
 from legroom.facts.releases import Release
 from legroom.records import dataclass
 from legroom.units import GIB
-from legroom.vllm.args import ServeArgs, Usage
-from legroom.vllm.given import other_value
+from legroom.vllm.args import ServeArgs, Usage, other_value
 from legroom.vllm.traits import (
     is_attention_free,
     is_bidirectional,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal
 
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model
 from legroom.facts.releases import Release
-from legroom.vllm.args import ServeArgs
-from legroom.vllm.given import env_flag, is_given, other_value
+from legroom.vllm.args import ServeArgs, env_flag, is_given, other_value
 from legroom.vllm.speculation import draft_method
 from legroom.vllm.traits import (
     has_state,
@@ -21,6 +21,22 @@ from legroom.vllm.traits import (
     is_pooling,
     uses_mla,
 )
+
+BLOCK_SIZE = 128
+"""Tokens of a block on the CPU where nobody says otherwise (V1)."""
+STATE_DTYPE = "float32"
+"""What recurrent states are kept in where nobody says otherwise: 0.32 resets it on a CPU with AVX-512 BF16."""
+
+
+def on_cpu(args: ServeArgs) -> ServeArgs:
+    """The flags as the CPU platform completes them; there are no CUDA graphs, so none limit the sequences."""
+    return replace(
+        args,
+        block_size=args.block_size or BLOCK_SIZE,
+        mamba_ssm_cache_dtype=args.mamba_ssm_cache_dtype or STATE_DTYPE,
+        enforce_eager=True,
+    )
+
 
 _V2_ARCHITECTURES = (
     ("0.22.0", "0.22.1", {"Qwen3ForCausalLM"}),

@@ -13,8 +13,7 @@ from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model
 from legroom.facts.releases import Release
 from legroom.records import dataclass
-from legroom.vllm.args import ServeArgs
-from legroom.vllm.given import env_flag, other_values
+from legroom.vllm.args import ServeArgs, env_flag, other_values
 from legroom.vllm.traits import has_state, is_encoder_decoder, is_pooling
 
 MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from legroom.errors import LegroomError
 from legroom.facts.model import Model
 from legroom.facts.releases import Release
-from legroom.vllm.args import EngineSettings, ServeArgs
-from legroom.vllm.given import env_flag
+from legroom.vllm.args import EngineSettings, ServeArgs, env_flag
 from legroom.vllm.traits import attention_heads
 
 

@@ -10,8 +10,7 @@ from typing import Any
 from legroom.errors import LegroomError
 from legroom.facts.model import Model
 from legroom.facts.models import load
-from legroom.vllm.args import ServeArgs
-from legroom.vllm.given import other_value
+from legroom.vllm.args import ServeArgs, other_value
 from legroom.vllm.speculation import draft_method, draft_name
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from legroom.facts.attention import Attention, LatentAttention, StateSpace
-from legroom.facts.feedforward import Experts
-from legroom.facts.model import Layer, Model
+from legroom.facts.model import Experts, Layer, Model
 from legroom.facts.releases import Release
 from legroom.memo import Memo
 from legroom.records import dataclass
-from legroom.vllm.args import ServeArgs
-from legroom.vllm.given import other_value
+from legroom.vllm.args import ServeArgs, other_value
 
 _POOLING_TASKS = {"embed", "embedding", "classify", "score", "reward"}
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from legroom.live.detectors import Detector, Finding
-from legroom.live.sample import EngineSample, Failure, FailureKind, Histogram, Look, Sample
+from legroom.live.metrics.sample import EngineSample, Failure, FailureKind, Histogram, Look, Sample
+from legroom.live.metrics.window import Window
 from legroom.live.thresholds import DEFAULT, Thresholds
-from legroom.live.window import Window
 
 SERVER = "http://host:8000"
 BOUNDS = (0.1, 1.0, 10.0, float("inf"))

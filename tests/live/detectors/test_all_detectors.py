@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 import legroom.live.detectors as room
 from legroom.diagnosis.causes import causes
 from legroom.explain.catalog import bundled
-from legroom.live.answers import answers
 from legroom.live.detectors import DETECTORS, Watcher
 from legroom.live.forecast import forecast
-from legroom.live.sample import EngineSample, Failure, Histogram, Sample
+from legroom.live.metrics.sample import EngineSample, Failure, Histogram, Sample
+from legroom.live.remedies import answers
 
 HERE = Path(__file__).parent
 

@@ -4,7 +4,7 @@ from fake_server import BOUNDS, SERVER, FakeServer, engine
 
 from legroom.live.detectors import Finding
 from legroom.live.detectors.long_prompt_burst import LongPromptBurst
-from legroom.live.sample import Histogram, Sample
+from legroom.live.metrics.sample import Histogram, Sample
 
 USUAL = {"running": 4.0, "prompts": 3, "add_prompt_tokens": 600.0}
 LONG = {"running": 4.0, "prompts": 3, "add_prompt_tokens": 12_000.0}

@@ -3,7 +3,7 @@ from __future__ import annotations
 from fake_server import SERVER, FakeServer, engine
 
 from legroom.live.detectors.pool_pressure import PoolPressure
-from legroom.live.sample import Sample
+from legroom.live.metrics.sample import Sample
 
 FULL = {"kv_use": 0.99, "running": 40.0, "add_generation_tokens": 500.0}
 

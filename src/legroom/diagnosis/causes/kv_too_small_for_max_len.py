@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
-from legroom.diagnosis.pool_repair import larger_pool
+from legroom.diagnosis.flag_repair import larger_pool
 from legroom.diagnosis.workbench import Workbench
 from legroom.units import GIB, gib, human_bytes
 

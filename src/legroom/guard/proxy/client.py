@@ -7,14 +7,13 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
-from legroom.guard import answers
-from legroom.guard.answers import Refusal
+from legroom.guard import refusals
 from legroom.guard.paths import DRAIN, METRICS, STATUS, kind_of
 from legroom.guard.proxy.exchange import Exchange
-from legroom.guard.proxy.reader import RequestReader, Stop
-from legroom.guard.proxy.request import Request
+from legroom.guard.proxy.reader import Request, RequestReader, Stop
 from legroom.guard.proxy.wire import REASONS, Headers, path_of, request_head, unsent_bytes
-from legroom.guard.visit import Visit
+from legroom.guard.refusals import Refusal
+from legroom.guard.request import Visit
 
 if TYPE_CHECKING:
     from legroom.guard.proxy.server import Proxy
@@ -326,13 +325,13 @@ class ClientConnection(asyncio.Protocol):
             if self._reader.request is None:
                 self.transport.close()
             else:
-                self.turn_away(answers.body_timeout(self._proxy.door.policy.queue.body_timeout_s))
+                self.turn_away(refusals.body_timeout(self._proxy.door.policy.queue.body_timeout_s))
 
     def stop(self) -> None:
         """The proxy stops: let an idle client go, and tell one that has sent half a request to come back."""
         if self.serving or self._discarding or self.transport.is_closing():
             return
         if self._reader.request is not None:
-            self.turn_away(answers.draining(self._proxy.door.policy.queue.drain_retry_s))
+            self.turn_away(refusals.draining(self._proxy.door.policy.queue.drain_retry_s))
         else:
             self.transport.close()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from legroom.guard.answers import SERVER, Refusal
-from legroom.guard.door import Door
+from legroom.guard.admission import Door
 from legroom.guard.proxy.wire import Headers
-from legroom.guard.visit import Visit
+from legroom.guard.refusals import SERVER, Refusal
+from legroom.guard.request import Visit
 
 if TYPE_CHECKING:
     from legroom.guard.proxy.client import ClientConnection

@@ -6,14 +6,48 @@ from typing import TYPE_CHECKING
 
 import httptools
 
-from legroom.guard import answers
-from legroom.guard.answers import INVALID, SERVER, Refusal
-from legroom.guard.proxy.request import Request
-from legroom.guard.proxy.wire import origin_form
+from legroom.guard import refusals
+from legroom.guard.proxy.wire import Headers, origin_form
+from legroom.guard.refusals import INVALID, SERVER, Refusal
 
 if TYPE_CHECKING:
     from legroom.guard.proxy.client import ClientConnection
     from legroom.guard.proxy.server import Proxy
+
+
+class Request:
+    """What has arrived of it so far. `method` stays empty until the head is whole."""
+
+    __slots__ = ("body", "expects", "headers", "keep_alive", "method", "old", "target")
+
+    def __init__(self) -> None:
+        self.method = b""
+        self.target = b""
+        self.headers: Headers = []
+        self.body = bytearray()  # pieces in a list would each take many times the two bytes that a chunk may have
+        self.expects = False
+        """The client waits for `100 Continue` before it sends the body."""
+        self.keep_alive = True
+        self.old = False
+
+    def take_body(self) -> bytes:
+        """The whole body, which from now on is the caller's alone to hold."""
+        whole = bytes(self.body)
+        self.body.clear()
+        return whole
+
+    def wants_tunnel(self) -> bool:
+        """A connection for something other than HTTP; an offer of a newer HTTP (h2c) need not be taken up."""
+        if self.method == b"CONNECT":
+            return True
+        return any(name == b"upgrade" and b"websocket" in value.lower() for name, value in self.headers)
+
+    def head_without_offer(self) -> bytes:
+        """The head once more, to be read as if the client had not offered another protocol."""
+        version = b"1.0" if self.old else b"1.1"
+        kept = b"".join(b"%b: %b\r\n" % pair for pair in self.headers if pair[0] != b"upgrade")
+        return b"%b %b HTTP/%b\r\n%b\r\n" % (self.method, self.target, version, kept)
+
 
 MOST_HEADER_BYTES = 64 << 10
 
@@ -113,7 +147,7 @@ class RequestReader:
         most = self._proxy.door.policy.requests.body_bytes
         for name, value in request.headers:
             if name == b"content-length" and value.isdigit() and int(value) > most:
-                self._refuse(answers.too_large(most))
+                self._refuse(refusals.too_large(most))
             if name == b"expect" and value.lower() == b"100-continue":
                 request.expects = not request.old
         self._connection.head_read(request)
@@ -126,7 +160,7 @@ class RequestReader:
         proxy.buffered_bytes += len(data)
         most = proxy.door.policy.requests.body_bytes
         if len(request.body) > most:
-            self._refuse(answers.too_large(most))
+            self._refuse(refusals.too_large(most))
         if proxy.buffered_bytes > proxy.most_buffered_bytes:
             text = "The guard holds as many request bodies as it may; retry soon."
             self._refuse(Refusal(503, "queue_full", text, SERVER, None, 1))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.guard import control
-from legroom.guard.door import LOG, Door
+from legroom.guard.admission import LOG, Door
 from legroom.guard.limits import EngineLimits, limits_of_metrics
 from legroom.guard.meters import with_page
 from legroom.guard.paths import METRICS

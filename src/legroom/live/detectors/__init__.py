@@ -19,9 +19,9 @@ from legroom.live.detectors.queue_backlog import QueueBacklog
 from legroom.live.detectors.several_servers import SeveralServers
 from legroom.live.detectors.stuck_engine import StuckEngine
 from legroom.live.detectors.unreachable import Unreachable
-from legroom.live.sample import Look
+from legroom.live.metrics.sample import Look
+from legroom.live.metrics.window import Window
 from legroom.live.thresholds import DEFAULT, Thresholds
-from legroom.live.window import Window
 
 __all__ = ["DETECTORS", "Condition", "Detector", "Finding", "Severity", "Situation", "Watcher", "watch_all"]
 

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
+from legroom.live.metrics.window import Window
 from legroom.live.thresholds import DEFAULT, Hold, Thresholds
-from legroom.live.window import Window
 from legroom.records import dataclass, field
 
 Severity = Literal["info", "warning", "critical"]

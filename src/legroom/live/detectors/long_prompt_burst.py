@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from legroom.live.detectors.base import Condition, Detector, counted
-from legroom.live.window import Step, Window
+from legroom.live.metrics.window import Step, Window
 
 _LEAST_BEFORE = 5.0
 """Requests before the burst that make a mean worth comparing with."""

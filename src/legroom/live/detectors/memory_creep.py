@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from legroom.live.detectors.base import Condition, Detector
+from legroom.live.forecast import Trend, trend
+from legroom.live.metrics.window import Point, Window
 from legroom.live.thresholds import Hold
-from legroom.live.trend import Trend, trend
-from legroom.live.window import Point, Window
 from legroom.units import human_bytes
 
 _HOUR_S = 3600.0

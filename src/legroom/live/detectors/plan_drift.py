@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from legroom.live.detectors.base import Condition, Detector, named
-from legroom.live.sample import EngineSample
+from legroom.live.metrics.sample import EngineSample
+from legroom.live.metrics.window import Window
 from legroom.live.thresholds import Hold
-from legroom.live.window import Window
 
 
 class PlanDrift(Detector):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from legroom.live.detectors.base import Condition, Detector, counted, named
-from legroom.live.window import EngineStep, Window
+from legroom.live.metrics.window import EngineStep, Window
 
 
 class PoolPressure(Detector):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from legroom.live.detectors.base import Condition, Detector
-from legroom.live.window import Window
+from legroom.live.metrics.window import Window
 
 _LEAST_TOKENS = 20_000
 """Looked-up tokens before a rate means something, where the pool's size is not known."""

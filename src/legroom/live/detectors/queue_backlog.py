@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from legroom.live.detectors.base import Condition, Detector, counted
-from legroom.live.window import Window
+from legroom.live.metrics.window import Window
 
 _RATE_OVER_S = 60.0
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from legroom.live.detectors.base import Condition, Detector
+from legroom.live.metrics.window import Window
 from legroom.live.thresholds import Hold
-from legroom.live.window import Window
 
 
 class SeveralServers(Detector):

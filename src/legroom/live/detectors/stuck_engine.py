@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from legroom.live.detectors.base import Condition, Detector, counted, named
+from legroom.live.metrics.window import EngineStep, Window
 from legroom.live.thresholds import Hold
-from legroom.live.window import EngineStep, Window
 
 
 class StuckEngine(Detector):

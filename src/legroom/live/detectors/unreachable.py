@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from legroom.live.detectors.base import Condition, Detector, counted
+from legroom.live.metrics.window import Window
 from legroom.live.thresholds import Hold
-from legroom.live.window import Window
 
 _SERVER_IS_AT_FAULT = frozenset({"refused", "timeout", "http_error", "cut_short", "unreachable"})
 """The other kinds are settings of the watcher or the network: a name, a certificate, a token, an address."""

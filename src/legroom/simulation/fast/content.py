@@ -12,8 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from legroom.simulation.fast.columns import ALL_BLOCKS, NONE
-from legroom.simulation.tokens import stream
-from legroom.simulation.trace import NO_PREFIX, Trace
+from legroom.simulation.trace import NO_PREFIX, Trace, stream
 
 _FEW = 2
 

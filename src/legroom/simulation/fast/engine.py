@@ -25,7 +25,7 @@ from legroom.simulation.fast.columns import (
     fill,
     numbers,
     rows,
-)  # fmt: skip
+)
 from legroom.simulation.fast.content import Contents, sort_contents
 from legroom.simulation.fast.jit import compiled
 from legroom.simulation.rejection import admissible

@@ -1,0 +1,125 @@
+"""Dockerfiles: ENV, ENTRYPOINT and CMD of an image that serves vLLM, and what RUN runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from legroom.deployments.kinds import Kind, kind_of
+from legroom.deployments.plain_containers import with_entrypoint
+from legroom.deployments.plain_shell import expand, server_start
+from legroom.deployments.shell.scan import Word, here_documents
+from legroom.deployments.shell.script import subjects_of
+from legroom.deployments.shell.words import Command, commands
+from legroom.deployments.subjects import Found, Invoked, Started
+from legroom.deployments.text import Text, without_comment_lines
+
+_INSTRUCTION = re.compile(
+    r"^[ \t]*([A-Za-z]+)[ \t]+((?:\\[ \t]*\r?\n(?:[ \t]*(?:#[^\n]*)?\r?\n)*|[^\n])*+)", re.MULTILINE
+)
+"""Every one, so that the continued lines of HEALTHCHECK or ONBUILD are not read as instructions of their own."""
+
+
+def read_dockerfile(source: Text) -> Found:
+    """The last stage's server, and every command."""
+    return Found(tuple(_subjects(source)))
+
+
+def copied_files(source: Text) -> Iterator[tuple[Kind, Text]]:
+    """`COPY <<EOF /start.sh`: files that are written in the Dockerfile itself, and what `RUN <<EOF` runs."""
+    for document in here_documents(source.text):
+        words = [word.text for word in document.words]
+        part = source.rows(source.row_of(document.start), source.row_of(document.end) + 1)
+        kind = "shell" if words[:1] == ["RUN"] else kind_of(words[-1] if words else "", part.text)
+        if kind != "document":
+            yield kind, part
+
+
+def _without_here_documents(text: str) -> str:
+    """Their lines blank, so that they are not read as instructions."""
+    for document in here_documents(text):
+        body = text[document.start : document.end]
+        text = text[: document.start] + re.sub(r"[^\n]", " ", body) + text[document.end :]
+    return text
+
+
+def _subjects(source: Text) -> Iterator[Started | Invoked]:
+    build_args: dict[str, str] = {}
+    stages: dict[str, _Stage] = {}
+    stage = _Stage("")
+    for found in _INSTRUCTION.finditer(_without_here_documents(source.text)):
+        name, start, body = found[1].upper(), found.start(2), without_comment_lines(found[2], "#")
+        if name == "FROM":
+            stage = _from(body, build_args, stages)
+        elif name == "ARG":
+            build_args |= {key: word.text for key, word in _environment(body, start).items()}
+        elif name == "ENV":
+            stage.env = {**stage.env, **_environment(body, start)}
+        elif name == "RUN":
+            for command in commands(Text(source.path, body)):
+                moved = tuple(Word(word.text, word.offset + start, word.raw) for word in command.words)
+                yield from subjects_of(source, Command(moved, stage.env, command.pipeline), "docker")
+        elif name == "ENTRYPOINT":
+            stage.entry = _words(body, start)
+            if not stage.has_cmd:
+                stage.given = ()  # a new entry point forgets the CMD of the image it is built on
+        elif name == "CMD":
+            stage.given, stage.has_cmd = _words(body, start), True
+    image, entry, given = stage.image, stage.entry, stage.given
+    texts = with_entrypoint(image, tuple(word.text for word in entry), tuple(word.text for word in given))
+    if (entry or given) and (at := server_start(texts)) is not None:
+        every = (*entry, *given)
+        missing = len(texts) - len(every)
+        placed = tuple(Word(text, every[0].offset, text) for text in texts[:missing]) + every
+        yield Started("docker", placed[at:], stage.env, source.place, source.place(every[0].offset), image)
+
+
+@dataclass
+class _Stage:
+    """What one FROM and the lines below it make."""
+
+    image: str
+    entry: tuple[Word, ...] = ()
+    given: tuple[Word, ...] = ()
+    has_cmd: bool = False
+    """Whether it says CMD itself."""
+    env: Mapping[str, Word] = field(default_factory=dict)
+
+
+def _from(body: str, build_args: dict[str, str], stages: dict[str, _Stage]) -> _Stage:
+    """A new stage; one that is built on another has what that one has."""
+    words = [expand(word, build_args) for word in body.split() if not word.startswith("--")]
+    if not words:
+        return _Stage("")
+    stage = replace(stages.get(words[0].lower(), _Stage(words[0])), has_cmd=False)
+    if len(words) > 2 and words[1].lower() == "as":
+        stages[words[2].lower()] = stage
+    return stage
+
+
+def _words(text: str, start: int) -> tuple[Word, ...]:
+    """The exec form `["a", "b"]`, or a shell line."""
+    if text.lstrip().startswith("["):
+        try:
+            listed = json.loads(re.sub(r"\\\r?\n", " ", text))
+        except json.JSONDecodeError:
+            listed = []
+        placed, cursor = [], 0
+        for item in listed if isinstance(listed, list) else []:
+            cursor = max(text.find(json.dumps(str(item), ensure_ascii=False), cursor), cursor)
+            placed.append(Word(str(item), start + cursor + 1, str(item)))
+        return tuple(placed)
+    return tuple(
+        Word(word.text, word.offset + start, word.raw) for command in commands(Text("", text)) for word in command.words
+    )
+
+
+def _environment(text: str, start: int) -> dict[str, Word]:
+    env = {}
+    for found in re.finditer(r"(\w+)=(\"[^\"]*\"|\S*)", text):
+        env[found[1]] = Word(found[2].strip('"'), start + found.start(), found[0])
+    if not env and (plain := re.match(r"(\w+)\s+(.*)", text, re.DOTALL)):
+        env[plain[1]] = Word(plain[2].strip(), start, plain[2])
+    return env

@@ -1,0 +1,239 @@
+"""Servers in Python source: command lines in lists and strings, and the arguments of LLM(...)."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from legroom.deployments.markdown import START
+from legroom.deployments.plain_shell import server_start
+from legroom.deployments.shell.scan import Word, placed_env
+from legroom.deployments.shell.script import read_shell
+from legroom.deployments.subjects import Started, Subject
+from legroom.deployments.text import Text
+from legroom.facts.flags import all_flag_names
+from legroom.facts.releases import latest
+from legroom.vllm.problems import nearest_flags
+
+_WORTH_PARSING = re.compile(r"vllm.*serve|vllm\.entrypoints|\bLLM\(|EngineArgs\(", re.DOTALL)
+_ENGINES = ("LLM", "EngineArgs", "AsyncEngineArgs")
+_UNKNOWN = "$value"
+"""A word that is only known when the program runs; the shell's way to write it."""
+
+
+def servers_in(source: Text) -> Iterator[Subject]:
+    """Every server that a program starts, as far as its text tells."""
+    if not _WORTH_PARSING.search(source.text):
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes in somebody else's strings
+            tree = ast.parse(source.text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    program = _Program(source, tree)
+    try:
+        program.visit(tree)
+    except RecursionError:
+        return
+    yield from program.subjects()
+
+
+class _Program(ast.NodeVisitor):
+    """What the lists of a program hold at its end, scope by scope."""
+
+    def __init__(self, source: Text, tree: ast.Module) -> None:
+        self._source = source
+        self._lines = source.text.split("\n")
+        self._scope = 0
+        self._lists: dict[tuple[int, str], list[Word]] = {}
+        self._scripts: list[Text] = []
+        self._calls: list[list[Word]] = []
+        self.env: dict[str, Word] = {}
+        self._constants = dict(_constants(tree))
+        self._engines = {
+            alias.asname or alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "vllm"
+            for alias in node.names
+            if alias.name in _ENGINES
+        }
+
+    def subjects(self) -> Iterator[Subject]:
+        """The servers that were found."""
+        place = self._source.place
+        for words in self._lists.values():
+            at = server_start(tuple(word.text for word in words))
+            if at is not None:
+                yield Started("shell", tuple(words[at:]), self.env, place, place(words[at].offset))
+        for script in self._scripts:
+            yield from read_shell(script, env=placed_env(self.env, place)).subjects
+        for words in self._calls:
+            yield Started("python", tuple(words), self.env, place, place(words[0].offset))
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        """Names inside a function are its own."""
+        outer, self._scope = self._scope, node.lineno
+        self.generic_visit(node)
+        self._scope = outer
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        """A string that stands alone is a comment."""
+        if not isinstance(node.value, ast.Constant):
+            self.generic_visit(node)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        """`cmd = [...]` and `os.environ["NAME"] = "value"`."""
+        target = node.targets[0]
+        if isinstance(target, ast.Name) and _is_list(node.value):
+            self._lists[self._scope, target.id] = list(self._words(node.value))
+        elif isinstance(target, ast.Subscript) and ast.unparse(target.value) == "os.environ":
+            name = target.slice.value if isinstance(target.slice, ast.Constant) else ""
+            if isinstance(name, str) and name:
+                self.env[name] = Word(self._text(node.value), self._offset(node))
+        else:
+            self.generic_visit(node)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        """`cmd += [...]`."""
+        if isinstance(node.target, ast.Name) and _is_list(node.value):
+            self._lists.setdefault((self._scope, node.target.id), []).extend(self._words(node.value))
+        else:
+            self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        """`cmd.extend([...])`, `cmd.append(...)` and `LLM(...)`."""
+        called = node.func
+        if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and node.args:
+            key = (self._scope, called.value.id)
+            if called.attr == "extend" and _is_list(node.args[0]) and key in self._lists:
+                self._lists[key].extend(self._words(node.args[0]))
+                return
+            if called.attr == "append" and key in self._lists:
+                self._lists[key].extend(self._word(node.args[0]))
+                return
+        is_engine = isinstance(called, ast.Name) and called.id in self._engines
+        if is_engine or (isinstance(called, ast.Attribute) and ast.unparse(called) in {f"vllm.{e}" for e in _ENGINES}):
+            self._calls.append(list(self._arguments(node)))
+        self.generic_visit(node)
+
+    def visit_List(self, node: ast.List) -> None:
+        """A command that is given a name nowhere."""
+        self._lists[self._scope, f" {len(self._lists)}"] = list(self._words(node))
+
+    def visit_BinOp(self, node: ast.BinOp) -> None:
+        """`["vllm", "serve"] + more`."""
+        if _is_list(node):
+            self._lists[self._scope, f" {len(self._lists)}"] = list(self._words(node))
+        else:
+            self.generic_visit(node)
+
+    def visit_Dict(self, node: ast.Dict) -> None:
+        """`env={"VLLM_NAME": "value"}`."""
+        for key, value in zip(node.keys, node.values, strict=True):
+            name = key.value if isinstance(key, ast.Constant) else None
+            if isinstance(name, str) and re.fullmatch(r"(VLLM|PYTORCH)_[A-Z_0-9]+", name):
+                self.env[name] = Word(self._text(value), self._offset(key or value))
+        self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        """A whole command line in a string."""
+        if isinstance(node.value, str):
+            self._script(node, node.value)
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
+        """The same with values put in."""
+        self._script(node, self._text(node))
+
+    def _script(self, node: ast.expr, text: str) -> None:
+        if START.match(text.lstrip()) and " -" in text:
+            at = self._source.place(self._offset(node))
+            self._scripts.append(Text(self._source.path, text, at.line, (at.column,)))
+
+    def _words(self, node: ast.expr) -> Iterator[Word]:
+        if isinstance(node, ast.BinOp):
+            yield from self._words(node.left)
+            yield from self._words(node.right)
+        elif isinstance(node, ast.List | ast.Tuple):
+            for item in node.elts:
+                yield from self._word(item)
+        elif isinstance(node, ast.Name) and (self._scope, node.id) in self._lists:
+            yield from self._lists[self._scope, node.id]
+
+    def _word(self, node: ast.expr) -> Iterator[Word]:
+        if isinstance(node, ast.Starred):
+            yield from self._words(node.value)
+            return
+        if isinstance(node, ast.IfExp):
+            yield from self._word(node.body)
+            if self._text(node.body).startswith("--") and self._text(node.orelse).startswith("--"):
+                yield from self._word(node.orelse)
+            return
+        text = self._text(node)
+        yield Word(text, self._offset(node) + isinstance(node, ast.Constant), text)
+
+    def _text(self, node: ast.expr) -> str:
+        if isinstance(node, ast.Constant):
+            return str(node.value)
+        if isinstance(node, ast.JoinedStr):
+            return "".join(self._text(part) for part in node.values)
+        if isinstance(node, ast.FormattedValue):
+            return self._text(node.value)
+        if isinstance(node, ast.Name):
+            return self._constants.get(node.id, _UNKNOWN)
+        return _UNKNOWN
+
+    def _arguments(self, node: ast.Call) -> Iterator[Word]:
+        """Keyword arguments as the flags of the same names."""
+        start = self._offset(node)
+        yield from (Word("vllm", start), Word("serve", start))
+        for keyword in node.keywords:
+            flag = "--" + (keyword.arg or "").replace("_", "-")
+            if flag not in all_flag_names() and not nearest_flags(flag, latest()):
+                continue  # arguments that are no flags have no record
+            offset = self._source.start_of(keyword.lineno - 1) + self._column(keyword.lineno, keyword.col_offset)
+            try:
+                words = _flag_words(flag, ast.literal_eval(keyword.value))
+            except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+                words = [f"{flag}={self._text(keyword.value)}"]
+            yield from (Word(text, offset) for text in words)
+
+    def _offset(self, node: ast.expr | ast.stmt) -> int:
+        return self._source.start_of(node.lineno - 1) + self._column(node.lineno, node.col_offset)
+
+    def _column(self, line: int, byte_column: int) -> int:
+        return len(self._lines[line - 1].encode()[:byte_column].decode(errors="replace"))
+
+
+def _flag_words(flag: str, value: Any) -> list[str]:
+    if value is None or value is ... or (value is False and flag in all_flag_names()):
+        return []
+    if isinstance(value, bool):
+        return [flag]
+    if isinstance(value, Mapping):
+        return [flag, json.dumps(value, default=str)]
+    if isinstance(value, list | tuple):
+        return [flag, *(str(item) for item in value)]
+    return [flag, str(value)]
+
+
+def _is_list(node: ast.expr) -> bool:
+    """A list, or a sum that has one in it."""
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.Add) and (_is_list(node.left) or _is_list(node.right))
+    return isinstance(node, ast.List)
+
+
+def _constants(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Names that are given a plain value at the top."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            for target in node.targets:
+                if isinstance(target, ast.Name) and isinstance(node.value.value, str | int | float):
+                    yield target.id, str(node.value.value)

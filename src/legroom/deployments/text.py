@@ -1,0 +1,95 @@
+"""A piece of a file, and where each of its characters stands in it."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator
+
+from legroom.records import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where, counted from 1."""
+
+    path: str
+    line: int
+    column: int
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}:{self.column}"
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A file, or a part of one, that could not be read."""
+
+    place: Place
+    reason: str
+    hint: str = ""
+
+
+class Text:
+    """Text that knows its place: a whole file, a code block in a document, a value in a manifest."""
+
+    def __init__(self, path: str, text: str, line: int = 1, columns: tuple[int, ...] | None = None) -> None:
+        """`line` is where it begins in the file; `columns[i]` is how far its line i was indented there."""
+        self.path = path
+        self.text = text
+        self._line = line
+        self._columns = columns or ()
+        self._starts = [0, *(found.end() for found in re.finditer("\n", text))]
+
+    def place(self, offset: int) -> Place:
+        """Where the character at `offset` stands in the file."""
+        row = bisect_right(self._starts, max(0, min(offset, len(self.text)))) - 1
+        indent = self._columns[row] if row < len(self._columns) else 0
+        return Place(self.path, self._line + row, offset - self._starts[row] + 1 + indent)
+
+    def with_text(self, text: str) -> Text:
+        """Another text that stands at the same lines and columns."""
+        return Text(self.path, text, self._line, self._columns)
+
+    def start_of(self, row: int) -> int:
+        """The offset at which a line of the piece begins."""
+        return self._starts[row]
+
+    def row_of(self, offset: int) -> int:
+        """The line of an offset, counted from 0 within the piece."""
+        return bisect_right(self._starts, offset) - 1
+
+    def lines(self) -> Iterator[tuple[int, str]]:
+        """Each line with the offset it begins at."""
+        for i, start in enumerate(self._starts):
+            end = self._starts[i + 1] - 1 if i + 1 < len(self._starts) else len(self.text)
+            yield start, self.text[start:end].rstrip("\r")
+
+    def rows(self, first: int, last: int) -> Text:
+        """The lines from `first` to before `last`, dedented, as a piece of their own."""
+        if first >= len(self._starts):
+            return Text(self.path, "", self._line + first)
+        end = self._starts[last] - 1 if last < len(self._starts) else len(self.text)
+        lines = [line.rstrip("\r") for line in self.text[self._starts[first] : end].split("\n")][: last - first]
+        filled = [line for line in lines if line.strip()]
+        indent = min((len(line) - len(line.lstrip(" ")) for line in filled), default=0)
+        columns = tuple(
+            indent + (self._columns[first + i] if first + i < len(self._columns) else 0) for i in range(len(lines))
+        )
+        return Text(self.path, "\n".join(line[indent:] for line in lines), self._line + first, columns)
+
+
+def without_comment_lines(text: str, marks: str) -> str:
+    """A continued line with the comment lines inside it made spaces, so that offsets stay and the line goes on."""
+    return re.sub(rf"(?<=\n)[ \t]*[{marks}][^\n]*(\n|$)", lambda found: " " * len(found[0]), text)
+
+
+class Shifted:
+    """Offsets of a piece of a text, found in the text's file."""
+
+    def __init__(self, source: Text, start: int) -> None:
+        self._source, self._start = source, start
+
+    def __call__(self, offset: int) -> Place:
+        """The place in the file."""
+        return self._source.place(self._start + offset)

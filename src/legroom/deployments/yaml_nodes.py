@@ -1,0 +1,140 @@
+"""YAML whose values know where they stand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from legroom.deployments.shell.scan import Word
+from legroom.deployments.text import Text
+from legroom.errors import LegroomError
+
+_DEEPEST = 200
+_MOST_NODES = 300_000
+_MERGE = "tag:yaml.org,2002:merge"
+TEMPLATE_HINT = "render it first, for example with `helm template`, and pass the result"
+
+
+class Node:
+    """One value of a YAML text: a mapping, a list or a scalar."""
+
+    def __init__(self, source: Text, node: Any, values: Any) -> None:
+        self.source = source
+        self.offset: int = node.start_mark.index
+        self.end: int = node.end_mark.index
+        self.style: str = getattr(node, "style", None) or ""
+        self.values = values
+
+    @property
+    def scalar(self) -> str | None:
+        """The text of a scalar."""
+        return self.values if isinstance(self.values, str) else None
+
+    def get(self, *keys: str) -> Node | None:
+        """A value deep in mappings."""
+        node: Node | None = self
+        for key in keys:
+            node = node.values.get(key) if node is not None and isinstance(node.values, dict) else None
+        return node
+
+    def text(self, *keys: str) -> str:
+        """A scalar deep in mappings, empty where there is none."""
+        node = self.get(*keys)
+        return node.scalar or "" if node is not None else ""
+
+    def items(self) -> Iterator[tuple[str, Node]]:
+        """The entries of a mapping."""
+        yield from self.values.items() if isinstance(self.values, dict) else ()
+
+    def list(self) -> list[Node]:
+        """The items of a list."""
+        return self.values if isinstance(self.values, list) else []
+
+    def walk(self) -> Iterator[Node]:
+        """This value and every one inside it."""
+        stack = [self]
+        while stack:
+            node = stack.pop()
+            yield node
+            inner = node.values.values() if isinstance(node.values, dict) else node.list()
+            stack += reversed(list(inner))
+
+    def word(self) -> Word:
+        """A scalar as a word of a command."""
+        return Word(self.scalar or "", self.offset, self.scalar or "")
+
+    def inner(self) -> Text:
+        """The text of a block scalar as a piece of its own, with its lines where they stand."""
+        text = self.scalar or ""
+        first = self.source.row_of(self.offset)
+        if self.style in ("|", ">"):
+            header = self.source.text.find("\n", self.offset) + 1
+            lead = re.compile(r"(?:[ \t]*\r?\n)*([ \t]*)").match(self.source.text, header)
+            indent = len(lead[1]) if lead else 0
+            count = text.count("\n") + 1
+            start = self.source.place(self.source.start_of(first))
+            return Text(self.source.path, text, start.line + 1, (indent,) * count)
+        place = self.source.place(self.offset)
+        quote = 1 if self.style in ("'", '"') else 0
+        return Text(self.source.path, text, place.line, (place.column - 1 + quote,))
+
+
+def load_nodes(source: Text) -> list[Node]:
+    """Every document of a YAML text, or why it is none."""
+    import yaml  # noqa: PLC0415 - only files need it
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        depth = 0
+        for event in yaml.parse(source.text, Loader=loader):
+            name = type(event).__name__
+            depth += name.endswith("StartEvent") - name.endswith("EndEvent")
+            if depth > _DEEPEST:
+                raise LegroomError("is nested too deeply", "check its brackets")
+        documents = [node for node in yaml.compose_all(source.text, Loader=loader) if node is not None]
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise _not_yaml(source, error) from None
+    budget = [_MOST_NODES]
+    try:
+        return [_convert(source, node, budget) for node in documents]
+    except RecursionError:
+        raise LegroomError("holds a value that contains itself", "check its anchors (&name) and aliases") from None
+
+
+def _not_yaml(source: Text, error: Exception) -> LegroomError:
+    if re.search(r"\{\{-?\s*[\w.$(\"/]|\{%", source.text):
+        return LegroomError("is a template (it holds {{ ... }}), not YAML", TEMPLATE_HINT)
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or "check its indentation and quotes"
+    where = f" (line {source.place(mark.index).line})" if mark is not None and mark.index is not None else ""
+    return LegroomError(f"is not valid YAML{where}: {problem}", "check its indentation and quotes")
+
+
+def _convert(source: Text, node: Any, budget: list[int]) -> Node:
+    budget[0] -= 1
+    if budget[0] < 0:
+        raise LegroomError("has too many values", f"legroom reads at most {_MOST_NODES:,}")
+    kind = node.id
+    inherited: dict[str, Node] = {}
+    if kind == "mapping":
+        values: Any = {}
+        for key, value in node.value:
+            if key.tag == _MERGE:
+                inherited |= {name: inner for name, inner in _merged(source, value, budget) if name not in inherited}
+            else:
+                values[key.value if isinstance(key.value, str) else "?"] = _convert(source, value, budget)
+        values = inherited | values
+    elif kind == "sequence":
+        values = [_convert(source, item, budget) for item in node.value]
+    else:
+        values = None if node.tag.endswith(":null") else node.value
+    return Node(source, node, values)
+
+
+def _merged(source: Text, node: Any, budget: list[int]) -> Iterator[tuple[str, Node]]:
+    """What `<<: *anchor` or `<<: [*one, *two]` brings in: of two anchors the first one counts."""
+    found: dict[str, Node] = {}
+    for one in node.value if node.id == "sequence" else [node]:
+        found = {**dict(_convert(source, one, budget).items()), **found}
+    yield from found.items()

@@ -1,0 +1,208 @@
+"""From a case to the plan it was: the starting point of every computed fix."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from legroom.errors import LegroomError
+from legroom.facts.gpus import Gpu, all_gpus, with_total
+from legroom.facts.gpus import gpu as known_gpu
+from legroom.facts.releases import Release, latest
+from legroom.facts.releases import release as known_release
+from legroom.memory.deployment import Measurements
+from legroom.records import dataclass
+from legroom.units import GIB
+from legroom.vllm.args import ServeArgs
+
+if TYPE_CHECKING:
+    from legroom.diagnosis.case import Case
+    from legroom.planning.plan import Plan, Target
+
+_UNSET = ServeArgs()
+NOT_PLANNABLE = (LegroomError, ArithmeticError, LookupError, TypeError, ValueError)
+"""Flags read from a foreign log may be of the wrong kind or contradict each other: then there is no plan, no crash."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What the user says beside the log."""
+
+    command: str | None = None
+    model: str | None = None
+    gpu: str | None = None
+    gpus: int | None = None
+    vllm: str | None = None
+    local_models: bool = True
+    """Whether a model that the log or the line names by a folder may be read from this machine."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a deployment, from the log first and from the user where the log is silent."""
+
+    args: ServeArgs
+    release: Release
+    release_said: bool
+    """The log or the user names the release; else the newest known stands in for it."""
+    gpu: Gpu | None
+    gpus: int | None
+    total_bytes: int | None
+    notes: tuple[str, ...] = ()
+
+
+def known_of(case: Case, hints: Hints) -> Known:
+    """Put together what log and user say."""
+    startup = case.startup
+    said = hints.vllm or startup.vllm
+    release = _release(said, must=hints.vllm is not None)
+    args, gpus = startup.args, hints.gpus
+    if hints.command:
+        from legroom.deployments.plain_sources import deployment_from_command  # noqa: PLC0415 - only where a line was given
+
+        deployment = deployment_from_command(hints.command, release if said else None)
+        args = _merged(deployment.args, args if startup.args_known else ServeArgs())
+        gpus = gpus or deployment.gpu_count
+        release, said = (release, said) if said else (deployment.release, deployment.release_hint)
+    if hints.model:
+        args = replace(args, model=hints.model)
+    if not hints.local_models and is_local(args.model):
+        args = replace(args, model="")
+    args = _plausible(args)
+    total = _total_bytes(case)
+    return Known(args, release, said is not None, _gpu(case, hints, total), gpus, total)
+
+
+def is_local(model: str) -> bool:
+    """Whether a model's name means a folder or file of this machine rather than an id on the Hub."""
+    return model.startswith(("/", ".", "~")) or "\\" in model or ".." in model or Path(model).exists()
+
+
+def base_plan(case: Case, known: Known) -> Plan | None:
+    """The failed run as a plan, with what it measured put in; None where model, GPU or release are not known."""
+    if not known.args.model or known.gpu is None:
+        return None
+    from legroom.planning.plan import Target, plan  # noqa: PLC0415
+    from legroom.planning.startup_args import model_of_log  # noqa: PLC0415 - costs a tenth of a second
+
+    parallel = [known.args.tensor_parallel_size, known.args.pipeline_parallel_size, known.args.data_parallel_size]
+    needed = 1
+    for size in parallel:
+        needed *= size or 1
+    try:
+        model = model_of_log(known.args.model)
+        target = Target(model, known.gpu, max(known.gpus or 1, needed), known.release, _measured(case), _held(case))
+        made = plan(target, known.args)
+        return plan(_anchored(made, case), known.args)
+    except NOT_PLANNABLE:
+        return None
+
+
+def _anchored(made: Plan, case: Case) -> Target:
+    """The target with what the model and the log disagree on in the KV pool put down to the profile run's peak."""
+    error = case.first("kv_bytes_short")
+    said = error.facts.get("available_bytes") if error else case.startup.available_kv_bytes
+    if not isinstance(said, int) or case.startup.explicit_kv or made.settings.kv_cache_memory_bytes is not None:
+        return made.target
+    seen = made.target.seen or Measurements(source="this log")
+    # The log prints two digits; what it rounds away is given to the pool, as its own estimate of the length does.
+    peak = made.layout.activation.bytes + made.layout.kv_cache.bytes - said - GIB // 200
+    return replace(made.target, seen=replace(seen, activation_bytes=max(peak, 0)))
+
+
+def _release(said: str | None, must: bool) -> Release:
+    if said is None:
+        return latest()
+    try:
+        return known_release(said)
+    except LegroomError:
+        if must:
+            raise
+        return latest()
+
+
+def _merged(line: ServeArgs, logged: ServeArgs) -> ServeArgs:
+    """The log's flags win over what the user believes; the line fills what the log does not show."""
+    shown = {
+        field.name: value
+        for field in fields(ServeArgs)
+        if (value := getattr(logged, field.name)) != getattr(_UNSET, field.name) and field.name != "usage"
+    }
+    return replace(line, **shown)
+
+
+_LARGEST = {
+    "tensor_parallel_size": 1024, "pipeline_parallel_size": 1024, "data_parallel_size": 1024, "max_num_seqs": 1 << 20,
+    "decode_context_parallel_size": 1024, "prefill_context_parallel_size": 1024, "block_size": 1 << 16,
+    "max_loras": 1 << 12, "max_lora_rank": 1 << 12, "max_cudagraph_capture_size": 1 << 20,
+}  # fmt: skip
+
+
+def _plausible(args: ServeArgs) -> ServeArgs:
+    """A log is foreign text and may be cut or garbled: a number that no server can have is as good as not said."""
+    odd: dict[str, None] = {}
+    for field in fields(ServeArgs):
+        value = getattr(args, field.name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        largest = 1.0 if field.name == "gpu_memory_utilization" else _LARGEST.get(field.name, 1 << 48)
+        smallest = -1 if field.name == "max_model_len" else 0
+        if not smallest <= value <= largest or (value == 0 and field.name in _LARGEST):
+            odd[field.name] = None
+    if any(not 0 < size <= 1 << 20 for size in args.cudagraph_capture_sizes or ()):
+        odd["cudagraph_capture_sizes"] = None
+    return replace(args, **odd) if odd else args  # type: ignore[arg-type]
+
+
+def _gpu(case: Case, hints: Hints, total: int | None) -> Gpu | None:
+    name = hints.gpu or case.startup.gpu_name
+    card: Gpu | None = None
+    if name:
+        try:
+            card = known_gpu(name)
+        except LegroomError:
+            if hints.gpu:
+                raise
+    if card is None and total:
+        card = _by_total(total)
+    if card is not None and total and abs(card.total_bytes - total) < card.total_bytes * 0.1:
+        card = with_total(card, total)
+    return card
+
+
+def _by_total(total: int) -> Gpu | None:
+    """The cards whose known band of totals holds this one; only where all of them compute alike is one chosen."""
+    near = [card for card in all_gpus() if card.total_low_bytes * 0.995 <= total <= card.total_high_bytes * 1.005]
+    capabilities = {card.compute_capability for card in near}
+    return near[0] if near and len(capabilities) == 1 else None
+
+
+def _total_bytes(case: Case) -> int | None:
+    if case.startup.gpu_total_bytes:
+        return case.startup.gpu_total_bytes
+    if case.oom and case.oom.total_bytes:
+        return case.oom.total_bytes
+    check = case.first("free_below_desired")
+    total = check.facts.get("total_bytes") if check else None
+    return total if isinstance(total, int) and total >= GIB // 4 else None
+
+
+def _measured(case: Case) -> Measurements:
+    startup = case.startup
+    return Measurements(
+        startup.weights_bytes or None,
+        startup.activation_bytes,
+        startup.non_torch_bytes,
+        startup.graph_estimate_bytes,
+        startup.graph_bytes,
+        "this log",
+    )
+
+
+def _held(case: Case) -> int:
+    """What other processes hold, as far as the log proves it."""
+    check = case.first("free_below_desired")
+    if check and isinstance(check.facts.get("free_bytes"), int) and isinstance(check.facts.get("total_bytes"), int):
+        return max(int(check.facts["total_bytes"]) - int(check.facts["free_bytes"]) - GIB // 2, 0)
+    return case.oom.neighbours_bytes if case.oom else 0

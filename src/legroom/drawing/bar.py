@@ -1,0 +1,75 @@
+"""A stacked bar as a row of cells, and the ruler under it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from legroom.drawing.terminal import Style
+from legroom.records import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One part of a bar."""
+
+    label: str
+    amount: int
+    colour: str
+    glyph: str = "█"
+    """Fills the cells where there is no colour to tell parts apart."""
+    letter: str = "#"
+    """Fills the cells where there is no Unicode."""
+
+
+def cells(amounts: Sequence[int], width: int) -> list[int]:
+    """Share `width` cells out in proportion; what is there at all gets at least one, and the sum is `width`."""
+    whole = sum(amounts)
+    if whole <= 0 or width <= 0:
+        return [0] * len(amounts)
+    shown = [max(1, int(amount * width / whole)) if amount > 0 else 0 for amount in amounts]
+    while sum(shown) > width:
+        # Take from the part that is drawn the most too wide, never from one that would vanish.
+        shrinkable = [i for i, count in enumerate(shown) if count > 1]
+        if not shrinkable:
+            break
+        widest = max(shrinkable, key=lambda i: shown[i] - amounts[i] * width / whole)
+        shown[widest] -= 1
+    while sum(shown) < width:
+        shortest = max(
+            (i for i, amount in enumerate(amounts) if amount > 0), key=lambda i: amounts[i] * width / whole - shown[i]
+        )
+        shown[shortest] += 1
+    return shown
+
+
+def swatch(segment: Segment, style: Style, count: int = 1) -> str:
+    """The cells of one part, as they look in the bar."""
+    if not style.unicode:
+        return segment.letter * count
+    return style.paint(("█" if style.colour and segment.glyph != "·" else segment.glyph) * count, segment.colour)
+
+
+def bar(segments: Sequence[Segment], width: int, style: Style) -> str:
+    """One line of `width` cells."""
+    counts = cells([segment.amount for segment in segments], width)
+    return "".join(swatch(segment, style, count) for segment, count in zip(segments, counts, strict=True))
+
+
+def labels(segments: Sequence[Segment], width: int) -> str:
+    """Each part's name above its cells, where it has the room."""
+    line, counts = "", cells([segment.amount for segment in segments], width)
+    for segment, count in zip(segments, counts, strict=True):
+        name = segment.label if len(segment.label) + 1 <= count else ""
+        line += name.ljust(count)
+    return line.rstrip()
+
+
+def ruler(position: int, width: int, text: str, style: Style) -> str:
+    """A bracket under the first `position` cells, with a text in it or, where that is too narrow, behind it."""
+    left, line, right = (style.pick(fancy, plain) for fancy, plain in (("└", "`"), ("─", "-"), ("┘", "'")))
+    position = max(2, min(position, width))
+    inner = position - 2
+    if len(text) + 4 <= inner:
+        before = (inner - len(text) - 2) // 2
+        return left + line * before + f" {text} " + line * (inner - len(text) - 2 - before) + right
+    return left + line * inner + right + " " + text

@@ -1,0 +1,1 @@
+"""A planned server in the forms that platforms start one from."""

@@ -1,0 +1,139 @@
+"""`legroom export compose`: the planned server as a compose file."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from legroom.exports.deploy import containers
+from legroom.exports.deploy.address import check_inside
+from legroom.exports.deploy.files import check_paths
+from legroom.exports.deploy.server import Server, add_server_options, server_of
+from legroom.exports.deploy.words import API_KEY_NAME, WITHOUT_API_KEY
+from legroom.exports.deploy.yaml_text import Said, yaml_text
+from legroom.exports.request import ExportedFile
+
+if TYPE_CHECKING:
+    from legroom.exports.request import ExportRequest
+
+NAME = "compose"
+HELP = "a compose file"
+NEEDS_PLAN = True
+
+
+def add_options(group: argparse._ArgumentGroup) -> None:
+    """The format's own options."""
+    add_server_options(group, image=True)
+
+
+def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
+    """The compose file, and the Dockerfile of its image where legroom must be inside."""
+    server = server_of(request)
+    check_inside(server.words)
+    check_paths(server)
+    remarks = (*containers.head(server), *server.remarks)
+    made = ExportedFile("compose.yaml", yaml_text(document(server), head=remarks))
+    return (containers.dockerfile(server), made) if containers.needs_legroom(server) else (made,)
+
+
+def document(server: Server) -> dict[str, Any]:
+    """The compose file as values with comments."""
+    services: dict[str, Any] = {server.name: _service(server)}
+    if server.options.sidecar:
+        services[f"{server.name}-watch"] = _watch(server)
+    volumes: dict[str, Any] = {"vllm-cache": {}}
+    if not server.local_model and not containers.download_volume(server).startswith("/"):
+        volumes["huggingface"] = {}
+    if server.options.sidecar:
+        volumes["legroom"] = {}
+    return {"services": services, "volumes": volumes}
+
+
+def _service(server: Server) -> dict[str, Any]:
+    service: dict[str, Any] = {"image": containers.image(server)}
+    if containers.needs_legroom(server):
+        service["build"] = "."
+    service |= {
+        "entrypoint": [_literal(word) for word in containers.entrypoint(server)],
+        "command": [
+            Said(line.why, _literal(word)) if i == 0 else _literal(word)
+            for line in server.lines
+            for i, word in enumerate(line.phrase.words)
+        ],
+        "environment": _environment(server),
+        "ports": [f"{server.port}:{server.port}"],
+        "volumes": _volumes(server),
+        "shm_size": Said("Ranks talk through /dev/shm; 64 MiB is what it has unless told.", _shm(server)),
+        "ulimits": {"memlock": -1, "nofile": containers.OPEN_FILES},
+        "init": True,
+        "restart": "unless-stopped",
+    }
+    if server.times:
+        service["healthcheck"] = _health(server)
+        service["stop_grace_period"] = Said(server.stop_sentence(), f"{server.times.stop_s}s")
+    service |= _devices(server)
+    if not service["environment"]:
+        del service["environment"]
+    return service
+
+
+def _literal(text: str) -> str:
+    """Compose puts variables into `$NAME`; two dollars keep one."""
+    return text.replace("$", "$$")
+
+
+def _shm(server: Server) -> str:
+    return f"{containers.shm_gib(server)}gb"
+
+
+def _environment(server: Server) -> dict[str, Any]:
+    named: dict[str, Any] = {
+        line.name: Said(f"{line.why}.", _literal(line.value))
+        for line in containers.container_env(server, all_cards=bool(containers.device_files(server)))
+    }
+    for name in server.secrets:
+        required = f"${{{name}:?{WITHOUT_API_KEY}}}" if name == API_KEY_NAME else None
+        named[name] = Said(
+            "Taken from the environment of `docker compose up`, or from .env; not written here.", required
+        )
+    return named
+
+
+def _volumes(server: Server) -> list[str]:
+    kept = _literal(containers.download_volume(server))
+    downloaded = [] if server.local_model else [f"{kept}:{containers.CACHE}"]
+    on_host = [_literal(volume) for volume in containers.volumes(server)]
+    return [*on_host, *downloaded, f"vllm-cache:{containers.COMPILE_CACHE}"]
+
+
+def _health(server: Server) -> dict[str, Any]:
+    times = server.times
+    assert times is not None
+    return {
+        "test": ["CMD", *server.address.curl_words("/health")],
+        "start_period": Said(f"Not unhealthy while it loads: {times.short_sentence()}.", f"{times.limit_s}s"),
+        "interval": "10s",
+        "timeout": "6s",
+        "retries": 3,
+    }
+
+
+def _devices(server: Server) -> dict[str, Any]:
+    if files := containers.device_files(server):
+        return {"devices": [f"{file}:{file}" for file in files], "group_add": ["video"]}
+    picked = containers.picked_devices(server)
+    which: dict[str, Any] = {"device_ids": list(picked)} if picked else {"count": server.gpus}
+    device = {"driver": "nvidia", **which, "capabilities": ["gpu"]}
+    return {"deploy": {"resources": {"reservations": {"devices": [device]}}}}
+
+
+def _watch(server: Server) -> dict[str, Any]:
+    url = f"{server.address.scheme}://{server.name}:{server.port}"
+    return {
+        "image": containers.image(server),
+        "entrypoint": ["legroom", *server.address.watched(url)],
+        "depends_on": [server.name],
+        "volumes": [f"legroom:{containers.JOURNAL}"],
+        "init": True,
+        "restart": "unless-stopped",
+    }

@@ -1,0 +1,134 @@
+"""What Docker, compose and Kubernetes need to know of a planned server, told once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from legroom.errors import LegroomError
+from legroom.exports.deploy.comments import WRITTEN, headline
+from legroom.exports.deploy.environment import EnvLine
+from legroom.exports.deploy.files import named, not_mounted
+from legroom.exports.request import ExportedFile
+from legroom.units import GIB
+from legroom.worker.plugin import SWITCH
+
+if TYPE_CHECKING:
+    from legroom.exports.deploy.server import Server
+
+CACHE = "/root/.cache/huggingface"
+COMPILE_CACHE = "/root/.cache/vllm"
+JOURNAL = "/root/.local/share/legroom"
+"""Where the sidecar keeps its incidents."""
+OPEN_FILES = 65536
+_PICK_DEVICES = (
+    "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
+)  # fmt: skip
+_CACHES = (
+    "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE", "VLLM_CACHE_ROOT", "XDG_CACHE_HOME",
+)  # fmt: skip
+"""Where a host keeps downloads and compiled code: a container has volumes for them, by paths of its own."""
+_DEVICE_FILES = {"amd": ("/dev/kfd", "/dev/dri"), "intel": ("/dev/dri",)}
+_BUILT_IMAGE = "vllm-legroom"
+
+
+def vendor(server: Server) -> str:
+    """`nvidia` or `amd`."""
+    name = str(server.plan.gpu.get("name", "")) if server.plan else ""
+    found = "amd" if name.startswith("AMD") else "intel" if name.startswith("Intel") else "nvidia"
+    if found != "nvidia" and server.options.image is None:
+        raise LegroomError(
+            f"vllm/vllm-openai is built for NVIDIA cards, not for {name}", "name the image of yours with --image"
+        )
+    return found
+
+
+def gpu_resource(server: Server) -> str:
+    """The name Kubernetes counts cards under."""
+    return {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "intel": "gpu.intel.com/xe"}[vendor(server)]
+
+
+def image(server: Server) -> str:
+    """What runs: vLLM's own image, or one built on it that has legroom too."""
+    if needs_legroom(server):
+        return f"{_BUILT_IMAGE}:v{server.release.version}"
+    return server.image
+
+
+def needs_legroom(server: Server) -> bool:
+    """Whether the image must hold legroom: a guard inside the server, a sidecar, or workers that tell their memory."""
+    return server.options.guard or server.options.sidecar or any(line.name == SWITCH for line in server.env)
+
+
+def dockerfile(server: Server) -> ExportedFile:
+    """vLLM's image with legroom in it."""
+    text = (
+        f"# {image(server)}: vLLM's own image with legroom, which runs inside the server or beside it.\n"
+        f"# docker build -t {image(server)} .\n"
+        f"# {WRITTEN}\n"
+        f"FROM {server.image}\n"
+        "RUN python3 -m pip install --no-cache-dir legroom\n"
+    )
+    return ExportedFile("Dockerfile", text)
+
+
+def entrypoint(server: Server) -> tuple[str, ...]:
+    """The program and the model. Written out, because the images' own entry point changed between releases."""
+    if server.words.head[-1] == "serve":
+        return ("vllm", "serve", server.model)
+    return ("python3", *server.words.head[1:], "--model", server.model)
+
+
+def arguments(server: Server) -> tuple[str, ...]:
+    """The flags."""
+    return tuple(word for line in server.lines for word in line.phrase.words)
+
+
+def device_files(server: Server) -> tuple[str, ...]:
+    """What lets a container reach cards that Docker cannot hand out one by one; none for NVIDIA's."""
+    return _DEVICE_FILES.get(vendor(server), ())
+
+
+def container_env(server: Server, *, all_cards: bool = False) -> tuple[EnvLine, ...]:
+    """The environment without what picks cards: a container sees only those it is given, unless it sees them all; and
+    without the places of caches."""
+    left_out = _CACHES if all_cards else (*_CACHES, *_PICK_DEVICES)
+    return tuple(line for line in server.env if line.name not in left_out)
+
+
+def download_volume(server: Server) -> str:
+    """What is mounted for downloads: the folder of this machine that has them already, else a volume by name."""
+    home = next((line.value for line in server.env if line.name == "HF_HOME"), "")
+    return home if home.startswith("/") and ":" not in home and Path(home).is_dir() else "huggingface"
+
+
+def picked_devices(server: Server) -> tuple[str, ...]:
+    """The cards that were named for the server, by index."""
+    for line in server.env:
+        if line.name in _PICK_DEVICES and line.value not in ("", "all", "none", "void", "-1"):
+            return tuple(part.strip() for part in line.value.split(",") if part.strip())
+    return ()
+
+
+def head(server: Server) -> Iterator[str]:
+    """The comment at the top of a file."""
+    yield from headline(server.plan) if server.plan else ()
+    if server.times:
+        yield f"Start: {server.times.sentence()}."
+    if server.host:
+        yield f"Host memory, {server.host.sentence()}."
+    if caches := [line.name for line in server.env if line.name in _CACHES]:
+        yield f"{', '.join(caches)}: given, and left out, because a container keeps downloads and code in its volumes."
+    yield from not_mounted(server)
+
+
+def volumes(server: Server) -> tuple[str, ...]:
+    """`source:target[:ro]` of what lies on the host: the model, and what flags name, each by its own path."""
+    model = (f"{server.model}:{server.model}:ro",) if server.local_model else ()
+    return (*model, *(f"{one.path}:{one.path}{'' if one.writable else ':ro'}" for one in named(server)))
+
+
+def shm_gib(server: Server) -> int:
+    """/dev/shm in whole GiB."""
+    return server.host.shm_bytes // GIB if server.host else 1

@@ -1,0 +1,124 @@
+"""`legroom export docker`: the planned server as a `docker run` line."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from legroom.exports.deploy import containers
+from legroom.exports.deploy.address import check_inside
+from legroom.exports.deploy.files import check_paths
+from legroom.exports.deploy.script import comment_lines, required
+from legroom.exports.deploy.server import Server, add_server_options, server_of
+from legroom.exports.request import ExportedFile
+
+if TYPE_CHECKING:
+    from legroom.exports.request import ExportRequest
+
+NAME = "docker"
+HELP = "a docker run line, as a script with its reasons"
+NEEDS_PLAN = True
+
+
+def add_options(group: argparse._ArgumentGroup) -> None:
+    """The format's own options."""
+    add_server_options(group, image=True)
+
+
+def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
+    """A script with the line, and the Dockerfile of its image where legroom must be inside."""
+    server = server_of(request)
+    check_inside(server.words)
+    check_paths(server)
+    run = ExportedFile(f"{server.name}-docker.sh", run_text(server), executable=True)
+    return (containers.dockerfile(server), run) if containers.needs_legroom(server) else (run,)
+
+
+def run_text(server: Server) -> str:
+    """The script."""
+    lines = [
+        "#!/usr/bin/env bash",
+        *(line for text in containers.head(server) for line in comment_lines(text)),
+        *(line for text in server.remarks for line in comment_lines(text)),
+        "set -euo pipefail",
+        *(line for name in server.secrets for line in required(name)),
+        "",
+        "options=(",
+        *(f"  {line}" for line in _options(server)),
+        ")",
+        "",
+        "arguments=(",
+        *(f"  {line}" for line in _arguments(server)),
+        ")",
+        "",
+    ]
+    program, *rest = containers.entrypoint(server)
+    words = " ".join(shlex.quote(word) for word in (containers.image(server), *rest))
+    lines.append(f'docker run "${{options[@]}}" --entrypoint {program} {words} "${{arguments[@]}}" "$@"')
+    if server.options.sidecar:
+        lines += ["", *_watch(server)]
+    return "\n".join(lines) + "\n"
+
+
+def _options(server: Server) -> Iterator[str]:
+    yield f"--detach --init --name {server.name}"
+    yield from comment_lines("It comes back after a crash and after a reboot.")
+    yield "--restart unless-stopped"
+    yield from _devices(server)
+    yield from comment_lines("Ranks talk through /dev/shm; Docker gives 64 MiB unless told.")
+    yield f"--shm-size {containers.shm_gib(server)}g"
+    yield f"--ulimit memlock=-1 --ulimit nofile={containers.OPEN_FILES}:{containers.OPEN_FILES}"
+    yield f"--publish {server.port}:{server.port}"
+    yield from _volumes(server)
+    for line in containers.container_env(server, all_cards=bool(containers.device_files(server))):
+        yield from comment_lines(f"{line.name}: {line.why}.")
+        yield f"--env {shlex.quote(f'{line.name}={line.value}')}"
+    for name in server.secrets:
+        yield from comment_lines(f"{name} is taken from the environment of this script; it is not written here.")
+        yield f"--env {name}"
+    yield from _health(server)
+
+
+def _devices(server: Server) -> Iterator[str]:
+    if files := containers.device_files(server):
+        yield " ".join(f"--device {file}" for file in files) + " --group-add video"
+        return
+    picked = containers.picked_devices(server)
+    yield "--gpus " + (shlex.quote(f'"device={",".join(picked)}"') if picked else str(server.gpus))
+
+
+def _volumes(server: Server) -> Iterator[str]:
+    yield from comment_lines("Weights and compiled code outlive the container.")
+    if not server.local_model:
+        yield f"--volume {shlex.quote(f'{containers.download_volume(server)}:{containers.CACHE}')}"
+    yield f"--volume vllm-cache:{containers.COMPILE_CACHE}"
+    if on_host := containers.volumes(server):
+        yield from comment_lines("What the command names on this machine, by the same path.")
+        yield from (f"--volume {shlex.quote(volume)}" for volume in on_host)
+
+
+def _health(server: Server) -> Iterator[str]:
+    if server.times is None:
+        return
+    yield from comment_lines(f"Not unhealthy while it loads: {server.times.short_sentence()}.")
+    yield f"--health-cmd {shlex.quote(server.address.curl('/health'))}"
+    yield f"--health-start-period {server.times.limit_s}s --health-interval 10s --health-timeout 6s --health-retries 3"
+    yield from comment_lines(server.stop_sentence())
+    yield f"--stop-timeout {server.times.stop_s}"
+
+
+def _arguments(server: Server) -> Iterator[str]:
+    for line in server.lines:
+        yield from comment_lines(line.why)
+        yield " ".join(shlex.quote(word) for word in line.phrase.words)
+
+
+def _watch(server: Server) -> Iterator[str]:
+    yield from comment_lines("legroom watch beside it, in the same network.")
+    yield (
+        f"docker run --detach --init --name {server.name}-watch --restart unless-stopped --network "
+        f"container:{server.name} --volume legroom:{containers.JOURNAL} --entrypoint legroom "
+        f"{containers.image(server)} {shlex.join(server.address.watched())}"
+    )

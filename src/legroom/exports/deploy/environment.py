@@ -1,0 +1,132 @@
+"""The environment a planned server gets: what was given with the plan, and settings that are known to help it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from legroom.exports.deploy.times import READY_TIMEOUT_DEFAULT_S
+from legroom.exports.deploy.words import ServerWords
+from legroom.facts.flags import env_default
+from legroom.records import dataclass
+from legroom.units import gib
+from legroom.vllm.secret_words import is_secret
+
+if TYPE_CHECKING:
+    from legroom.exports.deploy.times import StartTimes
+    from legroom.exports.plan_document import PlanDocument
+    from legroom.facts.releases import Release
+
+_OF_ONE_MACHINE = frozenset({
+    "PATH", "HOME", "USER", "LOGNAME", "PWD", "SHELL", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "PYTHONPATH",
+})  # fmt: skip
+"""Where things lie on the machine that the server was described on."""
+ALLOCATOR_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+
+
+@dataclass(frozen=True, slots=True)
+class EnvLine:
+    """One variable and why it is set."""
+
+    name: str
+    value: str
+    why: str
+
+
+def environment(
+    plan: PlanDocument | None,
+    words: ServerWords,
+    release: Release,
+    given: Mapping[str, str],
+    times: StartTimes | None,
+) -> tuple[EnvLine, ...]:
+    """What was given, then what helps."""
+    broken = _broken(plan, words, release)
+    kept = {name: _unbroken(name, value, broken) for name, value in given.items() if _is_kept(name, value)}
+    lines = [EnvLine(name, value, "as given") for name, value in kept.items() if value or not given[name]]
+    named = {line.name for line in lines}
+    ready = "VLLM_ENGINE_READY_TIMEOUT_S"
+    if times and times.limit_s > READY_TIMEOUT_DEFAULT_S and ready not in named and _has(ready, release):
+        why = f"vLLM gives its engine up after {READY_TIMEOUT_DEFAULT_S} s; {times.short_sentence()}"
+        lines.append(EnvLine(ready, str(times.limit_s), why))
+    if plan and not named & set(ALLOCATOR_NAMES) and not allocator_objection(plan, words, release):
+        lines.append(EnvLine("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", _allocator_reason(plan)))
+    return tuple(lines)
+
+
+def _is_kept(name: str, value: str) -> bool:
+    return not is_secret(name, value) and name not in _OF_ONE_MACHINE
+
+
+def _has(name: str, release: Release) -> bool:
+    return env_default(name, release) is not None
+
+
+def breaks_expandable_segments(words: ServerWords, release: Release, tensor_parallel_size: int) -> str:
+    """Why expandable segments would break this server; empty where they do not."""
+    if tensor_parallel_size > 1 and words.get("--disable-custom-all-reduce") is None:
+        return f"custom all-reduce of {tensor_parallel_size} ranks cannot share memory of expandable segments"
+    if words.get("--enable-sleep-mode") is not None and release.before("0.20.1"):
+        return "sleep mode asserts against expandable segments before vLLM 0.20.1"
+    if words.get("--kv-transfer-config") is not None or words.get("--kv-offloading-size") is not None:
+        return "KV connectors pin addresses that expandable segments may move"
+    return ""
+
+
+def allocator_objection(plan: PlanDocument, words: ServerWords, release: Release) -> str:
+    """Why torch's allocator is left as it is; empty where expandable segments help."""
+    broken = _broken(plan, words, release)
+    if broken:
+        return broken
+    if not str(plan.gpu.get("name", "")).startswith("NVIDIA"):
+        return "expandable segments are known to work on NVIDIA cards"
+    spare, burst = plan.layout.get("headroom_bytes", 0), plan.layout.get("activation_bytes", 0)
+    if spare >= burst:
+        return (
+            f"{gib(spare)} of the card stay free, more than the {gib(burst)} that a burst of activations takes in "
+            "pieces: there is nothing for it to mend"
+        )
+    return ""
+
+
+def _allocator_reason(plan: PlanDocument) -> str:
+    spare, burst = plan.layout.get("headroom_bytes", 0), plan.layout.get("activation_bytes", 0)
+    return (
+        f"only {gib(spare)} of the card stay free beside activations of {gib(burst)}, so torch's cache must not lie "
+        "in pieces"
+    )
+
+
+def env_remarks(
+    plan: PlanDocument | None, words: ServerWords, release: Release, given: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Sentences for a comment about what is not in the environment, and why."""
+    own = [name for name in given if name in _OF_ONE_MACHINE]
+    left = (f"{', '.join(own)}: given, and left out, because it tells where things lie on one machine.",) if own else ()
+    return (*left, *_allocator_remarks(plan, words, release, given))
+
+
+def _allocator_remarks(
+    plan: PlanDocument | None, words: ServerWords, release: Release, given: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Sentences for a comment where a given allocator setting would break the server, or where there is none."""
+    broken = _broken(plan, words, release)
+    asked = {name: value for name, value in given.items() if name in ALLOCATOR_NAMES}
+    left_out = [name for name, value in asked.items() if _unbroken(name, value, broken) != value]
+    if left_out:
+        return tuple(f"{name} was given with expandable_segments, which is left out: {broken}." for name in left_out)
+    objection = allocator_objection(plan, words, release) if plan and not asked else ""
+    return (f"No allocator settings: {objection}.",) if objection else ()
+
+
+def _broken(plan: PlanDocument | None, words: ServerWords, release: Release) -> str:
+    ranks = int(plan.args.get("tensor_parallel_size") or 1) if plan else 1
+    return breaks_expandable_segments(words, release, ranks)
+
+
+def _unbroken(name: str, value: str, broken: str) -> str:
+    """A variable's value, without expandable segments where they would break the server."""
+    if not broken or name not in ALLOCATOR_NAMES:
+        return value
+    parts = value.split(",")
+    return ",".join(part for part in parts if part.replace(" ", "").lower() != "expandable_segments:true")

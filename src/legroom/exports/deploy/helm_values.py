@@ -1,0 +1,228 @@
+"""`legroom export helm-values`: values for the chart `vllm-stack` of vLLM's production stack.
+
+Its keys are those of chart version 0.1.12 (github.com/vllm-project/production-stack, helm/values.yaml). What the chart
+has no key for is said in comments instead of being left out silently.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import LegroomError
+from legroom.exports.deploy import containers
+from legroom.exports.deploy.address import check_inside
+from legroom.exports.deploy.files import check_paths
+from legroom.exports.deploy.kubernetes import (
+    creating,
+    file_mounts,
+    file_volumes,
+    literal,
+    model_mounts,
+    model_volumes,
+    secret_key,
+    secrets_created,
+)
+from legroom.exports.deploy.server import Server, add_server_options, server_of
+from legroom.exports.deploy.times import PROBE_PERIOD_S
+from legroom.exports.deploy.words import API_KEY_NAME
+from legroom.exports.deploy.yaml_text import Said, yaml_text
+from legroom.exports.request import ExportedFile
+from legroom.facts.flags import flags_of
+from legroom.units import GIB
+
+if TYPE_CHECKING:
+    from legroom.exports.deploy.words import Phrase
+    from legroom.exports.request import ExportRequest
+
+NAME = "helm-values"
+HELP = "values for the chart vllm-stack (vLLM production stack)"
+NEEDS_PLAN = True
+CHART = "vllm-stack 0.1.12 (vLLM production stack)"
+_GRACE_S = 30
+"""Kubernetes' default: the chart has no key for terminationGracePeriodSeconds."""
+_TEARDOWN_S = 10
+_KEYS = {
+    "--max-model-len": ("maxModelLen", int),
+    "--dtype": ("dtype", str),
+    "--tensor-parallel-size": ("tensorParallelSize", int),
+    "--max-num-seqs": ("maxNumSeqs", int),
+    "--gpu-memory-utilization": ("gpuMemoryUtilization", float),
+    "--max-loras": ("maxLoras", int),
+    "--runner": ("runner", str),
+    "--convert": ("convert", str),
+}
+"""Flags that the chart has keys for; every other one goes into extraArgs."""
+_MOST = 999_999
+"""Helm reads numbers as floats and writes a million as 1e+06; extraArgs are texts."""
+_OWN = frozenset({
+    "--enable-prefix-caching", "--no-enable-prefix-caching", "--enable-chunked-prefill", "--no-enable-chunked-prefill",
+    "--enable-lora", "--host", "--port",
+})  # fmt: skip
+
+
+def add_options(group: argparse._ArgumentGroup) -> None:
+    """The format's own options."""
+    add_server_options(group, image=True)
+
+
+def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
+    """One values file."""
+    server = server_of(request)
+    _check(server)
+    remarks = (
+        f"Values for the chart {CHART}.",
+        *containers.head(server),
+        *server.remarks,
+        *secrets_created(server, None),
+        *creating(server, None),
+        f"The chart has no key for the grace period, so Kubernetes' {_GRACE_S} s apply and the drain is kept within.",
+    )
+    return (ExportedFile(f"{server.name}-values.yaml", yaml_text(values(server), head=remarks)),)
+
+
+def _check(server: Server) -> None:
+    check_inside(server.words)
+    check_paths(server)
+    if server.address.tls:
+        raise LegroomError(
+            "the router of the chart speaks plain http to its servers",
+            "leave --ssl-*, or use legroom export kubernetes",
+        )
+    if containers.needs_legroom(server):
+        raise LegroomError(
+            "the chart has no place for legroom: a guard, a sidecar or LEGROOM_WORKER_MEMORY",
+            "use legroom export kubernetes, or leave them",
+        )
+    flag = flags_of(server.release).get("--enable-prefix-caching")
+    if server.words.head[-1] != "serve" or flag is None or (flag.kind != "bool" and not _prefix_caching(server)):
+        raise LegroomError(
+            f"the chart writes --no-enable-prefix-caching, which vLLM {server.release} does not take",
+            "use legroom export kubernetes, or a release from 0.8.5 on",
+        )
+
+
+def values(server: Server) -> dict[str, Any]:
+    """The values with their comments."""
+    spec: dict[str, Any] = {"containerPort": server.port, "modelSpec": [_model(server)]}
+    if API_KEY_NAME in server.secrets:
+        spec["vllmApiKey"] = _secret(server, API_KEY_NAME)
+    if server.times:
+        tries = -(-server.times.limit_s // PROBE_PERIOD_S)
+        spec["startupProbe"] = Said(
+            f"First start: {server.times.sentence()}.", {**_probe(server, tries), "initialDelaySeconds": 15}
+        )
+        spec["livenessProbe"] = {**_probe(server, 6), "timeoutSeconds": 10}
+    return {"servingEngineSpec": spec}
+
+
+def _probe(server: Server, tries: int) -> dict[str, Any]:
+    check = {"path": "/health", "port": server.port}
+    return {"periodSeconds": PROBE_PERIOD_S, "failureThreshold": tries, "httpGet": check}
+
+
+def _model(server: Server) -> dict[str, Any]:
+    repository, tag = _image(containers.image(server))
+    model: dict[str, Any] = {
+        "name": server.name,
+        "repository": repository,
+        "tag": tag,
+        "modelURL": server.model,
+        "replicaCount": 1,
+        "resources": _resources(server),
+        "shmSize": f"{containers.shm_gib(server)}Gi",
+        "vllmConfig": _config(server),
+    }
+    if env := [*_environment(server)]:
+        model["env"] = env
+    if server.words.get("--enable-lora"):
+        model["enableLoRA"] = True
+    on_node = server.local_model
+    if mounts := [*(model_mounts(server) if on_node else ()), *file_mounts(server)]:
+        model["extraVolumeMounts"] = mounts
+        model["extraVolumes"] = [*(model_volumes(server) if on_node else ()), *file_volumes(server)]
+    if not on_node and server.host:
+        model["pvcStorage"] = f"{int(server.host.checkpoint_bytes * 1.2 / GIB) + 10}Gi"
+    return model
+
+
+def _image(name: str) -> tuple[str, str]:
+    """The repository and the tag; a colon before a slash belongs to a port."""
+    repository, colon, tag = name.rpartition(":")
+    return (repository, tag) if colon and "/" not in tag else (name, "latest")
+
+
+def _environment(server: Server) -> Iterator[Any]:
+    for line in containers.container_env(server):
+        yield Said(f"{line.why}.", {"name": line.name, "value": literal(line.value)})
+    for name in server.secrets:
+        # The chart's own key for HF_TOKEN keeps a pod waiting for a secret that only gated models need.
+        if name != API_KEY_NAME:
+            reference = {"name": server.name, "key": secret_key(name), "optional": True}
+            yield {"name": name, "valueFrom": {"secretKeyRef": reference}}
+
+
+def _secret(server: Server, name: str) -> Said:
+    keys = {"secretName": server.name, "secretKey": secret_key(name)}
+    return Said("A secret that exists in the cluster.", keys)
+
+
+def _resources(server: Server) -> dict[str, Any]:
+    cards = {containers.gpu_resource(server): server.gpus}
+    host = server.host
+    if host is None:
+        return {"limits": cards}
+    memory = Said(f"{host.sentence()}.", f"{host.request_bytes // GIB}Gi")
+    return {
+        "requests": {"cpu": host.cpus, "memory": memory, **cards},
+        "limits": {"memory": f"{host.limit_bytes // GIB}Gi", **cards},
+    }
+
+
+def _config(server: Server) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "enablePrefixCaching": Said("The chart turns it off where it is not said.", _prefix_caching(server)),
+        "tensorParallelSize": Said("The chart mounts /dev/shm only where this is said.", 1),
+    }
+    if chunked := _chunked(server):
+        config["enableChunkedPrefill"] = chunked == "on"
+    extra: list[Any] = []
+    for line in server.lines:
+        phrase = line.phrase
+        value = _keyed(phrase)
+        if value is not None:
+            config[_KEYS[phrase.flag][0]] = Said(line.why, value)
+        elif phrase.flag == "--shutdown-timeout":
+            drain = min(server.times.drain_s if server.times else 0, _GRACE_S - _TEARDOWN_S)
+            extra += [Said(line.why, phrase.flag), str(drain)]
+        elif phrase.flag not in _OWN:
+            extra += _words(phrase, line.why)
+    if extra:
+        config["extraArgs"] = extra
+    return config
+
+
+def _keyed(phrase: Phrase) -> str | int | float | None:
+    """The value for the chart's own key of a flag; None where it has none, or could not hold it (32k, auto)."""
+    if phrase.flag not in _KEYS or len(phrase.values) != 1:
+        return None
+    try:
+        value: str | int | float = _KEYS[phrase.flag][1](phrase.value)
+    except ValueError:
+        return None
+    return None if isinstance(value, int) and not 0 <= value <= _MOST else value
+
+
+def _words(phrase: Phrase, why: str) -> list[Any]:
+    return [Said(why, literal(word)) if i == 0 else literal(word) for i, word in enumerate(phrase.words)]
+
+
+def _prefix_caching(server: Server) -> bool:
+    return bool(server.plan and server.plan.args.get("enable_prefix_caching"))
+
+
+def _chunked(server: Server) -> str:
+    if server.words.get("--enable-chunked-prefill"):
+        return "on"
+    return "off" if server.words.get("--no-enable-chunked-prefill") else ""

@@ -1,0 +1,118 @@
+"""`legroom export script`: a start script in which every flag says what it does, with its number from the plan."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from legroom.drawing.text import wrap
+from legroom.exports.deploy.comments import WRITTEN, headline
+from legroom.exports.deploy.server import Server, add_server_options, planned_server, server_of, unplanned_server
+from legroom.exports.deploy.words import API_KEY_NAME, WITHOUT_API_KEY
+from legroom.exports.request import ExportedFile
+
+if TYPE_CHECKING:
+    from legroom.exports.plan_document import PlanDocument
+    from legroom.exports.request import ExportRequest
+    from legroom.facts.releases import Release
+
+NAME = "script"
+HELP = "a start script with every flag explained"
+NEEDS_PLAN = True
+_WIDTH = 100
+
+
+def add_options(group: argparse._ArgumentGroup) -> None:
+    """The format's own options."""
+    add_server_options(group)
+
+
+def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
+    """One executable file."""
+    server = server_of(request)
+    return (ExportedFile(f"{server.name}.sh", script_text(server), executable=True),)
+
+
+def script_for(
+    words: Sequence[str],
+    release: Release,
+    *,
+    plan: PlanDocument | None = None,
+    env: Mapping[str, str] | None = None,
+) -> str:
+    """A start script of a command line; with a plan of it, its numbers too. Without one nothing is added to the flags.
+
+    `words` is what runs (`vllm serve MODEL ...`) and `env` what is set for it. Secrets are left out.
+    """
+    if plan is None:
+        return script_text(unplanned_server(words, release, env))
+    from legroom.exports.plan_document import PlanDocument  # noqa: PLC0415
+
+    document = {**plan.document, "command": list(words), "env": dict(env or plan.document.get("env") or {})}
+    return script_text(planned_server(PlanDocument(document, plan.source)))
+
+
+def script_text(server: Server) -> str:
+    """The whole script, ending in a newline."""
+    parts = ["\n".join(_head(server)), "\n".join(_environment(server)), "\n".join(_flags(server)), _start(server)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _head(server: Server) -> Iterator[str]:
+    yield "#!/usr/bin/env bash"
+    about = headline(server.plan) if server.plan else (f"{server.model} with vLLM {server.release.version}.", WRITTEN)
+    for line in about:
+        yield from comment_lines(line)
+    yield "# Arguments of this script are added to the command and win."
+    if server.plan and not server.drains_itself:
+        yield from comment_lines(server.stop_sentence())
+    yield "set -euo pipefail"
+
+
+def _environment(server: Server) -> Iterator[str]:
+    for remark in server.remarks:
+        yield from comment_lines(remark)
+    for line in server.env:
+        yield from comment_lines(f"{line.name}: {line.why}.")
+        yield f"export {line.name}={shlex.quote(line.value)}"
+    for name in server.secrets:
+        yield from comment_lines(f"{name} is a secret: have it in the environment, never in this file.{_needed(name)}")
+        yield from required(name)
+
+
+def required(name: str) -> Iterator[str]:
+    """A line that ends a script whose API key is not there: the server would start, and start open."""
+    if name == API_KEY_NAME:
+        yield f': "${{{name}:?{WITHOUT_API_KEY}}}"'
+
+
+def _needed(name: str) -> str:
+    return {
+        "HF_TOKEN": " Only gated models need it.",
+        "LEGROOM_GUARD_TOKEN": " Without it the guard cannot be drained.",
+    }.get(name, "")
+
+
+def _flags(server: Server) -> Iterator[str]:
+    if not server.lines:
+        return
+    yield "arguments=("
+    for line in server.lines:
+        for text in comment_lines(line.why):
+            yield f"  {text}"
+        yield "  " + " ".join(shlex.quote(word) for word in line.phrase.words)
+    yield ")"
+
+
+def _start(server: Server) -> str:
+    model = (server.model,) if server.words.head[-1] == "serve" else ("--model", server.model)
+    words = " ".join(shlex.quote(word) for word in (*server.words.head, *model))
+    arguments = ' "${arguments[@]}"' if server.lines else ""
+    return f'exec {words}{arguments} "$@"'
+
+
+def comment_lines(text: str) -> list[str]:
+    """A sentence as comment lines."""
+    return wrap(text, _WIDTH, "# ", "# ")

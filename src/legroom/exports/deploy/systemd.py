@@ -1,0 +1,194 @@
+"""`legroom export systemd`: the planned server as a unit that waits for the load, drains and leaves no orphan."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from legroom.errors import LegroomError
+from legroom.exports.deploy.address import check_probes
+from legroom.exports.deploy.comments import WRITTEN, headline
+from legroom.exports.deploy.drain import guard_drain
+from legroom.exports.deploy.files import check_paths
+from legroom.exports.deploy.script import comment_lines
+from legroom.exports.deploy.server import Server, add_server_options, server_of
+from legroom.exports.deploy.words import API_KEY_NAME, WITHOUT_API_KEY
+from legroom.exports.request import ExportedFile
+from legroom.facts.flags import env_default
+
+if TYPE_CHECKING:
+    from legroom.exports.request import ExportRequest
+
+NAME = "systemd"
+HELP = "a systemd unit"
+NEEDS_PLAN = True
+_RESTART_S = 15
+_BURST = 3
+_OPEN_FILES = 65536
+
+
+def add_options(group: argparse._ArgumentGroup) -> None:
+    """The format's own options."""
+    add_server_options(group)
+    group.add_argument("--user", metavar="NAME", default="vllm", help="the user it runs as (default: vllm)")
+    group.add_argument("--bin", metavar="FOLDER", default="/opt/vllm/bin", help="where vllm is installed")
+
+
+def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
+    """The unit, and one for `legroom watch` where it is asked for."""
+    server = server_of(request)
+    check_probes(server.words)
+    check_paths(server, mounted=False)
+    user, folder = request.options.get("user", "vllm"), request.options.get("bin", "/opt/vllm/bin").rstrip("/")
+    if not folder.startswith("/"):
+        raise LegroomError(f"--bin {folder} is not an absolute path", "systemd starts programs by their whole path")
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,30}", user):
+        raise LegroomError(f"--user {user!r} is not a name of a user", "write it like --user vllm")
+    made = [ExportedFile(f"{server.name}.service", unit_text(server, user, folder))]
+    if server.options.sidecar:
+        made.append(ExportedFile(f"{server.name}-watch.service", watch_text(server, user, folder)))
+    return tuple(made)
+
+
+def unit_text(server: Server, user: str, folder: str) -> str:
+    """The whole unit."""
+    sections = (_unit(server), _service(server, user, folder), _install())
+    return "\n\n".join("\n".join(section) for section in sections) + "\n"
+
+
+def _unit(server: Server) -> Iterator[str]:
+    for text in headline(server.plan) if server.plan else ():
+        yield from comment_lines(text)
+    yield "[Unit]"
+    yield f"Description=vLLM {server.release.version}: {_plain(server.model)}"
+    yield "Wants=network-online.target"
+    yield "After=network-online.target nvidia-persistenced.service"
+    limit = server.times.limit_s if server.times else 0
+    yield from comment_lines(
+        f"{_BURST} failed starts in a row are the end of it: the window holds that many of the longest."
+    )
+    yield f"StartLimitIntervalSec={_BURST * (limit + _RESTART_S) + 60}"
+    yield f"StartLimitBurst={_BURST}"
+
+
+def _service(server: Server, user: str, folder: str) -> Iterator[str]:
+    yield "[Service]"
+    yield "Type=exec"
+    yield f"User={user}"
+    yield f"StateDirectory={server.name}"
+    cache = f" VLLM_CACHE_ROOT=%S/{server.name}/cache" if env_default("VLLM_CACHE_ROOT", server.release) else ""
+    yield f"Environment=HF_HOME=%S/{server.name}/huggingface{cache}"
+    yield from _environment(server)
+    yield f"ExecStart={_command(server, folder)}"
+    yield from _waiting(server)
+    yield from _stopping(server)
+    yield from comment_lines("Always: some releases leave with code 0 when their engine dies.")
+    yield "Restart=always"
+    yield f"RestartSec={_RESTART_S}"
+    yield f"LimitNOFILE={_OPEN_FILES}"
+    yield from comment_lines("Pinned host memory counts as locked.")
+    yield "LimitMEMLOCK=infinity"
+    yield "NoNewPrivileges=yes"
+    yield "ProtectSystem=full"
+
+
+def _environment(server: Server) -> Iterator[str]:
+    for remark in server.remarks:
+        yield from comment_lines(remark)
+    for line in server.env:
+        yield from comment_lines(f"{line.name}: {line.why}.")
+        yield f"Environment={quoted(f'{line.name}={line.value}', expanded=False)}"
+    if server.secrets:
+        yield from comment_lines(f"{', '.join(server.secrets)}: in this file, readable for root alone.")
+        needed = API_KEY_NAME in server.secrets
+        yield f"EnvironmentFile={'' if needed else '-'}/etc/{server.name}/secrets.env"
+        if needed:
+            yield from comment_lines(f"{API_KEY_NAME} must be there: {WITHOUT_API_KEY}.")
+            there = f'test -n "${API_KEY_NAME}"'
+            yield f"ExecStartPre=/bin/sh -c {quoted(there)}"
+
+
+def _command(server: Server, folder: str) -> str:
+    named = server.words.head[0]
+    program = [named if named.startswith("/") else f"{folder}/{named}", *server.words.head[1:]]
+    model = [server.model] if server.words.head[-1] == "serve" else ["--model", server.model]
+    phrases = [" ".join(quoted(word) for word in line.phrase.words) for line in server.lines]
+    first = " ".join(quoted(word, expanded=i > 0) for i, word in enumerate([*program, *model]))
+    return " \\\n  ".join([first, *phrases])
+
+
+def _waiting(server: Server) -> Iterator[str]:
+    if server.times is None:
+        return
+    yield from comment_lines("`systemctl start` returns when it serves: " + server.times.sentence() + ".")
+    alive = server.address.curl("/health", "-o", "/dev/null")
+    yield f"ExecStartPost=/bin/sh -c {quoted(f'while kill -0 $MAINPID; do {alive} && exit 0; sleep 5; done; exit 1')}"
+    yield f"TimeoutStartSec={server.times.limit_s}"
+
+
+def _stopping(server: Server) -> Iterator[str]:
+    if server.times is None:
+        return
+    if server.options.guard:
+        yield from comment_lines("The guard turns new requests away; those that run have the drain time to end.")
+        yield f"ExecStop=/bin/sh -c {quoted(guard_drain(server))}"
+    elif not server.drains_itself:
+        yield from comment_lines(server.stop_sentence())
+    yield from comment_lines("SIGTERM to the server alone, and what is left of its workers is killed: no orphans.")
+    yield "KillMode=mixed"
+    yield "KillSignal=SIGTERM"
+    stop_s = server.times.stop_s + (server.times.drain_s if server.options.guard else 0)
+    yield f"TimeoutStopSec={stop_s}"
+
+
+def _install() -> Iterator[str]:
+    yield "[Install]"
+    yield "WantedBy=multi-user.target"
+
+
+def watch_text(server: Server, user: str, folder: str) -> str:
+    """A unit for `legroom watch`, bound to the server's own."""
+    unit = f"{server.name}.service"
+    program = quoted(f"{folder}/legroom", expanded=False)
+    command = " ".join([program, *(quoted(word) for word in server.address.watched())])
+    lines = [
+        f"# {WRITTEN}",
+        "[Unit]",
+        f"Description=legroom watch: {_plain(server.model)}",
+        f"BindsTo={unit}",
+        f"After={unit}",
+        "",
+        "[Service]",
+        "Type=exec",
+        f"User={user}",
+        f"StateDirectory={server.name}",
+        f"Environment=LEGROOM_HOME=%S/{server.name}/legroom",
+        f"ExecStart={command}",
+        "Restart=always",
+        f"RestartSec={_RESTART_S}",
+        "NoNewPrivileges=yes",
+        "ProtectSystem=full",
+        "",
+        "[Install]",
+        f"WantedBy={unit}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def quoted(word: str, *, expanded: bool = True) -> str:
+    """A word of a unit file: specifiers are doubled, variables too where systemd puts them in (the arguments of a
+    command, not its program and not Environment=), and what needs quotes gets them."""
+    if "\n" in word or "\r" in word:
+        raise LegroomError(f"{word.splitlines()[0]!r} goes on in another line", "a unit file cannot hold it")
+    text = word.replace("%", "%%")
+    if expanded:
+        text = text.replace("$", "$$")
+    if text and not set(text) & set(" \t'\"\\;"):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _plain(text: str) -> str:
+    return text.replace("%", "%%").replace("\n", " ")

@@ -1,0 +1,113 @@
+"""YAML with comments: plain values in, text out that any YAML reader gives back as it was."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from legroom.drawing.text import wrap
+from legroom.records import dataclass
+
+_PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
+_WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n", "none"})
+_WIDTH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A value with a comment above it."""
+
+    comment: str
+    value: Any
+
+
+def yaml_text(*documents: Any, head: Sequence[str] = ()) -> str:
+    """One or several documents, under comment lines."""
+    start = "".join(f"{line}\n" for text in head for line in _comment(text, 0))
+    return start + "---\n".join("\n".join(_block(document, 0)) + "\n" for document in documents)
+
+
+def plain(value: Any) -> Any:
+    """The value without its comments: what a reader of the text gets."""
+    if isinstance(value, Said):
+        return plain(value.value)
+    if isinstance(value, Mapping):
+        return {key: plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(inner) for inner in value]
+    return value
+
+
+def _comment(text: str, indent: int) -> list[str]:
+    lead = " " * indent + "# "
+    return wrap(text, max(_WIDTH, indent + 60), lead, lead)
+
+
+def _block(value: Any, indent: int) -> Iterator[str]:
+    if isinstance(value, Said):
+        yield from _comment(value.comment, indent)
+        yield from _block(value.value, indent)
+    elif isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _entry(f"{_scalar(str(key))}:", inner, indent)
+    elif isinstance(value, (list, tuple)) and value:
+        for inner in value:
+            yield from _item(inner, indent)
+    else:
+        yield " " * indent + _scalar(value)
+
+
+def _entry(lead: str, value: Any, indent: int) -> Iterator[str]:
+    if isinstance(value, Said):
+        yield from _comment(value.comment, indent)
+        value = value.value
+    space = " " * indent
+    if (isinstance(value, (list, tuple)) and value) or (isinstance(value, Mapping) and value):
+        yield f"{space}{lead}"
+        yield from _block(value, indent + 2)
+    else:
+        yield f"{space}{lead} {_scalar(value)}"
+
+
+def _item(value: Any, indent: int) -> Iterator[str]:
+    if isinstance(value, Said):
+        yield from _comment(value.comment, indent)
+        value = value.value
+    space = " " * indent
+    if isinstance(value, Mapping) and value and not isinstance(next(iter(value.values())), Said):
+        lines = list(_block(value, indent + 2))
+        yield f"{space}- {lines[0][indent + 2 :]}"
+        yield from lines[1:]
+    elif isinstance(value, (Mapping, list, tuple)) and value:
+        yield f"{space}-"
+        yield from _block(value, indent + 2)
+    else:
+        yield f"{space}- {_scalar(value)}"
+
+
+def _scalar(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return json.dumps(value)
+    if isinstance(value, Mapping):
+        return "{}"
+    if isinstance(value, (list, tuple)):
+        return "[]"
+    text = str(value)
+    if _PLAIN.fullmatch(text) and text.lower() not in _WORDS:
+        return text
+    return '"' + "".join(map(_character, text)) + '"'
+
+
+def _character(one: str) -> str:
+    if one in '"\\':
+        return "\\" + one
+    if one.isprintable():
+        return one
+    code = ord(one)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -1,0 +1,1 @@
+"""The dashboard: its panels by subject, built with the Grafana Foundation SDK."""

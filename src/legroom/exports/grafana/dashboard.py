@@ -1,0 +1,201 @@
+"""`legroom export grafana`: the dashboard, built with the Grafana Foundation SDK."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import UNREACHABLE, LegroomError
+from legroom.exports.grafana.own_rows import own_rows
+from legroom.exports.grafana.panels import INSTANCE, Panel, Row
+from legroom.exports.grafana.vllm_rows import vllm_rows
+from legroom.exports.prometheus.levels import levels_for
+from legroom.exports.prometheus.promql import Measures
+from legroom.exports.request import ExportedFile
+
+if TYPE_CHECKING:
+    from legroom.exports.plan_document import PlanDocument
+    from legroom.exports.request import ExportRequest
+
+NAME = "grafana"
+HELP = "a dashboard with the plan beside what the servers measure"
+TAKES_ANY = True
+
+FILE = "legroom-vllm.json"
+_STAT_HEIGHT, _HEIGHT = 4, 8
+
+
+def add_options(parser: Any) -> None:
+    """Targets that the latency panels draw."""
+    parser.add_argument("--ttft-p99", metavar="TIME", help="target for the p99 of the first token (2s)")
+    parser.add_argument("--inter-token-p99", metavar="TIME", help="target for the p99 between tokens (150ms)")
+
+
+def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
+    """The dashboard as JSON."""
+    _sdk()
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder  # noqa: PLC0415
+
+    text = JSONEncoder(sort_keys=True, indent=2).encode(_dashboard(request))
+    return (ExportedFile(FILE, text + "\n"),)
+
+
+def _sdk() -> None:
+    try:
+        import grafana_foundation_sdk  # noqa: F401, PLC0415
+    except ImportError as error:
+        raise LegroomError(
+            "the Grafana Foundation SDK is not installed", "pip install 'legroom[export]'", UNREACHABLE
+        ) from error
+
+
+def uid(plan: PlanDocument | None) -> str:
+    """The same for the same deployment, so that importing again replaces the dashboard."""
+    if plan is None:
+        return "legroom-vllm"
+    which = f"{plan.model} {plan.gpu['name']} {plan.gpu['count']}"
+    return f"legroom-vllm-{hashlib.sha256(which.encode()).hexdigest()[:8]}"
+
+
+def _dashboard(request: ExportRequest) -> Any:
+    from grafana_foundation_sdk.builders import dashboard  # noqa: PLC0415
+    from grafana_foundation_sdk.models.dashboard import DashboardCursorSync  # noqa: PLC0415
+
+    levels = levels_for(request.plan, request.options)
+    named = f"vLLM: {request.plan.model}" if request.plan else "vLLM"
+    builder = (
+        dashboard.Dashboard(f"{named} (legroom)")
+        .uid(uid(request.plan))
+        .description("GPU memory, queue, throughput and latency of vLLM servers; written by legroom export grafana.")
+        .tags(["vllm", "legroom"])
+        .editable()
+        .refresh("30s")
+        .time("now-1h", "now")
+        .timezone("browser")
+        .tooltip(DashboardCursorSync.CROSSHAIR)
+    )
+    for variable in _variables(Measures(request.release)):
+        builder.with_variable(variable)
+    for annotation in _annotations():
+        builder.annotation(annotation)
+    number = 0
+    for row in (*vllm_rows(request.release, levels, request.plan), *own_rows(levels)):
+        number += 1
+        builder.with_row(_row(row).id(number))
+        for panel in row.panels:
+            number += 1
+            builder.with_panel(_panel(panel).id(number))
+    return _without_interval_settings(builder.build())
+
+
+def _without_interval_settings(dashboard: Any) -> Any:
+    """The SDK writes the settings of an interval variable on every kind of variable; Grafana's types have them on none
+    of ours."""
+    for variable in dashboard.templating.list_val:
+        variable.auto = variable.auto_count = variable.auto_min = None
+    return dashboard
+
+
+def _source() -> Any:
+    from grafana_foundation_sdk.models.common import DataSourceRef  # noqa: PLC0415
+
+    return DataSourceRef(type_val="prometheus", uid="${datasource}")
+
+
+def _variables(measures: Measures) -> list[Any]:
+    """Which Prometheus, which model, which server."""
+    from grafana_foundation_sdk.builders import dashboard  # noqa: PLC0415
+    from grafana_foundation_sdk.models.dashboard import VariableOption, VariableRefresh, VariableSort  # noqa: PLC0415
+
+    running = measures.series("running")[0]
+    asked = {"model": ("Model", f"label_values({running}, model_name)"),
+             "instance": ("Server", f'label_values({running}{{model_name=~"$model"}}, instance)')}  # fmt: skip
+    queries = [
+        dashboard.QueryVariable(name)
+        .label(label)
+        .query(query)
+        .datasource(_source())
+        .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(VariableSort.ALPHABETICAL_ASC)
+        .multi(True)
+        .include_all(True)
+        .all_value(".*")
+        .current(VariableOption(selected=True, text="All", value="$__all"))
+        for name, (label, query) in asked.items()
+    ]
+    return [dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus"), *queries]
+
+
+def _annotations() -> list[Any]:
+    """What happened, over every panel: incidents of the sidecar, alerts, and servers that came up."""
+    from grafana_foundation_sdk.builders import dashboard  # noqa: PLC0415
+
+    up = f"up{{{INSTANCE}}}"
+    found = {
+        "Incidents": ("sum by (kind) (legroom_incidents_open) > 0", "red"),
+        "Alerts": ('ALERTS{alertname=~"Vllm.*|Legroom.*", alertstate="firing"}', "orange"),
+        "Came up": (f"({up} == 1) unless ({up} offset 1m == 1)", "blue"),
+    }
+    return [
+        dashboard.AnnotationQuery().name(name).datasource(_source()).enable(True).icon_color(colour).expr(expr)
+        for name, (expr, colour) in found.items()
+    ]
+
+
+def _row(row: Row) -> Any:
+    from grafana_foundation_sdk.builders import dashboard  # noqa: PLC0415
+
+    return dashboard.Row(f"{row.title} (needs {row.needs})" if row.needs else row.title)
+
+
+def _panel(panel: Panel) -> Any:
+    from grafana_foundation_sdk.builders import bargauge, stat, table, timeseries  # noqa: PLC0415
+
+    kinds = {"timeseries": timeseries, "stat": stat, "bargauge": bargauge, "table": table}
+    builder = kinds[panel.kind].Panel().title(panel.title).description(panel.says).datasource(_source())
+    builder.unit(panel.unit).min(0).span(panel.width).height(_STAT_HEIGHT if panel.kind == "stat" else _HEIGHT)
+    builder.thresholds(_thresholds(panel))
+    if panel.max is not None:
+        builder.max(panel.max)
+    if panel.kind == "timeseries":
+        _as_lines(builder, panel)
+    if panel.kind == "bargauge":
+        from grafana_foundation_sdk.models.common import VizOrientation  # noqa: PLC0415
+
+        builder.orientation(VizOrientation.HORIZONTAL)
+    for number, query in enumerate(panel.queries):
+        builder.with_target(_target(query.expr, query.legend, chr(ord("A") + number), panel.kind))
+    return builder
+
+
+def _as_lines(builder: Any, panel: Panel) -> None:
+    from grafana_foundation_sdk.builders import common as build  # noqa: PLC0415
+    from grafana_foundation_sdk.models import common  # noqa: PLC0415
+
+    builder.fill_opacity(8).line_width(1).show_points(common.VisibilityMode.NEVER)
+    builder.tooltip(build.VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI).sort(common.SortOrder.DESCENDING))
+    if panel.levels:
+        style = build.GraphThresholdsStyleConfig().mode(common.GraphThresholdsStyleMode.DASHED)
+        builder.thresholds_style(style)
+
+
+def _thresholds(panel: Panel) -> Any:
+    from grafana_foundation_sdk.builders import dashboard  # noqa: PLC0415
+    from grafana_foundation_sdk.models.dashboard import Threshold, ThresholdsMode  # noqa: PLC0415
+
+    steps = [
+        Threshold(value=None, color="green"),
+        *(Threshold(value=value, color=colour) for value, colour in panel.levels),
+    ]
+    return dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps)
+
+
+def _target(expr: str, legend: str, ref: str, kind: str) -> Any:
+    from grafana_foundation_sdk.builders import prometheus  # noqa: PLC0415
+    from grafana_foundation_sdk.models.prometheus import PromQueryFormat  # noqa: PLC0415
+
+    builder = prometheus.Dataquery().expr(expr).legend_format(legend).ref_id(ref).datasource(_source())
+    if kind == "timeseries":
+        return builder.range()
+    builder.instant()
+    return builder.format(PromQueryFormat.TABLE) if kind == "table" else builder

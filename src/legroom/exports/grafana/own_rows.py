@@ -1,0 +1,156 @@
+"""The dashboard's rows on legroom's own metrics: the guard's, the sidecar's, and those from inside the workers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from legroom.exports.grafana.panels import WINDOW, Panel, Query, Row
+from legroom.exports.prometheus.own_alerts import NO_ROOM, fragmentation, turned_away
+
+if TYPE_CHECKING:
+    from legroom.exports.prometheus.levels import AlertLevels
+
+
+def own_rows(levels: AlertLevels) -> tuple[Row, ...]:
+    """Each says what must run for it to have data."""
+    return (_guard(levels), _watch(), _workers(levels))
+
+
+def _guard(levels: AlertLevels) -> Row:
+    return Row("Guard", (*_at_the_door(levels), *_inside()), "legroom.guard.Guard or legroom guard")
+
+
+_BY_GUARD = "sum by (instance)"
+
+
+def _at_the_door(levels: AlertLevels) -> tuple[Panel, ...]:
+    return (
+        Panel(
+            "Admitted and turned away",
+            "Requests a second at the door. Turned away for room means 429 with Retry-After; "
+            "the others broke a bound of the policy.",
+            (
+                Query(f"{_BY_GUARD} (rate(legroom_guard_admitted_total[{WINDOW}]))", "admitted {{instance}}"),
+                Query(
+                    f'{_BY_GUARD} (rate(legroom_guard_rejected_total{{reason=~"{NO_ROOM}"}}[{WINDOW}]))',
+                    "no room {{instance}}",
+                ),
+                Query(
+                    f'{_BY_GUARD} (rate(legroom_guard_rejected_total{{reason!~"{NO_ROOM}"}}[{WINDOW}]))',
+                    "refused {{instance}}",
+                ),
+            ),
+            "reqps",
+            "timeseries",
+            8,
+        ),
+        Panel(
+            "Share turned away for room",
+            "Of all requests that broke no bound.",
+            (Query(turned_away(WINDOW, "by (instance)"), "{{instance}}"),),
+            "percentunit",
+            "timeseries",
+            8,
+            ((levels.guard_turned_away_ratio, "red"),),
+            1.0,
+        ),
+    )
+
+
+def _inside() -> tuple[Panel, ...]:
+    wait = f"histogram_quantile(0.99, sum by (le, instance) (rate(legroom_guard_wait_seconds_bucket[{WINDOW}]))) >= 0"
+    return (
+        Panel(
+            "Reserved of the pool",
+            "Tokens that admitted requests may grow to, against what the guard may give out.",
+            (
+                Query(f"{_BY_GUARD} (legroom_guard_reserved_tokens)", "reserved {{instance}}"),
+                Query(f"{_BY_GUARD} (legroom_guard_queued_tokens)", "queued {{instance}}"),
+                Query(f"{_BY_GUARD} (legroom_guard_pool_tokens)", "pool {{instance}}"),
+            ),
+            "short",
+            "timeseries",
+            8,
+        ),
+        Panel(
+            "Wait at the door",
+            "99th percentile of what admitted requests waited.",
+            (Query(wait, "p99 {{instance}}"),),
+            "s",
+            "timeseries",
+            12,
+        ),
+        Panel(
+            "Requests inside and waiting",
+            "As the guard counts them, and whether it is draining.",
+            (
+                Query(f"{_BY_GUARD} (legroom_guard_running)", "inside {{instance}}"),
+                Query(f"{_BY_GUARD} (legroom_guard_waiting)", "waiting {{instance}}"),
+                Query("max by (instance) (legroom_guard_draining)", "draining {{instance}}"),
+            ),
+            "short",
+            "timeseries",
+            12,
+        ),
+    )
+
+
+def _watch() -> Row:
+    return Row(
+        "legroom watch",
+        (
+            Panel(
+                "Open incidents",
+                "What the sidecar's detectors have found and not yet seen end, by kind.",
+                (Query("sum by (kind) (legroom_incidents_open)", "{{kind}}"),),
+                "short",
+                "timeseries",
+                8,
+            ),
+            Panel(
+                "Healthy servers",
+                "1: the server answered the last look and nothing critical was found.",
+                (Query("min by (server) (legroom_server_healthy)", "{{server}}"),),
+                "short",
+                "timeseries",
+                8,
+                (),
+                1.0,
+            ),
+            Panel(
+                "Looks",
+                "Looks at servers a second, by what they brought.",
+                (Query(f"sum by (result) (rate(legroom_looks_total[{WINDOW}]))", "{{result}}"),),
+                "short",
+                "timeseries",
+                8,
+            ),
+        ),
+        "legroom watch --daemon",
+    )
+
+
+def _workers(levels: AlertLevels) -> Row:
+    return Row(
+        "Inside the workers",
+        (
+            Panel(
+                "Memory in use",
+                "What the card shows as used, by worker; without a GPU, what the worker's process holds. The KV pool "
+                "is part of it and never changes: growth is something else.",
+                (Query("legroom_worker_used_bytes", "{{instance}} {{rank}}"),),
+                "bytes",
+            ),
+            Panel(
+                "Allocator in pieces",
+                "Share of what PyTorch reserves that it has not handed out.",
+                (Query(fragmentation(), "{{instance}} {{rank}}"),),
+                "percentunit",
+                "timeseries",
+                12,
+                ((levels.detect.fragmentation_ratio, "orange"),),
+                1.0,
+            ),
+        ),
+        "LEGROOM_WORKER_MEMORY=1 where legroom is installed beside vLLM",
+    )

@@ -1,1 +1,0 @@
-"""One reader a kind of file: text in, what rules look at out."""

@@ -1,0 +1,106 @@
+"""`legroom export alert-runbooks`: one page an alert, which the alert's `runbook_url` leads to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from legroom.exports.prometheus.alerts import Condition, vllm_conditions, words
+from legroom.exports.prometheus.levels import AlertLevels, duration, levels_for
+from legroom.exports.prometheus.own_alerts import own_conditions
+from legroom.exports.prometheus.promql import Measures
+from legroom.exports.prometheus.texts import fill, level_words
+from legroom.exports.request import MARK, ExportedFile
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from legroom.exports.request import ExportRequest
+
+NAME = "alert-runbooks"
+HELP = "a page for each exported alert: what it means, where to look, what mends it"
+TAKES_ANY = True
+
+_IN_A_PAGE = {
+    "where": "the server",
+    "value": "so many",
+    "rate": "so many",
+    "percent": "so much",
+    "seconds": "so long",
+    "size": "so much",
+    "waiting": "some",
+    "running": "some",
+    "preemptions": "some",
+}
+
+
+def add_options(parser: Any) -> None:
+    """Targets that the latency pages name."""
+    parser.add_argument("--job", default="vllm", metavar="NAME", help="the scrape job of the servers (default: vllm)")
+    parser.add_argument("--ttft-p99", metavar="TIME", help="target for the p99 of the first token (2s)")
+    parser.add_argument("--inter-token-p99", metavar="TIME", help="target for the p99 between tokens (150ms)")
+
+
+def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
+    """A page for each alert, and a list of them."""
+    levels = levels_for(request.plan, request.options)
+    job = str(request.options.get("job") or "vllm")
+    conditions = (*vllm_conditions(Measures(request.release), levels, job), *own_conditions(levels))
+    pages = [ExportedFile(f"{condition.name}.md", page(condition, levels)) for condition in conditions]
+    return (ExportedFile("README.md", _index(conditions, levels)), *pages)
+
+
+def page(condition: Condition, levels: AlertLevels) -> str:
+    """One alert's page."""
+    said = words()[condition.name]
+    slots = {**_IN_A_PAGE, **level_words(levels)}
+    holds = f"after it has held for {duration(condition.for_s)}" if condition.for_s else "at once"
+    parts = [
+        f"# {condition.name}",
+        f"Severity: **{said['severity']}**. It fires {holds}.",
+        fill(said["meaning"], slots),
+        f"**What it costs.** {fill(said['harm'], slots)}",
+        _listed("Look", said["look"]),
+        _listed("Mend", said["mend"]),
+        _dead_ends(said["dead_ends"]),
+        _long_story(said["entries"]),
+        "## The rule\n\n" + "\n".join(f"    {line}" for line in condition.expr.splitlines()),
+        f"{MARK}: `legroom export alert-runbooks`.",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _listed(title: str, lines: Sequence[str]) -> str:
+    return f"## {title}\n\n" + "\n".join(f"- {line}" for line in lines)
+
+
+def _dead_ends(found: Sequence[Sequence[str]]) -> str:
+    if not found:
+        return ""
+    return "## What does not help\n\n" + "\n".join(f"- {action}: {why}." for action, why in found)
+
+
+def _long_story(entries: Sequence[str]) -> str:
+    if not entries:
+        return ""
+    from legroom.explain.catalog import entry  # noqa: PLC0415
+
+    lines = [f"- `legroom explain {name}`: {entry(name).title.en}" for name in entries]
+    return "## The long story\n\n" + "\n".join(lines)
+
+
+def _index(conditions: Sequence[Condition], levels: AlertLevels) -> str:
+    rows = [
+        f"| [{one.name}]({one.name}.md) | {words()[one.name]['severity']} | {_short(one.name, levels)} |"
+        for one in conditions
+    ]
+    head = (
+        f"# Runbooks\n\nOne page for each alert that `legroom export prometheus` writes. {MARK} (`legroom export "
+        "alert-runbooks`); serve them where your people read, and name that place with `--runbook-base`.\n"
+    )
+    return head + "\n| alert | severity | what it says |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def _short(name: str, levels: AlertLevels) -> str:
+    """The first sentence of what it means."""
+    slots: Mapping[str, str] = {**_IN_A_PAGE, **level_words(levels)}
+    return fill(words()[name]["meaning"], slots).split(". ")[0].rstrip(".")

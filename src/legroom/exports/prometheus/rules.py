@@ -1,0 +1,157 @@
+"""`legroom export prometheus`: recording rules and alerts for a release and a plan, and what to scrape."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import LegroomError
+from legroom.exports.deploy.address import Address, address_of
+from legroom.exports.deploy.words import take_apart
+from legroom.exports.prometheus.alerts import Condition, vllm_conditions, words
+from legroom.exports.prometheus.levels import AlertLevels, levels_for
+from legroom.exports.prometheus.own_alerts import own_conditions
+from legroom.exports.prometheus.promql import Measures
+from legroom.exports.prometheus.recording import recordings
+from legroom.exports.prometheus.texts import alert_slots, fill
+from legroom.exports.request import MARK, ExportedFile
+from legroom.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from legroom.exports.request import ExportRequest
+
+
+def rules_text(document: Any) -> str:
+    """One document."""
+    import yaml  # noqa: PLC0415 - only an export writes YAML
+
+    class Dumper(yaml.SafeDumper):
+        def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+            # Lists stand under their key, indented, as hand-written files have them.
+            super().increase_indent(flow, False)
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+        style = "|" if "\n" in value else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+    Dumper.add_representer(str, text)
+    return yaml.dump(document, Dumper=Dumper, sort_keys=False, width=100_000, allow_unicode=True)
+
+
+NAME = "prometheus"
+HELP = "recording rules, alerts and scrape config, in the metric names of the release"
+TAKES_ANY = True
+
+RUNBOOK_BASE = "docs/runbooks"
+RULES_FILE = "rules/legroom-vllm.rules.yml"
+CONFIG_FILE = "prometheus.yml"
+_EVALUATION_S = 30
+_SCRAPE_S = 15
+_TARGET = re.compile(r"(?:\[[0-9A-Fa-f:]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}")
+_JOB = re.compile(r"[A-Za-z0-9_./:-]{1,100}")
+
+
+def add_options(parser: Any) -> None:
+    """What the rules need to know beside the release and the plan."""
+    parser.add_argument("--job", default="vllm", metavar="NAME", help="the scrape job of the servers (default: vllm)")
+    parser.add_argument("--target", action="append", metavar="HOST:PORT", default=None,
+                        help="a server to scrape, again for more (default: localhost, the plan's port)")  # fmt: skip
+    parser.add_argument("--guard", action="append", metavar="HOST:PORT", default=None,
+                        help="a legroom guard to scrape (a middleware is on its server's page)")  # fmt: skip
+    parser.add_argument("--watch", action="append", metavar="HOST:PORT", default=None,
+                        help="a legroom watch --daemon to scrape")  # fmt: skip
+    parser.add_argument("--runbook-base", default=RUNBOOK_BASE, metavar="URL",
+                        help="where the runbook pages are: legroom export alert-runbooks writes them "
+                        f"(default: {RUNBOOK_BASE}, a path without a host)")  # fmt: skip
+    parser.add_argument("--ttft-p99", metavar="TIME", help="alert when the p99 of the first token exceeds it (2s)")
+    parser.add_argument("--inter-token-p99", metavar="TIME", help="the same for the time between tokens (150ms)")
+    parser.add_argument("--disk-speed", metavar="SPEED",
+                        help="how fast weights are read: a start may take that long (default: 200MB/s)")  # fmt: skip
+    parser.add_argument("--speed-up", metavar="N", help="divide every window and `for` by N, to rehearse the alerts")
+
+
+def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
+    """The rules, and a configuration that loads them."""
+    options = request.options
+    levels = levels_for(request.plan, options)
+    job = options.get("job") or "vllm"
+    if not _JOB.fullmatch(job):
+        raise LegroomError(f"--job {job!r} is not a job name", "letters, digits and _ . / : - only")
+    measures = Measures(request.release)
+    records = [{"record": rule.record, "expr": rule.expr} for rule in recordings(measures, levels, job)]
+    alerts = [_rule(condition, levels, request) for condition in vllm_conditions(measures, levels, job)]
+    own = [_rule(condition, levels, request) for condition in own_conditions(levels)]
+    groups = [
+        _group("legroom-vllm-measures", records, levels),
+        _group("legroom-vllm", alerts, levels),
+        _group("legroom", own, levels),
+    ]
+    head = _head(request)
+    return (
+        ExportedFile(RULES_FILE, head + rules_text({"groups": groups})),
+        ExportedFile(CONFIG_FILE, head + rules_text(_config(job, request, levels))),
+    )
+
+
+def _head(request: ExportRequest) -> str:
+    release = f"vLLM {request.release.version}" if request.release else "any vLLM release that legroom knows"
+    plan = (
+        f"# Plan: {request.plan.model} on {request.plan.gpu['count']} x {request.plan.gpu['name']}.\n"
+        if request.plan
+        else ""
+    )
+    return f"# {MARK} {__version__} for {release}.\n{plan}"
+
+
+def _group(name: str, rules: Sequence[Mapping[str, Any]], levels: AlertLevels) -> dict[str, Any]:
+    return {"name": name, "interval": levels.time(_EVALUATION_S), "rules": list(rules)}
+
+
+def _rule(condition: Condition, levels: AlertLevels, request: ExportRequest) -> dict[str, Any]:
+    said = words()[condition.name]
+    slots = alert_slots(levels, request.plan)
+    base = str(request.options.get("runbook_base") or RUNBOOK_BASE).rstrip("/")
+    rule: dict[str, Any] = {"alert": condition.name, "expr": condition.expr}
+    if condition.for_s:
+        rule["for"] = levels.time(condition.for_s)
+    rule["labels"] = {"severity": said["severity"]}
+    rule["annotations"] = {
+        "summary": fill(said["summary"], slots),
+        "description": fill(said["description"], slots),
+        "runbook_url": f"{base}/{condition.name}.md",
+    }
+    return rule
+
+
+def _config(job: str, request: ExportRequest, levels: AlertLevels) -> dict[str, Any]:
+    options, plan = request.options, request.plan
+    address = address_of(take_apart(plan.command, plan.release)) if plan else Address()
+    servers = _scrape(job, _targets(options.get("target"), "--target") or [f"localhost:{address.port}"])
+    if address.tls:
+        # As with every probe that is exported: the certificate is made for the server's name.
+        servers |= {"scheme": "https", "tls_config": {"insecure_skip_verify": True}}
+    scrapes = [servers]
+    if guards := _targets(options.get("guard"), "--guard"):
+        # A guard's page holds the server's series too: taken from there as well, each would be another server.
+        only_own = {"source_labels": ["__name__"], "regex": "legroom_.*", "action": "keep"}
+        scrapes.append({**_scrape("legroom-guard", guards), "metric_relabel_configs": [only_own]})
+    if watchers := _targets(options.get("watch"), "--watch"):
+        scrapes.append(_scrape("legroom-watch", watchers))
+    return {
+        "global": {"scrape_interval": levels.time(_SCRAPE_S), "evaluation_interval": levels.time(_EVALUATION_S)},
+        "rule_files": [RULES_FILE],
+        "scrape_configs": scrapes,
+    }
+
+
+def _scrape(job: str, targets: list[str]) -> dict[str, Any]:
+    return {"job_name": job, "metrics_path": "/metrics", "static_configs": [{"targets": targets}]}
+
+
+def _targets(given: Sequence[str] | None, option: str) -> list[str]:
+    for target in given or ():
+        if not _TARGET.fullmatch(target):
+            raise LegroomError(f"{option} {target!r} is not an address", f"write it like {option} gpu1:8000")
+    return list(given or ())

@@ -1,0 +1,1 @@
+"""The troubleshooting tree from the catalog: Markdown with Mermaid, and a picture."""

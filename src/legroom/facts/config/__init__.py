@@ -1,0 +1,1 @@
+"""A model's config.json read into its facts, one file a part of the model."""

@@ -1,0 +1,345 @@
+"""Reads how each layer of a config.json transforms tokens: its widths, and which layers hold experts or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from legroom.errors import LegroomError
+from legroom.facts.model import Dense, Experts, FeedForward
+
+Config = Mapping[str, Any]
+
+_PLAIN = frozenset({
+    "gpt2", "gpt_bigcode", "gptj", "gpt_neox", "opt", "bloom", "mpt", "falcon", "RefinedWeb", "RefinedWebModel",
+    "starcoder2", "phi", "phi-msft", "persimmon", "nemotron", "nemotron_h", "bert", "roberta", "xlm-roberta",
+    "whisper", "arcee", "apertus", "fuyu", "codegen", "bart", "mbart", "nomic_bert_plain", "deberta-v2",
+    "nemotron_h_puzzle",
+})  # fmt: skip
+"""Model types whose block is up, activation, down: no gate."""
+
+_BIASED = frozenset({
+    "gpt2", "gpt_bigcode", "gptj", "gpt_neox", "opt", "bloom", "phi", "phi-msft", "persimmon", "bert", "roberta",
+    "xlm-roberta", "whisper", "starcoder2", "codegen", "bart", "mbart", "gpt_oss", "fuyu", "deberta-v2",
+})  # fmt: skip
+"""Model types whose linear layers have biases whether or not the config says so."""
+
+_EXPERT_COUNT = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts", "num_moe_experts")
+_EXPERTS_PER_TOKEN = (
+    "num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k", "top_k_experts",
+    "num_selected_experts", "top_k", "moe_router_topk",
+)  # fmt: skip
+_EXPERT_WIDTH = ("moe_intermediate_size", "expert_ffn_hidden_size", "moe_ffn_hidden_size", "ffn_hidden_size")
+_SHARED_COUNT = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")
+_SHARED_WIDTH = (
+    "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size",
+    "share_expert_dim", "moe_shared_expert_size",
+)  # fmt: skip
+
+
+def feedforwards(config: Config, architecture: str) -> tuple[FeedForward | None, ...]:
+    """The feed-forward block of every layer of a text config; None where a layer has none (Mamba, attention-only)."""
+    count = layer_count(config)
+    special = _SPECIAL.get(_model_type(config, architecture))
+    if special:
+        return special(config, count)
+    dense, experts = _dense(config, architecture), _experts(config, architecture)
+    if experts is None:
+        return (dense,) * count
+    shared = {sparse: experts if sparse else dense for sparse in (True, False)}
+    return tuple(shared[sparse] for sparse in _sparse_layers(config, count))
+
+
+def layer_count(config: Config) -> int:
+    """The number of decoder layers, whatever this family calls it."""
+    for name in ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers"):
+        value = config.get(name)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+    pattern = config.get("hybrid_override_pattern") or config.get("layers_block_type")
+    if isinstance(pattern, (str, list, tuple)) and pattern:
+        return len(pattern)
+    raise LegroomError("config.json does not say how many layers the model has", "it needs num_hidden_layers")
+
+
+def _model_type(config: Config, architecture: str) -> str:
+    stated = str(config.get("model_type") or "")
+    return _BY_ARCHITECTURE.get(architecture, stated.removesuffix("_text"))
+
+
+_BY_ARCHITECTURE = {
+    "NemotronHForCausalLM": "nemotron_h", "DeciLMForCausalLM": "nemotron-nas", "JambaForCausalLM": "jamba",
+    "MambaForCausalLM": "mamba", "Mamba2ForCausalLM": "mamba2", "FalconMambaForCausalLM": "falcon_mamba",
+    "GraniteMoeHybridForCausalLM": "granitemoehybrid", "Gemma4ForConditionalGeneration": "gemma4",
+    "Gemma4ForCausalLM": "gemma4", "Llama4ForConditionalGeneration": "llama4", "Llama4ForCausalLM": "llama4",
+    "OPTForCausalLM": "opt", "GPT2LMHeadModel": "gpt2", "PhiForCausalLM": "phi", "QWenLMHeadModel": "qwen",
+    "GptOssForCausalLM": "gpt_oss", "NemotronForCausalLM": "nemotron",
+}  # fmt: skip
+
+
+def _first(config: Config, names: Sequence[str]) -> int:
+    for name in names:
+        value = config.get(name)
+        if isinstance(value, (list, tuple)):
+            value = max((one for one in value if isinstance(one, (int, float))), default=None)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
+            return int(value)
+    return 0
+
+
+def hidden_size(config: Config) -> int:
+    """The width of the residual stream."""
+    found = _first(config, ("hidden_size", "n_embd", "d_model", "dim", "model_dim"))
+    if not found:
+        raise LegroomError("config.json does not say how wide the model is", "it needs hidden_size")
+    return found
+
+
+def _width(config: Config, model_type: str) -> int:
+    hidden = hidden_size(config)
+    if model_type in ("falcon", "RefinedWeb", "RefinedWebModel"):
+        return _first(config, ("ffn_hidden_size",)) or 4 * hidden
+    if model_type == "mpt":
+        return int(float(config.get("expansion_ratio") or 4) * hidden)
+    names = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "inner_hidden_size", "encoder_ffn_dim")
+    width = _first(config, names)
+    if model_type == "qwen" and width >= 4 * hidden:
+        # Qwen-1 states gate and up together, and its code halves it; some copies of the config state one half already.
+        return width // 2
+    return width or 4 * hidden
+
+
+def _bias(config: Config, model_type: str) -> bool:
+    if model_type in _BIASED:
+        return config.get("use_bias", True) is not False
+    if model_type == "mpt":
+        return not config.get("no_bias", False)
+    if model_type in ("falcon", "RefinedWeb", "RefinedWebModel"):
+        return bool(config.get("bias", False))
+    return bool(config.get("mlp_bias", False))
+
+
+def _dense(config: Config, architecture: str) -> Dense:
+    kind = _model_type(config, architecture)
+    width = _first(config, ("dense_intermediate_size",)) or _width(config, kind)
+    return Dense(hidden_size(config), width, kind not in _PLAIN, _bias(config, kind))
+
+
+def _experts(config: Config, architecture: str) -> Experts | None:
+    inner = config.get("ffn_config")
+    if isinstance(inner, Mapping) and _first(inner, _EXPERT_COUNT) > 1:
+        config = {**config, **inner}
+    count = _first(config, _EXPERT_COUNT)
+    if count <= 1:
+        return None
+    kind = _model_type(config, architecture)
+    width = _first(config, _EXPERT_WIDTH) or _width(config, kind)
+    shared = _shared_width(config, kind, width)
+    return Experts(
+        hidden_size(config),
+        width,
+        count,
+        _first(config, _EXPERTS_PER_TOKEN) or 1,
+        gated=kind not in _PLAIN,
+        bias=kind == "gpt_oss",
+        shared_intermediate_size=shared,
+        shared_gate=bool(shared) and kind in _SHARED_GATES,
+        router_bias=kind == "gpt_oss",
+        correction_bias=_correction_bias(config, kind),
+        router_fp32=kind in _FLOAT_ROUTERS,
+        latent_size=_first(config, ("moe_latent_size", "routed_expert_hidden_size")),
+    )
+
+
+_SHARED_GATES = frozenset({"qwen2_moe", "qwen3_next", "qwen3_5_moe"})
+_FLOAT_ROUTERS = frozenset({
+    "minimax_m2", "minimax_m3", "minimax_m3_vl", "step3p5", "step3p7", "glm4_moe", "ernie4_5_moe", "grok-1",
+    "mimo_v2_flash", "afmoe",
+})  # fmt: skip
+_CORRECTED = frozenset({
+    "minimax_m2", "minimax_m3", "minimax_m3_vl", "nemotron_h", "ernie4_5_moe", "glm4_moe", "dots1", "kimi_linear",
+    "afmoe",
+})  # fmt: skip
+
+
+def _correction_bias(config: Config, kind: str) -> bool:
+    if config.get("topk_method") == "noaux_tc" or config.get("use_moe_router_bias") or config.get("use_expert_bias"):
+        return True
+    return kind in _CORRECTED or bool(config.get("moe_router_enable_expert_bias"))
+
+
+def _shared_width(config: Config, kind: str, width: int) -> int:
+    stated = _first(config, _SHARED_WIDTH)
+    if kind == "llama4":
+        return stated or width
+    if kind == "granitemoe":
+        return 0
+    if kind.startswith("hunyuan"):
+        return _width(config, kind) * _first(config, _SHARED_COUNT) if config.get("use_mixed_mlp_moe") else 0
+    if stated:
+        return stated * (_first(config, _SHARED_COUNT) or 1) if kind.startswith("minimax_m3") else stated
+    return width * _first(config, _SHARED_COUNT)
+
+
+def _sparse_layers(config: Config, count: int) -> list[bool]:
+    """Which layers hold experts. Families write it in seven ways; absent all of them, every layer does."""
+    types = config.get("mlp_layer_types")
+    if isinstance(types, (list, tuple)) and len(types) >= count:
+        return [kind == "sparse" for kind in types[:count]]
+    frequency = config.get("moe_layer_freq")
+    if isinstance(frequency, (list, tuple)):
+        return [bool(x) for x in frequency[:count]] + [True] * (count - len(frequency))
+    named = config.get("moe_layers_enum") or config.get("moe_layers")
+    if isinstance(named, str):
+        named = [int(x) for x in named.split(",") if x.strip()]
+    if isinstance(named, (list, tuple)) and named:
+        return [i in set(named) for i in range(count)]
+    first = _first(config, ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"))
+    step = max(_first(config, ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval")), 1)
+    step = max(step, frequency if isinstance(frequency, int) and first == 0 else 1)
+    last = config.get("moe_layer_end_index")
+    only = set(config.get("mlp_only_layers") or ())
+    return [
+        i >= first and i not in only and (i + 1) % step == 0 and (not isinstance(last, int) or last < 0 or i <= last)
+        for i in range(count)
+    ]
+
+
+def _nemotron_h(config: Config, count: int) -> tuple[FeedForward | None, ...]:
+    pattern = config.get("hybrid_override_pattern")
+    letters = (
+        pattern.replace("|", "")
+        if isinstance(pattern, str)
+        else [_BLOCK_LETTERS.get(str(x), "M") for x in config.get("layers_block_type") or ()]
+    )
+    hidden = hidden_size(config)
+    widths = config.get("intermediate_size")
+    widths = list(widths) if isinstance(widths, (list, tuple)) else [widths or 4 * hidden]
+    experts = _experts(config, "NemotronHForCausalLM")
+    out: list[FeedForward | None] = []
+    for letter in letters:
+        if letter == "E" and experts:
+            out.append(experts)
+        elif letter == "-":
+            dense = sum(1 for x in out if isinstance(x, Dense))
+            out.append(Dense(hidden, int(widths[min(dense, len(widths) - 1)]), False, bool(config.get("mlp_bias"))))
+        else:
+            out.append(None)
+    return tuple(out[:count]) + (None,) * (count - len(out))
+
+
+_BLOCK_LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
+
+
+def _deci(config: Config, count: int) -> tuple[FeedForward | None, ...]:
+    hidden = hidden_size(config)
+    out: list[FeedForward | None] = []
+    for block in config.get("block_configs") or ():
+        ffn = (block.get("ffn") if isinstance(block, Mapping) else None) or {}
+        if ffn.get("no_op") or ffn.get("replace_with_linear"):
+            out.append(None)
+            continue
+        stated = ffn.get("intermediate_size")
+        width = int(stated) if stated else _up(int(2 * float(ffn.get("ffn_mult") or 1) * hidden / 3), 256)
+        out.append(Dense(hidden, width))
+    return tuple(out[:count]) if out else (_dense(config, ""),) * count
+
+
+def _up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def _jamba(config: Config, count: int) -> tuple[FeedForward | None, ...]:
+    dense, experts = _dense(config, ""), _experts(config, "")
+    period, offset = config.get("expert_layer_period", 2), config.get("expert_layer_offset", 1)
+    return tuple(experts if experts and i % period == offset else dense for i in range(count))
+
+
+def _none(config: Config, count: int) -> tuple[FeedForward | None, ...]:
+    return (None,) * count
+
+
+def _granite_hybrid(config: Config, count: int) -> tuple[FeedForward | None, ...]:
+    hidden, experts = hidden_size(config), _experts({**config, "shared_intermediate_size": 0}, "")
+    width = _first(config, ("shared_intermediate_size",))
+    shared = Dense(hidden, width) if width else None
+    return ((replace(experts, shared_intermediate_size=width) if experts else shared),) * count
+
+
+def _at(widths: object, index: int) -> int:
+    """The width of one layer where a config lists them; 0 where it does not."""
+    if not isinstance(widths, (list, tuple)) or index >= len(widths) or not isinstance(widths[index], int):
+        return 0
+    return int(widths[index])
+
+
+def _gemma4(config: Config, count: int) -> tuple[FeedForward | None, ...]:
+    hidden, width = hidden_size(config), _width(config, "gemma4")
+    widths = config.get("intermediate_size")
+    shared = int(config.get("num_kv_shared_layers") or 0)
+    wide = bool(config.get("use_double_wide_mlp"))
+    experts = _experts(config, "") if config.get("enable_moe_block") or config.get("num_experts") else None
+    out: list[FeedForward | None] = []
+    for i in range(count):
+        own = _at(widths, i) or width
+        dense = Dense(hidden, own * (2 if wide and i >= count - shared else 1))
+        out.append(replace(experts, parallel_dense=dense) if experts else dense)
+    return tuple(out)
+
+
+def _gemma3n(config: Config, count: int) -> tuple[FeedForward | None, ...]:
+    hidden, widths = hidden_size(config), config.get("intermediate_size")
+    usual = _dense(config, "")
+    return tuple(Dense(hidden, _at(widths, i) or usual.intermediate_size) for i in range(count))
+
+
+def _llama4(config: Config, count: int) -> tuple[FeedForward | None, ...]:
+    hidden = hidden_size(config)
+    experts = _experts(config, "Llama4ForCausalLM")
+    dense = Dense(hidden, _first(config, ("intermediate_size_mlp",)) or _width(config, "llama4"))
+    if experts is None:
+        return (dense,) * count
+    return tuple(experts if sparse else dense for sparse in _sparse_layers(config, count))
+
+
+def _lfm2(config: Config, count: int) -> tuple[FeedForward | None, ...]:
+    width = _first(config, ("block_ff_dim", "intermediate_size"))
+    if config.get("block_auto_adjust_ff_dim", True) and "block_ff_dim" in config:
+        width = int(2 * width / 3 * float(config.get("block_ffn_dim_multiplier") or 1))
+        width = _up(width, _first(config, ("block_multiple_of",)) or 256)
+    dense, experts = Dense(hidden_size(config), width), _experts(config, "")
+    return tuple(experts if experts and sparse else dense for sparse in _sparse_layers(config, count))
+
+
+def _arctic(config: Config, count: int) -> tuple[FeedForward | None, ...]:
+    dense = _dense(config, "")
+    experts = _experts(config, "")
+    if experts is None:
+        return (dense,) * count
+    step = max(_first(config, ("moe_layer_frequency",)), 1)
+    residual = Dense(dense.hidden_size, dense.hidden_size) if config.get("use_residual") else None
+    return tuple(replace(experts, parallel_dense=residual) if (i + 1) % step == 0 else dense for i in range(count))
+
+
+def _phi3_small(config: Config, count: int) -> tuple[FeedForward | None, ...]:
+    width = _first(config, ("ff_intermediate_size",)) or _width(config, "phi3small")
+    return (Dense(hidden_size(config), width, True, True),) * count
+
+
+def _deepseek_v4(config: Config, count: int) -> tuple[FeedForward | None, ...]:
+    experts = _experts(config, "")
+    if experts is None:
+        return (_dense(config, ""),) * count
+    hashed = replace(experts, correction_bias=False, hash_vocabulary=_first(config, ("vocab_size",)))
+    first = _first(config, ("num_hash_layers",))
+    return tuple(hashed if i < first else experts for i in range(count))
+
+
+_SPECIAL = {
+    "deepseek_v4": _deepseek_v4, "deepseek_ref": _deepseek_v4,
+    "nemotron_h": _nemotron_h, "nemotron_h_puzzle": _nemotron_h, "nemotron-nas": _deci, "deci": _deci,
+    "jamba": _jamba, "mamba": _none, "mamba2": _none, "falcon_mamba": _none, "granitemoehybrid": _granite_hybrid,
+    "gemma4": _gemma4, "gemma3n": _gemma3n, "llama4": _llama4, "lfm2": _lfm2, "lfm2_moe": _lfm2, "arctic": _arctic,
+    "phi3small": _phi3_small,
+}  # fmt: skip

@@ -1,0 +1,184 @@
+"""Which kind of mixer each layer has: `full`, `sliding`, `chunked`, `none`, a state-space kind, or `KIND+full`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from legroom.errors import LegroomError
+from legroom.facts.config.fields import int_field
+
+_NAMES = {
+    "full_attention": "full", "attention": "full", "global": "full", "global_attention": "full", "full": "full",
+    "sliding_attention": "sliding", "sliding_window": "sliding", "local": "sliding", "local_attention": "sliding",
+    "sliding": "sliding", "chunked_attention": "chunked", "conv": "short_conv", "short_conv": "short_conv",
+    "mamba": "mamba", "mamba1": "mamba", "mamba2": "mamba", "linear_attention": "linear", "hybrid": "mamba+full",
+    "moe": "none", "mlp": "none", "deepseek_sparse_attention": "full", "minimax_m3_sparse": "full",
+    "heavily_compressed_attention": "full", "compressed_sparse_attention": "full",
+}  # fmt: skip
+
+_FULL_EVERY = {
+    "gemma2": 2, "gemma3": 6, "gemma3_text": 6, "gemma3n": 5, "gemma3n_text": 5, "gemma4": 6, "gemma4_text": 6,
+    "gpt_oss": 2, "cohere2": 4, "cohere2_moe": 4, "olmo3": 4, "exaone4": 4, "exaone_moe": 4, "mellum": 4,
+}  # fmt: skip
+"""Interleaved families: one full-attention layer in so many, the last of each run."""
+
+_FULL_FIRST = {"step3p5": 4, "step3p7": 4, "laguna": 4}
+"""The same, but the full-attention layer opens each run."""
+
+
+def layer_kinds(text: Mapping[str, Any], architecture: str) -> tuple[str, ...]:
+    """The kind of every layer of the language model."""
+    count = int_field(text, "num_hidden_layers")
+    model_type = str(text.get("model_type") or "")
+    kinds = _written_pattern(text, count, model_type) or _block_configs(text)
+    if not kinds:
+        known = _state_space_families(text, count, model_type, architecture) or _interleaved(text, count, model_type)
+        kinds = (
+            _counted(text, count, model_type, known)
+            or known
+            or ("sliding" if _all_sliding(text, model_type) else "full",) * count
+        )
+    if len(kinds) < count:
+        raise LegroomError(
+            f"the model config lists {len(kinds)} layer types for {count} layers",
+            "check layer_types in the config.json",
+        )
+    return kinds[:count]
+
+
+def _written_pattern(text: Mapping[str, Any], count: int, model_type: str) -> tuple[str, ...]:
+    """`layer_types` and the names it goes by elsewhere."""
+    linear = _linear_kind(model_type)
+    for key in ("layer_types", "layers_block_type", "layer_type_list"):
+        types = text.get(key)
+        if isinstance(types, list) and types:
+            kinds = tuple(_NAMES.get(str(kind), str(kind)) for kind in types)
+            mamba = "mamba2" if model_type != "jamba" else "mamba1"
+            named = tuple({"linear": linear, "mamba": mamba, "mamba+full": f"{mamba}+full"}.get(k, k) for k in kinds)
+            return _without_window(named, text)
+    pattern = text.get("hybrid_override_pattern")
+    if isinstance(pattern, str) and pattern:
+        return tuple({"M": "mamba2", "*": "full", "-": "none", "E": "none"}.get(letter, "none") for letter in pattern)
+    pattern = text.get("hybrid_layer_pattern")
+    if isinstance(pattern, list) and pattern:
+        return tuple("sliding" if flag == 1 else "full" for flag in pattern)
+    if isinstance(text.get("attn_type_list"), list):
+        return tuple("full" if flag == 1 else "lightning" for flag in text["attn_type_list"])
+    linear_config = text.get("linear_attn_config")
+    if isinstance(linear_config, Mapping) and isinstance(linear_config.get("kda_layers"), list):
+        kda = set(linear_config["kda_layers"])
+        return tuple("kda" if index + 1 in kda else "full" for index in range(count))
+    return ()
+
+
+def _counted(text: Mapping[str, Any], count: int, model_type: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """Facts that only count the kinds: the family's pattern where it agrees, else full layers spread evenly."""
+    counts = text.get("layer_type_counts")
+    if not isinstance(counts, Mapping) or not all(isinstance(number, int) for number in counts.values()):
+        return ()
+    named = {_NAMES.get(str(kind), str(kind)): number for kind, number in counts.items() if number > 0}
+    full = named.get("full", 0)
+    others = [kind for kind in named if kind != "full"]
+    if sum(named.values()) != count or not full or len(others) != 1:
+        return ()
+    if known.count("full") == full:
+        return known
+    other = {"linear": _linear_kind(model_type), "mamba": "mamba2"}.get(others[0], others[0])
+    ends = {(turn + 1) * count // full - 1 for turn in range(full)}
+    return _without_window(tuple("full" if index in ends else other for index in range(count)), text)
+
+
+def _described(text: Mapping[str, Any]) -> int | None:
+    """A pattern told in words: `3 sliding : 1 full`, `alternating sliding/full`."""
+    words = str(text.get("layer_pattern") or "")
+    ratio = re.match(r"(\d+) sliding\s*:\s*1 full", words)
+    if ratio:
+        return int(ratio.group(1)) + 1
+    return 2 if words.startswith("alternating") else None
+
+
+def _without_window(kinds: tuple[str, ...], text: Mapping[str, Any]) -> tuple[str, ...]:
+    """A `sliding` layer of a config with no window is full attention."""
+    if text.get("sliding_window") is not None:
+        return kinds
+    return tuple("full" if kind == "sliding" else kind for kind in kinds)
+
+
+def _block_configs(text: Mapping[str, Any]) -> tuple[str, ...]:
+    """DeciLM and Nemotron-NAS: a layer may drop its attention."""
+    blocks = text.get("block_configs")
+    if not isinstance(blocks, list) or not blocks or not all(isinstance(block, Mapping) for block in blocks):
+        return ()
+    if any("block_type" in block for block in blocks):
+        names = {"mamba": "mamba2", "attention": "full"}
+        return tuple(names.get(str(block.get("block_type")), "none") for block in blocks)
+
+    def no_op(block: Mapping[str, Any]) -> bool:
+        attention = block.get("attention") or {}
+        return bool(attention.get("no_op") or attention.get("replace_with_linear"))
+
+    return tuple("none" if no_op(block) else "full" for block in blocks)
+
+
+def _state_space_families(text: Mapping[str, Any], count: int, model_type: str, architecture: str) -> tuple[str, ...]:
+    if model_type in ("mamba", "falcon_mamba"):
+        return ("mamba1",) * count
+    if model_type == "mamba2" or architecture == "Mamba2ForCausalLM":
+        return ("mamba2",) * count
+    if model_type == "falcon_h1":
+        return ("mamba2+full",) * count
+    if model_type == "jamba":
+        period, offset = int_field(text, "attn_layer_period", default=8), int_field(text, "attn_layer_offset", low=0)
+        return tuple("full" if index % period == offset else "mamba1" for index in range(count))
+    if model_type in ("bamba", "granitemoehybrid"):
+        attention = text.get("attn_layer_indices") or ()
+        return tuple("full" if index in attention else "mamba2" for index in range(count))
+    if model_type == "zamba2":
+        hybrid = text.get("hybrid_layer_ids") or range(6, count, 6)
+        return tuple("mamba2+full" if index in hybrid else "mamba2" for index in range(count))
+    if model_type in ("lfm2", "lfm2_moe"):
+        full = text.get("full_attn_idxs") or ()
+        return tuple("full" if index in full else "short_conv" for index in range(count)) if full else ()
+    every = text.get("full_attention_interval")
+    if isinstance(every, int) and every > 0 and text.get("linear_num_value_heads") is not None:
+        return tuple("full" if (index + 1) % every == 0 else "gdn" for index in range(count))
+    if model_type in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe"):
+        return tuple("full" if (index + 1) % 4 == 0 else "gdn" for index in range(count))
+    if model_type in ("minimax", "minimax_text_01"):
+        return tuple("full" if (index + 1) % 8 == 0 else "lightning" for index in range(count))
+    return ()
+
+
+def _linear_kind(model_type: str) -> str:
+    return {"minimax": "lightning", "minimax_text_01": "lightning", "kimi_linear": "kda"}.get(model_type, "gdn")
+
+
+def _interleaved(text: Mapping[str, Any], count: int, model_type: str) -> tuple[str, ...]:
+    """Sliding or chunked layers with a full one every so often."""
+    if model_type in ("llama4", "llama4_text"):
+        rope = text.get("no_rope_layers") or [int((index + 1) % 4 != 0) for index in range(count)]
+        chunk = text.get("attention_chunk_size", 8192)
+        return tuple("chunked" if flag and chunk else "full" for flag in rope)
+    if text.get("sliding_window") is None:
+        return ()
+    written = text.get("sliding_window_pattern") or text.get("_sliding_window_pattern")
+    if isinstance(written, str):
+        return tuple("full" if written[index % len(written)] == "G" else "sliding" for index in range(count))
+    every = written if isinstance(written, int) and written > 0 else _FULL_EVERY.get(model_type) or _described(text)
+    if every and model_type not in _FULL_FIRST:
+        kinds = ["full" if (index + 1) % every == 0 else "sliding" for index in range(count)]
+        if model_type in ("gemma4", "gemma4_text"):
+            kinds[-1] = "full"  # Gemma-4 ends on a full-attention layer whatever the pattern
+        return tuple(kinds)
+    first = _FULL_FIRST.get(model_type)
+    return tuple("full" if index % first == 0 else "sliding" for index in range(count)) if first else ()
+
+
+def _all_sliding(text: Mapping[str, Any], model_type: str) -> bool:
+    """A config-wide window: Mistral-7B-v0.1, Phi-3 ... Qwen only where use_sliding_window says so."""
+    window = text.get("sliding_window")
+    if not isinstance(window, int) or isinstance(window, bool) or window <= 0:
+        return False
+    return not (model_type.startswith("qwen") and not text.get("use_sliding_window"))

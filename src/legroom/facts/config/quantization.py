@@ -1,0 +1,306 @@
+"""Reads the `quantization_config` of a config.json: one reader a method, in the form that vLLM's loader of it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from legroom.errors import LegroomError
+from legroom.facts.model import Quantization
+
+Config = Mapping[str, Any]
+
+
+def quantization(config: Config) -> Quantization | None:
+    """The quantization of a checkpoint from its whole config.json, or None; nested text configs are searched too."""
+    section = _section(config)
+    if section is None:
+        return None
+    method = _method(section)
+    reader = _READERS.get(method)
+    if reader is None:
+        raise LegroomError(
+            f"quantization method {method!r} is not known",
+            f"methods known: {', '.join(sorted(set(_READERS)))}",
+        )
+    return _with_expert_dtype(reader(section), config, section)
+
+
+def _with_expert_dtype(found: Quantization, config: Config, section: Config) -> Quantization:
+    """DeepSeek-V4 stores its routed experts in 4 bits, and says so beside its fp8 quantization_config, not in it."""
+    if found.method != "fp8" or "fp4" not in (config.get("expert_dtype"), section.get("expert_dtype")):
+        return found
+    nvfp4 = str(section.get("moe_quant_algo")).upper() == "NVFP4"
+    experts = _MODELOPT["NVFP4"] if nvfp4 else Quantization("mxfp4", 4, 32, scale_bits=8, number="float")
+    return replace(found, experts_bits=4, rules=(*found.rules, ("experts", experts)))
+
+
+def online_quantization(method: str) -> Quantization | None:
+    """What `--quantization METHOD` makes of a plain checkpoint; None where that method needs a quantized one."""
+    return _ONLINE.get(method)
+
+
+def _section(config: Config) -> Config | None:
+    candidates = [config, *(config[k] for k in ("text_config", "llm_config") if isinstance(config.get(k), Mapping))]
+    for candidate in candidates:
+        for key in ("quantization_config", "compression_config"):
+            found = candidate.get(key)
+            if isinstance(found, Mapping) and found:
+                return found
+    return None
+
+
+def _method(section: Config) -> str:
+    method = str(section.get("quant_method") or "").lower()
+    if not method:
+        if "quant_algo" in section:
+            return "modelopt"
+        if "config_groups" in section:
+            return "compressed-tensors"
+        if section.get("load_in_4bit") or section.get("load_in_8bit"):
+            return "bitsandbytes"
+        if "quantization" in section:
+            return "modelopt"
+    return {"marlin": "gptq", "gptq_marlin": "gptq", "awq_marlin": "awq"}.get(method, method)
+
+
+def _int(section: Config, *names: str, default: int) -> int:
+    for name in names:
+        value = section.get(name)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return int(value)
+    return default
+
+
+def _ignored(section: Config, *names: str) -> tuple[str, ...]:
+    for name in names:
+        value = section.get(name)
+        if isinstance(value, (list, tuple)) and value:
+            return tuple(str(item) for item in value)
+    return ()
+
+
+def _group(size: int) -> int | None:
+    return size if size > 0 else None
+
+
+def _awq(section: Config) -> Quantization:
+    return Quantization(
+        "awq",
+        _int(section, "bits", "w_bit", default=4),
+        _group(_int(section, "group_size", "q_group_size", default=128)),
+        zero_point=bool(section.get("zero_point", True)),
+        ignored=_ignored(section, "modules_to_not_convert"),
+        quantizes_lm_head=bool(section.get("lm_head", False)),
+    )
+
+
+def _gptq(section: Config) -> Quantization:
+    base = Quantization(
+        "gptq",
+        _int(section, "bits", default=4),
+        _group(_int(section, "group_size", default=128)),
+        # GPTQ checkpoints always hold zero points; vLLM loads them even where the kernel drops them.
+        zero_point=not section.get("sym", True),
+        act_order=bool(section.get("desc_act", False)),
+        ignored=_ignored(section, "modules_to_not_convert"),
+        quantizes_lm_head=bool(section.get("lm_head", False)),
+    )
+    dynamic = section.get("dynamic")
+    if isinstance(dynamic, Mapping) and dynamic:
+        skipped = tuple("re:" + str(k)[2:] for k in dynamic if str(k).startswith("-:"))
+        rules = tuple(
+            (
+                "re:" + str(k).removeprefix("+:"),
+                replace(
+                    base,
+                    weight_bits=_int(v, "bits", default=base.weight_bits),
+                    group_size=_group(_int(v, "group_size", default=base.group_size or -1)),
+                ),
+            )
+            for k, v in dynamic.items()
+            if not str(k).startswith("-:") and isinstance(v, Mapping) and v
+        )
+        return replace(base, ignored=base.ignored + skipped, rules=rules)
+    return base
+
+
+def _fp8(section: Config) -> Quantization:
+    block = section.get("weight_block_size")
+    static = str(section.get("activation_scheme", "dynamic")) == "static"
+    return Quantization(
+        "fp8",
+        8,
+        block=(int(block[0]), int(block[1])) if isinstance(block, (list, tuple)) and len(block) == 2 else None,
+        scale_bits=8 if str(section.get("scale_fmt", "")) == "ue8m0_packed" else 32,
+        dynamic_activations=not static,
+        static_activations=static,
+        ignored=_ignored(section, "ignored_layers", "modules_to_not_convert"),
+        number="float",
+        strategy="block" if block else "tensor",
+    )
+
+
+def _weights_scheme(group: Config, method: str) -> Quantization:
+    weights = group.get("weights") or {}
+    acts = group.get("input_activations") or None
+    size = weights.get("group_size")
+    strategy = str(weights.get("strategy") or ("group" if size and int(size) > 0 else "tensor"))
+    number = str(weights.get("type") or "int")
+    bits = _int(weights, "num_bits", default=8)
+    block = weights.get("block_structure")
+    return Quantization(
+        method,
+        bits,
+        group_size=int(size) if size and int(size) > 0 else None,
+        block=(int(block[0]), int(block[1])) if strategy == "block" and isinstance(block, (list, tuple)) else None,
+        zero_point=not weights.get("symmetric", True),
+        scale_bits=8 if bits == 4 and number == "float" else (32 if acts and bits == 8 else 16),
+        dynamic_activations=bool(acts and acts.get("dynamic")),
+        static_activations=bool(acts and not acts.get("dynamic")),
+        number=number,
+        strategy=strategy,
+        act_order=str(weights.get("actorder") or "") in ("group", "dynamic"),
+    )
+
+
+def _compressed(section: Config) -> Quantization:
+    groups = section.get("config_groups") or {}
+    values = list(groups.values()) if isinstance(groups, Mapping) else list(groups)
+    schemes = [(group, _weights_scheme(group, "compressed-tensors")) for group in values if group.get("weights")]
+    ignored = _ignored(section, "ignore")
+    kv = section.get("kv_cache_scheme")
+    kv_dtype = "fp8" if isinstance(kv, Mapping) and kv.get("type") == "float" else None
+    if not schemes:
+        return Quantization("compressed-tensors", 16, ignored=("re:.*",), kv_cache_dtype=kv_dtype)
+    first_group, first = schemes[0]
+    rules = tuple((str(target), scheme) for group, scheme in schemes for target in group.get("targets") or ("Linear",))
+    if len(schemes) > 1 and any(target != "Linear" for target, _ in rules):
+        return replace(first, ignored=ignored, kv_cache_dtype=kv_dtype, rules=rules, targets=())
+    targets = tuple(str(t) for t in first_group.get("targets") or ("Linear",))
+    return replace(first, ignored=ignored, kv_cache_dtype=kv_dtype, targets=targets)
+
+
+_MODELOPT: dict[str, Quantization] = {
+    "FP8": Quantization(
+        "modelopt", 8, number="float", strategy="tensor", static_activations=True, scale_bits=32
+    ),
+    "FP8_PER_CHANNEL_PER_TOKEN": Quantization(
+        "modelopt", 8, number="float", strategy="channel", dynamic_activations=True, scale_bits=32
+    ),
+    "FP8_PB_WO": Quantization(
+        "modelopt", 8, block=(128, 128), number="float", strategy="block", dynamic_activations=True, scale_bits=32
+    ),
+    "NVFP4": Quantization(
+        "modelopt_fp4", 4, 16, number="float", strategy="group", static_activations=True, scale_bits=8
+    ),
+    "MXFP8": Quantization(
+        "modelopt_mxfp8", 8, 32, number="float", strategy="group", dynamic_activations=True, scale_bits=8
+    ),
+    "W4A16_NVFP4": Quantization("modelopt_fp4", 4, 16, number="float", strategy="group", scale_bits=8),
+    "W4A16_AWQ": Quantization("modelopt", 4, 128, number="int", strategy="group"),
+}  # fmt: skip
+
+
+def _modelopt(section: Config) -> Quantization:
+    inner = section.get("quantization") if isinstance(section.get("quantization"), Mapping) else section
+    assert inner is not None
+    algo = str(inner.get("quant_algo") or "NVFP4").upper()
+    ignored = _ignored(inner, "exclude_modules", "ignore")
+    kv = inner.get("kv_cache_quant_algo")
+    kv_scheme = inner.get("kv_cache_scheme")
+    kv_dtype = "fp8" if kv == "FP8" or (isinstance(kv_scheme, Mapping) and kv_scheme.get("num_bits") == 8) else None
+    if algo == "MIXED_PRECISION":
+        return _mixed(inner, ignored, kv_dtype)
+    if algo not in _MODELOPT:
+        raise LegroomError(f"modelopt algorithm {algo!r} is not known", f"known: {', '.join(_MODELOPT)}")
+    if algo == "NVFP4" and not ignored:
+        # Every published checkpoint lists what it leaves alone; where the list got lost, it held the attention.
+        ignored = ("lm_head", "re:.*(self_attn|linear_attn).*")
+    found = replace(_MODELOPT[algo], ignored=ignored, kv_cache_dtype=kv_dtype)
+    size = inner.get("group_size")
+    return replace(found, group_size=int(size)) if found.group_size and isinstance(size, int) and size > 0 else found
+
+
+def _mixed(section: Config, ignored: tuple[str, ...], kv_dtype: str | None) -> Quantization:
+    layers = section.get("quantized_layers")
+    rules: list[tuple[str, Quantization]] = []
+    if isinstance(layers, Mapping):
+        for name, how in layers.items():
+            algo = str(how.get("quant_algo") if isinstance(how, Mapping) else how).upper()
+            if algo in _MODELOPT:
+                rules.append((str(name), _MODELOPT[algo]))
+    groups = section.get("config_groups")
+    if not rules and isinstance(groups, Mapping):
+        for group in groups.values():
+            scheme = _weights_scheme(group, "modelopt")
+            scheme = _MODELOPT["FP8"] if scheme.weight_bits == 8 else replace(scheme, method="modelopt_fp4")
+            rules.extend((str(target), scheme) for target in group.get("targets") or ())
+    if not rules:
+        # The list lives in a file that is not here: such checkpoints keep attention in FP8, the rest in NVFP4.
+        rules = [("re:.*(self_attn|linear_attn).*", _MODELOPT["FP8"]), ("Linear", _MODELOPT["NVFP4"])]
+    base = Quantization("modelopt_mixed", 8, number="float", strategy="tensor", targets=(), rules=tuple(rules))
+    return replace(base, ignored=ignored, kv_cache_dtype=kv_dtype)
+
+
+def _mxfp4(section: Config) -> Quantization:
+    return Quantization(
+        "mxfp4",
+        4,
+        32,
+        scale_bits=8,
+        ignored=_ignored(section, "modules_to_not_convert"),
+        number="float",
+        # vLLM's gpt-oss loader quantizes the experts alone; linear layers stay as they are.
+        targets=("experts",),
+    )
+
+
+def _bitsandbytes(section: Config) -> Quantization:
+    eight = bool(section.get("load_in_8bit"))
+    return Quantization(
+        "bitsandbytes",
+        8 if eight else 4,
+        None if eight else 64,
+        scale_bits=32,
+        ignored=_ignored(section, "llm_int8_skip_modules"),
+        number="int" if eight else "float",
+        strategy="channel" if eight else "group",
+    )
+
+
+def _gguf(section: Config) -> Quantization:
+    return Quantization("gguf", _int(section, "bits", default=4), 32, quantizes_lm_head=True)
+
+
+def _auto_round(section: Config) -> Quantization:
+    packing = str(section.get("packing_format") or section.get("backend") or "")
+    base = _awq(section) if "awq" in packing else _gptq(section)
+    return replace(base, ignored=_ignored(section, "modules_to_not_convert"))
+
+
+def _int8(section: Config) -> Quantization:
+    return Quantization("experts_int8", 8, strategy="channel", targets=("experts",), online=True)
+
+
+_READERS: dict[str, Callable[[Config], Quantization]] = {
+    "awq": _awq, "gptq": _gptq, "fp8": _fp8, "compressed-tensors": _compressed, "modelopt": _modelopt,
+    "modelopt_fp4": _modelopt, "modelopt_mixed": _modelopt, "mxfp4": _mxfp4, "gpt_oss_mxfp4": _mxfp4,
+    "bitsandbytes": _bitsandbytes, "gguf": _gguf, "auto-round": _auto_round, "inc": _auto_round,
+    "experts_int8": _int8, "deepseek_v4_fp8": _fp8, "fbgemm_fp8": lambda s: Quantization(
+        "fbgemm_fp8", 8, number="float", strategy="channel", dynamic_activations=True, scale_bits=32,
+        ignored=_ignored(s, "modules_to_not_convert")),
+}  # fmt: skip
+
+_ONLINE: dict[str, Quantization] = {
+    "fp8": Quantization(
+        "fp8", 8, number="float", strategy="tensor", dynamic_activations=True, scale_bits=32, online=True
+    ),
+    "bitsandbytes": replace(_bitsandbytes({}), online=True),
+    "experts_int8": _int8({}),
+    "ptpc_fp8": Quantization(
+        "ptpc_fp8", 8, number="float", strategy="channel", dynamic_activations=True, scale_bits=32, online=True
+    ),
+    "mxfp4": replace(_mxfp4({}), online=True),
+}

@@ -1,0 +1,393 @@
+"""The door: reads a request, bounds it, weighs it, and lets it in when the pool has room.
+
+Middleware and proxy share it. Everything here runs on one event loop and never blocks it; only `wait` awaits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from legroom.errors import LegroomError
+from legroom.facts.releases import release
+from legroom.guard import refusals
+from legroom.guard.bounds import Change, apply, changes_of, refusal_of
+from legroom.guard.demand import Demand, demand_of, read_body
+from legroom.guard.learning import Lessons, Tokenize
+from legroom.guard.limits import DEFAULT_BLOCK, EngineLimits, limits_of_tokens
+from legroom.guard.meters import Meters
+from legroom.guard.native import native_flags
+from legroom.guard.paths import Kind
+from legroom.guard.policy import Policy
+from legroom.guard.policy_file import PolicyFile
+from legroom.guard.pool import Need, Pool, PoolLimits, State, Ticket
+from legroom.guard.prompts import Prompt
+from legroom.guard.refusals import Refusal
+from legroom.guard.request import Visit
+from legroom.guard.weigh import Weight, weight_of
+
+LOG = logging.getLogger("legroom.guard")
+
+_UPLOAD = Demand(Kind.UPLOAD, "", (Prompt(open_ended=True),), None, None, 1, 0, 0, (), False, False, True)
+MOST_WAITING_BYTES = 512 << 20
+"""Bodies of waiting requests, together: images make some of them large."""
+BACKGROUND_S = 60.0
+"""How long a response in the background keeps its place: its end is not seen at the door."""
+
+
+class Door:
+    """One process's door."""
+
+    def __init__(
+        self,
+        policy: Path | None = None,
+        plan: EngineLimits | None = None,
+        tokenize: Tokenize | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.clock = clock
+        self.file = PolicyFile(policy, clock())
+        self.meters = Meters()
+        self.draining = False
+        self._waiting_bytes = 0
+        self._plan = plan or EngineLimits(source="not asked yet")
+        self._engine = EngineLimits(source="not asked yet")
+        self.lessons = Lessons(tokenize)
+        self.limits = self._engine
+        self.pool = Pool(PoolLimits(), clock())
+        self._refit()
+
+    @property
+    def policy(self) -> Policy:
+        """The policy in force."""
+        return self.file.policy
+
+    def learn_engine(self, limits: EngineLimits) -> None:
+        """The engine told what it can hold; from now on that counts, and the plan only where the engine is silent."""
+        self._engine = limits
+        self._refit()
+
+    def reload(self, force: bool = False) -> None:
+        """Look at the policy file if it is time; a broken one is logged once and the old policy stays."""
+        now_s = self.clock()
+        if self.file.path is None or not (force or self.file.due(now_s)):
+            return
+        before = self.file.policy
+        problem = self.file.reload(now_s, force)
+        if problem is not None:
+            LOG.error("the policy was not reloaded, the old one stays: %s", problem)
+        elif self.file.policy is not before:
+            LOG.info("policy reloaded from %s", self.file.path)
+            self._refit()
+
+    def _refit(self) -> None:
+        limits, pool = self._engine.over(self._plan), self.policy.pool
+        if pool.tokens:
+            size = limits.block_size or DEFAULT_BLOCK
+            named = limits_of_tokens(pool.tokens, size)
+            limits = replace(limits, num_blocks=named.num_blocks, block_size=size, source=named.source, ranks=1)
+        self.limits = limits
+        blocks = limits.share_blocks(pool.overcommit)
+        seats = pool.max_running or limits.share_seats()
+        self.pool.resize(PoolLimits(blocks, seats, self.policy.queue.requests))
+
+    def look(self, kind: Kind, body: bytes) -> Visit | Refusal:
+        """Read a body and hold it against the policy."""
+        if self.draining:
+            return self._no(refusals.draining(self.policy.queue.drain_retry_s))
+        if len(body) > self.policy.requests.body_bytes:
+            return self._no(refusals.too_large(self.policy.requests.body_bytes))
+        if kind is Kind.UPLOAD:
+            return Visit(body, _UPLOAD)
+        try:
+            document = read_body(body)
+            if not isinstance(document, dict):
+                return self._no(refusals.malformed(f"it is a {type(document).__name__}"))
+        except ValueError as error:
+            return self._no(refusals.malformed(str(error)))
+        try:
+            return self._held(kind, body, document)
+        except RecursionError:  # what could just be read may be too deep to be written
+            return self._no(refusals.malformed("it is nested too deeply"))
+
+    def _held(self, kind: Kind, body: bytes, document: dict[str, Any]) -> Visit | Refusal:
+        """A request held against the policy's bounds."""
+        demand = demand_of(kind, document)
+        changes: tuple[Change, ...] = ()
+        if kind is not Kind.TEXT:
+            refusal = refusal_of(demand, self.policy, self.limits)
+            if refusal is not None:
+                return self._no(refusal)
+            changes = changes_of(demand, self.policy, self.limits)
+            if changes:
+                apply(changes, demand.kind, document)
+                body = json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass")
+                demand = demand_of(kind, document)
+                for change in changes:
+                    self.meters.capped[change.counted] += 1
+        return Visit(body, demand, bool(changes))
+
+    def weigh(self, visit: Visit) -> bool:
+        """Weigh a request; whether it must also be `count`ed. Most are weighed at once."""
+        demand, policy = visit.demand, self.policy
+        if demand.kind is Kind.TEXT:
+            return False
+        visit.weight = weight = weight_of(demand, self.limits, policy.pool, self.lessons.of(demand.model))
+        most = policy.requests.max_prompt_tokens
+        if most and weight.prompt_tokens > most:
+            return True
+        return policy.pool.count == "tokenize" or (policy.pool.count == "auto" and self._is_too_big(weight))
+
+    async def count(self, visit: Visit) -> Refusal | None:
+        """Ask the server how long the prompt is, where it can say, and hold that against the policy."""
+        demand, weight = visit.demand, visit.weight
+        assert weight is not None
+        exact = None
+        if self.policy.pool.count != "bytes":
+            exact = await self.lessons.count(visit)
+        if exact is not None:
+            weight = weight_of(demand, self.limits, self.policy.pool, self.lessons.of(demand.model), exact)
+            visit.weight = weight
+        most = self.policy.requests.max_prompt_tokens
+        if not most or weight.prompt_tokens <= most:
+            return None
+        sure = exact is not None or all(prompt.exact for prompt in demand.prompts)
+        text = f"The prompt has {'' if sure else 'up to '}{weight.prompt_tokens:,} tokens; at most {most:,} are served."
+        param = "messages" if demand.prompts and demand.prompts[0].messages else "prompt"
+        return self._no(refusals.bad_value("prompt_too_long", text, param))
+
+    def _is_too_big(self, weight: Weight) -> bool:
+        blocks = self.pool.limits.blocks
+        return blocks is not None and weight.blocks > blocks
+
+    def ask(self, visit: Visit) -> Refusal | None:
+        """Ask for room. None: the visit is in, or waits (`is_waiting`)."""
+        if visit.demand.kind is Kind.TEXT:
+            self.meters.admitted += 1
+            return None
+        weight, limits, now_s = visit.weight, self.pool.limits, self.clock()
+        assert weight is not None
+        if limits.blocks is None and self.policy.pool.when_unknown == "closed" and not self.limits.known:
+            return self._no(refusals.pool_unknown(self.limits.source))
+        blocks, seats = weight.blocks, weight.seats
+        if limits.blocks is not None and blocks > limits.blocks:
+            whole = limits.blocks * self.limits.api_servers
+            if visit.demand.generates and weight.certain_blocks > whole:
+                return self._no(self._never(visit, whole))
+            blocks = limits.blocks  # only by estimate, or nothing that grows: it gets its turn, alone
+        if limits.seats is not None:
+            seats = min(seats, limits.seats)
+        need = Need(blocks, seats)
+        ticket = self.pool.ask(need, now_s)
+        if ticket.state is State.FULL:
+            return self._no(self._busy("queue_full", visit, need))
+        if ticket.state is State.WAITING and self._waiting_bytes + len(visit.body) > MOST_WAITING_BYTES:
+            self.pool.leave(ticket, now_s)
+            return self._no(self._busy("queue_full", visit, need))
+        visit.ticket = ticket
+        if ticket.state is State.ADMITTED:
+            self._admitted(visit, 0.0)
+        return None
+
+    @staticmethod
+    def is_waiting(visit: Visit) -> bool:
+        """Whether the visit is in the queue."""
+        return visit.ticket is not None and visit.ticket.state is State.WAITING
+
+    async def wait(self, visit: Visit, gone: asyncio.Future[Any] | None = None) -> Refusal | None:
+        """Wait for room until it is there, the time is up, or the client is `gone` (then the ticket is, too)."""
+        ticket = visit.ticket
+        assert ticket is not None
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+
+        def call() -> None:
+            if not turn.done():
+                turn.set_result(None)
+
+        ticket.on_admitted = call
+        if ticket.state is not State.WAITING:  # room came between asking and waiting
+            call()
+        self._waiting_bytes += len(visit.body)
+        try:
+            both: set[asyncio.Future[Any]] = {turn} if gone is None else {turn, gone}
+            await asyncio.wait(both, timeout=self.policy.queue.wait_s, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self.give_up(visit)
+            raise
+        finally:
+            self._waiting_bytes -= len(visit.body)
+        ticket.on_admitted = None
+        if gone is not None and gone.done():
+            self.give_up(visit)
+            return None
+        if ticket.state is State.ADMITTED:
+            self._admitted(visit, self.clock() - ticket.asked_s)
+            return None
+        self.pool.leave(ticket, self.clock())
+        return self._no(self._busy("queue_timeout", visit, ticket.need))
+
+    def give_up(self, visit: Visit) -> None:
+        """The client left before it was served; a second call does nothing."""
+        ticket = visit.ticket
+        if ticket is not None and ticket.state is not State.GONE:
+            self.pool.leave(ticket, self.clock())
+            self.meters.left_queue += 1
+
+    def leave(self, visit: Visit, finished: bool, sent: bool = True) -> None:
+        """The answer ended. vLLM frees an aborted request a step later, so what it held is kept back for a moment.
+
+        Not so where the request was never `sent`: nothing is to be freed.
+        """
+        ticket = visit.ticket
+        if ticket is None or ticket.state is not State.ADMITTED:
+            return
+        if finished:
+            self.lessons.ended(visit)
+        hold_s = 0.0 if finished or not sent else self.policy.pool.abort_grace_s
+        if visit.demand.background and visit.answered:
+            hold_s = BACKGROUND_S
+        if hold_s <= 0:
+            self.pool.leave(ticket, self.clock())
+        else:
+            asyncio.get_running_loop().call_later(hold_s, self._leave_late, ticket)
+
+    def _leave_late(self, ticket: Ticket) -> None:
+        self.pool.leave(ticket, self.clock())
+
+    def passing(self, visit: Visit, piece: bytes) -> None:
+        """A piece of a good answer goes by."""
+        visit.answered = True
+        if visit.teaches:
+            self.lessons.passing(visit, piece)
+
+    def refused(self, refusal: Refusal) -> Refusal:
+        """Count an answer that the door gives for another reason (an upstream that is down, a slow client)."""
+        return self._no(refusal)
+
+    def _no(self, refusal: Refusal) -> Refusal:
+        self.meters.rejected[refusal.reason] += 1
+        return refusal
+
+    def _admitted(self, visit: Visit, waited_s: float) -> None:
+        self.meters.admitted += 1
+        self.meters.waited(waited_s)
+        if self.policy.pool.count == "auto":
+            self.lessons.entering(visit)
+
+    def _busy(self, reason: str, visit: Visit, need: Need) -> Refusal:
+        size, blocks = self.limits.block_size or DEFAULT_BLOCK, self.pool.limits.blocks
+        free = None if blocks is None else max(0, blocks - self.pool.held_blocks) * size
+        retry_s = self.pool.retry_after_s(need, self.clock())
+        return refusals.busy(reason, visit.weight.tokens if visit.weight else 0, free, self.pool.waiting, retry_s)
+
+    def _never(self, visit: Visit, blocks: int) -> Refusal:
+        size, demand = self.limits.block_size or DEFAULT_BLOCK, visit.demand
+        weight = visit.weight
+        assert weight is not None
+        why = f"{len(demand.prompts):,} prompt{'s' if len(demand.prompts) != 1 else ''}, n {demand.sequences:,}, "
+        why += f"max_tokens {demand.output_tokens:,}" if demand.output_tokens is not None else "no max_tokens"
+        return refusals.never_fits(weight.certain_blocks * size, blocks * size, why)
+
+    def page(self, open_metrics: bool = False) -> str:
+        """The door's part of the metrics page."""
+        size, pool = self.limits.block_size or 0, self.pool
+        gauges = {
+            "waiting": ("Requests in the queue.", pool.waiting),
+            "running": ("Requests let in and not finished.", pool.running),
+            "running_sequences": ("Sequences of these.", pool.held_seats),
+            "reserved_tokens": ("KV tokens that they may grow to.", pool.held_blocks * size),
+            "queued_tokens": ("KV tokens that waiting requests may grow to.", pool.queued_blocks * size),
+            "pool_tokens": ("KV tokens that may be reserved at once; 0: not known.", (pool.limits.blocks or 0) * size),
+            "draining": ("1 while new requests are turned away.", int(self.draining)),
+            "fail_open": ("1 while the pool's size is not known and all are let in.",
+                          int(not self.limits.known and self.policy.pool.when_unknown == "open")),
+            "tokenize_calls_total": ("Prompts counted with the server's tokenizer.", self.lessons.calls),
+            "policy_reloads_total": ("Times a changed policy was taken over.", self.file.reloads),
+            "policy_reload_errors_total": ("Times a changed policy was broken; the old one stayed.", self.file.errors),
+        }  # fmt: skip
+        label = f'api_server="{os.getpid()}"' if self.limits.api_servers > 1 else ""
+        return self.meters.page(gauges, label, open_metrics)
+
+    def said(self) -> str:
+        """What the door goes by, for the log."""
+        limits = self.limits
+        if not limits.known:
+            how = "let in unweighed" if self.policy.pool.when_unknown == "open" else "turned away"
+            return f"the size of the KV cache is not known ({limits.source}): requests are {how} until it is"
+        tokens = (self.pool.limits.blocks or 0) * (limits.block_size or 0)
+        room = "" if limits.cacheless else f"{tokens:,} KV tokens and "
+        words = f"admits up to {room}{self.pool.limits.seats or 'any number of'} sequences at once ({limits.source})"
+        words += "; the model keeps no KV cache" if limits.cacheless else ""
+        if limits.api_servers > 1:
+            words += f"; one of {limits.api_servers} API servers, each with its own share of the cache"
+        if limits.max_num_queued_reqs or limits.max_num_queued_tokens:
+            words += "; vLLM's own queue bounds stay behind it"
+        return words
+
+    def native_hint(self, version: str) -> str | None:
+        """What to set vLLM's own queue bounds to, for a release that has them and where they are not set."""
+        try:
+            queue, pool = self.policy.queue, self.policy.pool
+            flags = native_flags(release(version), self.limits, queue.requests, pool.overcommit)
+        except LegroomError:
+            return None
+        if self.limits.max_num_queued_reqs:
+            flags.pop("--max-num-queued-reqs", None)
+        if self.limits.max_num_queued_tokens:
+            flags.pop("--max-num-queued-tokens", None)
+        words = " ".join(f"{name} {value}" for name, value in flags.items())
+        return f"vLLM {version} can bound its own queue too; behind this guard set {words}" if words else None
+
+    def drain(self, on: bool | None) -> dict[str, Any]:
+        """Turn new requests away, or (False) no more; and the state then."""
+        if on is not None:
+            self.draining = on
+        return self.status()
+
+    def status(self) -> dict[str, Any]:
+        """What `/-/legroom/status` answers."""
+        size = self.limits.block_size or 0
+        return {
+            "draining": self.draining,
+            "running": self.pool.running,
+            "waiting": self.pool.waiting,
+            "reserved_tokens": self.pool.held_blocks * size,
+            "pool_tokens": (self.pool.limits.blocks or 0) * size,
+            "pool_source": self.limits.source,
+            "block_size": size,
+            "max_running_sequences": self.pool.limits.seats,
+            "max_model_len": self.limits.max_model_len,
+            "api_servers": self.limits.api_servers,
+            "admitted": self.meters.admitted,
+            "rejected": {reason: count for reason, count in self.meters.rejected.items() if count},
+            "policy": str(self.file.path) if self.file.path else None,
+            "policy_error": self.file.last_error or None,
+        }
+
+
+class _Stderr(logging.Handler):
+    """Writes to whatever stderr is at the moment: servers put another in its place."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr, flush=True)
+
+
+def log_to_stderr() -> None:
+    """vLLM sets up its own loggers alone; without a handler our sentences would be lost."""
+    LOG.setLevel(logging.INFO)
+    LOG.disabled = False  # libraries that configure logging switch off the loggers they find
+    if not LOG.handlers:
+        handler = _Stderr()
+        form = "%(levelname)s %(asctime)s legroom guard: %(message)s"
+        handler.setFormatter(logging.Formatter(form, "%m-%d %H:%M:%S"))
+        LOG.addHandler(handler)
+        LOG.propagate = False

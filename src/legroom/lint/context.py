@@ -1,0 +1,85 @@
+"""What every rule may ask: the release, the plan, and what the linted files themselves record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from legroom.deployments.plain_containers import image_release
+from legroom.facts.metrics import all_exposed_names, exposed_names
+from legroom.facts.releases import Release, latest
+from legroom.facts.releases import release as known_release
+from legroom.lint.finding import Finding, Rule
+from legroom.records import dataclass, field
+from legroom.vllm.parse import ParsedArgs, parse_flags
+
+if TYPE_CHECKING:
+    from legroom.deployments.shell.scan import Word
+    from legroom.deployments.subjects import Started
+    from legroom.deployments.text import Place
+    from legroom.exports.plan_document import PlanDocument
+
+
+@dataclass(frozen=True)
+class Context:
+    """The frame of one run of lint."""
+
+    asked: Release | None = None
+    """The release that was asked for; None: what an image names, else the newest known."""
+    plan: PlanDocument | None = None
+    records: Mapping[str, str] = field(default_factory=dict)
+    """Series that the linted rule files record, each with its expression."""
+    any_release: bool = False
+    """Whether a series of any release is right."""
+
+    @property
+    def release(self) -> Release:
+        """Of what names no release itself."""
+        return self.asked or latest()
+
+    @property
+    def series(self) -> frozenset[str]:
+        """Every series that may be asked for."""
+        return all_exposed_names() if self.any_release else exposed_names(self.release)
+
+    def release_of(self, server: Started) -> Release:
+        """Of one server."""
+        named = image_release(server.image) if server.image and self.asked is None else None
+        return known_release(named) if named else self.release
+
+    def plan_of(self, server: Started) -> PlanDocument | None:
+        """The plan, unless the server serves another model than the planned one."""
+        model = self.parsed(server).args.model
+        return self.plan if self.plan and (not model or _names(model, self.plan.command)) else None
+
+    def parsed(self, server: Started) -> ParsedArgs:
+        """Its flags as its release reads them."""
+        return _parsed(tuple(word.text for word in server.words), self.release_of(server))
+
+
+def _names(model: str, command: tuple[str, ...]) -> bool:
+    last = model.rstrip("/").rpartition("/")[2].lower()
+    return "$" in model or any(word.rstrip("/").rpartition("/")[2].lower() == last for word in command)
+
+
+@lru_cache(maxsize=256)
+def _parsed(words: tuple[str, ...], release: Release) -> ParsedArgs:
+    return parse_flags(words, release)
+
+
+def flag_word(server: Started, *names: str) -> Word | None:
+    """The last word that gives one of some flags, however it is written."""
+    found = None
+    for word in server.words:
+        head = word.text.partition("=")[0]
+        if head.startswith("--"):
+            head = "--" + head[2:].partition(".")[0].replace("_", "-")
+        if head in names:
+            found = word
+    return found
+
+
+def finding(rule: Rule, place: Place, message: str, suggestion: str = "", length: int = 0) -> Finding:
+    """A finding of a rule."""
+    return Finding(place, rule.id, rule.severity, message, suggestion, length)

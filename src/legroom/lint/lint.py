@@ -1,0 +1,187 @@
+"""Lint: files in, a report out. What cannot be read is said, and the rest goes on."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from legroom.deployments.plain_sources import MAX_FILE_BYTES, read_text
+from legroom.deployments.subjects import Found, Started
+from legroom.deployments.text import Place, Unread
+from legroom.errors import LegroomError
+from legroom.facts.releases import latest
+from legroom.lint.context import Context
+from legroom.lint.finding import Finding, Report, Skipped
+from legroom.lint.read import read_file
+from legroom.lint.rules import modules
+from legroom.records import dataclass
+
+if TYPE_CHECKING:
+    from legroom.exports.plan_document import PlanDocument
+    from legroom.facts.releases import Release
+
+
+_COMMENT = re.compile(r"legroom:\s*ignore(?P<file>-file)?(?P<rules>(?:[ \t]+[a-z][a-z-]*,?)*)")
+_ALONE = re.compile(r"\s*(#|//|<!--|;)")
+_EVERY = "*"
+
+
+class Ignores:
+    """What the comments of one file silence: a line, the command below a comment that stands alone, or the file."""
+
+    def __init__(self, text: str) -> None:
+        self._lines: dict[int, set[str]] = {}
+        self._file: set[str] = set()
+        lines = text.splitlines()
+        for number, line in enumerate(lines, 1):
+            found = _COMMENT.search(line)
+            if found is None:
+                continue
+            rules = set(re.findall(r"[a-z][a-z-]*", found["rules"])) or {_EVERY}
+            if found["file"]:
+                self._file |= rules
+                continue
+            self._add(number, rules)
+            if _ALONE.match(line):
+                for below in _following(lines, number):
+                    self._add(below, rules)
+
+    def _add(self, number: int, rules: set[str]) -> None:
+        self._lines.setdefault(number, set()).update(rules)
+
+    def silences(self, finding: Finding) -> bool:
+        """Whether a comment speaks of this finding."""
+        named = self._file | self._lines.get(finding.place.line, set())
+        return finding.rule in named or _EVERY in named
+
+
+def _following(lines: list[str], number: int) -> Iterable[int]:
+    """The next line that is no comment, and those that continue it."""
+    row = number
+    while row < len(lines) and (not lines[row].strip() or _ALONE.match(lines[row])):
+        row += 1
+    while row < len(lines):
+        yield row + 1
+        if not lines[row].rstrip().endswith("\\"):
+            break
+        row += 1
+
+
+SEARCHED = (
+    ".yaml", ".yml", ".rules", ".json", ".sh", ".bash", ".service", ".md", ".markdown", ".py", ".dockerfile", ".promql",
+    ".env",
+)  # fmt: skip
+"""What a folder is searched for; a file that is named is read whatever it is called."""
+_BY_NAME = re.compile(r"(Docker|Container)file(\.[\w-]+)?|supervisor[\w-]*\.(conf|ini)")
+_EMPTY_HINT = "name the files themselves: a file that is named is read whatever it is called"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What lint was asked for."""
+
+    release: Release | None = None
+    plan: PlanDocument | None = None
+    ignore: frozenset[str] = frozenset()
+    only_vllm: bool = False
+    """Leave files alone in which vLLM is not named."""
+    any_release: bool = False
+    """Series of any release are right; flags are read for the newest."""
+
+
+def lint_files(paths: Sequence[str], options: Options) -> Report:
+    """Look at files and folders."""
+    texts: list[tuple[str, str]] = []
+    unread: list[Unread] = []
+    for named in paths:
+        files = list(_files_of(named))
+        for path in files:
+            try:
+                texts.append((path, _standard_input() if path == "-" else read_text(Path(path))))
+            except LegroomError as error:
+                unread.append(Unread(Place(path, 1, 1), _without_path(error.message, path), error.hint))
+        if not files:
+            unread.append(Unread(Place(named, 1, 1), "holds no file of a kind that lint looks for", _EMPTY_HINT))
+    return lint_texts(texts, options, unread)
+
+
+def _standard_input() -> str:
+    """What is piped in."""
+    content = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise LegroomError("- is too large", f"legroom reads files up to {MAX_FILE_BYTES >> 20} MiB")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise LegroomError("- is not text", "pipe a script, a rule file, a unit or a manifest") from None
+
+
+def _without_path(message: str, path: str) -> str:
+    return message.removeprefix(path).strip() or message
+
+
+def _files_of(path: str) -> Iterable[str]:
+    """The file itself, or what a folder holds; only what is hidden inside the folder is left out."""
+    folder = Path(path)
+    if not folder.is_dir():
+        yield path
+        return
+    for inner in sorted(folder.rglob("*")):
+        named = inner.suffix.lower() in SEARCHED or _BY_NAME.fullmatch(inner.name)
+        hidden = any(part.startswith(".") for part in inner.relative_to(folder).parts)
+        if named and not hidden and inner.is_file():
+            yield str(inner)
+
+
+def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Iterable[Unread] = ()) -> Report:
+    """Look at texts, each with the path it is reported under."""
+    release = options.release or latest()
+    not_read, skipped = list(unread), []
+    found: list[tuple[str, Found]] = []
+    for path, text in texts:
+        if options.only_vllm and "vllm" not in text.lower():
+            skipped.append(Skipped(path, "vLLM is not named in it"))
+            continue
+        for item in read_file(path, text, release):
+            if isinstance(item, Unread):
+                not_read.append(item)
+            elif isinstance(item, Skipped):
+                skipped.append(item)
+            else:
+                found.append((path, item))
+    records = {name: expression for _, item in found for name, expression in item.records.items()}
+    context = Context(options.release, options.plan, records, options.any_release)
+    ignores = {path: Ignores(text) for path, text in texts}
+    distinct: dict[Finding, None] = {}
+    silenced: dict[Finding, None] = {}
+    for path, item in found:
+        for finding in _check(item, context):
+            if isinstance(finding, Unread):
+                not_read.append(finding)
+            elif finding.rule in options.ignore or ignores[path].silences(finding):
+                silenced[finding] = None
+            else:
+                distinct[finding] = None
+    order = {path: i for i, (path, _) in enumerate(texts)}
+    findings = sorted(
+        distinct, key=lambda one: (order.get(one.place.path, 0), one.place.line, one.place.column, one.rule)
+    )
+    files = tuple(path for path, _ in texts)
+    return Report(
+        release.version, files, tuple(findings), tuple(dict.fromkeys(not_read)), tuple(skipped), len(silenced)
+    )
+
+
+def _check(item: Found, context: Context) -> Iterable[Finding | Unread]:
+    for subject in item.subjects:
+        if isinstance(subject, Started):
+            try:
+                context.release_of(subject)
+            except LegroomError as error:
+                yield Unread(subject.place, f"a server that was not judged: {error.message}", error.hint)
+                continue
+        for module in modules():
+            yield from module.check(subject, context)

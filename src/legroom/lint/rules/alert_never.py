@@ -1,0 +1,45 @@
+"""Thresholds that a series cannot reach."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from legroom.deployments.subjects import Expression
+from legroom.lint.context import Context, finding
+from legroom.lint.finding import Finding, Rule
+from legroom.lint.promql import NO_LEVEL, Operand, operands, roles_in
+
+RULE = Rule(
+    "alert-never",
+    "error",
+    "A threshold that cannot be reached",
+    "The use of the KV cache is a ratio from 0 to 1, and no more requests run than --max-num-seqs lets.",
+)
+RULES = (RULE,)
+_ADDS_UP = NO_LEVEL | {"sum", "sum_over_time"}
+
+
+def check(subject: Any, context: Context) -> Iterator[Finding]:
+    """Comparisons of a single measure with a number beyond its range."""
+    if not isinstance(subject, Expression) or subject.owner != "alert":
+        return
+    for operand in operands(subject.text):
+        if not operand.functions & _ADDS_UP:
+            yield from _beyond(subject, operand, context)
+
+
+def _beyond(subject: Expression, operand: Operand, context: Context) -> Iterator[Finding]:
+    used = roles_in(operand.text, context)
+    for comparison in operand.comparisons():
+        if comparison.operator not in (">", ">=") or comparison.scaled:
+            continue
+        if used == {"kv_use"} and comparison.number > 1:
+            message = f"the KV cache's use is a ratio: it is never above 1, and {comparison.number:g} is asked for"
+            suggestion = f"write {comparison.number / 100:g}" if comparison.number <= 100 else ""
+            yield finding(RULE, subject.locate(comparison.offset), message, suggestion)
+        elif used == {"running"} and context.plan is not None:
+            most = int(context.plan.args["max_num_seqs"])
+            if comparison.number >= most:
+                message = f"the plan lets at most {most} requests run (--max-num-seqs), so this never fires"
+                yield finding(RULE, subject.locate(comparison.offset), message, f"write a number below {most}")

@@ -1,0 +1,45 @@
+"""Environment variables that the release does not read."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from typing import Any
+
+from legroom.deployments.subjects import Started
+from legroom.facts.flags import env_history, env_names, flags_of
+from legroom.lint.context import Context, finding
+from legroom.lint.finding import Finding, Rule
+
+RULE = Rule(
+    "env-unknown",
+    "warning",
+    "A variable that this release does not read",
+    "vLLM starts as if it were not set: what it was meant to do does not happen (LR907).",
+)
+RULES = (RULE,)
+_FLAG_INSTEAD = {"VLLM_ATTENTION_BACKEND": "--attention-backend"}
+
+
+def check(subject: Any, context: Context) -> Iterator[Finding]:
+    """VLLM_* variables of a server: those of another release, and those that are nearly right."""
+    if not isinstance(subject, Started):
+        return
+    release = context.release_of(subject)
+    for name, word in subject.env.items():
+        if not name.startswith("VLLM_"):
+            continue
+        history = env_history(name)
+        if history is None:
+            near = difflib.get_close_matches(name, env_names(release), n=1, cutoff=0.88)
+            if near:
+                message = f"no vLLM release reads {name}"
+                yield finding(RULE, subject.place_of(word), message, f"write {near[0]}", len(name))
+            continue
+        if any(not release.before(first) and not release.after(last) for first, last in history):
+            continue
+        first, last = history[0][0], history[-1][1]
+        message = f"vLLM reads {name} from {first} to {last}, {release} does not"
+        flag = _FLAG_INSTEAD.get(name, "")
+        suggestion = f"write {flag} {word.text}" if flag in flags_of(release) else "leave it out"
+        yield finding(RULE, subject.place_of(word), message, suggestion, len(name))

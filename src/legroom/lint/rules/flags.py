@@ -1,0 +1,86 @@
+"""Flags that the release does not take, or takes and does not use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from legroom.deployments.subjects import Started
+from legroom.facts.flags import advice
+from legroom.lint.context import Context, finding, flag_word
+from legroom.lint.finding import Finding, Rule
+
+_STOPS = "vLLM ends with 'unrecognized arguments' before it loads anything."
+UNKNOWN = Rule("flag-unknown", "error", "A flag that no vLLM release has", _STOPS)
+REMOVED = Rule("flag-removed", "error", "A flag that this release no longer has", _STOPS)
+NOT_YET = Rule("flag-not-yet", "error", "A flag that this release does not have yet", _STOPS)
+VALUE = Rule("flag-value", "error", "A value that the flag does not take", "vLLM ends with a usage error at the start.")
+IGNORED = Rule(
+    "flag-ignored", "warning", "A flag that changes nothing", "It is read and not used, whatever it promises."
+)
+RULES = (UNKNOWN, REMOVED, NOT_YET, VALUE, IGNORED)
+_BY_KIND = {
+    "unknown": UNKNOWN, "removed": REMOVED, "renamed": REMOVED, "not_yet": NOT_YET, "bad_value": VALUE,
+    "bad_choice": VALUE, "ignored": IGNORED,
+}  # fmt: skip
+_SHARE = "--gpu-memory-utilization"
+_VARIABLE = re.compile(r"\$|\{\{|<|`|\{[A-Za-z_][^{}\"',;]*\}")
+"""A value that is put in later is not judged."""
+_MOST_STRAYS = 2
+"""More words that belong to no flag are a sentence in a document, not a slip."""
+
+
+def check(subject: Any, context: Context) -> Iterator[Finding]:
+    """Every problem that reading the command line for the release shows."""
+    if not isinstance(subject, Started) or any(word.text.startswith("--help") for word in subject.words):
+        return
+    seen = set()
+    problems = context.parsed(subject).problems
+    strays = sum(not problem.flag.startswith("-") for problem in problems)
+    for problem in problems:
+        is_stray = not problem.flag.startswith("-")
+        if is_stray and (strays > _MOST_STRAYS or subject.runs in ("config", "python")):
+            continue  # in a config file it is the value of a key that is named already
+        if problem.kind == "bad_choice" and subject.runs == "python":
+            continue  # the parser of the command line holds values against choices, LLM(...) does not
+        rule = _BY_KIND.get(problem.kind)
+        variable = bool(_VARIABLE.search(problem.flag) or (rule is VALUE and _VARIABLE.search(problem.message)))
+        if rule is None or variable or (problem.flag, problem.kind) in seen:
+            continue
+        if problem.flag == "--config" and rule is IGNORED:
+            continue  # the file lies elsewhere
+        seen.add((problem.flag, problem.kind))
+        word = next((word for word in subject.words if _same(word.text, problem.flag)), None)
+        place = subject.place_of(word) if word else subject.place
+        message = problem.message
+        if word and problem.kind == "unknown" and word.text.startswith("--no-") and "--no-" not in problem.flag:
+            message = message.replace(problem.flag, word.text.partition("=")[0], 1)
+        suggestion = f"write {problem.instead}" if problem.instead else "leave it out"
+        if problem.kind == "unknown" and problem.instead and advice(problem.flag) is None:
+            suggestion = f"leave it out, or did you mean {problem.instead}?"
+        elif problem.kind == "removed" and problem.instead:
+            suggestion = f"leave it out, or see {problem.instead}"
+        yield finding(rule, place, message, suggestion, len(problem.flag))
+    yield from _share(subject, context)
+
+
+def _share(subject: Started, context: Context) -> Iterator[Finding]:
+    """A share of the GPU that is written in percent; every release refuses one above 1."""
+    share = context.parsed(subject).args.gpu_memory_utilization
+    word = flag_word(subject, _SHARE, "--device-memory-utilization")
+    if share is None or share <= 1 or word is None:
+        return
+    message = f"{_SHARE} is a share of the GPU from 0 to 1, and {share:g} is asked for"
+    suggestion = f"write {_SHARE} {share / 100:g}" if 2 <= share <= 100 else ""
+    yield finding(VALUE, subject.place_of(word), message, suggestion, len(_SHARE))
+
+
+def _same(word: str, flag: str) -> bool:
+    head = word.partition("=")[0]
+    if flag in (head, word):
+        return True
+    if not head.startswith("--"):
+        return flag == head.partition(".")[0]
+    plain = "--" + head[2:].partition(".")[0].replace("_", "-")
+    return flag in (plain, plain.replace("--no-", "--", 1)) or (plain.startswith(flag) and len(flag) > 4)

@@ -1,0 +1,32 @@
+"""`nvidia-smi --gpu-reset` as a way to free memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from legroom.deployments.subjects import Invoked
+from legroom.lint.context import Context, finding
+from legroom.lint.finding import Finding, Rule
+
+RULE = Rule(
+    "gpu-reset",
+    "warning",
+    "A GPU is reset",
+    "It needs every process off the card, fails on cards with a display or NVLink peers in use, and takes neighbours "
+    "down. Ending the orphan is enough (LR104).",
+)
+RULES = (RULE,)
+
+
+def check(subject: Any, context: Context) -> Iterator[Finding]:
+    """nvidia-smi --gpu-reset or -r."""
+    if not isinstance(subject, Invoked):
+        return
+    texts = [text.rpartition("/")[2] for text in subject.texts()]
+    if "nvidia-smi" not in texts:
+        return
+    for word in subject.words:
+        if word.text.partition("=")[0] in ("--gpu-reset", "-r"):
+            message = "a reset takes every process of the card down and frees nothing that ending the orphan does not"
+            yield finding(RULE, subject.locate(word.offset), message, "leave it out; legroom recover finds the orphan")

@@ -1,0 +1,49 @@
+"""More ranks than the container or the environment has GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from legroom.deployments.plain_containers import visible_gpus
+from legroom.deployments.subjects import Started
+from legroom.lint.context import Context, finding, flag_word
+from legroom.lint.finding import Finding, Rule
+
+RULE = Rule(
+    "gpus-too-few",
+    "error",
+    "More ranks than GPUs",
+    "From 0.11.1 on vLLM ends with 'World size is larger than the number of available GPUs' unless it is told of Ray "
+    "or of other nodes; before, it looked for a Ray cluster.",
+)
+RULES = (RULE,)
+_ELSEWHERE = ("--distributed-executor-backend", "--nnodes", "-n")
+"""Flags that put ranks on other machines."""
+_SPREAD = (
+    "--data-parallel-size-local", "-dpl", "--data-parallel-rank", "-dpn", "--data-parallel-start-rank", "-dpr",
+    "--data-parallel-address", "-dpa", "--data-parallel-backend", "-dpb", "--data-parallel-external-lb", "-dpe",
+    "--data-parallel-hybrid-lb", "-dph",
+)  # fmt: skip
+"""Flags that put data-parallel engines on other machines."""
+_SIZES = (
+    "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--prefill-context-parallel-size", "-pcp",
+    "--data-parallel-size", "-dp",
+)  # fmt: skip
+
+
+def check(subject: Any, context: Context) -> Iterator[Finding]:
+    """The ranks of an engine, and of all its data-parallel copies on this machine, against what the file gives."""
+    if not isinstance(subject, Started) or context.release_of(subject).before("0.11.1"):
+        return
+    gpus = subject.gpus
+    if gpus is None:
+        gpus = visible_gpus({name: word.text for name, word in subject.env.items()})
+    args = context.parsed(subject).args
+    ranks = args.engine_ranks if flag_word(subject, *_SPREAD) else args.gpus_needed
+    if not gpus or ranks <= gpus or flag_word(subject, *_ELSEWHERE):
+        return
+    word = flag_word(subject, *_SIZES)
+    place = subject.place_of(word) if word else subject.place
+    message = f"{ranks} ranks are asked for, and {gpus} GPU{'s are' if gpus > 1 else ' is'} given: vLLM does not start"
+    yield finding(RULE, place, message, "give it a GPU for each rank, or ask for fewer ranks")

@@ -1,0 +1,72 @@
+"""`curl /metrics | grep vllm_`: a pattern that matches no line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+from legroom.deployments.shell.scan import Word
+from legroom.deployments.subjects import Invoked
+from legroom.lint.context import Context, finding
+from legroom.lint.finding import Finding, Rule
+
+RULE = Rule(
+    "metric-grep",
+    "error",
+    "A pattern that matches none of vLLM's series",
+    "The names have a colon after vllm; a pattern with an underscore finds nothing and looks like silence.",
+)
+RULES = (RULE,)
+_NAME = re.compile(r"vllm[_:][a-z0-9_]+")
+_RENAMES = re.compile(r"\bsed\b[^|]*\bs([/#,@])[^|]*:|\btr\b[^|]*:")
+
+
+def check(subject: Any, context: Context) -> Iterator[Finding]:
+    """grep behind something that reads /metrics."""
+    if not isinstance(subject, Invoked) or "/metrics" not in subject.line or not subject.words:
+        return
+    if ".metrics.k8s.io" in subject.line:
+        return  # an adapter shows series under names without colons
+    if subject.words[0].text.rpartition("/")[2] not in ("grep", "egrep", "rg", "awk", "sed") or _is_renamed(subject):
+        return
+    for word in _patterns(subject):
+        for found in _NAME.finditer(word.text):
+            if any(name.startswith(found[0]) or found[0] in name for name in context.series):
+                continue
+            right = found[0].replace("vllm_", "vllm:", 1)
+            offset = word.offset + max(word.raw.find(found[0]), 0)
+            is_start = any(name.startswith(right) for name in context.series)
+            yield finding(
+                RULE,
+                subject.locate(offset),
+                f"no series of vLLM {context.release} has {found[0]} in its name",
+                f"write {right}" if is_start else "",
+                len(found[0]),
+            )
+
+
+def _patterns(subject: Invoked) -> Iterator[Word]:
+    """What is looked for: the words of -e, else the first that is no option; no file and no replacement."""
+    told = [after for before, after in pairwise(subject.words) if before.text in ("-e", "--regexp")]
+    found = told or [
+        word
+        for before, word in pairwise(subject.words)
+        if not word.text.startswith("-") and not _takes_value(subject, before)
+    ]
+    for word in found if told else found[:1]:
+        replacing = re.match(r"s(\W)(.*?)\1", word.text)
+        yield word.with_text(replacing[2]) if replacing else word
+
+
+def _takes_value(subject: Invoked, option: Word) -> bool:
+    # -F and -v have a value in awk and none in grep.
+    is_awk = subject.words[0].text.endswith("awk")
+    return option.text in (("-F", "-v") if is_awk else ("-A", "-B", "-C", "-m", "--max-count", "--context"))
+
+
+def _is_renamed(subject: Invoked) -> bool:
+    """Whether something before it in the pipe takes the colon out of the names."""
+    own = " ".join(word.raw for word in subject.words)
+    return bool(_RENAMES.search(subject.line.partition(own)[0]))

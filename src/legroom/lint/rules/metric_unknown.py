@@ -1,0 +1,80 @@
+"""Series that no vLLM release, or not this one, shows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from legroom.deployments.subjects import Expression
+from legroom.facts.metrics import Metric, all_exposed_names, metrics_of, nearest, releases_of
+from legroom.lint.context import Context, finding
+from legroom.lint.finding import Finding, Rule
+from legroom.lint.promql import Series, series_names, tokens
+
+_OWN = re.compile(r"vllm[:_][a-zA-Z0-9_:]+")
+RULE = Rule(
+    "metric-unknown",
+    "error",
+    "A series that this vLLM release does not show",
+    "An alert or a panel over a series that is not there never fires and stays empty. vLLM's names have a colon, and "
+    "several were renamed between releases.",
+)
+FOREIGN = Rule(
+    "metric-foreign",
+    "warning",
+    "A series that is not one of vLLM's, under its prefix",
+    "Nothing of vLLM has a name like it. A router or an exporter beside vLLM may show it; otherwise it is never there.",
+)
+RULES = (RULE, FOREIGN)
+
+
+def check(subject: Any, context: Context) -> Iterator[Finding]:
+    """Every series of an expression that is vLLM's by its name."""
+    if not isinstance(subject, Expression):
+        return
+    known = context.series
+    plain = subject.owner in ("text", "family", "sample")
+    if subject.owner == "family":
+        known |= {_family(metric) for metric in metrics_of(context.release)}
+    named = [Series(subject.text, 0)] if plain else list(series_names(subject.text))
+    alternatives = any(token.text == "or" for token in tokens(subject.text)) and any(one.name in known for one in named)
+    for series in named:
+        name = series.name
+        if not _OWN.fullmatch(name) or name in known or name in context.records:
+            continue
+        if alternatives and releases_of(name):
+            continue  # `new or old`: an alternative for other releases
+        instead = nearest(name, context.release) or ""
+        if subject.owner == "family":
+            instead = instead.removesuffix("_total")
+        if instead in subject.beside and releases_of(name):
+            continue  # code that knows both names
+        if subject.owner in ("text", "family") and not instead and name not in all_exposed_names():
+            continue  # any string may begin with vllm_
+        rule = RULE if instead or releases_of(name) else FOREIGN
+        if rule is FOREIGN and ":" in name[len("vllm:") :]:
+            continue  # level:series:operation is how recorded series are called: another file records it
+        suggestion = f"write {instead}" if instead else _without(name)
+        yield finding(rule, subject.locate(series.offset), f"{name} {_why(name, context)}", suggestion, len(name))
+
+
+def _family(metric: Metric) -> str:
+    return metric.name.removesuffix("_total") if metric.type == "counter" else metric.name
+
+
+def _without(name: str) -> str:
+    is_vllms = bool(releases_of(name))
+    return (
+        "leave it out: this release shows nothing like it"
+        if is_vllms
+        else "leave it out, unless something beside vLLM shows it"
+    )
+
+
+def _why(name: str, context: Context) -> str:
+    spans = releases_of(name)
+    if not spans:
+        return "is shown by no vLLM release"
+    said = " and ".join(first if first == last else f"{first} to {last}" for first, last in spans)
+    return f"is shown by vLLM {said}, not by {context.release}"

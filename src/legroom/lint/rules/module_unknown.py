@@ -1,0 +1,35 @@
+"""`python -m vllM.entrypoints...`: a module that Python does not find."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from legroom.deployments.subjects import Invoked
+from legroom.lint.context import Context, finding
+from legroom.lint.finding import Finding, Rule
+
+RULE = Rule(
+    "module-unknown",
+    "error",
+    "A module of vLLM that does not exist",
+    "Python's names are case-sensitive: the command ends with 'No module named ...'.",
+)
+RULES = (RULE,)
+_MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
+
+
+def check(subject: Any, context: Context) -> Iterator[Finding]:
+    """`-m` with something that is nearly a module of vLLM's servers."""
+    if not isinstance(subject, Invoked):
+        return
+    for i, word in enumerate(subject.words[1:], 1):
+        if subject.words[i - 1].text != "-m" or not re.match(r"v+l+m", word.text, re.IGNORECASE):
+            continue
+        if "entrypoints" in word.text.lower() and "api_server" in word.text.lower() and word.text not in _MODULES:
+            near = difflib.get_close_matches(word.text.lower(), _MODULES, n=1, cutoff=0.6)
+            suggestion = f"write {near[0]}" if near else ""
+            message = f"there is no module {word.text}"
+            yield finding(RULE, subject.locate(word.offset), message, suggestion, len(word.text))

@@ -1,0 +1,38 @@
+"""A server that is not the planned one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from legroom.deployments.subjects import Started
+from legroom.lint.context import Context, finding, flag_word
+from legroom.lint.finding import Finding, Rule
+
+RULE = Rule(
+    "plan-differs",
+    "warning",
+    "Flags that differ from the plan",
+    "The numbers of the plan hold for the planned flags alone.",
+)
+RULES = (RULE,)
+_COMPARED = (
+    "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "tensor_parallel_size",
+    "pipeline_parallel_size", "kv_cache_memory_bytes",
+)  # fmt: skip
+
+
+def check(subject: Any, context: Context) -> Iterator[Finding]:
+    """Settings that memory follows from, where both say one."""
+    if not isinstance(subject, Started) or (plan := context.plan_of(subject)) is None:
+        return
+    args = context.parsed(subject).args
+    for dest in _COMPARED:
+        given, planned = getattr(args, dest), plan.args.get(dest)
+        if given is None or planned is None or given in (planned, -1):
+            continue
+        flag = "--" + dest.replace("_", "-")
+        word = flag_word(subject, flag, "-tp", "-pp") if dest.endswith("parallel_size") else flag_word(subject, flag)
+        place = subject.place_of(word) if word else subject.place
+        message = f"{flag} is {given:g} here and {planned:g} in the plan"
+        yield finding(RULE, place, message, f"write {flag} {planned:g}, or plan again", len(flag))

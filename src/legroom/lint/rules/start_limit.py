@@ -1,0 +1,41 @@
+"""Probes and timeouts that end a healthy start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from legroom.deployments.subjects import Started
+from legroom.exports.deploy.server import planned_server
+from legroom.exports.deploy.times import IMPORT_S, SHORTEST_ENGINE_S
+from legroom.lint.context import Context, finding
+from legroom.lint.finding import Finding, Rule
+
+RULE = Rule(
+    "start-too-short",
+    "warning",
+    "A start is called dead before it can be done",
+    "A probe or a timeout that is shorter than the load restarts the server for ever.",
+)
+RULES = (RULE,)
+_LEAST_S = IMPORT_S + SHORTEST_ENGINE_S
+"""The fastest start, without a single byte of weights."""
+
+
+def check(subject: Any, context: Context) -> Iterator[Finding]:
+    """The limit against the planned load, or against a load of nothing where there is no plan."""
+    if not isinstance(subject, Started) or subject.start_limit is None:
+        return
+    limit = subject.start_limit
+    plan = context.plan_of(subject)
+    if plan is not None:
+        times = planned_server(plan).times
+        needed, why = (times.expected_s, times.sentence()) if times else (float(_LEAST_S), "")
+    else:
+        needed = float(_LEAST_S)
+        why = f"imports alone take about {IMPORT_S} s, and no weights are loaded then"
+    if limit.value < needed:
+        about = "about" if plan else "at least"
+        message = f"a start is given {limit.value:.0f} s and takes {about} {needed:.0f} s: {why}"
+        suggestion = f"allow at least {2 * needed:.0f} s" + ("" if context.plan else "; --plan FILE computes it")
+        yield finding(RULE, limit.place, message, suggestion)

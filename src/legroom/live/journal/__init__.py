@@ -1,0 +1,1 @@
+"""The incident journal, and the samples it keeps."""

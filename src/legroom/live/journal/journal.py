@@ -1,0 +1,390 @@
+"""The incident journal: what was seen, what was found and what was done, in one SQLite file.
+
+Written ahead (WAL) and synced at every commit, so a kill at any moment loses nothing that a call returned for. Every
+method is one transaction. One object may be used by several threads, and one file by several processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from legroom.home import store_path
+from legroom.live.journal import schema
+from legroom.live.journal.columns import Point
+from legroom.live.journal.masking import masked
+from legroom.live.journal.records import (
+    DONE,
+    FAILED,
+    OUTCOMES,
+    PLANNED,
+    STARTED,
+    UNDONE,
+    UNFINISHED,
+    Action,
+    Incident,
+    JournalUnavailable,
+    Note,
+    Stage,
+)
+from legroom.live.journal.samples import Retention, SampleStore, values_of
+from legroom.live.metrics.sample import Sample
+
+__all__ = [
+    "DONE", "FAILED", "OUTCOMES", "PLANNED", "STARTED", "UNDONE", "UNFINISHED", "Action", "Incident", "Journal",
+    "JournalUnavailable", "Note", "Point", "Retention", "Stage", "journal_path",
+]  # fmt: skip
+
+_BUSY_S = 5.0
+_PACKED_AT_ONCE = 20  # hours of samples in one transaction: a writer of incidents never waits long for it
+_CHECKPOINT_PAGES = 1000
+_ACTION_COLUMNS = 'id, incident_id, "group", name, state, begun_s, finished_s, detail'
+_INCIDENT_COLUMNS = "id, server, kind, title, opened_s, closed_s, outcome, detail, key"
+
+
+def journal_path() -> Path:
+    """Beside calibration: `$LEGROOM_HOME/journal.db`, or where that is by default."""
+    return store_path().with_name("journal.db")
+
+
+class Journal:
+    """An open journal. `Journal.open()` makes the file when there is none."""
+
+    def __init__(self, db: sqlite3.Connection, path: Path, clock: Callable[[], float]) -> None:
+        self.path = path
+        self._db = db
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._samples = SampleStore(db)
+
+    @classmethod
+    def open(
+        cls, path: Path | None = None, *, busy_s: float = _BUSY_S, clock: Callable[[], float] = time.time
+    ) -> Journal:
+        """The journal at `path`, or the user's own. Raises `JournalUnavailable` where that cannot be."""
+        path = path or journal_path()
+        with _explained(path):
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+            except OSError as error:
+                raise JournalUnavailable(f"the journal {path} cannot be written: {error.strerror}") from error
+            db = sqlite3.connect(path, timeout=busy_s, isolation_level=None, check_same_thread=False)
+            try:
+                _prepare(db, path)
+            except BaseException:
+                db.close()
+                raise
+        return cls(db, path, clock)
+
+    def close(self) -> None:
+        """Lets go of the file. Nothing is lost without it."""
+        with self._lock:
+            self._db.close()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Incidents
+
+    def open_incident(
+        self,
+        server: str,
+        kind: str,
+        title: str,
+        detail: Mapping[str, Any],
+        time_s: float | None = None,
+        key: str | None = None,
+    ) -> int:
+        """Records that a problem began. The same `key` twice is the same incident: a write may be tried again."""
+        values = (key, server, kind, masked(title), _json(detail), self._now(time_s))
+        with self._writing() as db:
+            db.execute(
+                "INSERT OR IGNORE INTO incidents (key, server, kind, title, detail, opened_s) "
+                "VALUES (?, ?, ?, ?, ?, ?)",
+                values,
+            )
+            made = db.execute("SELECT changes()").fetchone()[0]
+            query = "SELECT last_insert_rowid()" if made else "SELECT id FROM incidents WHERE key = ?"
+            return int(db.execute(query, () if made else (key,)).fetchone()[0])
+
+    def incident_id(self, key: str) -> int | None:
+        """The incident that was opened with this key."""
+        with self._reading() as db:
+            row = db.execute("SELECT id FROM incidents WHERE key = ?", (key,)).fetchone()
+        return None if row is None else int(row[0])
+
+    def note(
+        self, incident_id: int, text: str, detail: Mapping[str, Any] | None = None, time_s: float | None = None
+    ) -> None:
+        """Adds a line to an incident's story."""
+        with self._writing() as db:
+            db.execute(
+                "INSERT INTO notes (incident_id, time_s, text, detail) VALUES (?, ?, ?, ?)",
+                (incident_id, self._now(time_s), masked(text), _json(detail or {})),
+            )
+
+    def close_incident(self, incident_id: int, outcome: str, time_s: float | None = None) -> None:
+        """Records that it is over and how. An incident that is closed already keeps its first end."""
+        with self._writing() as db:
+            db.execute(
+                "UPDATE incidents SET closed_s = ?, outcome = ? WHERE id = ? AND closed_s IS NULL",
+                (self._now(time_s), masked(outcome), incident_id),
+            )
+
+    def incidents(
+        self,
+        since_s: float | None = None,
+        server: str | None = None,
+        limit: int | None = None,
+        open_only: bool = False,
+    ) -> tuple[Incident, ...]:
+        """Incidents that lasted until `since_s` or later, the newest first, without their notes and actions."""
+        wanted, values = ["1"], list[Any]()
+        if since_s is not None:
+            wanted.append("(closed_s IS NULL OR closed_s >= ?)")
+            values.append(since_s)
+        if server is not None:
+            wanted.append("server = ?")
+            values.append(server)
+        if open_only:
+            wanted.append("closed_s IS NULL")
+        query = (
+            f"SELECT {_INCIDENT_COLUMNS} FROM incidents WHERE {' AND '.join(wanted)} "
+            "ORDER BY opened_s DESC, id DESC LIMIT ?"
+        )
+        with self._reading() as db:
+            rows = db.execute(query, (*values, -1 if limit is None else limit)).fetchall()
+        return tuple(_incident(row) for row in rows)
+
+    def incident(self, incident_id: int) -> Incident | None:
+        """One incident with its notes and actions."""
+        with self._reading() as db:
+            row = db.execute(f"SELECT {_INCIDENT_COLUMNS} FROM incidents WHERE id = ?", (incident_id,)).fetchone()
+            if row is None:
+                return None
+            notes = db.execute(
+                "SELECT time_s, text, detail FROM notes WHERE incident_id = ? ORDER BY id", (incident_id,)
+            ).fetchall()
+            actions = self._actions("incident_id = ?", (incident_id,))
+        return _incident(row, tuple(Note(time_s, text, json.loads(held)) for time_s, text, held in notes), actions)
+
+    # Actions
+
+    def begin_action(self, incident_id: int | None, group: str, name: str, detail: Mapping[str, Any]) -> int:
+        """Records what is about to be done. Called before anything is done; returns when it is in the file."""
+        with self._writing() as db:
+            made = db.execute(
+                'INSERT INTO actions (incident_id, "group", name, state, begun_s, detail) VALUES (?, ?, ?, ?, ?, ?)',
+                (incident_id, group, name, PLANNED, self._now(None), _json(detail)),
+            )
+            return int(made.lastrowid or 0)
+
+    def reach_stage(self, action_id: int, stage: str, detail: Mapping[str, Any] | None = None) -> None:
+        """Records how far an action has come. The first stage makes it `started`."""
+        with self._writing() as db:
+            db.execute("UPDATE actions SET state = ? WHERE id = ? AND state = ?", (STARTED, action_id, PLANNED))
+            db.execute(
+                "INSERT INTO stages (action_id, time_s, name, detail) VALUES (?, ?, ?, ?)",
+                (action_id, self._now(None), stage, _json(detail or {})),
+            )
+
+    def finish_action(self, action_id: int, outcome: str, detail: Mapping[str, Any] | None = None) -> None:
+        """Records how an action ended: done, failed or undone. What was `done` may still become `undone`."""
+        if outcome not in OUTCOMES:
+            raise ValueError(f"{outcome!r} is not one of {', '.join(OUTCOMES)}")
+        with self._writing() as db:
+            row = db.execute("SELECT detail FROM actions WHERE id = ?", (action_id,)).fetchone()
+            held = {**(json.loads(row[0]) if row else {}), **_plain(detail or {})}
+            db.execute(
+                "UPDATE actions SET state = ?, finished_s = ?, detail = ? WHERE id = ?",
+                (outcome, self._now(None), json.dumps(held), action_id),
+            )
+
+    def unfinished_actions(self) -> tuple[Action, ...]:
+        """Actions that were begun and never ended: legroom was killed in the middle of them."""
+        with self._reading():
+            return self._actions("state IN (?, ?)", UNFINISHED)
+
+    def actions(self, since_s: float = 0.0, group: str | None = None) -> tuple[Action, ...]:
+        """Actions begun since then, the oldest first."""
+        with self._reading():
+            if group is None:
+                return self._actions("begun_s >= ?", (since_s,))
+            return self._actions('"group" = ? AND begun_s >= ?', (group, since_s))
+
+    def action(self, action_id: int) -> Action | None:
+        """One action with its stages."""
+        with self._reading():
+            return next(iter(self._actions("id = ?", (action_id,))), None)
+
+    def _actions(self, where: str, values: Sequence[Any]) -> tuple[Action, ...]:
+        query = f"SELECT {_ACTION_COLUMNS} FROM actions WHERE {where} ORDER BY id"
+        stages = "SELECT time_s, name, detail FROM stages WHERE action_id = ? ORDER BY id"
+        found = []
+        for row in self._db.execute(query, tuple(values)).fetchall():
+            reached = (Stage(at_s, name, json.loads(held)) for at_s, name, held in self._db.execute(stages, row[:1]))
+            found.append(Action(*row[:-1], json.loads(row[-1]), tuple(reached)))  # type: ignore[call-arg]
+        return tuple(found)
+
+    # Leases
+
+    def take_lease(self, group: str, holder: str, seconds: float) -> bool:
+        """Whether `holder` may act on the group for so long. Asking again prolongs one's own."""
+        now_s = self._now(None)
+        with self._writing() as db:
+            db.execute(
+                'INSERT INTO leases ("group", holder, until_s) VALUES (?, ?, ?) ON CONFLICT ("group") DO UPDATE SET '
+                "holder = excluded.holder, until_s = excluded.until_s WHERE holder = excluded.holder OR until_s <= ?",
+                (group, holder, now_s + seconds, now_s),
+            )
+            row = db.execute('SELECT holder FROM leases WHERE "group" = ?', (group,)).fetchone()
+        return bool(row and row[0] == holder)
+
+    def release_lease(self, group: str, holder: str) -> None:
+        """Gives it back. Somebody else's stays."""
+        with self._writing() as db:
+            db.execute('DELETE FROM leases WHERE "group" = ? AND holder = ?', (group, holder))
+
+    def lease_holder(self, group: str) -> str | None:
+        """Who may act on the group just now."""
+        with self._reading() as db:
+            row = db.execute(
+                'SELECT holder FROM leases WHERE "group" = ? AND until_s > ?', (group, self._now(None))
+            ).fetchone()
+        return None if row is None else str(row[0])
+
+    # Samples
+
+    def add_samples(self, samples: Iterable[Sample]) -> None:
+        """Keeps what matters of each. One transaction for all of them."""
+        self.add_rows((sample.server, sample.time_s, values_of(sample)) for sample in samples)
+
+    def add_rows(self, rows: Iterable[tuple[str, float, Sequence[float]]]) -> None:
+        """The same from server, time and the values of `journal_columns.FIELDS`."""
+        with self._writing():
+            self._samples.add(rows)
+        self._samples.remember_ids()
+
+    def samples(
+        self, server: str, since_s: float, until_s: float | None = None, max_points: int = 3000
+    ) -> tuple[Point, ...]:
+        """What one server did between two times: every sample, or minutes or ten minutes where that is too many."""
+        with self._reading():
+            return self._samples.points(server, since_s, self._now(until_s), max_points)
+
+    def servers(self) -> tuple[str, ...]:
+        """Every server that ever had a sample."""
+        with self._reading():
+            return self._samples.servers()
+
+    def maintain(self, now_s: float | None = None, retention: Retention | None = None) -> None:
+        """Packs hours that are over, and forgets what is older than it is kept. Cheap when there is nothing to do."""
+        now_s, retention = self._now(now_s), retention or Retention()
+        for pack in (self._samples.pack, self._samples.pack_days):
+            packed = _PACKED_AT_ONCE
+            while packed == _PACKED_AT_ONCE:
+                with self._writing():
+                    packed = pack(now_s, _PACKED_AT_ONCE)
+        with self._writing() as db:
+            self._samples.forget(now_s, retention)
+            _forget_incidents(db, now_s - retention.incidents_s)
+        with _explained(self.path), self._lock:
+            self._db.execute("PRAGMA incremental_vacuum(2000)").fetchall()
+
+    def problems(self) -> tuple[str, ...]:
+        """What SQLite finds wrong with the file; nothing when it is whole."""
+        with self._reading() as db:
+            lines = [str(row[0]) for row in db.execute("PRAGMA integrity_check")]
+        return () if lines == ["ok"] else tuple(lines)
+
+    # One transaction a call
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        with _explained(self.path), self._lock:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:  # SQLite has rolled back by itself when the disk is full
+                    self._db.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        with _explained(self.path), self._lock:
+            yield self._db
+
+    def _now(self, given_s: float | None) -> float:
+        return self._clock() if given_s is None else given_s
+
+
+def _prepare(db: sqlite3.Connection, path: Path) -> None:
+    if schema.version_of(db) == 0:
+        db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = FULL")
+    db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+    found = schema.version_of(db)
+    if found > schema.VERSION:
+        raise JournalUnavailable(
+            f"the journal {path} was written by a newer legroom (version {found} of its tables; "
+            f"this one knows {schema.VERSION})",
+            "update legroom, or name another journal",
+        )
+    schema.bring_up_to_date(db)
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """SQLite's errors as one exception with a sentence."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise JournalUnavailable(*_sentence(path, error)) from error
+
+
+def _sentence(path: Path, error: sqlite3.Error) -> tuple[str, str]:
+    name = getattr(error, "sqlite_errorname", "") or ""
+    if name.startswith("SQLITE_FULL"):
+        return f"the disk under the journal {path} is full", "make room; legroom goes on and writes when it can"
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return f"the journal {path} is locked by another process", "see what holds it open, such as a backup"
+    if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
+        return f"{path} is not a journal, or is damaged: {error}", "move it away; legroom starts a new one"
+    if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
+        return f"the journal {path} cannot be written: {error}", "check its permissions and its folder's"
+    return f"the journal {path} failed: {error}", ""
+
+
+def _forget_incidents(db: sqlite3.Connection, before_s: float) -> None:
+    old = "(SELECT id FROM incidents WHERE closed_s < ?)"
+    db.execute(f"DELETE FROM notes WHERE incident_id IN {old}", (before_s,))
+    db.execute("DELETE FROM stages WHERE action_id IN (SELECT id FROM actions WHERE finished_s < ?)", (before_s,))
+    db.execute("DELETE FROM actions WHERE finished_s < ?", (before_s,))
+    db.execute("DELETE FROM incidents WHERE closed_s < ?", (before_s,))
+
+
+def _incident(row: Sequence[Any], notes: tuple[Note, ...] = (), actions: tuple[Action, ...] = ()) -> Incident:
+    return Incident(*row[:7], json.loads(row[7]), notes, actions, row[8])  # type: ignore[call-arg]
+
+
+def _plain(detail: Mapping[str, Any]) -> dict[str, Any]:
+    masked_detail: dict[str, Any] = masked(dict(detail))
+    return masked_detail
+
+
+def _json(detail: Mapping[str, Any]) -> str:
+    return json.dumps(_plain(detail), default=str)

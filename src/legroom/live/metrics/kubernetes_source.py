@@ -1,0 +1,128 @@
+"""vLLM pods of a Kubernetes cluster, found by label through its API. Needs the extra `legroom[kubernetes]`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from typing import Any, Protocol
+
+from legroom.errors import UNREACHABLE, LegroomError
+from legroom.live.metrics.address import Endpoint
+from legroom.records import dataclass, field
+
+DEFAULT_PORT = 8000
+_PORT_NAMES = ("http", "metrics", "vllm", "api", "openai", "serving")
+_PORT_NOTE, _PATH_NOTE, _SCHEME_NOTE = "prometheus.io/port", "prometheus.io/path", "prometheus.io/scheme"
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """What is needed of a pod to look at its server."""
+
+    namespace: str
+    name: str
+    ip: str
+    ports: tuple[tuple[str, int], ...] = ()
+    """(name, number) of its containers' ports."""
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where its metrics are: by the annotations that Prometheus reads, else by the port's name."""
+        scheme = self.annotations.get(_SCHEME_NOTE, "http")
+        path = self.annotations.get(_PATH_NOTE, "/metrics")
+        host = f"[{self.ip}]" if ":" in self.ip else self.ip
+        return Endpoint(f"{scheme}://{host}:{self._port}/{path.lstrip('/')}")
+
+    @property
+    def _port(self) -> int:
+        noted = self.annotations.get(_PORT_NOTE, "")
+        if noted.isdecimal():
+            return int(noted)
+        by_name = dict(self.ports)
+        known = next((by_name[name] for name in _PORT_NAMES if name in by_name), None)
+        if known is not None:
+            return known
+        numbers = [number for _, number in self.ports]
+        return DEFAULT_PORT if DEFAULT_PORT in numbers or not numbers else numbers[0]
+
+
+class Pods(Protocol):
+    """Lists running pods. The cluster's API behind it can be any that answers this."""
+
+    def running(self, selector: str, namespace: str | None) -> Iterable[Pod]:
+        """The pods that a label selector names, in one namespace or in all."""
+
+
+class KubernetesPods:
+    """The pods of the cluster that this process runs in, or that the kubeconfig names."""
+
+    def __init__(self, context: str | None = None, api: Any = None) -> None:
+        self._api = api if api is not None else _connected(context)
+
+    def running(self, selector: str, namespace: str | None) -> Iterable[Pod]:
+        """Running pods with an address."""
+        from kubernetes.client.exceptions import ApiException  # noqa: PLC0415 - an extra
+
+        try:
+            if namespace:
+                listed = self._api.list_namespaced_pod(namespace, label_selector=selector, _request_timeout=10)
+            else:
+                listed = self._api.list_pod_for_all_namespaces(label_selector=selector, _request_timeout=10)
+        except ApiException as error:
+            raise LegroomError(
+                _refused(error.status, namespace), "kubectl auth can-i list pods", UNREACHABLE
+            ) from error
+        except Exception as error:
+            # The client raises whatever its HTTP library does.
+            raise LegroomError(
+                f"the Kubernetes API does not answer ({type(error).__name__})", "kubectl get pods", UNREACHABLE
+            ) from error
+        return [pod for item in listed.items if (pod := _pod(item)) is not None]
+
+
+def _refused(status: int | None, namespace: str | None) -> str:
+    where = f"namespace {namespace}" if namespace else "all namespaces"
+    if status in {401, 403}:
+        return f"not allowed to list pods in {where} (HTTP {status})"
+    return f"the Kubernetes API refused to list pods in {where} (HTTP {status})"
+
+
+def _connected(context: str | None) -> Any:
+    try:
+        client: Any = import_module("kubernetes.client")
+        config: Any = import_module("kubernetes.config")
+    except ImportError as error:
+        raise LegroomError("reading pods needs the Kubernetes client", "pip install 'legroom[kubernetes]'") from error
+    try:
+        if context is not None:
+            raise config.ConfigException  # a pod may be told to look at another cluster than its own
+        config.load_incluster_config()
+    except config.ConfigException:
+        try:
+            config.load_kube_config(context=context)
+        except (config.ConfigException, OSError) as error:
+            raise LegroomError(
+                "no Kubernetes cluster is configured here", "set KUBECONFIG, or run inside the cluster", UNREACHABLE
+            ) from error
+    return client.CoreV1Api()
+
+
+def _pod(item: Any) -> Pod | None:
+    """A pod that runs and has an address; one that is on its way out is none."""
+    status, meta = item.status, item.metadata
+    if status.phase != "Running" or not status.pod_ip or meta.deletion_timestamp is not None:
+        return None
+    ports = tuple(
+        (port.name or "", int(port.container_port))
+        for container in item.spec.containers
+        for port in container.ports or ()
+    )
+    return Pod(meta.namespace, meta.name, status.pod_ip, ports, meta.annotations or {})
+
+
+def discovered(pods: Pods, selector: str, namespace: str | None = None) -> dict[str, Endpoint]:
+    """Where the metrics of every selected pod are, by `namespace/name`."""
+    if not selector.strip():
+        raise LegroomError("which pods run vLLM must be said", "give a label: --kubernetes app=vllm")
+    return {f"{pod.namespace}/{pod.name}": pod.endpoint for pod in pods.running(selector, namespace)}

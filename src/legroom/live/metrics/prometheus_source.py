@@ -1,0 +1,188 @@
+"""All vLLM servers of a Prometheus that already scrapes them: three queries for a thousand servers.
+
+Every name that a role ever had is asked for at once (`{__name__=~"a|b"}`), so servers of any release answer. Times are
+those of Prometheus' own scrapes: a server it has not scraped again gives no second look, however often it is asked.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from legroom.facts import metrics
+from legroom.live.metrics.address import Endpoint, endpoint
+from legroom.live.metrics.exposition import sample_of_series
+from legroom.live.metrics.names import WORKER
+from legroom.live.metrics.sample import Failure, Look
+from legroom.live.metrics.scrape import ScrapeFailed, fetch
+
+if TYPE_CHECKING:
+    import aiohttp
+
+_VALUES = ("kv_use", "running", "waiting", "waiting_by_reason", "swapped", "preemptions", "prefix_queries",
+           "prefix_hits", "prefix_hit_rate", "prompt_tokens", "generation_tokens", "prompt_tokens_cached",
+           "prompt_tokens_recomputed", "request_success", "cache_config", "sleep_state",
+           "admission_rejections")  # fmt: skip
+_LATENCIES = ("ttft", "inter_token", "e2e_latency", "queue_time")
+_TIMED_BY = "running"
+"""Every release shows it, one series an engine: its times stand for the server's."""
+_MOST_SERVERS = 10_000
+_FORGET_AFTER_LOOKS = 120
+"""A server that Prometheus neither scrapes nor has figures of is gone for good after ten minutes of looks. Not before:
+a Prometheus that starts over knows nobody for a while."""
+_USUAL_SCRAPE_S = 60.0
+"""Prometheus' own default, until two scrapes of any server have been seen."""
+_JITTER = 0.9
+_MATCHERS = re.compile(r'(?:[a-zA-Z_][a-zA-Z0-9_]*(?:=~|!~|!=|=)"(?:[^"\\]|\\.)*"(?:,|$))*')
+
+
+class PrometheusSource:
+    """Reads every vLLM server of one Prometheus. Remembers which there were, so that one that vanishes is seen."""
+
+    def __init__(
+        self, address: str, matchers: str = "", token: str | None = None, *, verify_tls: bool = True,
+        ca_file: str | None = None, buckets: bool = False,
+    ) -> None:  # fmt: skip
+        base = endpoint(address, token, verify_tls=verify_tls, ca_file=ca_file)
+        root = base.url.removesuffix("/metrics").removesuffix("/api")
+        self._query = Endpoint(f"{root}/api/v1/query", base.headers, verify_tls, ca_file)
+        self.server = root
+        """Prometheus' own address, without credentials."""
+        self._matchers = _checked(matchers)
+        self._buckets = buckets
+        """Whether to ask for latency buckets too: a hundred series more a server."""
+        self._last_s: dict[str, float] = {}
+        self._scrape_s: dict[str, float] = {}
+        """Between the last two scrapes of a server."""
+        self._missing: dict[str, int] = {}
+        self._failed_s: dict[str, float] = {}
+        self._targets: set[str] = set()
+        """Servers that `up` has shown."""
+
+    @property
+    def servers(self) -> frozenset[str]:
+        """Those it has seen, or was told of, and not forgotten yet."""
+        return frozenset(self._last_s)
+
+    def expect(self, servers: Iterable[str]) -> None:
+        """Servers that were there before this was made: if Prometheus scrapes them in vain, they are down."""
+        for server in servers:
+            if server not in self._last_s:
+                self._last_s[server] = 0.0
+                self._targets.add(server)
+
+    def queries(self) -> tuple[str, str, str]:
+        """What is asked: values, scrape times, and which targets are up."""
+        names = [name for role in _VALUES for name in metrics.names_of(role)]
+        parts = ("bucket", "sum", "count") if self._buckets else ("sum", "count")
+        names += [f"{name}_{part}" for role in _LATENCIES for name in metrics.names_of(role) for part in parts]
+        names += WORKER
+        timed = "|".join(metrics.names_of(_TIMED_BY))
+        return (
+            self._selector("|".join(names)),
+            f"timestamp({self._selector(timed)})",
+            f"up{{{self._matchers}}}" if self._matchers else "up",
+        )
+
+    def _selector(self, names: str) -> str:
+        more = f",{self._matchers}" if self._matchers else ""
+        return f'{{__name__=~"{names}"{more}}}'
+
+    async def looks(
+        self, session: aiohttp.ClientSession, time_s: float, timeout_s: float = 20.0, *, is_past: bool = False
+    ) -> list[Look]:
+        """One look at every server that has been scraped since the last call; a failure for each that has vanished.
+
+        With `is_past` it is what Prometheus would have answered at `time_s`. Ask for the past before the present.
+        """
+        asked = {"time": f"{time_s:.3f}"} if is_past else {}
+        values, times, up = [await self._ask(session, asked | {"query": query}, timeout_s) for query in self.queries()]
+        by_server: dict[str, list[tuple[str, Mapping[str, str], float]]] = {}
+        for labels, value in values:
+            if len(by_server) < _MOST_SERVERS or _server(labels) in by_server:
+                by_server.setdefault(_server(labels), []).append((labels["__name__"], labels, value))
+        scraped: dict[str, float] = {}
+        for labels, value in times:
+            scraped[_server(labels)] = max(value, scraped.get(_server(labels), 0.0))
+        is_up: dict[str, bool] = {}
+        for labels, value in up:  # a pod may be scraped at several ports
+            is_up[_server(labels)] = is_up.get(_server(labels), True) and value != 0
+        self._targets |= is_up.keys() & by_server.keys()
+        found: list[Look] = []
+        for server, series in by_server.items():
+            at_s = scraped.get(server, time_s)
+            was_missing = self._missing.pop(server, None)
+            self._failed_s.pop(server, None)
+            before_s = self._last_s.get(server, 0.0)
+            if at_s <= before_s:
+                continue
+            if before_s and not was_missing:
+                self._scrape_s[server] = at_s - before_s
+            sample = sample_of_series(series, at_s, server)
+            if sample is not None:
+                self._last_s[server] = at_s
+                found.append(sample)
+        return found + self._vanished(by_server, is_up, time_s)
+
+    def _vanished(self, present: Mapping[str, Any], is_up: Mapping[str, bool], time_s: float) -> list[Look]:
+        """One failure a scrape that failed, not one a question: a single lost scrape is a single lost look.
+
+        A target that Prometheus has dropped was taken away, by a rolling update perhaps: it has not failed.
+        """
+        found: list[Look] = []
+        usual_s = statistics.median(self._scrape_s.values()) if self._scrape_s else _USUAL_SCRAPE_S
+        for server in [known for known in self._last_s if known not in present]:
+            looks = self._missing[server] = 1 if server in is_up else self._missing.get(server, 0) + 1
+            if looks > _FORGET_AFTER_LOOKS:
+                self._forget(server)
+                continue
+            if server in self._targets and server not in is_up:
+                continue
+            if time_s - self._failed_s.get(server, -math.inf) < _JITTER * self._scrape_s.get(server, usual_s):
+                continue
+            self._failed_s[server] = time_s
+            is_down = not is_up.get(server, True)
+            why = "its last scrape failed (up is 0)" if is_down else "Prometheus has no current figures of it"
+            found.append(Failure(time_s, server, "unreachable", f"{server}: {why}"))
+        return found
+
+    def _forget(self, server: str) -> None:
+        self._targets.discard(server)
+        for kept in (self._last_s, self._missing, self._failed_s, self._scrape_s):
+            kept.pop(server, None)
+
+    async def _ask(
+        self, session: aiohttp.ClientSession, form: dict[str, str], timeout_s: float
+    ) -> list[tuple[dict[str, str], float]]:
+        body = await fetch(session, self._query, timeout_s, form=form)
+        try:
+            answer = json.loads(body)
+            if answer["status"] != "success":
+                raise ScrapeFailed("http_error", f"{self.server}: {answer.get('error', 'the query failed')}")
+            return [(entry["metric"], float(entry["value"][1])) for entry in answer["data"]["result"]]
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise ScrapeFailed(
+                "not_metrics", f"{self.server} does not answer like a Prometheus", "give the address of its HTTP API"
+            ) from error
+
+
+def _checked(matchers: str) -> str:
+    """Label matchers as PromQL writes them, or what is wrong: they go into a query."""
+    from legroom.errors import LegroomError  # noqa: PLC0415 - only for the mistake
+
+    text = matchers.strip().removeprefix("{").removesuffix("}").replace(", ", ",").rstrip(",")
+    if not _MATCHERS.fullmatch(text):
+        raise LegroomError(f"{matchers!r} are no label matchers", 'write them like namespace="prod",job=~"vllm.*"')
+    return text
+
+
+def _server(labels: Mapping[str, str]) -> str:
+    """The name of the server that a series is of: its pod where there is one, else what Prometheus scraped."""
+    pod = labels.get("pod") or labels.get("kubernetes_pod_name")
+    if pod:
+        return f"{labels.get('namespace', 'default')}/{pod}"
+    return labels.get("instance") or labels.get("job") or "the only server"

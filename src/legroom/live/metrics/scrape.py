@@ -1,0 +1,222 @@
+"""Asking servers for their metrics: one, or a fleet spread over the interval on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from legroom.errors import UNREACHABLE, LegroomError
+from legroom.live.metrics.address import Endpoint, endpoint
+from legroom.live.metrics.exposition import NotMetrics, parse_sample
+from legroom.live.metrics.sample import Failure, FailureKind, Look, Sample
+from legroom.memo import Memo
+
+if TYPE_CHECKING:
+    import ssl
+
+    import aiohttp
+
+__all__ = [
+    "Endpoint",
+    "ScrapeFailed",
+    "endpoint",
+    "fetch",
+    "look",
+    "open_session",
+    "scrape",
+    "scrape_fleet",
+    "scrape_once",
+    "tls_of",
+]
+
+TIMEOUT_S = 4.0
+"""Below the usual interval. At a shorter one a slow server is looked at less often: slow is not gone."""
+MOST_BYTES = 16 * 1024 * 1024
+"""A vLLM answers with 60 kB; sixteen MiB is hundreds of engines, and more is no vLLM."""
+MOST_QUERY_BYTES = 512 * 1024 * 1024
+"""Of one query: a thousand servers with every latency bucket are a tenth of it."""
+MOST_AT_ONCE = 64
+_ACCEPT = {"Accept": "text/plain;version=0.0.4;q=1,*/*;q=0.1"}
+
+
+class ScrapeFailed(LegroomError):
+    """A server could not be asked, or did not answer with metrics."""
+
+    def __init__(self, kind: FailureKind, message: str, hint: str = "") -> None:
+        super().__init__(message, hint, UNREACHABLE)
+        self.kind: FailureKind = kind
+
+
+def open_session() -> aiohttp.ClientSession:
+    """A session that keeps connections open between looks. To be closed by the caller."""
+    import aiohttp  # noqa: PLC0415 - slow to import
+
+    connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=300, keepalive_timeout=60)
+    # A scrape needs no cookies, and credentials of ~/.netrc must not go to whatever host is watched.
+    return aiohttp.ClientSession(
+        connector=connector, headers=_ACCEPT, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
+    )
+
+
+async def scrape(
+    session: aiohttp.ClientSession, target: Endpoint, timeout_s: float = TIMEOUT_S, time_s: float | None = None
+) -> Sample:
+    """One look at a server; raises ScrapeFailed with the reason where there is none."""
+    body = await fetch(session, target, timeout_s)
+    try:
+        return parse_sample(body, time.time() if time_s is None else time_s, target.server)
+    except NotMetrics as error:
+        raise ScrapeFailed("not_metrics", f"{target.server}: {error.message}", error.hint) from error
+
+
+async def look(
+    session: aiohttp.ClientSession, target: Endpoint, timeout_s: float = TIMEOUT_S, time_s: float | None = None
+) -> Look:
+    """A sample, or the failure as a value: what a watcher puts into its window either way."""
+    try:
+        return await scrape(session, target, timeout_s, time_s)
+    except ScrapeFailed as error:
+        return Failure(time.time() if time_s is None else time_s, target.server, error.kind, error.message)
+
+
+async def fetch(
+    session: aiohttp.ClientSession, target: Endpoint, timeout_s: float, form: Mapping[str, str] | None = None
+) -> bytes:
+    """The body of an answer; a form is posted. Raises ScrapeFailed with the reason where there is none."""
+    import aiohttp  # noqa: PLC0415 - slow to import
+
+    server = target.server
+    try:
+        async with session.request(
+            "GET" if form is None else "POST",
+            target.full_url,
+            data=form,
+            headers=target.headers,
+            timeout=aiohttp.ClientTimeout(total=timeout_s),
+            ssl=tls_of(target.verify_tls, target.ca_file),
+            # Following could carry the credentials elsewhere, and a metrics address has no reason to move.
+            allow_redirects=False,
+        ) as response:
+            _check_status(server, response.status, response.headers.get("Location"))
+            return await _bounded_body(server, response, MOST_BYTES if form is None else MOST_QUERY_BYTES)
+    except TimeoutError as error:
+        raise ScrapeFailed("timeout", f"{server} did not answer within {timeout_s:g} s") from error
+    except aiohttp.ClientConnectorDNSError as error:
+        raise ScrapeFailed("dns", f"{server}: the host name is not known") from error
+    except (aiohttp.ClientSSLError, aiohttp.ServerFingerprintMismatch) as error:
+        raise ScrapeFailed("tls", f"{server}: TLS failed: {_tls_reason(error)}", _TLS_HINT) from error
+    except aiohttp.ClientConnectorError as error:
+        refused = isinstance(error.os_error, ConnectionRefusedError)
+        reason = "nothing listens there" if refused else (error.os_error.strerror or "no connection")
+        raise ScrapeFailed("refused" if refused else "unreachable", f"{server}: {reason}") from error
+    except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError) as error:
+        raise ScrapeFailed("cut_short", f"{server} closed the connection in mid-answer") from error
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        raise ScrapeFailed("unreachable", f"{server}: {type(error).__name__}") from error
+
+
+_TLS_HINT = "name the authority's certificate with --ca-file, or --insecure for a certificate nobody signed"
+_AUTH_HINT = "give a token with --token-file (or LEGROOM_TOKEN), or user and password in the address"
+
+
+def _check_status(server: str, status: int, location: str | None) -> None:
+    if status in {401, 403}:
+        raise ScrapeFailed("auth", f"{server} refuses: HTTP {status}", _AUTH_HINT)
+    if status == 404:
+        raise ScrapeFailed("not_found", f"{server} has no /metrics (HTTP 404)", "is it vLLM's API server?")
+    if 300 <= status < 400:
+        from legroom.live.metrics.address import masked_url  # noqa: PLC0415 - only here
+
+        where = f" to {masked_url(location)}" if location else ""
+        raise ScrapeFailed("redirect", f"{server} redirects{where} (HTTP {status})", "give the final address")
+    if status != 200:
+        raise ScrapeFailed("http_error", f"{server} answered HTTP {status}")
+
+
+async def _bounded_body(server: str, response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in response.content.iter_any():
+        size += len(chunk)
+        if size > most_bytes:
+            raise ScrapeFailed("too_big", f"{server} answered with more than {most_bytes >> 20} MiB")
+        chunks.append(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _tls_reason(error: Exception) -> str:
+    cause = getattr(error, "certificate_error", None) or getattr(error, "os_error", None) or error
+    return str(getattr(cause, "verify_message", "") or getattr(cause, "reason", "") or type(cause).__name__)
+
+
+_contexts: Memo[ssl.SSLContext | bool] = Memo(64)
+
+
+def tls_of(verify_tls: bool, ca_file: str | None) -> ssl.SSLContext | bool:
+    """How to check the certificate. Contexts are kept: making one reads the whole store of authorities."""
+    if not verify_tls:
+        return False
+    if ca_file is None:
+        return True
+    return _contexts.get((), (ca_file,), lambda: _context(ca_file))
+
+
+def _context(ca_file: str) -> ssl.SSLContext:
+    import ssl  # noqa: PLC0415 - only for https
+
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:
+        raise LegroomError(f"{ca_file} holds no certificates that could be read", "give a PEM file") from error
+
+
+def scrape_once(address: str | Endpoint, timeout_s: float = TIMEOUT_S) -> Sample:
+    """One look from code that has no event loop."""
+    target = endpoint(address) if isinstance(address, str) else address
+
+    async def once() -> Sample:
+        async with open_session() as session:
+            return await scrape(session, target, timeout_s)
+
+    return asyncio.run(once())
+
+
+async def scrape_fleet(
+    targets: Sequence[Endpoint],
+    interval_s: float,
+    take: Callable[[Look], Awaitable[None] | None],
+    *,
+    rounds: int | None = None,
+    timeout_s: float = TIMEOUT_S,
+    most_at_once: int = MOST_AT_ONCE,
+) -> None:
+    """Look at every server once an interval, for ever or `rounds` times, and hand each look to `take`.
+
+    The servers' turns are spread evenly over the interval, each at the same place in every round, so that work and
+    network are level. A server that has not answered when its turn comes again is passed over, never asked twice.
+    """
+    if not targets:
+        return
+    gate = asyncio.Semaphore(most_at_once)
+    async with open_session() as session:
+
+        async def one(target: Endpoint) -> None:
+            async with gate:
+                seen = await look(session, target, timeout_s)
+            done = take(seen)
+            if done is not None:
+                await done
+
+        async with asyncio.TaskGroup() as group:
+            busy: dict[int, asyncio.Task[None]] = {}
+            start = asyncio.get_running_loop().time()
+            turn = 0
+            while rounds is None or turn < rounds * len(targets):
+                due = start + turn * interval_s / len(targets)
+                await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
+                number = turn % len(targets)
+                if number not in busy or busy[number].done():
+                    busy[number] = group.create_task(one(targets[number]))
+                turn += 1

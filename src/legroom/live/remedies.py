@@ -1,0 +1,325 @@
+"""What to do about a finding: flags computed from the plan and from this server's own traffic, never a rule of thumb.
+
+The four situations each have their answer: start-up (does the plan fit at all), burst (what the pool holds of the
+requests that really come), chronic (how long until the card is full, and what room lasts a week), prefix-cache (what
+turning it off changes). Where no plan is known the answer says which command makes one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from legroom.errors import LegroomError
+from legroom.live.detectors.base import Finding
+from legroom.live.metrics.window import Window
+from legroom.live.planned import plan_of, tried
+from legroom.planning.advice import with_advice
+from legroom.planning.levers import LEVERS
+from legroom.planning.plan import Plan, ready_command
+from legroom.records import dataclass, field
+from legroom.units import human_bytes
+
+MAKE_A_PLAN = (
+    "legroom plan MODEL --gpu NAME [the server's flags] --json > plan.json, then give it with --plan plan.json"
+)
+_TRAFFIC_OVER_S = 600.0
+_WEEK_H = 7 * 24.0
+_RESTARTING = "legroom watch --daemon --config watch.toml --act restart"
+_POOL_LEVERS = ("raise utilization", "fp8 KV cache", "fewer captured graphs", "smaller batches", "more GPUs")
+_MOST_ANSWERS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One way to answer a finding."""
+
+    why: str
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    """Settings to change, by their names in the plan's `args`."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    steps: tuple[str, ...] = ()
+    """What to do besides, in words or commands."""
+    command: tuple[str, ...] = ()
+    """The whole command line with the change, where the plan is known."""
+    trades: str = ""
+    """What it costs."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {"why": self.why, "flags": dict(self.flags), "env": dict(self.env), "steps": list(self.steps),
+                "command": list(self.command), "trades": self.trades}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What the requests of one engine are like, from its server's own counters. None: too few yet.
+
+    Flags and plans are of one engine: a data-parallel server has as many pools and batches as engines.
+    """
+
+    pool_tokens: int | None
+    prompt_tokens: float | None
+    answer_tokens: float | None
+    at_once: float
+    """Requests that run or wait, an equal part for each engine."""
+    engines: int = 1
+
+    @property
+    def request_tokens(self) -> float | None:
+        """What a request holds of the pool when it ends."""
+        if self.prompt_tokens is None or self.answer_tokens is None:
+            return None
+        return self.prompt_tokens + self.answer_tokens
+
+    @property
+    def holds(self) -> int | None:
+        """Requests that fit the pool at their full length."""
+        if not self.pool_tokens or not self.request_tokens:
+            return None
+        return max(int(self.pool_tokens / self.request_tokens), 1)
+
+
+def traffic(window: Window) -> Traffic:
+    """The requests of the last minutes."""
+    latest = window.latest
+    if latest is None:
+        return Traffic(None, None, None, 0.0)
+    first_tokens = window.histogram("ttft", _TRAFFIC_OVER_S)
+    prompts = window.increase("prompt_tokens", _TRAFFIC_OVER_S)
+    answers, ended = window.increase("generation_tokens", _TRAFFIC_OVER_S), window.increase("finished", _TRAFFIC_OVER_S)
+    pools = [engine.pool_tokens for engine in latest.engines if engine.pool_tokens]
+    return Traffic(
+        min(pools) if pools else None,
+        prompts / first_tokens.count if prompts and first_tokens else None,
+        answers / ended if answers and ended else None,
+        ((latest.running or 0.0) + (latest.waiting or 0.0)) / max(len(latest.engines), 1),
+        len(latest.engines),
+    )
+
+
+def answers(finding: Finding, window: Window, document: Mapping[str, Any] | None = None) -> tuple[Answer, ...]:
+    """What can be done about a finding, the best first. Never empty."""
+    planned: Plan | None = None
+    problem = ""
+    if document is not None:
+        try:
+            planned = plan_of(document)
+        except LegroomError as error:
+            problem = error.message
+    make = _BY_KIND.get(finding.kind, _by_what_helps)
+    found = list(make(finding, traffic(window), planned))
+    if planned is None and finding.kind in _NEEDS_PLAN:
+        why = f"flags are computed from a plan, and it could not be read: {problem}" if problem else (
+            "flags are computed from a plan, and none is known for this server"
+        )  # fmt: skip
+        found.append(Answer(why, steps=(MAKE_A_PLAN,)))
+    return tuple(found[:_MOST_ANSWERS]) or (Answer("nothing needs to be changed"),)
+
+
+def _start_up(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
+    if planned is not None:
+        advised = with_advice(planned)
+        if advised.verdict == "fits":
+            room = human_bytes(planned.layout.headroom_bytes)
+            why = f"the plan fits with {room} to spare, so the flags are not why it does not start; its log says why"
+            yield Answer(why, steps=("legroom diagnose LOG",))
+            return
+        for advice in advised.advice:
+            yield Answer(
+                f"the plan says {advised.reason or advised.verdict}; {advice.why}",
+                dict(advice.flags),
+                steps=("legroom diagnose LOG, for what really ended it",),
+                command=tuple(ready_command(advice.plan)),
+                trades=advice.trades,
+            )
+        return
+    yield Answer("why a server ends stands in its log", steps=("legroom diagnose LOG",))
+
+
+def _burst(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
+    """Fewer at once, so that those that run keep their blocks; or a pool for as many as come."""
+    yield from _fitting_batch(finding, seen, planned)
+    if planned is not None:
+        yield from _larger_pools(seen, planned)
+
+
+def _fitting_batch(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
+    """The batch limit that the pool holds, from the lengths that requests really reach."""
+    holds, length = seen.holds, seen.request_tokens
+    if holds is None or length is None or seen.pool_tokens is None:
+        return
+    now = planned.settings.max_num_seqs if planned is not None else None
+    has_room = finding.kind == "queue_backlog" and finding.numbers.get("kv_use", 1.0) < 0.85
+    if has_room:
+        if now is not None and holds <= now:
+            return
+        wanted = min(holds, math.ceil(seen.at_once))
+        trades = "more requests share every step: each is slower"
+    elif now is not None and holds >= now:
+        return
+    else:
+        wanted, trades = holds, "more requests wait outside the batch"
+    why = (
+        f"requests here reach {length:,.0f} tokens, so the pool of {seen.pool_tokens:,}"
+        f"{' of each engine' if seen.engines > 1 else ''} holds {holds:,} at once to "
+        f"their end{f' (the limit is {now:,})' if now is not None else ''}"
+    )
+    flags = {"max_num_seqs": wanted}
+    changed = tried(planned, flags) if planned is not None else None
+    if changed is not None and changed.verdict == "does_not_fit":
+        return
+    yield Answer(why, flags, command=tuple(ready_command(changed)) if changed is not None else (), trades=trades)
+
+
+def _larger_pools(seen: Traffic, planned: Plan) -> Iterator[Answer]:
+    """Every lever that makes the pool larger and still fits the card, the cheapest first, with what it will hold."""
+    needed = seen.request_tokens * seen.at_once if seen.request_tokens else None
+    base = planned.memory.kv.tokens
+    for lever in sorted((one for one in LEVERS if one.name in _POOL_LEVERS), key=lambda one: one.cost):
+        best: tuple[dict[str, Any], Plan] | None = None
+        for flags in lever.propose(planned):
+            changed = tried(planned, flags)
+            if changed is None or changed.verdict != "fits" or changed.memory.kv.tokens <= base:
+                continue
+            if best is None or changed.memory.kv.tokens > best[1].memory.kv.tokens:
+                best = flags, changed
+            if needed is not None and changed.memory.kv.tokens >= needed:
+                best = flags, changed
+                break
+        if best is not None:
+            flags, changed = best
+            tokens = changed.memory.kv.tokens
+            share = f", {tokens / needed:.0%} of what is asked now" if needed else ""
+            free = human_bytes(changed.layout.headroom_bytes)
+            why = f"the pool grows from {base:,} to {tokens:,} tokens{share}; {free} stay free"
+            yield Answer(why, flags, command=tuple(ready_command(changed)), trades=lever.trades)
+
+
+def _long_prompts(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
+    """Smaller steps take less activation memory; a bound at the door keeps the pool."""
+    length, pool = finding.numbers.get("mean_prompt_tokens", 0.0), finding.numbers.get("pool_tokens", 0.0)
+    if planned is not None and planned.layout.headroom_bytes < planned.layout.activation.bytes:
+        for lever in LEVERS:
+            if lever.name != "smaller batches":
+                continue
+            for flags in lever.propose(planned):
+                changed = tried(planned, flags)
+                if changed is not None and changed.verdict == "fits":
+                    less = planned.layout.activation.bytes - changed.layout.activation.bytes
+                    tokens = flags["max_num_batched_tokens"]
+                    why = f"{human_bytes(less)} less activation memory in a step of {tokens:,} tokens"
+                    yield Answer(why, flags, command=tuple(ready_command(changed)), trades=lever.trades)
+                    break
+    if length and pool:
+        why = (
+            f"{pool / length:.0f} such prompts fill the pool; the guard admits what it holds, the rest wait at the door"
+        )
+        yield Answer(why, steps=("vllm serve ... --middleware legroom.guard.Guard, or legroom guard --upstream URL",))
+    yield from _fitting_batch(finding, seen, planned)
+
+
+def _creep(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
+    """How long it lasts, and how much room makes it last a week."""
+    per_h = finding.numbers.get("bytes_per_h", 0.0)
+    left_h = finding.numbers.get("hours_left")
+    if left_h is not None:
+        yield Answer(
+            f"the card is full in {left_h:.0f} h at this slope; a restart gives the memory back",
+            steps=(f"restart within {left_h / 2:.0f} h, drained: {_RESTARTING}",),
+        )
+    if planned is None or per_h <= 0:
+        return
+    needed = per_h * _WEEK_H
+    room = planned.layout.headroom_bytes
+    if room >= needed:
+        yield Answer(f"{human_bytes(room)} of headroom last {room / per_h:.0f} h: restart once a week")
+        return
+    now = planned.settings.gpu_memory_utilization
+    target = int((now - (needed - room) / planned.layout.total_bytes) * 100) / 100
+    changed = tried(planned, {"gpu_memory_utilization": target}) if target > 0.1 else None
+    if changed is None or changed.verdict == "does_not_fit":
+        hours = room / per_h if room > 0 else 0.0
+        yield Answer(f"no utilization leaves a week's room ({human_bytes(int(needed))}); restart every {hours:.0f} h")
+        return
+    why = (
+        f"a week of {human_bytes(int(per_h))} an hour needs {human_bytes(int(needed))} of headroom; at {target} the "
+        f"pool keeps {changed.memory.kv.tokens:,} tokens"
+    )
+    yield Answer(
+        why, {"gpu_memory_utilization": target}, command=tuple(ready_command(changed)), trades="a smaller pool"
+    )
+
+
+def _fragmentation(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
+    held = human_bytes(int(finding.numbers.get("held_bytes", 0)))
+    if planned is not None:
+        settings = planned.settings
+        clashes = settings.tensor_parallel_size > 1 and not getattr(planned.args, "disable_custom_all_reduce", None)
+        if clashes:
+            yield Answer(
+                f"{held} lies in pieces; expandable segments clash with custom all-reduce over "
+                f"{settings.tensor_parallel_size} GPUs, so a planned restart is what is left",
+                steps=(_RESTARTING,),
+            )
+            return
+    yield Answer(
+        f"PyTorch can grow its segments instead of leaving {held} in pieces",
+        env={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+        trades="a restart; not together with sleep mode before 0.20",
+    )
+
+
+def _prefix_cache(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
+    """Off: the pool keeps its size, the look-ups end. Or a pool that keeps prefixes for longer."""
+    flags = {"enable_prefix_caching": False}
+    changed = tried(planned, flags) if planned is not None else None
+    kept = ""
+    if changed is not None and planned is not None:
+        kept = f" The pool stays at {changed.memory.kv.tokens:,} tokens (now {planned.memory.kv.tokens:,})."
+    rate = finding.numbers.get("hit_rate", 0.0)
+    yield Answer(
+        f"only {rate:.1%} of prompt tokens are found, so hashing and look-ups buy nothing; cached blocks are given up "
+        f"on demand and take no room from requests.{kept}",
+        flags,
+        command=tuple(ready_command(changed)) if changed is not None else (),
+        trades="prompts that do share a beginning are computed in full",
+    )
+    if planned is not None:
+        yield from _larger_pools(seen, planned)
+
+
+def _drift(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
+    yield Answer(
+        "the same flags, release and GPU give the planned pool; one of them differs, or something else uses the card",
+        steps=(
+            "legroom calibrate LOG, to learn what this machine measures",
+            "legroom recover --dry-run, for what holds memory",
+        ),
+    )
+
+
+def _stuck(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
+    yield Answer(
+        "nothing in flight will finish by itself; a restart does, once the evidence is kept",
+        steps=("py-spy dump --pid of VLLM::EngineCore, and keep the log", _RESTARTING),
+    )
+
+
+def _idle(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
+    yield Answer("nothing is wrong with the server: no requests reach it")
+
+
+def _by_what_helps(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
+    yield Answer(f"see: legroom explain {finding.entry}" if finding.entry else finding.title)
+
+
+_BY_KIND = {
+    "crash_loop": _start_up, "unreachable": _start_up, "pool_pressure": _burst, "preemption_thrash": _burst,
+    "queue_backlog": _burst, "long_prompt_burst": _long_prompts, "memory_creep": _creep,
+    "fragmentation": _fragmentation, "prefix_cache_waste": _prefix_cache, "plan_drift": _drift,
+    "stuck_engine": _stuck, "no_traffic": _idle,
+}  # fmt: skip
+_NEEDS_PLAN = frozenset({"crash_loop", "pool_pressure", "preemption_thrash", "queue_backlog", "long_prompt_burst",
+                         "memory_creep", "prefix_cache_waste"})  # fmt: skip

@@ -1,0 +1,1 @@
+"""What the profile run allocates above the weights."""

@@ -1,0 +1,182 @@
+"""The activation peak: what the profile run allocates above the weights, as the release charges it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from legroom.facts.attention import LatentAttention
+from legroom.facts.fit import constants
+from legroom.facts.gpus import HOPPER
+from legroom.facts.model import Experts
+from legroom.facts.releases import release as known_release
+from legroom.figures import Figure, Term, estimated
+from legroom.memory.activation.encoder import encoder_profile
+from legroom.memory.activation.experts import expert_scratch
+from legroom.memory.activation.layers import Execution, Moment, layer_kinds, moments
+from legroom.memory.activation.sampler import sampling
+from legroom.memory.dtypes import dtype_bytes
+from legroom.memory.remember import of_structure, remembered
+from legroom.memory.runner_buffers import latent_workspace_tokens
+from legroom.memory.stages import stage_range
+from legroom.units import KIB, MIB, cdiv
+from legroom.vllm.traits import is_pooling
+
+if TYPE_CHECKING:
+    from legroom.facts.gpus import Gpu
+    from legroom.facts.model import Model
+    from legroom.vllm.args import EngineSettings
+
+
+def activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
+    """Peak of the profile run above the weights, with a warm compile cache."""
+    return remembered(_activation, model, settings, gpu, pp_rank)
+
+
+def activation_cold(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
+    """The same on a first start: torch.compile then times kernels on a copy of the embedding (seen in 0.26)."""
+    warm = activation(model, settings, gpu, pp_rank)
+    if not is_compiled(settings) or pp_rank:
+        return warm
+    width = element_bytes(settings)
+    table = cdiv(model.vocab_size, settings.tensor_parallel_size) * model.hidden_size * width
+    beside = 2 * settings.max_num_batched_tokens * model.hidden_size * width
+    cold = max(warm.bytes, table + beside)
+    how = "compiling: a copy of the embedding + 2 x hidden of every token"
+    return estimated(cold, warm.low, cold + _spread(cold), (Term("first start", cold, how),))
+
+
+def forward_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
+    """What the greediest moment of a full batch allocates and frees again, without workspaces that stay."""
+    passing = expert_scratch(model, settings, gpu).passing_elements
+    width = element_bytes(settings)
+    found = (_moment_bytes(m, model, settings, passing, width) for m in _stage_moments(model, settings, pp_rank))
+    return max(found, default=0)
+
+
+def is_compiled(settings: EngineSettings) -> bool:
+    """Whether torch.compile runs the model: V1 without --enforce-eager, unless the user turned compilation off."""
+    config = settings.given.compilation_config or {}
+    level = config.get("mode", config.get("level", 3))
+    return settings.engine == "V1" and not settings.enforce_eager and str(level).lower() not in ("0", "none")
+
+
+def element_bytes(settings: EngineSettings) -> int:
+    """Bytes of one activation value."""
+    return dtype_bytes(settings.dtype)
+
+
+def cublas_workspace(gpu: Gpu) -> int:
+    """The workspace torch gives cuBLAS: eight pieces of 4 MiB on Hopper and later, two and some crumbs before."""
+    return 32 * MIB if gpu.compute_capability >= HOPPER else 8 * MIB + 128 * KIB
+
+
+def _activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> Figure:
+    scratch = expert_scratch(model, settings, gpu)
+    encoder = encoder_profile(model, settings) if pp_rank == 0 else None
+    images = encoder.kept_bytes if encoder else 0
+    kept = scratch.kept_elements * element_bytes(settings)
+    at_forward, forward_terms = _at_forward(model, settings, gpu, pp_rank)
+    at_sampling, how = _at_sampling(model, settings, gpu, pp_rank)
+    terms: tuple[Term, ...] = (Term("encoder outputs", images, encoder.how),) if encoder and images else ()
+    if encoder and encoder.peak_bytes > images + max(at_forward, at_sampling + kept):
+        peak, terms = encoder.peak_bytes, (Term("encoder", encoder.peak_bytes, encoder.peak_how),)
+    elif at_sampling + kept > at_forward:
+        peak = at_sampling + kept + images
+        terms += (Term("experts' workspace", kept, "kept for every later step"),) if kept else ()
+        terms += (Term("logits and sampler", at_sampling, how),)
+    else:
+        peak, terms = at_forward + images, terms + forward_terms
+    slack = _reserved_slack(peak, settings)
+    if slack:
+        terms += (Term("reserved but unused", slack, "before 0.6.4 all that torch held on to was charged"),)
+    spread = _spread(peak) + slack // 2
+    return estimated(peak + slack, peak + slack - spread, peak + slack + spread, terms)
+
+
+def _reserved_slack(peak: int, settings: EngineSettings) -> int:
+    """Until 0.6.3 free memory was read before torch gave its cached blocks back, so fragmentation counted."""
+    if known_release(settings.release).at_least("0.6.4"):
+        return 0
+    fit = constants()["reserved_slack"]
+    return int(peak * fit["relative"] + fit["fixed_mib"] * MIB)
+
+
+def _stage_moments(model: Model, settings: EngineSettings, pp_rank: int) -> tuple[Moment, ...]:
+    execution = Execution(
+        settings.tensor_parallel_size,
+        is_compiled(settings),
+        _quantizes_activations(model),
+        bool(model.quantization and model.quantization.block and model.quantization.weight_bits == 8),
+    )
+    indices = stage_range(len(model.layers), settings, pp_rank)
+    return of_structure(moments, model, indices.start, indices.stop, execution)
+
+
+def _at_forward(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tuple[int, tuple[Term, ...]]:
+    """The greediest moment of this stage's layers."""
+    width, tokens = element_bytes(settings), settings.max_num_batched_tokens
+    scratch = expert_scratch(model, settings, gpu)
+    best = 0
+    best_terms: tuple[Term, ...] = ()
+    for moment in _stage_moments(model, settings, pp_rank):
+        live = _moment_bytes(moment, model, settings, scratch.passing_elements, width)
+        kept = scratch.kept_elements * width if moment.after_experts else 0
+        if live + kept > best:
+            best = live + kept
+            label = f"{tokens} tokens x {width} bytes x ({moment.how})"
+            best_terms = (Term("experts' workspace", kept, "kept for every later step"),) if kept else ()
+            best_terms += (Term(moment.where, live, label),)
+    # Quantized dense models reach their peak before the first cuBLAS product, the one of the output head.
+    cublas = 0 if _never_calls_cublas(model) else cublas_workspace(gpu)
+    return best + cublas, (*best_terms, Term("cuBLAS workspace", cublas, "kept by torch"))
+
+
+def _moment_bytes(moment: Moment, model: Model, settings: EngineSettings, passing: int, width: int) -> int:
+    elements = moment.elements * settings.max_num_batched_tokens
+    if moment.where == "experts":
+        elements += passing
+    if moment.where == "latent attention":
+        elements += _expanded_prefill(model, settings)
+    return elements * width
+
+
+def _expanded_prefill(model: Model, settings: EngineSettings) -> int:
+    """Keys and values that chunked prefill expands from the latent; the profile run allocates the worst case (0.8+)."""
+    if known_release(settings.release).before("0.8.0"):
+        return 0
+    tokens = latent_workspace_tokens(settings)
+    kinds = of_structure(layer_kinds, model)
+    mixers = [layer.mixer for layer, _ in kinds if isinstance(layer.mixer, LatentAttention)]
+    ranks = settings.tensor_parallel_size
+    return max(tokens * cdiv(m.heads, ranks) * (m.qk_nope_head_dim + m.v_head_dim) for m in mixers)
+
+
+def _at_sampling(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tuple[int, str]:
+    """Hidden states and the sampler, on the stage that samples."""
+    if pp_rank != settings.pipeline_parallel_size - 1 or is_pooling(settings.given, model):
+        return 0, ""
+    sample = sampling(model, settings, gpu)
+    sequences = min(settings.max_num_seqs, settings.max_num_batched_tokens)
+    rows = settings.max_num_batched_tokens + (1 if settings.runner == "V2" else 2) * sequences
+    hidden = rows * model.hidden_size * element_bytes(settings)
+    return hidden + sample.bytes + cublas_workspace(gpu), sample.how
+
+
+def _quantizes_activations(model: Model) -> bool:
+    """8-bit activations with one scale a token or a tensor: compiled, they are written by the kernel before them."""
+    scheme = model.quantization
+    if scheme is None or scheme.block is not None or scheme.weight_bits != 8:
+        return False
+    return scheme.dynamic_activations or scheme.static_activations
+
+
+def _never_calls_cublas(model: Model) -> bool:
+    scheme = model.quantization
+    experts = any(isinstance(layer.feedforward, Experts) for layer, _ in of_structure(layer_kinds, model))
+    return scheme is not None and not experts and scheme.method != "mxfp4"
+
+
+def _spread(peak: int) -> int:
+    """Half the error band, from the residuals of the fit."""
+    band = constants()["activation_band"]
+    return int(peak * band["relative"]) + int(band["fixed_mib"] * MIB)

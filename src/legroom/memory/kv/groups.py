@@ -1,0 +1,241 @@
+"""Layers sorted into groups that share block tables, as each release does it.
+
+A pool hands out blocks of one size; every group draws from it. What differs between releases is how layers are split
+into groups, and what happens when their pages differ in size.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from legroom.facts.releases import Release
+from legroom.memory.kv.messages import check_text
+from legroom.memory.kv.specs import (
+    AttentionSpec,
+    CacheSpec,
+    ChunkedLocalSpec,
+    FullAttentionSpec,
+    LatentSpec,
+    LatentWindowSpec,
+    SlidingWindowSpec,
+    StateSpec,
+)
+from legroom.records import dataclass
+from legroom.units import cdiv
+
+Specs = Mapping[str, CacheSpec]
+
+
+class UnsupportedCache(Exception):
+    """The release has no plan for this mix of caches; `args[0]` is the sentence it ends with."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """Layers with one block table. `specs` keeps each layer's own page where they differ."""
+
+    layers: tuple[str, ...]
+    specs: tuple[CacheSpec, ...]
+
+    @property
+    def spec(self) -> CacheSpec:
+        """The spec that stands for the group."""
+        return self.specs[0]
+
+    @property
+    def block_size(self) -> int:
+        """Tokens a block."""
+        return self.specs[0].block_size
+
+    @property
+    def bytes_per_block(self) -> int:
+        """All layers' pages of one block."""
+        return sum(spec.page_bytes for spec in self.specs)
+
+    def blocks(self, length: int) -> int:
+        """Blocks one request of this length takes from the pool for this group."""
+        return max(spec.blocks(length) for spec in set(self.specs))
+
+    def on_stage(self, stage: Specs) -> CacheGroup:
+        """The layers of this group that a pipeline stage holds; the spec stays even where there are none."""
+        kept = [(name, spec) for name, spec in zip(self.layers, self.specs, strict=True) if name in stage]
+        if not kept:
+            return CacheGroup((), (self.spec,))
+        return CacheGroup(tuple(name for name, _ in kept), tuple(spec for _, spec in kept))
+
+
+def cache_groups(
+    specs: Specs, release: Release, *, hybrid_off: bool = False, packed: bool = False
+) -> tuple[CacheGroup, ...]:
+    """The groups of a model (or, before 0.11, of one stage)."""
+    if not specs:
+        return ()
+    if hybrid_off or release.before("0.9.1"):
+        specs = promoted(specs)
+        if not _is_one_type(specs, release):
+            raise UnsupportedCache(check_text("no_single_type", release))
+    if _is_one_type(specs, release):
+        return (_group(specs, tuple(specs)),)
+    if packed and len({spec.page_bytes for spec in specs.values()}) > 1:
+        return _packed_groups(specs)
+    try:
+        specs = _one_page_size(specs, release)
+    except UnsupportedCache:
+        if release.before("0.27.0") or not _latent_beside_window(specs):
+            raise
+        specs = promoted(specs)
+        return (_group(specs, tuple(specs)),)
+    return _equal_groups(specs, release)
+
+
+def _is_one_type(specs: Specs, release: Release) -> bool:
+    """One cache for all layers, or (0.11+) caches that hold the same tokens in pages of several sizes."""
+    if len({spec.merge_key for spec in specs.values()}) == 1:
+        return True
+    return release.at_least("0.11.0") and len({spec.type_key for spec in specs.values()}) == 1
+
+
+def promoted(specs: Specs) -> dict[str, CacheSpec]:
+    """Sliding and chunked layers kept whole beside full attention (hybrid manager off, or before 0.9.1)."""
+    full = [spec for spec in specs.values() if isinstance(spec, FullAttentionSpec)]
+    if not full:
+        return dict(specs)
+    block_sizes = {spec.block_size for spec in full}
+    block_size = block_sizes.pop() if len(block_sizes) == 1 else None
+    return {name: _whole(spec, block_size or spec.block_size) for name, spec in specs.items()}
+
+
+def _whole(spec: CacheSpec, block_size: int) -> CacheSpec:
+    if not isinstance(spec, SlidingWindowSpec | ChunkedLocalSpec):
+        return spec
+    kept = FullAttentionSpec(
+        block_size, spec.kv_heads, spec.head_dim, spec.v_head_dim, spec.token_bytes, spec.padded_bytes,
+        spec.tokens_per_state,
+    )  # fmt: skip
+    if isinstance(spec, ChunkedLocalSpec):
+        return replace(kept, chunk=spec.chunk)
+    if isinstance(spec, LatentWindowSpec):
+        return LatentSpec(
+            block_size, spec.kv_heads, spec.head_dim, spec.v_head_dim, spec.token_bytes, spec.padded_bytes,
+            spec.tokens_per_state, window=spec.window,
+        )  # fmt: skip
+    return replace(kept, window=spec.window)
+
+
+def _group(specs: Specs, names: Sequence[str]) -> CacheGroup:
+    return CacheGroup(tuple(names), tuple(specs[name] for name in names))
+
+
+def _latent_beside_window(specs: Specs) -> bool:
+    kinds = {type(spec) for spec in specs.values()}
+    return LatentSpec in kinds and SlidingWindowSpec in kinds and not kinds & {LatentWindowSpec, ChunkedLocalSpec}
+
+
+def _one_page_size(specs: Specs, release: Release) -> dict[str, CacheSpec]:
+    """0.12+: smaller pages get larger blocks; what does not divide is padded in later releases, an error before."""
+    largest = max(spec.page_bytes for spec in specs.values())
+    return {name: _paged(name, spec, largest, release) for name, spec in specs.items()}
+
+
+def _paged(name: str, spec: CacheSpec, largest: int, release: Release) -> CacheSpec:
+    page = spec.page_bytes
+    if page == largest:
+        return spec
+    if release.before("0.12.0"):
+        raise UnsupportedCache("")  # an assertion without words
+    if isinstance(spec, StateSpec) and release.at_least("0.26.0"):
+        return spec.padded_to(largest)
+    if largest % page == 0:
+        return spec.with_block_size(spec.block_size * (largest // page))
+    latent = isinstance(spec, LatentSpec | LatentWindowSpec)
+    if isinstance(spec, AttentionSpec) and release.at_least("0.24.0") and not latent:
+        return spec.padded_to(largest)
+    raise UnsupportedCache(check_text("page_sizes", release, layer=name))
+
+
+def _equal_groups(specs: Specs, release: Release) -> tuple[CacheGroup, ...]:
+    """Groups of equally many layers: the smallest type sets the size unless the types are nearly equal."""
+    buckets: dict[CacheSpec, list[str]] = defaultdict(list)
+    for name, spec in specs.items():
+        buckets[spec.merge_key if release.at_least("0.27.0") else spec].append(name)
+    counts = [len(names) for names in buckets.values()]
+    size = min(counts)
+    # 0.18 widened the band in which padding beats splitting, for drafters that add a layer or two to one type.
+    band = 1.5 if release.at_least("0.18.0") else 1.25 if release.at_least("0.12.0") else 0.0
+    if max(counts) < size * band:
+        size = max(counts)
+    groups: list[CacheGroup] = []
+    for names in buckets.values():
+        number = cdiv(len(names), size)
+        for index in range(number):
+            # 0.11+ deals layers out in turn so that pipeline stages hold some of every group.
+            dealt = names[index::number] if release.at_least("0.11.0") else names[index * size : (index + 1) * size]
+            groups.append(_group(specs, dealt))
+    return tuple(groups)
+
+
+def _packed_groups(specs: Specs) -> tuple[CacheGroup, ...]:
+    """Block-outermost layouts: pages of several sizes lie side by side within one block."""
+    buckets = _type_buckets(specs)
+    pages = [_by_page(specs, names) for names in buckets]
+    balanced = [len({len(names) for names in by_page.values()}) == 1 for by_page in pages]
+    repeats = [max(len(names) for names in by_page.values()) for by_page in pages]
+    floor = max(
+        (count for count, by_page, even in zip(repeats, pages, balanced, strict=True) if even and len(by_page) > 1),
+        default=0,
+    )
+    per_group = None
+    if floor:
+        per_group = _least_padding([count for count, even in zip(repeats, balanced, strict=True) if even], floor)
+
+    def number_of(index: int) -> int:
+        return cdiv(repeats[index], per_group) if balanced[index] and per_group else 1
+
+    def is_state(index: int) -> bool:
+        first = specs[buckets[index][0]]
+        return isinstance(first, StateSpec) or (per_group is None and isinstance(first, SlidingWindowSpec))
+
+    def widest(index: int, number: int) -> int:
+        return sum(cdiv(len(names), number) * page for page, names in pages[index].items())
+
+    anchor = max(
+        widest(index, len(names) if is_state(index) else number_of(index)) for index, names in enumerate(buckets)
+    )
+    groups: list[CacheGroup] = []
+    for index, names in enumerate(buckets):
+        number = number_of(index)
+        if is_state(index):
+            fitting = max(anchor // specs[names[0]].page_bytes, 1)
+            number = max(number, cdiv(len(names), fitting))
+        if number == 1:
+            groups.append(_group(specs, names))
+            continue
+        turns = list(zip(*pages[index].values(), strict=False))
+        groups += [_group(specs, [name for turn in turns[start::number] for name in turn]) for start in range(number)]
+    return tuple(groups)
+
+
+def _type_buckets(specs: Specs) -> list[list[str]]:
+    buckets: dict[tuple[object, ...], list[str]] = defaultdict(list)
+    for name, spec in specs.items():
+        buckets[spec.type_key].append(name)
+    return list(buckets.values())
+
+
+def _by_page(specs: Specs, names: Sequence[str]) -> dict[int, list[str]]:
+    pages: dict[int, list[str]] = defaultdict(list)
+    for name in names:
+        pages[specs[name].page_bytes].append(name)
+    return pages
+
+
+def _least_padding(counts: Sequence[int], floor: int) -> int:
+    """The group size that wastes the fewest layers when every count is rounded up to a multiple of it."""
+    best, best_waste = floor, None
+    for size in range(max(1, floor), max(counts) + 1):
+        waste = sum(-count % size for count in counts)
+        if best_waste is None or waste <= best_waste:
+            best, best_waste = size, waste
+    return best

@@ -1,0 +1,1 @@
+"""What torch has allocated on one rank when the model is loaded."""

@@ -1,0 +1,87 @@
+"""What speculative decoding loads beside the model: prediction layers of its own checkpoint, a head, or a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from legroom.facts.anatomy import Anatomy
+from legroom.facts.attention import Attention
+from legroom.facts.model import Layer
+from legroom.memory.weights.module import Module, Ranks
+from legroom.memory.weights.modules import feedforward_modules, mixer_modules, norm
+from legroom.units import cdiv
+from legroom.vllm.speculation import HEADS, draft_method, predicts_itself
+
+if TYPE_CHECKING:
+    from legroom.facts.model import Model
+    from legroom.vllm.args import EngineSettings
+
+_EAGLE_VOCABULARY = 32000
+_EAGLE3_STATES = 3
+"""Hidden states of the model that an EAGLE-3 head sees at once."""
+
+
+def draft_modules(model: Model, method: str, shape: Anatomy, ranks: Ranks) -> Iterator[Module]:
+    """Prediction layers or a head. Embeddings are shared with the model; ngram and suffix methods load nothing."""
+    if predicts_itself(method):
+        for layer in model.draft_layers:
+            yield Module("draft", "mtp.eh_proj", model.hidden_size, 2 * model.hidden_size)
+            yield from _layer(model.hidden_size, layer, shape, ranks)
+            for name in ("enorm", "hnorm", "norm"):
+                yield from norm("draft", name, model.hidden_size, shape)
+    elif method in HEADS:
+        yield from _head(model, method, shape, ranks)
+
+
+def _head(model: Model, method: str, shape: Anatomy, ranks: Ranks) -> Iterator[Module]:
+    """An EAGLE head as its own config says; without one, a layer like the model's last."""
+    head = model.draft
+    hidden = head.hidden_size if head else model.hidden_size
+    layers = head.layers if head else model.layers[-1:]
+    states = _EAGLE3_STATES if method == "eagle3" else 2
+    yield Module("draft", "fc", hidden, states * model.hidden_size)
+    for layer in layers:
+        yield from _layer(hidden, layer, shape, ranks)
+    if method == "eagle3":
+        first = layers[0].mixer
+        if isinstance(first, Attention):
+            # Its first layer reads the embedding beside the hidden state, so the queries' matrix is twice as wide.
+            rows = (first.heads + 2 * first.kv_heads) * first.head_dim // ranks.tensor
+            yield Module("draft", "qkv.embedding", rows, hidden)
+        vocabulary = head.config.get("draft_vocab_size") or head.vocab_size if head else _EAGLE_VOCABULARY
+        yield Module("draft", "lm_head", cdiv(int(vocabulary), ranks.tensor), hidden)
+
+
+def draft_settings(settings: EngineSettings) -> EngineSettings:
+    """How a draft model is run: in one stage, by the model's tensor-parallel size unless it was given its own."""
+    given = settings.given
+    spec = given.speculative_config or {}
+    size = spec.get("draft_tensor_parallel_size")
+    asked = spec.get("quantization")
+    own = replace(
+        given, speculative_config=None, enable_lora=None, cpu_offload_gb=None, quantization=asked,
+        env={name: value for name, value in given.env.items() if name != "VLLM_PP_LAYER_PARTITION"},
+    )  # fmt: skip
+    return replace(
+        settings, given=own, quantization=asked, pipeline_parallel_size=1, enable_expert_parallel=False,
+        tensor_parallel_size=size if isinstance(size, int) and size > 0 else settings.tensor_parallel_size,
+    )  # fmt: skip
+
+
+def is_estimated(model: Model, settings: EngineSettings) -> bool:
+    """Whether the draft is another checkpoint that legroom could not read or does not know part by part."""
+    method = draft_method(settings.given.speculative_config)
+    if method == "draft_model":
+        return model.draft is None or not model.draft.known
+    return method in (*HEADS, "medusa", "mlp_speculator", "dflash")
+
+
+def _layer(hidden: int, layer: Layer, shape: Anatomy, ranks: Ranks) -> Iterator[Module]:
+    if layer.mixer is not None:
+        yield from mixer_modules(layer.mixer, hidden, shape, ranks)
+    if layer.feedforward is not None:
+        yield from feedforward_modules(layer.feedforward, shape, ranks)
+    for number in range(shape.norms):
+        yield from norm("draft", f"norm{number}", hidden, shape)

@@ -1,0 +1,78 @@
+"""Tensors that only a few families have: inputs of every layer (Gemma-3n, Gemma-4 E), AltUp and Laurel (Gemma-3n),
+hyper-connections (DeepSeek-V4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from legroom.memory.weights.module import Module, share
+from legroom.units import round_up
+
+
+def _number(config: Mapping[str, Any], name: str, default: int = 0) -> int:
+    value = config.get(name)
+    return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else default
+
+
+def _layer_input_width(config: Mapping[str, Any]) -> int:
+    """Gemma-3n always has inputs of its own in every layer, Gemma-4 where it says so."""
+    return _number(config, "hidden_size_per_layer_input", 256 if _number(config, "altup_num_inputs") else 0)
+
+
+def model_extras(config: Mapping[str, Any], hidden: int, layers: int, tp: int) -> Iterator[Module]:
+    """Beside the embeddings: a table of every layer's own inputs, and the projections of AltUp's further streams."""
+    width = _layer_input_width(config)
+    if width:
+        rows = round_up(_number(config, "vocab_size_per_layer_input", 262144), 64) // tp
+        yield Module("embeddings", "embed_tokens_per_layer", rows, layers * width)
+        yield Module("embeddings", "per_layer_model_projection", share(layers * width, tp, "the layer inputs"), hidden)
+        yield Module("norms", "per_layer_projection_norm", width)
+    copies = _number(config, "hc_mult")
+    if copies:
+        yield Module("hyper-connections", "hc_head_fn", copies, copies * hidden, dtype="float32")
+        yield Module("hyper-connections", "hc_head_base", copies, dtype="float32")
+        yield Module("hyper-connections", "hc_head_scale", 1, dtype="float32")
+    streams = _number(config, "altup_num_inputs")
+    for number in range(2 * (streams - 1) if streams else 0):
+        yield Module("embeddings", f"altup_projection{number}", share(hidden, tp, "the hidden size"), hidden)
+
+
+def _hyper_connections(config: Mapping[str, Any], hidden: int) -> list[Module]:
+    """DeepSeek-V4 mixes several copies of the residual stream, before attention and before the experts."""
+    copies = _number(config, "hc_mult")
+    if not copies:
+        return []
+    rows = (2 + copies) * copies
+    one = [
+        Module("hyper-connections", "hc_fn", rows, copies * hidden, dtype="float32"),
+        Module("hyper-connections", "hc_base", rows, dtype="float32"),
+        Module("hyper-connections", "hc_scale", 3, dtype="float32"),
+    ]
+    return 2 * one
+
+
+def layer_extras(config: Mapping[str, Any], hidden: int, tp: int) -> list[Module]:
+    """What each layer adds to use them."""
+    out: list[Module] = _hyper_connections(config, hidden)
+    width = _layer_input_width(config)
+    if width:
+        out += [
+            Module("feed-forward", "per_layer_input_gate", width, hidden),
+            Module("feed-forward", "per_layer_projection", hidden, width),
+            Module("norms", "post_per_layer_input_norm", hidden),
+        ]
+    streams = _number(config, "altup_num_inputs")
+    if streams:
+        rank = share(_number(config, "laurel_rank", 64), tp, "laurel_rank")
+        out += [
+            Module("feed-forward", "altup.correct_output_scale", hidden, dtype="float32"),
+            Module("feed-forward", "altup.correction_coefs", streams, streams),
+            Module("feed-forward", "altup.prediction_coefs", streams * streams, streams),
+            Module("feed-forward", "altup.modality_router", streams, hidden),
+            Module("norms", "altup.router_norm", hidden),
+            Module("feed-forward", "laurel.linear_left", rank, hidden),
+            Module("feed-forward", "laurel.linear_right", hidden, rank),
+            Module("norms", "laurel.post_laurel_norm", hidden),
+        ]
+    return out

@@ -1,0 +1,172 @@
+"""What torch has allocated on one rank when the model is loaded: vLLM's "Model loading took X GiB"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from legroom.facts.releases import release as known_release
+from legroom.figures import Figure, Term
+from legroom.memo import Memo
+from legroom.memory.weights.draft import is_estimated
+from legroom.memory.weights.model import Stored, loaded_modules
+from legroom.memory.weights.rope_cache import construction
+from legroom.memory.weights.storage import Step, StorageContext
+from legroom.memory.weights.torch_allocator import Block, TorchAllocator
+from legroom.units import GIB, MIB
+
+if TYPE_CHECKING:
+    from legroom.facts.gpus import Gpu
+    from legroom.facts.model import Model
+    from legroom.vllm.args import EngineSettings
+
+
+_SPLIT_LIMIT_BYTES = 20 * MIB
+_RUNNER_V2_BYTES = 512
+"""One small tensor that runner V2 creates while it loads."""
+_ASSUMED_BAND = 0.02
+"""How far off the total may be where a part of the model had to be assumed."""
+
+_known: Memo[Figure] = Memo()
+
+
+def weights(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
+    """The bytes of the weights on one rank of a stage, with their working."""
+    key = _key(model, settings, gpu, pp_rank)
+    return _known.get((model,), key, lambda: _weights(model, settings, gpu, pp_rank))
+
+
+def parameter_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
+    """The parameters alone, without buffers, workspaces and rounding."""
+    stored = loaded_modules(model, settings, _context(settings, gpu), pp_rank)
+    return sum(sum(one.storage.kept) for one in stored if one.module.part not in ("buffers", "workspace", "lora"))
+
+
+def stored_modules(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> tuple[Stored, ...]:
+    """Every matrix on one rank of a stage, as it is stored."""
+    return tuple(loaded_modules(model, settings, _context(settings, gpu), pp_rank))
+
+
+def _key(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tuple[object, ...]:
+    """All that the weights depend on; a search asks for the same few over and over."""
+    given = settings.given
+    return (
+        pp_rank, settings.release, settings.runner, settings.dtype, settings.quantization,
+        given.quantization, settings.kv_cache_dtype.startswith("fp8"), settings.tensor_parallel_size,
+        settings.pipeline_parallel_size, settings.expert_ranks, settings.enable_expert_parallel,
+        settings.enforce_eager, gpu.compute_capability, gpu.vendor, given.cpu_offload_gb, given.enable_lora,
+        given.max_loras, given.max_lora_rank,
+        settings.max_num_batched_tokens if given.enable_lora or "index_topk" in model.config else 0,
+        given.language_model_only, repr(given.limit_mm_per_prompt), given.runner, given.others,
+        repr(given.speculative_config), given.env.get("VLLM_PP_LAYER_PARTITION"), _allocator_conf(settings),
+    )  # fmt: skip
+
+
+def _weights(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> Figure:
+    stored, offloaded = _offload(list(loaded_modules(model, settings, _context(settings, gpu), pp_rank)), settings)
+    allocator = _allocator(settings, gpu)
+    _load(allocator, stored)
+    total = allocator.allocated_bytes + (_RUNNER_V2_BYTES if settings.runner == "V2" else 0)
+    terms = _terms(stored)
+    tensors = sum(term.bytes for term in terms)
+    terms.append(Term("allocator", total - tensors, "torch hands out whole blocks"))
+    if offloaded:
+        terms.append(Term("offloaded", 0, f"{offloaded / GIB:.2f} GiB live in CPU memory (--cpu-offload-gb)"))
+    share = _checkpoint_share(model, settings, gpu)
+    if share is not None:
+        stored_bytes = int(total * share)
+        terms.append(Term("checkpoint", stored_bytes - total, "what the files hold beyond what the config explains"))
+        band = int(stored_bytes * _ASSUMED_BAND)
+        return Figure(stored_bytes, "estimated", stored_bytes - band, stored_bytes + band, tuple(terms))
+    if is_estimated(model, settings) or not model.known or not all(one.exact for one in model.modalities):
+        band = int(total * _ASSUMED_BAND)
+        return Figure(total, "estimated", total - band, total + band, tuple(terms))
+    return Figure(total, "exact", terms=tuple(terms))
+
+
+def _checkpoint_share(model: Model, settings: EngineSettings, gpu: Gpu) -> float | None:
+    """How the size of the files compares with the config's, where the config does not say all: an architecture that
+    legroom does not know, and GGUF, whose tensors have many widths. None: the config is the better witness."""
+    vague = not model.known or (model.quantization is not None and model.quantization.method == "gguf")
+    if not vague or not model.checkpoint_bytes:
+        return None
+    whole = replace(
+        settings,
+        tensor_parallel_size=1,
+        pipeline_parallel_size=1,
+        data_parallel_size=1,
+        prefill_context_parallel_size=1,
+        enable_expert_parallel=False,
+    )
+    explained = parameter_bytes(model, whole, gpu)
+    return model.checkpoint_bytes / explained if explained else None
+
+
+def _context(settings: EngineSettings, gpu: Gpu) -> StorageContext:
+    asked = settings.given.quantization
+    return StorageContext(settings.dtype, settings.release, gpu.compute_capability, gpu.vendor, asked)
+
+
+def _allocator_conf(settings: EngineSettings) -> str:
+    env = settings.given.env
+    return env.get("PYTORCH_ALLOC_CONF") or env.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+
+
+def _allocator(settings: EngineSettings, gpu: Gpu) -> TorchAllocator:
+    """0.21+ forbids to split blocks above 20 MiB while it loads, on CUDA."""
+    limited = gpu.vendor == "nvidia" and known_release(settings.release).at_least("0.21.0")
+    expandable = "expandable_segments:True" in _allocator_conf(settings)
+    return TorchAllocator(_SPLIT_LIMIT_BYTES if limited else None, expandable)
+
+
+def _offload(stored: list[Stored], settings: EngineSettings) -> tuple[list[Stored], int]:
+    """--cpu-offload-gb takes parameters of the layers, from the first on, until the limit is reached or passed."""
+    limit = (settings.given.cpu_offload_gb or 0) * GIB
+    if not limit:
+        return stored, 0
+    kept: list[Stored] = []
+    offloaded = 0
+    for one in stored:
+        if one.layer is not None and one.module.part != "buffers" and offloaded < limit:
+            offloaded += sum(one.storage.kept)
+            if one.ropes:
+                kept.append(Stored(one.module, type(one.storage)(()), one.ropes))
+            continue
+        kept.append(one)
+    return kept, offloaded
+
+
+def _load(allocator: TorchAllocator, stored: list[Stored]) -> None:
+    """Build every module, then let each quantized one replace its tensors, as vLLM does after loading."""
+    later: list[tuple[list[Block], tuple[Step, ...]]] = []
+    for one in stored:
+        blocks = [allocator.allocate(size) for size in one.storage.loaded]
+        if one.storage.after:
+            later.append((blocks, one.storage.after))
+        for rope in one.ropes:
+            _follow(allocator, [], construction(rope))
+    for blocks, steps in later:
+        _follow(allocator, blocks, steps)
+
+
+def _follow(allocator: TorchAllocator, blocks: list[Block], steps: Iterable[Step]) -> None:
+    for action, value in steps:
+        if action == "+":
+            blocks.append(allocator.allocate(value))
+        else:
+            allocator.free(blocks[value])
+
+
+def _terms(stored: list[Stored]) -> list[Term]:
+    parts: dict[str, int] = {}
+    for one in stored:
+        kept = one.storage.kept
+        weight = max(kept, default=0)
+        parts[one.module.part] = parts.get(one.module.part, 0) + weight
+        if len(kept) > 1:
+            beside = "biases" if one.module.bias and len(kept) == 2 else "scales"
+            parts[beside] = parts.get(beside, 0) + sum(kept) - weight
+        for rope in one.ropes:
+            parts["rope cache"] = parts.get("rope cache", 0) + rope.bytes
+    return [Term(part, size) for part, size in parts.items() if size]

@@ -1,0 +1,327 @@
+"""Everything one rank holds of a model, in the order vLLM creates it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from legroom.facts.anatomy import Anatomy, anatomy
+from legroom.facts.attention import Attention, LatentAttention, Mixer
+from legroom.facts.config.quantization import online_quantization
+from legroom.facts.model import Experts, Layer, Model
+from legroom.facts.releases import release as known_release
+from legroom.memory.stages import stage_range
+from legroom.memory.weights.draft import draft_modules, draft_settings
+from legroom.memory.weights.extras import layer_extras, model_extras
+from legroom.memory.weights.load_workspaces import before_layers, with_first_attention
+from legroom.memory.weights.module import Module, Ranks
+from legroom.memory.weights.modules import feedforward_modules, mixer_modules, norm
+from legroom.memory.weights.quantized_modules import Schemes
+from legroom.memory.weights.rope_cache import RopeCache, rope_caches
+from legroom.memory.weights.storage import Storage, StorageContext, storage
+from legroom.records import dataclass
+from legroom.units import cdiv, round_up
+from legroom.vllm.speculation import draft_method, predicts_itself
+from legroom.vllm.traits import builds_encoders, is_pooling
+
+if TYPE_CHECKING:
+    from legroom.facts.model import Quantization
+    from legroom.vllm.args import EngineSettings
+
+
+def scheme_in_use(model: Model, settings: EngineSettings) -> Quantization | None:
+    """None: weights are stored in the model's dtype.
+
+    A checkpoint says how it is stored. Where --quantization names another method, vLLM refuses the pair, so the config
+    at hand is not that of the weights that were loaded: the flag is believed, as far as it says how weights are stored.
+    """
+    stated, asked = model.quantization, settings.given.quantization or settings.quantization
+    if stated is None or (asked and not _agree(stated.method, asked)):
+        return (online_quantization(asked) if asked else None) or stated
+    return stated
+
+
+def _agree(stated: str, asked: str) -> bool:
+    """The same method, or one that runs it by other kernels (awq and awq_marlin, modelopt and modelopt_fp4)."""
+    return stated.startswith(asked) or asked.startswith(stated)
+
+
+EXTRA_VOCABULARY = 256
+"""Tokens that an adapter could add, until 0.11: the tables had room for them, and were padded to 256 rows."""
+
+
+def extra_vocabulary(settings: EngineSettings) -> int:
+    """Rows that LoRA adds to the vocabulary of this release; 0.12 dropped them."""
+    wanted = bool(settings.given.enable_lora) and known_release(settings.release).before("0.12.0")
+    return EXTRA_VOCABULARY if wanted else 0
+
+
+def lora_buffers(
+    modules: Iterable[Module], model: Model, settings: EngineSettings, dtype_bytes: int
+) -> Iterator[Module]:
+    """One pair of matrices a slice of every linear layer, room for `max_loras` adapters of `max_lora_rank` in each."""
+    given = settings.given
+    if not given.enable_lora:
+        return
+    slots, rank = given.max_loras or 1, given.max_lora_rank or 16
+    experts = known_release(settings.release).at_least("0.11.2")
+    for module in modules:
+        if module.part == "embeddings" and module.name == "embed_tokens":
+            yield Module("lora", "embed_a", slots * (model.vocab_size + extra_vocabulary(settings)), rank)
+            yield Module("lora", "embed_b", slots * model.hidden_size, rank)
+        elif module.quantizable and module.name != "lm_head" and (module.copies == 1 or experts):
+            slices = module.slices or (module.outputs,)
+            for _ in slices:
+                yield Module("lora", f"{module.name}_a", slots * module.copies * rank, module.inputs)
+            for outputs in slices:
+                yield Module("lora", f"{module.name}_b", slots * module.copies * outputs, rank)
+    vocabulary = model.vocab_size
+    if extra_vocabulary(settings):
+        vocabulary = round_up(vocabulary + EXTRA_VOCABULARY, 256)
+    yield Module("lora", "logits_a", slots * rank, model.hidden_size)
+    yield Module("lora", "logits_b", slots * vocabulary, rank)
+    tokens = settings.max_num_batched_tokens
+    # Index tensors of the adapter kernels: five of 64-bit and four of 32-bit numbers, one a token.
+    yield Module("lora", "indices", 14 * tokens, dtype="float32")
+
+
+_VOCABULARY_PADDING = 64
+_ATTENTION_SCALARS = 4
+"""Scales of K, V, Q and probabilities: buffers of 4 bytes, 512 each to the allocator."""
+_QUANTIZED_SCALARS = 5
+"""More of them where the checkpoint's method also speaks for the KV cache."""
+_KV_METHODS = ("fp8", "compressed-tensors", "modelopt")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A module, how it is stored, and what comes into being right after it."""
+
+    module: Module
+    storage: Storage
+    ropes: tuple[RopeCache, ...] = ()
+    layer: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Build:
+    """What building the modules of one rank needs to know."""
+
+    model: Model
+    settings: EngineSettings
+    context: StorageContext
+    shape: Anatomy
+    ranks: Ranks
+    scheme: Quantization | None
+    schemes: Schemes
+    first: bool
+    last: bool
+
+
+def loaded_modules(model: Model, settings: EngineSettings, context: StorageContext, pp_rank: int) -> Iterator[Stored]:
+    """Every tensor of one rank: encoders, embeddings, layers, output layer, adapters, draft."""
+    shape = anatomy(model.model_type, model.architecture, model.config)
+    tp, ways = settings.tensor_parallel_size, settings.expert_ranks
+    ranks = Ranks(tp, expert=ways) if settings.enable_expert_parallel else Ranks(tp, expert_slices=ways)
+    scheme = scheme_in_use(model, settings)
+    last = settings.pipeline_parallel_size - 1
+    build = _Build(
+        model,
+        settings,
+        context,
+        shape,
+        ranks,
+        scheme,
+        Schemes(scheme, shape),
+        pp_rank == 0,
+        pp_rank == last,
+    )
+    built = list(_base(build, stage_range(len(model.layers), settings, pp_rank)))
+    yield from built
+    for module in lora_buffers((one.module for one in built), model, settings, context.dtype_bytes):
+        yield Stored(module, storage(module, None, context))
+    if build.last:
+        yield from _draft(build)
+
+
+def _draft(build: _Build) -> Iterator[Stored]:
+    """What speculative decoding loads on the last stage: a whole model, a head, or the model's own extra layers."""
+    model, settings, context = build.model, build.settings, build.context
+    method = draft_method(settings.given.speculative_config)
+    if method == "draft_model" and model.draft is not None:
+        # It shares nothing with the model: embeddings and output layer are its own, and so is its quantization.
+        for one in loaded_modules(model.draft, draft_settings(settings), replace(context, asked=None), 0):
+            part = one.module.part if one.module.part in ("buffers", "workspace") else "draft"
+            yield replace(one, module=replace(one.module, part=part), layer=None)
+        return
+    own = predicts_itself(method)
+    for module in draft_modules(model, method, build.shape, build.ranks):
+        yield Stored(module, storage(module, build.schemes.of(module, len(model.layers)) if own else None, context))
+
+
+def _base(build: _Build, stage: range) -> Iterator[Stored]:
+    context = build.context
+    if builds_encoders(build.settings.given, build.model, known_release(build.settings.release)):
+        for module in _encoders(build.model, build.ranks.tensor):
+            yield Stored(module, storage(module, None, context))
+    for module in _encoder(build):
+        yield Stored(module, storage(module, build.schemes.of(module, 0), context))
+    for module in (*_embeddings(build), *before_layers(build.scheme, context)):
+        yield Stored(module, storage(module, None, context))
+    yield from _layers(build, stage)
+    for module in _outputs(build):
+        scheme = build.schemes.of_lm_head() if module.name == "lm_head" else None
+        yield Stored(module, storage(module, scheme, context))
+
+
+def _encoders(model: Model, tp: int) -> Iterator[Module]:
+    """vLLM builds encoders on every stage, their blocks split like a decoder's."""
+    for encoder in model.modalities:
+        for weight in encoder.weights:
+            outputs = cdiv(weight.outputs, tp) if weight.split == "out" else weight.outputs
+            inputs = cdiv(weight.inputs, tp) if weight.split == "in" else weight.inputs
+            module = Module("encoder", weight.name, outputs, inputs, weight.bias, dtype=weight.dtype)
+            for _ in range(weight.count):
+                yield module
+
+
+def _encoder(build: _Build) -> Iterator[Module]:
+    """The encoder of an encoder-decoder: what feeds it, its layers, and its last norm."""
+    model, shape, hidden = build.model, build.shape, build.model.hidden_size
+    if not model.encoder_layers:
+        return
+    if shape.mel_convolutions:
+        yield Module("encoder", "conv1", hidden, 3 * int(model.config.get("num_mel_bins") or 80), bias=True)
+        yield Module("encoder", "conv2", hidden, 3 * hidden, bias=True)
+    for layer in model.encoder_layers:
+        yield from _layer_modules(layer, hidden, build, _ATTENTION_SCALARS, shape.encoder_norms)
+    yield from norm("norms", "encoder.norm", hidden, shape)
+    if shape.encoder_positions:
+        yield Module("embeddings", "encoder.positions", int(model.config[shape.encoder_positions]), hidden)
+
+
+def _vocabulary(build: _Build) -> int:
+    """Rows of the tables on one rank: padded to a multiple of 64."""
+    if build.shape.whole_embeddings:
+        return build.model.vocab_size
+    rows = build.model.vocab_size + extra_vocabulary(build.settings)
+    return round_up(rows, _VOCABULARY_PADDING) // build.ranks.tensor
+
+
+def _embedding_width(build: _Build) -> int:
+    """OPT-350m embeds in fewer numbers than its layers work with."""
+    stated = build.model.config.get("word_embed_proj_dim")
+    return stated if isinstance(stated, int) and stated > 0 else build.model.hidden_size
+
+
+def _table_rows(rows: int, build: _Build) -> int:
+    """Rows of a position or type table: whole, or padded and split like the vocabulary."""
+    return round_up(rows, _VOCABULARY_PADDING) // build.ranks.tensor if build.shape.tables_split else rows
+
+
+def _embeddings(build: _Build) -> Iterator[Module]:
+    model, shape = build.model, build.shape
+    tied_end = build.last and model.tie_word_embeddings
+    if not (build.first or shape.embeddings_on == "all" or tied_end):
+        return
+    config = model.config
+    width = _embedding_width(build)
+    yield Module("embeddings", "embed_tokens", _vocabulary(build), width)
+    if width != model.hidden_size:
+        yield Module("embeddings", "project_in", model.hidden_size, width)
+        yield Module("embeddings", "project_out", width, model.hidden_size)
+    if shape.positions:
+        count = int(config.get(shape.positions) or model.max_position_embeddings) + shape.positions_offset
+        yield Module("embeddings", "embed_positions", _table_rows(count, build), model.hidden_size)
+    if shape.token_types:
+        rows = _table_rows(int(config.get(shape.token_types) or 2), build)
+        yield Module("embeddings", "token_type", rows, model.hidden_size)
+    yield from model_extras(config, model.hidden_size, len(model.layers), build.ranks.tensor)
+    if shape.embedding_norm:
+        yield from norm("norms", "embed_norm", model.hidden_size, shape)
+    if shape.normalizer:
+        yield Module("buffers", "normalizer", 1)
+
+
+def _outputs(build: _Build) -> Iterator[Module]:
+    model, shape = build.model, build.shape
+    if shape.final_norm and (build.last or shape.final_norm_on == "all"):
+        yield from norm("norms", "norm", model.hidden_size, shape)
+    if is_pooling(build.settings.given, model) or not shape.lm_head or not (build.last or shape.lm_head_on == "all"):
+        return
+    if not model.tie_word_embeddings:
+        name = "lm_head"
+        yield Module(name, name, _vocabulary(build), model.hidden_size, shape.lm_head_bias, quantizable=True)
+
+
+def _layers(build: _Build, stage: range) -> Iterator[Stored]:
+    model, context = build.model, build.context
+    pending = rope_caches(model, build.shape, build.settings, context.dtype_bytes)
+    workspaces = with_first_attention(model, build.settings, context)
+    scalars = _ATTENTION_SCALARS
+    if build.scheme is not None and build.scheme.method.startswith(_KV_METHODS):
+        scalars += _QUANTIZED_SCALARS
+    known: dict[Layer, list[Module]] = {}
+    for index in stage:
+        layer = model.layers[index]
+        modules = known.get(layer)
+        if modules is None:
+            modules = known[layer] = _layer_modules(layer, model.hidden_size, build, scalars)
+        due = tuple(rope for rope in pending if _same_kind(model, rope.layer, index))
+        pending = [rope for rope in pending if rope not in due]
+        for module in modules:
+            at_output = due if module.name.endswith(("o_proj", "out_proj")) else ()
+            scheme = build.schemes.of(module, index)
+            yield Stored(module, storage(module, scheme, context), at_output, index)
+            if scheme is not None and module.name == "self_attn.kv_b_proj":
+                # MLA multiplies by this matrix in 16 bits when it decodes: a quantized one is kept twice.
+                copy = replace(module, name="self_attn.kv_b_copy", quantizable=False)
+                yield Stored(copy, storage(copy, None, context), (), index)
+            due = () if at_output else due
+            if module.name == "scale" and workspaces:
+                for one in workspaces:
+                    yield Stored(one, storage(one, None, context))
+                workspaces = []
+        if due:
+            yield Stored(Module("buffers", "none", 0), Storage(()), due)
+
+
+def _same_kind(model: Model, first: int, index: int) -> bool:
+    """Whether a stage that starts after layer `first` needs its table at `index`."""
+    return first == index or (first < index and model.layers[first].mixer == model.layers[index].mixer)
+
+
+def _stored_mixer(mixer: Mixer, model: Model) -> Mixer:
+    """Latent weights that vLLM serves with full heads (MiniCPM3): the cache is one thing, the weights another."""
+    config = model.config
+    if not isinstance(mixer, Attention) or not isinstance(config.get("kv_lora_rank"), int):
+        return mixer
+    return LatentAttention(
+        mixer.heads,
+        int(config["kv_lora_rank"]),
+        config.get("q_lora_rank"),
+        int(config.get("qk_nope_head_dim") or 0),
+        int(config.get("qk_rope_head_dim") or 0),
+        int(config.get("v_head_dim") or 0),
+    )
+
+
+def _layer_modules(layer: Layer, hidden: int, build: _Build, scalars: int, norms: int | None = None) -> list[Module]:
+    shape, ranks = build.shape, build.ranks
+    out: list[Module] = []
+    for mixer in (layer.mixer, *layer.also):
+        if mixer is None:
+            continue
+        out += mixer_modules(_stored_mixer(mixer, build.model), hidden, shape, ranks)
+        if isinstance(mixer, (Attention, LatentAttention)):
+            out += [Module("buffers", "scale", 1, dtype="float32")] * scalars
+    if layer.feedforward is not None:
+        out += feedforward_modules(layer.feedforward, shape, ranks)
+    count = (shape.norms if norms is None else norms) + (
+        shape.expert_norms if isinstance(layer.feedforward, Experts) else 0
+    )
+    for number in range(count):
+        out += norm("norms", f"norm{number}", hidden, shape)
+    out += layer_extras(build.model.config, hidden, ranks.tensor)
+    return out + [Module("buffers", "scalar", 1)] * shape.scalars_per_layer

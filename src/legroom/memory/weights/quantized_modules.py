@@ -1,0 +1,132 @@
+"""Which scheme a module is stored in: what a checkpoint ignores, and what it stores otherwise than the rest."""
+
+from __future__ import annotations
+
+import re
+from fnmatch import translate
+from functools import lru_cache
+
+from legroom.facts.anatomy import Anatomy
+from legroom.facts.model import Quantization
+from legroom.memory.weights.module import Module
+from legroom.records import dataclass
+
+_PREFIXES = ("model.layers", "model.language_model.layers", "language_model.model.layers", "backbone.layers", "layers")
+_EXPERT_LEAVES = {"w13": ("gate_proj", "up_proj", "w1", "w3"), "w2": ("down_proj", "w2")}
+
+
+@dataclass(frozen=True, slots=True)
+class Patterns:
+    """Module name patterns, sorted by how they match."""
+
+    exact: frozenset[str]
+    """Names from `layers.` on, or whole names."""
+    words: tuple[tuple[str, ...], ...]
+    """Dotted parts that appear anywhere in a name."""
+    regex: re.Pattern[str] | None
+    """Globs and regular expressions, joined into one."""
+
+    def match(self, name: str) -> bool:
+        """`name` starts at `layers.N.` (or is a module outside the layers)."""
+        parts = tuple(name.split("."))
+        if any(".".join(parts[:depth]) in self.exact for depth in range(1, len(parts) + 1)):
+            return True
+        if any(_contains(parts, words) for words in self.words):
+            return True
+        if self.regex is None:
+            return False
+        if not name.startswith("layers."):
+            return self.regex.match(name) is not None
+        return any(self.regex.match(prefix + name[len("layers") :]) for prefix in _PREFIXES)
+
+
+def _contains(parts: tuple[str, ...], words: tuple[str, ...]) -> bool:
+    size = len(words)
+    return any(parts[i : i + size] == words for i in range(len(parts) - size + 1))
+
+
+@lru_cache(maxsize=64)
+def patterns(names: tuple[str, ...]) -> Patterns:
+    """Sort patterns once; a checkpoint may list tens of thousands."""
+    exact, words, expressions = set(), [], []
+    for name in names:
+        if name.startswith("re:"):
+            expressions.append(name[3:])
+        elif "*" in name or "?" in name:
+            expressions += [translate(name), translate(f"{name}.*")]
+        elif "layers." in name:
+            exact.add(name[name.index("layers.") :])
+        else:
+            words.append(tuple(name.split(".")))
+    try:
+        regex = re.compile("|".join(f"(?:{one})" for one in expressions)) if expressions else None
+    except re.error:
+        regex = None
+    return Patterns(frozenset(exact), tuple(words), regex)
+
+
+@lru_cache(maxsize=64)
+def _by_scheme(rules: tuple[tuple[str, Quantization], ...]) -> tuple[tuple[Quantization, Patterns], ...]:
+    """Rules grouped by their scheme, in the order in which schemes first appear."""
+    grouped: dict[Quantization, list[str]] = {}
+    for name, scheme in rules:
+        grouped.setdefault(scheme, []).append("*" if name == "Linear" else name)
+    return tuple((scheme, patterns(tuple(names))) for scheme, names in grouped.items())
+
+
+class Schemes:
+    """The schemes of one checkpoint's modules."""
+
+    def __init__(self, quantization: Quantization | None, anatomy: Anatomy) -> None:
+        self._quantization = quantization
+        self._anatomy = anatomy
+        self._ignored = patterns(quantization.ignored) if quantization else None
+        self._rules = _by_scheme(quantization.rules) if quantization else ()
+
+    def of(self, module: Module, layer: int) -> Quantization | None:
+        """The scheme of a module in layer `layer`; None: it is not quantized."""
+        if self._quantization is None or not module.quantizable:
+            return None
+        return self._find(self._names(module, layer), ".experts." in module.name)
+
+    def of_lm_head(self) -> Quantization | None:
+        """The output layer is quantized only where the checkpoint names it."""
+        found = self._quantization
+        if found is None:
+            return None
+        for scheme, rule in self._rules:
+            if rule.match("lm_head") and ("lm_head",) in rule.words:
+                return scheme
+        return found if found.quantizes_lm_head and not (self._ignored and self._ignored.match("lm_head")) else None
+
+    def _find(self, names: list[str], expert: bool) -> Quantization | None:
+        found = self._quantization
+        assert found is not None and self._ignored is not None
+        if any(self._ignored.match(name) for name in names):
+            return None
+        for scheme, rule in self._rules:
+            if any(rule.match(name) for name in names):
+                return scheme
+        if found.targets == ("Linear",):
+            return found
+        if found.targets == ("experts",):
+            return found if expert else None
+        return found if found.targets and any(patterns(found.targets).match(name) for name in names) else None
+
+    def _names(self, module: Module, layer: int) -> list[str]:
+        """What checkpoints call this module: under its family's path, by its own name and by those it is fused from."""
+        head, _, rest = module.name.partition(".")
+        path = {
+            "self_attn": self._anatomy.attention_path,
+            "mlp": self._anatomy.mlp_path if rest in _DENSE else self._anatomy.moe_path,
+        }.get(head, head)
+        stem = f"layers.{layer}.{path}." if path else f"layers.{layer}."
+        if ".experts." in module.name:
+            leaf = rest.rpartition(".")[2]
+            return [f"{stem}experts", *(f"{stem}experts.0.{shard}" for shard in _EXPERT_LEAVES[leaf])]
+        inner, _, leaf = rest.rpartition(".")
+        inners = ("shared_experts.", "shared_expert.") if inner == "shared_experts" else (f"{inner}." if inner else "",)
+        return [f"{stem}{one}{name}" for one in inners for name in (leaf, *module.shards)]
+
+
+_DENSE = {"gate_up_proj", "up_proj", "down_proj"}

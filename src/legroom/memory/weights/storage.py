@@ -1,0 +1,314 @@
+"""How a module is stored: the tensors that loading creates, and what is left of them when vLLM is done with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from legroom.facts.model import Quantization
+from legroom.facts.releases import release as known_release
+from legroom.memory.dtypes import FLOAT32_BYTES, INT32_BYTES, dtype_bytes
+from legroom.memory.weights.module import Module
+from legroom.records import dataclass
+from legroom.units import cdiv, round_up
+
+Step = tuple[str, int]
+"""("+", bytes): a tensor is created. ("-", n): the n-th tensor, counted from the first loaded one, is freed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """The sizes of a module's tensors."""
+
+    loaded: tuple[int, ...]
+    """Created when the module is built, the weight first."""
+    after: tuple[Step, ...] = ()
+    """What happens to them after loading: repacking, quantizing, with the temporaries that it takes."""
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """What stays on the GPU."""
+        if not self.after:
+            return self.loaded
+        sizes = list(self.loaded)
+        for action, value in self.after:
+            if action == "+":
+                sizes.append(value)
+            else:
+                sizes[value] = 0
+        return tuple(size for size in sizes if size)
+
+
+def replaced(*changes: int | None, start: int = 0) -> tuple[Step, ...]:
+    """Steps that swap the loaded tensors one by one: None keeps one, 0 drops it."""
+    steps: list[Step] = []
+    for index, size in enumerate(changes):
+        if size:
+            steps.append(("+", size))
+        if size is not None:
+            steps.append(("-", start + index))
+    return tuple(steps)
+
+
+@dataclass(frozen=True, slots=True)
+class StorageContext:
+    """What storage depends on besides the module: precision, release and GPU."""
+
+    dtype: str
+    release: str = "0.32.0"
+    capability: tuple[int, int] = (9, 0)
+    vendor: str = "nvidia"
+    asked: str | None = None
+    """--quantization as the user gave it: `awq` and `gptq` forbid to repack for faster kernels."""
+
+    @property
+    def dtype_bytes(self) -> int:
+        """Of one unquantized weight."""
+        return dtype_bytes(self.dtype)
+
+    @property
+    def ampere(self) -> bool:
+        """Whether Marlin kernels run: NVIDIA from compute capability 8.0 (unknown cards count as new)."""
+        return self.vendor == "nvidia" and (self.capability >= (8, 0) or self.capability == (0, 0))
+
+    @property
+    def fp8_kernels(self) -> bool:
+        """Whether the card multiplies in FP8; older ones store FP8 and compute in 16 bits with Marlin."""
+        return self.vendor != "nvidia" or self.capability >= (8, 9) or self.capability == (0, 0)
+
+    def at_least(self, version: str) -> bool:
+        """Whether the release is this one or later."""
+        return known_release(self.release).at_least(version)
+
+
+def storage(module: Module, scheme: Quantization | None, context: StorageContext) -> Storage:
+    """The tensors of one module under a scheme; None: stored in its own precision."""
+    bias = _bias(module, context)
+    if scheme is None or not module.quantizable or not module.inputs:
+        size = dtype_bytes(module.dtype or context.dtype)
+        return Storage((module.elements * size, *bias))
+    stored = _METHODS[_family(scheme)](module, scheme, context)
+    return Storage(stored.loaded, stored.after) if not bias else _beside(stored, bias)
+
+
+def _beside(stored: Storage, bias: tuple[int, ...]) -> Storage:
+    """A bias that no repacking touches, counted after the other loaded tensors."""
+    count, more = len(stored.loaded), len(bias)
+    steps = tuple((act, value + more if act == "-" and value >= count else value) for act, value in stored.after)
+    return Storage(stored.loaded + bias, steps)
+
+
+def _bias(module: Module, context: StorageContext) -> tuple[int, ...]:
+    size = dtype_bytes(module.dtype or context.dtype)
+    return (module.copies * module.outputs * size,) if module.bias else ()
+
+
+def _family(scheme: Quantization) -> str:
+    """Which storage a scheme uses; several methods share one."""
+    if scheme.method in ("awq", "gptq", "bitsandbytes", "mxfp4", "gguf", "experts_int8"):
+        return scheme.method
+    if scheme.weight_bits == 4:
+        return "packed_int" if scheme.number == "int" else ("mxfp4_linear" if scheme.group_size == 32 else "nvfp4")
+    if scheme.number == "int" and not (scheme.dynamic_activations or scheme.static_activations):
+        return "packed_int"
+    return "mxfp8" if scheme.group_size == 32 and scheme.scale_bits == 8 else "eight_bits"
+
+
+def _shards(module: Module) -> int:
+    """How many of the checkpoint's matrices are fused here: per-tensor scales are kept one each until loaded."""
+    return max(len(module.shards), 1) if module.copies == 1 or ".w13" in module.name else 1
+
+
+def _groups(module: Module, scheme: Quantization) -> int:
+    return cdiv(module.inputs, scheme.group_size) if scheme.group_size else 1
+
+
+def _awq(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
+    """Packed weights, zero points and scales; 0.5.4+ repacks all three for Marlin where it runs."""
+    groups = _groups(module, scheme)
+    weight = module.elements * scheme.weight_bits // 8
+    scales = module.copies * groups * module.outputs
+    sizes = (weight, scales * scheme.weight_bits // 8, scales * context.dtype_bytes)
+    if not (context.ampere and context.at_least("0.5.4")) or context.asked == "awq":
+        return Storage(sizes)
+    if module.copies == 1 and context.at_least("0.19.0"):
+        kernel = _to_machete if _machete(module, scheme, context) else _to_marlin
+        return Storage(sizes, _awq_to_standard(*sizes[:2]) + kernel(*sizes))
+    return Storage(sizes, replaced(*sizes))
+
+
+def _awq_to_standard(weight: int, zeros: int) -> tuple[Step, ...]:
+    """0.19+ unpacks weights (0) and zeros (1) to 32 bits a value, reorders and packs them again, as 7 and 13."""
+    wide, wide_zeros = 8 * weight, 8 * zeros
+    return (
+        ("+", wide), ("+", wide), ("-", 3), ("+", wide), ("-", 4), ("+", wide), ("+", weight), ("-", 6),
+        ("+", wide_zeros), ("+", wide_zeros), ("-", 8), ("+", wide_zeros), ("-", 9), ("+", wide_zeros),
+        ("-", 10), ("+", wide_zeros), ("+", zeros), ("-", 12), ("-", 0), ("-", 5), ("-", 1), ("-", 11),
+    )  # fmt: skip
+
+
+def _to_marlin(weight: int, zeros: int, scales: int) -> tuple[Step, ...]:
+    wide_zeros = 8 * zeros
+    return (
+        ("+", wide_zeros), ("+", wide_zeros), ("-", 14), ("+", wide_zeros), ("-", 15), ("+", zeros), ("-", 16),
+        ("-", 13), ("+", weight), ("-", 7), ("+", scales), ("-", 2),
+    )  # fmt: skip
+
+
+def _to_machete(weight: int, zeros: int, scales: int) -> tuple[Step, ...]:
+    """Machete keeps zero points as 16-bit numbers, already multiplied by the scales."""
+    return (
+        ("+", weight), ("+", weight), ("-", 14), ("-", 7), ("+", 8 * zeros), ("+", scales), ("+", scales),
+        ("+", scales), ("-", 18), ("-", 17), ("-", 16), ("-", 13),
+    )  # fmt: skip
+
+
+def _machete(module: Module, scheme: Quantization, context: StorageContext) -> bool:
+    """Hopper's own kernel is preferred for linear layers where the shape suits it."""
+    suits = module.inputs % 64 == 0 and module.outputs % 128 == 0 and scheme.group_size in (None, 64, 128)
+    return context.vendor == "nvidia" and context.capability == (9, 0) and module.copies == 1 and suits
+
+
+def _gptq(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
+    """As AWQ, and the group of every input channel. Marlin drops that without act-order, and symmetric zero points."""
+    groups = _groups(module, scheme)
+    if scheme.act_order and module.whole_inputs and scheme.group_size:
+        groups = cdiv(module.whole_inputs, scheme.group_size)
+    weight = module.elements * scheme.weight_bits // 8
+    scales = module.copies * groups * module.outputs
+    zeros, index = scales * scheme.weight_bits // 8, module.copies * module.inputs * INT32_BYTES
+    loaded = (weight, index, zeros, scales * context.dtype_bytes)
+    marlin = context.ampere and context.at_least("0.4.2") and scheme.weight_bits in (4, 8)
+    if not marlin or context.asked == "gptq":
+        return Storage(loaded)
+    steps = replaced(weight, index if scheme.act_order else 0, zeros if scheme.zero_point else 0, loaded[3])
+    return Storage(loaded, (*steps, ("+", index)) if scheme.act_order else steps)
+
+
+def _packed_int(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
+    """compressed-tensors weights of 4 or 8 bits with 16-bit activations."""
+    groups = _groups(module, scheme)
+    weight = module.elements * scheme.weight_bits // 8
+    scales = module.copies * groups * module.outputs
+    zeros = (scales * scheme.weight_bits // 8,) if scheme.zero_point else ()
+    shape = (module.copies * 2 * (8 if module.copies == 1 else context.dtype_bytes),)
+    sizes = (weight, scales * context.dtype_bytes, *zeros, *shape)
+    return Storage(sizes, replaced(*sizes[:-1]) if context.ampere else ())
+
+
+def _eight_bits(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
+    """FP8 or INT8 weights with a scale a tensor, a channel or a block."""
+    weight, copies, shards = module.elements, module.copies, _shards(module)
+    if scheme.block:
+        # Experts keep the scales of gate and up apart; fused linears share the block that both reach into.
+        parts = shards if copies > 1 else 1
+        high, wide = _block(module, scheme.block, parts)
+        rows, columns = parts * cdiv(module.outputs // parts, high), cdiv(module.inputs, wide)
+        loaded = (weight, copies * rows * columns * FLOAT32_BYTES)
+        if context.fp8_kernels:
+            return Storage(loaded)
+        # Marlin wants a 16-bit scale for every output and 128 inputs.
+        return Storage(loaded, replaced(weight, copies * module.outputs * columns * context.dtype_bytes))
+    if scheme.strategy == "channel":
+        scales = copies * module.outputs * FLOAT32_BYTES
+        return Storage((weight, scales))
+    activation = (copies * shards * FLOAT32_BYTES,) if scheme.static_activations else ()
+    if scheme.online:
+        return Storage((weight * context.dtype_bytes,), (("+", weight), ("+", copies * FLOAT32_BYTES), ("-", 0)))
+    loaded = (weight, copies * shards * FLOAT32_BYTES, *activation)
+    if context.fp8_kernels or scheme.number == "int":
+        return Storage(loaded)
+    scales = copies * module.outputs * context.dtype_bytes
+    return Storage(loaded, replaced(weight, scales, *(0 for _ in activation)))
+
+
+def _block(module: Module, block: tuple[int, int], parts: int) -> tuple[int, int]:
+    """Experts whose slice does not divide into blocks get smaller ones."""
+    if module.copies == 1:
+        return block
+    width = module.outputs // parts if ".w13" in module.name else module.inputs
+    return math.gcd(block[0], width), math.gcd(block[1], width)
+
+
+def _mxfp8(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
+    return Storage((module.elements, module.copies * module.outputs * _groups(module, scheme)))
+
+
+def _nvfp4(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
+    """Two weights a byte, an FP8 scale a group of 16, a float a tensor, and one for its activations."""
+    groups = module.inputs // (scheme.group_size or 16)
+    weight, scales = module.elements // 2, module.copies * module.outputs * groups
+    scalar = module.copies * _shards(module) * FLOAT32_BYTES
+    loaded = (weight, scalar, scales, *((scalar,) if scheme.static_activations else ()))
+    # Kernels read scales in tiles of 128 rows by 4 groups.
+    tiles = module.copies * round_up(module.outputs, 128) * round_up(groups, 4)
+    return Storage(loaded, replaced(None, None, tiles) if context.capability >= (10, 0) else ())
+
+
+def _mxfp4_linear(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
+    scales = module.copies * module.outputs * _groups(module, scheme)
+    return Storage((module.elements // 2, scales))
+
+
+def _mxfp4(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
+    """gpt-oss experts: sizes are rounded up to what the kernel of this GPU and release wants."""
+    up = ".w13" in module.name
+    rows, columns = _mxfp4_sizes(module, up, context)
+    copies = module.copies
+    weight, scales = copies * rows * columns // 2, copies * rows * columns // 32
+    if not _hopper_triton(context):
+        return Storage((weight, scales), replaced(weight, scales))
+    packed = columns // 2
+    tile = copies * round_up(rows, 256)
+    if context.at_least("0.21.0"):
+        # Triton kernels 3.5.1: the weight keeps its size, scales are padded to 256 rows by 4 groups.
+        return Storage((weight, scales), replaced(weight, tile * round_up(columns // 32, 4)))
+    groups = round_up(columns // 32, 2)
+    if context.at_least("0.19.0"):
+        # Triton kernels 3.6.0 pad the packed inputs to 64, and the loaded scales stay beside the swizzled ones.
+        return Storage((weight, scales), (*replaced(copies * rows * round_up(packed, 64)), ("+", tile * groups)))
+    return Storage((weight, scales), (*replaced(weight), ("+", tile * groups)))
+
+
+def _hopper_triton(context: StorageContext) -> bool:
+    return context.vendor == "nvidia" and context.capability[0] == 9
+
+
+def _mxfp4_sizes(module: Module, up: bool, context: StorageContext) -> tuple[int, int]:
+    """Rows and columns after rounding: one is the hidden size, the other the expert width (of gate and up, twice)."""
+    if _hopper_triton(context):
+        hidden_step, width_step = 1, 64
+    elif context.vendor == "amd":
+        hidden_step, width_step = 256, 256
+    elif context.capability[0] == 10:
+        hidden_step, width_step = 256, 128 if context.at_least("0.21.0") else 256
+    else:
+        hidden_step, width_step = 256, 128
+    if up:
+        return 2 * round_up(module.outputs // 2, width_step), round_up(module.inputs, hidden_step)
+    return round_up(module.outputs, hidden_step), round_up(module.inputs, width_step)
+
+
+def _bitsandbytes(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
+    """4 bits and a scale for 64 of them. Until 0.9.1 the scales stayed quantized as the checkpoint has them."""
+    if scheme.weight_bits == 8:
+        return Storage((module.elements, module.copies * module.outputs * FLOAT32_BYTES))
+    blocks = module.elements // 64
+    nested = not scheme.online and not context.at_least("0.9.2")
+    scales = blocks + cdiv(blocks, 256) * FLOAT32_BYTES if nested else blocks * FLOAT32_BYTES
+    return Storage((module.elements // 2, scales))
+
+
+def _gguf(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
+    return Storage((module.elements * (scheme.weight_bits * 32 + 16) // 256,))
+
+
+def _experts_int8(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
+    return Storage((module.elements, module.copies * module.outputs * FLOAT32_BYTES))
+
+
+_METHODS: dict[str, Callable[[Module, Quantization, StorageContext], Storage]] = {
+    "awq": _awq, "gptq": _gptq, "packed_int": _packed_int, "eight_bits": _eight_bits, "mxfp8": _mxfp8,
+    "nvfp4": _nvfp4, "mxfp4": _mxfp4, "mxfp4_linear": _mxfp4_linear, "bitsandbytes": _bitsandbytes, "gguf": _gguf,
+    "experts_int8": _experts_int8,
+}  # fmt: skip

@@ -1,0 +1,1 @@
+"""`legroom recover`: what a dead server still holds, and freeing it."""

@@ -1,0 +1,191 @@
+"""After a crash: what to start instead, computed from the log or from the command that was run."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from legroom.deployments.plain_shell import ASSIGNMENT, assignments
+from legroom.errors import LegroomError
+from legroom.home import runs_folder
+from legroom.records import dataclass
+from legroom.vllm.secret_words import without_secrets
+
+if TYPE_CHECKING:
+    from legroom.diagnosis.starting_plan import Hints
+    from legroom.planning.plan import Plan
+
+
+@dataclass(frozen=True)
+class Crashed:
+    """What is known of the server that died."""
+
+    command: str | None = None
+    log: str | None = None
+    gpu: str | None = None
+    gpus: int | None = None
+    vllm: str | None = None
+    source: str = ""
+    """Where this was learnt, for people."""
+
+
+class NothingComputed(LegroomError):
+    """The call was right, but what is known does not lead to a command."""
+
+
+@dataclass(frozen=True)
+class Restart:
+    """A command that the memory model says will start and hold."""
+
+    command: tuple[str, ...]
+    why: str
+    plan: Plan | None = None
+
+
+def last_run(folder: Path | None = None) -> Crashed | None:
+    """The newest `legroom run` that left its note behind, because it was killed; one that still runs is not dead."""
+    notes = sorted((folder or runs_folder()).glob("*.json"), key=_changed_s, reverse=True)
+    for note in notes:
+        if note.name.endswith(".flags.json"):
+            continue
+        try:
+            said: Mapping[str, Any] = json.loads(note.read_text("utf-8"))
+            command = said["command"]
+            words = [
+                *assignments(said.get("env", {})),
+                *(shlex.split(command) if isinstance(command, str) else command),
+            ]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+        if _still_runs(said):
+            continue
+        line = shlex.join(str(word) for word in words)
+        log = said.get("log")
+        readable = isinstance(log, str) and Path(log).is_file()
+        return Crashed(line, log if readable else None, source=f"the run noted in {note.name}")
+    return None
+
+
+def _still_runs(said: Mapping[str, Any]) -> bool:
+    """Whether the process that wrote a note lives, and not another one that was given its PID since."""
+    import psutil  # noqa: PLC0415
+
+    pid, started_s = said.get("pid"), said.get("started_s")
+    if not isinstance(pid, int) or pid < 1:
+        return False
+    try:
+        process = psutil.Process(pid)
+        came_later = isinstance(started_s, (int, float)) and process.create_time() > started_s + 1
+        return not came_later and bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
+def _changed_s(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def restart_after(crashed: Crashed) -> Restart:
+    """The fix that the log asks for, else the same command with room to spare; raises where neither can be computed.
+
+    The variables that stood before the command stand before the new one; keys and tokens are for the user to fill in.
+    """
+    found = _restart(crashed)
+    own, words = _apart(found.command)
+    given, _ = _apart(shlex.split(crashed.command or ""))
+    return replace(found, command=tuple(without_secrets([*assignments({**given, **own}), *words])))
+
+
+def _apart(words: Sequence[str]) -> tuple[dict[str, str], Sequence[str]]:
+    found = [match for match in map(ASSIGNMENT.fullmatch, takewhile(ASSIGNMENT.fullmatch, words)) if match]
+    return {match[1]: match[2] for match in found}, words[len(found) :]
+
+
+def _restart(crashed: Crashed) -> Restart:
+    from legroom.diagnosis.starting_plan import Hints  # noqa: PLC0415
+
+    hints = Hints(crashed.command, None, crashed.gpu, crashed.gpus, crashed.vllm)
+    found = _from_log(crashed.log, hints) if crashed.log else None
+    if found:
+        return found
+    if crashed.command is None:
+        raise NothingComputed("the log shows no failure that flags would mend", "give the line that ran with --command")
+    return _with_room(crashed)
+
+
+def _from_log(log: str, hints: Hints) -> Restart | None:
+    from legroom.diagnosis.diagnose import read_log  # noqa: PLC0415
+    from legroom.diagnosis.reader import pieces_of_file  # noqa: PLC0415
+
+    reading = read_log(pieces_of_file(log), log, hints)
+    findings = reading.runs[0].findings if reading.runs else ()
+    for finding in findings:
+        for fix in finding.fixes:
+            if fix.command:
+                return Restart(fix.command, f"{finding.why} {fix.why}".strip(), fix.plan)
+    return None
+
+
+def _with_room(crashed: Crashed) -> Restart:
+    """The same command, changed until it fits across the error band, and with no more requests than always fit."""
+    from legroom.deployments.plain_sources import deployment_from_command  # noqa: PLC0415
+    from legroom.drawing.text import plural  # noqa: PLC0415
+    from legroom.facts.releases import release as known_release  # noqa: PLC0415
+    from legroom.planning.advice import with_advice  # noqa: PLC0415
+    from legroom.planning.plan import (  # noqa: PLC0415
+        plan,
+        plan_on_named_card,
+        ready_command,
+    )
+
+    assert crashed.command is not None
+    meant = deployment_from_command(crashed.command, known_release(crashed.vllm) if crashed.vllm else None)
+    fatal = [problem for problem in meant.problems if problem.stops_vllm]
+    if fatal:
+        raise LegroomError("; ".join(problem.message for problem in fatal), "; ".join(
+            f"instead of {problem.flag}: {problem.instead}" for problem in fatal if problem.instead
+        ))  # fmt: skip
+    first = plan_on_named_card(_target(crashed, meant.args, meant.release, meant.gpu_count), meant.args)
+    made, why = first, "it fits as it is"
+    if first.verdict != "fits":
+        working = [one for one in with_advice(first).advice if one.plan.verdict == "fits"]
+        # The same model in less room before another checkpoint of it: answers must not change behind anybody's back.
+        # And rather what leaves as much of the card free as what crashed did.
+        headroom = first.layout.headroom_bytes
+        advice = min(
+            working, key=lambda one: ("model" in one.flags, one.plan.layout.headroom_bytes < headroom), default=None
+        )
+        if advice is None:
+            raise NothingComputed(
+                f"no change of flags makes it fit: {first.reason}", "see legroom plan and legroom size"
+            )
+        made, why = advice.plan, advice.why
+    holds = max(1, int(made.memory.kv.max_concurrency))
+    if holds < made.settings.max_num_seqs:
+        made = plan(made.target, replace(made.args, max_num_seqs=holds))
+        at_a_time = f"{plural(holds, 'request')} at a time"
+        why += f"; {at_a_time}, so that each can grow to the full context and none is ever preempted"
+    return Restart(tuple(ready_command(made)), why, made)
+
+
+def _target(crashed: Crashed, args: Any, release: Any, gpu_count: int | None) -> Any:
+    from legroom.facts.gpus import gpu, with_total  # noqa: PLC0415
+    from legroom.live.nvml import devices  # noqa: PLC0415
+    from legroom.planning.plan import Target  # noqa: PLC0415
+    from legroom.vllm.served_model import served_model  # noqa: PLC0415
+
+    cards = devices()
+    if crashed.gpu is None and not cards:
+        raise LegroomError("which GPU? no NVIDIA driver answers here", "say --gpu h100, or a size such as --gpu 24GiB")
+    card = gpu(crashed.gpu or cards[0].name)
+    if crashed.gpu is None:
+        card = with_total(card, cards[0].total_bytes)
+    return Target(served_model(args), card, max(crashed.gpus or gpu_count or 1, args.gpus_needed), release)

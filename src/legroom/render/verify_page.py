@@ -1,0 +1,128 @@
+"""A verification for people: one page of text, and the picture of KV use and queue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from legroom.drawing.chart import area, svg_area
+from legroom.drawing.svg import Svg
+from legroom.drawing.terminal import PLAIN, Style
+from legroom.drawing.text import columns, count, wrap
+from legroom.verify.report import Check, LoadRun, Verification
+
+_MARGIN = 12
+_CURVES = (("KV use", "blue", 5), ("running", "green", 2), ("waiting", "orange", 2))
+
+
+def verification_text(found: Verification, style: Style = PLAIN) -> str:
+    """What a terminal shows."""
+    colour = "green" if found.ok else "red"
+    lines = [style.paint(headline(found), colour, "bold"), ""]
+    width = max((len(check.name) for check in found.checks), default=0)
+    for check in found.checks:
+        lines += wrap(f"{_mark(check, style)} {check.name:<{width}}  {check.text}", style.width, "", " " * (width + 4))
+    if found.load and found.load.points:
+        lines += ["", *_curves(found.load, style), "", *columns(_figures(found.load), "<<")]
+    for remark in found.notes:
+        lines += ["", *wrap(f"note: {remark}", style.width)]
+    return "\n".join(lines) + "\n"
+
+
+def headline(found: Verification) -> str:
+    """The verdict in a sentence."""
+    if found.ok:
+        return f"Verified: {found.server} holds what was asked of it"
+    failed = [check.name for check in found.checks if check.ok is False]
+    why = ", ".join(failed) or (found.load.interrupted if found.load else "") or "nothing was checked"
+    return f"Not verified: {found.server} ({why})"
+
+
+def _mark(check: Check, style: Style) -> str:
+    if check.ok is None:
+        return style.paint(style.pick("·", "-"), "grey")
+    return style.paint(style.pick("✓", "+"), "green") if check.ok else style.paint(style.pick("×", "x"), "red")
+
+
+def _curves(run: LoadRun, style: Style) -> list[str]:
+    width = style.width - _MARGIN - 10
+    lines = []
+    for (name, colour, height), (values, top, scale) in zip(_CURVES, _series(run), strict=True):
+        for row, line in enumerate(area(values, top, (width, height), style, colour)):
+            lines.append(f"{name if row == 0 else '':<{_MARGIN}}{line} {scale if row == 0 else ''}".rstrip())
+    last = f"{run.points[-1].at_s:.0f} s"
+    return [*lines, f"{'':<{_MARGIN}}0 s{last:>{max(1, width - 3)}}"]
+
+
+def _series(run: LoadRun) -> list[tuple[list[float], float, str]]:
+    running, waiting = [point.running for point in run.points], [point.waiting for point in run.points]
+    return [
+        ([point.kv_use or 0.0 for point in run.points], 1.0, "100%"),
+        (running, max(1.0, *running), count(max(1.0, *running))),
+        (waiting, max(1.0, *waiting), count(max(1.0, *waiting))),
+    ]
+
+
+def _figures(run: LoadRun) -> list[tuple[str, str]]:
+    good = [outcome for outcome in run.outcomes if outcome.ok]
+    tokens = sum(outcome.output_tokens for outcome in good)
+    figures = [
+        ("load", f"{run.name}: {count(run.asked)} requests, up to {run.concurrency} at a time, {run.seconds:.1f} s"),
+        ("answered", f"{count(len(good))}, {tokens / run.seconds if run.seconds else 0:,.0f} output tokens/s"),
+    ]
+    if good:
+        figures.append(
+            ("first token", percentiles([one.first_token_s for one in good if one.first_token_s is not None]))
+        )
+        figures.append(("latency", percentiles([one.total_s for one in good])))
+    if run.interrupted:
+        figures.append(("ended early", run.interrupted))
+    return figures
+
+
+def percentiles(values: Sequence[float]) -> str:
+    """`p50 0.21 s  p99 0.80 s  max 0.83 s`."""
+    if not values:
+        return "not measured"
+    ranked = sorted(values)
+
+    def at(share: float) -> float:
+        return ranked[min(len(ranked) - 1, int(share * len(ranked)))]
+
+    return f"p50 {at(0.5):.2f} s  p99 {at(0.99):.2f} s  max {ranked[-1]:.2f} s"
+
+
+def verification_svg(found: Verification) -> str:
+    """The same page as a drawing."""
+    svg = Svg(760, headline(found))
+    svg.text(24, 34, headline(found), "ink sans", size=16, bold=True)
+    y = 44.0
+    for check in found.checks:
+        for number, line in enumerate(wrap(check.text, 72)):
+            y += 20
+            if number == 0:
+                css = "soft" if check.ok is None else "good" if check.ok else "bad"
+                svg.text(24, y, {None: "·", True: "✓", False: "×"}[check.ok], css)
+                svg.text(40, y, check.name, "soft")
+            svg.text(150, y, line, "ink")
+    y += 24
+    if found.load and found.load.points:
+        y = _draw(svg, found.load, y)
+    return svg.render(y + 12)
+
+
+def _draw(svg: Svg, run: LoadRun, y: float) -> float:
+    for (name, colour, height), (values, top, scale) in zip(_CURVES, _series(run), strict=True):
+        box = 26.0 * height
+        svg.text(24, y + 12, name, "soft")
+        svg.text(736, y + 12, scale, "soft", anchor="end")
+        svg.box(110, y, 560, box, css="box")
+        svg_area(svg, (110, y, 560, box), values, top, colour)
+        y += box + 12
+    svg.text(110, y + 6, "0 s", "soft")
+    svg.text(670, y + 6, f"{run.points[-1].at_s:.0f} s", "soft", anchor="end")
+    y += 12
+    for name, value in _figures(run):
+        y += 20
+        svg.text(24, y, name, "soft")
+        svg.text(150, y, value, "ink")
+    return y

@@ -1,0 +1,1 @@
+"""`legroom run`: the self-healing launch and the supervisor that stays with the server."""

@@ -1,0 +1,227 @@
+"""What a server is expected to show once it is up: from a plan on a GPU, from the KV arithmetic alone on a CPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import LegroomError
+from legroom.facts.gpus import gpu as known_gpu
+from legroom.records import dataclass
+from legroom.run.server_command import ServerCommand
+from legroom.units import GIB, gib
+
+if TYPE_CHECKING:
+    from legroom.live.nvml import GpuMemory
+from pathlib import Path
+
+from legroom.planning.startup_log import Startup, read_startups
+
+_PLANNING_S = 60.0
+_DRIVER_BYTES = GIB
+"""A card that nobody uses shows less than this."""
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What is expected, in words and in the numbers that the log can be held against."""
+
+    text: str
+    verdict: str = "unknown"
+    """`fits`, `tight`, `does_not_fit` or `unknown`."""
+    tokens: int | None = None
+    max_concurrency: float | None = None
+    max_model_len: int | None = None
+
+
+def expect(command: ServerCommand, env: Mapping[str, str], gpus: Gpus) -> Expectation:
+    """What the plan says of a command on this machine."""
+    if command.problems:
+        return Expectation(f"vLLM {command.release} will refuse it: {'; '.join(command.problems)}", "does_not_fit")
+    if not gpus.name:
+        return _on_cpu(command, env)
+    try:
+        document = _planned(command, gpus)
+    except LegroomError as error:
+        return Expectation(f"no plan: {error.message}")
+    return _of_plan(document)
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """The GPUs that the server will see; no name where there are none."""
+
+    name: str = ""
+    count: int = 0
+    used_bytes: int = 0
+    """What other processes hold of the fullest one."""
+
+
+def gpus_here(env: Mapping[str, str], named: str | None = None, needed: int = 1) -> Gpus:
+    """What NVML shows, cut to CUDA_VISIBLE_DEVICES; `named` is what the user calls the card.
+
+    A server that needs fewer GPUs than it sees takes the first ones: only what is used of those counts.
+    """
+    from legroom.live.nvml import devices  # noqa: PLC0415 - loads the driver's library
+
+    if named:
+        known_gpu(named)  # what means nothing to legroom is the user's to put right
+    seen = _visible(devices(), env.get("CUDA_VISIBLE_DEVICES"))
+    if not seen:
+        return Gpus(named or "", 1 if named else 0)
+    name = named or seen[0].name
+    try:
+        known_gpu(name)
+    except LegroomError:
+        name = f"{seen[0].total_bytes / GIB:.2f}GiB"
+    return Gpus(name, len(seen), max(_used(card) for card in seen[:needed]))
+
+
+def _visible(cards: Sequence[GpuMemory], said: str | None) -> list[GpuMemory]:
+    """In the order of the variable, and up to the first word of it that names no card, as CUDA reads it."""
+    if said is None:
+        return list(cards)
+    found = []
+    for word in said.split(","):
+        name = word.strip()
+        named = (
+            card for card in cards if name == str(card.index) or (name[:4] == "GPU-" and card.uuid.startswith(name))
+        )
+        if (card := next(named, None)) is None:
+            break
+        found.append(card)
+    return found
+
+
+def _used(card: GpuMemory) -> int:
+    """What other processes hold. Where the driver does not say (in a container), all that is in use, if it is more than
+    the driver's own."""
+    if card.processes and all(held for _, held in card.processes):
+        return sum(held for _, held in card.processes)
+    return card.used_bytes if card.used_bytes > _DRIVER_BYTES else 0
+
+
+def _planned(command: ServerCommand, gpus: Gpus) -> dict[str, Any]:
+    """`legroom plan --json` of the command: the same answer that the user would get, in a process of its own."""
+    words = [sys.executable, "-m", "legroom", "plan", "--json", "--gpu", gpus.name, "--gpus", str(max(gpus.count, 1))]
+    if gpus.used_bytes:
+        words += ["--gpu-used", str(gpus.used_bytes)]
+    words += ["--vllm", command.release.asked or command.release.version, "--", *command.words]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=_PLANNING_S, check=False)
+        document: dict[str, Any] = json.loads(done.stdout)
+    except subprocess.TimeoutExpired:
+        raise LegroomError(f"planning took more than {_PLANNING_S:.0f} s") from None
+    except ValueError:
+        lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        raise LegroomError(lines[0][7:] if lines else "planning failed") from None
+    return document
+
+
+def _of_plan(document: Mapping[str, Any]) -> Expectation:
+    kv, layout = document["kv"], document["layout"]
+    length = int(document["args"]["max_model_len"])
+    if document["verdict"] == "does_not_fit":
+        failure = document["failure"] or {}
+        return Expectation(f"it will not start: {failure.get('message') or document['reason']}", "does_not_fit")
+    text = (
+        f"{gib(layout['weights_bytes'])} weights, {gib(layout['kv_cache_bytes'])} KV cache = {kv['tokens']:,} tokens, "
+        f"{kv['max_concurrency']:.1f} requests of {length:,}; the card will show {gib(layout['peak_used_bytes'])} used"
+    )
+    if document["verdict"] == "tight":
+        text += f" (tight: {document['reason']})"
+    return Expectation(text, document["verdict"], kv["tokens"], kv["max_concurrency"], length)
+
+
+def _on_cpu(command: ServerCommand, env: Mapping[str, str]) -> Expectation:
+    """Without a GPU there is no card to plan; the blocks of a pool whose size was given are still exact."""
+    from legroom.memory.kv.plan import kv_plan  # noqa: PLC0415
+    from legroom.vllm.engine import on_cpu  # noqa: PLC0415
+    from legroom.vllm.resolve import resolve  # noqa: PLC0415
+    from legroom.vllm.served_model import served_model  # noqa: PLC0415
+
+    nothing = "no GPU here, so no plan of a card"
+    pool = _cpu_pool_bytes(command, env)
+    if pool is None:
+        return Expectation(nothing)
+    try:
+        args = on_cpu(command.args)
+        card = known_gpu("24GiB")
+        model = served_model(args)
+        settings = resolve(args, model, card, command.release)
+        kv = kv_plan(model, settings, card, [pool] * settings.pipeline_parallel_size)
+    except (LegroomError, ArithmeticError, LookupError, TypeError, ValueError):
+        return Expectation(nothing)
+    if kv.failure is not None:
+        return Expectation(f"{nothing}; the KV cache says no: {kv.failure.message}", "does_not_fit")
+    text = f"{nothing}; {kv.tokens:,} tokens of KV cache, {kv.max_concurrency:.1f} requests of {kv.max_model_len:,}"
+    return Expectation(text, "fits", kv.tokens, kv.max_concurrency, kv.max_model_len)
+
+
+def _cpu_pool_bytes(command: ServerCommand, env: Mapping[str, str]) -> int | None:
+    if command.args.kv_cache_memory_bytes is not None:
+        return command.args.kv_cache_memory_bytes
+    said = {**env, **command.env}.get("VLLM_CPU_KVCACHE_SPACE", "")
+    return int(said) * GIB if said.isdecimal() and int(said) else None
+
+
+_LEARNING_S = 60.0
+_READ_BYTES = 8 << 20
+CLOSE = 0.02
+"""A pool this near to the planned one is as planned: vLLM prints memory in hundredths of a GiB."""
+
+
+def compared(log: Path, expected: Expectation) -> list[str]:
+    """What vLLM says of its pool, beside what was expected."""
+    startup = _startup(log)
+    if startup is None or startup.tokens is None:
+        return []
+    times = f", {startup.max_concurrency:.2f} requests at once" if startup.max_concurrency is not None else ""
+    said = f"vLLM says: {startup.tokens:,} tokens of KV cache{times}"
+    if expected.tokens is None:
+        return [said]
+    if startup.tokens == expected.tokens:
+        return [f"{said}; exactly as planned"]
+    off = startup.tokens / expected.tokens - 1 if expected.tokens else 0.0
+    judged = "as planned" if abs(off) <= CLOSE else f"the plan said {expected.tokens:,} ({off:+.1%})"
+    return [f"{said}; {judged}"]
+
+
+def learnt(log: Path, gpus: Gpus) -> list[str]:
+    """Keep what the start-up measured (`legroom calibrate`), so that the next plan starts from it."""
+    if not gpus.name:
+        return ["nothing to learn from a start without a GPU"]
+    words = [sys.executable, "-m", "legroom", "calibrate", str(log), "--gpu", gpus.name, "--json"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=_LEARNING_S, check=False)
+    except subprocess.TimeoutExpired:
+        return [f"the measured memory could not be kept: that took more than {_LEARNING_S:.0f} s"]
+    try:
+        lessons = json.loads(done.stdout)["learnt"]
+    except (ValueError, KeyError):
+        reasons = [line[7:] for line in done.stderr.splitlines() if line.startswith("error: ")]
+        return [f"the measured memory could not be kept: {reasons[0] if reasons else 'no answer'}"]
+    terms = {name.removesuffix("_bytes") for lesson in lessons for name in lesson["terms"]}
+    if not terms:
+        return ["the start-up printed no memory that could be kept"]
+    return [f"the measured memory is kept for later plans ({', '.join(sorted(terms)).replace('_', ' ')})"]
+
+
+def proven(url: str, api_key: str | None) -> tuple[bool | None, str]:
+    """The short form of `legroom verify`; None where the server has no door that can be tried."""
+    from legroom.verify.smoke_test import prove  # noqa: PLC0415 - loads an HTTP client
+
+    return prove(url, api_key)
+
+
+def _startup(log: Path) -> Startup | None:
+    try:
+        with log.open("rb") as file:
+            text = file.read(_READ_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return None
+    startups = read_startups(text)
+    return startups[-1] if startups else None

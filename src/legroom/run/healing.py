@@ -1,0 +1,244 @@
+"""From the log of a failed run to the command that is tried next: the first computed fix that the user allows."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from legroom.actions.server_log import last_lines
+from legroom.deployments.plain_shell import assignments
+from legroom.diagnosis.causes.kv_too_small_for_max_len import longest_len
+from legroom.diagnosis.diagnose import read_log
+from legroom.diagnosis.finding import Finding, Fix
+from legroom.diagnosis.masking import masked
+from legroom.diagnosis.reader import pieces_of_file
+from legroom.diagnosis.starting_plan import Hints
+from legroom.errors import LegroomError
+from legroom.explain.catalog import entry
+from legroom.facts.flags import flags_of
+from legroom.records import dataclass
+from legroom.run.edited_command import value_of, with_flags
+from legroom.run.expectation import Expectation, Gpus, expect
+from legroom.run.server_command import ServerCommand, read_command
+from legroom.vllm.command_parts import command_parts
+
+SURE_ENOUGH = 0.5
+"""Causes and fixes below this are told, never tried."""
+NOT_A_FIX = frozenset({"report", "driver", "engine_version_or_V0", "request"})
+_SIZING = ("VLLM_CPU_KVCACHE_SPACE", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "CUDA_VISIBLE_DEVICES")
+_LAST_LINES, _LONGEST_WORDS = 10, 300
+_NEVER_CHANGED = frozenset({"model"})
+"""Another model is another service."""
+_KERNEL_FAULTS = frozenset({"illegal_access", "device_assert", "kernel_assertion"})
+"""What the catalog's entry of `not_memory` is about; everything else that is not memory has no entry of its own."""
+Tried = tuple[Sequence[str], Mapping[str, str]]
+"""The words of a command that was launched, and what stood before it."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What the user will not give up."""
+
+    keep: tuple[str, ...] = ()
+    """Flags that stay as they are, by vLLM's Python names."""
+    min_context: int | None = None
+    min_concurrency: float | None = None
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """What failed and what is done about it; no words where nothing may be done."""
+
+    cause: str
+    entry: str
+    failed: str
+    """What happened, in a line."""
+    is_memory: bool
+    evidence: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    env: Mapping[str, str] | None = None
+    changed: str = ""
+    why: str = ""
+    expected: Expectation | None = None
+    refused: str = ""
+    """Why no fix was applied, and what it would have changed."""
+
+
+@dataclass(frozen=True)
+class _Case:
+    """What a fix is weighed against."""
+
+    command: ServerCommand
+    bounds: Bounds
+    gpus: Gpus
+    environ: Mapping[str, str]
+    tried: frozenset[object]
+    pool_tokens: int | None
+    """How many tokens the log says its KV pool holds."""
+
+
+def heal(
+    log: Path,
+    command: ServerCommand,
+    bounds: Bounds,
+    gpus: Gpus,
+    environ: Mapping[str, str],
+    tried: Iterable[Tried] = (),
+) -> Remedy:
+    """Diagnose the log and work out the next command, one that is not among those that were tried."""
+    hints = Hints(_line(command, environ), None, gpus.name or None, gpus.count or None, command.release_said or None)
+    reading = read_log(pieces_of_file(str(log)), str(log), hints)
+    findings = reading.runs[0].findings if reading.runs else ()
+    if not findings:
+        said = next((line.strip() for line in reversed(last_lines(log, _LAST_LINES)) if line.strip()), "")
+        last = f" Its last line: {masked(said)[:_LONGEST_WORDS]}" if said else ""
+        return Remedy("", "", f"the log does not say why.{last}", False, refused="there is nothing to go by")
+    first = findings[0]
+    told = Remedy(
+        first.cause, first.entry, f"{_title(first)}: {masked(first.why + _said(first))}",
+        first.cause not in ("not_memory", "wrong_flag", "driver_or_cuda_mismatch", "request_too_long"),
+        tuple(masked(item.text)[:300] for item in first.evidence[:3]),
+    )  # fmt: skip
+    keys = frozenset(_key(words, env, command, environ) for words, env in (*tried, (command.words, command.env)))
+    case = _Case(command, bounds, gpus, environ, keys, longest_len(reading.runs[0].case))
+    return _first_allowed(told, findings, case)
+
+
+def _key(words: Sequence[str], env: Mapping[str, str], command: ServerCommand, environ: Mapping[str, str]) -> object:
+    """Equal for set-ups that a server cannot tell apart: the order of flags and what is inherited anyway are not in."""
+    parts = list(command_parts(words, command.release))
+    flags = sorted((part.dest, part.value) for part in parts if part.name)
+    bare = tuple(word for part in parts if not part.name for word in part.words)
+    return bare, tuple(flags), tuple(sorted(item for item in env.items() if environ.get(item[0]) != item[1]))
+
+
+def _line(command: ServerCommand, environ: Mapping[str, str]) -> str:
+    """The command with the variables of this environment that size a server's memory."""
+    env = {name: value for name, value in environ.items() if name in _SIZING} | dict(command.env)
+    return shlex.join([*assignments(env), *command.words])
+
+
+def _title(finding: Finding) -> str:
+    if finding.cause == "not_memory" and not any(item.id in _KERNEL_FAULTS for item in finding.evidence):
+        return "It is not memory"
+    try:
+        return f"{entry(finding.entry).title.en} ({finding.entry})"
+    except LegroomError:
+        return f"{finding.cause.replace('_', ' ')} ({finding.entry})"
+
+
+def _said(finding: Finding) -> str:
+    """The words of an exception that the cause has no words of its own for."""
+    found = next((item for item in finding.evidence if item.id == "exception"), None)
+    if found is None or finding.cause != "not_memory":
+        return ""
+    said = found.text.partition(str(found.facts.get("type")))[2].lstrip(":( ")
+    if not said or said.endswith(":"):  # the reason is on the lines that follow
+        said = str(found.facts.get("message", ""))
+    return f" It says: {said[:_LONGEST_WORDS]}" if said else ""
+
+
+def _first_allowed(told: Remedy, findings: tuple[Finding, ...], case: _Case) -> Remedy:
+    refusals: list[str] = []
+    for fix in computed_fixes(findings):
+        command = case.command
+        change = _described(fix, command, case.environ)
+        words = with_flags(command.words, command.flags_at, fix.flags, command.release)
+        env = {**command.env, **fix.env}
+        reason = _forbidden(fix, case.bounds) or _nothing_new(fix, words, env, case)
+        if not reason:
+            changed = read_command([*assignments(env), *words], command.release_said or None, case.environ)
+            expected = expect(changed, case.environ, case.gpus)
+            reason = _too_little(fix, expected, case, told.is_memory)
+        if not reason:
+            return replace(told, words=words, env=env, changed=change, why=masked(fix.why), expected=expected)
+        refusals.append(f"{change} ({reason})")
+    if refusals:
+        return replace(told, refused=f"it would have changed {', or '.join(refusals[:3])}")
+    steps = [step for fix in findings[0].fixes[:2] for step in fix.steps[:1]]
+    hint = f"; what may help: {'; or '.join(steps)}" if steps else ""
+    return replace(told, refused=f"no flags that mend it could be computed{hint}")
+
+
+def _nothing_new(fix: Fix, words: Sequence[str], env: Mapping[str, str], case: _Case) -> str:
+    """Why this change would lead to a set-up that has failed; empty where it leads to a new one."""
+    if _key(words, env, case.command, case.environ) not in case.tried:
+        return ""
+    command = case.command
+    file = value_of(command.words, command.flags_at, "config", command.release)
+    taken_out = [name for name, value in fix.flags.items() if value is None]
+    if file and taken_out and not any(
+        value_of(command.words, command.flags_at, name, command.release) is not None for name in taken_out
+    ):  # fmt: skip
+        return f"it stands in {file}: change it there"
+    return "that has been tried"
+
+
+def computed_fixes(findings: tuple[Finding, ...]) -> Iterator[Fix]:
+    """Fixes by flags or environment of every cause that is sure enough, in the order of the diagnosis."""
+    for finding in findings:
+        if finding.confidence < SURE_ENOUGH:
+            return
+        for fix in finding.fixes:
+            if fix.confidence < SURE_ENOUGH or fix.kind in NOT_A_FIX or _NEVER_CHANGED & fix.flags.keys():
+                continue
+            if fix.flags or fix.env:
+                yield fix
+
+
+def _forbidden(fix: Fix, bounds: Bounds) -> str:
+    """Why the user does not want this change; empty where it is fine."""
+    for name in (*fix.flags, *fix.env):
+        if name in bounds.keep:
+            return f"--keep {_flag(name)}"
+    length = fix.flags.get("max_model_len")
+    if bounds.min_context and isinstance(length, int) and 0 <= length < bounds.min_context:
+        return f"below --min-context {bounds.min_context}"
+    seqs = fix.flags.get("max_num_seqs")
+    if bounds.min_concurrency and isinstance(seqs, int) and seqs < bounds.min_concurrency:
+        return f"below --min-concurrency {bounds.min_concurrency:g}"
+    return ""
+
+
+def _too_little(fix: Fix, expected: Expectation, case: _Case, is_memory: bool) -> str:
+    bounds, times, length = case.bounds, expected.max_concurrency, expected.max_model_len
+    if bounds.min_concurrency and times is None and is_memory and fix.flags:
+        wanted = fix.flags.get("max_model_len")
+        if fix.flags.keys() != {"max_model_len"} or not isinstance(wanted, int) or wanted < 1 or not case.pool_tokens:
+            return f"how many requests that holds cannot be told, and --min-concurrency is {bounds.min_concurrency:g}"
+        times = case.pool_tokens / wanted
+    if bounds.min_concurrency and times is not None and times < bounds.min_concurrency:
+        return f"{times:.2f} requests at once, below --min-concurrency {bounds.min_concurrency:g}"
+    if bounds.min_context and length is not None and length < bounds.min_context:
+        return f"{length} tokens, below --min-context {bounds.min_context}"
+    return ""
+
+
+def _described(fix: Fix, command: ServerCommand, environ: Mapping[str, str]) -> str:
+    parts = []
+    for name, value in fix.flags.items():
+        before = value_of(command.words, command.flags_at, name, command.release)
+        was = f" (was {before})" if before else ""
+        flag = _flag(name, command)
+        if value is None:
+            parts.append(f"{flag}{f' {before}' if before else ''} taken out")
+        elif value is True:
+            parts.append(f"{flag} added")
+        elif value is False:
+            parts.append(f"{flag} turned off")
+        else:
+            parts.append(f"{flag} {value}{was}")
+    for name, value in fix.env.items():
+        before = {**environ, **command.env}.get(name)
+        parts.append(f"{name}={value}{f' (was {before})' if before else ''}")
+    return ", ".join(parts)
+
+
+def _flag(name: str, command: ServerCommand | None = None) -> str:
+    if command is not None:
+        for flag in flags_of(command.release).values():
+            if flag.dest == name:
+                return flag.name
+    return name if name.isupper() else "--" + name.replace("_", "-")

@@ -1,0 +1,144 @@
+"""Is it up? One GET of /health over a bare socket, so that a supervisor needs no HTTP client."""
+
+from __future__ import annotations
+
+import errno
+import re
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from legroom.actions.child import Child
+from legroom.actions.descendants import cpu_ticks, descendants, title
+
+LOOKS = 4
+"""How many looks in a row must find it hanging."""
+_ASK_S = 5.0
+"""How long a look waits for an answer, at most."""
+_ENGINE = re.compile(rb"::(EngineCore|Worker|DPCoordinator)")
+"""How vLLM titles the processes behind its API servers. Releases that do not are never said to hang."""
+
+
+class HangWatch:
+    """Neither work nor an answer, look after look: then it hangs.
+
+    The event loop of an API server wakes up ten times a second (uvicorn), so one that lives uses CPU time even while
+    nobody asks it anything, and a busy one uses much: neither is ever asked, and neither can be taken for one that
+    hangs. Only a server that has used none since the last look is asked whether it answers.
+    """
+
+    def __init__(
+        self,
+        patience_s: float,
+        used: Callable[[], int | None],
+        answers: Callable[[float], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._every_s = patience_s / LOOKS
+        self._used, self._answers, self._clock = used, answers, clock
+        self._before = used()
+        self._silent = 0
+        self._due_s = clock() + self._every_s
+
+    def left_s(self) -> float | None:
+        """How long until the next look; None where there is none."""
+        return max(self._due_s - self._clock(), 0.0) if self._every_s else None
+
+    def hangs(self) -> bool:
+        """Look, if it is time to; whether it has hung for as long as the patience lasts."""
+        if self.left_s() != 0.0:
+            return False
+        self._due_s = self._clock() + self._every_s
+        used = self._used()
+        works = used is None or used != self._before
+        self._before = used
+        self._silent = 0 if works or self._answers(min(_ASK_S, self._every_s)) else self._silent + 1
+        return self._silent >= LOOKS
+
+
+def ticks_in_front(child: Child) -> Callable[[], int | None]:
+    """The CPU time of everything of a server but its engines, which may wait in a loop: of its API servers, and of what
+    stands above them (`uv run`, `sudo`). None where one has gone, is debugged, or may be kept from printing."""
+    server = child.pid
+    assert server is not None
+
+    def used() -> int | None:
+        front = [pid for pid in (server, *descendants(server)) if not _ENGINE.search(title(pid))]
+        ticks = [cpu_ticks(pid) for pid in front]
+        if child.is_held_up or None in ticks:
+            return None
+        return sum(one or 0 for one in ticks) or None  # a system that counts no CPU time cannot tell work from none
+
+    return used
+
+
+_PATIENCE_S = 2.0
+
+
+def is_healthy(host: str, port: int, tls: bool = False, patience_s: float = _PATIENCE_S) -> bool:
+    """Whether the server answers 200."""
+    return health_status(host, port, tls, patience_s) == 200
+
+
+def health_status(host: str, port: int, tls: bool = False, patience_s: float = _PATIENCE_S) -> int | None:
+    """What the server answers; None where it does not."""
+    try:
+        with socket.create_connection((host, port), patience_s) as plain:
+            plain.settimeout(patience_s)
+            stream = _wrapped(plain, host) if tls else plain
+            stream.sendall(f"GET /health HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+            return int(stream.recv(64).split(b" ")[1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _wrapped(plain: socket.socket, host: str) -> socket.socket:
+    import ssl  # noqa: PLC0415 - megabytes that few need
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # it is our own child
+    return context.wrap_socket(plain, server_hostname=host)
+
+
+def port_problem(host: str, port: int) -> str:
+    """Why a server could not listen there; empty where it could.
+
+    vLLM itself binds with SO_REUSEPORT, so a second server on a port would start and take half of the requests.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return f"port {port} is in use"
+            return f"port {port} of {host} cannot be used: {error.strerror}"
+    return f"port {port} is in use, by what does not listen yet" if _is_bound(family, host, port) else ""
+
+
+def _is_bound(family: int, host: str, port: int) -> bool:
+    """vLLM binds its port first and listens when it is up. Where no connection of the past holds the port, a plain bind
+    tells."""
+    with socket.socket(family) as probe:
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE and not _has_connections(port)
+    return False
+
+
+def _has_connections(port: int) -> bool:
+    """Whether the kernel still knows one; where that cannot be read, it may."""
+    ending = f":{port:04X}"
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with Path(table).open(encoding="ascii") as lines:
+                if any(line.split()[1].endswith(ending) for line in lines):
+                    return True
+        except FileNotFoundError:
+            continue  # no IPv6
+        except OSError:
+            return True
+    return False

@@ -1,0 +1,75 @@
+"""The supervisor's pen: incidents and actions into the journal, and a remark where that cannot be written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from legroom.live.journal.journal import DONE, FAILED, Journal, JournalUnavailable
+
+Detail = Mapping[str, Any]
+
+
+class Diary:
+    """One server's story. A journal that cannot be written is said once, and never stops a server."""
+
+    def __init__(self, server: str, say: Callable[[str], None]) -> None:
+        self.server = server
+        self._say = say
+        self._incident: int | None = None
+        self._action: int | None = None
+        self._silent = False
+
+    def happened(self, kind: str, title: str, detail: Detail) -> str:
+        """Something is wrong; what follows belongs to it until it is over. What to call it: `incident 7`.
+
+        A start that fails while an incident is open is one more page of it.
+        """
+        if self._incident is not None and kind == "start_failed":
+            self.found(title, detail)
+            return f"incident {self._incident}"
+        self.failed(f"then: {title}")
+        self._incident = self._write(lambda journal: journal.open_incident(self.server, kind, title, detail))
+        return "not journalled" if self._incident is None else f"incident {self._incident}"
+
+    def found(self, text: str, detail: Detail | None = None) -> None:
+        """What the diagnosis says."""
+        incident = self._incident
+        if incident is not None:
+            self._write(lambda journal: journal.note(incident, text, detail))
+
+    def about_to(self, name: str, detail: Detail) -> None:
+        """Written before it is done."""
+        self._action = self._write(lambda journal: journal.begin_action(self._incident, self.server, name, detail))
+
+    def worked(self, outcome: str) -> None:
+        """The server is up again."""
+        self._finish(DONE, outcome)
+
+    def failed(self, outcome: str) -> None:
+        """It is not, and nothing more is done about it."""
+        self._finish(FAILED, outcome)
+
+    def action_failed(self) -> None:
+        """What was done did not help; the incident goes on."""
+        action, self._action = self._action, None
+        if action is not None:
+            self._write(lambda journal: journal.finish_action(action, FAILED))
+
+    def _finish(self, result: str, outcome: str) -> None:
+        action, incident, self._action, self._incident = self._action, self._incident, None, None
+        if action is not None:
+            self._write(lambda journal: journal.finish_action(action, result))
+        if incident is not None:
+            self._write(lambda journal: journal.close_incident(incident, outcome))
+
+    def _write(self, write: Callable[[Journal], int | None]) -> int | None:
+        """Open, write, close: incidents are rare, and an open database is memory that a supervisor does not need."""
+        try:
+            with Journal.open() as journal:
+                return write(journal)
+        except JournalUnavailable as error:
+            if not self._silent:
+                self._say(f"{error.message}; going on without")
+            self._silent = True
+            return None

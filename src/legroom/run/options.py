@@ -1,0 +1,61 @@
+"""What `legroom run` was asked to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from legroom.records import dataclass
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One way to start the server."""
+
+    words: tuple[str, ...]
+    env: Mapping[str, str]
+    """What stands before the command."""
+    line: str
+    """As it may be printed."""
+    expected: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> Setup:
+        """From what counsel says."""
+        return cls(tuple(answer["words"]), dict(answer["env"]), answer["line"], answer["expected"])
+
+    def is_like(self, other: Setup) -> bool:
+        """Whether both launch the same, whatever was expected of it."""
+        return (self.words, self.env) == (other.words, other.env)
+
+    def is_among(self, others: Iterable[Setup]) -> bool:
+        """Whether one of them launches the same."""
+        return any(self.is_like(other) for other in others)
+
+
+OnCrash = Literal["restart", "exit"]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The options of one `legroom run`. Times in seconds."""
+
+    words: tuple[str, ...]
+    tries: int = 3
+    keep: tuple[str, ...] = ()
+    """As the user wrote them."""
+    min_context: int | None = None
+    min_concurrency: float | None = None
+    on_crash: OnCrash = "restart"
+    restarts: int = 5
+    """How many restarts after crashes an hour may have."""
+    restart_delay_s: float = 2.0
+    """Before the first restart; doubles with every further one of the hour."""
+    ready_timeout_s: float = 1800.0
+    hang_timeout_s: float = 120.0
+    """How long a server may neither work nor answer; 0: for ever."""
+    drain_s: float = 60.0
+    verify: bool = True
+    save: str | None = None
+    vllm: str | None = None
+    gpu: str | None = None

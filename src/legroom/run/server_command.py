@@ -1,0 +1,168 @@
+"""The command that `legroom run` is given: is it vLLM, which release, and where will it listen?"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from legroom.deployments.plain_shell import ASSIGNMENT, CONTAINER_TOOLS, assignments, basename, server_start
+from legroom.deployments.plain_sources import deployment_from_command
+from legroom.errors import UNREACHABLE, LegroomError
+from legroom.facts.releases import Release, latest
+from legroom.facts.releases import release as known_release
+from legroom.records import dataclass
+from legroom.vllm.args import ServeArgs, is_given, other_value
+from legroom.vllm.secret_words import without_secrets
+
+_VERSION = "from importlib.metadata import version; print(version('vllm'))"
+_ASKING_S = 30.0
+_ANYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}
+
+
+@dataclass(frozen=True)
+class ServerCommand:
+    """A vLLM server that can be started here."""
+
+    words: tuple[str, ...]
+    env: Mapping[str, str]
+    """What stood before the command, as NAME=value."""
+    flags_at: int
+    """Where the server's own flags begin among the words."""
+    release: Release
+    release_said: str
+    """The installed release, empty where it could not be found out."""
+    args: ServeArgs
+    problems: tuple[str, ...] = ()
+    """Flags that this release will refuse."""
+
+    @property
+    def port(self) -> int:
+        """Where it will listen."""
+        said = other_value(self.args, "--port")
+        return int(said) if said and said.isdecimal() else 8000
+
+    @property
+    def host(self) -> str:
+        """An address of this machine that reaches it."""
+        said = other_value(self.args, "--host") or ""
+        return _ANYWHERE.get(said, said)
+
+    @property
+    def url(self) -> str:
+        """What its clients call it."""
+        scheme = "https" if is_given(self.args, "--ssl-certfile") else "http"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{scheme}://{host}:{self.port}"
+
+    @property
+    def line(self) -> str:
+        """As one would type it."""
+        return shlex.join([*assignments(self.env), *self.words])
+
+
+def read_command(words: Sequence[str], vllm: str | None, environ: Mapping[str, str]) -> ServerCommand:
+    """Read the words after `legroom run --`; `vllm` is the release where the user says it."""
+    env, rest = _assignments(words)
+    at = _server_at(rest)
+    its_env = {**environ, **env}
+    if shutil.which(rest[0], path=its_env.get("PATH")) is None:
+        hint = "install vLLM (pip install vllm), activate its environment, or give the path of its `vllm`"
+        raise LegroomError(f"{rest[0]} is not installed here, or not on the PATH", hint, UNREACHABLE)
+    said = vllm or installed_release(rest[at:], its_env)
+    release = _nearest(said)
+    deployment = deployment_from_command(shlex.join(rest), release)
+    _check_watchable(deployment.args)
+    problems = tuple(problem.message for problem in deployment.problems if problem.stops_vllm)
+    return ServerCommand(tuple(rest), env, _flags_at(rest, at), release, said or "", deployment.args, problems)
+
+
+def _check_watchable(args: ServeArgs) -> None:
+    """Refuse what `/health` of a port cannot tell; a port that is no number at all is vLLM's to refuse."""
+    hint = "run that one without legroom run"
+    for flag in ("--headless", "--uds", "--grpc"):
+        if is_given(args, flag):
+            raise LegroomError(f"a server with {flag} has no HTTP port to watch", hint)
+    if other_value(args, "--ssl-cert-reqs") == "2":
+        raise LegroomError("a server that wants a certificate of its clients answers nobody else", hint)
+    said = other_value(args, "--port")
+    if said and re.fullmatch(r"-?[0-9]+", said) and not (len(said) <= 5 and 1 <= int(said) <= 65535):
+        raise LegroomError(f"--port {said} is no port that can be watched", "give one from 1 to 65535")
+
+
+def installed_release(words: Sequence[str], env: Mapping[str, str]) -> str | None:
+    """Which vLLM a command would run, asked of its own Python without importing vLLM; None where that fails."""
+    program = shutil.which(words[0], path=env.get("PATH"))
+    if program is None:
+        return None
+    python = _interpreter(Path(program)) if basename(program) == "vllm" else program
+    if python is None:
+        return None
+    try:
+        done = subprocess.run(
+            [python, "-c", _VERSION], capture_output=True, text=True, timeout=_ASKING_S, check=False, env=dict(env)
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode and "PackageNotFoundError" in done.stderr and basename(program) != "vllm":
+        hint = "give the Python of the environment that vLLM is installed in"
+        raise LegroomError(f"{program} has no vLLM", hint, UNREACHABLE)
+    return done.stdout.strip() or None
+
+
+def _interpreter(script: Path) -> str | None:
+    """The Python that a console script names in its first line."""
+    try:
+        with script.open("rb") as file:
+            first = file.readline(512).decode("utf-8", "replace").strip()
+    except OSError:
+        return None
+    if first == "#!/bin/sh":  # pip's form for long paths: the next line executes the interpreter
+        beside = script.with_name("python")
+        return str(beside) if beside.exists() else None
+    words = first[2:].split() if first.startswith("#!") else []
+    if words and basename(words[0]) == "env":
+        words = [shutil.which(words[-1]) or ""]
+    return words[0] or None if words else None
+
+
+def _nearest(said: str | None) -> Release:
+    if not said:
+        return latest()
+    return known_release(said.partition("+")[0])
+
+
+def _assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    env: dict[str, str] = {}
+    rest = list(words)
+    if len(rest) > 1 and basename(rest[0]) == "env" and ASSIGNMENT.fullmatch(rest[1]):
+        rest.pop(0)  # the same without it
+    while rest and (found := ASSIGNMENT.fullmatch(rest[0])):
+        env[found[1]] = found[2]
+        rest.pop(0)
+    return env, rest
+
+
+def _server_at(words: list[str]) -> int:
+    usage = "legroom run [options] -- vllm serve MODEL [flags]"
+    if not words:
+        raise LegroomError("which server?", usage)
+    at = server_start(words)
+    if at is None:
+        shown = shlex.join(without_secrets(words))
+        raise LegroomError(f"this is not a vLLM server: {shown[:120]}", usage)
+    if basename(words[at]) in CONTAINER_TOOLS:
+        hint = "run starts vLLM itself; put `legroom run -- vllm serve ...` inside the container"
+        raise LegroomError("a container is not a child of legroom, so run cannot hold it", hint)
+    return at
+
+
+def _flags_at(words: list[str], at: int) -> int:
+    """After `vllm serve`, `python -m module` or `python path/api_server.py`."""
+    for i in range(at, len(words)):
+        if words[i] == "serve" or words[i].endswith(("api_server", "api_server.py")):
+            return i + 1
+    return len(words)

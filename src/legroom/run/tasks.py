@@ -1,0 +1,200 @@
+"""The thinking half of `legroom run`, in short-lived processes: the supervisor itself stays small.
+
+    python -m legroom.holding.counsel TASK < question.json > answer.json
+
+An answer is `{"answer": ...}` or `{"error": {"message", "hint", "exit_code"}}`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from legroom.actions.descendants import die_with_parent
+from legroom.deployments.plain_shell import assignments
+from legroom.errors import LegroomError
+from legroom.facts.evidence import startup_lines
+from legroom.facts.flags import flags_of
+from legroom.facts.releases import Release
+from legroom.guard import MIDDLEWARE
+from legroom.run.edited_command import kept_name, value_of, with_flags
+from legroom.run.expectation import Expectation, Gpus, compared, expect, gpus_here, learnt, proven
+from legroom.run.healing import Bounds, heal
+from legroom.run.server_command import ServerCommand, read_command
+from legroom.vllm.args import other_value
+from legroom.vllm.command_parts import command_parts
+from legroom.vllm.secret_words import without_secrets
+
+if TYPE_CHECKING:
+    from legroom.actions.drain import Door
+
+Question = Mapping[str, Any]
+Answer = dict[str, Any]
+_EMPTY_POLL_S = 0.25
+_SWITCHES = ("switch", "bool", "optbool")
+
+
+def prepare(question: Question) -> Answer:
+    """Read the command, add what the release lacks by default, and say what to expect."""
+    command = read_command(question["words"], question["vllm"], os.environ)
+    gpus = gpus_here({**os.environ, **command.env}, question["gpu"], command.args.gpus_needed)
+    notes = []
+    if not command.release_said:
+        notes.append(f"which vLLM release this is could not be found out: read as {command.release}, the newest known")
+    elif command.release.note:
+        notes.append(command.release.note)
+    added = _shutdown_timeout(command, question["drain_s"])
+    expected = expect(command, os.environ, gpus)
+    if added:
+        notes.append(
+            f"added {shlex.join(added)}: with vLLM's own default of 0 a SIGTERM during requests hangs the server"
+        )
+    return _command_answer(command, (*command.words, *added)) | {
+        "gpus": asdict(gpus), "expected": asdict(expected), "notes": notes,
+        "keep": [kept_name(said) for said in question["keep"]],
+        "capacity_mark": next(line.mark for line in startup_lines() if line.id == "max_concurrency"),
+    }  # fmt: skip
+
+
+def _command_answer(command: ServerCommand, words: tuple[str, ...]) -> Answer:
+    return {
+        "words": list(words), "env": dict(command.env), "vllm": command.release_said or command.release.version,
+        "host": command.host, "port": command.port, "url": command.url, "model": command.args.model,
+        "line": _shown(words, command.env), "own_drain_s": _own_drain_s(command, words),
+        "has_guard": any(part.dest == "middleware" and part.value == MIDDLEWARE for part in command_parts(words)),
+    }  # fmt: skip
+
+
+def _shown(words: tuple[str, ...], env: Mapping[str, str]) -> str:
+    """The command as it may be printed."""
+    return shlex.join(without_secrets([*assignments(env), *words]))
+
+
+def _shutdown_timeout(command: ServerCommand, drain_s: float) -> list[str]:
+    """`--shutdown-timeout`, where the release has it and the user did not say it (0.18 and later)."""
+    if "--shutdown-timeout" not in flags_of(command.release):
+        return []
+    if _said_shutdown_timeout(command, command.words) is not None:
+        return []
+    return ["--shutdown-timeout", str(max(1, math.ceil(drain_s)))]
+
+
+def _said_shutdown_timeout(command: ServerCommand, words: tuple[str, ...]) -> str | None:
+    """On the command line, else in its --config file."""
+    said = value_of(words, command.flags_at, "shutdown_timeout", command.release)
+    return other_value(command.args, "--shutdown-timeout") if said is None else said
+
+
+def _own_drain_s(command: ServerCommand, words: tuple[str, ...]) -> float:
+    """What vLLM itself gives requests; what is no number is vLLM's to refuse."""
+    said = _said_shutdown_timeout(command, words) or ""
+    return float(said) if said.isdecimal() else 0.0
+
+
+def mend(question: Question) -> Answer:
+    """Diagnose a failed run and work out the next command."""
+    command = read_command([*assignments(question["env"]), *question["words"]], question["vllm"], os.environ)
+    bounds = Bounds(tuple(question["keep"]), question["min_context"], question["min_concurrency"])
+    remedy = heal(
+        Path(question["log"]), command, bounds, Gpus(**question["gpus"]), os.environ, question["tried"]
+    )  # fmt: skip
+    answer = asdict(remedy)
+    if remedy.words:
+        answer["line"] = _shown(remedy.words, remedy.env or {})
+    return answer
+
+
+def change(question: Question) -> Answer:
+    """The command with the flags and variables that somebody left for the next restart."""
+    env = question["changes"].get("env") or {}
+    unset = [name for name, value in env.items() if value is None]
+    given = {
+        name: str(value) for name, value in {**question["env"], **env}.items() if name not in unset
+    }  # fmt: skip
+    command = read_command([*assignments(given), *question["words"]], question["vllm"], os.environ)
+    flags = question["changes"].get("flags") or {}
+    changes = dict(_change(name, value, command.release) for name, value in flags.items())
+    changed = with_flags(command.words, command.flags_at, changes, command.release)
+    after = read_command([*assignments(given), *changed], question["vllm"], os.environ)
+    wrong = [problem for problem in after.problems if problem not in command.problems]
+    if wrong and not command.release.note:  # of a release that is not known exactly, flags are not either
+        raise LegroomError("; ".join(wrong))
+    if after.url != command.url:
+        raise LegroomError(f"the server would move to {after.url}")
+    expected = expect(after, os.environ, Gpus(**question["gpus"]))
+    return {
+        "words": list(changed), "env": given, "unset": unset, "line": _shown(changed, given),
+        "expected": asdict(expected),
+    }  # fmt: skip
+
+
+def compare(question: Question) -> Answer:
+    """The server has printed the size of its pool: beside what was expected."""
+    return {"lines": compared(Path(question["log"]), Expectation(**question["expected"]))}
+
+
+def settle(question: Question) -> Answer:
+    """The server is up: prove it, and learn from it."""
+    command = read_command([*assignments(question["env"]), *question["words"]], question["vllm"], os.environ)
+    ok: bool | None = True
+    text = ""
+    if question["verify"]:
+        key = other_value(command.args, "--api-key") or {**os.environ, **command.env}.get("VLLM_API_KEY")
+        ok, text = proven(question["url"], key)
+    lines = learnt(Path(question["log"]), Gpus(**question["gpus"])) if ok is not False else []
+    return {"lines": lines, "ok": ok, "proof": text}
+
+
+def empty(question: Question) -> Answer:
+    """Close the guard inside the server, and wait until every request that it let in is answered."""
+    from legroom.actions.drain import GuardDoor  # noqa: PLC0415 - an HTTP client, for this task alone
+
+    return {"lines": [asyncio.run(_emptied(GuardDoor(question["url"], question["token"]), question["deadline_s"]))]}
+
+
+async def _emptied(door: Door, deadline_s: float) -> str:
+    from legroom.actions.drain import count_inside, wait_until_empty  # noqa: PLC0415
+
+    await door.close()
+    if await count_inside(door) is None:
+        return "the guard takes nothing new, and does not say how many requests it holds"
+    return f"the guard takes nothing new; {await wait_until_empty(door, None, deadline_s, _EMPTY_POLL_S)}"
+
+
+def _change(name: str, value: Any, release: Release) -> tuple[str, Any]:
+    """A flag in any spelling that vLLM takes, and its value as `flag_words` takes it: a switch is on or off."""
+    part = next(command_parts([name], release))
+    if part.flag is None and value == "":
+        return part.dest, True
+    if value is None or part.flag is None or part.flag.kind not in _SWITCHES:
+        return part.dest, value
+    is_on = str(value).lower() not in ("false", "0")
+    return part.dest, is_on != name.startswith("--no-")
+
+
+TASKS: dict[str, Callable[[Question], Answer]] = {
+    "prepare": prepare, "mend": mend, "change": change, "compare": compare, "settle": settle,
+    "empty": empty,
+}  # fmt: skip
+
+
+def main() -> None:
+    """Answer one question."""
+    die_with_parent()  # nobody would read the answer
+    try:
+        answer = {"answer": TASKS[sys.argv[1]](json.load(sys.stdin))}
+    except LegroomError as error:
+        answer = {"error": {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}}
+    json.dump(answer, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""`legroom watch` and its sidecar: looks, incidents, the policy, and restarts."""

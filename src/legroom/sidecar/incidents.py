@@ -1,0 +1,164 @@
+"""From findings to incidents: opened once, kept while they last, closed when they are over. Also across a restart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from legroom.actions.platform import FlagChange
+from legroom.live.detectors import Finding
+from legroom.live.journal.journal import Incident, Journal
+from legroom.records import dataclass as record
+
+BY = "sidecar"
+OVER, UNWATCHED, ELSEWHERE = "over", "no longer watched", "goes on as another incident"
+_ADOPTED_LOOKS = 12  # a finding needs its time to be found again: a minute at the usual interval
+
+
+@dataclass
+class OpenIncident:
+    """An incident while it lasts. `key` names it in the journal, also before it could be written there."""
+
+    key: str
+    server: str
+    group: str
+    kind: str
+    title: str
+    opened_s: float
+    severity: str
+    finding: Finding | None
+    """None for one that an earlier legroom opened and that was not seen again yet."""
+    reason: str = ""
+    """Why it was opened, for one that was not seen again yet."""
+    number: int | None = None
+    """Its own in the journal, as soon as it is there."""
+    acknowledged: bool = False
+    said: str = ""
+    """The last reason for not acting, so that it is noted once."""
+    ask_again_s: float = 0.0
+    """On the monotonic clock: when deciding again can have another answer."""
+    looks_without: int = 0
+    lasts_until_s: float = 0.0
+    """On the monotonic clock: before it, an adopted one that is not found again may yet be."""
+    acted: str = ""
+    """The last action for it and how that ended."""
+    asked: bool = False
+    """Whether its answers are being computed, or were."""
+    answered: bool = False
+    """Whether `change` is known: until then nothing is decided."""
+    change: FlagChange | None = None
+    """Flags that cure it."""
+
+    def detail(self) -> dict[str, Any]:
+        """What the journal keeps of its beginning."""
+        found = self.finding.to_json() if self.finding is not None else {}
+        return {"by": BY, "group": self.group, "severity": self.severity, "finding": found}
+
+
+@record(frozen=True)
+class Changes:
+    """What a look changed."""
+
+    opened: tuple[OpenIncident, ...] = ()
+    closed: tuple[OpenIncident, ...] = ()
+    worse: tuple[OpenIncident, ...] = ()
+
+
+class IncidentKeeper:
+    """Every open incident by server and kind."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str], OpenIncident] = {}
+
+    def all(self) -> tuple[OpenIncident, ...]:
+        """Those that are open, the oldest first."""
+        return tuple(sorted(self._open.values(), key=lambda one: one.opened_s))
+
+    def of(self, server: str) -> tuple[OpenIncident, ...]:
+        """Those of one server."""
+        return tuple(one for one in self._open.values() if one.server == server)
+
+    def adopt(
+        self, incidents: Iterable[Incident], group_of: Mapping[str, str], patience_s: Mapping[str, float]
+    ) -> frozenset[str]:
+        """Goes on with what an earlier legroom left open for servers that may still be watched.
+
+        `patience_s` says by kind how long a detector must watch before its silence means anything. The keys of all
+        that are open are the answer.
+        """
+        now_s = time.monotonic()
+        for incident in incidents:
+            place = (incident.server, incident.kind)
+            if incident.server in group_of and place not in self._open and incident.key is not None:
+                self._open[place] = OpenIncident(
+                    incident.key, incident.server, group_of[incident.server], incident.kind, incident.title,
+                    incident.opened_s, str(_last_said(incident, "severity", "warning")), None,
+                    reason=_reason(incident), number=incident.id,
+                    acknowledged=bool(_last_said(incident, "acknowledged", False)),
+                    lasts_until_s=now_s + patience_s.get(incident.kind, 0.0),
+                )  # fmt: skip
+        return frozenset(one.key for one in self._open.values())
+
+    def update(self, server: str, group: str, findings: Sequence[Finding]) -> Changes:
+        """Takes what is wrong with a server now. Mere information is no incident."""
+        now = {one.kind: one for one in findings if one.severity != "info"}
+        opened, closed, worse = [], [], []
+        for kind, finding in now.items():
+            held = self._open.get((server, kind))
+            if held is None:
+                held = self._new(server, group, finding)
+                self._open[server, kind] = held
+                opened.append(held)
+            elif held.severity != "critical" and finding.severity == "critical":
+                held.severity = finding.severity  # and stays so: what swings is told once
+                worse.append(held)
+            held.finding, held.looks_without = finding, 0
+        for held in self.of(server):
+            if held.kind not in now:
+                held.looks_without += 1
+                if held.finding is not None or _is_over(held):
+                    del self._open[server, held.kind]
+                    closed.append(held)
+        return Changes(tuple(opened), tuple(closed), tuple(worse))
+
+    def forget(self, server: str) -> tuple[OpenIncident, ...]:
+        """A server that is no longer watched: its incidents end."""
+        gone = self.of(server)
+        for one in gone:
+            del self._open[server, one.kind]
+        return gone
+
+    @staticmethod
+    def _new(server: str, group: str, finding: Finding) -> OpenIncident:
+        key = f"{server}|{finding.kind}|{finding.time_s:.3f}"
+        return OpenIncident(key, server, group, finding.kind, finding.title, finding.since_s, finding.severity, finding)
+
+
+def _is_over(adopted: OpenIncident) -> bool:
+    return adopted.looks_without >= _ADOPTED_LOOKS and time.monotonic() >= adopted.lasts_until_s
+
+
+def _reason(incident: Incident) -> str:
+    found = incident.detail.get("finding")
+    return str(found.get("reason", "")) if isinstance(found, Mapping) else ""
+
+
+def _last_said(incident: Incident, name: str, otherwise: object) -> object:
+    """What the last note with this detail says, else what the incident began with."""
+    said = [note.detail[name] for note in incident.notes if name in note.detail]
+    return said[-1] if said else incident.detail.get(name, otherwise)
+
+
+def left_open(journal: Journal) -> tuple[Incident, ...]:
+    """What sidecars opened and did not close, with its notes."""
+    found = [one.id for one in journal.incidents(open_only=True) if one.detail.get("by") == BY]
+    return tuple(held for number in found if (held := journal.incident(number)) is not None)
+
+
+def close_rest(journal: Journal, left: Iterable[Incident], kept: Collection[str], watched: Collection[str]) -> None:
+    """Ends what is not gone on with: nobody looks at the server any more, or it was found anew meanwhile."""
+    for incident in left:
+        if incident.key not in kept:
+            journal.close_incident(incident.id, ELSEWHERE if incident.server in watched else UNWATCHED)

@@ -1,0 +1,105 @@
+"""The platform and the door that a table of watch.toml names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from urllib.parse import urlsplit
+
+from legroom.actions.command import CommandPlatform
+from legroom.actions.docker import ComposeService, DockerContainer
+from legroom.actions.drain import CommandDoor, Door, FileDoor, GuardDoor, PlatformDoor
+from legroom.actions.kubernetes import Workload
+from legroom.actions.platform import Platform
+from legroom.actions.run_child import RunChild
+from legroom.actions.supervisord import SupervisordProgram
+from legroom.actions.systemd import SystemdUnit
+from legroom.guard import TOKEN_NAME as GUARD_TOKEN
+from legroom.live.metrics.address import Endpoint
+from legroom.sidecar.toml import Table
+
+DRAINS_BY_ITSELF = (Workload, RunChild)
+
+
+def platform_of(table: Table, server: str) -> Platform:
+    """`platform = "systemd"` and what that needs."""
+    kind = table.choice("platform", tuple(_PLATFORMS), "command")
+    return _PLATFORMS[kind](table, server)
+
+
+def _systemd(table: Table, server: str) -> Platform:
+    return SystemdUnit(table.need("unit", str), table.get("user", bool, False))
+
+
+def _docker(table: Table, server: str) -> Platform:
+    return DockerContainer(table.need("container", str), table.whole("stop_s", 60, most=3600))
+
+
+def _compose(table: Table, server: str) -> Platform:
+    path = table.path("file")
+    if path is None:
+        raise table.wrong("file", "is missing: the Compose file")
+    return ComposeService(path, table.need("service", str), table.whole("stop_s", 60, most=3600))
+
+
+def _kubernetes(table: Table, server: str) -> Platform:
+    kind = table.choice("kind", ("deployment", "stateful_set"), "deployment")
+    return Workload(
+        table.need("workload", str),
+        table.get("namespace", str, "default"),
+        "stateful_set" if kind == "stateful_set" else "deployment",
+        table.find("container", str),
+        table.find("context", str),
+    )
+
+
+def _supervisord(table: Table, server: str) -> Platform:
+    return SupervisordProgram(table.need("program", str), table.path("config"), table.path("program_file"))
+
+
+def _run(table: Table, server: str) -> Platform:
+    port = table.whole("port", urlsplit(server).port or 8000, least=1, most=65535)
+    return RunChild(port)
+
+
+def _command(table: Table, server: str) -> Platform:
+    return CommandPlatform(
+        table.need("restart_command", str), server, table.path("pid_file"), table.path("flags_file"),
+        table.number("settle_s", 10.0, most=3600.0),
+    )  # fmt: skip
+
+
+_PLATFORMS: Mapping[str, Callable[[Table, str], Platform]] = {
+    "systemd": _systemd, "docker": _docker, "compose": _compose, "kubernetes": _kubernetes,
+    "supervisord": _supervisord, "run": _run, "command": _command,
+}  # fmt: skip
+
+
+def door_of(table: Table | None, place: Endpoint, platform: Platform | None) -> Door | None:
+    """`drain = { by = "guard" }`. Without one: the platform where it drains by itself, the guard where there is a
+    token for it, else none."""
+    if table is None:
+        if isinstance(platform, DRAINS_BY_ITSELF):
+            return PlatformDoor(platform.name)
+        token = os.environ.get(GUARD_TOKEN)
+        return GuardDoor(place.server, token, place.verify_tls, place.ca_file) if token else None
+    door = _named_door(table, place, platform)
+    table.end()
+    return door
+
+
+def _named_door(table: Table, place: Endpoint, platform: Platform | None) -> Door:
+    by = table.choice("by", ("guard", "file", "command", "platform"), "guard")
+    if by == "guard":
+        token = table.secret("token") or os.environ.get(GUARD_TOKEN)
+        if not token:
+            raise table.wrong("token", f"is missing: the guard's, as token_env, token_file or {GUARD_TOKEN}")
+        return GuardDoor(table.get("url", str, place.server), token, place.verify_tls, place.ca_file)
+    if by == "file":
+        path = table.path("path")
+        if path is None:
+            raise table.wrong("path", "is missing: the file that makes readiness fail")
+        return FileDoor(path, table.number("seen_after_s", 15.0, most=3600.0))
+    if by == "command":
+        return CommandDoor(table.need("close_command", str), table.need("open_command", str))
+    return PlatformDoor(platform.name if platform is not None else "the platform")

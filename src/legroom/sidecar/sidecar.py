@@ -1,0 +1,421 @@
+"""The sidecar: looks at servers, keeps incidents, asks the policy, acts, and writes all of it down.
+
+One event loop looks and decides; one thread owns the journal. Nothing waits for anything slow: a server that does not
+answer, a full disk, a webhook that is down and an action that takes minutes each hold up themselves alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from legroom.errors import LegroomError
+from legroom.live.detectors import Finding, Watcher, watch_all
+from legroom.live.forecast import forecast
+from legroom.live.journal.buffered import PatientJournal, Write
+from legroom.live.journal.journal import Journal, JournalUnavailable, journal_path
+from legroom.live.journal.masking import masked
+from legroom.live.local_memory import LocalMemory
+from legroom.live.metrics.address import Endpoint
+from legroom.live.metrics.sample import Look, Sample
+from legroom.live.metrics.scrape import look, open_session
+from legroom.live.metrics.window import Window
+from legroom.live.remedies import answers
+from legroom.process_lock import alone
+from legroom.sidecar.acting import Actor, change_of, still
+from legroom.sidecar.config import ServerConfig, SidecarConfig, is_loopback
+from legroom.sidecar.http import SidecarMetrics, incident_json, make_app
+from legroom.sidecar.incidents import OVER, UNWATCHED, IncidentKeeper, OpenIncident, close_rest, left_open
+from legroom.sidecar.notifier import Said, Telling
+from legroom.sidecar.restart import Hands
+from legroom.sidecar.sources import Source, source_of
+
+_Answer = TypeVar("_Answer")
+_MAINTAIN_S = 600.0
+_LAST_WORDS_S = 1.0
+_LEAST_FLUSH_S = 1.0
+_FORECAST_S = 30.0  # a trend of minutes is not another one five seconds later, and costs more than all detectors
+
+
+class Sidecar:
+    """A running sidecar. `run` returns when it is told to stop."""
+
+    def __init__(self, config: SidecarConfig, say: Callable[[str], None]) -> None:
+        self._config, self._say = config, say
+        self.token = config.token
+        path = config.journal or journal_path()
+        self._patient = PatientJournal(path)
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._metrics = SidecarMetrics()
+        self._telling = Telling(config.webhooks, self._metrics, say)
+        self._keeper = IncidentKeeper()
+        self._memory = LocalMemory()
+        self._watchers: dict[str, Watcher] = {}
+        self._groups = {server.name: server.group for server in config.servers}
+        self._servers = {server.name: server for server in config.servers}
+        self._answering: set[asyncio.Task[None]] = set()
+        self._samples: list[Sample] = []
+        self._last_look_s = time.monotonic()
+        self._journal_problem: str | None = None
+        self._has_taken_over = False
+        """Until then nothing is done to a server: what an earlier legroom left unfinished there is not known."""
+        self._mistake = ""
+        self._next_forecast_s: dict[str, float] = {}
+        self._actor = Actor(config, Hands(self._keep, self._write, self._look, path.parent, config.poll_s), self._said)
+        self._stopping = asyncio.Event()
+        self._session: Any = None
+
+    async def run(self, source: Source) -> None:
+        """Watches until `stop`."""
+        self._session = open_session()
+        runner = await self._serve()
+        for name in {*self._groups.values(), "default"}:
+            self._metrics.say_acting(name, self._config.group(name).act)
+        await self._take_over()
+        tasks = [
+            asyncio.create_task(source(self._take_surely, self.gone, self._awaited)),
+            asyncio.create_task(self._write_samples()),
+            asyncio.create_task(self._maintain()),
+            asyncio.create_task(self._telling.run(self._keeper.all)),
+            asyncio.create_task(self._stopping.wait()),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()  # a source that ended with an error is one
+        finally:
+            await self._end(tasks, runner)
+
+    def stop(self) -> None:
+        """Asks it to end, cleanly and soon."""
+        self._stopping.set()
+
+    async def _end(self, tasks: list[asyncio.Task[Any]], runner: Any) -> None:
+        self._stopping.set()
+        await self._actor.stop()
+        await self._telling.drain(_LAST_WORDS_S)
+        for task in (*tasks, *self._answering):
+            task.cancel()
+        await asyncio.gather(*tasks, *self._answering, return_exceptions=True)
+        await runner.cleanup()
+        await self._session.close()
+        self._flush_samples()
+        await asyncio.get_running_loop().run_in_executor(self._writer, self._patient.close)
+        self._writer.shutdown()
+
+    async def _serve(self) -> Any:
+        from aiohttp import web  # noqa: PLC0415  slow to import
+
+        runner = web.AppRunner(make_app(self), access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        host, port = self._config.host, self._config.port
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as error:
+            await runner.cleanup()
+            await self._session.close()
+            raise LegroomError(f"cannot listen on {host} port {port}: {error.strerror}", "name another port") from error
+        if not is_loopback(host):
+            self._say(f"listening on {host}: others can read metrics and incidents; acting needs the token")
+        return runner
+
+    async def _take_over(self) -> None:
+        """Goes on with what an earlier sidecar left: its open incidents and its unfinished actions.
+
+        Where the journal cannot be read that waits, and so does all acting.
+        """
+        try:
+            left = await self._keep(left_open)
+            if self._config.prometheus is not None or self._config.kubernetes is not None:
+                for one in left:
+                    self._groups.setdefault(one.server, "default")  # they may well be found there again
+            patience_s = {one.kind: one.sees_after_s for one in watch_all(self._config.thresholds)}
+            kept = self._keeper.adopt(left, self._groups, patience_s)
+            await self._keep(lambda journal: close_rest(journal, left, kept, self._groups))
+            await self._actor.recover()
+        except JournalUnavailable as error:
+            if self._journal_problem is None:
+                self._say(f"{error.message}; watching without it, and not acting")
+            self._journal_problem = error.message
+        else:
+            self._has_taken_over = True
+
+    def _awaited(self) -> frozenset[str]:
+        """Servers that others list, with an incident from before, and not seen again yet."""
+        return frozenset(one.server for one in self._keeper.all()) - self._watchers.keys() - self._servers.keys()
+
+    # Looking
+
+    def _take_surely(self, seen: Look) -> None:
+        """A mistake of legroom's own about one server is said, and costs that look alone."""
+        try:
+            self.take(seen)
+        except Exception as error:
+            text = f"{seen.server}: this look could not be judged: {error!r}"
+            if text != self._mistake:
+                self._say(text)
+            self._mistake = text
+
+    def take(self, seen: Look) -> None:
+        """One look at one server: what the source hands over."""
+        if self._stopping.is_set():
+            return
+        self._last_look_s = time.monotonic()
+        seen = self._memory.added(seen)
+        group = self._groups.setdefault(seen.server, "default")
+        watcher = self._watchers.get(seen.server)
+        if watcher is None:
+            server = self._servers.get(seen.server)
+            watcher = Watcher(seen.server, self._config.thresholds, server.plan if server is not None else None)
+            self._watchers[seen.server] = watcher
+        findings = watcher.take(seen)
+        if isinstance(seen, Sample):
+            self._samples.append(seen)
+        self._count(seen, watcher, group)
+        if self._actor.is_acting_on(seen.server):
+            return  # its silence is legroom's own doing, and whether the trouble is over shows afterwards
+        changes = self._keeper.update(seen.server, group, findings)
+        for incident in changes.opened:
+            self._opened(incident)
+        for incident in changes.worse:
+            self._note(incident, "it has become critical", {"severity": incident.severity})
+            self._telling.tell(incident)
+        for incident in changes.closed:
+            self._closed(incident)
+        incidents = self._keeper.of(seen.server)
+        if not incidents:
+            return
+        servers, unhealthy = self._group_health(group)
+        for incident in incidents:
+            self._ask_for_answers(incident)
+            if self._has_taken_over:
+                self._actor.consider(incident, watcher, servers, unhealthy)
+
+    def gone(self, server: str) -> None:
+        """A source no longer lists a server: whatever was known of it is over."""
+        if server in self._servers:
+            return
+        for incident in self._keeper.forget(server):
+            self._closed(incident, UNWATCHED)
+        for held in (self._watchers, self._next_forecast_s):
+            held.pop(server, None)
+        self._metrics.forget(server, self._groups.pop(server, "default"))
+
+    def _opened(self, incident: OpenIncident) -> None:
+        finding = incident.finding
+        reason = finding.reason if finding is not None else ""
+        self._say(f"{incident.server}: {incident.title}: {reason}")
+        self._metrics.opened.labels(incident.kind).inc()
+        detail = incident.detail()
+
+        def opened(journal: Journal) -> None:
+            incident.number = journal.open_incident(
+                incident.server, incident.kind, incident.title, detail, incident.opened_s, incident.key
+            )
+
+        self._write(opened)
+        self._note(incident, reason)
+        self._telling.tell(incident)
+
+    def _ask_for_answers(self, incident: OpenIncident) -> None:
+        """Once, as soon as the incident is seen. Without a plan no flags come of it, so nothing waits for them."""
+        if incident.asked or incident.finding is None:
+            return
+        incident.asked = True
+        server = self._servers.get(incident.server)
+        plan = server.plan if server is not None else None
+        incident.change = server.answers.get(incident.kind) if server is not None else None
+        incident.answered = plan is None or incident.change is not None
+        window = still(self._watchers[incident.server].window)
+        task = asyncio.get_running_loop().create_task(self._answer(incident, incident.finding, window, plan))
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    async def _answer(
+        self, incident: OpenIncident, finding: Finding, window: Window, plan: Mapping[str, Any] | None
+    ) -> None:
+        """Computes what would cure it, beside the looking: a plan and its levers take a moment."""
+        given = incident.change
+        try:
+            found = await asyncio.to_thread(answers, finding, window, plan)
+            incident.change = given or change_of(found, plan)
+        finally:
+            incident.answered = True
+        texts = "; ".join(one.why for one in found)
+        detail = {"answers": [one.to_json() for one in found], "change": str(given) if given else None}
+        self._note(incident, f"what helps: {texts}", detail)
+
+    def _closed(self, incident: OpenIncident, how: str = OVER) -> None:
+        unseen = incident.finding is None and how == OVER
+        outcome = f"{how} while legroom was not watching" if unseen else how
+        outcome += f", after {incident.acted}" if incident.acted else ""
+        self._say(f"{incident.server}: {incident.title}: {outcome}")
+        self._actor.incident_over(incident)
+        self._write(lambda journal: journal.close_incident(journal.incident_id(incident.key) or 0, outcome))
+        self._telling.tell(incident, outcome, time.time())
+
+    def _note(self, incident: OpenIncident, text: str, detail: Mapping[str, Any] | None = None) -> None:
+        self._write(lambda journal: journal.note(journal.incident_id(incident.key) or 0, text, detail))
+
+    def _said(self, said: Said) -> None:
+        where = f"{said.incident.server}: " if said.incident is not None else ""
+        self._say(f"{where}{said.text}")
+        if said.name == "refusal":
+            self._metrics.refusals.inc()
+        if said.outcome is not None:
+            self._metrics.actions.labels(said.name, said.outcome).inc()
+            if said.incident is not None:
+                said.incident.acted = f"{said.name} ({said.outcome})"
+        if said.incident is not None:
+            self._note(said.incident, said.text)
+            if said.name != "refusal":
+                self._telling.tell(said.incident, said.text)
+
+    def _count(self, seen: Look, watcher: Watcher, group: str) -> None:
+        self._metrics.saw(seen, group, not _is_unhealthy(watcher))
+        if self._last_look_s < self._next_forecast_s.get(seen.server, 0.0):
+            return
+        self._next_forecast_s[seen.server] = self._last_look_s + _FORECAST_S
+        ahead = forecast(watcher.window, self._config.thresholds)
+        self._metrics.full_in.labels(seen.server, group).set(ahead.full_in_s if ahead is not None else float("inf"))
+
+    def _group_health(self, group: str) -> tuple[int, int]:
+        members = [name for name, own in self._groups.items() if own == group]
+        watched = [self._watchers[name] for name in members if name in self._watchers]
+        # A server that was never seen yet is not known to be healthy.
+        return len(members), sum(map(_is_unhealthy, watched)) + len(members) - len(watched)
+
+    async def _look(self, server: ServerConfig) -> Look:
+        place: Endpoint = server.endpoint
+        return await look(self._session, place)
+
+    # The journal, in its own thread
+
+    async def _keep(self, call: Callable[[Journal], _Answer], /) -> _Answer:
+        return await asyncio.get_running_loop().run_in_executor(self._writer, lambda: call(self._patient.for_acting()))
+
+    def _write(self, write: Write) -> None:
+        with contextlib.suppress(RuntimeError):  # shutting down
+            self._writer.submit(self._patient.write, write).add_done_callback(_raised)
+
+    def _flush_samples(self) -> None:
+        samples, self._samples = self._samples, []
+        if samples or self._patient.problem is not None:  # an empty write finds out whether it can be written again
+            self._writer.submit(self._patient.add_samples, samples).add_done_callback(_raised)
+
+    async def _write_samples(self) -> None:
+        while True:
+            await asyncio.sleep(max(self._config.interval_s, _LEAST_FLUSH_S))
+            self._flush_samples()
+            problem = self._patient.problem
+            if problem != self._journal_problem:
+                waiting = "not acting until it can be written" if problem else "the journal is written again"
+                self._say(f"{problem}; {waiting}" if problem else waiting)
+            self._journal_problem = problem
+            if not self._has_taken_over:
+                await self._take_over()
+            mistake, self._patient.mistake = self._patient.mistake, None
+            if mistake is not None:
+                self._say(f"an entry of the journal was given up: {mistake}")
+
+    async def _maintain(self) -> None:
+        while True:
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._writer, self._patient.maintain)
+            except Exception as error:  # old samples stay as they are, and the watching goes on
+                self._say(f"the journal could not be tidied: {error!r}")
+            await asyncio.sleep(_MAINTAIN_S)
+
+    # The pages
+
+    def metrics_text(self) -> tuple[bytes, str]:
+        """The sidecar's own figures."""
+        self._metrics.open.clear()
+        for incident in self._keeper.all():
+            self._metrics.open.labels(incident.kind, incident.severity).inc()
+        self._metrics.journal_ok.set(self._patient.problem is None)
+        self._metrics.journal_waiting.set(self._patient.waiting)
+        self._metrics.journal_lost.set(self._patient.lost)
+        return self._metrics.text()
+
+    def health(self) -> dict[str, Any]:
+        """Fine while looks come in. A journal that cannot be written is said, and does not stop the watching."""
+        quiet_s = time.monotonic() - self._last_look_s
+        return {
+            "ok": quiet_s < 6 * self._config.interval_s + 30.0, "last_look_s": round(quiet_s, 3),
+            "servers": len(self._watchers), "incidents_open": len(self._keeper.all()),
+            "journal": self._patient.problem or "ok", "acting": sorted(self._config.act),
+        }  # fmt: skip
+
+    async def incidents_json(self, since_s: float | None, limit: int) -> list[dict[str, Any]]:
+        """From the journal; what is open now where that cannot be read."""
+        try:
+            held = await self._keep(lambda journal: journal.incidents(since_s, limit=limit))
+        except JournalUnavailable:
+            return [{"server": one.server, "title": one.title, **one.detail()} for one in self._keeper.all()]
+        return [incident_json(one) for one in held]
+
+    async def acknowledge(self, incident_id: int, by: str) -> None:
+        """No more messages about it."""
+        held = await self._keep(lambda journal: journal.incident(incident_id))
+        if held is None:
+            raise LegroomError(f"there is no incident {incident_id}")
+        for incident in self._keeper.all():
+            if incident.key == held.key:
+                incident.acknowledged = True
+        await self._keep(lambda journal: journal.note(incident_id, f"acknowledged by {by}", {"acknowledged": True}))
+
+    async def act_by_hand(self, action: str, server: str, undo: int | None) -> dict[str, Any]:
+        """A person's order."""
+        if not self._has_taken_over:
+            raise LegroomError("what an earlier legroom left is not known yet: the journal cannot be read")
+        servers, unhealthy = self._group_health(self._groups.get(server, "default"))
+        decision = await self._actor.by_hand(action, server, undo, servers, unhealthy)
+        return {"accepted": decision.action is not None, "reason": decision.reason, "again_in_s": decision.again_in_s}
+
+
+def _is_unhealthy(watcher: Watcher) -> bool:
+    return any(finding.severity == "critical" for finding in watcher.findings)
+
+
+def _raised(done: Any) -> None:
+    if not done.cancelled() and done.exception() is not None:
+        print(f"legroom: the journal's thread: {done.exception()!r}", file=sys.stderr)
+
+
+def run_sidecar(config: SidecarConfig, say: Callable[[str], None] | None = None) -> int:
+    """Runs the sidecar until SIGTERM or SIGINT. The exit code: 0 when it was told to stop."""
+    tell, journal = say or _to_stderr, config.journal or journal_path()
+    one = journal.with_name(f"{journal.name}.sidecar")
+    refusal = f"another legroom already watches with the journal {journal}"
+    with alone(one, tell, "a second sidecar away", lambda pid: LegroomError(f"{refusal} (pid {pid})")):
+        asyncio.run(_main(config, tell))
+    return 0
+
+
+async def _main(config: SidecarConfig, say: Callable[[str], None]) -> None:
+    sidecar = Sidecar(config, say)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, sidecar.stop)
+    acting = sorted(config.act - {"notify"})
+    say(f"watching {_watched(config)}; {'acting: ' + ', '.join(acting) if acting else 'telling only'}")
+    await sidecar.run(source_of(config, say))
+    say("stopped")
+
+
+def _watched(config: SidecarConfig) -> str:
+    finders = (("Prometheus", config.prometheus), ("Kubernetes", config.kubernetes))
+    found = [f"what {name} lists" for name, finder in finders if finder is not None]
+    named = [f"{len(config.servers)} server{'s' if len(config.servers) != 1 else ''}"] if config.servers else []
+    return " and ".join((*named, *found)) or "nothing"
+
+
+def _to_stderr(text: str) -> None:
+    print(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} legroom: {masked(text)}", file=sys.stderr, flush=True)

@@ -1,0 +1,135 @@
+"""Where looks come from: the servers themselves, pods that Kubernetes knows, or a Prometheus that scrapes them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from legroom.errors import LegroomError
+from legroom.live.metrics.address import Endpoint
+from legroom.live.metrics.kubernetes_source import KubernetesPods, discovered
+from legroom.live.metrics.prometheus_source import PrometheusSource
+from legroom.live.metrics.sample import Look
+from legroom.live.metrics.scrape import open_session, scrape_fleet
+from legroom.sidecar.config import KubernetesConfig, PrometheusConfig, SidecarConfig
+
+Take = Callable[[Look], None]
+Say = Callable[[str], None]
+Gone = Callable[[str], None]
+Awaited = Callable[[], frozenset[str]]
+_DISCOVER_S = 60.0
+
+
+def _no_matter(_: str) -> None:
+    pass
+
+
+def _nobody() -> frozenset[str]:
+    return frozenset()
+
+
+class Source(Protocol):
+    """Hands over looks for ever."""
+
+    def __call__(self, take: Take, gone: Gone = _no_matter, awaited: Awaited = _nobody, /) -> Coroutine[Any, Any, None]:
+        """`gone` hears of servers that are no longer to be found where they were found; `awaited` says which were
+        found by an earlier legroom, so that `gone` hears of those too that are not to be found again."""
+        ...
+
+
+class _Finders:
+    """The sources that find servers. Which of them found an awaited one is not known: it is gone when none has it."""
+
+    def __init__(self, count: int, gone: Gone, awaited: Awaited) -> None:
+        self._count, self._gone, self.awaited = count, gone, awaited
+        self._without: dict[str, set[str]] = {}
+
+    def told_of(self, finder: str, now: frozenset[str], before: frozenset[str]) -> frozenset[str]:
+        """What a finder lists now. The same, to be `before` the next time."""
+        awaited = self.awaited()
+        for server in sorted((before | awaited) - now):
+            without = self._without.setdefault(server, set())
+            without.add(finder)
+            if server not in awaited or len(without) == self._count:
+                del self._without[server]
+                self._gone(server)
+        return now
+
+
+def source_of(config: SidecarConfig, say: Say) -> Source:
+    """Every source that a configuration names, side by side. Raises where one is named wrongly."""
+    prometheus = prometheus_source(config.prometheus) if config.prometheus is not None else None
+
+    async def all_of_them(take: Take, gone: Gone = _no_matter, awaited: Awaited = _nobody, /) -> None:
+        finders = _Finders((prometheus is not None) + (config.kubernetes is not None), gone, awaited)
+        try:
+            async with asyncio.TaskGroup() as group:
+                if config.servers:
+                    places = [server.endpoint for server in config.servers]
+                    group.create_task(scrape_fleet(places, config.interval_s, take))
+                if prometheus is not None:
+                    group.create_task(_prometheus(prometheus, config.interval_s, take, finders, say))
+                if config.kubernetes is not None:
+                    group.create_task(_kubernetes(config.kubernetes, config.interval_s, take, finders, say))
+        except BaseExceptionGroup as group_error:
+            # What ends one source ends all, and is what is told. A pipe may close while a look is shown.
+            raise (_leaf(group_error.subgroup((LegroomError, BrokenPipeError))) or group_error) from None
+
+    return all_of_them
+
+
+def _leaf(error: BaseException | None) -> BaseException | None:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def prometheus_source(config: PrometheusConfig) -> PrometheusSource:
+    """What reads the Prometheus that a configuration names."""
+    return PrometheusSource(
+        config.url, config.matchers, config.token, verify_tls=config.verify_tls, ca_file=config.ca_file
+    )
+
+
+async def _prometheus(source: PrometheusSource, interval_s: float, take: Take, finders: _Finders, say: Say) -> None:
+    trouble = ""
+    listed: frozenset[str] = frozenset()
+    async with open_session() as session:
+        while True:
+            next_s = asyncio.get_running_loop().time() + interval_s
+            try:
+                source.expect(finders.awaited())
+                for seen in await source.looks(session, time.time()):
+                    take(seen)
+                listed = finders.told_of("prometheus", source.servers, listed)
+                trouble = _once(trouble, "", say)
+            except LegroomError as error:
+                trouble = _once(trouble, error.message, say)
+            await asyncio.sleep(max(0.0, next_s - asyncio.get_running_loop().time()))
+
+
+async def _kubernetes(config: KubernetesConfig, interval_s: float, take: Take, finders: _Finders, say: Say) -> None:
+    pods, trouble = KubernetesPods(config.context), ""
+    listed: frozenset[str] = frozenset()
+    found: dict[str, Endpoint] = {}
+    while True:
+        try:
+            found = await asyncio.to_thread(discovered, pods, config.selector, config.namespace)
+            listed = finders.told_of("kubernetes", frozenset(place.server for place in found.values()), listed)
+            trouble = _once(trouble, "" if found else f"no pod has the labels {config.selector}", say)
+        except LegroomError as error:
+            trouble = _once(trouble, error.message, say)  # the pods that were found serve on, and are looked at
+        if found:
+            rounds = max(1, round(_DISCOVER_S / interval_s))
+            await scrape_fleet(list(found.values()), interval_s, take, rounds=rounds)
+        else:
+            await asyncio.sleep(min(_DISCOVER_S, interval_s))
+
+
+def _once(before: str, now: str, say: Say) -> str:
+    """Says a trouble when it comes and when it goes, not at every look."""
+    if now != before:
+        say(now or "it answers again")
+    return now

@@ -1,0 +1,376 @@
+"""Watching servers for a person: looks in, views out, incidents into the journal on the way.
+
+The sidecar does the same for nobody in particular, and acts; this never does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import UNREACHABLE, LegroomError
+from legroom.live.detectors import Condition, Detector, Finding, Watcher
+from legroom.live.local_memory import LocalMemory
+from legroom.live.metrics.sample import Failure, Look, Sample
+from legroom.live.thresholds import DEFAULT, Thresholds
+from legroom.live.view import ServerView, view
+from legroom.records import dataclass
+from legroom.sidecar.incidents import OVER, UNWATCHED, IncidentKeeper, OpenIncident
+
+if TYPE_CHECKING:
+    from legroom.live.journal.journal import Incident, Journal
+    from legroom.live.metrics.recording import Recorder
+    from legroom.sidecar.config import PrometheusConfig, SidecarConfig
+
+MOST_HISTORY = 720
+"""An hour at five seconds: what the curves of a page show at most."""
+ONCE_LOOKS, ONCE_GAP_S = 3, 1.0
+"""A single look shows levels; rates and a standstill need a few."""
+_AT_ONCE = frozenset({"pool_pressure", "preemption_thrash", "queue_backlog", "plan_drift"})
+"""Detectors whose condition means something at a single look. A standstill of two seconds does not: steps take that."""
+_SCRAPES_AGO_S = (60.0, 30.0, 15.0)
+"""When Prometheus is asked for scrapes before the last: one of a minute ago is a second look at its usual intervals."""
+_SECOND_SCRAPE_S = 65.0
+"""How long is waited for a second scrape where there was none yet."""
+_SAMPLES_EVERY_S = 10.0
+_DISCOVERY_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What a curve needs of one look."""
+
+    time_s: float
+    kv_use: float | None = None
+    running: float = 0.0
+    waiting: float = 0.0
+    generation_tokens_per_s: float = 0.0
+    preemptions_per_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class IncidentChange:
+    """An incident that began or ended with a look."""
+
+    incident: OpenIncident
+    is_over: bool
+    time_s: float
+    id: int | None = None
+    """Its number in the journal."""
+
+
+class WatchSession:
+    """Everything a watching surface knows. Feed it looks; read views, history and incidents."""
+
+    def __init__(
+        self,
+        levels: Thresholds = DEFAULT,
+        plans: Mapping[str, Mapping[str, Any]] | None = None,
+        journal: Journal | None = None,
+        recorder: Recorder | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        self.levels = levels
+        self.views: dict[str, ServerView] = {}
+        self.history: dict[str, deque[Moment]] = {}
+        self.changes: deque[IncidentChange] = deque(maxlen=200)
+        self.looks = 0
+        self._plans, self._journal, self._recorder = dict(plans or {}), journal, recorder
+        self.say = say or (lambda text: None)
+        self._watchers: dict[str, Watcher] = {}
+        self._keeper = IncidentKeeper()
+        self._ids: dict[str, int] = {}
+        self._memory = LocalMemory()
+        self._samples: list[Sample] = []
+        self._written_s = 0.0
+
+    def take(self, look: Look) -> ServerView:
+        """One look at one server."""
+        look = self._memory.added(look)
+        self.looks += 1
+        if self._recorder is not None:
+            self._recorder.add(look)
+        watcher = self._watchers.get(look.server)
+        if watcher is None:
+            plan = self._plans.get(look.server, self._plans.get(""))
+            watcher = self._watchers[look.server] = Watcher(look.server, self.levels, plan)
+        findings = watcher.take(look)
+        now = self.views[look.server] = view(watcher, self.levels)
+        self._remember(look, now, watcher)
+        changed = self._keeper.update(look.server, "", findings)
+        for incident in changed.opened:
+            self.changes.appendleft(IncidentChange(incident, False, look.time_s, self._opened(incident, watcher)))
+        for incident in changed.closed:
+            self._end(incident, OVER, look.time_s)
+        if isinstance(look, Sample) and self._journal is not None:
+            self._samples.append(look)
+            self._write_samples(look.time_s)
+        return now
+
+    def gone(self, server: str) -> None:
+        """Whoever listed a server lists it no longer: nothing is known of it any more."""
+        for incident in self._keeper.forget(server):
+            self._end(incident, UNWATCHED, time.time())
+        for held in (self.views, self.history, self._watchers):
+            held.pop(server, None)
+
+    def _remember(self, look: Look, now: ServerView, watcher: Watcher) -> None:
+        kept = self.history.setdefault(look.server, deque(maxlen=MOST_HISTORY))
+        if isinstance(look, Failure):
+            kept.append(Moment(look.time_s))
+            return
+        steps = watcher.window.steps
+        step = steps[-1] if steps else None
+        grown = {name: (step.total(name) or 0.0) / step.seconds if step else 0.0 for name in
+                 ("generation_tokens", "preemptions")}  # fmt: skip
+        kept.append(Moment(look.time_s, now.kv_use, now.running or 0.0, now.waiting or 0.0,
+                           grown["generation_tokens"], grown["preemptions"]))  # fmt: skip
+
+    def judge_now(self, server: str) -> ServerView:
+        """The view with what is wrong at this very look, for those who do not stay to see whether it lasts."""
+        watcher, now = self._watchers[server], self.views[server]
+        known = {finding.kind: finding for finding in now.findings}
+        found = {
+            detector.kind: _at_once(detector, watcher, seen, now.time_s)
+            for detector in watcher.detectors
+            if detector.kind in _AT_ONCE and detector.kind not in known
+            and (seen := detector.measure(watcher.window, now.time_s)) is not None and seen.is_bad
+        }  # fmt: skip
+        if found and now.state != "unreachable":
+            both, kinds = known | found, [detector.kind for detector in watcher.detectors]
+            watcher.findings = tuple(both[kind] for kind in kinds if kind in both)  # the gravest first
+            self.views[server] = view(watcher, self.levels)
+        return self.views[server]
+
+    def seen_once(self) -> list[str]:
+        """Servers that were looked at but once: levels are known of them, and nothing that takes two looks."""
+        return [name for name, one in self._watchers.items() if one.window.is_answering and not one.window.steps]
+
+    @property
+    def open_incidents(self) -> tuple[OpenIncident, ...]:
+        """Those that last, the oldest first."""
+        return self._keeper.all()
+
+    def close(self) -> None:
+        """The end of watching: what was open is no longer known to be."""
+        for incident in self._keeper.all():
+            self._end(incident, "lasted when watching ended", time.time())
+        self._flush()
+        if self._recorder is not None:
+            self._recorder.close()
+
+    # The journal: a courtesy here, never in the way of watching.
+
+    def _opened(self, incident: OpenIncident, watcher: Watcher) -> int | None:
+        finding, journal = incident.finding, self._journal
+        if journal is None or finding is None:
+            return None
+        try:
+            for one in journal.incidents(server=incident.server, open_only=True):
+                if one.kind == incident.kind:
+                    if _is_kept(one):
+                        return None
+                    journal.close_incident(one.id, "lasted when its watcher was ended", finding.time_s)
+            detail = incident.detail() | {"by": "watch", "pid": os.getpid()}
+            made = journal.open_incident(
+                incident.server, incident.kind, incident.title, detail, incident.opened_s, incident.key
+            )
+            journal.note(made, finding.reason, time_s=finding.time_s)
+            self._ids[incident.key] = made
+            self._answer(made, incident, watcher)
+        except Exception as error:
+            self._give_up(error)
+            return None
+        return made
+
+    def _answer(self, made: int, incident: OpenIncident, watcher: Watcher) -> None:
+        from legroom.live.remedies import answers  # noqa: PLC0415 - planning is only needed once something is wrong
+
+        assert incident.finding is not None and self._journal is not None
+        plan = self._plans.get(incident.server, self._plans.get(""))
+        found = answers(incident.finding, watcher.window, plan)
+        text = "what helps: " + "; ".join(one.why for one in found)
+        self._journal.note(made, text, {"answers": [one.to_json() for one in found]}, incident.finding.time_s)
+
+    def _end(self, incident: OpenIncident, outcome: str, time_s: float) -> None:
+        made = self._ids.pop(incident.key, None)
+        self.changes.appendleft(IncidentChange(incident, True, time_s, made))
+        if made is not None and self._journal is not None:
+            try:
+                self._journal.close_incident(made, outcome, time_s)
+            except Exception as error:
+                self._give_up(error)
+
+    def _write_samples(self, now_s: float) -> None:
+        if now_s - self._written_s >= _SAMPLES_EVERY_S:
+            self._written_s = now_s
+            self._flush()
+
+    def _flush(self) -> None:
+        samples, self._samples = self._samples, []
+        if samples and self._journal is not None:
+            try:
+                self._journal.add_samples(samples)
+            except Exception as error:
+                self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        from legroom.live.journal.journal import JournalUnavailable  # noqa: PLC0415
+
+        if not isinstance(error, JournalUnavailable):
+            raise error
+        self.say(f"{error.message}: watching without it")
+        self._journal = None
+
+
+def _is_kept(incident: Incident) -> bool:
+    """Whether somebody will close it: a sidecar does, also after a restart of its own; a watcher while it lives."""
+    if incident.detail.get("by") != "watch":
+        return True
+    try:
+        os.kill(int(incident.detail["pid"]), 0)
+    except PermissionError:
+        return True
+    except (OSError, KeyError, ValueError, TypeError, OverflowError):
+        return False
+    return True
+
+
+def _at_once(detector: Detector, watcher: Watcher, seen: Condition, now_s: float) -> Finding:
+    return Finding(
+        detector.kind, watcher.window.server, seen.severity or detector.severity, detector.title, seen.reason, now_s,
+        now_s, seen.numbers, seen.engine, detector.cause, detector.entry, detector.situation,
+    )  # fmt: skip
+
+
+def look_once(config: SidecarConfig, session: WatchSession, gap_s: float = ONCE_GAP_S) -> None:
+    """A few looks at each server, close together; then the detectors that need no patience are asked."""
+    _run(_looks(config, session, gap_s))
+    for server in session.views:
+        session.judge_now(server)
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    """To its end, also for a caller who is inside an event loop, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(work)
+    else:
+        with ThreadPoolExecutor(1, "legroom watch") as beside:
+            beside.submit(asyncio.run, work).result()
+
+
+async def _looks(config: SidecarConfig, session: WatchSession, gap_s: float) -> None:
+    if config.prometheus is not None:
+        await _scrapes(config.prometheus, session, gap_s)
+        config = replace(config, prometheus=None)
+    if config.kubernetes is not None:
+        await _until_seen(replace(config, interval_s=gap_s), session, gap_s)
+        return
+    from legroom.live.metrics.scrape import look, open_session  # noqa: PLC0415 - slow to import
+
+    async with open_session() as connections:
+        for number in range(ONCE_LOOKS):
+            await asyncio.sleep(gap_s if number else 0)
+            seen = await asyncio.gather(*(look(connections, server.endpoint) for server in config.servers))
+            for one in seen:
+                session.take(one)
+
+
+async def _scrapes(config: PrometheusConfig, session: WatchSession, gap_s: float) -> None:
+    """The last scrapes of every server, and where there was but one, the next, for which one has to wait."""
+    from legroom.live.metrics.scrape import open_session  # noqa: PLC0415
+    from legroom.sidecar.sources import prometheus_source  # noqa: PLC0415 - slow to import
+
+    source, now_s, until = prometheus_source(config), time.time(), time.monotonic() + _SECOND_SCRAPE_S
+    async with open_session() as connections:
+        for ago_s in _SCRAPES_AGO_S:
+            for look in await source.looks(connections, now_s - ago_s, is_past=True):
+                session.take(look)
+        while True:
+            for look in await source.looks(connections, time.time()):
+                session.take(look)
+            alone = session.seen_once()
+            if not alone or time.monotonic() >= until:
+                break
+            await asyncio.sleep(gap_s)
+    if alone:
+        session.say(f"Prometheus shows one scrape only of {', '.join(alone)}: rates and waits were not judged")
+
+
+async def _until_seen(config: SidecarConfig, session: WatchSession, gap_s: float) -> None:
+    """Servers that others list are found while looking: a few rounds after the first was seen are enough."""
+    troubles: list[str] = []
+    session.say = troubles.append
+    watching = asyncio.create_task(stream(config, session, lambda now: None))
+    until = time.monotonic() + _DISCOVERY_S
+    while not (session.views or troubles or watching.done()) and time.monotonic() < until:
+        await asyncio.sleep(0.05)
+    if session.views:
+        await asyncio.wait([watching], timeout=ONCE_LOOKS * gap_s)
+    if not watching.done():
+        watching.cancel()
+    with suppress(asyncio.CancelledError):
+        await watching
+    if troubles and not session.views:
+        raise LegroomError(troubles[0], "nothing could be looked at", UNREACHABLE)
+
+
+async def stream(config: SidecarConfig, session: WatchSession, show: Callable[[ServerView], None]) -> None:
+    """A view after every look, for ever."""
+    from legroom.sidecar.sources import source_of  # noqa: PLC0415 - slow to import
+
+    await source_of(config, session.say)(lambda look: show(session.take(look)), session.gone)
+
+
+def replayed(path: Path, session: WatchSession) -> Iterator[ServerView]:
+    """A recording through the same eyes, as fast as it can be read."""
+    from legroom.live.metrics.recording import replay  # noqa: PLC0415
+
+    for look in replay(path):
+        yield session.take(look)
+
+
+def watching(config: SidecarConfig, session: WatchSession) -> Iterator[ServerView]:
+    """A view after every look, for code without an event loop, or inside one. Close the iterator to stop looking."""
+    seen: queue.Queue[ServerView | BaseException] = queue.Queue(4096)
+    stop = threading.Event()
+
+    async def look() -> None:
+        task = asyncio.create_task(stream(config, session, seen.put))
+        while not stop.is_set() and not task.done():
+            await asyncio.wait([task], timeout=0.05)
+        task.cancel()
+        await task
+
+    def run() -> None:
+        try:
+            asyncio.run(look())
+        except asyncio.CancelledError:
+            return
+        except BaseException as error:
+            seen.put(error)
+
+    thread = threading.Thread(target=run, name="legroom watch", daemon=True)
+    thread.start()
+    try:
+        while True:
+            found = seen.get()
+            if isinstance(found, BaseException):
+                raise found
+            yield found
+    finally:
+        stop.set()
+        thread.join(10)
+        session.close()

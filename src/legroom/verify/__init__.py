@@ -1,0 +1,1 @@
+"""`legroom verify`: proving that a server holds what was planned under load."""

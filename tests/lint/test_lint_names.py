@@ -1,0 +1,126 @@
+"""Names of series in dashboards and patterns, and short names of flags."""
+
+import json
+
+import pytest
+
+from legroom.facts.releases import release
+from legroom.lint.lint import Options, lint_texts
+from legroom.lint.promql import series_names
+
+
+def findings(text, path, vllm="0.32.0"):
+    return lint_texts([(path, text)], Options(release(vllm))).findings
+
+
+def dashboard(*targets, variables=(), **panel):
+    document = {"templating": {"list": list(variables)}, "panels": [{"targets": list(targets), **panel}]}
+    return [one.rule for one in findings(json.dumps(document), "dash.json")]
+
+
+# Dashboards
+
+
+@pytest.mark.parametrize("kind", ["custom", "textbox", "constant"])
+def test_the_values_of_a_variable_are_no_series(kind):
+    assert dashboard(variables=[{"type": kind, "name": "job", "query": "vllm_prod,vllm_staging"}]) == []
+
+
+def test_the_query_of_a_variable_is_read():
+    query = {"type": "query", "name": "m", "query": "label_values(vllm:num_request_running, job)"}
+    assert dashboard(variables=[query]) == ["metric-unknown"]
+
+
+def test_queries_of_another_data_source_are_not_promql():
+    logs = '{app="vllm"} | json | vllm_level="error"'
+    assert dashboard({"expr": logs, "datasource": {"type": "loki"}}) == []
+    assert dashboard({"expr": logs}, datasource={"type": "loki", "uid": "x"}) == []
+    own = {"expr": "vllm:num_requests_runing", "datasource": {"type": "prometheus"}}
+    assert dashboard({"expr": logs, "datasource": "Loki"}, own, datasource="-- Mixed --") == ["metric-unknown"]
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ('{"vllm:a", job="b"}', ["vllm:a"]),
+        ('{job="b", "vllm:a"}', ["vllm:a"]),
+        ('{__name__=~"vllm:a"}', ["vllm:a"]),
+        ('{__name__=~"vllm:a.*"}', []),
+        ('{__name__!="vllm:a"}', []),
+        ('{"a.label"="vllm:b"}', []),
+    ],
+)
+def test_a_selector_names_its_series_in_several_ways(expression, expected):
+    found = list(series_names(expression))
+    assert [one.name for one in found] == expected
+    assert all(expression[one.offset :].startswith(one.name) for one in found)
+
+
+# Patterns
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "grep -h num_requests /data/metrics/vllm_node1.txt",
+        "curl -s localhost:8000/metrics | sed 's/^vllm:/vllm_/' | grep '^vllm_num_requests'",
+        "curl -s localhost:8000/metrics | tr ':' '_' | grep vllm_num_requests",
+        "curl -s localhost:8000/metrics | sed 's/vllm:num/vllm_num/'",
+        "curl -s localhost:8000/metrics | grep -A 2 vllm:num_requests > vllm_now.txt",
+    ],
+)
+def test_files_and_names_that_were_rewritten_are_no_patterns(text):
+    assert findings(text, "a.sh") == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "curl -s localhost:8000/metrics | grep -A 2 vllm_num_requests",
+        "curl -s localhost:8000/metrics | grep -v '#' | grep -e up -e vllm_num_requests",
+        "curl -s localhost:8000/metrics | sed 's/{.*}//' | grep -E '^vllm_num_requests'",
+        "curl -s localhost:8000/metrics | awk -F ' ' '/vllm_num_requests/ {print $2}'",
+    ],
+)
+def test_a_pattern_that_matches_no_series_is_found(text):
+    (found,) = findings(text, "a.sh")
+    assert (found.rule, found.suggestion) == ("metric-grep", "write vllm:num_requests")
+
+
+# Short names
+
+
+@pytest.mark.parametrize(
+    ("flags", "vllm", "rule", "suggestion"),
+    [
+        ("-dp 2", "0.5.5", "flag-not-yet", "leave it out"),
+        ("-cc.mode=3", "0.5.5", "flag-not-yet", "leave it out"),
+        ("-cc.mode=3", "0.10.2", "flag-not-yet", "write -O"),
+        ("-O.mode=3", "0.12.0", "flag-removed", "write -cc"),
+        ("-O.mode=3", "0.32.0", "flag-removed", "write -cc"),
+        ("-zz 3", "0.32.0", "flag-unknown", "leave it out"),
+    ],
+)
+def test_a_short_name_has_the_history_of_its_flag(flags, vllm, rule, suggestion):
+    (found,) = findings(f"vllm serve org/m {flags}", "a.sh", vllm)
+    assert (found.rule, found.suggestion, found.place.column) == (rule, suggestion, 18)
+
+
+@pytest.mark.parametrize(("flags", "vllm"), [("-dp 2 -O 3 -cc.mode=3", "0.32.0"), ("-O.level=3", "0.10.2")])
+def test_a_short_name_that_the_release_has_is_right(flags, vllm):
+    assert findings(f"vllm serve org/m {flags}", "a.sh", vllm) == ()
+
+
+@pytest.mark.parametrize(
+    ("vllm", "name"),
+    [
+        ("0.32.0", "vllm:prompt_tokens_recomputed_total"),
+        ("0.32.0", "vllm:cpu_cache_usage_perc"),
+        ("0.32.0", "vllm:num_requests_swapped"),
+        ("0.10.2", "vllm:mm_cache_hits_total"),
+    ],
+)
+def test_a_series_that_measures_something_else_is_not_offered_for_one_of_another_release(vllm, name):
+    rules = f"groups:\n- rules:\n  - record: a\n    expr: {name}\n"
+    (found,) = findings(rules, "a.yml", vllm)
+    assert (found.rule, found.suggestion) == ("metric-unknown", "leave it out: this release shows nothing like it")

@@ -1,0 +1,105 @@
+"""What cannot be written is kept, in order and up to a bound, and nothing is acted on meanwhile."""
+
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from legroom.live.journal import buffered
+from legroom.live.journal.buffered import PatientJournal
+from legroom.live.journal.journal import Journal, JournalUnavailable
+from legroom.live.metrics.sample import EngineSample, Sample
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def patient(tmp_path, clock):
+    Journal.open(tmp_path / "j.db").close()
+    return PatientJournal(tmp_path / "j.db", busy_s=0.01, clock=clock)
+
+
+def opened(title):
+    return lambda journal: journal.open_incident("a", "stuck", title, {})
+
+
+def sample(time_s):
+    return Sample(time_s, "a", (EngineSample("m", "0", running=1),))
+
+
+def test_a_lock_delays_what_is_written_and_changes_no_order(patient, tmp_path, clock):
+    with closing(sqlite3.connect(tmp_path / "j.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert not patient.write(opened("first"))
+        assert "locked" in patient.problem
+        assert not patient.write(opened("second"))
+        assert not patient.add_samples([sample(100.0)])
+        assert patient.waiting == 3
+        with pytest.raises(JournalUnavailable, match="locked"):
+            patient.for_acting()
+        other.execute("ROLLBACK")
+    clock.now_s += 60
+    assert patient.write(opened("third"))
+    assert (patient.problem, patient.waiting, patient.lost) == (None, 0, 0)
+    with Journal.open(tmp_path / "j.db") as journal:
+        assert [one.title for one in reversed(journal.incidents())] == ["first", "second", "third"]
+        assert len(journal.samples("a", 0, 200)) == 1
+
+
+def test_a_full_disk_is_waited_out(patient, tmp_path, clock):
+    assert patient.write(opened("before"))
+    inner = patient._open._db
+    inner.execute(f"PRAGMA max_page_count = {inner.execute('PRAGMA page_count').fetchone()[0]}")
+    assert not patient.write(opened("x" * 50_000))
+    assert "full" in patient.problem
+    inner.execute("PRAGMA max_page_count = 1000000")
+    assert not patient.write(opened("too soon to try again"))
+    clock.now_s += 60
+    assert patient.write(opened("after"))
+    assert patient.lost == 0
+
+
+def test_memory_is_bounded_and_what_is_lost_is_counted(patient, tmp_path, monkeypatch):
+    monkeypatch.setattr(buffered, "_MOST_SAMPLES", 10)
+    monkeypatch.setattr(buffered, "_MOST_WRITES", 5)
+    with closing(sqlite3.connect(tmp_path / "j.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        for at in range(8):
+            patient.write(opened(f"number {at}"))
+            patient.add_samples([sample(float(at)), sample(at + 0.5)])
+        assert patient.waiting == 15
+        assert patient.lost == 3 + 6
+        other.execute("ROLLBACK")
+    patient.for_acting()
+    patient.close()
+    with Journal.open(tmp_path / "j.db") as journal:
+        assert journal.incidents()[0].title == "number 7"
+
+
+def test_a_journal_that_cannot_be_opened_yet_is_tried_again(tmp_path, clock):
+    (tmp_path / "folder").write_text("in the way")
+    patient = PatientJournal(tmp_path / "folder" / "j.db", clock=clock)
+    assert not patient.write(opened("first"))
+    (tmp_path / "folder").unlink()
+    clock.now_s += 60
+    assert patient.write(opened("second"))
+    assert patient.for_acting().incidents(limit=1)[0].title == "second"
+
+
+@pytest.mark.parametrize("value", [10**30, "\ud800", object()])
+def test_what_can_never_be_written_holds_up_nothing(patient, value):
+    patient.write(lambda journal: journal.open_incident(value, "stuck", "never", {}))
+    assert patient.write(opened("after"))
+    assert (patient.lost, patient.waiting, patient.problem) == (1, 0, None)
+    assert patient.mistake
+    assert [one.title for one in patient.for_acting().incidents()] == ["after"]

@@ -1,0 +1,138 @@
+"""A `legroom run` of the stand-in, as the tests start it and look at it."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from legroom.actions.descendants import descendants
+from legroom.live.journal.journal import Journal
+
+STAND_IN = Path(__file__).with_name("stand_in_vllm.py")
+
+
+def until(true: Callable[[], Any], patience_s: float = 90.0) -> Any:
+    end = time.monotonic() + patience_s
+    while time.monotonic() < end:
+        if found := true():
+            return found
+        time.sleep(0.02)
+    raise AssertionError("it did not happen")
+
+
+class Run:
+    """One `legroom run` of the stand-in."""
+
+    def __init__(
+        self, folder: Path, port: int, own: list[str], flags: list[str], env: dict[str, str], before: Sequence[str] = ()
+    ) -> None:
+        vllm = folder / "vllm"
+        vllm.write_text(f"#!{sys.executable}\nimport runpy\nrunpy.run_path({str(STAND_IN)!r}, run_name='__main__')\n")
+        vllm.chmod(vllm.stat().st_mode | stat.S_IXUSR)
+        self.folder, self.port, self.home = folder, port, folder / "home"
+        words = [
+            *before,
+            sys.executable,
+            "-m",
+            "legroom",
+            "run",
+            "--vllm",
+            "0.32.0",
+            "--restart-delay",
+            "0",
+            *own,
+            "--",
+        ]
+        words += [str(vllm), "serve", "tiny", "--port", str(port), *flags]
+        self.out, self.err = folder / "out", folder / "err"
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            self.process = subprocess.Popen(
+                words, stdout=out, stderr=err, env={**os.environ, "LEGROOM_HOME": str(self.home), **env}
+            )
+
+    def said(self, text: str) -> str:
+        """The first of legroom's lines that holds this text, once it is there."""
+
+        def find() -> str | None:
+            lines = self.err.read_text().splitlines()
+            return next((line for line in lines if line.startswith("legroom: ") and text in line), None)
+
+        return str(until(find))
+
+    def serving(self, times: int = 1) -> None:
+        until(lambda: self.err.read_text().count("legroom: serving at") >= times)
+
+    def file(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.home / f"runs/{self.port}.json").read_text())
+        return found
+
+    def engine(self) -> int:
+        below = descendants(self.file()["child_pid"])
+        return min(below)
+
+    def everything(self) -> list[int]:
+        file = self.file()
+        return [file["keeper_pid"], *descendants(file["keeper_pid"])]
+
+    def request(self, max_tokens: int, prompt: str = "x") -> Any:
+        body = json.dumps({"prompt": prompt, "max_tokens": max_tokens}).encode()
+        url = f"http://127.0.0.1:{self.port}/v1/completions"
+        with urllib.request.urlopen(urllib.request.Request(url, body), timeout=30) as answer:
+            return json.load(answer)
+
+    def received(self) -> None:
+        """Waits until a request is inside."""
+        until(lambda: "Received request" in self.out.read_text())
+
+    def attempt(self, max_tokens: int, prompt: str = "x") -> None:
+        """A request that may well be cut off."""
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            self.request(max_tokens, prompt)
+
+    def incidents(self) -> list[Any]:
+        with Journal.open(self.home / "journal.db") as journal:
+            return [journal.incident(found.id) for found in journal.incidents()]
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(120)
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def run(tmp_path: Path, port: int) -> Iterator[Callable[..., Run]]:
+    runs: list[Run] = []
+
+    def start(*own: str, flags: tuple[str, ...] = (), before: Sequence[str] = (), **env: str) -> Run:
+        runs.append(Run(tmp_path, port, list(own), list(flags), env, before))
+        return runs[-1]
+
+    yield start
+    for one in runs:
+        one.process.kill()
+        one.process.wait()
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0

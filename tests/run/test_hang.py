@@ -1,0 +1,141 @@
+"""A server that hangs is told from one that is busy and from one that nobody asks."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from legroom.actions.child import Child
+from legroom.actions.descendants import cpu_ticks, descendants, title
+from legroom.run.health import LOOKS, HangWatch, ticks_in_front
+
+PATIENCE_S = 40.0
+
+
+def until_true(true: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 120.0
+    while not true():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+class Server:
+    """What a watch sees of one, with a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.ticks: int | None = 0
+        self.answers = True
+        self.asked = 0
+
+    def ask(self, patience_s: float) -> bool:
+        assert 0 < patience_s <= PATIENCE_S / LOOKS
+        self.asked += 1
+        return self.answers
+
+    def watch(self, patience_s: float = PATIENCE_S) -> HangWatch:
+        return HangWatch(patience_s, lambda: self.ticks, self.ask, lambda: self.now_s)
+
+    def looks(self, watch: HangWatch, count: int, ticks: int = 0) -> list[bool]:
+        """So many looks, each after the server worked so much."""
+        found = []
+        for _ in range(count):
+            self.now_s += PATIENCE_S / LOOKS
+            self.ticks = None if self.ticks is None else self.ticks + ticks
+            found.append(watch.hangs())
+        return found
+
+
+def test_neither_work_nor_an_answer_for_the_whole_patience_is_a_hang():
+    server = Server()
+    watch = server.watch()
+    server.answers = False
+    assert server.looks(watch, LOOKS) == [False] * (LOOKS - 1) + [True]
+
+
+def test_a_busy_server_that_does_not_answer_is_left_alone_and_not_even_asked():
+    server = Server()
+    watch = server.watch()
+    server.answers = False
+    assert not any(server.looks(watch, 100, ticks=1))
+    assert server.asked == 0
+
+
+def test_a_server_without_work_that_answers_is_idle():
+    server = Server()
+    assert not any(server.looks(server.watch(), 100))
+    assert server.asked == 100
+
+
+def test_one_sign_of_life_begins_the_patience_anew():
+    server = Server()
+    watch = server.watch()
+    server.answers = False
+    server.looks(watch, LOOKS - 1)
+    assert server.looks(watch, 1, ticks=1) == [False]
+    assert server.looks(watch, LOOKS) == [False] * (LOOKS - 1) + [True]
+
+
+def test_a_server_that_cannot_be_judged_is_left_alone():
+    server = Server()
+    watch = server.watch()
+    server.answers, server.ticks = False, None
+    assert not any(server.looks(watch, 100))
+
+
+def test_between_two_looks_nothing_is_asked():
+    server = Server()
+    watch = server.watch()
+    assert watch.left_s() == PATIENCE_S / LOOKS
+    assert not watch.hangs()
+    assert server.asked == 0
+
+
+def test_without_a_patience_nobody_looks():
+    server = Server()
+    watch = server.watch(0.0)
+    assert watch.left_s() is None
+    assert not any(server.looks(watch, 100))
+    assert server.asked == 0
+
+
+def test_work_is_counted_and_of_the_gone_nothing_is_known():
+    before = cpu_ticks(os.getpid())
+    until_true(lambda: sum(range(100_000)) > 0 and cpu_ticks(os.getpid()) != before)
+    assert cpu_ticks(2**22 + 1) is None
+
+
+@pytest.mark.parametrize(("name", "counts"), [("APIServer_1", True), ("EngineCore", False), ("Worker_TP0", False)])
+def test_the_work_of_all_but_engines_counts_also_below_a_wrapper(name, counts):
+    busy = f"exec -a VLLM::{name} {sys.executable} -c 'while True: pass'"
+    child = Child(["bash", "-c", f"({busy}) & wait"], dict(os.environ))
+    try:
+        until_true(lambda: any(f"VLLM::{name}".encode() in title(pid) for pid in descendants(child.pid)))
+        (server,) = [pid for pid in descendants(child.pid) if b"VLLM::" in title(pid)]
+        used = ticks_in_front(child)
+        before, worked = used(), cpu_ticks(server)
+        until_true(lambda: cpu_ticks(server) > worked + 2)
+        assert ((used() or 0) > (before or 0)) is counts
+    finally:
+        child.close()
+
+
+def test_a_server_whose_output_nobody_reads_is_not_judged():
+    reading, writing = os.pipe()
+    child = Child(["yes"], dict(os.environ), outputs=(writing, writing))
+    try:
+        until_true(lambda: _is_full(writing) and child.is_held_up)
+        assert ticks_in_front(child)() is None
+    finally:
+        os.close(reading)
+        child.close()
+        os.close(writing)
+
+
+def _is_full(pipe: int) -> bool:
+    return not select.select([], [pipe], [], 0)[1]

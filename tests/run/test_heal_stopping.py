@@ -1,0 +1,298 @@
+"""What a signal asks for, how long a server may take, how often it may be restarted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from legroom.run.health import port_problem
+from legroom.run.restarts import LONGEST_DELAY_S, WINDOW_S, RestartBudget
+from legroom.run.run_file import RunFile
+from legroom.run.stopping import GRACE_S, HURRY_S, NOT_UP_S, Signals, Stopping
+
+
+class Recorder:
+    """A server that only takes notes."""
+
+    def __init__(self) -> None:
+        self.got: list[object] = []
+
+    def send(self, number: int) -> None:
+        self.got.append(signal.Signals(number).name)
+
+    def kill(self) -> None:
+        self.got.append("kill")
+
+
+@pytest.fixture
+def world():
+    clock = [100.0]
+    stopping = Stopping(60.0, lambda line: None, lambda: clock[0])
+    stopping.is_up = True
+    return stopping, Recorder(), clock
+
+
+def test_sigterm_drains_with_a_deadline(world):
+    stopping, server, clock = world
+    stopping.take(signal.SIGTERM, server)
+    assert server.got == ["SIGTERM"]
+    assert stopping.for_good
+    assert stopping.left_s() == 60 + GRACE_S
+    clock[0] += 60 + GRACE_S
+    stopping.check(server)
+    assert server.got == ["SIGTERM", "kill"]
+
+
+def test_a_server_that_is_not_up_has_nothing_to_finish(world):
+    stopping, server, _ = world
+    stopping.is_up = False
+    stopping.take(signal.SIGTERM, server)
+    assert stopping.left_s() == NOT_UP_S
+
+
+@pytest.fixture
+def behind_a_door():
+    clock, closed = [100.0], []
+    stopping = Stopping(60.0, lambda line: None, lambda: clock[0], closed.append)
+    stopping.is_up = True
+    return stopping, Recorder(), clock, closed
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_with_a_door_the_server_hears_of_it_when_it_is_empty(behind_a_door, number):
+    stopping, server, _, closed = behind_a_door
+    stopping.take(number, server)
+    assert (closed, server.got) == ([60.0], [])
+    stopping.emptied(server)
+    stopping.emptied(server)
+    assert (server.got, stopping.left_s()) == (["SIGTERM"], 60 + GRACE_S)
+
+
+def test_what_is_inside_gets_no_more_time_by_a_door(behind_a_door):
+    stopping, server, clock, _ = behind_a_door
+    stopping.take(signal.SIGTERM, server)
+    clock[0] += 60
+    stopping.check(server)
+    assert (server.got, stopping.left_s()) == (["SIGTERM"], GRACE_S)
+    clock[0] += GRACE_S
+    stopping.check(server)
+    assert server.got == ["SIGTERM", "kill"]
+
+
+def test_a_second_signal_does_not_wait_for_a_door(behind_a_door):
+    stopping, server, _, _ = behind_a_door
+    stopping.take(signal.SIGTERM, server)
+    stopping.take(signal.SIGTERM, server)
+    assert (server.got, stopping.left_s()) == (["SIGINT"], HURRY_S)
+    stopping.emptied(server)
+    assert server.got == ["SIGINT"]
+
+
+def test_a_door_that_closes_for_a_restart_is_not_closed_again_for_the_end(behind_a_door):
+    stopping, server, _, closed = behind_a_door
+    stopping.take(signal.SIGHUP, server)
+    stopping.take(signal.SIGTERM, server)
+    assert (len(closed), server.got) == (1, [])
+    stopping.emptied(server)
+    assert server.got == ["SIGTERM"]
+
+
+def test_a_door_that_is_closed_and_empty_needs_no_more_waiting(behind_a_door):
+    stopping, server, _, closed = behind_a_door
+    stopping.take(signal.SIGHUP, server)
+    stopping.emptied(server)
+    stopping.take(signal.SIGTERM, server)
+    assert (len(closed), server.got) == (1, ["SIGTERM", "SIGTERM"])
+
+
+def test_the_door_of_the_next_life_is_open(behind_a_door):
+    stopping, server, _, closed = behind_a_door
+    stopping.take(signal.SIGHUP, server)
+    stopping.restarting()
+    stopping.take(signal.SIGTERM, server)
+    assert len(closed) == 2
+
+
+def test_a_door_is_for_draining_alone(behind_a_door):
+    stopping, server, _, closed = behind_a_door
+    stopping.take(signal.SIGINT, server)
+    assert (closed, server.got) == ([], ["SIGINT"])
+
+
+def test_a_second_signal_hurries_and_a_third_kills(world):
+    stopping, server, _ = world
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+        stopping.take(number, server)
+    assert server.got == ["SIGTERM", "SIGINT", "kill"]
+    assert stopping.left_s() == HURRY_S
+
+
+def test_sighup_drains_and_starts_anew(world):
+    stopping, server, _ = world
+    stopping.take(signal.SIGHUP, server)
+    assert server.got == ["SIGTERM"]
+    assert stopping.restart
+    assert not stopping.for_good
+    stopping.restarting()
+    assert not stopping.begun
+    assert stopping.left_s() is None
+
+
+def test_sighup_without_a_server_is_kept_for_the_next(world):
+    stopping, _, _ = world
+    stopping.take(signal.SIGHUP, None)
+    assert stopping.restart
+    assert stopping.left_s() is None
+
+
+def test_sigquit_is_not_said_to_drain():
+    said: list[str] = []
+    stopping, server = Stopping(60.0, said.append), Recorder()
+    stopping.is_up = True
+    stopping.take(signal.SIGQUIT, server)
+    assert server.got == ["SIGQUIT"]
+    assert said[0].startswith("SIGQUIT: ending, 30 s")
+
+
+def test_sigterm_after_sighup_is_for_good(world):
+    stopping, server, _ = world
+    stopping.take(signal.SIGHUP, server)
+    stopping.take(signal.SIGTERM, server)
+    assert stopping.for_good
+    assert not stopping.restart
+
+
+def test_other_signals_are_passed_on(world):
+    stopping, server, _ = world
+    stopping.take(signal.SIGUSR1, server)
+    assert server.got == ["SIGUSR1"]
+    assert not stopping.begun
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """A terminal that can be closed."""
+    there = [True]
+    monkeypatch.setattr("legroom.run.stopping._has_terminal", lambda: bool(there))
+    before = signal.getsignal(signal.SIGHUP)
+    yield there
+    signal.signal(signal.SIGHUP, before)
+
+
+def hung_up(signals, times):
+    for _ in range(times):
+        os.kill(os.getpid(), signal.SIGHUP)
+    return signals.taken()
+
+
+def test_a_terminal_that_closes_asks_to_stop(terminal):
+    with Signals() as signals:
+        assert hung_up(signals, 1) == [signal.SIGHUP]
+        terminal.clear()
+        assert hung_up(signals, 2) == [signal.SIGTERM]
+        assert hung_up(signals, 1) == []
+
+
+def test_under_nohup_a_terminal_that_closes_asks_for_nothing(terminal, monkeypatch):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with Signals() as signals:
+        terminal.clear()
+        assert hung_up(signals, 1) == []
+        assert hung_up(signals, 1) == []
+        monkeypatch.setattr("legroom.run.stopping._HANGING_UP_S", 0.0)
+        assert hung_up(signals, 1) == [signal.SIGHUP]
+
+
+@given(st.integers(0, 20), st.lists(st.floats(0, 3000), max_size=60))
+def test_no_hour_has_more_restarts_than_its_budget(per_hour, gaps):
+    budget, now, taken = RestartBudget(per_hour, 1.0), 0.0, []
+    for gap in gaps:
+        now += gap
+        if budget.take(now) is not None:
+            taken.append(now)
+        assert sum(now - WINDOW_S < at for at in taken) <= per_hour
+
+
+@given(st.floats(0.01, 100))
+def test_every_restart_of_an_hour_waits_longer_up_to_a_limit(first):
+    budget = RestartBudget(12, first)
+    delays = [budget.take(0.0) for _ in range(12)]
+    assert delays == sorted(delays)
+    assert delays[0] == first
+    assert max(delays) <= LONGEST_DELAY_S
+    assert budget.take(0.0) is None
+
+
+def test_a_budget_may_be_large():
+    budget = RestartBudget(2000, 0.0)
+    assert [budget.take(0.0) for _ in range(2000)] == [0.0] * 2000
+
+
+def test_a_port_that_is_bound_but_does_not_listen_is_in_use():
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", 0))
+        port = other.getsockname()[1]
+        assert "in use" in port_problem("127.0.0.1", port)
+    assert port_problem("127.0.0.1", port) == ""
+
+
+def test_a_port_that_only_old_connections_hold_is_free():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            server.accept()[0].close()  # who closes first keeps the port for a minute
+    assert port_problem("127.0.0.1", port) == ""
+
+
+def test_a_run_without_a_folder_to_write_to_is_held_all_the_same(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LEGROOM_HOME", str(tmp_path / "file"))
+    said: list[str] = []
+    with RunFile(8000).alone(said.append):
+        assert "nothing keeps a second run away" in said[0]
+
+
+@pytest.mark.parametrize("flag", ["--port", "host", "--ssl_certfile"])
+def test_changes_that_would_move_the_server_are_refused_once(tmp_path, monkeypatch, flag):
+    monkeypatch.setenv("LEGROOM_HOME", str(tmp_path))
+    file = RunFile(8000)
+    file.write({"pid": 1})
+    (tmp_path / "runs/8000.flags.json").write_text(json.dumps({"flags": {flag: "1", "--seed": "1"}}))
+    changes, problem = file.take_changes()
+    assert changes is None
+    assert flag in problem
+    assert file.take_changes() == (None, "")
+
+
+def test_changes_for_the_next_restart_are_taken_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("LEGROOM_HOME", str(tmp_path))
+    file = RunFile(8000)
+    file.write({"pid": 1})
+    (tmp_path / "runs/8000.flags.json").write_text(json.dumps({"flags": {"--seed": "1"}}))
+    assert file.take_changes() == ({"flags": {"--seed": "1"}}, "")
+    assert file.take_changes() == (None, "")
+
+
+def test_changes_that_cannot_be_read_are_said_and_left_out(tmp_path, monkeypatch):
+    monkeypatch.setenv("LEGROOM_HOME", str(tmp_path))
+    file = RunFile(8000)
+    file.write({"pid": 1})
+    (tmp_path / "runs/8000.flags.json").write_text("[]")
+    changes, problem = file.take_changes()
+    assert changes is None
+    assert "nothing is changed" in problem
+
+
+def test_another_runs_file_is_not_removed(tmp_path, monkeypatch):
+    monkeypatch.setenv("LEGROOM_HOME", str(tmp_path))
+    file = RunFile(8000)
+    file.write({"pid": 1})
+    file.remove()
+    assert file.path.exists()

@@ -1,0 +1,39 @@
+"""Questions of the supervisor to counsel."""
+
+from __future__ import annotations
+
+import errno
+import select
+import subprocess
+import tempfile
+
+import pytest
+
+from legroom.errors import LegroomError
+from legroom.run.task_process import Asking, ask
+
+
+@pytest.fixture(autouse=True)
+def _no_disk(monkeypatch):
+    """As in a container whose disk is full, or only to be read."""
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+
+
+def test_a_question_is_answered_without_a_disk():
+    assert ask("compare", {"log": "/nowhere/log", "expected": {"text": ""}}) == {"lines": []}
+
+
+def test_a_question_that_cannot_be_answered_is_told_without_a_disk():
+    with pytest.raises(LegroomError, match="could not work it out: KeyError"):
+        ask("compare", {})
+
+
+def test_where_no_process_can_be_started_the_question_is_told_to_have_failed(monkeypatch):
+    def refuse(*_, **__):
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    asking = Asking("compare", {})
+    assert select.select([asking], [], [], 60)[0] == [asking]
+    with pytest.raises(LegroomError, match=r"could not work it out: .*Resource temporarily unavailable"):
+        asking.answer()

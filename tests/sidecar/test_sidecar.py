@@ -1,0 +1,216 @@
+"""The sidecar as a process: it watches, serves its pages, restarts what hangs, and survives what happens to it.
+
+What it restarts is a stand-in with /metrics, not vLLM; tests/real_vllm/test_restart.py has the real one.
+"""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from stand_in import RUN, answers, free_port, start_server, start_sidecar, starts, stop_server, wait_for, write_config
+
+from legroom.live.journal.journal import Journal
+
+
+class Place:
+    def __init__(self, folder):
+        self.folder, self.port, self.own = folder, free_port(), free_port()
+        self.sidecars = []
+
+    def sidecar(self, **settings):
+        self.config = write_config(self.folder, self.port, self.own, **settings)
+        return self.another()
+
+    def another(self):
+        """With the same files, which the one before may still have in use."""
+        self.sidecars.append(start_sidecar(self.config, self.folder / "said"))
+        wait_for(lambda: answers(f"http://127.0.0.1:{self.own}/healthz"))
+        return self.sidecars[-1]
+
+    def get(self, path):
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.own}{path}", timeout=30) as answer:
+            return answer.read().decode()
+
+    def post(self, path, body, token="act-token"):
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.own}{path}", json.dumps(body).encode(), {"Authorization": f"Bearer {token}"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return answer.status, json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            return error.code, json.loads(error.read())
+
+    def journal(self):
+        return Journal.open(self.folder / "journal.db")
+
+    def said(self):
+        return (self.folder / "said").read_text()
+
+
+@pytest.fixture
+def place(tmp_path):
+    held = Place(tmp_path)
+    start_server(tmp_path, held.port)
+    yield held
+    for sidecar in held.sidecars:
+        sidecar.kill()
+        sidecar.wait()
+    stop_server(tmp_path)
+
+
+def test_a_server_that_hangs_is_restarted_and_the_story_is_in_the_journal(place):
+    sidecar = place.sidecar()
+    (place.folder / "stuck").touch()
+    wait_for(lambda: len(starts(place.folder)) == 2)
+    wait_for(lambda: '"outcome": "over, after restart (done)"' in place.get("/incidents"))
+    sidecar.terminate()
+    assert sidecar.wait(120) == 0
+    with place.journal() as journal:
+        (action,) = journal.actions()
+        assert (action.state, action.group) == ("done", "llama")
+        story = journal.incident(action.incident_id)
+        assert story.kind == "stuck_engine"
+        assert any(note.text.startswith("what helps") for note in story.notes)
+        assert journal.samples(story.server, 0.0), "samples are kept too"
+
+
+def test_its_pages_tell_and_act_for_whoever_has_the_token(place):
+    place.sidecar(act=["notify"])
+    wait_for(lambda: "legroom_server_up{" in place.get("/metrics"))
+    assert json.loads(place.get("/healthz"))["journal"] == "ok"
+    assert json.loads(place.get("/incidents")) == {"incidents": []}
+    server = f"http://127.0.0.1:{place.port}"
+    assert place.post("/act", {"server": server}, token="guess")[0] == 401
+    assert place.post("/ack", {"incident": "x"})[0] == 400
+    assert place.post("/ack", {"incident": 99})[0] == 400
+    assert place.post("/ack", {"incident": 10**30})[0] == 400
+    assert place.post("/act", {"server": "http://other"})[0] == 400
+    assert place.post("/act", {"server": server, "undo": 7})[0] == 400
+    assert place.post("/act", {"server": server, "action": "undo", "undo": 10**30})[0] == 400
+    status, answer = place.post("/act", {"server": server, "action": "restart"})
+    assert (status, answer["accepted"]) == (202, True)
+    wait_for(lambda: len(starts(place.folder)) == 2)
+    wait_for(lambda: 'legroom_actions_total{name="restart",outcome="done"} 1.0' in place.get("/metrics"))
+
+
+def test_without_being_told_to_act_it_only_tells(place):
+    place.sidecar(act=["notify"])
+    (place.folder / "stuck").touch()
+    wait_for(lambda: "not told to act" in place.said())
+    number = json.loads(place.get("/incidents"))["incidents"][0]["id"]
+    assert place.post("/ack", {"incident": number, "by": "me"})[0] == 200
+    assert len(starts(place.folder)) == 1
+    with place.journal() as journal:
+        assert journal.actions() == ()
+        assert "acknowledged by me" in [note.text for note in journal.incident(number).notes]
+
+
+def test_flags_that_cure_are_written_for_the_restart_and_undone_by_hand(place):
+    flags = place.folder / "flags.json"
+    server = 'flags_file = "flags.json"\n[servers.answers.stuck_engine]\n"--max-num-seqs" = "8"'
+    place.sidecar(act=["restart-with-flags"], server=server)
+    (place.folder / "stuck").touch()
+    wait_for(lambda: len(starts(place.folder)) == 2)
+    assert json.loads(flags.read_text())["flags"] == {"--max-num-seqs": "8"}
+    with place.journal() as journal:
+        wait_for(lambda: journal.actions()[0].state == "done")
+        (action,) = journal.actions()
+        assert action.detail["change"] == "--max-num-seqs 8"
+        asked = {"action": "undo", "server": f"http://127.0.0.1:{place.port}", "undo": action.id}
+        wait_for(lambda: place.post("/act", asked)[0] == 202)
+        wait_for(lambda: journal.action(action.id).state == "undone")
+        assert not flags.exists()
+        assert len(starts(place.folder)) == 3
+        assert place.post("/act", asked)[0] == 400, "there is nothing left to undo"
+
+
+def test_told_to_stop_while_it_drains_it_opens_the_door_again(place):
+    sidecar = place.sidecar(act=["notify"])
+    (place.folder / "busy").write_text("2")
+    wait_for(lambda: place.post("/act", {"server": f"http://127.0.0.1:{place.port}"})[0] == 202)
+    wait_for((place.folder / "draining").exists)
+    sidecar.terminate()
+    assert sidecar.wait(120) == 0
+    assert not (place.folder / "draining").exists()
+    assert len(starts(place.folder)) == 1
+    with place.journal() as journal:
+        assert [action.state for action in journal.actions()] == ["undone"]
+
+
+def test_messages_reach_a_webhook_and_a_dead_one_holds_up_nothing(place):
+    heard = []
+
+    class Hook(BaseHTTPRequestHandler):
+        def do_POST(self):
+            heard.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    hook = HTTPServer(("127.0.0.1", 0), Hook)
+    threading.Thread(target=hook.serve_forever, daemon=True).start()
+    hooks = f'[[notify]]\nurl = "http://127.0.0.1:1/dead"\n[[notify]]\nurl = "http://127.0.0.1:{hook.server_port}"'
+    place.sidecar(act=["restart"], server=hooks)
+    (place.folder / "stuck").touch()
+    wait_for(lambda: any(message["closed_s"] for message in heard))
+    hook.shutdown()
+    hook.server_close()
+    assert heard[0]["kind"] == "stuck_engine"
+    (closed, *_) = (message for message in heard if message["closed_s"])
+    with place.journal() as journal:
+        assert journal.incident(closed["incident"]).kind == closed["kind"]
+    assert any("was restarted" in message["text"] for message in heard)
+
+
+def test_killed_in_the_middle_of_a_restart_the_next_one_ends_it(place):
+    sidecar = place.sidecar()
+    (place.folder / "stuck").touch()
+    with place.journal() as journal:
+        wait_for(lambda: any(action.stage("launched") for action in journal.actions()), every_s=0.001)
+        os.kill(sidecar.pid, signal.SIGKILL)
+        sidecar.wait()
+        place.another()
+        wait_for(lambda: journal.actions() and not journal.unfinished_actions())
+        assert journal.problems() == ()
+        first = journal.actions()[0]
+        count = sum(token.startswith(f"{first.id}-") for token in starts(place.folder))
+        assert (first.state, count) in (("done", 1), ("undone", 0))
+
+
+def test_a_locked_journal_stops_the_acting_and_not_the_watching(place):
+    place.sidecar()
+    with place.journal() as journal, closing(sqlite3.connect(journal.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        (place.folder / "stuck").touch()
+        wait_for(lambda: "locked" in json.loads(place.get("/healthz"))["journal"])
+        wait_for(lambda: "The engine hangs" in place.said())
+        assert "legroom_journal_writable 0.0" in place.get("/metrics")
+        assert len(starts(place.folder)) == 1
+        other.execute("ROLLBACK")
+        wait_for(lambda: len(starts(place.folder)) == 2)
+        wait_for(journal.incidents)
+
+
+def test_a_second_sidecar_with_the_same_journal_is_refused(place):
+    place.sidecar()
+    second = subprocess.run([sys.executable, "-c", RUN, place.config], capture_output=True, text=True, check=False)
+    assert second.returncode != 0
+    assert "another legroom already watches" in second.stderr
+
+
+def test_a_port_in_use_is_said(place):
+    config = write_config(place.folder, place.port, place.port)
+    done = subprocess.run([sys.executable, "-c", RUN, config], capture_output=True, text=True, check=False, timeout=120)
+    assert "cannot listen on 127.0.0.1" in done.stderr

@@ -1,0 +1,156 @@
+"""Findings become incidents once, end once, and go on after the sidecar was killed."""
+
+import asyncio
+import contextlib
+from dataclasses import replace
+
+import pytest
+
+from legroom.actions.notify import Webhook
+from legroom.live.detectors import Finding
+from legroom.live.journal.journal import Incident, Note
+from legroom.live.remedies import Answer
+from legroom.sidecar.acting import change_of
+from legroom.sidecar.http import SidecarMetrics
+from legroom.sidecar.incidents import IncidentKeeper
+from legroom.sidecar.notifier import Telling
+
+
+def finding(kind="stuck_engine", severity="critical", time_s=10.0):
+    return Finding(kind, "a", severity, f"title of {kind}", "because", time_s - 5, time_s)
+
+
+def test_a_finding_opens_one_incident_and_its_end_closes_it():
+    keeper = IncidentKeeper()
+    (opened,) = keeper.update("a", "g", [finding()]).opened
+    assert (opened.kind, opened.opened_s, opened.detail()["by"]) == ("stuck_engine", 5.0, "sidecar")
+    assert keeper.update("a", "g", [finding(time_s=15.0)]).opened == ()
+    assert keeper.update("b", "g", []).closed == ()
+    assert keeper.update("a", "g", []).closed == (opened,)
+    assert keeper.all() == ()
+
+
+def test_information_is_no_incident():
+    assert IncidentKeeper().update("a", "g", [finding("no_traffic", "info")]).opened == ()
+
+
+def test_getting_worse_is_said_once():
+    keeper = IncidentKeeper()
+    keeper.update("a", "g", [finding(severity="warning")])
+    assert len(keeper.update("a", "g", [finding(severity="critical")]).worse) == 1
+    assert keeper.update("a", "g", [finding(severity="critical")]).worse == ()
+
+
+def left_open(server="a"):
+    return Incident(7, server, "stuck_engine", "hangs", 1.0, None, None, {"by": "sidecar"}, key="the key")
+
+
+def test_an_incident_of_an_earlier_sidecar_goes_on():
+    keeper = IncidentKeeper()
+    assert keeper.adopt([left_open(), left_open("gone")], {"a": "g"}, {}) == {"the key"}
+    assert [one.server for one in keeper.all()] == ["a"]
+    assert keeper.update("a", "g", [finding()]).opened == ()
+    (held,) = keeper.all()
+    assert (held.key, held.opened_s) == ("the key", 1.0)
+
+
+def test_an_incident_that_ended_meanwhile_is_closed_after_a_while():
+    keeper = IncidentKeeper()
+    keeper.adopt([left_open()], {"a": "g"}, {})
+    closed = [keeper.update("a", "g", []).closed for _ in range(12)]
+    assert [len(one) for one in closed] == [0] * 11 + [1]
+
+
+def test_an_adopted_incident_is_repeated_with_why_it_was_opened():
+    keeper = IncidentKeeper()
+    keeper.adopt([replace(left_open(), detail={"by": "sidecar", "finding": {"reason": "no token"}})], {"a": "g"}, {})
+    telling = Telling((Webhook("http://h", "alertmanager"),), None, None)
+    telling.repeat(keeper.all())
+    _, message = telling._queues[0].get_nowait()
+    assert (message.incident, message.text) == (7, "no token")
+
+
+def test_a_message_that_is_on_its_way_when_the_sidecar_ends_arrives(monkeypatch):
+    async def ends() -> list[str]:
+        begun, goes_on, taken = asyncio.Event(), asyncio.Event(), []
+
+        async def slowly(hook, message):
+            begun.set()
+            await goes_on.wait()
+            taken.append(message.kind)
+
+        monkeypatch.setattr("legroom.sidecar.notifier.notify", slowly)
+        telling = Telling((Webhook("http://h"),), SidecarMetrics(), lambda text: None)
+        sending = asyncio.create_task(telling.run(lambda: ()))
+        (incident,) = IncidentKeeper().update("a", "g", [finding()]).opened
+        incident.number = 7
+        telling.tell(incident)
+        await begun.wait()
+        asyncio.get_running_loop().call_soon(goes_on.set)
+        await telling.drain(60.0)
+        sending.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await sending
+        return taken
+
+    assert asyncio.run(ends()) == ["stuck_engine"]
+
+
+def test_an_incident_that_takes_hours_to_be_found_again_is_not_closed_before():
+    keeper = IncidentKeeper()
+    keeper.adopt([left_open()], {"a": "g"}, {"stuck_engine": 7200.0})
+    assert all(keeper.update("a", "g", []).closed == () for _ in range(100))
+    keeper.all()[0].lasts_until_s = 0.0
+    assert len(keeper.update("a", "g", []).closed) == 1
+
+
+@pytest.mark.parametrize(("told", "again"), [("warning", 1), ("critical", 0)])
+def test_what_was_told_before_a_restart_is_not_told_again(told, again):
+    notes = (Note(2.0, "worse", {"severity": told}), Note(3.0, "acknowledged by me", {"acknowledged": True}))
+    held = replace(left_open(), notes=notes, detail={"by": "sidecar", "severity": "warning"})
+    keeper = IncidentKeeper()
+    keeper.adopt([held], {"a": "g"}, {})
+    assert keeper.all()[0].acknowledged
+    assert len(keeper.update("a", "g", [finding(severity="critical")]).worse) == again
+
+
+def test_a_severity_that_swings_is_told_once():
+    keeper = IncidentKeeper()
+    worse = [keeper.update("a", "g", [finding(severity=one)]).worse for one in ("warning", "critical") * 3]
+    assert sum(map(len, worse)) == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "settings", "flags"),
+    [
+        ("0.32.0", {"max_num_seqs": 32}, {"--max-num-seqs": "32"}),
+        ("0.32.0", {"enable_prefix_caching": False}, {"--no-enable-prefix-caching": ""}),
+        ("0.6.0", {"enable_prefix_caching": False}, {"--enable-prefix-caching": None}),
+        ("0.32.0", {"enforce_eager": True}, {"--enforce-eager": ""}),
+        ("0.32.0", {"hf_overrides": {"a": 1}}, {"--hf-overrides": '{"a": 1}'}),
+    ],
+)
+def test_computed_settings_become_flags_of_the_servers_release(version, settings, flags):
+    assert change_of((Answer("why", settings),), {"vllm": version}).flags == flags
+
+
+@pytest.mark.parametrize(
+    ("version", "settings"),
+    [
+        ("0.32.0", {"model": "org/smaller"}),
+        ("0.32.0", {"tensor_parallel_size": 2}),
+        ("0.6.0", {"max_cudagraph_capture_size": 8}),
+    ],
+)
+def test_what_is_for_people_or_for_another_release_is_passed_over(version, settings):
+    found = (Answer("why", settings), Answer("next", {"max_num_seqs": 8}))
+    assert change_of(found, {"vllm": version}).flags == {"--max-num-seqs": "8"}
+    assert change_of(found[:1], {"vllm": version}) is None
+
+
+def test_flags_are_changed_only_where_a_plan_is_known():
+    found = (Answer("words"), Answer("better", {"max_num_seqs": 8}, {"A": "1"}))
+    assert change_of(found, None) is None
+    assert change_of(found, {}).flags == {"--max-num-seqs": "8"}
+    assert change_of(found[:1], {}) is None
+    assert change_of(found, {"vllm": "of next year"}) is None
