@@ -23,7 +23,7 @@ from legroom.vllm.speculation import draft_method, draft_name, predicts_itself
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from legroom.diagnosis.diagnose import Reading
+    from legroom.diagnosis.diagnose import LogReading
     from legroom.diagnosis.finding import Finding
     from legroom.drawing.terminal import Style
     from legroom.facts.diagnosis_texts import Language
@@ -102,7 +102,7 @@ class PlanReport:
 class DiagnosisReport:
     """A diagnosis that shows itself."""
 
-    reading: Reading
+    reading: LogReading
 
     @property
     def findings(self) -> tuple[Finding, ...]:

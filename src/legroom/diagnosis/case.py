@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Literal
 
 from legroom.diagnosis.evidence import Evidence
-from legroom.diagnosis.platforms import Engine, Platform
+from legroom.diagnosis.platforms import Engine, HostTraits
 from legroom.diagnosis.torch_oom import TorchOom, parse_oom
 from legroom.planning.startup_log import Startup
 from legroom.records import dataclass
@@ -24,7 +24,7 @@ class Case:
     evidence: tuple[Evidence, ...]
     startup: Startup
     engine: Engine
-    platform: Platform
+    platform: HostTraits
     source: str = ""
     lines: int = 0
 

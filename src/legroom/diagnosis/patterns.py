@@ -66,11 +66,11 @@ class Re2Finder:
         """One match at a time."""
         position = start
         while position < end:
-            found = self._automaton.search(buffer, position, end)
-            if not found:
+            match = self._automaton.search(buffer, position, end)
+            if not match:
                 return
-            yield found.start(), found.group()
-            position = found.end()
+            yield match.start(), match.group()
+            position = match.end()
 
 
 class HyperscanFinder:

@@ -66,7 +66,7 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True)
-class Platform:
+class HostTraits:
     """The machine, as far as memory cares."""
 
     unified: bool = False
@@ -88,7 +88,7 @@ def engine_of(evidence: Iterable[Evidence], startup: Startup) -> Engine:
     return Engine(generation, startup.vllm, not files[0].startswith("[") if files else None)
 
 
-def platform_of(evidence: Iterable[Evidence], startup: Startup) -> Platform:
+def platform_of(evidence: Iterable[Evidence], startup: Startup) -> HostTraits:
     """What the log shows of the machine."""
     items = tuple(evidence)
     ids = {item.id for item in items}
@@ -98,7 +98,7 @@ def platform_of(evidence: Iterable[Evidence], startup: Startup) -> Platform:
     unified = bool(ids & {"unified", "nv_sysmem", "tegra_assert"}) or any(
         isinstance(total, int) and 115 * GIB < total < 129 * GIB for total in (*totals, startup.gpu_total_bytes)
     )
-    return Platform(
+    return HostTraits(
         unified or bool(startup.gpu_name and "GB10" in startup.gpu_name),
         "wsl" in ids,
         "trainer" in ids,

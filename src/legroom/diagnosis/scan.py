@@ -13,7 +13,7 @@ from functools import cache
 from legroom.diagnosis.evidence import WINDOW_LINES, Passage
 from legroom.diagnosis.lines import LONGEST_LINE, read_line
 from legroom.diagnosis.patterns import Finder, make_finder
-from legroom.facts.evidence import messages, startup_lines
+from legroom.facts.evidence import message_patterns, startup_lines
 
 MOST_PER_MARK = 300
 """After this many lines with one mark it is sampled."""
@@ -158,28 +158,28 @@ def passage_at(buffer: bytes, start: int, number: int, hit: int | None = None) -
     """The line that begins at `start`, and the few after it."""
     if hit is not None and hit - start > LONGEST_LINE // 2:
         start = hit - 2000  # deep inside a long line: what surrounds the mark
-    found: list[str] = []
+    lines: list[str] = []
     position = start
-    while len(found) < WINDOW_LINES and position < len(buffer):
+    while len(lines) < WINDOW_LINES and position < len(buffer):
         newline = buffer.find(b"\n", position)
         stop = newline if newline >= 0 else len(buffer)
-        found.append(buffer[position : min(stop, position + LONGEST_LINE)].decode("utf-8", "replace"))
+        lines.append(buffer[position : min(stop, position + LONGEST_LINE)].decode("utf-8", "replace"))
         if stop - position > LONGEST_LINE:
             break
         position = stop + 1
-    return Passage(read_line(number, found[0] if found else ""), tuple(found[1:]))
+    return Passage(read_line(number, lines[0] if lines else ""), tuple(lines[1:]))
 
 
 @cache
 def every_mark() -> tuple[bytes, ...]:
     """Every text worth stopping at, as bytes."""
-    found = [mark for message in messages() if message.role not in ("once",) for mark in message.marks]
+    marks = [mark for message in message_patterns() if message.role not in ("once",) for mark in message.marks]
     for line in startup_lines():
-        found += _BETTER.get(line.mark, (line.mark,))
-    found += ["Application startup complete"]
-    return tuple(dict.fromkeys(mark.encode() for mark in found if len(mark) > 1 or mark in "█▄"))
+        marks += _BETTER.get(line.mark, (line.mark,))
+    marks += ["Application startup complete"]
+    return tuple(dict.fromkeys(mark.encode() for mark in marks if len(mark) > 1 or mark in "█▄"))
 
 
 @cache
 def _once_marks() -> tuple[bytes, ...]:
-    return tuple(mark.encode() for message in messages() if message.role == "once" for mark in message.marks)
+    return tuple(mark.encode() for message in message_patterns() if message.role == "once" for mark in message.marks)

@@ -73,9 +73,9 @@ def count_json(count: Count) -> dict[str, Any] | None:
 def example_text(example: Example, language: Language) -> str:
     """The worked example with its figures filled in: bytes as GiB or MiB, counts with separators."""
 
-    def shown(found: re.Match[str]) -> str:
-        value = example.figures[found[1]].value
-        return _shown_bytes(value) if "bytes" in found[1] else f"{value:,}"
+    def shown(match: re.Match[str]) -> str:
+        value = example.figures[match[1]].value
+        return _shown_bytes(value) if "bytes" in match[1] else f"{value:,}"
 
     return _PLACEHOLDER.sub(shown, example.text.said(language))
 

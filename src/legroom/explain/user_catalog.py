@@ -13,8 +13,9 @@ from typing import Any
 from legroom.errors import LegroomError
 from legroom.explain.deadends import entry_of_record
 from legroom.explain.entry import Entry
+from legroom.explain.entry_files import record_schema
 from legroom.explain.schema_check import problems
-from legroom.explain.validate import pattern_problem, record_schema
+from legroom.explain.validate import pattern_problem
 from legroom.home import home
 
 _LARGEST_RECORD_BYTES = 1 << 20
@@ -33,7 +34,7 @@ def imported() -> tuple[Entry, ...]:
 
 def stored_records() -> list[tuple[Path, Mapping[str, Any] | None, list[str]]]:
     """Every file of the user's catalog with its record and what is wrong with it."""
-    found: list[tuple[Path, Mapping[str, Any] | None, list[str]]] = []
+    records: list[tuple[Path, Mapping[str, Any] | None, list[str]]] = []
     try:
         paths = sorted(user_folder().glob("*.json"))
     except OSError:
@@ -42,10 +43,10 @@ def stored_records() -> list[tuple[Path, Mapping[str, Any] | None, list[str]]]:
         try:
             record = _read(path)
         except LegroomError as error:
-            found.append((path, None, [error.message]))
+            records.append((path, None, [error.message]))
             continue
-        found.append((path, record, record_problems(record)))
-    return found
+        records.append((path, record, record_problems(record)))
+    return records
 
 
 def import_record(path: str) -> Path:

@@ -7,19 +7,20 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from legroom.diagnosis.causes import cause_of
 from legroom.diagnosis.diagnose import in_order
 from legroom.diagnosis.masking import masked
 from legroom.drawing.bar import Segment, bar, swatch
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import wrap
 from legroom.errors import LegroomError
-from legroom.facts.diagnosis_texts import Language, cause_title, heading, how_to_verify, phase_title
+from legroom.facts.diagnosis_texts import Language, heading, how_to_verify, phase_title
 from legroom.render.plan_parts import flag_words, parts, scale_bytes
 from legroom.units import gib
 
 if TYPE_CHECKING:
     from legroom.diagnosis.case import Case
-    from legroom.diagnosis.diagnose import Reading
+    from legroom.diagnosis.diagnose import LogReading
     from legroom.diagnosis.evidence import Evidence
     from legroom.diagnosis.finding import Finding, Fix
     from legroom.diagnosis.report import Diagnosis
@@ -33,7 +34,7 @@ _PIECES = re.compile(r"\s+|[!-~]+|[^\s!-~]")
 
 
 def readings_text(
-    readings: Sequence[Reading], style: Style = PLAIN, language: Language = "en", all_runs: bool = False
+    readings: Sequence[LogReading], style: Style = PLAIN, language: Language = "en", all_runs: bool = False
 ) -> str:
     """Every log that was read, the last run of each in full."""
     blocks: list[str] = []
@@ -72,7 +73,7 @@ def _what(diagnosis: Diagnosis, finding: Finding, style: Style, language: Langua
     word = style.paint(
         f"error[{finding.entry}]" if error else f"maybe[{finding.entry}]", "red" if error else "orange", "bold"
     )
-    yield f"{word}: {style.paint(cause_title(finding.cause, language), 'bold')}"
+    yield f"{word}: {style.paint(cause_of(finding.cause).title.said(language), 'bold')}"
     phase = phase_title(diagnosis.phase, language)
     if phase:
         yield f"{_MARGIN}{style.paint(heading('phase', language), 'dim')}: {phase} ({_sureness(finding, language)})"
@@ -89,8 +90,8 @@ def _sureness(finding: Finding, language: Language) -> str:
 def _deployment(case: Case) -> str:
     startup = case.startup
     gpu = startup.gpu_name or (f"a card of {gib(startup.gpu_total_bytes)}" if startup.gpu_total_bytes else "")
-    said = (startup.args.model, f"vLLM {startup.vllm}" if startup.vllm else "", gpu)
-    return masked(" · ".join(part for part in said if part))
+    shown = (startup.args.model, f"vLLM {startup.vllm}" if startup.vllm else "", gpu)
+    return masked(" · ".join(part for part in shown if part))
 
 
 def _lines(diagnosis: Diagnosis, finding: Finding, style: Style) -> Iterator[str]:
@@ -228,7 +229,7 @@ def _dead_ends(finding: Finding, style: Style, language: Language) -> Iterator[s
 
 
 def _verify(diagnosis: Diagnosis, finding: Finding, style: Style, language: Language) -> Iterator[str]:
-    if finding.cause in ("host_ram_oom", "unified_memory_or_wsl"):
+    if cause_of(finding.cause).domain == "host":
         kind = "host"
     elif diagnosis.phase == "serving":
         kind = "serving"
@@ -264,7 +265,7 @@ def _maybe(rest: Sequence[Finding], style: Style, language: Language) -> Iterato
         return
     yield style.paint(f"{heading('maybe', language)}:", "bold")
     for finding in likely:
-        title = cause_title(finding.cause, language)
+        title = cause_of(finding.cause).title.said(language)
         yield f"{_MARGIN}{finding.entry} {title} ({finding.confidence:.0%})"
 
 
@@ -303,7 +304,7 @@ def _memory(case: Case) -> Iterator[tuple[str, str]]:
 def _earlier(runs: Sequence[Diagnosis], style: Style, language: Language) -> Iterator[str]:
     yield style.paint(f"{heading('runs', language)}:", "bold")
     for run in runs:
-        what = cause_title(run.findings[0].cause, language) if run.findings else heading("healthy", language)
+        what = cause_of(run.findings[0].cause).title.said(language) if run.findings else heading("healthy", language)
         first = run.case.evidence[0].line if run.case.evidence else run.case.startup.first_line
         entry = f" [{run.findings[0].entry}]" if run.findings else ""
         yield f"{_MARGIN}line {first}: {what}{entry}"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from legroom.drawing.terminal import Style
 from legroom.drawing.text import wrap
 from legroom.explain.documents import example_text
-from legroom.explain.entry import Count, Entry, Language, Text
+from legroom.explain.entry import Count, Entry, Language, Localized
 from legroom.explain.search import Hit
 
 _HEADINGS = {
@@ -49,7 +49,7 @@ def explain_text(entry: Entry, style: Style, language: Language = "en") -> str:
         ("workarounds", _workarounds(entry, style, language)),
         ("dead_ends", _dead_ends(entry, style, language)),
         ("versions", _versions(entry, style)),
-        ("os", [line for name, said in entry.os_specific.items() for line in _para(f"{name}: {said}", style)]),
+        ("os", [line for name, note in entry.os_specific.items() for line in _para(f"{name}: {note}", style)]),
         ("verify", _part(story.verify if story else None, style, language)),
         ("otherwise", _part(story.otherwise if story else None, style, language)),
         ("related", _related(entry, language)),
@@ -77,7 +77,7 @@ def hits_text(hits: Sequence[Hit], style: Style, language: Language = "en") -> s
     return list_text([hit.entry for hit in hits], style, language) + f"\nlegroom explain {best}\n"
 
 
-def _part(text: Text | None, style: Style, language: Language) -> list[str]:
+def _part(text: Localized | None, style: Style, language: Language) -> list[str]:
     return _para(text.said(language), style) if text else []
 
 
@@ -85,8 +85,8 @@ def _workarounds(entry: Entry, style: Style, language: Language) -> list[str]:
     lines: list[str] = []
     for number, item in enumerate(entry.workarounds, 1):
         when = _when(item.condition.said(language), language)
-        said = f"{item.action.said(language)}{when}{_count(entry.counted(item.kind), language)}"
-        lines += _para(said, style, f"  {number}. ", "     ")
+        advice = f"{item.action.said(language)}{when}{_count(entry.counted(item.kind), language)}"
+        lines += _para(advice, style, f"  {number}. ", "     ")
         how = item.how.said(language)
         if how:
             arrow = style.pick("→", "->")
@@ -114,8 +114,8 @@ def _versions(entry: Entry, style: Style) -> list[str]:
     for item in entry.versions:
         notes = [item.behavior_change or "", f"introduced in {item.introduced}" if item.introduced else "",
                  f"gone in {item.removed}" if item.removed else ""]  # fmt: skip
-        said = "; ".join(note for note in notes if note)
-        lines += _para(f"{item.version}: {said}" if said else item.version, style, "  ", "    ")
+        change = "; ".join(note for note in notes if note)
+        lines += _para(f"{item.version}: {change}" if change else item.version, style, "  ", "    ")
     return lines
 
 
@@ -128,15 +128,15 @@ def _related(entry: Entry, language: Language) -> list[str]:
 def _evidence(entry: Entry, style: Style, language: Language) -> list[str]:
     number = len(entry.threads)
     if language == "zh":
-        said = f"统计了 {number} 个公开讨论：{entry.confirmed} 个确认了原因，{entry.with_fix} 个给出了有效的修复。"
+        counted = f"统计了 {number} 个公开讨论：{entry.confirmed} 个确认了原因，{entry.with_fix} 个给出了有效的修复。"
     else:
-        said = (f"{number} public threads counted: {entry.confirmed} confirm the cause, {entry.with_fix} state a fix "
+        counted = (f"{number} public threads counted: {entry.confirmed} confirm the cause, {entry.with_fix} state a fix "
                 "that worked.")  # fmt: skip
     if not number:
-        said = _NOT_COUNTED[language == "zh"]
+        counted = _NOT_COUNTED[language == "zh"]
     if entry.record is not None:
-        said = "Imported from a record; its rates are claims that nobody counted here."
-    lines = _para(said, style)
+        counted = "Imported from a record; its rates are claims that nobody counted here."
+    lines = _para(counted, style)
     if entry.documentation:
         lines.append(f"  {entry.documentation}")
     return lines

@@ -27,7 +27,7 @@ def test_every_file_is_listed_and_every_detector_has_its_test_beside_it() -> Non
 
 def test_causes_and_entries_are_those_of_the_catalog() -> None:
     entries = {entry.id for entry in bundled()}
-    labels = {cause.CAUSE for cause in causes()}
+    labels = {cause.label for cause in causes()}
     for kind in DETECTORS:
         assert kind.entry == "" or kind.entry in entries, kind.kind
         assert kind.cause == "" or kind.cause in labels, kind.kind
