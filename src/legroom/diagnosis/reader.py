@@ -21,6 +21,16 @@ _CONTROL = bytes(code for code in range(32) if chr(code) not in "\t\n\v\f\r\x1b\
 _UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 
 
+def names_a_file(text: str) -> bool:
+    """Whether a text is the name of something on this machine, rather than a log."""
+    if not text.strip() or "\n" in text:
+        return False
+    try:
+        return Path(text).expanduser().exists()
+    except (OSError, RuntimeError, ValueError):  # too long for a name, a home that is not known, a zero byte
+        return False
+
+
 def pieces_of_file(path: str) -> Iterator[bytes]:
     """The bytes of a log file, unpacked where it is gzip or zstd."""
     where = Path(path).expanduser()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+_CONTINUED = " \\"
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -37,6 +38,30 @@ def wrap(text: str, width: int, indent: str = "", hanging: str | None = None) ->
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def wrap_command(phrases: Iterable[str], width: int) -> list[str]:
+    """A command line in lines of at most `width` that a shell takes when they are pasted together; phrases stay whole."""
+    lines: list[str] = []
+    for phrase in phrases:
+        if lines and len(lines[-1]) + 1 + len(phrase) <= width - len(_CONTINUED):
+            lines[-1] += f" {phrase}"
+        else:
+            lines.append(phrase)
+    return [*(line + _CONTINUED for line in lines[:-1]), *lines[-1:]]
+
+
+def command_phrases(words: Iterable[str]) -> list[str]:
+    """The quoted words of a command, each flag together with its value, and `vllm serve` as one."""
+    phrases: list[str] = []
+    for word in words:
+        last = phrases[-1] if phrases else ""
+        has_value = not word.startswith("-") and last.startswith("--") and " " not in last
+        if has_value or (last, word) == ("vllm", "serve"):
+            phrases[-1] += f" {word}"
+        else:
+            phrases.append(word)
+    return phrases
 
 
 def count(number: float) -> str:

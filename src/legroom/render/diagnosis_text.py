@@ -12,7 +12,7 @@ from legroom.diagnosis.diagnose import in_order
 from legroom.diagnosis.masking import masked
 from legroom.drawing.bar import Segment, bar, swatch
 from legroom.drawing.terminal import PLAIN, Style
-from legroom.drawing.text import wrap
+from legroom.drawing.text import command_phrases, wrap, wrap_command
 from legroom.errors import LegroomError
 from legroom.facts.diagnosis_texts import Language, heading, how_to_verify, phase_title
 from legroom.render.plan_parts import flag_words, parts, scale_bytes
@@ -77,9 +77,7 @@ def _what(diagnosis: Diagnosis, finding: Finding, style: Style, language: Langua
     phase = phase_title(diagnosis.phase, language)
     if phase:
         yield f"{_MARGIN}{style.paint(heading('phase', language), 'dim')}: {phase} ({_sureness(finding, language)})"
-    ran = _deployment(diagnosis.case)
-    if ran:
-        yield f"{_MARGIN}{style.paint(ran, 'dim')}"
+    yield from (style.paint(line, "dim") for line in wrap(_deployment(diagnosis.case), style.width, _MARGIN))
 
 
 def _sureness(finding: Finding, language: Language) -> str:
@@ -157,11 +155,13 @@ def _fix(finding: Finding, style: Style, language: Language) -> Iterator[str]:
     if not finding.fixes:
         return
     fix = finding.fixes[0]
-    yield f"{style.paint(heading('fix', language) + ':', 'green', 'bold')} {_short(fix)}".rstrip()
+    head = f"{heading('fix', language)}:"
+    first, *rest = wrap_wide(f"{head} {_short(fix)}".rstrip(), style.width, hanging=_MARGIN * 2)
+    yield from (style.paint(head, "green", "bold") + first.removeprefix(head), *rest)
     yield from wrap_wide(masked(_way(fix, finding, language)), style.width, _MARGIN)
     if (fix.flags or fix.env) and fix.command:
         yield ""
-        yield _MARGIN * 2 + style.paint(masked(_line(fix)), "bold")
+        yield from _command_lines(fix, style)
     for step in fix.steps:
         yield from wrap(step, style.width, f"{_MARGIN}- ", _MARGIN * 2)
     if fix.trades:
@@ -171,10 +171,13 @@ def _fix(finding: Finding, style: Style, language: Language) -> Iterator[str]:
         yield from _side_by_side(fix, style, language)
 
 
-def _line(fix: Fix) -> str:
-    env = [word for word in fix.command if word.partition("=")[0] in fix.env]
-    rest = list(fix.command[len(env) :])
-    return " ".join([*env, shlex.join(rest)])
+def _command_lines(fix: Fix, style: Style) -> Iterator[str]:
+    """The command to run, in lines that can be pasted."""
+    env = [word for word in fix.command if word.partition("=")[0] in fix.env]  # quoted already, as assignments are
+    words = (*env, *map(shlex.quote, fix.command[len(env) :]))
+    phrases = [masked(phrase) for phrase in command_phrases(words)]
+    for number, line in enumerate(wrap_command(phrases, style.width - 4 * len(_MARGIN))):
+        yield _MARGIN * (2 if number == 0 else 4) + style.paint(line, "bold")
 
 
 def _side_by_side(fix: Fix, style: Style, language: Language) -> Iterator[str]:
@@ -274,9 +277,7 @@ def _without_findings(diagnosis: Diagnosis, style: Style, language: Language) ->
         yield heading("not_understood", language)
         return
     yield f"{style.paint(style.pick('✓', 'ok'), 'green', 'bold')} {style.paint(heading('healthy', language), 'bold')}"
-    ran = _deployment(diagnosis.case)
-    if ran:
-        yield f"{_MARGIN}{ran}"
+    yield from wrap(_deployment(diagnosis.case), style.width, _MARGIN)
     rows = list(_memory(diagnosis.case))
     if rows:
         yield f"{_MARGIN}{heading('memory', language)}:"

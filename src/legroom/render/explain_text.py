@@ -130,8 +130,8 @@ def _evidence(entry: Entry, style: Style, language: Language) -> list[str]:
     if language == "zh":
         counted = f"统计了 {number} 个公开讨论：{entry.confirmed} 个确认了原因，{entry.with_fix} 个给出了有效的修复。"
     else:
-        counted = (f"{number} public threads counted: {entry.confirmed} confirm the cause, {entry.with_fix} state a fix "
-                "that worked.")  # fmt: skip
+        counted = (f"{number} public threads counted: {entry.confirmed} confirm the cause, {entry.with_fix} state "
+                   "a fix that worked.")  # fmt: skip
     if not number:
         counted = _NOT_COUNTED[language == "zh"]
     if entry.record is not None:

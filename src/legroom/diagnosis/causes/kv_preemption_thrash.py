@@ -114,7 +114,7 @@ CAUSE = Cause(
     label="kv_preemption_thrash",
     entry="LR403",
     title=Localized(
-        "the KV pool is exhausted by running requests: preemption and waiting", "KV 池被运行中的请求耗尽：抢占与等待"
+        "running requests exhaust the KV pool: preemption and waiting", "KV 池被运行中的请求耗尽：抢占与等待"
     ),
     phase="serving",
     examine=examine,

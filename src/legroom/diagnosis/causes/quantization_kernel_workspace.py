@@ -53,7 +53,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     which = f" (this is {planner.known.release})" if planner.known.release_known else ""
     yield Fix(
         "engine_version_or_V0",
-        f"What is copied while loading differs from release to release{which}: the one before the failure began starts.",
+        f"What is copied while loading differs from release to release{which}: "
+        "the one before the failure began starts.",
         steps=(
             "pin the last release that worked, e.g. pip install vllm==X",
             "or take the newest one, where the copy may be gone",

@@ -118,7 +118,7 @@ CAUSE = Cause(
     label="runtime_activation_burst",
     entry="LR401",
     title=Localized(
-        "a step of real traffic needed more than was left beside the KV cache",
+        "a step of real traffic needed more memory than the KV cache left",
         "实际请求的瞬时激活超出 KV 缓存之外的剩余显存",
     ),
     phase="serving",
