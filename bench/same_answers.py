@@ -1,9 +1,9 @@
 """Does a change of the code change an answer? The same calls through two versions of legroom, compared.
 
-    python bench/same_answers.py --old "python -m legroom" --old-path ../before/src [--jobs 2] [--show 5] [--logs FOLDER]
+    python bench/same_answers.py --old "python -m legroom" --old-path ../before/src [--logs FOLDER]
 
-Every call's JSON, text, pictures and exit code are compared. Differences that are meant stand in same_answers.json beside
-this file, each with its reason: `rewordings` are applied to the old text first, `expected` names calls whose answer may
+Every call's JSON, text, pictures and exit code are compared. Differences that are meant stand in same_answers.json
+beside this file, each with its reason: `rewordings` are applied to the old text first, `expected` names calls whose answer may
 differ. The exit code is 1 while a difference is left that nobody explained.
 """
 
@@ -50,6 +50,7 @@ FORMATS = (
     "env",
     "runbook",
 )
+KINDS = ("identical", "reworded", "explained", "different")
 SERVE = "vllm serve meta-llama/Llama-3.1-8B --max-model-len 16384 --port 8001"
 TEXTS = {
     "start.sh": f"#!/bin/bash\nexport VLLM_USE_V1=1\nexec {SERVE} --max-num-seqs 32\n",
@@ -217,11 +218,10 @@ def report(
             unexplained.append(
                 f"$ legroom {words}  ({old.code} -> {new.code})\n" + difference(old, new, explained["rewordings"])
             )
-    print(f"{'command':12}{'calls':>7}{'identical':>11}{'reworded':>10}{'explained':>11}{'different':>11}")
+    print(f"{'command':12}{'calls':>7}" + "".join(f"{kind:>{max(10, len(kind) + 2)}}" for kind in KINDS))
     for command, count in sorted(counts.items()):
-        print(f"{command:12}{count.total():7}" + "".join(
-            f"{count[key]:{width}}" for key, width in (("identical", 11), ("reworded", 10), ("explained", 11), ("different", 11))
-        ))  # fmt: skip
+        kinds = "".join(f"{count[kind]:{max(10, len(kind) + 2)}}" for kind in KINDS)
+        print(f"{command:12}{count.total():7}{kinds}")
     for text in unexplained[:show]:
         print("\n" + text)
     total = Counter[str]()
