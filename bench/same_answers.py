@@ -3,8 +3,8 @@
     python bench/same_answers.py --old "python -m legroom" --old-path ../before/src [--logs FOLDER]
 
 Every call's JSON, text, pictures and exit code are compared. Differences that are meant stand in same_answers.json
-beside this file, each with its reason: `rewordings` are applied to the old text first, `expected` names calls whose answer may
-differ. The exit code is 1 while a difference is left that nobody explained.
+beside this file, each with its reason: `rewordings` are applied to the old text first, `expected` names calls whose
+answer may differ. The exit code is 1 while a difference is left that nobody explained.
 """
 
 from __future__ import annotations
