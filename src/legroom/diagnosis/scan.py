@@ -19,6 +19,8 @@ MOST_PER_MARK = 300
 """After this many lines with one mark it is sampled."""
 _MOST_SAMPLES = 16
 """Lines of one piece that are read only because they were sampled."""
+_MOST_SKIPPED = 1000
+"""Further marks of one line that are passed over one by one."""
 _HUGE = 8 << 20
 _LARGE = 12 << 20
 _LAST = 1 << 20
@@ -76,12 +78,16 @@ class Scanner:
         sampled = deque(starts[int(number * step)] for number in range(min(len(starts), _MOST_SAMPLES)))
         # The end of a log tells how it ended: there, even what was everywhere before is read line by line.
         finder = make_finder(every_mark(), large=False) if last and self._sampled else self._marks()
-        position, counted, number = 0, 0, at
+        position, counted, number, skipped = 0, 0, at, 0
         hits = finder.find(buffer, position, end)
         while True:
             hit, mark = next(hits, (end, b""))
             if hit < position:
+                skipped += 1
+                if skipped > _MOST_SKIPPED:  # a line full of marks was read at its first: go on behind it
+                    hits, skipped = finder.find(buffer, position, end), 0
                 continue
+            skipped = 0
             start = max(buffer.rfind(b"\n", position, hit) + 1, position) if mark else end
             while sampled and sampled[0] < start:
                 sample = sampled.popleft()
@@ -97,7 +103,8 @@ class Scanner:
             newline = buffer.find(b"\n", hit, end)
             position = newline + 1 if newline >= 0 else end
             if self._is_everywhere(mark):
-                hits = self._marks().find(buffer, position, end)
+                finder = self._marks()
+                hits = finder.find(buffer, position, end)
 
     def _samples(self, buffer: bytes, end: int) -> set[int]:
         """Starts of the lines that hold a mark which is only sampled."""

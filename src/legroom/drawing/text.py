@@ -8,6 +8,14 @@ from collections.abc import Iterable, Sequence
 
 _CONTINUED = " \\"
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+_WIDE = (
+    "\u1100-\u115f\u2e80-\u303e\u3041-\ua4cf\ua960-\ua97f\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff01-\uff60"
+    "\uffe0-\uffe6\U0001f300-\U0001f64f\U0001f900-\U0001f9ff\U00020000-\U0003fffd"
+)
+"""Characters that take two cells of a terminal; Chinese, which has no gaps to break at, is written in them."""
+_IS_WIDE = re.compile(f"[{_WIDE}]")
+_PIECES = re.compile(rf"\s|[^\s{_WIDE}]+|[{_WIDE}]")
+_NEVER_FIRST = frozenset("，。；：、）)")
 
 
 def visible_len(text: str) -> int:
@@ -28,20 +36,41 @@ def columns(rows: Sequence[Sequence[str]], align: str, gap: int = 2) -> list[str
     return lines
 
 
+def cells(text: str) -> int:
+    """How many columns of a terminal a text takes."""
+    return len(text) + len(_IS_WIDE.findall(text))
+
+
 def wrap(text: str, width: int, indent: str = "", hanging: str | None = None) -> list[str]:
-    """A paragraph in lines of at most `width`, words and flags kept whole."""
+    """A paragraph in lines of at most `width`, words and flags kept whole; Chinese is broken anywhere."""
+    hanging = indent if hanging is None else hanging
+    if _IS_WIDE.search(text):
+        return _wrap_wide(text, width, indent, hanging)
     return textwrap.wrap(
         text,
         width,
         initial_indent=indent,
-        subsequent_indent=indent if hanging is None else hanging,
+        subsequent_indent=hanging,
         break_long_words=False,
         break_on_hyphens=False,
     )
 
 
+def _wrap_wide(text: str, width: int, indent: str, hanging: str) -> list[str]:
+    lines, line, used = [], indent, len(indent)
+    for piece in _PIECES.findall(text):
+        needed = cells(piece)
+        if used + needed > width and line.strip() and piece not in _NEVER_FIRST:
+            lines.append(line.rstrip())
+            line, used = hanging, len(hanging)
+            piece = piece.lstrip()  # noqa: PLW2901 - a line does not begin with the gap it was broken at
+        line += piece
+        used += needed
+    return [*lines, line.rstrip()]
+
+
 def wrap_command(phrases: Iterable[str], width: int) -> list[str]:
-    """A command line in lines of at most `width` that a shell takes when they are pasted together; phrases stay whole."""
+    """A command line in lines of at most `width` that can be pasted into a shell; phrases stay whole."""
     lines: list[str] = []
     for phrase in phrases:
         if lines and len(lines[-1]) + 1 + len(phrase) <= width - len(_CONTINUED):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ from legroom.diagnosis.diagnose import in_order
 from legroom.diagnosis.masking import masked
 from legroom.drawing.bar import Segment, bar, swatch
 from legroom.drawing.terminal import PLAIN, Style
-from legroom.drawing.text import command_phrases, wrap, wrap_command
+from legroom.drawing.text import cells, command_phrases, wrap, wrap_command
 from legroom.errors import LegroomError
 from legroom.facts.diagnosis_texts import Language, heading, how_to_verify, phase_title
 from legroom.render.plan_parts import flag_words, parts, scale_bytes
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 
 _MARGIN = "  "
 _LONGEST_SHOWN = 220
-_PIECES = re.compile(r"\s+|[!-~]+|[^\s!-~]")
-"""Gaps, words and flags, and single characters of scripts that are written without gaps."""
 
 
 def readings_text(
@@ -121,24 +118,6 @@ def _decisive(finding: Finding) -> Evidence | None:
     return failing[0] if failing else finding.evidence[-1] if finding.evidence else None
 
 
-def wrap_wide(text: str, width: int, indent: str = "", hanging: str | None = None) -> list[str]:
-    """Wrap text that may hold Chinese: its characters take two cells each and may be broken anywhere."""
-    if text.isascii():
-        return wrap(text, width, indent, hanging)
-    lines, line = [], indent
-    for piece in _PIECES.findall(text):
-        if _cells(line) + _cells(piece) > width and line.strip():
-            lines.append(line.rstrip())
-            line = indent if hanging is None else hanging
-            piece = piece.lstrip()  # noqa: PLW2901 - a line does not begin with the gap it was broken at
-        line += piece
-    return [*lines, line.rstrip()]
-
-
-def _cells(text: str) -> int:
-    return sum(2 if ord(letter) > 0x2E80 else 1 for letter in text)
-
-
 def _shown(evidence: Evidence) -> str:
     text = masked(" ".join(evidence.text.split()))
     return text if len(text) <= _LONGEST_SHOWN * 2 else text[: _LONGEST_SHOWN * 2] + " ..."
@@ -147,7 +126,7 @@ def _shown(evidence: Evidence) -> str:
 def _why(finding: Finding, style: Style, language: Language) -> Iterator[str]:
     yield style.paint(f"{heading('why', language)}:", "bold")
     if language != "en" and (told := _entry(finding)):
-        yield from wrap_wide(told.cause.said(language), style.width, _MARGIN)
+        yield from wrap(told.cause.said(language), style.width, _MARGIN)
     yield from wrap(finding.why, style.width, _MARGIN)
 
 
@@ -156,9 +135,9 @@ def _fix(finding: Finding, style: Style, language: Language) -> Iterator[str]:
         return
     fix = finding.fixes[0]
     head = f"{heading('fix', language)}:"
-    first, *rest = wrap_wide(f"{head} {_short(fix)}".rstrip(), style.width, hanging=_MARGIN * 2)
+    first, *rest = wrap(f"{head} {_short(fix)}".rstrip(), style.width, hanging=_MARGIN * 2)
     yield from (style.paint(head, "green", "bold") + first.removeprefix(head), *rest)
-    yield from wrap_wide(masked(_way(fix, finding, language)), style.width, _MARGIN)
+    yield from wrap(masked(_way(fix, finding, language)), style.width, _MARGIN)
     if (fix.flags or fix.env) and fix.command:
         yield ""
         yield from _command_lines(fix, style)
@@ -191,7 +170,7 @@ def _side_by_side(fix: Fix, style: Style, language: Language) -> Iterator[str]:
     for name, layout in layouts:
         segments: list[Segment] = [part.segment for part in parts(layout)]
         width = max(round(room * sum(segment.amount for segment in segments) / widest), 8)
-        yield f"{_MARGIN}{name}{' ' * (9 - _cells(name))}{bar(segments, width, style)}"
+        yield f"{_MARGIN}{name}{' ' * (9 - cells(name))}{bar(segments, width, style)}"
         kv, spare = gib(max(layout.kv_cache.bytes, 0)), gib(layout.headroom_bytes)
         yield f"{_MARGIN}{' ' * 9}KV cache {kv}, headroom {spare} of {gib(layout.total_bytes)}"
     named = [part.segment for part in parts(fix.plan.layout) if part.segment.amount > 0]
@@ -213,7 +192,7 @@ def _alternatives(finding: Finding, style: Style, language: Language) -> Iterato
         head = _short(fix)
         way = _way(fix, finding, language)
         text = f"{head}: {way}" if head else way
-        yield from wrap_wide(masked(text), style.width, f"{_MARGIN}{number}. ", _MARGIN + "   ")
+        yield from wrap(masked(text), style.width, f"{_MARGIN}{number}. ", _MARGIN + "   ")
         for step in fix.steps:
             yield from wrap(step, style.width, f"{_MARGIN}   - ", _MARGIN + "     ")
         if fix.trades:
@@ -228,7 +207,7 @@ def _dead_ends(finding: Finding, style: Style, language: Language) -> Iterator[s
     if language != "en" and (told := _entry(finding)) and told.dead_ends:
         ends = [(end.action.said(language), end.why_fails.said(language)) for end in told.dead_ends]
     for action, why_fails in ends:
-        yield from wrap_wide(f"{action}: {why_fails}", style.width, f"{_MARGIN}{style.pick('✗', 'x')} ", _MARGIN * 2)
+        yield from wrap(f"{action}: {why_fails}", style.width, f"{_MARGIN}{style.pick('✗', 'x')} ", _MARGIN * 2)
 
 
 def _verify(diagnosis: Diagnosis, finding: Finding, style: Style, language: Language) -> Iterator[str]:

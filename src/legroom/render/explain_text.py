@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 
 from legroom.drawing.terminal import Style
@@ -157,34 +156,4 @@ def _when(condition: str, language: Language) -> str:
 
 
 def _para(text: str, style: Style, indent: str = "  ", hanging: str | None = None) -> list[str]:
-    hanging = indent if hanging is None else hanging
-    if any(unicodedata.east_asian_width(char) in "WF" for char in text):
-        return _wrap_wide(text, style.width, indent, hanging)
     return wrap(text, style.width, indent, hanging)
-
-
-def _wrap_wide(text: str, width: int, indent: str, hanging: str) -> list[str]:
-    """Chinese has no spaces to break at, and its characters take two columns."""
-    lines, line, used = [], indent, len(indent)
-    for piece in _pieces(text):
-        columns = sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in piece)
-        if used + columns > width and line.strip() and piece not in "，。；：、）)":
-            lines.append(line.rstrip())
-            line, used = hanging, len(hanging)
-            piece = piece.lstrip()  # noqa: PLW2901
-        line += piece
-        used += columns
-    return [*lines, line.rstrip()]
-
-
-def _pieces(text: str) -> list[str]:
-    """Words of Latin script whole, wide characters one by one."""
-    pieces: list[str] = []
-    for char in text:
-        wide = unicodedata.east_asian_width(char) in "WF"
-        if pieces and not wide and char != " " and unicodedata.east_asian_width(pieces[-1][-1]) not in "WF" \
-                and pieces[-1][-1] != " ":  # fmt: skip
-            pieces[-1] += char
-        else:
-            pieces.append(char)
-    return pieces
