@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from diagnosis_logs import CAUSES
 from legroom.diagnosis import causes as package
 from legroom.diagnosis.causes import causes
 from legroom.diagnosis.diagnose import read_log
+from legroom.render.diagnosis_text import diagnosis_text
 
 FILES = sorted(path.stem for path in Path(package.__file__).parent.glob("[a-z]*.py"))
 
@@ -28,6 +30,41 @@ def test_every_finding_shows_its_proof_and_says_what_to_do(what: str) -> None:
         assert finding.fixes
         assert finding.dead_ends
         assert 0 < finding.confidence <= 1
+
+
+NEW_CAUSE = """
+from legroom.diagnosis.cause import Cause
+from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
+from legroom.explain.entry import Localized
+
+def examine(case):
+    error = case.first("state_blocks_short")
+    return Assessment(0.99, proof(error), "because") if error else None
+
+def remedies(planner):
+    yield planner.change("max_num_seqs", {"max_num_seqs": 1}, "fewer")
+
+CAUSE = Cause(
+    label="brand_new", entry="LR999", title=Localized("something new", "新"), phase="startup_kv", domain="host",
+    examine=examine, remedies=remedies, dead_ends=(DeadEnd("wait", "it stays"),),
+)
+"""
+
+
+def test_a_cause_is_added_by_putting_its_file_into_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "brand_new.py").write_text(NEW_CAUSE, encoding="utf-8")
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+    causes.cache_clear()
+    try:
+        diagnosis = read_log([CAUSES["too few state blocks"][1].encode()]).runs[0]
+        assert (diagnosis.findings[0].cause, diagnosis.findings[0].entry) == ("brand_new", "LR999")
+        assert (diagnosis.verdict, diagnosis.phase) == ("cause found", "startup_kv")
+        assert diagnosis.findings[0].fixes[0].flags == {"max_num_seqs": 1}
+        assert "error[LR999]: something new" in diagnosis_text(diagnosis)
+    finally:
+        monkeypatch.undo()
+        sys.modules.pop(f"{package.__name__}.brand_new", None)
+        causes.cache_clear()
 
 
 def test_every_file_in_the_folder_is_a_cause_that_is_asked_and_tested() -> None:

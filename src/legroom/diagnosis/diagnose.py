@@ -22,7 +22,6 @@ _NOT_BEHIND = re.compile(r"\(\?<!(?P<text>[^)]*)\)")
 
 
 def events_of(passage: Passage) -> Iterator[Event]:
-    """The events of one line."""
     line = passage.line
     text = line.raw
     for index in _every().matching(text):
@@ -58,7 +57,6 @@ class Gathered:
 
 
 def gather(passages: Iterable[Passage]) -> Gathered:
-    """Read every passage once."""
     gathered = Gathered()
     for passage in passages:
         gathered.evidence += evidence_of(passage)
@@ -108,7 +106,6 @@ class LogReading:
 
 
 def read_log(pieces: Iterable[bytes], source: str = "the log", hints: Hints | None = None) -> LogReading:
-    """Diagnose every run in one log."""
     scanner = Scanner()
     gathered = gather(scanner.passages(pieces))
     cases = runs_of(gathered, source, scanner.lines)

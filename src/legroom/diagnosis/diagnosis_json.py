@@ -34,7 +34,6 @@ def readings_json(readings: Sequence[LogReading]) -> dict[str, Any]:
 
 
 def diagnosis_json(diagnosis: Diagnosis) -> dict[str, Any]:
-    """One run."""
     return {
         "verdict": diagnosis.verdict,
         "phase": diagnosis.phase,
@@ -45,7 +44,6 @@ def diagnosis_json(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def finding_json(finding: Finding) -> dict[str, Any]:
-    """One cause with its proof."""
     return {
         "cause": finding.cause,
         "entry": finding.entry,
@@ -65,7 +63,6 @@ def finding_json(finding: Finding) -> dict[str, Any]:
 
 
 def fix_json(fix: Fix) -> dict[str, Any]:
-    """One way out."""
     return {
         "kind": fix.kind,
         "flags": {name: _plain(value) for name, value in fix.flags.items()},

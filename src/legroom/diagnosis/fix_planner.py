@@ -31,7 +31,6 @@ class FixPlanner:
 
     @cached_property
     def known(self) -> Known:
-        """The deployment."""
         return known_of(self.case, self._hints)
 
     @cached_property

@@ -54,7 +54,6 @@ class LogLine:
 
 
 def read_line(number: int, raw: str) -> LogLine:
-    """Take the wrappings off."""
     text = server_text(raw)
     head = text[:400]
     process = _PROCESS.search(head) if "pid=" in head else None

@@ -89,7 +89,6 @@ def engine_of(evidence: Iterable[Evidence], startup: Startup) -> Engine:
 
 
 def platform_of(evidence: Iterable[Evidence], startup: Startup) -> HostTraits:
-    """What the log shows of the machine."""
     items = tuple(evidence)
     ids = {item.id for item in items}
     failed = [oom for item in items if item.id == "torch_oom" and (oom := parse_oom(item))]

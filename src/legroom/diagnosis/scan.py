@@ -50,7 +50,6 @@ class Scanner:
         self._large = False
 
     def passages(self, pieces: Iterable[bytes]) -> Iterator[Passage]:
-        """The passages of one log, in order."""
         buffer, at = b"", 0
         for piece in pieces:
             self.bytes += len(piece)

@@ -53,7 +53,6 @@ class Known:
 
 
 def known_of(case: Case, hints: Hints) -> Known:
-    """Put together what log and user say."""
     startup = case.startup
     version = hints.vllm or startup.vllm
     release = _release(version, must=hints.vllm is not None)

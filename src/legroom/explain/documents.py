@@ -58,7 +58,6 @@ def entry_json(entry: Entry, language: Language = "en") -> dict[str, Any]:
 
 
 def summary_json(entry: Entry, language: Language = "en") -> dict[str, Any]:
-    """One line of a list."""
     return {"id": entry.id, "cause": entry.label, "phase": entry.phase, "title": entry.title.said(language)}
 
 

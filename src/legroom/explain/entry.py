@@ -73,7 +73,6 @@ class Count:
 
     @property
     def tried(self) -> int:
-        """Threads that report either."""
         return self.worked + self.failed
 
     def rate_of(self, outcome: int) -> float | None:
@@ -97,8 +96,6 @@ class EntryDeadEnd:
 
 @dataclass(frozen=True, slots=True)
 class Workaround:
-    """What helps."""
-
     action: Localized
     how: Localized
     condition: Localized
@@ -137,8 +134,6 @@ class Story:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One cause."""
-
     id: str
     label: str
     phase: str | None

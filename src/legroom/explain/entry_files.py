@@ -12,13 +12,11 @@ _FOLDER = Path(__file__).parents[1] / "catalog"
 
 
 def bundled_documents() -> dict[str, Any]:
-    """Every entry file, by its name."""
     paths = sorted((_FOLDER / "entries").glob("*.json"))
     return {path.name: json.loads(path.read_text(encoding="utf-8")) for path in paths}
 
 
 def entry_schema() -> Mapping[str, Any]:
-    """The JSON Schema of an entry file."""
     return _schema("schema.json")
 
 

@@ -23,7 +23,6 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def user_folder() -> Path:
-    """Where imported records are kept."""
     return home() / "catalog"
 
 
@@ -73,7 +72,6 @@ def import_record(path: str) -> Path:
 
 
 def record_problems(record: Any) -> list[str]:
-    """What is wrong with a record."""
     wrong = problems(record, record_schema())
     if not wrong:
         bad_pattern = pattern_problem(record["regex"])

@@ -48,7 +48,6 @@ def readings_text(
 
 
 def diagnosis_text(diagnosis: Diagnosis, style: Style = PLAIN, language: Language = "en") -> str:
-    """One run."""
     if not diagnosis.findings:
         return "\n".join(_without_findings(diagnosis, style, language))
     first = diagnosis.findings[0]

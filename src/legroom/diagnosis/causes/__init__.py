@@ -18,5 +18,4 @@ def causes() -> tuple[Cause, ...]:
 
 
 def cause_of(label: str) -> Cause:
-    """The cause with this label."""
     return next(cause for cause in causes() if cause.label == label)

@@ -35,7 +35,6 @@ def examine(case: Case) -> Assessment | None:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Bring driver, toolkit and build together."""
     yield Fix(
         "driver",
         "The driver must be at least as new as the CUDA that vLLM and torch were built with.",

@@ -111,7 +111,6 @@ def _why(case: Case) -> str:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Give the host what it lacks."""
     case = planner.case
     shares = case.first("cpu_below_desired", "cpu_kv_short")
     if shares and not cpu_starved(case):

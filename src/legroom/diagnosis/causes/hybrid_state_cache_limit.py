@@ -27,7 +27,6 @@ def examine(case: Case) -> Assessment | None:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """The printed number is the answer."""
     error = planner.case.first("state_blocks_short")
     blocks = error.facts.get("state_blocks_count") if error else None
     if isinstance(blocks, int) and blocks > 0:

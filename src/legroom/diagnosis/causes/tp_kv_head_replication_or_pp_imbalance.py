@@ -55,7 +55,6 @@ def _uneven(values: dict[str, int]) -> bool:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Even out the stages."""
     stages = planner.known.args.pipeline_parallel_size
     yield Fix(
         "more_or_fewer_gpus_tp_pp",
