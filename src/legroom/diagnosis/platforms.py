@@ -97,8 +97,4 @@ def platform_of(evidence: Iterable[Evidence], startup: Startup) -> HostTraits:
     unified = bool(ids & {"unified", "nv_sysmem", "tegra_assert"}) or any(
         isinstance(total, int) and 115 * GIB < total < 129 * GIB for total in (*totals, startup.gpu_total_bytes)
     )
-    return HostTraits(
-        unified or bool(startup.gpu_name and "GB10" in startup.gpu_name),
-        "wsl" in ids,
-        "trainer" in ids,
-    )
+    return HostTraits(unified or bool(startup.gpu_name and "GB10" in startup.gpu_name), "wsl" in ids, "trainer" in ids)

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import re
 import textwrap
+import unicodedata
 from collections.abc import Iterable, Sequence
 
 _CONTINUED = " \\"
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
-_WIDE = (
-    "\u1100-\u115f\u2e80-\u303e\u3041-\ua4cf\ua960-\ua97f\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff01-\uff60"
-    "\uffe0-\uffe6\U0001f300-\U0001f64f\U0001f900-\U0001f9ff\U00020000-\U0003fffd"
-)
-"""Characters that take two cells of a terminal; Chinese, which has no gaps to break at, is written in them."""
-_IS_WIDE = re.compile(f"[{_WIDE}]")
-_PIECES = re.compile(rf"\s|[^\s{_WIDE}]+|[{_WIDE}]")
 _NEVER_FIRST = frozenset("，。；：、）)")
 
 
@@ -36,15 +30,19 @@ def columns(rows: Sequence[Sequence[str]], align: str, gap: int = 2) -> list[str
     return lines
 
 
+def _is_wide(char: str) -> bool:
+    return unicodedata.east_asian_width(char) in "WF"
+
+
 def cells(text: str) -> int:
-    """How many columns of a terminal a text takes."""
-    return len(text) + len(_IS_WIDE.findall(text))
+    """How many columns of a terminal a text takes: Chinese characters take two each."""
+    return len(text) if text.isascii() else len(text) + sum(map(_is_wide, text))
 
 
 def wrap(text: str, width: int, indent: str = "", hanging: str | None = None) -> list[str]:
     """A paragraph in lines of at most `width`, words and flags kept whole; Chinese is broken anywhere."""
     hanging = indent if hanging is None else hanging
-    if _IS_WIDE.search(text):
+    if cells(text) > len(text):
         return _wrap_wide(text, width, indent, hanging)
     return textwrap.wrap(
         text,
@@ -58,7 +56,7 @@ def wrap(text: str, width: int, indent: str = "", hanging: str | None = None) ->
 
 def _wrap_wide(text: str, width: int, indent: str, hanging: str) -> list[str]:
     lines, line, used = [], indent, len(indent)
-    for piece in _PIECES.findall(text):
+    for piece in _pieces(text):
         needed = cells(piece)
         if used + needed > width and line.strip() and piece not in _NEVER_FIRST:
             lines.append(line.rstrip())
@@ -67,6 +65,20 @@ def _wrap_wide(text: str, width: int, indent: str, hanging: str) -> list[str]:
         line += piece
         used += needed
     return [*lines, line.rstrip()]
+
+
+def _pieces(text: str) -> list[str]:
+    """Words of Latin script whole, gaps and wide characters one by one."""
+    pieces: list[str] = []
+    ends = True
+    for char in text:
+        alone = char.isspace() or _is_wide(char)
+        if alone or ends:
+            pieces.append(char)
+        else:
+            pieces[-1] += char
+        ends = alone
+    return pieces
 
 
 def wrap_command(phrases: Iterable[str], width: int) -> list[str]:

@@ -37,9 +37,7 @@ def _start_check(case: Case) -> Assessment | None:
     confidence = 0.9
     if not isinstance(free, int) or not isinstance(total, int) or not isinstance(desired, int):
         return Assessment(
-            0.7,
-            proof(check),
-            "The card had less free memory at start-up than the share vLLM was told to take.",
+            0.7, proof(check), "The card had less free memory at start-up than the share vLLM was told to take."
         )
     if case.platform.unified and free > total // 6:
         confidence = 0.55  # on shared memory the page cache counts as used

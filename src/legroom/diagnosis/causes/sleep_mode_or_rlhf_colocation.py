@@ -39,9 +39,7 @@ def examine(case: Case) -> Assessment | None:
         return Assessment(0.88, proof(trainer, case.first_failure), why)
     if case.has("sleep_on") and case.is_oom:
         return Assessment(
-            0.4,
-            proof(case.first("sleep_on")),
-            "Sleep mode is on; its pool cannot give memory back to others.",
+            0.4, proof(case.first("sleep_on")), "Sleep mode is on; its pool cannot give memory back to others."
         )
     return None
 
