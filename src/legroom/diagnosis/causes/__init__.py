@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from functools import cache
+from pathlib import Path
 
 from legroom.diagnosis.cause import Cause
 
@@ -12,8 +12,8 @@ from legroom.diagnosis.cause import Cause
 @cache
 def causes() -> tuple[Cause, ...]:
     """Every cause, in the order in which equally likely ones are named."""
-    modules = (importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__))
-    every: list[Cause] = [module.CAUSE for module in modules]
+    names = (path.stem for folder in __path__ for path in Path(folder).glob("[a-z]*.py"))
+    every: list[Cause] = [importlib.import_module(f"{__name__}.{name}").CAUSE for name in names]
     return tuple(sorted(every, key=lambda cause: (cause.priority, cause.entry)))
 
 
