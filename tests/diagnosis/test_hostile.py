@@ -98,3 +98,12 @@ def test_a_hostile_line_costs_no_more_than_its_length(piece: str) -> None:
             "CUDA out of memory. Tried to allocate 1 GiB. non-default args: {" + piece * (2_000_000 // len(piece))
         ).encode()
     )
+
+
+@pytest.mark.parametrize("marks", [1, 900, 5000])
+def test_what_follows_a_line_full_of_marks_is_read(marks: int) -> None:
+    _, log = CAUSES["a context longer than the pool"]
+    reading = read_log([f"{'GPU KV cache size ' * marks}\nplain\n{log}\n".encode()])
+    assert reading.runs[0].findings[0].cause == "kv_too_small_for_max_len"
+    assert reading.runs[0].findings[0].evidence[0].line == 3
+    assert reading.lines == 3
