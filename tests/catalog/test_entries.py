@@ -98,13 +98,13 @@ def test_the_messages_of_a_signature_recognise_its_example(entry):
     for signature in entry.signatures:
         if not signature.messages:
             continue
-        found = [
+        recognised = [
             name
             for name in signature.messages
             if any(mark in signature.example for mark in known[name].marks)
             and (known[name].pattern is None or re2.search(known[name].pattern, signature.example))
         ]
-        assert found, f"{entry.id}: none of {signature.messages} knows {signature.example!r}"
+        assert recognised, f"{entry.id}: none of {signature.messages} knows {signature.example!r}"
 
 
 @each

@@ -110,7 +110,7 @@ def read_log(pieces: Iterable[bytes], source: str = "the log", hints: Hints | No
     gathered = gather(scanner.passages(pieces))
     cases = runs_of(gathered, source, scanner.lines)
     runs = tuple(diagnose_run(case, hints) for case in reversed(cases))
-    return LogReading(source, scanner.lines, scanner.bytes, _telling_first(runs))
+    return LogReading(source, scanner.lines, scanner.bytes, _informative_first(runs))
 
 
 def in_order(readings: Sequence[LogReading]) -> tuple[LogReading, ...]:
@@ -124,7 +124,7 @@ def in_order(readings: Sequence[LogReading]) -> tuple[LogReading, ...]:
     return tuple(sorted(readings, key=key))
 
 
-def _telling_first(runs: tuple[Diagnosis, ...]) -> tuple[Diagnosis, ...]:
+def _informative_first(runs: tuple[Diagnosis, ...]) -> tuple[Diagnosis, ...]:
     """The last run first, unless the log ends before it says anything: then the one before it that does."""
     for number, run in enumerate(runs):
         if run.verdict != "not understood":
