@@ -1,4 +1,4 @@
-"""API servers of one vLLM: each has a door of its own, and what is said to one of them is meant for all."""
+"""API servers of one vLLM: each has an admission of its own, and what is said to one of them is meant for all."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from guard_asgi import Call, Server, settle, vllm_state
 
 from legroom.guard import peers
 from legroom.guard.middleware import Guard
-from legroom.guard.peers import Siblings, together
+from legroom.guard.peers import Peers, together
 
 AUTHORIZED = [(b"authorization", b"Bearer t")]
 BUSY = {"prompt": [1], "max_tokens": 4}
@@ -90,8 +90,8 @@ async def test_a_sibling_that_is_gone_holds_nobody_up():
 
 async def test_nobody_without_the_token_drains_a_sibling(family):
     drained = []
-    one = Siblings(2, "t", lambda on: drained.append(on) or {}, family)
-    stranger = Siblings(2, "wrong", lambda _: {}, family)
+    one = Peers(2, "t", lambda on: drained.append(on) or {}, family)
+    stranger = Peers(2, "wrong", lambda _: {}, family)
     assert await one.join()
     assert await stranger.ask(drain=True) == []
     assert drained == []
@@ -102,7 +102,7 @@ def test_they_meet_on_the_loop_that_vllm_runs_on(family):
     uvloop = pytest.importorskip("uvloop")
 
     async def meet():
-        both = [Siblings(2, "t", lambda on, number=number: {number: on}, family) for number in "ab"]
+        both = [Peers(2, "t", lambda on, number=number: {number: on}, family) for number in "ab"]
         assert all([await one.join() for one in both])
         assert await both[0].ask(drain=True) == [{"b": True}]
         for one in both:
@@ -120,7 +120,7 @@ async def test_who_listens_under_a_free_name_learns_neither_the_token_nor_what_a
         writer.close()
 
     stranger = await asyncio.start_unix_server(listen, f"\0legroom-guard-{family}-1")
-    one = Siblings(2, "the token", lambda on: drained.append(on) or {}, family)
+    one = Peers(2, "the token", lambda on: drained.append(on) or {}, family)
     await one.join()
     assert await one.ask(drain=True) == []
     assert b"the token" not in heard[0]
@@ -134,7 +134,7 @@ async def test_who_listens_under_a_free_name_learns_neither_the_token_nor_what_a
 
 @pytest.mark.parametrize("said", [b"", b"no\n", b"[]\n", b"{}\n", b'{"drain": {}, "proof": 1}\n', b"x" * 100_000])
 async def test_what_is_no_question_is_not_answered(family, said):
-    one = Siblings(1, "t", lambda _: {"draining": True}, family)
+    one = Peers(1, "t", lambda _: {"draining": True}, family)
     await one.join()
     reader, writer = await asyncio.open_unix_connection(f"\0legroom-guard-{family}-0")
     writer.write(said)

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from legroom.errors import LegroomError
 from legroom.live.metrics.prometheus_source import PrometheusSource
-from legroom.live.metrics.sample import Failure, Look, Sample
+from legroom.live.metrics.sample import Look, Sample, ScrapeFailure
 from legroom.live.metrics.scrape import ScrapeFailed, open_session
 
 Series = tuple[dict[str, str], float]
@@ -125,7 +125,7 @@ def test_a_server_that_vanishes_is_a_failure() -> None:
 
     _, second = ask(fake, 101, 106, between=dies)
     (seen,) = second
-    assert isinstance(seen, Failure) and "up is 0" in seen.message
+    assert isinstance(seen, ScrapeFailure) and "up is 0" in seen.message
 
 
 def up(instance: str, value: float) -> Series:
@@ -149,14 +149,14 @@ def test_a_server_that_stays_down_is_never_forgotten() -> None:
         fake.series = [up("a:8000", 0.0)]
 
     _, *later = ask(fake, *(100.0 + 100 * number for number in range(130)), between=dies)
-    assert all(isinstance(seen, Failure) for (seen,) in later)
+    assert all(isinstance(seen, ScrapeFailure) for (seen,) in later)
 
 
 def test_a_server_that_died_unseen_is_a_failure_where_it_was_expected() -> None:
     fake = FakePrometheus()
     fake.series = [up("a:8000", 0.0)]
     ((seen,),) = ask(fake, 101, expected=("a:8000", "b:8000"))
-    assert isinstance(seen, Failure) and seen.server == "a:8000"
+    assert isinstance(seen, ScrapeFailure) and seen.server == "a:8000"
 
 
 def test_a_pod_whose_other_port_answers_is_still_down() -> None:
@@ -164,7 +164,7 @@ def test_a_pod_whose_other_port_answers_is_still_down() -> None:
     pod = {"__name__": "up", "namespace": "n", "pod": "p"}
     fake.series = [({**pod, "instance": "1:8000"}, 0.0), ({**pod, "instance": "1:9400"}, 1.0)]
     ((seen,),) = ask(fake, 101, expected=("n/p",))
-    assert isinstance(seen, Failure) and "up is 0" in seen.message
+    assert isinstance(seen, ScrapeFailure) and "up is 0" in seen.message
 
 
 def test_a_lost_scrape_is_one_failure_however_often_it_is_asked_for() -> None:
@@ -190,7 +190,7 @@ def test_a_lost_scrape_is_one_failure_however_often_it_is_asked_for() -> None:
         return seen
 
     assert [(look.time_s, type(look)) for look in asyncio.run(run())] == [
-        (100, Sample), (115, Sample), (130, Failure), (145, Failure),
+        (100, Sample), (115, Sample), (130, ScrapeFailure), (145, ScrapeFailure),
     ]  # fmt: skip
 
 

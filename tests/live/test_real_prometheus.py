@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from legroom.live.metrics.prometheus_source import PrometheusSource
-from legroom.live.metrics.sample import Failure, Look, Sample
+from legroom.live.metrics.sample import Look, Sample, ScrapeFailure
 from legroom.live.metrics.scrape import ScrapeFailed, open_session
 
 ROOT = Path(__file__).parents[2]
@@ -97,7 +97,7 @@ def test_servers_of_two_releases_are_read_and_one_that_dies_is_seen(prometheus: 
             assert (old.running, old.kv_use) == (2, 0.25)
             assert abs(new.time_s - time.time()) < 10
             await runners[1].cleanup()
-            (gone,) = await until(source, 1, Failure)
+            (gone,) = await until(source, 1, ScrapeFailure)
             assert gone.server == old.server
         finally:
             process.terminate()

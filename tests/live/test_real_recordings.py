@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from legroom.live.detectors import Finding, Watcher
+from legroom.live.detectors import DetectorFinding, Watcher
 from legroom.live.metrics.recording import replay
 from legroom.live.metrics.sample import Sample
 from legroom.live.remedies import answers
@@ -24,11 +24,11 @@ TROUBLES = {
 }
 
 
-def watched(name: str) -> tuple[Watcher, dict[str, tuple[int, Finding]]]:
+def watched(name: str) -> tuple[Watcher, dict[str, tuple[int, DetectorFinding]]]:
     """A watcher that saw the whole recording, and each kind's first finding with the number of its look."""
     looks = list(replay(FOLDER / f"{name}.jsonl.zst"))
     watcher = Watcher(looks[0].server)
-    first: dict[str, tuple[int, Finding]] = {}
+    first: dict[str, tuple[int, DetectorFinding]] = {}
     for number, look in enumerate(looks):
         for finding in watcher.take(look):
             first.setdefault(finding.kind, (number, finding))

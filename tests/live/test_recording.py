@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from legroom.errors import LegroomError
 from legroom.live.metrics.exposition import parse_sample
 from legroom.live.metrics.recording import Recorder, rendered, replay
-from legroom.live.metrics.sample import EngineSample, Failure, Look, Sample
+from legroom.live.metrics.sample import EngineSample, Look, Sample, ScrapeFailure
 
 REAL = Path(__file__).parents[1] / "fixtures/live/metrics_0.32.0.txt"
 SERVER = "http://host:8000"
@@ -24,7 +24,7 @@ def looks(count: int = 300) -> list[Look]:
     made: list[Look] = []
     for number in range(count):
         if number % 50 == 49:
-            made.append(Failure(1000.0 + 5 * number, SERVER, "timeout", "slow"))
+            made.append(ScrapeFailure(1000.0 + 5 * number, SERVER, "timeout", "slow"))
             continue
         (engine,) = first.engines
         fields = {name: getattr(engine, name) for name in engine.__dataclass_fields__}

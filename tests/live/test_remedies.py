@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from legroom import plan
-from legroom.live.detectors.base import Finding
+from legroom.live.detectors.base import DetectorFinding
 from legroom.live.metrics.sample import EngineSample, Histogram, Sample
 from legroom.live.metrics.window import Window
 from legroom.live.planned import plan_of
@@ -36,8 +36,8 @@ def window(document: dict[str, Any], prompt: int = 3000, answer: int = 1000) -> 
     return seen
 
 
-def finding(kind: str, **numbers: float) -> Finding:
-    return Finding(kind, "http://host:8000", "warning", "t", "r", 0.0, 1.0, numbers)
+def finding(kind: str, **numbers: float) -> DetectorFinding:
+    return DetectorFinding(kind, "http://host:8000", "warning", "t", "r", 0.0, 1.0, numbers)
 
 
 def test_traffic_is_read_from_the_servers_own_counters(document: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legroom.live.metrics.sample import EngineSample, Failure, Histogram, Sample
+from legroom.live.metrics.sample import EngineSample, Histogram, Sample, ScrapeFailure
 from legroom.live.metrics.window import Window
 
 SERVER = "http://host:8000"
@@ -16,7 +16,7 @@ def sample(time_s: float, *engines: EngineSample, **fields: float) -> Sample:
     return Sample(time_s, SERVER, engines or (EngineSample("m", "0", **fields),))  # type: ignore[arg-type]
 
 
-def window(*samples: Sample | Failure) -> Window:
+def window(*samples: Sample | ScrapeFailure) -> Window:
     made = Window(SERVER)
     for one in samples:
         made.add(one)
@@ -64,7 +64,7 @@ def test_looks_a_minute_or_two_apart_make_steps_too() -> None:
 
 
 def test_an_outage_is_no_interval_but_the_last_sample_is_kept() -> None:
-    failures = [Failure(5.0 * n, SERVER, "refused", "no") for n in range(1, 20)]
+    failures = [ScrapeFailure(5.0 * n, SERVER, "refused", "no") for n in range(1, 20)]
     seen = window(sample(0, generation_tokens=5, running=3), *failures)
     assert seen.latest is not None and seen.latest.running == 3
     assert len(seen.failures) == 19 and not seen.is_answering

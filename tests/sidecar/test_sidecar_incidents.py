@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from legroom.actions.notify import Webhook
-from legroom.live.detectors import Finding
+from legroom.live.detectors import DetectorFinding
 from legroom.live.journal.journal import Incident, Note
 from legroom.live.remedies import Answer
 from legroom.sidecar.acting import change_of
@@ -17,7 +17,7 @@ from legroom.sidecar.notifier import Telling
 
 
 def finding(kind="stuck_engine", severity="critical", time_s=10.0):
-    return Finding(kind, "a", severity, f"title of {kind}", "because", time_s - 5, time_s)
+    return DetectorFinding(kind, "a", severity, f"title of {kind}", "because", time_s - 5, time_s)
 
 
 def test_a_finding_opens_one_incident_and_its_end_closes_it():

@@ -10,7 +10,7 @@ from legroom.errors import LegroomError
 from legroom.live.journal.journal import Journal
 from legroom.live.metrics.address import endpoint
 from legroom.live.metrics.recording import Recorder
-from legroom.live.metrics.sample import EngineSample, Failure, Sample
+from legroom.live.metrics.sample import EngineSample, Sample, ScrapeFailure
 from legroom.sidecar.config import ServerConfig, simple_config
 from legroom.sidecar.rehearse import rehearse
 
@@ -39,7 +39,7 @@ def recording(tmp_path):
     with Recorder(path) as recorder:
         for sample in hanging(10):
             recorder.add(sample)
-        recorder.add(Failure(START_S + 601, SERVER, "timeout", "did not answer"))
+        recorder.add(ScrapeFailure(START_S + 601, SERVER, "timeout", "did not answer"))
     return path
 
 

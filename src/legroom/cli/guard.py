@@ -104,8 +104,8 @@ def _print(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from legroom.guard.admission import log_to_stderr
     from legroom.guard.limits import read_plan
+    from legroom.guard.log import log_to_stderr
     from legroom.guard.proxy.server import ProxyOptions, serve
     from legroom.guard.proxy.wire import is_itself, upstream_of
 

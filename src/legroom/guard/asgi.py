@@ -107,8 +107,8 @@ async def soon(receive: Receive, seconds: float) -> Message | None:
     try:
         waiting = next(step)
     except StopIteration as done:
-        found: Message = done.value
-        return found
+        message: Message = done.value
+        return message
     try:
         async with asyncio.timeout(max(seconds, 0.0)):  # unlike wait_for it makes no task of its own
             return await _Resumed(step, waiting)
@@ -135,5 +135,5 @@ class _Resumed:
                 else:
                     waiting = self._step.send(sent)
             except StopIteration as done:
-                found: Message = done.value
-                return found
+                message: Message = done.value
+                return message

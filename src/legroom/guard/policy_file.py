@@ -39,9 +39,9 @@ def parse_policy(text: str, name: str = "policy") -> Policy:
     try:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # TOML's own, or Python's for a number of thousands of digits
-        found = re.search(r"\(at line (\d+), column \d+\)", str(error))
-        huge = None if found else _HUGE_NUMBER.search(text)
-        line = int(found[1]) if found else text.count("\n", 0, huge.start() if huge else None) + 1
+        place = re.search(r"\(at line (\d+), column \d+\)", str(error))
+        huge = None if place else _HUGE_NUMBER.search(text)
+        line = int(place[1]) if place else text.count("\n", 0, huge.start() if huge else None) + 1
         why = re.sub(r" \(at .*\)$", "", str(error))
         key = _key_on(text, line)
         raise LegroomError(f"{name}, line {line}{key}: {why}", "see legroom guard --print-policy") from error
@@ -56,7 +56,7 @@ def _policy(document: Mapping[str, Any], text: str, name: str) -> Policy:
             _complain(text, name, section, None, f"there is no section {section!r}", SECTIONS)
         if not isinstance(values, dict):
             _complain(text, name, section, None, f"{section!r} is a section: write [{section}]", ())
-        known = {one.name: one for one in fields(SECTIONS[section])}
+        known = {field.name: field for field in fields(SECTIONS[section])}
         read: dict[str, Any] = {}
         for key, value in values.items():
             if key not in known:
@@ -130,8 +130,8 @@ def _line_of(text: str, section: str, key: str | None) -> int:
 
 def _key_on(text: str, line: int) -> str:
     lines = text.splitlines()
-    found = re.match(r"\s*([A-Za-z0-9_.\"'-]+)\s*=", lines[line - 1]) if 0 < line <= len(lines) else None
-    return f", key {found[1]!r}" if found else ""
+    assignment = re.match(r"\s*([A-Za-z0-9_.\"'-]+)\s*=", lines[line - 1]) if 0 < line <= len(lines) else None
+    return f", key {assignment[1]!r}" if assignment else ""
 
 
 class PolicyFile:
@@ -177,7 +177,7 @@ class PolicyFile:
     def _look(self) -> tuple[int, int, int] | None:
         assert self.path is not None
         try:
-            found = self.path.stat()
+            stat = self.path.stat()
         except OSError:
             return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        return stat.st_mtime_ns, stat.st_size, stat.st_ino

@@ -1,4 +1,4 @@
-"""What the door says when it says no: OpenAI-style bodies, with the numbers that led to it."""
+"""What a refused client is told: OpenAI-style bodies, with the numbers that led to it."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Refusal:
 
     def headers(self, body: bytes) -> list[tuple[bytes, bytes]]:
         """Headers of the answer."""
-        found = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         if self.retry_after_s is not None:
-            found.append((b"retry-after", str(self.retry_after_s).encode()))
+            headers.append((b"retry-after", str(self.retry_after_s).encode()))
         if self.status in (408, 413):  # the rest of the body was not read: the connection is of no more use
-            found.append((b"connection", b"close"))
-        return found
+            headers.append((b"connection", b"close"))
+        return headers
 
 
 REASONS = (

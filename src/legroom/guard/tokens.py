@@ -142,14 +142,14 @@ class TokenBook:
 
     def learnt(self, model: str) -> ModelTokens:
         """The page to write to, kept. Call it for answers the server gave, not for names a client sent."""
-        found = self._models.get(model)
-        if found is None:
-            found = self._models[model] = ModelTokens()
+        page = self._models.get(model)
+        if page is None:
+            page = self._models[model] = ModelTokens()
             if len(self._models) > MOST_MODELS:
                 self._models.popitem(last=False)
         else:
             self._models.move_to_end(model)  # who answered last is forgotten last
-        return found
+        return page
 
 
 _NOTHING = ModelTokens()

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.live.detectors.base import Finding
+from legroom.live.detectors.base import DetectorFinding
 from legroom.live.metrics.window import Window
 from legroom.live.planned import plan_of, tried
 from legroom.planning.advice import with_advice
@@ -99,7 +99,7 @@ def traffic(window: Window) -> Traffic:
     )
 
 
-def answers(finding: Finding, window: Window, document: Mapping[str, Any] | None = None) -> tuple[Answer, ...]:
+def answers(finding: DetectorFinding, window: Window, document: Mapping[str, Any] | None = None) -> tuple[Answer, ...]:
     """What can be done about a finding, the best first. Never empty."""
     planned: Plan | None = None
     problem = ""
@@ -109,16 +109,16 @@ def answers(finding: Finding, window: Window, document: Mapping[str, Any] | None
         except LegroomError as error:
             problem = error.message
     make = _BY_KIND.get(finding.kind, _by_what_helps)
-    found = list(make(finding, traffic(window), planned))
+    proposed = list(make(finding, traffic(window), planned))
     if planned is None and finding.kind in _NEEDS_PLAN:
         why = f"flags are computed from a plan, and it could not be read: {problem}" if problem else (
             "flags are computed from a plan, and none is known for this server"
         )  # fmt: skip
-        found.append(Answer(why, steps=(MAKE_A_PLAN,)))
-    return tuple(found[:_MOST_ANSWERS]) or (Answer("nothing needs to be changed"),)
+        proposed.append(Answer(why, steps=(MAKE_A_PLAN,)))
+    return tuple(proposed[:_MOST_ANSWERS]) or (Answer("nothing needs to be changed"),)
 
 
-def _start_up(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
+def _start_up(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
     if planned is not None:
         advised = with_advice(planned)
         if advised.verdict == "fits":
@@ -138,14 +138,14 @@ def _start_up(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator
     yield Answer("why a server ends stands in its log", steps=("legroom diagnose LOG",))
 
 
-def _burst(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
+def _burst(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
     """Fewer at once, so that those that run keep their blocks; or a pool for as many as come."""
     yield from _fitting_batch(finding, seen, planned)
     if planned is not None:
         yield from _larger_pools(seen, planned)
 
 
-def _fitting_batch(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
+def _fitting_batch(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
     """The batch limit that the pool holds, from the lengths that requests really reach."""
     holds, length = seen.holds, seen.request_tokens
     if holds is None or length is None or seen.pool_tokens is None:
@@ -177,7 +177,7 @@ def _larger_pools(seen: Traffic, planned: Plan) -> Iterator[Answer]:
     """Every lever that makes the pool larger and still fits the card, the cheapest first, with what it will hold."""
     needed = seen.request_tokens * seen.at_once if seen.request_tokens else None
     base = planned.memory.kv.tokens
-    for lever in sorted((one for one in LEVERS if one.name in _POOL_LEVERS), key=lambda one: one.cost):
+    for lever in sorted((lever for lever in LEVERS if lever.name in _POOL_LEVERS), key=lambda lever: lever.cost):
         best: tuple[dict[str, Any], Plan] | None = None
         for flags in lever.propose(planned):
             changed = tried(planned, flags)
@@ -197,7 +197,7 @@ def _larger_pools(seen: Traffic, planned: Plan) -> Iterator[Answer]:
             yield Answer(why, flags, command=tuple(ready_command(changed)), trades=lever.trades)
 
 
-def _long_prompts(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
+def _long_prompts(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
     """Smaller steps take less activation memory; a bound at the door keeps the pool."""
     length, pool = finding.numbers.get("mean_prompt_tokens", 0.0), finding.numbers.get("pool_tokens", 0.0)
     if planned is not None and planned.layout.headroom_bytes < planned.layout.activation.bytes:
@@ -220,7 +220,7 @@ def _long_prompts(finding: Finding, seen: Traffic, planned: Plan | None) -> Iter
     yield from _fitting_batch(finding, seen, planned)
 
 
-def _creep(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
+def _creep(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
     """How long it lasts, and how much room makes it last a week."""
     per_h = finding.numbers.get("bytes_per_h", 0.0)
     left_h = finding.numbers.get("hours_left")
@@ -252,26 +252,26 @@ def _creep(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[An
     )
 
 
-def _fragmentation(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
-    held = human_bytes(int(finding.numbers.get("held_bytes", 0)))
+def _fragmentation(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
+    unused = human_bytes(int(finding.numbers.get("held_bytes", 0)))
     if planned is not None:
         settings = planned.settings
         clashes = settings.tensor_parallel_size > 1 and not getattr(planned.args, "disable_custom_all_reduce", None)
         if clashes:
             yield Answer(
-                f"{held} lies in pieces; expandable segments clash with custom all-reduce over "
+                f"{unused} lies in pieces; expandable segments clash with custom all-reduce over "
                 f"{settings.tensor_parallel_size} GPUs, so a planned restart is what is left",
                 steps=(_RESTARTING,),
             )
             return
     yield Answer(
-        f"PyTorch can grow its segments instead of leaving {held} in pieces",
+        f"PyTorch can grow its segments instead of leaving {unused} in pieces",
         env={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
         trades="a restart; not together with sleep mode before 0.20",
     )
 
 
-def _prefix_cache(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
+def _prefix_cache(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
     """Off: the pool keeps its size, the look-ups end. Or a pool that keeps prefixes for longer."""
     flags = {"enable_prefix_caching": False}
     changed = tried(planned, flags) if planned is not None else None
@@ -290,7 +290,7 @@ def _prefix_cache(finding: Finding, seen: Traffic, planned: Plan | None) -> Iter
         yield from _larger_pools(seen, planned)
 
 
-def _drift(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
+def _drift(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
     yield Answer(
         "the same flags, release and GPU give the planned pool; one of them differs, or something else uses the card",
         steps=(
@@ -300,18 +300,18 @@ def _drift(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[An
     )
 
 
-def _stuck(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
+def _stuck(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
     yield Answer(
         "nothing in flight will finish by itself; a restart does, once the evidence is kept",
         steps=("py-spy dump --pid of VLLM::EngineCore, and keep the log", _RESTARTING),
     )
 
 
-def _idle(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
+def _idle(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
     yield Answer("nothing is wrong with the server: no requests reach it")
 
 
-def _by_what_helps(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
+def _by_what_helps(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
     yield Answer(f"see: legroom explain {finding.entry}" if finding.entry else finding.title)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.live.detectors import Watcher
-from legroom.live.journal.journal import Journal, Point
+from legroom.live.journal.journal import Journal, JournalPoint
 from legroom.live.metrics.recording import replay
 from legroom.live.metrics.sample import EngineSample, Look, Sample
 from legroom.live.remedies import answers
@@ -174,7 +174,7 @@ def _line(journal: Journal, server: str) -> Iterator[Sample]:
         yield _sample(server, point)
 
 
-def _sample(server: str, point: Point) -> Sample:
+def _sample(server: str, point: JournalPoint) -> Sample:
     gauge: Mapping[str, float | None] = {name: point.gauge(name) for name in ("kv_use", "running", "waiting")}
     counter: Mapping[str, float | None] = {name: point.total(name) for name in _COUNTERS}
     blocks, memory = point.gauge("num_blocks"), point.gauge("memory_used_bytes")

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from legroom.errors import LegroomError
-from legroom.live.detectors import Finding, Watcher, watch_all
+from legroom.live.detectors import DetectorFinding, Watcher, watch_all
 from legroom.live.forecast import forecast
 from legroom.live.journal.buffered import PatientJournal, Write
 from legroom.live.journal.journal import Journal, JournalUnavailable, journal_path
@@ -238,7 +238,7 @@ class Sidecar:
         task.add_done_callback(self._answering.discard)
 
     async def _answer(
-        self, incident: OpenIncident, finding: Finding, window: Window, plan: Mapping[str, Any] | None
+        self, incident: OpenIncident, finding: DetectorFinding, window: Window, plan: Mapping[str, Any] | None
     ) -> None:
         """Computes what would cure it, beside the looking: a plan and its levers take a moment."""
         given = incident.change

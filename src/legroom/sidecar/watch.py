@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import UNREACHABLE, LegroomError
-from legroom.live.detectors import Condition, Detector, Finding, Watcher
+from legroom.live.detectors import Condition, Detector, DetectorFinding, Watcher
 from legroom.live.local_memory import LocalMemory
-from legroom.live.metrics.sample import Failure, Look, Sample
+from legroom.live.metrics.sample import Look, Sample, ScrapeFailure
 from legroom.live.thresholds import DEFAULT, Thresholds
 from legroom.live.view import ServerView, view
 from legroom.records import dataclass
@@ -126,7 +126,7 @@ class WatchSession:
 
     def _remember(self, look: Look, now: ServerView, watcher: Watcher) -> None:
         kept = self.history.setdefault(look.server, deque(maxlen=MOST_HISTORY))
-        if isinstance(look, Failure):
+        if isinstance(look, ScrapeFailure):
             kept.append(Moment(look.time_s))
             return
         steps = watcher.window.steps
@@ -246,8 +246,8 @@ def _is_kept(incident: Incident) -> bool:
     return True
 
 
-def _at_once(detector: Detector, watcher: Watcher, seen: Condition, now_s: float) -> Finding:
-    return Finding(
+def _at_once(detector: Detector, watcher: Watcher, seen: Condition, now_s: float) -> DetectorFinding:
+    return DetectorFinding(
         detector.kind, watcher.window.server, seen.severity or detector.severity, detector.title, seen.reason, now_s,
         now_s, seen.numbers, seen.engine, detector.cause, detector.entry, detector.situation,
     )  # fmt: skip

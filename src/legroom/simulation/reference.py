@@ -13,10 +13,10 @@ from legroom.simulation.request import Request
 from legroom.simulation.scheduler import Batch, Scheduler
 from legroom.simulation.scheduler_v0 import SchedulerV0
 from legroom.simulation.settings import SchedulerSettings
-from legroom.simulation.timeline import Clocks, Rejection, Sampler, Step, Tally, Timeline
+from legroom.simulation.timeline import Clocks, Rejection, Sampler, ScheduledStep, Tally, Timeline
 from legroom.simulation.trace import Trace, TraceRequest, prompt_tokens
 
-StepSink = Callable[[Step], None]
+StepSink = Callable[[ScheduledStep], None]
 _STEPS_A_REPORT = 2000
 
 
@@ -141,13 +141,13 @@ class Reference:
         tally.peak_running = max(tally.peak_running, running)
         tally.peak_waiting = max(tally.peak_waiting, waiting)
         for request in scheduler.running:
-            held, stored = scheduler.kv.slots_of(request)
-            tally.held_slot_steps += held
+            slots, stored = scheduler.kv.slots_of(request)
+            tally.held_slot_steps += slots
             tally.stored_token_steps += stored
         self.sampler.add(self.step, 1, used, running, waiting)
         if self.on_step and batch.scheduled:
             self.on_step(
-                Step(
+                ScheduledStep(
                     self.step,
                     {request.id: tokens for request, tokens in batch.scheduled.items()},
                     [request.id for request in batch.preempted],

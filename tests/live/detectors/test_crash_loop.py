@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from fake_server import FakeServer
 
-from legroom.live.detectors.base import Finding
+from legroom.live.detectors.base import DetectorFinding
 from legroom.live.detectors.crash_loop import CrashLoop
 
 
-def crash(server: FakeServer, away: int = 6) -> Finding | None:
+def crash(server: FakeServer, away: int = 6) -> DetectorFinding | None:
     server.looks(3, running=1, add_generation_tokens=100)
     for _ in range(away):
         server.fail()

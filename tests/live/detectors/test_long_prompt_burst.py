@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from fake_server import BOUNDS, SERVER, FakeServer, engine
 
-from legroom.live.detectors import Finding
+from legroom.live.detectors import DetectorFinding
 from legroom.live.detectors.long_prompt_burst import LongPromptBurst
 from legroom.live.metrics.sample import Histogram, Sample
 
@@ -44,7 +44,7 @@ def test_prompts_that_are_longer_but_small_to_the_pool_are_none() -> None:
 def test_a_prompt_is_measured_by_the_pool_of_one_engine() -> None:
     server = FakeServer(LongPromptBurst)
 
-    def look(tokens: float) -> Finding | None:
+    def look(tokens: float) -> DetectorFinding | None:
         totals = server.totals["prompt_tokens"] = server.totals.get("prompt_tokens", 0.0) + tokens
         server.prompts += 3
         ttft = Histogram(BOUNDS, (0.0, *[server.prompts] * 3), server.prompts)

@@ -97,8 +97,8 @@ class PatientJournal:
                 return False
             self._writes.popleft()
         if self._samples:
-            held = list(self._samples)
-            if not self._written(lambda journal: journal.add_samples(held), len(held)):
+            samples = list(self._samples)
+            if not self._written(lambda journal: journal.add_samples(samples), len(samples)):
                 return False
             self._samples.clear()
         self.problem = None

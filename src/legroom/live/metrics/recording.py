@@ -26,7 +26,7 @@ from typing import IO, Any, Literal, cast
 from legroom.errors import LegroomError
 from legroom.facts import metrics
 from legroom.live.metrics.exposition import NotMetrics, parse_sample
-from legroom.live.metrics.sample import EngineSample, Failure, Histogram, Look, Sample
+from legroom.live.metrics.sample import EngineSample, Histogram, Look, Sample, ScrapeFailure
 
 _PLAIN = {
     "kv_use": "kv_use", "running": "running", "waiting": "waiting", "swapped": "swapped",
@@ -147,7 +147,7 @@ class Recorder:
     def add(self, look: Look) -> None:
         """Write one look."""
         line: dict[str, Any] = {"t": round(look.time_s, 3), "s": look.server}
-        if isinstance(look, Failure):
+        if isinstance(look, ScrapeFailure):
             line["fail"] = [look.kind, look.message]
         else:
             line |= self._changes(look)
@@ -229,7 +229,7 @@ def _look(entry: dict[str, Any], numbered: list[str], last: dict[str, dict[int, 
         raise ValueError(time_s)
     if "fail" in entry:
         kind, message = entry["fail"]
-        return Failure(time_s, server, kind, message)
+        return ScrapeFailure(time_s, server, kind, message)
     numbered += entry.get("new", [])
     values = {} if entry.get("full") else dict(last.get(server, {}))
     for number in entry.get("gone", []):

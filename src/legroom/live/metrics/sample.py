@@ -44,7 +44,7 @@ class Histogram:
             return None
         # Whole numbers, because Python keeps the small ones once: a window holds thousands of them.
         grown = tuple(int(new - old) for new, old in zip(self.counts, older.counts, strict=True))
-        if any(one < 0 for one in grown):
+        if any(growth < 0 for growth in grown):
             return None
         return Histogram(self.bounds, grown, self.sum - older.sum)
 
@@ -218,7 +218,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class ScrapeFailure:
     """A look that brought nothing, and why."""
 
     time_s: float
@@ -227,4 +227,4 @@ class Failure:
     message: str
 
 
-Look = Sample | Failure
+Look = Sample | ScrapeFailure

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from legroom.live.metrics.sample import COUNTERS, HISTOGRAMS, EngineSample, Failure, Histogram, Look, Sample
+from legroom.live.metrics.sample import COUNTERS, HISTOGRAMS, EngineSample, Histogram, Look, Sample, ScrapeFailure
 from legroom.live.thresholds import LONGEST_INTERVAL_S
 from legroom.records import dataclass
 
@@ -116,7 +116,7 @@ class EngineStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class WindowStep:
     """A server between two samples."""
 
     time_s: float
@@ -131,7 +131,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class MemoryPoint:
     """A moment of the thinned line that is kept for days."""
 
     time_s: float
@@ -173,14 +173,14 @@ class Window:
         self.server = server
         self.latest: Sample | None = None
         """The last sample; older than the last look where the server does not answer."""
-        self.steps: deque[Step] = deque(maxlen=most_steps)
-        self.failures: deque[Failure] = deque(maxlen=64)
+        self.steps: deque[WindowStep] = deque(maxlen=most_steps)
+        self.failures: deque[ScrapeFailure] = deque(maxlen=64)
         """Failed looks since the last sample."""
         self.restarts: deque[float] = deque(maxlen=64)
         """When the server was seen to have started anew."""
         self.switches: deque[float] = deque(maxlen=64)
         """When another server than the last time answered, one that had been there already."""
-        self.points: deque[Point] = deque(maxlen=_MOST_THINNED)
+        self.points: deque[MemoryPoint] = deque(maxlen=_MOST_THINNED)
         self.last_look_s: float | None = None
         self.jumps = 0
         """How often the clock went backwards."""
@@ -190,7 +190,7 @@ class Window:
         if self.last_look_s is not None and look.time_s <= self.last_look_s:
             self._clock_went_back(look)
         self.last_look_s = look.time_s
-        if isinstance(look, Failure):
+        if isinstance(look, ScrapeFailure):
             self.failures.append(look)
             return
         step = self._step(look)
@@ -217,7 +217,7 @@ class Window:
         if self.latest is not None:
             self.latest = replace(self.latest, time_s=look.time_s)
 
-    def _step(self, sample: Sample) -> Step | None:
+    def _step(self, sample: Sample) -> WindowStep | None:
         before = self.latest
         if before is None or self._is_another(sample):
             return None
@@ -228,7 +228,11 @@ class Window:
         engines = tuple(
             _engine_step(engine, old[engine.key], seconds) for engine in sample.engines if engine.key in old
         )
-        return Step(sample.time_s, seconds, engines, any(engine.restarted for engine in engines)) if engines else None
+        return (
+            WindowStep(sample.time_s, seconds, engines, any(engine.restarted for engine in engines))
+            if engines
+            else None
+        )
 
     @property
     def _longest_s(self) -> float:
@@ -246,7 +250,7 @@ class Window:
         differs = abs(sample.process_start_s - before.process_start_s) > 1
         return differs and sample.process_start_s < before.time_s - _CLOCK_SKEW_S
 
-    def _has_started_anew(self, sample: Sample, step: Step | None) -> bool:
+    def _has_started_anew(self, sample: Sample, step: WindowStep | None) -> bool:
         before = self.latest
         if before is None or self._is_another(sample):
             return False
@@ -265,7 +269,7 @@ class Window:
             return
         if not self.points or sample.time_s - self.points[-1].time_s >= _THIN_S:
             self.points.append(
-                Point(sample.time_s, sample.memory_used_bytes, sample.allocated_bytes, sample.reserved_bytes)
+                MemoryPoint(sample.time_s, sample.memory_used_bytes, sample.allocated_bytes, sample.reserved_bytes)
             )
 
     @property
@@ -279,7 +283,7 @@ class Window:
         """Whether the last look brought a sample."""
         return self.latest is not None and not self.failures
 
-    def recent(self, seconds: float) -> list[Step]:
+    def recent(self, seconds: float) -> list[WindowStep]:
         """The steps that ended in the last `seconds` before the last look, the newest last."""
         if not self.steps:
             return []
@@ -291,7 +295,7 @@ class Window:
             kept.append(step)
         return kept[::-1]
 
-    def backwards(self) -> Iterator[Step]:
+    def backwards(self) -> Iterator[WindowStep]:
         """The steps, the newest first."""
         return reversed(self.steps)
 
@@ -308,13 +312,13 @@ class Window:
 
     def histogram(self, field: str, seconds: float = 60.0) -> Histogram | None:
         """What a histogram observed over the last `seconds`, all engines together."""
-        found: Histogram | None = None
+        total: Histogram | None = None
         for step in self.recent(seconds):
             for engine in step.engines:
                 seen: Histogram | None = getattr(engine, field)
                 if seen is not None:
-                    found = seen if found is None else found.plus(seen)
-        return found
+                    total = seen if total is None else total.plus(seen)
+        return total
 
     def quantile(self, field: str, share: float, seconds: float = 60.0) -> float | None:
         """A latency's quantile over the last `seconds`; None where nothing was observed."""

@@ -26,11 +26,11 @@ def read(spec: str, seed: int = 0) -> Trace:
     """
     words: dict[str, str] = {}
     process = ""
-    for found in _WORD.finditer(spec):
-        if found[3]:
-            process = found[3]
+    for match in _WORD.finditer(spec):
+        if match[3]:
+            process = match[3]
         else:
-            words[found[1]] = found[2]
+            words[match[1]] = match[2]
     known = {"rate", "prompt", "output", "requests", "burst", "long", "prefix"}
     if unknown := set(words) - known:
         raise LegroomError(f"the synthetic mix does not know {min(unknown)!r}", _EXAMPLE)
