@@ -85,6 +85,10 @@ def test_a_line_gives_its_own_slope(start: float, slope: float, count: int) -> N
     assert found.low <= found.slope <= found.high
 
 
+def test_points_next_to_no_time_apart_have_no_slope() -> None:
+    assert trend([(0.0, 0.0), (5e-324, 1.0), (1e-323, 2.0)]) is None
+
+
 @given(st.lists(st.tuples(st.floats(allow_nan=True, allow_infinity=True), st.floats(allow_nan=True)), max_size=20))
 def test_no_points_make_it_fail(points: list[tuple[float, float]]) -> None:
     trend(points)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from legroom.live.metrics.sample import EngineSample, Histogram, Sample, ScrapeFailure
@@ -115,7 +115,20 @@ def test_memory_is_kept_thin_for_days() -> None:
     assert len(seen.points) == 34
 
 
+def test_samples_next_to_no_time_apart_are_one() -> None:
+    seen = window(sample(0, generation_tokens=0), sample(5e-324, generation_tokens=1e9))
+    assert seen.rate("generation_tokens") is None and not seen.steps
+    seen.add(sample(5, generation_tokens=1e9 + 50))
+    assert seen.rate("generation_tokens") == pytest.approx((1e9 + 50) / 5)
+
+
+def test_a_sample_that_comes_twice_ends_no_step_and_forgets_none() -> None:
+    seen = window(sample(0, generation_tokens=0), sample(5, generation_tokens=50), sample(5, generation_tokens=50))
+    assert seen.rate("generation_tokens") == pytest.approx(10) and seen.jumps == 0
+
+
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e9) | st.none()), min_size=2, max_size=40))
+@example([(0.0, 0.0), (5e-324, 1.0)])
 def test_no_series_of_looks_makes_a_negative_or_endless_rate(looks) -> None:  # type: ignore[no-untyped-def]
     seen = window(*(sample(time_s, generation_tokens=total) for time_s, total in looks))
     rate = seen.rate("generation_tokens")

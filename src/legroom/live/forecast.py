@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from legroom.live.metrics.window import Window
+from legroom.live.metrics.window import SHORTEST_STEP_S, Window
 from legroom.live.thresholds import DEFAULT, Thresholds
 from legroom.records import dataclass
 
@@ -43,7 +43,7 @@ def trend(points: Sequence[tuple[float, float]]) -> Trend | None:
         (later[1] - earlier[1]) / (later[0] - earlier[0])
         for number, earlier in enumerate(kept)
         for later in kept[number + 1 :]
-        if later[0] > earlier[0]
+        if later[0] - earlier[0] >= SHORTEST_STEP_S
     )
     if len(kept) < 3 or not slopes:
         return None

@@ -19,6 +19,9 @@ from legroom.records import dataclass
 
 MOST_STEPS = 120
 """Ten minutes at five seconds, about a quarter of a megabyte. What needs days keeps a thinned line of its own."""
+SHORTEST_STEP_S = 1e-3
+"""Samples closer together than this are one: over next to no time any growth is an endless rate. Clocks that are put
+right a little do that, and so does a source that tells the same sample twice; no watcher looks this often."""
 _GAP_S = 60.0
 _GAP_INTERVALS = 6.0
 """A pause this long is no interval: what happened in it is unknown, and its mean rate would hide that."""
@@ -187,6 +190,10 @@ class Window:
 
     def add(self, look: Look) -> None:
         """Take one look."""
+        if self._repeats_latest(look):
+            self.last_look_s = look.time_s
+            self.failures.clear()
+            return
         if self.last_look_s is not None and look.time_s <= self.last_look_s:
             self._clock_went_back(look)
         self.last_look_s = look.time_s
@@ -206,6 +213,12 @@ class Window:
         self.latest = look
         self._thin(look)
 
+    def _repeats_latest(self, look: Look) -> bool:
+        """What it grew by then counts for the step that ends with the next sample."""
+        if self.latest is None or isinstance(look, ScrapeFailure):
+            return False
+        return 0 <= look.time_s - self.latest.time_s < SHORTEST_STEP_S
+
     def _clock_went_back(self, look: Look) -> None:
         """Nothing seen before can be put in time with what comes now."""
         self.jumps += 1
@@ -222,7 +235,7 @@ class Window:
         if before is None or self._is_another(sample):
             return None
         seconds = sample.time_s - before.time_s
-        if not 0 < seconds <= self._longest_s:
+        if not SHORTEST_STEP_S <= seconds <= self._longest_s:
             return None
         old = {engine.key: engine for engine in before.engines}
         engines = tuple(
