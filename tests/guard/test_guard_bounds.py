@@ -184,7 +184,7 @@ async def test_a_body_over_the_limit_gets_413(policy):
 
 async def test_an_upload_over_the_limit_gets_413(policy):
     server = Server()
-    guard = Guard(server, policy=policy("[requests]\nbody_bytes = 2000"))
+    guard = Guard(server, policy=policy("[requests]\nbody_bytes = 2000\n[pool]\nabort_grace_s = 0"))
     path = "/v1/audio/transcriptions"
     announced = await Call(guard, path, raw=b"x", headers=[(b"content-length", b"99999")])
     assert (announced.status, server.scopes) == (413, [])

@@ -345,7 +345,13 @@ async def test_a_metrics_page_with_nonsense_still_tells_the_pool(concurrency):
         assert proxy.admission.limits.full_request_blocks is None
 
 
-async def test_what_goes_wrong_in_a_chore_does_not_end_it(monkeypatch):
+@pytest.fixture
+def often(monkeypatch):
+    """The proxy's chores many times a second."""
+    monkeypatch.setattr("legroom.guard.proxy.server.SWEEP_S", 0.01)
+
+
+async def test_what_goes_wrong_in_a_chore_does_not_end_it(monkeypatch, often):
     async with proxied() as (proxy, port):
         called = []
 
@@ -373,11 +379,12 @@ async def test_a_client_that_leaves_the_queue_is_counted():
         inside.close()
 
 
-async def test_a_changed_policy_is_taken_over_without_a_request(tmp_path):
+async def test_a_changed_policy_is_taken_over_without_a_request(tmp_path, often):
     path = tmp_path / "policy.toml"
     path.write_text("[queue]\nrequests = 5")
     async with proxied(policy=path) as (proxy, _):
         path.write_text("[queue]\nrequests = 19")
+        proxy.admission.clock = lambda: time.monotonic() + 2  # the file is looked at once a second
         await until(lambda: proxy.admission.policy.queue.requests == 19)
 
 

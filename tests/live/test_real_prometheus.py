@@ -50,7 +50,7 @@ async def serve(*bodies: str) -> tuple[list[web.AppRunner], list[int]]:
 def config(ports: list[int]) -> str:
     targets = ", ".join(f"'127.0.0.1:{port}'" for port in ports)
     return (
-        "global: {scrape_interval: 1s}\n"
+        "global: {scrape_interval: 200ms}\n"
         f"scrape_configs: [{{job_name: vllm, static_configs: [{{targets: [{targets}]}}]}}]\n"
     )
 
@@ -59,13 +59,13 @@ async def until(source: PrometheusSource, wanted: int, kind: type[Look]) -> list
     """Ask until that many servers are seen so, for half a minute at most."""
     seen: dict[str, Look] = {}
     async with open_session() as session:
-        for _ in range(120):
+        for _ in range(600):
             with contextlib.suppress(ScrapeFailed):  # it is still starting
                 seen |= {look.server: look for look in await source.looks(session, time.time())}
             found = [look for look in seen.values() if isinstance(look, kind)]
             if len(found) >= wanted:
                 return found
-            await asyncio.sleep(0.25)
+            await asyncio.sleep(0.05)
     return []
 
 

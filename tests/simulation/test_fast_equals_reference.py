@@ -26,14 +26,12 @@ def _same(one: Timeline, other: Timeline) -> None:
     assert one.rejections == other.rejections
 
 
-@settings(max_examples=300, deadline=None)
 @given(workloads())
 def test_jumping_over_steps_changes_nothing(workload: tuple[Trace, SchedulerSettings]) -> None:
     trace, rules = workload
     _same(FastReplay(trace, rules).run(), Reference(trace, rules).run())
 
 
-@settings(max_examples=100, deadline=None)
 @given(workloads(in_seconds=True))
 def test_jumping_keeps_the_time(workload: tuple[Trace, SchedulerSettings]) -> None:
     trace, rules = workload
@@ -50,7 +48,7 @@ MAY_COMPILE = is_compiled_before() or bool(os.environ.get("CI"))
 
 
 @pytest.mark.skipif(not (numba_is_installed() and MAY_COMPILE), reason="nothing compiled on this machine yet")
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(workloads())
 def test_the_compiled_twin_decides_alike(workload: tuple[Trace, SchedulerSettings]) -> None:
     trace, rules = workload

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import aiohttp
 
 ASK_S = 5.0
+SWEEP_S = 1.0
+"""How often deadlines and the policy file are looked at."""
 LEARN_AGAIN_S = 30.0
 """A server behind the guard may be restarted with another pool."""
 LEARN_SOON_S = 2.0
@@ -145,7 +147,7 @@ class Proxy:
 
     async def _sweep(self) -> None:
         while True:
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(SWEEP_S)
             try:
                 self._sweep_once()
             except Exception as error:  # without it no client would ever be too slow again
