@@ -66,7 +66,7 @@ def test_a_model_without_a_kv_cache_is_no_pool_of_unknown_size():
 def test_who_is_turned_away_for_want_of_a_sequence_is_told_so():
     admission = door_of(CACHELESS, queue=QueuePolicy(requests=0))
     refusals = [asked(admission, Kind.POOLING, input="a") for _ in range(4)]
-    assert refusals[3].message.startswith("As many sequences run as may at once")
+    assert refusals[3].message.startswith("The server already runs as many sequences as it may")
 
 
 @pytest.mark.parametrize("tokens", [1, 15, 16])

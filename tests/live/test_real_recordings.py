@@ -12,7 +12,7 @@ import pytest
 from legroom.live.detectors import DetectorFinding, Watcher
 from legroom.live.metrics.recording import replay
 from legroom.live.metrics.sample import Sample
-from legroom.live.remedies import answers
+from legroom.live.remedies import remedies_for
 
 FOLDER = Path(__file__).parents[1] / "fixtures/live"
 TROUBLES = {
@@ -41,12 +41,12 @@ def test_a_recorded_trouble_is_found_and_answered(name: str, kind: str) -> None:
     assert kind in found, sorted(found)
     finding = found[kind][1]
     assert any(letter.isdigit() for letter in finding.reason)
-    assert answers(finding, watcher.window)[0].why
+    assert remedies_for(finding, watcher.window)[0].why
 
 
 def test_thrash_is_answered_with_the_batch_that_this_pool_holds() -> None:
     watcher, found = watched("thrash")
-    flags = answers(found["preemption_thrash"][1], watcher.window)[0].flags
+    flags = remedies_for(found["preemption_thrash"][1], watcher.window)[0].flags
     # 3,072 tokens of pool and requests that reach several hundred: a handful at once.
     assert 1 <= flags["max_num_seqs"] <= 12
 

@@ -90,7 +90,7 @@ def test_an_engine_that_goes_away_is_gone_in_the_playback(tmp_path: Path) -> Non
 @pytest.mark.parametrize("text", ["", "hello\n", '{"a": 1}\n', "[]\n"])
 def test_what_is_no_recording_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "x").write_text(text)
-    with pytest.raises(LegroomError, match="no recording"):
+    with pytest.raises(LegroomError, match="not a recording"):
         list(replay(tmp_path / "x"))
 
 

@@ -96,7 +96,7 @@ def test_budgets_hold_in_a_rehearsal(tmp_path):
 
 def test_what_is_neither_is_refused(tmp_path):
     (tmp_path / "x").write_text("hello\n")
-    with pytest.raises(LegroomError, match="no recording"):
+    with pytest.raises(LegroomError, match="not a recording"):
         rehearse(tmp_path / "x", simple_config([SERVER]))
     with pytest.raises(LegroomError, match="cannot be read"):
         rehearse(tmp_path / "none", simple_config([SERVER]))

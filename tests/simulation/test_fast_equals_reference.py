@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation_workloads import workloads
 
-from legroom.simulation.fast.books import span_seconds, step_seconds
+from legroom.simulation.fast.accounting import span_seconds, step_seconds
 from legroom.simulation.fast.columns import StepCost
 from legroom.simulation.fast.engine import FastReplay
 from legroom.simulation.fast.jit import is_compiled_before, numba_is_installed

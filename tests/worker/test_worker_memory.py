@@ -18,7 +18,7 @@ from legroom.live import nvml
 from legroom.worker import board as boards
 from legroom.worker import plugin, reading, telemetry
 from legroom.worker.board import Board
-from legroom.worker.page import Shown
+from legroom.worker.page import WorkerCollector
 from legroom.worker.reading import WorkerMemory
 
 UUID = "5c3d8f4e-0000-0000-0000-000000000001"
@@ -70,7 +70,7 @@ def test_without_nvml_the_allocator_still_speaks(monkeypatch):
 
 def shown(board):
     registry = CollectorRegistry()
-    registry.register(Shown(board))
+    registry.register(WorkerCollector(board))
     return [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
 
 

@@ -106,10 +106,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     load = parser.add_argument_group("the load")
-    load.add_argument("--synthetic", metavar="MIX", help="a made-up mix in place of TRACE")
-    load.add_argument("--seed", type=int, default=0, help="of the made-up mix (default: 0)")
+    load.add_argument("--synthetic", metavar="MIX", help="a synthetic mix of requests instead of TRACE")
+    load.add_argument("--seed", type=int, default=0, help="seed of the synthetic mix (default: 0)")
     load.add_argument("--format", choices=("jsonl", "mooncake", "azure", "burstgpt", "sharegpt", "vllm-log"),
-                      help="of TRACE (default: found out)")  # fmt: skip
+                      help="format of TRACE (default: detected)")  # fmt: skip
     load.add_argument("--limit", type=int, metavar="N", help="read only the first N lines of TRACE")
     _add_pool_options(parser)
     _add_scheduler_options(parser)
@@ -127,11 +127,11 @@ def _add_pool_options(parser: argparse.ArgumentParser) -> None:
     pool.add_argument("--blocks", type=int, metavar="N", help="KV blocks, the null block included (num_gpu_blocks)")
     pool.add_argument("--model", metavar="MODEL", help="plan the pool of this model")
     pool.add_argument("--gpu", metavar="NAME", help="on this GPU, or a size (24GiB)")
-    pool.add_argument("--gpus", metavar="N", help="how many")
+    pool.add_argument("--gpus", metavar="N", help="how many of them")
     pool.add_argument("--gpu-memory", metavar="SIZE", help="total of one GPU as your machine reports it")
-    pool.add_argument("--gpu-used", metavar="SIZE", help="what other processes hold of it")
+    pool.add_argument("--gpu-used", metavar="SIZE", help="memory of it that other processes hold")
     pool.add_argument("--vllm", metavar="VERSION", help="vLLM release of the plan (default: the newest known)")
-    pool.add_argument("--step-ms", type=float, metavar="MS", help="what a step takes, in place of the estimate")
+    pool.add_argument("--step-ms", type=float, metavar="MS", help="duration of a step, instead of the estimate")
     pool.add_argument(
         "--measured-step-ms", type=float, metavar="MS", help="scale the estimate to this time between tokens"
     )
@@ -163,7 +163,7 @@ def _add_choose_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--slo-first-token", type=float, metavar="S", help="p99 of the first token, in seconds or steps")
     group.add_argument("--slo-latency", type=float, metavar="S", help="p99 of the whole answer")
     group.add_argument("--allow-preemptions", type=int, default=0, metavar="N")
-    group.add_argument("--workers", type=int, metavar="N", help="processes (default: one a core)")
+    group.add_argument("--workers", type=int, metavar="N", help="worker processes (default: one per core)")
     group.add_argument("--engine", choices=("processes", "ray"), default="processes")
 
 

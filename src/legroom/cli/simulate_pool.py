@@ -64,7 +64,6 @@ class PoolChoice:
             yield Candidate(combination, settings, cost)
 
     def flag_words(self, flags: dict[str, Any]) -> list[str]:
-        """Flags as they are written."""
         words: list[str] = []
         for name, value in flags.items():
             option = name.replace("_", "-")

@@ -63,7 +63,6 @@ class Admission:
 
     @property
     def policy(self) -> Policy:
-        """The policy in force."""
         return self.file.policy
 
     def learn_engine(self, limits: EngineLimits) -> None:

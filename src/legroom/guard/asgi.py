@@ -59,7 +59,6 @@ class Replay:
         self._pending = pending
 
     async def __call__(self) -> Message:
-        """The next message."""
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
@@ -85,7 +84,6 @@ class Upload:
         self.refusal: Refusal | None = None
 
     async def __call__(self) -> Message:
-        """The next message."""
         if self._whole:
             return await self._receive()
         message = None

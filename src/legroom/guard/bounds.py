@@ -85,7 +85,9 @@ def _media_refusal(demand: Demand, bounds: RequestBounds, limits: EngineLimits) 
 
 def _item_refusal(item: Media, bounds: RequestBounds) -> Refusal | None:
     if item.remote and bounds.remote_media == "reject":
-        return bad_value("remote_media", f"An {item.kind} is named by its address; send it in the request.", "messages")
+        return bad_value(
+            "remote_media", f"The {item.kind} is given as a URL; send it in the request itself.", "messages"
+        )
     if item.sent_bytes > bounds.media_bytes:
         text = f"One {item.kind} has {item.sent_bytes:,} bytes; at most {bounds.media_bytes:,} are served."
         return bad_value("media_too_large", text, "messages")
@@ -116,7 +118,6 @@ def changes_of(demand: Demand, policy: Policy, limits: EngineLimits) -> tuple[Ch
 
 
 def apply(changes: tuple[Change, ...], kind: Kind, body: dict[str, Any]) -> None:
-    """Write the changes into the body."""
     nested = kind is Kind.GENERATE and isinstance(body.get("sampling_params"), dict)
     target = body["sampling_params"] if nested else body
     for change in changes:

@@ -84,8 +84,6 @@ OUTPUT_KEYS: dict[Kind, tuple[str, ...]] = {
 
 
 class Demand(NamedTuple):
-    """One request."""
-
     kind: Kind
     model: str
     prompts: tuple[Prompt, ...]
@@ -114,7 +112,6 @@ class Demand(NamedTuple):
 
 
 def demand_of(kind: Kind, body: dict[str, Any]) -> Demand:
-    """Read a body."""
     if kind is Kind.ANY:
         kind = kind_of_body(body)
     sampling = body

@@ -61,7 +61,6 @@ class UsageLearner:
         self._sampling: asyncio.Task[None] | None = None
 
     def of(self, model: str) -> ModelTokens:
-        """What is known of a model."""
         return self._book.of(model)
 
     async def count(self, request: GuardedRequest) -> int | None:
@@ -101,7 +100,6 @@ class UsageLearner:
             task.exception()  # looked at: a tokenizer that fails only means that nothing was learnt
 
     def on_chunk(self, request: GuardedRequest, piece: bytes) -> None:
-        """A piece of a good answer."""
         if request.demand.streams:
             request.events += piece.count(b"data:")
         usage = usage_in(piece)

@@ -133,7 +133,6 @@ def limits_of_tokens(tokens: int, block_size: int) -> EngineLimits:
 
 
 def limits_of_plan(document: Mapping[str, Any], name: str = "plan") -> EngineLimits:
-    """What `legroom plan --json` says."""
     try:
         kv, args = document["kv"], document["args"]
         blocks, concurrency = int(kv["num_blocks"]), float(kv["max_concurrency"])
@@ -158,7 +157,6 @@ def limits_of_plan(document: Mapping[str, Any], name: str = "plan") -> EngineLim
 
 
 def read_plan(path: Path) -> EngineLimits:
-    """The limits in a plan's file."""
     try:
         document = json.loads(path.read_bytes())
     except OSError as error:

@@ -26,8 +26,6 @@ _LARGEST_JPEG_PIXELS = 65_535**2
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """One image, clip or video."""
-
     kind: str
     sent_bytes: int
     """0 where the request only names an address."""

@@ -61,7 +61,6 @@ class Guard:
             raise SystemExit(f"legroom guard: {error.message}{f' ({error.hint})' if error.hint else ''}") from None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One connection."""
         if scope["type"] != "http":
             await (self._living if scope["type"] == "lifespan" else self.app)(scope, receive, send)
             return

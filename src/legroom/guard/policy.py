@@ -79,8 +79,6 @@ class QueuePolicy:
 
 @dataclass(frozen=True)
 class Policy:
-    """One policy, whole."""
-
     requests: RequestBounds = RequestBounds()
     pool: PoolPolicy = PoolPolicy()
     queue: QueuePolicy = QueuePolicy()

@@ -18,14 +18,13 @@ _TOO_LARGE_BYTES = 1 << 20
 
 
 def read_policy(path: Path) -> Policy:
-    """The policy in a file."""
     try:
         with path.open("rb") as file:
             raw = file.read(_TOO_LARGE_BYTES + 1)
     except OSError as error:
         raise LegroomError(f"could not read the policy {path}: {error.strerror}") from error
     if len(raw) > _TOO_LARGE_BYTES:
-        raise LegroomError(f"{path} is larger than 1 MiB: that is no policy", "see legroom guard --print-policy")
+        raise LegroomError(f"{path} is larger than 1 MiB, so it is not a policy", "see legroom guard --print-policy")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -35,7 +34,6 @@ def read_policy(path: Path) -> Policy:
 
 
 def parse_policy(text: str, name: str = "policy") -> Policy:
-    """The policy in a text."""
     try:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # TOML's own, or Python's for a number of thousands of digits
@@ -79,21 +77,21 @@ def _checked(declared: Any, meta: Mapping[str, Any], value: Any) -> Any:
             raise ValueError(error.message) from error
     if isinstance(value, str):
         if "str" not in kinds:
-            raise ValueError(f"wants a number, not {value!r}")
+            raise ValueError(f"must be a number, not {value!r}")
         if value not in choices:
-            raise ValueError(f"{value!r} is none of {', '.join(choices)}")
+            raise ValueError(f"{value!r} is not one of {', '.join(choices)}")
         return value
     if isinstance(value, bool) or not isinstance(value, int | float):
         wanted = "a number" if "int" in kinds or "float" in kinds else f"one of {', '.join(choices)}"
-        raise ValueError(f"wants {wanted}, not {value!r}")
+        raise ValueError(f"must be {wanted}, not {value!r}")
     if "int" not in kinds and "float" not in kinds:
-        raise ValueError(f"{value!r} is none of {', '.join(choices)}")
+        raise ValueError(f"{value!r} is not one of {', '.join(choices)}")
     return _in_range(kinds, meta, value)
 
 
 def _in_range(kinds: str, meta: Mapping[str, Any], value: float) -> float:
     if "float" not in kinds and not isinstance(value, int):
-        raise ValueError(f"wants a whole number, not {value!r}")
+        raise ValueError(f"must be a whole number, not {value!r}")
     low, high = meta.get("low", meta.get("least", 0)), meta.get("high", 2**53)
     if not low <= value <= high:
         raise ValueError(f"{value!r} is not between {low:,} and {high:,}")
@@ -153,7 +151,6 @@ class PolicyFile:
             self.policy = read_policy(path)
 
     def due(self, now_s: float) -> bool:
-        """Whether to look at the file again."""
         return now_s >= self._next_s and self.path is not None
 
     def reload(self, now_s: float, force: bool = False) -> str | None:

@@ -52,8 +52,6 @@ class Need(NamedTuple):
 
 
 class Ticket:
-    """One request's place."""
-
     __slots__ = ("asked_s", "need", "on_admitted", "state")
 
     def __init__(self, need: Need, asked_s: float) -> None:
@@ -202,7 +200,6 @@ class ReleaseRate:
         self._weight = 0.0
 
     def add(self, amount: int, now_s: float) -> None:
-        """Note a release."""
         self._decay(now_s)
         self._mass += amount
 

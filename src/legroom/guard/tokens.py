@@ -39,7 +39,6 @@ class Highest:
         self._previous = [0.0] * times
 
     def add(self, value: float) -> None:
-        """Note a value."""
         self.count += 1
         self._seen += 1
         if value > self._current[0]:
@@ -70,7 +69,6 @@ class Quantile:
         self._previous = [0] * self._BUCKETS
 
     def add(self, value: int) -> None:
-        """Note a value."""
         self.count += 1
         self._seen += 1
         self._current[min(self._BUCKETS - 1, math.ceil(4 * math.log2(max(1, value))))] += 1

@@ -9,8 +9,6 @@ from legroom.records import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """One GPU of this machine."""
-
     index: int
     name: str
     uuid: str

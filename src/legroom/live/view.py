@@ -124,7 +124,7 @@ def _sentence(window: Window, findings: tuple[DetectorFinding, ...], ahead: Fore
         return ahead.text
     running, waiting = latest.running or 0, latest.waiting or 0
     if not running and not waiting:
-        return "no requests just now"
+        return "no requests right now"
     use = f", the pool {latest.kv_use:.0%} in use" if latest.kv_use is not None else ""
     queue = f", {waiting:,.0f} waiting" if waiting else ""
     return f"serving {running:,.0f} request{'s' if running != 1 else ''}{queue}{use}"

@@ -194,11 +194,11 @@ class WatchSession:
         return made
 
     def _answer(self, made: int, incident: OpenIncident, watcher: Watcher) -> None:
-        from legroom.live.remedies import answers  # noqa: PLC0415 - planning is only needed once something is wrong
+        from legroom.live.remedies import remedies_for  # noqa: PLC0415 - planning is only needed once something is wrong
 
         assert incident.finding is not None and self._journal is not None
         plan = self._plans.get(incident.server, self._plans.get(""))
-        found = answers(incident.finding, watcher.window, plan)
+        found = remedies_for(incident.finding, watcher.window, plan)
         text = "what helps: " + "; ".join(one.why for one in found)
         self._journal.note(made, text, {"answers": [one.to_json() for one in found]}, incident.finding.time_s)
 

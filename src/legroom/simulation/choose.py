@@ -32,8 +32,6 @@ Flags that the user gives are not searched.
 
 @dataclass(frozen=True)
 class Candidate:
-    """One setting to try."""
-
     flags: dict[str, Any]
     settings: SchedulerSettings
     cost: StepCost | None = None
@@ -169,7 +167,6 @@ def _beats(rival: ReplayOutcome, other: ReplayOutcome) -> bool:
 
 
 def outcome_of(flags: dict[str, Any], timeline: Timeline) -> ReplayOutcome:
-    """Boil a replay down."""
     settings, tally = timeline.settings, timeline.tally
     if timeline.clocks is not None:
         seconds = timeline.seconds

@@ -45,7 +45,7 @@ def deployed(plan: Plan) -> Deployed:
     }
     if settings.engine == "V0":
         flags |= {"watermark": 0.01, "block_manager_v2": plan.target.release.at_least("0.6.3")}
-        return Deployed(flags, (_said(flags),))
+        return Deployed(flags, (_summary(flags),))
     flags["groups"] = tuple(_group(group, kv.block_size) for group in kv.shape.groups) or (LayerGroup(),)
     flags["num_speculative_tokens"] = settings.num_speculative_tokens
     flags["draft_needs_kv"] = draft_method(settings.given.speculative_config) not in WITHOUT_CACHE
@@ -53,7 +53,7 @@ def deployed(plan: Plan) -> Deployed:
     if any(group.fixed_blocks or group.block_size for group in flags["groups"]) and flags["enable_prefix_caching"]:
         flags["enable_prefix_caching"] = False
         notes.append("prefix caching over recurrent states or blocks of several sizes is not simulated: it is left off")
-    return Deployed(flags, (_said(flags), *notes))
+    return Deployed(flags, (_summary(flags), *notes))
 
 
 def _group(group: CacheGroup, block_size: int) -> LayerGroup:
@@ -70,7 +70,7 @@ def _group(group: CacheGroup, block_size: int) -> LayerGroup:
     return LayerGroup(block_size=own_size)
 
 
-def _said(flags: dict[str, Any]) -> str:
+def _summary(flags: dict[str, Any]) -> str:
     words = [
         f"{flags['num_blocks']:,} blocks of {flags['block_size']} tokens",
         f"max-num-seqs {flags['max_num_seqs']:,}",

@@ -210,7 +210,6 @@ class KvCache:
         return BlockTable(index, self.settings, self.pool)
 
     def admit(self, request: Request) -> None:
-        """Give a request its empty tables."""
         request.blocks = [[] for _ in self.tables]
         request.num_cached_blocks = [0] * len(self.tables)
 
@@ -315,7 +314,6 @@ class KvCache:
         return slots, stored
 
     def free(self, request: Request) -> None:
-        """Give back every block of the request."""
         request.quiet_tokens = 0
         for table in self.tables:
             table.free(request)

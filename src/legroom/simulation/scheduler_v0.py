@@ -28,7 +28,6 @@ class SchedulerV0(Scheduler):
 
     @property
     def has_requests(self) -> bool:
-        """Whether anything is left to do."""
         return super().has_requests or bool(self.swapped)
 
     def take_stuck(self) -> Request | None:

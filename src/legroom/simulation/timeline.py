@@ -72,14 +72,11 @@ class Clocks:
 
     @classmethod
     def of(cls, count: int) -> Clocks:
-        """Nothing has happened yet."""
         return cls(*(array("d", bytes(8 * count)) for _ in range(3)))
 
 
 @dataclass
 class Timeline:
-    """The outcome of a replay."""
-
     settings: SchedulerSettings
     trace: Trace
     tally: Tally

@@ -60,5 +60,4 @@ class Board:
         return tuple(memory)
 
     def remove(self) -> None:
-        """The server ends."""
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -23,10 +23,10 @@ MEASURES = {
 
 def show(board: Board) -> None:
     """Put what the board says on the page of this process."""
-    REGISTRY.register(Shown(board))
+    REGISTRY.register(WorkerCollector(board))
 
 
-class Shown:
+class WorkerCollector:
     """A collector of prometheus_client's for the page of a server with one API server."""
 
     def __init__(self, board: Board) -> None:

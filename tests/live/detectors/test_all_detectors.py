@@ -14,7 +14,7 @@ from legroom.explain.catalog import bundled
 from legroom.live.detectors import DETECTORS, Watcher
 from legroom.live.forecast import forecast
 from legroom.live.metrics.sample import EngineSample, Histogram, Sample, ScrapeFailure
-from legroom.live.remedies import answers
+from legroom.live.remedies import remedies_for
 
 HERE = Path(__file__).parent
 
@@ -70,5 +70,5 @@ def test_no_looks_make_a_detector_fail_or_speak_without_numbers(looks) -> None: 
         for finding in watcher.take(look):
             assert finding.reason and finding.since_s <= finding.time_s
             assert all(math.isfinite(value) for value in finding.numbers.values())
-            assert answers(finding, watcher.window)
+            assert remedies_for(finding, watcher.window)
         forecast(watcher.window)

@@ -64,7 +64,6 @@ class ClientConnection(asyncio.Protocol):
         self.peer = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client came."""
         self.transport: asyncio.Transport = transport  # type: ignore[assignment]
         name = transport.get_extra_info("peername")
         self.peer = str(name[0]) if name else ""
@@ -83,7 +82,6 @@ class ClientConnection(asyncio.Protocol):
             self._exchange = None
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of one or more requests."""
         if self._discarding:
             return
         if self._reader.request is None and not self.serving:
@@ -99,7 +97,6 @@ class ClientConnection(asyncio.Protocol):
             self._call_for_body(request)
 
     def request_read(self, request: HttpRequest) -> None:
-        """A request is whole."""
         if self.transport.is_closing():  # the answer before it was the last one
             self._proxy.buffered.total_bytes -= len(request.body)
             raise Stop
@@ -204,7 +201,6 @@ class ClientConnection(asyncio.Protocol):
             self.connect_and_send(exchange)
 
     def connect_and_send(self, exchange: Exchange) -> None:
-        """Send over a new connection."""
         self._later(self._connect(exchange))
 
     async def _connect(self, exchange: Exchange) -> None:
@@ -240,7 +236,6 @@ class ClientConnection(asyncio.Protocol):
         return self.keep_alive
 
     def write(self, data: bytes) -> None:
-        """Bytes of an answer."""
         self.transport.write(data)
 
     def refuse(self, refusal: Refusal) -> None:
@@ -313,7 +308,6 @@ class ClientConnection(asyncio.Protocol):
             self._exchange.server.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """It caught up."""
         self.stalled_since_s = 0.0
         if self._exchange is not None and self._exchange.server is not None:
             self._exchange.server.transport.resume_reading()

@@ -99,7 +99,6 @@ class RequestReader:
         return method
 
     def feed(self, data: bytes) -> None:
-        """Bytes of one or more requests."""
         try:
             while data:
                 data = self._feed(data)
@@ -133,18 +132,15 @@ class RequestReader:
     # The parser's calls.
 
     def on_message_begin(self) -> None:
-        """A request starts."""
         self.request = HttpRequest()
         self._head_bytes = 0
 
     def on_url(self, piece: bytes) -> None:
-        """A piece of the target."""
         assert self.request is not None
         self.request.target += piece
         self._grown(len(piece))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
         assert self.request is not None
         if not self.request.method:  # what comes after the head are trailers: no server of ours reads them
             self.request.headers.append((name.lower(), value))
@@ -157,7 +153,6 @@ class RequestReader:
             self._refuse(Refusal(431, "bad_request", text, INVALID))
 
     def on_headers_complete(self) -> None:
-        """The head is whole."""
         request = self.request
         assert request is not None
         request.method = self._parser.get_method()
@@ -177,7 +172,6 @@ class RequestReader:
         self._handler.head_read(request)
 
     def on_body(self, data: bytes) -> None:
-        """A piece of the body."""
         request, buffered = self.request, self._buffered
         assert request is not None
         request.body += data

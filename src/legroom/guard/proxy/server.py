@@ -45,8 +45,6 @@ Ready = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class ProxyOptions:
-    """How to run the proxy."""
-
     upstream: Upstream
     policy: Path | None = None
     plan: EngineLimits | None = None
@@ -82,7 +80,6 @@ class Proxy:
         """What the log said last."""
 
     async def start(self) -> asyncio.Server:
-        """Listen."""
         import aiohttp  # noqa: PLC0415
 
         secret, key = self.upstream.authorization, self.options.api_key

@@ -83,7 +83,6 @@ class Exchange:
         return headers
 
     def on_chunk(self, data: bytes) -> None:
-        """A piece of the answer passes."""
         if self.guarded is not None and self.status == 200:
             self.admission.on_chunk(self.guarded, data)
 
@@ -142,13 +141,10 @@ class Exchange:
 
 
 def down(why: str) -> Refusal:
-    """The server cannot be reached."""
     return Refusal(502, "upstream_down", f"The server behind the guard does not answer: {why}.", SERVER)
 
 
 class ServerConnection(asyncio.Protocol):
-    """One connection to the server."""
-
     __slots__ = ("_headers", "_parser", "_pool", "_reason", "chunked", "exchange", "has_length", "idle_since_s", "out",
                  "sent_s", "transport", "used")  # fmt: skip
 
@@ -160,11 +156,9 @@ class ServerConnection(asyncio.Protocol):
         self.out: list[bytes] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Connected."""
         self.transport: asyncio.Transport = transport  # type: ignore[assignment]
 
     def send(self, exchange: Exchange) -> None:
-        """Send a request and pass its answer on."""
         self.exchange = exchange
         self._parser = httptools.HttpResponseParser(self)
         self._headers: Headers = []
@@ -195,18 +189,15 @@ class ServerConnection(asyncio.Protocol):
         self.flush(exchange)
 
     def flush(self, exchange: Exchange) -> None:
-        """Write what has gathered."""
         if self.out:
             gathered = self.out[0] if len(self.out) == 1 else b"".join(self.out)
             self.out.clear()
             exchange.client.write(gathered)
 
     def on_status(self, reason: bytes) -> None:
-        """A piece of the status line's words."""
         self._reason += reason
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
         name = name.lower()
         self._headers.append((name, value))
         if name == b"content-length":
@@ -232,14 +223,12 @@ class ServerConnection(asyncio.Protocol):
             self._finish(reusable=False)
 
     def on_body(self, data: bytes) -> None:
-        """A piece of the body."""
         exchange = self.exchange
         if exchange is not None and exchange.status:
             exchange.on_chunk(data)
             self.out.append(chunk(data) if self.chunked else data)
 
     def on_message_complete(self) -> None:
-        """The answer is whole."""
         if self.exchange is not None and self.exchange.status:
             self._finish(reusable=self._parser.should_keep_alive())
 
@@ -304,7 +293,6 @@ class ServerPool:
         return None
 
     async def connect(self) -> ServerConnection:
-        """A new one."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(CONNECT_S):
             _, connection = await loop.create_connection(
@@ -318,12 +306,10 @@ class ServerPool:
         self._idle.append(connection)
 
     def forget(self, connection: ServerConnection) -> None:
-        """It was lost."""
         if connection.exchange is None and connection in self._idle:
             self._idle.remove(connection)
 
     def sweep(self, now_s: float) -> None:
-        """Drop what was idle for long."""
         keep = []
         for connection in self._idle:
             if now_s - connection.idle_since_s > IDLE_S:
@@ -333,7 +319,6 @@ class ServerPool:
         self._idle = keep
 
     def close(self) -> None:
-        """Drop all."""
         for connection in self._idle:
             connection.transport.close()
         self._idle.clear()

@@ -62,7 +62,6 @@ class DetectorFinding:
     """False while it is merely not over yet: the last look no longer showed it."""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__} | {"numbers": dict(self.numbers)}
 
 

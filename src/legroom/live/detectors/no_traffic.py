@@ -8,8 +8,6 @@ from legroom.live.thresholds import Hold
 
 
 class NoTraffic(Detector):
-    """No request ran, waited or finished for a while."""
-
     kind = "no_traffic"
     title = "No requests come in"
     severity = "info"

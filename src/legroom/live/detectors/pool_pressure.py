@@ -7,8 +7,6 @@ from legroom.live.metrics.window import EngineStep, Window
 
 
 class PoolPressure(Detector):
-    """KV use high, and waiting or preempting."""
-
     kind = "pool_pressure"
     title = "The KV pool is full and requests wait for it"
     cause = "kv_preemption_thrash"

@@ -7,15 +7,13 @@ from legroom.live.metrics.window import EngineStep, Window
 
 
 class PreemptionThrash(Detector):
-    """The share of recomputed work is high."""
-
     kind = "preemption_thrash"
     title = "Requests are preempted and computed again"
     severity = "critical"
     cause = "kv_preemption_thrash"
     entry = "LR403"
     situation = "burst"
-    what_helps = "fewer requests at once (--max-num-seqs), a larger pool, or bounds at the door"
+    what_helps = "fewer requests at once (--max-num-seqs), a larger pool, or admission limits (legroom guard)"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
         """Every engine over the last minute, because the counter comes late."""

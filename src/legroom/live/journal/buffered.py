@@ -26,7 +26,7 @@ _NEVER = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sql
 """What SQLite says of values that it will not take tomorrow either."""
 
 
-class PatientJournal:
+class BufferedJournal:
     """Keeps writes in order. Every method may block for a moment: call it from a thread that may."""
 
     def __init__(

@@ -59,12 +59,10 @@ class JournalPoint:
         return _known(self.mean[GAUGES.index(name)])
 
     def gauge_range(self, name: str) -> tuple[float, float] | None:
-        """The least and the greatest value of a gauge."""
         at = GAUGES.index(name)
         return None if isnan(self.low[at]) else (self.low[at], self.high[at])
 
     def total(self, name: str) -> float | None:
-        """The last total of a counter."""
         return _known(self.last[COUNTERS.index(name)])
 
     def growth_of(self, name: str) -> float | None:

@@ -168,7 +168,6 @@ class Journal:
         return tuple(_incident(row) for row in rows)
 
     def incident(self, incident_id: int) -> Incident | None:
-        """One incident with its notes and actions."""
         with self._reading() as db:
             row = db.execute(f"SELECT {_INCIDENT_COLUMNS} FROM incidents WHERE id = ?", (incident_id,)).fetchone()
             if row is None:
@@ -224,7 +223,6 @@ class Journal:
             return self._actions('"group" = ? AND begun_s >= ?', (group, since_s))
 
     def action(self, action_id: int) -> Action | None:
-        """One action with its stages."""
         with self._reading():
             return next(iter(self._actions("id = ?", (action_id,))), None)
 

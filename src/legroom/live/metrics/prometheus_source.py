@@ -176,7 +176,9 @@ def _checked(matchers: str) -> str:
 
     text = matchers.strip().removeprefix("{").removesuffix("}").replace(", ", ",").rstrip(",")
     if not _MATCHERS.fullmatch(text):
-        raise LegroomError(f"{matchers!r} are no label matchers", 'write them like namespace="prod",job=~"vllm.*"')
+        raise LegroomError(
+            f"{matchers!r} is not a list of label matchers", 'write them like namespace="prod",job=~"vllm.*"'
+        )
     return text
 
 

@@ -189,7 +189,6 @@ class Window:
         """How often the clock went backwards."""
 
     def add(self, look: Look) -> None:
-        """Take one look."""
         if self._repeats_latest(look):
             self.last_look_s = look.time_s
             self.failures.clear()

@@ -167,7 +167,6 @@ def rows(kind: type[NumberRow], count: int, compiled: bool) -> Any:
 
 
 def numbers(count: int, compiled: bool) -> Any:
-    """`count` zeros."""
     if not compiled:
         return [0] * count
     import numpy as np  # noqa: PLC0415
@@ -176,7 +175,6 @@ def numbers(count: int, compiled: bool) -> Any:
 
 
 def fill(table: Any, field: str, values: Any, compiled: bool) -> None:
-    """Set a field of every row."""
     if compiled:
         import numpy as np  # noqa: PLC0415
 
@@ -187,5 +185,4 @@ def fill(table: Any, field: str, values: Any, compiled: bool) -> None:
 
 
 def column(table: Any, field: str, compiled: bool) -> Any:
-    """A field of every row."""
     return table[field] if compiled else [getattr(row, field) for row in table]

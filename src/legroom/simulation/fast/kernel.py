@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from legroom.simulation.fast.books import close_quiet_steps, close_step, span_seconds, step_seconds
+from legroom.simulation.fast.accounting import close_quiet_steps, close_step, span_seconds, step_seconds
 from legroom.simulation.fast.columns import ALL_BLOCKS, DECODING, DONE, NONE, PREEMPTED, PREFILLING, REJECTED
 from legroom.simulation.fast.jit import compilable
 from legroom.simulation.fast.pool import adopt, cache_up_to, find_hit, grow, release, take, tell_apart_all, told_apart

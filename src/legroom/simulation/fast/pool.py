@@ -213,7 +213,6 @@ def adopt(sim, rules, r, hit):
 
 @compilable
 def grow(sim, rules, r, blocks):
-    """Hold `blocks` blocks in all."""
     request, table = sim.requests[r], sim.table
     take(sim, rules, blocks - request.held_blocks)
     row = request.slot * rules.row_width
