@@ -25,11 +25,11 @@ async def test_the_metrics_page_gets_the_guards_series_and_its_right_length():
     guard = Guard(Server(answer=b"vllm:x 1\n", kind=b"text/plain"))
     await Call(guard, body=SMALL)
     call = await Call(guard, "/metrics", method="GET", raw=b"", headers=[(b"accept-encoding", b"gzip")])
-    found = series(call.body.decode())
-    assert found["vllm:x"] == 1
-    assert found["legroom_guard_admitted_total"] == 1
-    assert found["legroom_guard_pool_tokens"] == 160
-    assert found['legroom_guard_wait_seconds_bucket{le="+Inf"}'] == 1
+    shown = series(call.body.decode())
+    assert shown["vllm:x"] == 1
+    assert shown["legroom_guard_admitted_total"] == 1
+    assert shown["legroom_guard_pool_tokens"] == 160
+    assert shown['legroom_guard_wait_seconds_bucket{le="+Inf"}'] == 1
     assert int(call.headers["content-length"]) == len(call.body)
 
 

@@ -120,8 +120,8 @@ def test_images_are_weighed_by_what_answers_with_images_took():
 def test_ids_that_stand_in_place_of_a_chat_teach_nothing_about_text():
     learner = UsageLearner(None)
     ids = {"prompt_token_ids": [1] * 9000}
-    said = [{"role": "user", "content": TEXT}]
-    answered(learner, request_of(Kind.CHAT, messages=said, kv_transfer_params=ids), usage(9000, 5))
+    messages = [{"role": "user", "content": TEXT}]
+    answered(learner, request_of(Kind.CHAT, messages=messages, kv_transfer_params=ids), usage(9000, 5))
     assert learner.of("m").bound(400, True, 1) < 1000
 
 
@@ -145,5 +145,5 @@ async def test_a_prompt_is_counted_by_its_own_key_and_only_where_that_is_all_of_
         seen.append(json.loads(sent))
         return 7
 
-    found = await UsageLearner(tokenize).count(request_of(kind, **body))
-    assert (found, seen) == ((7, [asked]) if asked else (None, []))
+    count = await UsageLearner(tokenize).count(request_of(kind, **body))
+    assert (count, seen) == ((7, [asked]) if asked else (None, []))

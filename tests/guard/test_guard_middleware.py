@@ -1,4 +1,4 @@
-"""The middleware between a client and a server: what passes, what waits, what is turned away."""
+"""The middleware between a client and a server: what passes, what waits, what is refused."""
 
 import asyncio
 import json

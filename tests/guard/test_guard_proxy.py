@@ -199,7 +199,7 @@ async def test_a_client_that_does_not_read_holds_the_server_back_and_is_cut_off_
     async with connected(Upstream(flood)) as (proxy, client):
         client.writer.transport.pause_reading()
         await client.send(request())
-        await until(lambda: any(one.stalled_since_s for one in proxy.clients))
+        await until(lambda: any(each.stalled_since_s for each in proxy.clients))
         (connection,) = proxy.clients
         assert connection.transport.get_write_buffer_size() < 2_000_000
         connection.sweep(proxy.now_s + 3600)  # something may have left the buffers before this one

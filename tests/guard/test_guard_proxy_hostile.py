@@ -154,7 +154,7 @@ async def test_a_request_behind_the_last_answer_of_a_connection_takes_no_place()
 async def test_a_client_that_leaves_just_as_it_is_put_into_the_queue_leaves_it():
     async with beside_a_full_pool() as (proxy, other):
         await until(lambda: len(proxy.clients) == 2)
-        served = next(one for one in proxy.clients if not one.serving)
+        served = next(client for client in proxy.clients if not client.serving)
         served.data_received(request(WHOLE_POOL))
         assert proxy.admission.pool.waiting == 1
         served.connection_lost(None)  # before the task that waits took its first step
@@ -179,7 +179,7 @@ async def test_a_client_that_leaves_its_answers_unread_gets_no_further_ones_unti
     async with connected(upstream) as (proxy, client):
         client.writer.transport.pause_reading()
         await client.send(GET * 250)
-        await until(lambda: any(one.stalled_since_s for one in proxy.clients))
+        await until(lambda: any(each.stalled_since_s for each in proxy.clients))
         (connection,) = proxy.clients
         await asyncio.sleep(0.2)
         assert len(upstream.requests) < 250
@@ -280,7 +280,7 @@ async def test_a_client_that_reads_slowly_but_steadily_is_not_cut_off():
     async with proxied(Upstream(answer_of(b"x" * 40_000_000))) as (proxy, port):
         with socket.create_connection(("127.0.0.1", port)) as slow:
             slow.sendall(GET)
-            await until(lambda: any(one.stalled_since_s for one in proxy.clients))
+            await until(lambda: any(each.stalled_since_s for each in proxy.clients))
             (connection,) = proxy.clients
             now_s = connection.stalled_since_s
             for _ in range(3):  # without a pause for the event loop, so that no other sweep comes between

@@ -52,7 +52,7 @@ def test_a_lock_delays_what_is_written_and_changes_no_order(patient, tmp_path, c
     assert patient.write(opened("third"))
     assert (patient.problem, patient.waiting, patient.lost) == (None, 0, 0)
     with Journal.open(tmp_path / "j.db") as journal:
-        assert [one.title for one in reversed(journal.incidents())] == ["first", "second", "third"]
+        assert [entry.title for entry in reversed(journal.incidents())] == ["first", "second", "third"]
         assert len(journal.samples("a", 0, 200)) == 1
 
 
@@ -102,4 +102,4 @@ def test_what_can_never_be_written_holds_up_nothing(patient, value):
     assert patient.write(opened("after"))
     assert (patient.lost, patient.waiting, patient.problem) == (1, 0, None)
     assert patient.mistake
-    assert [one.title for one in patient.for_acting().incidents()] == ["after"]
+    assert [entry.title for entry in patient.for_acting().incidents()] == ["after"]

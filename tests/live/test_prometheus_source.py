@@ -80,9 +80,9 @@ def test_servers_of_different_releases_come_from_three_queries() -> None:
     fake = FakePrometheus()
     server(fake, "a:8000", 100, vllm__num_requests_running=3, vllm__kv_cache_usage_perc=0.5)
     server(fake, "b:8000", 98, vllm__num_requests_running=4, vllm__gpu_cache_usage_perc=0.7)
-    ((one, two),) = ask(fake, 101)
-    assert isinstance(one, Sample) and isinstance(two, Sample)
-    assert (one.server, one.time_s, one.running, one.kv_use) == ("a:8000", 100, 3, 0.5)
+    ((sample, two),) = ask(fake, 101)
+    assert isinstance(sample, Sample) and isinstance(two, Sample)
+    assert (sample.server, sample.time_s, sample.running, sample.kv_use) == ("a:8000", 100, 3, 0.5)
     assert (two.server, two.time_s, two.running, two.kv_use) == ("b:8000", 98, 4, 0.7)
     assert len(fake.queries) == 3
 
@@ -90,9 +90,9 @@ def test_servers_of_different_releases_come_from_three_queries() -> None:
 def test_what_workers_tell_of_their_memory_comes_along() -> None:
     fake = FakePrometheus()
     server(fake, "a:8000", 100, vllm__num_requests_running=3, legroom_worker_reserved_bytes=50)
-    ((one,),) = ask(fake, 101)
-    assert isinstance(one, Sample)
-    assert one.reserved_bytes == 50
+    ((sample,),) = ask(fake, 101)
+    assert isinstance(sample, Sample)
+    assert sample.reserved_bytes == 50
 
 
 def test_pods_are_named_after_their_pod() -> None:
@@ -105,8 +105,8 @@ def test_pods_are_named_after_their_pod() -> None:
         "__name__": "vllm:num_requests_running",
     }
     fake.series = [(labels, 1.0)]
-    ((one,),) = ask(fake, 6)
-    assert one.server == "prod/vllm-0"
+    ((sample,),) = ask(fake, 6)
+    assert sample.server == "prod/vllm-0"
 
 
 def test_a_server_that_was_not_scraped_again_gives_no_second_look() -> None:
@@ -198,9 +198,9 @@ def test_histograms_come_as_count_and_sum_unless_buckets_are_asked_for() -> None
     fake = FakePrometheus()
     values = {"vllm__time_to_first_token_seconds_count": 4.0, "vllm__time_to_first_token_seconds_sum": 2.0}
     server(fake, "a:8000", 100, vllm__num_requests_running=3, **values)
-    ((one,),) = ask(fake, 101)
-    assert isinstance(one, Sample)
-    ttft = one.engines[0].ttft
+    ((sample,),) = ask(fake, 101)
+    assert isinstance(sample, Sample)
+    ttft = sample.engines[0].ttft
     assert ttft is not None and (ttft.mean, ttft.quantile(0.5)) == (0.5, None)
     assert "_bucket" not in fake.queries[0]
 
@@ -238,5 +238,5 @@ def test_an_answer_that_is_none_says_so_without_the_secret(answer: web.Response)
 def test_no_numbers_are_left_out() -> None:
     fake = FakePrometheus()
     server(fake, "a:8000", 100, vllm__num_requests_running=3, vllm__kv_cache_usage_perc=float("nan"))
-    ((one,),) = ask(fake, 101)
-    assert isinstance(one, Sample) and one.kv_use is None
+    ((sample,),) = ask(fake, 101)
+    assert isinstance(sample, Sample) and sample.kv_use is None

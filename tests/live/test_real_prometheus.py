@@ -23,10 +23,10 @@ OLD = 'vllm:num_requests_running{model_name="old"} 2\nvllm:gpu_cache_usage_perc{
 
 @pytest.fixture(scope="module")
 def prometheus() -> Path:
-    found = shutil.which("prometheus") or ROOT / ".prometheus/usr/bin/prometheus"
-    if not Path(found).exists():
+    program = shutil.which("prometheus") or ROOT / ".prometheus/usr/bin/prometheus"
+    if not Path(program).exists():
         pytest.skip("no real Prometheus here: run bin/setup-prometheus")
-    return Path(found)
+    return Path(program)
 
 
 async def serve(*bodies: str) -> tuple[list[web.AppRunner], list[int]]:
@@ -62,9 +62,9 @@ async def until(source: PrometheusSource, wanted: int, kind: type[Look]) -> list
         for _ in range(600):
             with contextlib.suppress(ScrapeFailed):  # it is still starting
                 seen |= {look.server: look for look in await source.looks(session, time.time())}
-            found = [look for look in seen.values() if isinstance(look, kind)]
-            if len(found) >= wanted:
-                return found
+            looks = [look for look in seen.values() if isinstance(look, kind)]
+            if len(looks) >= wanted:
+                return looks
             await asyncio.sleep(0.05)
     return []
 
@@ -89,8 +89,8 @@ def test_servers_of_two_releases_are_read_and_one_that_dies_is_seen(prometheus: 
         )  # fmt: skip
         try:
             source = PrometheusSource(f"http://127.0.0.1:{port}", 'job="vllm"', buckets=True)
-            found = {look.server: look for look in await until(source, 2, Sample)}
-            new, old = found[f"127.0.0.1:{ports[0]}"], found[f"127.0.0.1:{ports[1]}"]
+            looks = {look.server: look for look in await until(source, 2, Sample)}
+            new, old = looks[f"127.0.0.1:{ports[0]}"], looks[f"127.0.0.1:{ports[1]}"]
             assert isinstance(new, Sample) and isinstance(old, Sample)
             assert (new.engines[0].num_blocks, new.finished) == (256, 6)
             assert new.engines[0].ttft is not None and new.engines[0].ttft.count == 6

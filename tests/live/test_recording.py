@@ -55,8 +55,8 @@ def test_a_file_that_ends_anywhere_gives_what_is_whole(tmp_path: Path, name: str
     whole = (tmp_path / name).read_bytes()
     cut = tmp_path / f"cut-{name}"
     cut.write_bytes(whole[: len(whole) * 2 // 3])
-    found = list(replay(cut))
-    assert found == given_looks[: len(found)]
+    read = list(replay(cut))
+    assert read == given_looks[: len(read)]
 
 
 def test_a_recording_in_progress_can_be_read_up_to_the_last_flush(tmp_path: Path) -> None:
@@ -68,14 +68,14 @@ def test_a_recording_in_progress_can_be_read_up_to_the_last_flush(tmp_path: Path
 
 
 def test_several_servers_share_a_recording(tmp_path: Path) -> None:
-    one, two = (
+    first, two = (
         Sample(1.0, name, (EngineSample("m", "0", running=number),)) for name, number in (("a", 1.0), ("b", 2.0))
     )
     with Recorder(tmp_path / "a.jsonl") as recorder:
         for _ in range(3):
-            recorder.add(one)
+            recorder.add(first)
             recorder.add(two)
-    assert list(replay(tmp_path / "a.jsonl")) == [one, two] * 3
+    assert list(replay(tmp_path / "a.jsonl")) == [first, two] * 3
 
 
 def test_an_engine_that_goes_away_is_gone_in_the_playback(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ def sample(time_s: float, *engines: EngineSample, **fields: float) -> Sample:
 
 def window(*samples: Sample | ScrapeFailure) -> Window:
     made = Window(SERVER)
-    for one in samples:
-        made.add(one)
+    for look in samples:
+        made.add(look)
     return made
 
 
@@ -73,8 +73,8 @@ def test_an_outage_is_no_interval_but_the_last_sample_is_kept() -> None:
 
 
 def test_an_engine_that_appears_has_no_step_until_its_second_sample() -> None:
-    one, two = EngineSample("m", "0", generation_tokens=5), EngineSample("m", "1", generation_tokens=900)
-    seen = window(sample(0, one), sample(5, one, two))
+    first, two = EngineSample("m", "0", generation_tokens=5), EngineSample("m", "1", generation_tokens=900)
+    seen = window(sample(0, first), sample(5, first, two))
     assert [engine.key for engine in seen.steps[-1].engines] == [("m", "0")]
 
 

@@ -82,8 +82,8 @@ def test_experts_that_no_token_chooses_are_not_read() -> None:
     # About 3 of its 30 billion parameters work on a token.
     assert 2 * 2.4e9 < rank.flops_per_token < 2 * 3.4e9
     cost = roofline(rank)
-    one, many = (cost.weights + cost.experts * (1 - cost.idle**tokens) for tokens in (1, 1000))
-    assert one < many / 8
+    few, many = (cost.weights + cost.experts * (1 - cost.idle**tokens) for tokens in (1, 1000))
+    assert few < many / 8
 
 
 def test_attention_counts_heads() -> None:

@@ -19,11 +19,11 @@ from legroom.simulation.trace import Trace
 COST = StepCost(0.4, 0.01, 0.3, 0.002, 0.2, 0.9, 0.0003)
 
 
-def _same(one: Timeline, other: Timeline) -> None:
-    assert one.tally == other.tally
+def _same(fast: Timeline, other: Timeline) -> None:
+    assert fast.tally == other.tally
     for name in ("first_sched_steps", "first_token_steps", "finish_steps", "preemption_counts"):
-        assert list(getattr(one, name)) == list(getattr(other, name)), name
-    assert one.rejections == other.rejections
+        assert list(getattr(fast, name)) == list(getattr(other, name)), name
+    assert fast.rejections == other.rejections
 
 
 @given(workloads())

@@ -58,9 +58,9 @@ class FakeServer:
 
     def take(self, look: Look) -> DetectorFinding | None:
         self.window.add(look)
-        found = self.detector.update(self.window, self.time_s)
+        finding = self.detector.update(self.window, self.time_s)
         self.time_s += self.interval_s
-        return found
+        return finding
 
     def looks(self, times: int, **figures: Any) -> list[DetectorFinding | None]:
         return [self.look(**figures) for _ in range(times)]
