@@ -4,7 +4,7 @@
     python docs/record_output.py            # rewrites the pages
     python docs/record_output.py --check    # says which would change, and ends with 1
 
-A block holds commands behind `$ ` and what each of them prints. They run in bash in the repository's root, with 88
+A block holds commands behind `$ ` and what each of them prints. They run in bash in the repository's root, with 80
 columns, an empty home and no network. Output that cannot be had here (a GPU, a real vLLM) stands in ```text blocks.
 """
 
@@ -20,7 +20,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-COMMAND = re.compile(r"^\$ (.*(?:\\\n.*)*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
+COMMAND = re.compile(r"^\$ (.*(?:(?<=[\\|])\n.*|(?<=; do)\n.*)*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
+"""A line that ends in a backslash, a pipe or `; do` goes on in the next."""
 
 
 def commands(text: str) -> Iterator[tuple[str, str]]:
@@ -41,7 +42,7 @@ def output(command: str) -> str:
             "PATH": f"{folder}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT / "src"),
             "LEGROOM_HOME": f"{folder}/home",
-            "COLUMNS": "88",
+            "COLUMNS": "80",
             "HF_HUB_OFFLINE": "1",
             "TZ": "UTC",
             "PYTHONIOENCODING": "utf-8",

@@ -73,8 +73,8 @@ def test_the_site_has_every_page(site):
 
 def test_reading_the_site_fetches_nothing_from_another_host(site):
     fetched = re.compile(r"<(?:script|img|iframe|link)\b[^>]*(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
-    found = {page.name: hits for page in site.rglob("*.html") if (hits := fetched.findall(page.read_text("utf-8")))}
-    assert found == {}
+    elsewhere = {page.name: hits for page in site.rglob("*.html") if (hits := fetched.findall(page.read_text("utf-8")))}
+    assert elsewhere == {}
     styles = [style.name for style in site.rglob("*.css") if re.search(r"url\([\"']?(?:https?:)?//", style.read_text())]
     assert styles == []
 
@@ -124,15 +124,20 @@ def test_every_command_has_help_with_examples_and_a_page_names_it(command, capsy
     assert any(f"legroom {command}" in page.read_text("utf-8") for page in PAGES)
 
 
+def without_recorded(page):
+    """A page's text, its recorded blocks left out: those are run as they stand."""
+    return RECORDER.BLOCK.sub("", page.read_text("utf-8"))
+
+
 def bundled_examples():
     """Commands in the pages that need nothing but what is bundled."""
-    found = set()
+    examples = set()
     for page in PAGES:
-        for line in re.findall(r"^\s+(?:\$ )?(legroom plan [^#\n|]*)", page.read_text("utf-8"), re.MULTILINE):
+        for line in re.findall(r"^\s+(?:\$ )?(legroom plan [^#\n|>]*)", without_recorded(page), re.MULTILINE):
             words = shlex.split(line)[1:]
             if words[1].startswith("llama-3.1") and "--gpu" in words:
-                found.add(tuple(words))
-    return sorted(found)
+                examples.add(tuple(words))
+    return sorted(examples)
 
 
 @pytest.mark.parametrize("words", bundled_examples(), ids=" ".join)
@@ -144,13 +149,13 @@ def test_the_commands_of_the_pages_are_understood(words, capsys):
 
 def shown_commands():
     """Every `legroom ...` line of the pages, continued lines joined, comments and what it is piped into taken off."""
-    found = set()
+    commands = set()
     for page in PAGES:
-        text = re.sub(r"\\\n\s*", " ", page.read_text("utf-8"))
+        text = re.sub(r"\\\n\s*", " ", without_recorded(page))
         for line in re.findall(r"^(?: {4}|\$ )(?:[^\n|#]*\| )?(legroom [a-z][^\n]*)", text, re.MULTILINE):
             command = re.split(r"\s+#|\s+\| |\s+> |\s{2,}(?=[a-z`])", line)[0]
-            found.add((page.name, command.strip()))
-    return sorted(found)
+            commands.add((page.name, command.strip()))
+    return sorted(commands)
 
 
 def read_words(command, words):

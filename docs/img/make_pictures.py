@@ -140,7 +140,8 @@ def outcome(report: api.PlanReport) -> str:
     kv = report.plan.memory.kv
     if report.verdict == "does_not_fit":
         return "does not start"
-    return f"{kv.tokens:,} tokens of KV cache, {report.layout.headroom_bytes / GIB:.1f} GiB free"
+    tight = "tight: " if report.verdict == "tight" else ""
+    return f"{tight}{kv.tokens:,} tokens of KV cache, {report.layout.headroom_bytes / GIB:.1f} GiB free"
 
 
 def diagnosis(name: str) -> None:
