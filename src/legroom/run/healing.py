@@ -27,7 +27,9 @@ from legroom.vllm.command_parts import command_parts
 
 SURE_ENOUGH = 0.5
 """Causes and fixes below this are told, never tried."""
-NOT_A_FIX = frozenset({"report", "driver", "engine_version_or_V0", "request"})
+NOT_A_FIX = frozenset(
+    {"report", "driver", "engine_version_or_V0", "request", "access", "files", "package", "disk", "port"}
+)
 _SIZING = ("VLLM_CPU_KVCACHE_SPACE", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "CUDA_VISIBLE_DEVICES")
 _LAST_LINES, _LONGEST_WORDS = 10, 300
 _NEVER_CHANGED = frozenset({"model"})
