@@ -12,6 +12,10 @@ from legroom.facts.releases import release
 
 ENGINE = "INFO 01-02 03:04:00 [core.py:77] Initializing a V1 LLM engine (v{}) with config: model='{}'\n"
 
+GROWING = "".join(
+    f"root 77 1.0 2.0 999999999 {size} ? Sl 01:00 1:00 VLLM::EngineCore\n" for size in (10**7, 2 * 10**7, 3 * 10**7)
+)
+
 
 def finding(log: str, **hints: str) -> Finding:
     return read_log([log.encode()], "log", Hints(**hints)).runs[0].findings[0]  # type: ignore[arg-type]
@@ -22,7 +26,7 @@ FIRST_STEPS = {
     "a full disk": ("OSError: [Errno 28] No space left on device: '/root/.cache'", "df -h"),
     "a taken port": ("OSError: [Errno 98] error while attempting to bind on address ('0.0.0.0', 8123)", ":8123"),
     "a missing module": ("ModuleNotFoundError: No module named 'flash_attn'", "pip install flash-attn"),
-    "a name that is no model": ("OSError: acme/no is not a local folder and is not a valid model identifier", "spelling"),
+    "a name that is no model": ("OSError: acme/no is not a valid model identifier", "spelling"),
     "a file without rights": ("PermissionError: [Errno 13] Permission denied: '/cache/hub'", "ls -ld"),
     "no GPU in the container": ("RuntimeError: No CUDA GPUs are available", "nvidia-smi"),
     "a compiler that is not there": ("RuntimeError: Failed to find C compiler.", "build-essential"),
@@ -112,3 +116,14 @@ def test_builds_follow_the_releases() -> None:
 def test_a_module_whose_package_has_another_name_is_known() -> None:
     assert package_of("PIL.Image") == "pillow"
     assert package_of("xgrammar") == "xgrammar"
+
+
+def test_a_leak_that_the_release_is_known_for_is_named_with_the_release_that_fixed_it() -> None:
+    found = finding(ENGINE.format("0.20.0", "acme/m") + GROWING)
+    assert found.cause == "leak_over_time"
+    assert "#44490" in found.why
+    assert "vllm>=0.26.0" in found.fixes[0].steps[0]
+
+
+def test_a_release_without_the_bug_is_not_accused() -> None:
+    assert "known bug" not in finding(ENGINE.format("0.26.0", "acme/m") + GROWING).why

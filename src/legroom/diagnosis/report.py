@@ -10,6 +10,7 @@ from legroom.diagnosis.cause import Cause
 from legroom.diagnosis.causes import cause_of, causes
 from legroom.diagnosis.finding import Assessment, Finding, proof
 from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.diagnosis.release_bugs import with_known_bugs
 from legroom.diagnosis.starting_plan import Hints
 from legroom.errors import LegroomError
 from legroom.records import dataclass
@@ -90,10 +91,11 @@ def _of_traceback(text: str) -> bool:
 
 def _finding(cause: Cause, assessment: Assessment, planner: FixPlanner) -> Finding:
     fixes = [fix for fix in cause.remedies(planner) if fix is not None][:MOST_FIXES]
-    return Finding(
+    finding = Finding(
         cause.label, _entry(cause, assessment), assessment.confidence, assessment.evidence, assessment.why,
         tuple(fixes), cause.dead_ends,
     )  # fmt: skip
+    return with_known_bugs(finding, planner)
 
 
 def _entry(cause: Cause, assessment: Assessment) -> str:

@@ -65,6 +65,8 @@ class Remedy:
     changed: str = ""
     why: str = ""
     expected: Expectation | None = None
+    fix: str = ""
+    """The kind of the fix."""
     refused: str = ""
     """Why no fix was applied, and what it would have changed."""
 
@@ -156,7 +158,9 @@ def _first_allowed(told: Remedy, findings: tuple[Finding, ...], case: _Case) -> 
             expected = expect(changed, case.environ, case.gpus)
             reason = _too_little(fix, expected, case, told.is_memory)
         if not reason:
-            return replace(told, words=words, env=env, changed=change, why=masked(fix.why), expected=expected)
+            return replace(
+                told, words=words, env=env, changed=change, why=masked(fix.why), expected=expected, fix=fix.kind
+            )
         refusals.append(f"{change} ({reason})")
     if refusals:
         return replace(told, refused=f"it would have changed {', or '.join(refusals[:3])}")

@@ -20,6 +20,7 @@ from legroom.guard import TOKEN_NAME as GUARD_TOKEN
 from legroom.run.health import HangWatch, health_status, is_healthy, port_problem, ticks_in_front
 from legroom.run.incidents import Diary
 from legroom.run.options import RunOptions, Setup
+from legroom.run.outcomes import TriedFix
 from legroom.run.restarts import LINES_SHOWN, Ending, RestartBudget, journalled, remembered
 from legroom.run.run_file import RunFile
 from legroom.run.stopping import Signals, Stopping
@@ -54,6 +55,7 @@ class Supervisor:
         self._door: tuple[str, int, bool] = (prepared["host"], prepared["port"], prepared["url"].startswith("https"))
         self.file = RunFile(prepared["port"])
         self.diary = Diary(prepared["url"], say)
+        self._tried_fix = TriedFix(prepared["vllm"], say)
         self._guard_token = _guard_token(self.setup.env) if prepared["has_guard"] else None
         self._emptying: Asking | None = None
         self.stopping = Stopping(
@@ -219,6 +221,7 @@ class Supervisor:
         log.started()
         child.settle()
         self.diary.worked("it serves again")
+        self._tried_fix.end(worked=True)
         self._tries = 0
         self._served = [*(one for one in self._served if not one.is_like(self.setup)), self.setup]
         self._taken_away.clear()
@@ -290,6 +293,7 @@ class Supervisor:
     def _after_failed_start(self, ending: Ending) -> bool:
         """Whether to launch again."""
         self.diary.action_failed()
+        self._tried_fix.end(worked=False)
         remedy = self._mended()
         if remedy is None:
             return False
@@ -303,6 +307,7 @@ class Supervisor:
             expected = remedy["expected"]["text"]
             self.say(f"try {self._tries} of {of}: {head} Changed: {remedy['changed']}. Expected now: {expected}")
             self._adopt(remedy)
+            self._tried_fix.begin(remedy)
             self.diary.about_to("relaunch", {"changed": remedy["changed"], "command": self.setup.line})
             return True
         refused = f"{of} tries are used up; next would be {remedy['changed']}" if remedy["words"] else remedy["refused"]

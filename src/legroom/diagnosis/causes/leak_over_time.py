@@ -56,11 +56,11 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Another release, bounded caches, fewer graphs; or more room and a planned restart."""
     yield Fix(
         "engine_version_or_V0",
-        "Leaks are fixed release by release.",
-        steps=("upgrade; compare growth per 1,000 requests before and after",),
+        "Leaks are fixed release by release; none that legroom knows fits this log better.",
+        steps=("measure growth per 1,000 requests, upgrade to the newest release, and measure again",),
         confidence=0.5,
     )
-    if (planner.case.has("ps_row") and planner.known.release.before("0.5.0")) or planner.case.has("ps_row"):
+    if planner.case.has("ps_row"):
         yield planner.change(
             "eager_or_fewer_graphs",
             {"enforce_eager": True},
