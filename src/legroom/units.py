@@ -49,11 +49,11 @@ def parse_count(text: str, what: str = "number") -> int:
 
 
 def parse_length(text: str, what: str = "length") -> int:
-    """A context length as people say it: `32k` is 32,768 tokens, so that a plan for it holds 32,000 too."""
+    """A context length as people say it: `32k` is 32,768 tokens (vLLM's own flags read it as 32,000, see `parse_count`)."""
     try:
         return parse_count(text.strip().replace("k", "K").replace("m", "M"), what)
     except LegroomError:
-        raise LegroomError(f"{what} {text!r} is not a length", "write it like 4096 or 32k (32,768)") from None
+        raise LegroomError(f"{what} {text!r} is not a length", "write it like 4096 or 32k (32,768 tokens)") from None
 
 
 def gib(bytes_: float, digits: int = 2) -> str:
