@@ -237,7 +237,11 @@ def _plan(args: argparse.Namespace) -> PlanDocument | None:
     described = bool(args.vllm_words or args.command_words or args.line or args.file or args.python)
     if args.plan is not None:
         if described or args.gpu:
-            raise LegroomError("--plan and a described server both say what runs", "give one of them")
+            extra = args.vllm_words[0] if args.vllm_words else "the server described beside it"
+            raise LegroomError(
+                f"--plan says what runs already, so {extra} has no place here",
+                "leave it out, or leave --plan out and give MODEL --gpu NAME with vLLM's flags",
+            )
         return _starting(read_plan(args.plan))
     if not described:
         return None
@@ -259,7 +263,7 @@ def _starting(plan: PlanDocument) -> PlanDocument:
     if not plan.fits:
         failure = plan.document.get("failure") or {}
         why = f": {failure['message']}" if failure.get("message") else ""
-        raise LegroomError(f"the planned server does not start{why}", "legroom plan says which flags mend it")
+        raise LegroomError(f"the planned server does not start{why}", "legroom plan says which flags fix it")
     return plan
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from legroom.deployments.subjects import Found, Started
 from legroom.deployments.text import Place, Unread
 from legroom.errors import LegroomError
 from legroom.facts.releases import latest
+from legroom.facts.releases import release as known_release
 from legroom.lint.context import Context
 from legroom.lint.finding import Finding, Report, Skipped
 from legroom.lint.read import read_file
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 _COMMENT = re.compile(r"legroom:\s*ignore(?P<file>-file)?(?P<rules>(?:[ \t]+[a-z][a-z-]*,?)*)")
 _ALONE = re.compile(r"\s*(#|//|<!--|;)")
 _EVERY = "*"
+_OWN_FILE = re.compile(r"Written by legroom \S+ for (?:vLLM (?P<release>[\d.]+\d)|any vLLM)")
+_HEADER_CHARS = 4096
+_OWN_DASHBOARD = "written by legroom export grafana"
 
 
 class Ignores:
@@ -138,14 +143,16 @@ def _files_of(path: str) -> Iterable[str]:
 
 def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Iterable[Unread] = ()) -> Report:
     """Look at texts, each with the path it is reported under."""
-    release = options.release or latest()
+    release = options.release or (options.plan.release if options.plan else latest())
     not_read, skipped = list(unread), []
+    frame = Context(options.release, options.plan, {}, options.any_release)
+    frames = {path: _frame_of(text, frame) for path, text in texts}
     found: list[tuple[str, Found]] = []
     for path, text in texts:
         if options.only_vllm and "vllm" not in text.lower():
             skipped.append(Skipped(path, "vLLM is not named in it"))
             continue
-        for item in read_file(path, text, release):
+        for item in read_file(path, text, frames[path].release):
             if isinstance(item, Unread):
                 not_read.append(item)
             elif isinstance(item, Skipped):
@@ -153,12 +160,11 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
             else:
                 found.append((path, item))
     records = {name: expression for _, item in found for name, expression in item.records.items()}
-    context = Context(options.release, options.plan, records, options.any_release)
     ignores = {path: Ignores(text) for path, text in texts}
     distinct: dict[Finding, None] = {}
     silenced: dict[Finding, None] = {}
     for path, item in found:
-        for finding in _check(item, context):
+        for finding in _check(item, replace(frames[path], records=records)):
             if isinstance(finding, Unread):
                 not_read.append(finding)
             elif finding.rule in options.ignore or ignores[path].silences(finding):
@@ -173,6 +179,16 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
     return Report(
         release.version, files, tuple(findings), tuple(dict.fromkeys(not_read)), tuple(skipped), len(silenced)
     )
+
+
+def _frame_of(text: str, frame: Context) -> Context:
+    """What legroom itself wrote is judged by the release that it says it was written for, unless one was asked for."""
+    if frame.asked is not None or frame.any_release:
+        return frame
+    own = _OWN_FILE.search(text[:_HEADER_CHARS])
+    if own and own["release"]:
+        return replace(frame, asked=known_release(own["release"]))
+    return replace(frame, any_release=bool(own) or _OWN_DASHBOARD in text)
 
 
 def _check(item: Found, context: Context) -> Iterable[Finding | Unread]:
