@@ -53,7 +53,7 @@ def parse_length(text: str, what: str = "length") -> int:
     try:
         return parse_count(text.strip().replace("k", "K").replace("m", "M"), what)
     except LegroomError:
-        raise LegroomError(f"{what} {text!r} is not a length", "write it like 4096 or 32k (32,768 tokens)") from None
+        raise LegroomError(f"{what} {text!r} is not a length", "write it like 4096 or 32k (32,768)") from None
 
 
 def gib(bytes_: float, digits: int = 2) -> str:

@@ -15,7 +15,7 @@ import pytest
 from legroom.cli.main import main
 from legroom.mcp.server import build_server
 
-TOOLS = {"plan", "diagnose", "explain", "search_catalog", "simulate"}
+TOOLS = {"plan", "size", "diagnose", "explain", "search_catalog", "simulate", "lint"}
 FAILED_LOG = (
     "INFO 11-01 10:00:00 [api_server.py:1] vLLM API server version 0.10.2\n"
     "ValueError: To serve at least one request with the models's max seq len (131072), (16.00 GiB KV cache is needed, "

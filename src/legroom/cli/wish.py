@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from legroom.facts.releases import Release
     from legroom.planning.plan import Plan, Target
     from legroom.planning.search import Found
-    from legroom.planning.wish import Wish
+    from legroom.planning.wish import Wish, counts_up_to
     from legroom.vllm.args import ServeArgs
 
 MOST_GPUS = 8
@@ -28,6 +28,7 @@ def run_wish(args: argparse.Namespace, serve_args: ServeArgs, release: Release, 
     """Search, print, and answer with 0 where something holds the wish."""
     from legroom.api import make_target
     from legroom.planning.search import find
+    from legroom.planning.wish import counts_up_to
 
     most = _most_gpus(args, serve_args, machine)
     target = make_target(serve_args, release, replace(machine, gpus=most))
@@ -59,7 +60,7 @@ def _asked_gpus(args: argparse.Namespace, machine: Machine) -> int | None:
 
 
 def _wish(args: argparse.Namespace, serve_args: ServeArgs, target: Target, most: int) -> Wish:
-    from legroom.planning.wish import Wish
+    from legroom.planning.wish import Wish, counts_up_to
     from legroom.units import parse_count, parse_length
 
     usual = serve_args.max_model_len or target.model.max_position_embeddings
@@ -68,14 +69,6 @@ def _wish(args: argparse.Namespace, serve_args: ServeArgs, target: Target, most:
     if context < 1 or concurrency < 1:
         raise LegroomError("a wish must be at least 1", "write it like --want-context 32k --want-concurrency 16")
     return Wish(context, float(concurrency), counts_up_to(most), args.policy)
-
-
-def counts_up_to(most: int) -> tuple[int, ...]:
-    """Powers of two below `most`, and `most` itself."""
-    counts = [1]
-    while counts[-1] * 2 < most:
-        counts.append(counts[-1] * 2)
-    return tuple(counts) if most == 1 else (*counts, most)
 
 
 def with_variants(target: Target, serve_args: ServeArgs) -> list[Target]:

@@ -50,11 +50,11 @@ def deployment(
             raise LegroomError("`flags` belong to `model`", "write them into `command`")
         from legroom.deployments.plain_sources import deployment_from_command  # noqa: PLC0415
 
-        found = deployment_from_command(command, asked)
-        _refuse(found.problems, found.release)
-        refuse_local(found.args.model, local_files)
-        notes = (*found.notes, *(problem.message for problem in found.problems))
-        return Deployment(found.args, found.release, found.gpu_count, notes)
+        source = deployment_from_command(command, asked)
+        _refuse(source.problems, source.release)
+        refuse_local(source.args.model, local_files)
+        notes = (*source.notes, *(problem.message for problem in source.problems))
+        return Deployment(source.args, source.release, source.gpu_count, notes)
     from legroom.vllm.parse import parse_flags  # noqa: PLC0415
 
     release = asked or latest()
@@ -114,7 +114,7 @@ def scheduler_settings(trace: Trace, plan: Plan | None, given: Mapping[str, int 
     if plan is not None:
         if plan.verdict == "does_not_fit" and given.get("num_blocks") is None:
             raise LegroomError(f"this deployment does not start ({plan.reason}), so there is no pool to simulate",
-                               "call plan for the flags that mend it, or give num_blocks")  # fmt: skip
+                               "call plan for the flags that fix it, or give num_blocks")  # fmt: skip
         engine = plan.settings
         values = {
             "num_blocks": plan.memory.kv.num_blocks, "block_size": plan.memory.kv.block_size,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from legroom.planning.plan import cold_start, ready_command
@@ -10,7 +10,7 @@ from legroom.vllm.secret_words import is_secret
 from legroom.vllm.traits import is_moe
 
 if TYPE_CHECKING:
-    from legroom.figures import Figure
+    from legroom.figures import Figure, Term
     from legroom.memory.layout import Layout
     from legroom.planning.plan import Advice, Plan
 
@@ -57,7 +57,8 @@ def plan_json(plan: Plan, explain_math: bool = False) -> dict[str, Any]:
         "notes": list(dict.fromkeys(plan.notes)),
     }
     if explain_math:
-        document["terms"] = {f"{name}_bytes": terms_json(getattr(plan.layout, name)) for name in FIGURES}
+        terms = {f"{name}_bytes": terms_json(getattr(plan.layout, name).terms) for name in FIGURES}
+        document["terms"] = {**terms, "bytes_per_token": terms_json(kv.token_terms)}
     return document
 
 
@@ -131,9 +132,9 @@ def confidence_json(figure: Figure) -> dict[str, Any]:
     return {"kind": figure.kind, "low": figure.low, "high": figure.high}
 
 
-def terms_json(figure: Figure) -> list[dict[str, Any]]:
+def terms_json(terms: Sequence[Term]) -> list[dict[str, Any]]:
     """The working behind a figure."""
-    return [{"label": term.label, "bytes": term.bytes, "how": term.how} for term in figure.terms]
+    return [{"label": term.label, "bytes": term.bytes, "how": term.how} for term in terms]
 
 
 def _plain(value: Any) -> Any:
