@@ -49,7 +49,7 @@ def parse_count(text: str, what: str = "number") -> int:
 
 
 def parse_length(text: str, what: str = "length") -> int:
-    """A context length as people say it: `32k` is 32,768 tokens (vLLM's own flags read it as 32,000, see `parse_count`)."""
+    """A context length as people say it: `32k` is 32,768 tokens, where vLLM's own flags mean 32,000."""
     try:
         return parse_count(text.strip().replace("k", "K").replace("m", "M"), what)
     except LegroomError:

@@ -91,7 +91,7 @@ def test_a_folder_of_logs_is_scored(tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["score"], "one of the two"),
+        (["score"], "either a file"),
         (["score", "/nowhere/data.jsonl"], "cannot be read"),
         (["score", "--from-logs", "/nowhere"], "is not a folder"),
     ],

@@ -99,7 +99,8 @@ Options = Mapping[str, tuple[CompletedOption, ...]]
 
 
 def bash_script(options: Options) -> str:
-    cases, values = [], {}
+    cases: list[str] = []
+    values: dict[str, tuple[str, ...]] = {}
     for command, listed in options.items():
         words = " ".join(word for option in listed for word in option.words)
         cases.append(f'        {command}) words="{words}" ;;')

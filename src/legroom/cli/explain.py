@@ -22,7 +22,7 @@ examples:
   legroom explain --search cumem
   legroom explain --search 'No available memory for the cache blocks'
 
-exit codes: 0 told, 1 the search found nothing, 2 no such entry
+exit codes: 0 found, 1 the search found nothing, 2 no such entry
 """
 
 
@@ -36,7 +36,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("id", nargs="?", metavar="ID", help="an entry, such as LR203")
-    parser.add_argument("--list", action="store_true", help="every entry on a line")
+    parser.add_argument("--list", action="store_true", help="list every entry, one per line")
     parser.add_argument("--search", metavar="WORDS", help="find entries by words, a label or a line of a log")
     parser.add_argument("--lang", choices=("en", "zh"), default="en", help="English or Chinese")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")

@@ -33,7 +33,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("number", metavar="NUMBER", help="as legroom incidents lists it")
-    parser.add_argument("--journal", metavar="FILE", help="another journal than your own")
+    parser.add_argument("--journal", metavar="FILE", help="another journal than the default one")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     parser.add_argument("--svg", metavar="FILE", help="write the story as a picture")
     return parser

@@ -37,10 +37,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--since", metavar="AGO", help="how far back: 90min, 12h, 2d, 1w (default: all that is kept)")
-    parser.add_argument("--server", metavar="URL", help="of this server alone")
-    parser.add_argument("--open", action="store_true", dest="open_only", help="only those that last")
-    parser.add_argument("--limit", type=int, default=100, metavar="N", help="at most so many (default: 100)")
-    parser.add_argument("--journal", metavar="FILE", help="another journal than your own")
+    parser.add_argument("--server", metavar="URL", help="only those of this server")
+    parser.add_argument("--open", action="store_true", dest="open_only", help="only those that are still open")
+    parser.add_argument("--limit", type=int, default=100, metavar="N", help="show at most this many (default: 100)")
+    parser.add_argument("--journal", metavar="FILE", help="another journal than the default one")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     return parser
 

@@ -31,40 +31,43 @@ class CommandEntry(NamedTuple):
 
     name: str
     help: str
-    module: str
+
+    @property
+    def module(self) -> str:
+        return f"legroom.cli.{self.name}"
 
 
 SECTIONS: Mapping[str, tuple[CommandEntry, ...]] = {
     "before vLLM starts": (
-        CommandEntry("plan", "will vLLM start, and where does every byte of the GPU go?", "legroom.cli.plan"),
-        CommandEntry("size", "which GPUs, and how many, hold this model?", "legroom.cli.size"),
-        CommandEntry("simulate", "does a setting hold a load? replay it through vLLM's scheduler", "legroom.cli.simulate"),
-        CommandEntry("models", "the models that are known without a network, searchable", "legroom.cli.models"),
-        CommandEntry("gpus", "the GPUs that are known, searchable", "legroom.cli.gpus"),
+        CommandEntry("plan", "will vLLM start, and where does every byte of the GPU go?"),
+        CommandEntry("size", "which GPUs, and how many, hold this model?"),
+        CommandEntry("simulate", "does a setting hold a load? replay it through vLLM's scheduler"),
+        CommandEntry("models", "the models that are known without a network, searchable"),
+        CommandEntry("gpus", "the GPUs that are known, searchable"),
     ),
     "when it fails": (
-        CommandEntry("diagnose", "why did it fail? the proof, the cause, the command that will work", "legroom.cli.diagnose"),
-        CommandEntry("explain", "the long story of one cause, or find one in the catalog", "legroom.cli.explain"),
-        CommandEntry("catalog", "check, export or extend the error catalog", "legroom.cli.catalog"),
+        CommandEntry("diagnose", "why did it fail? the proof, the cause, the command that will work"),
+        CommandEntry("explain", "the long story of one cause, or find one in the catalog"),
+        CommandEntry("catalog", "check, export or extend the error catalog"),
     ),
     "while it serves": (
-        CommandEntry("run", "start vLLM, fix what fails, supervise it, leave nothing behind", "legroom.cli.run"),
-        CommandEntry("guard", "admit only what the KV cache can hold: a proxy or a vLLM middleware", "legroom.cli.guard"),
-        CommandEntry("watch", "servers as they serve: a page, a single check, a stream or a sidecar", "legroom.cli.watch"),
-        CommandEntry("incidents", "what went wrong lately", "legroom.cli.incidents"),
-        CommandEntry("incident", "one incident: seen, diagnosed, done, recommended", "legroom.cli.incident"),
-        CommandEntry("verify", "does a server hold what was planned? proven under load", "legroom.cli.verify"),
-        CommandEntry("recover", "after a crash: what still holds memory, and freeing what is dead", "legroom.cli.recover"),
+        CommandEntry("run", "start vLLM, fix what fails, supervise it, leave nothing behind"),
+        CommandEntry("guard", "admit only what the KV cache can hold: a proxy or a vLLM middleware"),
+        CommandEntry("watch", "servers as they serve: a page, a single check, a stream or a sidecar"),
+        CommandEntry("incidents", "what went wrong lately"),
+        CommandEntry("incident", "one incident: seen, diagnosed, done, recommended"),
+        CommandEntry("verify", "does a server hold what was planned? proven under load"),
+        CommandEntry("recover", "after a crash: what still holds memory, and freeing what is dead"),
     ),
     "files for other tools": (
-        CommandEntry("export", "alerts, dashboards, units, manifests and scripts from the plan", "legroom.cli.export"),
-        CommandEntry("lint", "what is wrong in your rules, dashboards, scripts, units and manifests", "legroom.cli.lint"),
-        CommandEntry("mcp", "serve legroom's tools to agents (Model Context Protocol)", "legroom.cli.mcp"),
-        CommandEntry("completion", "completion of commands and options for bash, zsh or fish", "legroom.cli.completion"),
+        CommandEntry("export", "alerts, dashboards, units, manifests and scripts from the plan"),
+        CommandEntry("lint", "what is wrong in your rules, dashboards, scripts, units and manifests"),
+        CommandEntry("mcp", "serve legroom's tools to agents (Model Context Protocol)"),
+        CommandEntry("completion", "completion of commands and options for bash, zsh or fish"),
     ),
     "how right legroom is": (
-        CommandEntry("calibrate", "learn from the start-up logs of your own machine", "legroom.cli.calibrate"),
-        CommandEntry("score", "check predictions against a file of real start-ups", "legroom.cli.score"),
+        CommandEntry("calibrate", "learn from the start-up logs of your own machine"),
+        CommandEntry("score", "check predictions against a file of real start-ups"),
     ),
 }  # fmt: skip
 COMMANDS = tuple(entry for entries in SECTIONS.values() for entry in entries)
@@ -142,10 +145,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _prepare_streams() -> None:
-    """A stream that was closed (`>&-`) becomes an empty one, and names that a terminal has no letters for are escaped."""
+    """A closed stream (`>&-`) becomes an empty one; letters that a terminal does not have are written as numbers."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - for as long as we run
     if getattr(sys.stdout, "errors", None) == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 

@@ -29,8 +29,9 @@ _LABELS = {
 }
 _EPILOG = """\
 DATA.jsonl holds one JSON object a start-up, either as published logs state it (model, gpu, vllm_version, flags,
-weights_gib, available_kv_gib, kv_tokens, outcome; facts of models that are not bundled in models.json beside it) or as an instrumented run
-measured it (weights_bytes, available_kv_bytes, peak_activation, ...; config.json folders named with --configs).
+weights_gib, available_kv_gib, kv_tokens, outcome; facts of models that are not bundled in models.json beside it) or as
+an instrumented run measured it (weights_bytes, available_kv_bytes, peak_activation, ...; config.json folders named with
+--configs).
 
 examples:
   legroom score startups.jsonl

@@ -40,7 +40,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--context", metavar="LEN", default="4k", help="tokens a request may have (default: 4k)")
+    parser.add_argument(
+        "--context", metavar="LEN", default="4k", help="tokens a request may have (default: 4k, which is 4,096)"
+    )
     parser.add_argument("--concurrency", metavar="N", default="1", help="requests of that length at once (default: 1)")
     parser.add_argument("--gpu", metavar="NAMES", help="GPUs to try: h100,l4 or `all` (default: the usual ones)")
     parser.add_argument("--max-gpus", metavar="N", default="8", help="the most of one GPU to try (default: 8)")

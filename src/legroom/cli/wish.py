@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from legroom.facts.releases import Release
     from legroom.planning.plan import Plan, Target
     from legroom.planning.search import Found
-    from legroom.planning.wish import Wish, counts_up_to
+    from legroom.planning.wish import Wish
     from legroom.vllm.args import ServeArgs
 
 MOST_GPUS = 8
@@ -67,7 +67,10 @@ def _wish(args: argparse.Namespace, serve_args: ServeArgs, target: Target, most:
     context = parse_length(args.want_context, "--want-context") if args.want_context else usual
     concurrency = parse_count(args.want_concurrency, "--want-concurrency") if args.want_concurrency else 1
     if context < 1 or concurrency < 1:
-        raise LegroomError("a wish must be at least 1", "write it like --want-context 32k --want-concurrency 16")
+        raise LegroomError(
+            "--want-context and --want-concurrency must be at least 1",
+            "write it like --want-context 32k --want-concurrency 16",
+        )
     return Wish(context, float(concurrency), counts_up_to(most), args.policy)
 
 

@@ -9,7 +9,7 @@ from functools import cache
 
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.evidence import Evidence, Passage, evidence_of
-from legroom.diagnosis.patterns import PatternList, PatternSet, compiled, pattern_set
+from legroom.diagnosis.patterns import PatternMatcher, compiled, pattern_set
 from legroom.diagnosis.platforms import engine_of, platform_of
 from legroom.diagnosis.report import Diagnosis, examine
 from legroom.diagnosis.scan import Scanner
@@ -36,7 +36,7 @@ def events_of(passage: Passage) -> Iterator[Event]:
 
 
 @cache
-def _every() -> PatternSet | PatternList:
+def _every() -> PatternMatcher:
     return pattern_set(_linear(form.pattern.pattern)[0] for form in startup_lines())
 
 

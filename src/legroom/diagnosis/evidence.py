@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 
 from legroom.diagnosis.lines import Line, spoken, without_prefixes
-from legroom.diagnosis.patterns import PatternList, PatternSet, compiled, escaped, pattern_set
+from legroom.diagnosis.patterns import PatternMatcher, compiled, escaped, pattern_set
 from legroom.facts.evidence import Message, Role, Value, messages, size_bytes, typed
 from legroom.records import dataclass, field
 
@@ -109,7 +109,7 @@ def sizes_bytes(texts: Iterable[str]) -> tuple[int, ...]:
 
 
 @cache
-def _all_patterns() -> PatternSet | PatternList:
+def _all_patterns() -> PatternMatcher:
     return pattern_set(_pattern(message) for message in messages())
 
 

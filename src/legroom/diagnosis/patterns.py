@@ -38,8 +38,14 @@ def escaped(text: str) -> str:
     return str(re2.escape(text)) if re2 else re.escape(text)
 
 
-def pattern_set(patterns: Iterable[str]) -> PatternSet | PatternList:
-    """Many patterns to be tried on a text; `matching` gives the numbers of those that match, smallest first."""
+class PatternMatcher(Protocol):
+    """Many patterns, to be tried on a text."""
+
+    def matching(self, text: str) -> tuple[int, ...]:
+        """Numbers of the patterns that match, smallest first."""
+
+
+def pattern_set(patterns: Iterable[str]) -> PatternMatcher:
     return PatternSet(patterns) if re2 else PatternList(patterns)
 
 

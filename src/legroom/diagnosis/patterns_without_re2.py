@@ -1,8 +1,8 @@
 """The same calls as RE2's on Python's `re`, for a machine where google-re2 cannot be installed.
 
 `re` backtracks, so time is bounded in two ways: a pattern that could take exponential time (one unbounded repetition
-inside another, with no character in between that only the outer one takes) is refused, and no text longer than `MOST_CHARS` is searched. RE2 reads `\\d`, `\\w`, `\\s` and
-`\\b` as ASCII, so `re` is told to.
+inside another, with no character in between that only the outer one takes) is refused, and no stretch of text longer
+than `MOST_CHARS` is searched at once. RE2 reads `\\d`, `\\w`, `\\s` and `\\b` as ASCII, so `re` is told to.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from re import _compiler, _constants, _parser  # type: ignore[attr-defined]
 from typing import Any
 
 MOST_CHARS, _CHARS_BEFORE = 4_000, 1_000
-_PIECE = re.compile(r"(?s).{1,%d}(?:(?<![\s=:])(?=\s)|$)|.{1,%d}" % (MOST_CHARS, MOST_CHARS))
+_PIECE = re.compile(rf"(?s).{{1,{MOST_CHARS}}}(?:(?<![\s=:])(?=\s)|$)|.{{1,{MOST_CHARS}}}")
 """Text in pieces that end before a space, but not between a name and the secret that is assigned to it."""
 _REPEATS = (_constants.MAX_REPEAT, _constants.MIN_REPEAT)
 
@@ -115,7 +115,8 @@ def _parts(operation: Any, argument: Any) -> list[Any]:
 
 def _required_texts(tree: Any) -> tuple[str, ...]:
     """Plain texts of which every match holds at least one: most lines are ruled out by looking for them."""
-    runs, branches = [""], ()
+    runs = [""]
+    branches: tuple[str, ...] = ()
     for operation, argument in tree:
         if operation is _constants.LITERAL:
             runs[-1] += chr(argument)

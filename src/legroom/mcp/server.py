@@ -314,11 +314,14 @@ def _simulate_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
 
 def lint(
     text: Annotated[
-        str, Field(min_length=1, max_length=2 << 20, description="The file: a script, unit, manifest, rules, dashboard.")
+        str,
+        Field(min_length=1, max_length=2 << 20, description="The file: a script, unit, manifest, rules, dashboard."),
     ],
     name: Annotated[
         str,
-        Field(max_length=255, description="Its name: the ending says what it is.", examples=["deploy.yaml", "start.sh"]),
+        Field(
+            max_length=255, description="Its name: the ending says what it is.", examples=["deploy.yaml", "start.sh"]
+        ),
     ] = "file",
     vllm: Annotated[
         str | None, Field(description="The vLLM release, or `any` (default: what the file names, else the newest).")

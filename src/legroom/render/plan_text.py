@@ -14,7 +14,6 @@ from legroom.render.plan_parts import Part, certainty, flag_words, headline, par
 from legroom.units import gib, human_bytes
 
 if TYPE_CHECKING:
-    from legroom.figures import Figure
     from legroom.memory.layout import Layout
     from legroom.planning.plan import Advice, Plan
 

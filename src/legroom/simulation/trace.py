@@ -153,11 +153,11 @@ def _check_column(trace: Trace, what: str, column: Sequence[float], least: int) 
         return
     row = next((i for i, value in enumerate(column) if not least <= value < inf), None)
     if row is None:
-        raise LegroomError(f"{trace.name}: {what} is too large to add up", "mend the trace")
+        raise LegroomError(f"{trace.name}: {what} is too large to add up", "correct the trace")
     raise LegroomError(
         f"{trace.name}: request {row + 1} ({trace.id_of(row)}) has {what} {column[row]:g}; "
         f"it must be at least {least} and finite",
-        "drop the request from the trace or mend it",
+        "drop the request from the trace or correct it",
     )
 
 
