@@ -115,6 +115,21 @@ def test_a_wrong_type_is_refused_by_the_schema():
     assert "gpus" in complaint("plan", {"model": "llama-3.1-8b", "gpu": "l4", "gpus": 0})
 
 
+def test_size_answers_with_the_document_of_the_command_line(capsys):
+    document = answer("size", {"model": "llama-3.1-8b", "context": 8192, "concurrency": 16, "gpus": ["h100", "l4"]})
+    words = ["--context", "8192", "--concurrency", "16", "--gpu", "h100,l4", "--json"]
+    assert main(["size", "llama-3.1-8b", *words]) == 0
+    assert document == json.loads(capsys.readouterr().out)
+    assert "no name of a model" in complaint("size", {"model": "/etc"}, local_files=False)
+
+
+def test_lint_names_the_rule_and_the_line():
+    script = "#!/bin/bash\nvllm serve Qwen/Qwen3-8B --max-num-on-the-fly-batches 4\n"
+    [finding] = answer("lint", {"text": script, "name": "start.sh"})["findings"]
+    assert finding["rule"] == "flag-unknown"
+    assert finding["line"] == 2
+
+
 def test_diagnose_finds_the_cause_and_its_entry():
     document = answer("diagnose", {"log": FAILED_LOG, "model": "llama-3.1-8b", "gpu": "a10"})
     assert document["verdict"] == "cause found"
