@@ -83,14 +83,14 @@ class Functions:
 
 def joined_names(line: list[Word]) -> list[Word]:
     """The line with `name ( )` as one word: the brackets of a definition are no subshell."""
-    found: list[Word] = []
+    joined: list[Word] = []
     i = 0
     while i < len(line):
         word = line[i]
-        is_defined = [one.raw for one in line[i + 1 : i + 3]] == ["(", ")"] and _NAME.fullmatch(word.raw)
-        found.append(Word(word.text + "()", word.offset, word.raw + "()") if is_defined else word)
+        is_defined = [bracket.raw for bracket in line[i + 1 : i + 3]] == ["(", ")"] and _NAME.fullmatch(word.raw)
+        joined.append(Word(word.text + "()", word.offset, word.raw + "()") if is_defined else word)
         i += 3 if is_defined else 1
-    return found
+    return joined
 
 
 def _defined(words: list[Word]) -> tuple[str, list[Word]]:
