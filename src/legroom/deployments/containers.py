@@ -109,7 +109,7 @@ def _takes_vllm_flags(image: str, given: tuple[Word, ...]) -> bool:
 
 def serves_vllm(image: str) -> bool:
     """Whether an image starts vLLM's server: not what stands in front of it, or stands in for it."""
-    return "vllm" in image.lower() and not _stands_beside(image)
+    return "vllm" in image.lower() and "dynamo" not in image.lower() and not _stands_beside(image)
 
 
 def _stands_beside(image: str) -> bool:

@@ -20,6 +20,8 @@ GRACE_S = 30.0
 _PERIOD_S, _FAILURES = 10.0, 3.0
 """Kubernetes' defaults of a probe."""
 _MOST_PODS = 1000
+_CONTAINERS = ("containers", "initContainers", "container")
+"""Where a container stands that may leave everything to its image."""
 
 
 def is_kubernetes(document: Node) -> bool:
@@ -47,14 +49,14 @@ def _pods(document: Node) -> Iterator[StartedServer | Invoked]:
             if key == "exec":
                 continue  # the command of a probe or a hook
             for container in value.list() or [value]:
-                if isinstance(container.values, dict) and _is_container(container):
+                if isinstance(container.values, dict) and _is_container(key, container):
                     yield from _container(container, node)
 
 
-def _is_container(node: Node) -> bool:
+def _is_container(key: str, node: Node) -> bool:
     """Whether a mapping says what is run: Argo, Dynamo and KServe put containers under names of their own."""
     runs = any(inner is not None and inner.list() for inner in (node.get("command"), node.get("args")))
-    return runs or serves_vllm(node.text("image")) or bool(runtime_of(node))
+    return runs or bool(runtime_of(node)) or (key in _CONTAINERS and serves_vllm(node.text("image")))
 
 
 def _container(container: Node, pod: Node) -> Iterator[StartedServer | Invoked]:

@@ -25,10 +25,12 @@ _LIKELY_SHELL = re.compile(
     re.MULTILINE | re.IGNORECASE,
 )
 START = re.compile(
-    r"^[ \t]*(\$ )?(sudo |exec |nohup |[A-Z_]+=\S* )*(vllm serve|python3?( -u)? -m vllm\.\S+|(docker|podman) run)\s",
+    r"^[ \t]*(\$ )?(sudo |exec |nohup |\$\w+ |[A-Z_]+=\S* )*"
+    r"(vllm serve|python3?( -u)? -m vllm\.\S+|(docker|podman) run)\s",
     re.IGNORECASE | re.MULTILINE,
 )
 """A line that starts a server."""
+FENCE = "```"
 _LONGEST_PARAGRAPH = 400
 """A script between paragraphs of prose is shorter; a log is not."""
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from legroom.deployments.compose import compose_env, compose_words
 from legroom.deployments.kinds import Kind, kind_of, sniffed
 from legroom.deployments.kubernetes import list_env
-from legroom.deployments.markdown import START
+from legroom.deployments.markdown import FENCE, START
 from legroom.deployments.server_words import server_start
 from legroom.deployments.shell.scan import Word, placed_env
 from legroom.deployments.shell.script import read_shell
@@ -63,6 +63,8 @@ def other_subjects(document: Node, release: Release) -> Iterator[Subject]:
             waiting += reversed([(value, around.under(key)) for key, value in node.items()])
         elif node.scalar is None:
             waiting += reversed([(item, around) for item in node.list()])
+        elif FENCE in node.scalar:
+            continue  # a document: its blocks are read one by one
         elif START.search(node.scalar) or node.scalar.lstrip().startswith("#!/bin/"):
             yield from read_shell(node.inner(), env=placed_env(around.env, node.source.place)).subjects
 
@@ -74,7 +76,7 @@ def embedded_files(document: Node, scripts: bool) -> Iterator[tuple[Kind, Text]]
             text = value.scalar or ""
             if "\n" not in text or key in _COMMANDS or not _ABOUT_VLLM.search(text):
                 continue
-            kind = kind_of(key, text) if "." in key else sniffed(text)
+            kind = "document" if FENCE in text else kind_of(key, text) if "." in key else sniffed(text)
             if kind is None and _LOOKS_LIKE_YAML.match(text):
                 kind = "yaml"
             if kind is not None and (scripts or kind != "shell"):

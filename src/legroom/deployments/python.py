@@ -204,7 +204,7 @@ class _Program(ast.NodeVisitor):
         """The model and the keyword arguments as the flags of the same names."""
         start = self._offset(node)
         yield from (Word("vllm", start), Word("serve", start))
-        if node.args and not isinstance(node.args[0], ast.Starred):
+        if node.args and not _is_left_out(node.args[0]):
             yield from self._word(node.args[0])
         for keyword in node.keywords:
             offset = self._source.start_of(keyword.lineno - 1) + self._column(keyword.lineno, keyword.col_offset)
@@ -217,7 +217,7 @@ class _Program(ast.NodeVisitor):
 
     def _literals(self, node: ast.Call) -> tuple[dict[str, Any], tuple[str, ...]]:
         """The arguments whose values stand in the source, and the names of the others."""
-        model = [ast.keyword("model", node.args[0])] if node.args else []
+        model = [ast.keyword("model", node.args[0])] if node.args and not _is_left_out(node.args[0]) else []
         given = [pair for keyword in (*model, *node.keywords) for pair in self._given(keyword)]
         values = {name: value for name, value in given if value is not _NOT_KNOWN}
         return values, tuple(name for name, value in given if value is _NOT_KNOWN)
@@ -253,6 +253,11 @@ def _flag_words(flag: str, value: Any) -> list[str]:
     if isinstance(value, list | tuple):
         return [flag, *(str(item) for item in value)]
     return [flag, str(value)]
+
+
+def _is_left_out(node: ast.expr) -> bool:
+    """`LLM(...)` and `LLM(*given)` name no model."""
+    return isinstance(node, ast.Starred) or (isinstance(node, ast.Constant) and node.value is ...)
 
 
 def _is_list(node: ast.expr) -> bool:

@@ -25,10 +25,17 @@ def server_start(words: Sequence[str]) -> int | None:
         if basename(word) == "vllm" and following == "serve":
             return i
         if word in _API_SERVERS or word.endswith("entrypoints/openai/api_server.py"):
-            return max(i - 2, 0) if i and words[i - 1] == "-m" else i
+            return _interpreter(words, i - 1) if i and words[i - 1] == "-m" else i
         if basename(word) in CONTAINER_TOOLS and following in ("run", "container", "create"):
             return i
     return None
+
+
+def _interpreter(words: Sequence[str], at: int) -> int:
+    """Where the Python stands whose option is at `at`."""
+    while at and words[at].startswith("-"):
+        at -= 1
+    return at
 
 
 def basename(word: str) -> str:

@@ -12,13 +12,15 @@ from legroom.errors import LegroomError
 
 OPERATORS = "();<>|&"
 _HEREDOC = re.compile(r"<<-?[ \t]*\\?(?P<quote>['\"]?)(?P<end>[^\s'\"<>|&;()\\]+)(?P=quote)")
-_CONTINUED = re.compile(r"\\[ \t]*(#[^\n]*)?\r?\n|[`^][ \t]*\r?\n")
+_CONTINUED = re.compile(r"\\[ \t]*(#[^\n]*)?\r?\n|(?<=[ \t])[`^][ \t]*\r?\n")
 """A comment behind the backslash is a mistake in a script and a habit in documents; the meaning is plain. Windows'
 shells write ` and ^ instead."""
 _TO_FILL_IN = re.compile(r"<[A-Za-z][^<>\n]*[^\s<>]>(?=[\s\"'\\]|$)|<[A-Za-z]>|\{[A-Za-z][^{}\n\"',;]*\}")
 """`<your model>` and `{your model}`; what a shell itself reads in braces has a comma, a semicolon or a space first."""
 _QUOTED_DEFAULT = re.compile(r"""(:?-)(["'])([^"'}]*)\2\}$""")
 _MOST_WORDS = 200_000
+LITERAL_DOLLAR = "\ue000"
+"""A dollar sign that single quotes or a backslash keep from being a variable, until the variables are put in."""
 
 
 @dataclass(frozen=True)
@@ -190,14 +192,12 @@ def _word(text: str, start: int) -> tuple[Word, int]:
             end = text.find("'", position + 1)
             is_open = end < 0
             end = len(text) if is_open else end
-            out.append(text[position + 1 : end])
+            out.append(text[position + 1 : end].replace("$", LITERAL_DOLLAR))
             position = end + 1
         elif character == '"':
             content, position = _double_quoted(text, position + 1)
             is_open = position > len(text)
             out.append(content)
-        elif character in "`^" and _CONTINUED.match(text, position):
-            break
         elif character == "`":
             end = text.find("`", position + 1)
             end = len(text) - 1 if end < 0 else end
@@ -213,7 +213,7 @@ def _word(text: str, start: int) -> tuple[Word, int]:
         elif character == "\\":
             if _CONTINUED.match(text, position):
                 break
-            out.append(text[position + 1 : position + 2])
+            out.append(text[position + 1 : position + 2].replace("$", LITERAL_DOLLAR))
             position += 2
         elif character.isspace() or character in OPERATORS:
             break
@@ -227,7 +227,7 @@ def _double_quoted(text: str, position: int) -> tuple[str, int]:
     out: list[str] = []
     while position < len(text) and text[position] != '"':
         if text[position] == "\\" and position + 1 < len(text) and text[position + 1] in '"\\$`\n':
-            out.append("" if text[position + 1] == "\n" else text[position + 1])
+            out.append({"\n": "", "$": LITERAL_DOLLAR}.get(text[position + 1], text[position + 1]))
             position += 2
         elif text.startswith("$(", position):
             end = _closing(text, position + 1)

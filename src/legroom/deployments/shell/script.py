@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from legroom.deployments.containers import container_run
-from legroom.deployments.server_words import CONTAINER_TOOLS, SHELLS, basename, server_start
+from legroom.deployments.server_words import ASSIGNMENT, CONTAINER_TOOLS, SHELLS, basename, server_start
 from legroom.deployments.shell.scan import TooManyWords, Word, placed_env
 from legroom.deployments.shell.words import SimpleCommand, commands
 from legroom.deployments.subjects import At, FilePart, Invoked, Runs, StartedServer, with_servers
@@ -56,7 +56,9 @@ def subjects_of(source: Text, command: SimpleCommand, runs: Runs, depth: int = 0
         yield from _container(source, command, start, depth)
     elif start is not None:
         words = command.words[start:]
-        yield StartedServer(runs, words, command.env, source.place, source.place(words[0].offset))
+        before = ((word, ASSIGNMENT.fullmatch(word.text)) for word in command.words[:start])  # `env A=1 vllm serve`
+        env = {**command.env, **{pair[1]: word.with_text(pair[2]) for word, pair in before if pair}}
+        yield StartedServer(runs, words, env, source.place, source.place(words[0].offset))
     elif depth < _DEEPEST:
         for i, word in enumerate(command.words):
             behind_c = i > 0 and texts[i - 1].startswith("-") and texts[i - 1].endswith("c")

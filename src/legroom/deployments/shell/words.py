@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from legroom.deployments.server_words import ASSIGNMENT, expand
 from legroom.deployments.shell.functions import LEADING, Function, Functions, joined_names
-from legroom.deployments.shell.scan import OPERATORS, TooManyWords, Word, logical_lines
+from legroom.deployments.shell.scan import LITERAL_DOLLAR, OPERATORS, TooManyWords, Word, logical_lines
 from legroom.deployments.text import Text
 
 _ARRAY = re.compile(r"\$\{(\w+)\[[@*]\](?::(\d+)(?::(\d+))?)?\}")
@@ -123,7 +123,8 @@ def _take(words: list[Word], line: list[Word], state: _State) -> Iterator[Simple
     if rest[0].text == "shift" and "@" in state.arrays:
         _set_arguments(state, _shifted(state.arrays["@"], rest[1].text if len(rest) > 1 else "1"))
     given = dict(_assignment(word) for word in own)
-    yield SimpleCommand(tuple(rest), {**state.exported, **given}, raw)
+    env = {name: _final(word) for name, word in {**state.exported, **given}.items()}
+    yield SimpleCommand(tuple(_final(word) for word in rest), env, raw)
     function = state.functions.by_name.get(rest[0].text)
     if function is not None and state.calls < _DEEPEST and state.called < _MOST_CALLED:
         yield from _call(function, rest[1:], given, state)
@@ -208,9 +209,6 @@ def _expanded(words: list[Word], state: _State, depth: int = 0) -> Iterator[Word
     for word in words:
         if word.text in _PLACEHOLDERS:
             continue
-        if word.raw.startswith("'"):
-            yield word
-            continue
         array = _ARRAY.fullmatch(word.text)
         if array and array[1] in state.arrays:
             first, count = int(array[2] or 0), int(array[3]) if array[3] else None
@@ -237,6 +235,10 @@ def _expanded(words: list[Word], state: _State, depth: int = 0) -> Iterator[Word
                 yield from (Word(part, piece.offset, part, piece.place) for part in _parts(piece.text))
         else:
             yield word.with_text(expand(_EMPTY_DEFAULT.sub(r"$\1", word.text), texts))
+
+
+def _final(word: Word) -> Word:
+    return word.with_text(word.text.replace(LITERAL_DOLLAR, "$")) if LITERAL_DOLLAR in word.text else word
 
 
 def _end(word: Word) -> int:
