@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -354,3 +356,10 @@ def test_plan_reads_a_file_of_every_kind(tmp_path, capsys):
         (tmp_path / name).write_text(text)
         assert main(["plan", "--file", str(tmp_path / name), "--gpu", "h100", "--json"]) == 0
         assert '"max_model_len": 8192' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("module", ["yaml", "legroom.deployments.read", "legroom.deployments.python"])
+def test_a_plain_command_line_needs_no_reader_of_files(module):
+    words = ["plan", "--gpu", "h100", "--", "vllm", "serve", "llama-3.1-8b"]
+    code = f"import sys; from legroom.cli.main import main; main({words!r}); sys.exit({module!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0

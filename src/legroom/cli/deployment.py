@@ -71,7 +71,7 @@ def add_source_options(parser: argparse.ArgumentParser) -> None:
     """The ways to say what runs other than MODEL and flags."""
     what = parser.add_argument_group("other ways to say what runs")
     what.add_argument("--command", metavar="LINE", dest="line", help="a vllm serve, python -m or docker run line")
-    what.add_argument("--file", metavar="FILE", help="a Kubernetes manifest, compose file, vLLM --config ...")
+    what.add_argument("--file", metavar="FILE", help="a script, manifest, compose file, Dockerfile, unit ...")
     what.add_argument("--python", metavar="CALL", help="LLM(...) keyword arguments")
 
 
@@ -96,15 +96,15 @@ def requested(args: argparse.Namespace, environ: Mapping[str, str] | None = None
     flags = parse_flags(args.vllm_words, release)
     problems = (*(source.problems if source else ()), *flags.problems)
     refuse(problems, release)
-    found = _merged(source.args, flags) if source else flags.args
-    if not found.model:
+    server_args = _merged(source.args, flags) if source else flags.args
+    if not server_args.model:
         raise LegroomError("which model?", f"{args.prog} MODEL --gpu NAME, or -- vllm serve ..., --command or --file")
-    env = {**server_env(os.environ if environ is None else environ), **found.env}
+    env = {**server_env(os.environ if environ is None else environ), **server_args.env}
     notes = (*(source.notes if source else ()), *(problem.message for problem in problems))
     if source is None:
-        return RequestedDeployment(replace(found, env=env), release, None, notes)
+        return RequestedDeployment(replace(server_args, env=env), release, None, notes)
     return RequestedDeployment(
-        replace(found, env=env), release, source.gpu_count, notes, source.secret_names, source.given_env
+        replace(server_args, env=env), release, source.gpu_count, notes, source.secret_names, source.given_env
     )
 
 

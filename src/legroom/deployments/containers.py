@@ -134,15 +134,6 @@ def gpu_count(text: str) -> int | None:
     return len([part for part in named[1].split(",") if part and "=" not in part])
 
 
-def visible_gpus(env: Mapping[str, str]) -> int | None:
-    """How many GPUs the environment leaves visible; None where it does not say."""
-    for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
-        value = env.get(name, "").strip()
-        if value and value not in ("all", "none", "void", "-1") and "$" not in value:
-            return len([part for part in value.split(",") if part.strip()])
-    return None
-
-
 def image_release(image: str) -> str | None:
     """The vLLM version an image's tag names, None where it names none (`latest`, a date)."""
     if "vllm" not in image.lower() or _OWN_NUMBERS.search(image):

@@ -43,6 +43,15 @@ def basename(word: str) -> str:
     return word.rpartition("/")[2]
 
 
+def visible_gpus(env: Mapping[str, str]) -> int | None:
+    """How many GPUs the environment leaves visible; None where it does not say."""
+    for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        value = env.get(name, "").strip()
+        if value and value not in ("all", "none", "void", "-1") and "$" not in value:
+            return len([part for part in value.split(",") if part.strip()])
+    return None
+
+
 def expand(word: str, env: Mapping[str, str]) -> str:
     """`$NAME`, `${NAME:-default}` and `$(NAME)` replaced where the value is known, left alone where it is not."""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from legroom.deployments.containers import image_release, visible_gpus
+from legroom.deployments.server_words import visible_gpus
 from legroom.deployments.shell.scan import Word
 from legroom.deployments.text import Place, Text, Unread
+from legroom.records import dataclass
 
 if TYPE_CHECKING:
     from legroom.deployments.kinds import Kind
@@ -77,7 +77,11 @@ class StartedServer:
     @property
     def named_release(self) -> str | None:
         """The release that its image or its file names."""
-        return (image_release(self.image) if self.image else None) or self.installed or None
+        if not self.image:
+            return self.installed or None
+        from legroom.deployments.containers import image_release  # noqa: PLC0415 - not for a plain command line
+
+        return image_release(self.image) or self.installed or None
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,7 @@ class FilePart:
     kind: Kind
     source: Text
     subjects: tuple[Subject, ...] = ()
-    documents: tuple[Node, ...] = field(default=(), repr=False)
+    documents: tuple[Node, ...] = ()
     """Of YAML and JSON."""
     is_whole: bool = True
     """Whether it is the file itself."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from legroom.deployments.shell.scan import Word
 
@@ -17,15 +16,16 @@ _BRANCHES = (*LEADING, "for", "case", "select", "&&", "||")
 """What makes a command run several times, or not at all."""
 
 
-@dataclass
 class Function:
     """One function: its commands, and whether the script calls it."""
 
-    body: list[Simple] = field(default_factory=list)
-    is_called: bool = False
-    knows_places: bool = True
-    """Whether it is plain which argument `$1` is, wherever it stands: a `shift` in a loop may come once or often."""
-    _is_straight: bool = True
+    def __init__(self) -> None:
+        """`knows_places`: whether it is plain which argument `$1` is, wherever it stands; a `shift` in a loop may come
+        once or often."""
+        self.body: list[Simple] = []
+        self.is_called = False
+        self.knows_places = True
+        self._is_straight = True
 
     def keep(self, words: list[Word], line: list[Word]) -> None:
         """One more command."""

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from legroom.deployments.containers import container_run
 from legroom.deployments.server_words import ASSIGNMENT, CONTAINER_TOOLS, SHELLS, basename, server_start
 from legroom.deployments.shell.scan import TooManyWords, Word, placed_env
 from legroom.deployments.shell.words import SimpleCommand, commands
@@ -77,6 +76,8 @@ def _on_its_lines(word: Word) -> str:
 
 
 def _container(source: Text, command: SimpleCommand, start: int, depth: int) -> Iterator[StartedServer | Invoked]:
+    from legroom.deployments.containers import container_run  # noqa: PLC0415 - not for a plain command line
+
     run = container_run(command.words[start:])
     if run is None or not run.words:
         return

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 
 from legroom.deployments.server_words import ASSIGNMENT, expand
 from legroom.deployments.shell.functions import LEADING, Function, Functions, joined_names
 from legroom.deployments.shell.scan import LITERAL_DOLLAR, OPERATORS, TooManyWords, Word, logical_lines
 from legroom.deployments.text import Text
+from legroom.records import dataclass, field
 
 _ARRAY = re.compile(r"\$\{(\w+)\[[@*]\](?::(\d+)(?::(\d+))?)?\}")
 """`${NAME[@]}`, and a slice of it."""
@@ -59,7 +59,7 @@ class SimpleCommand:
 
 def commands(source: Text, env: Mapping[str, Word] | None = None) -> Iterator[SimpleCommand]:
     """Every simple command, variables replaced where the text itself or `env` around it sets them."""
-    state = _State({}, {}, {}, {})
+    state = _State()
     for name, value in (env or {}).items():
         state.set(name, value)
         state.pieces[name] = [value]
@@ -76,22 +76,21 @@ def commands(source: Text, env: Mapping[str, Word] | None = None) -> Iterator[Si
         raise cut
 
 
-@dataclass
 class _State:
-    values: dict[str, Word]
-    exported: dict[str, Word]
-    arrays: dict[str, list[Word]]
-    pieces: dict[str, list[Word]]
-    """What `NAME+=" ..."` added to a variable, each piece where it stands."""
-    texts: dict[str, str] = field(default_factory=dict)
-    """The values alone."""
-    places: tuple[str, ...] = ()
-    """Those of them that are arguments of a call: `1`, `2` ..."""
-    functions: Functions = field(default_factory=Functions)
-    calls: int = 0
-    """How deep one function is called by another."""
-    called: int = 0
-    """Commands that were looked at because a function was called."""
+    """Where the reading of one script stands."""
+
+    def __init__(self) -> None:
+        """`texts` are the values alone, `pieces` what `NAME+=" ..."` added to a variable, each where it stands, and
+        `places` the variables that are arguments of a call: `1`, `2` ... `calls` is how deep one function is called by
+        another, `called` how many commands were looked at because of a call."""
+        self.values: dict[str, Word] = {}
+        self.texts: dict[str, str] = {}
+        self.exported: dict[str, Word] = {}
+        self.arrays: dict[str, list[Word]] = {}
+        self.pieces: dict[str, list[Word]] = {}
+        self.places: tuple[str, ...] = ()
+        self.functions = Functions()
+        self.calls = self.called = 0
 
     def set(self, name: str, value: Word) -> None:
         """A variable's value from here on."""
