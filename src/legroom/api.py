@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
@@ -25,7 +23,7 @@ from legroom.vllm.speculation import draft_method, draft_name, predicts_itself
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from legroom.diagnosis.diagnose import Reading
+    from legroom.diagnosis.diagnose import LogReading
     from legroom.diagnosis.finding import Finding
     from legroom.drawing.terminal import Style
     from legroom.facts.diagnosis_texts import Language
@@ -40,8 +38,6 @@ if TYPE_CHECKING:
     from legroom.simulation.timeline import Timeline
     from legroom.simulation.trace import Trace
 
-_LONGEST_PATH = 4096
-_LOG_NAME = re.compile(r"[^\s'\"]+\.(?:log|txt|out|err|gz|zst)")
 _FLAGS = frozenset(field.name for field in fields(ServeArgs)) - {"model", "usage", "env", "others"}
 
 
@@ -108,7 +104,7 @@ class PlanReport:
 class DiagnosisReport:
     """A diagnosis that shows itself."""
 
-    reading: Reading
+    reading: LogReading
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -141,25 +137,28 @@ def diagnose(
     gpus: int | None = None,
     vllm: str | None = None,
 ) -> DiagnosisReport:
-    """Say why a server failed: `log` is the text that it printed, or the path of a file with it.
+    """Say why a server failed: `log` is the path of a file with what it printed, or that text itself.
 
+    A string is a path where a file of that name exists, and a text where it holds a newline or a line that is known.
     The other arguments tell what the log does not show.
     """
     from legroom.diagnosis.diagnose import read_log  # noqa: PLC0415
-    from legroom.diagnosis.reader import pieces_of_file  # noqa: PLC0415
+    from legroom.diagnosis.reader import names_a_file, pieces_of_file  # noqa: PLC0415
     from legroom.diagnosis.starting_plan import Hints  # noqa: PLC0415
 
     hints = Hints(command, model, gpu, gpus, vllm)
-    if isinstance(log, str) and not _names_a_file(log):
-        return DiagnosisReport(read_log([log.encode("utf-8", "replace")], "the log", hints))
-    return DiagnosisReport(read_log(pieces_of_file(str(log)), str(log), hints))
-
-
-def _names_a_file(text: str) -> bool:
-    """Whether one line is the path of a file, or can only have been meant as one."""
-    if "\n" in text or len(text) > _LONGEST_PATH:
-        return False
-    return _LOG_NAME.fullmatch(text) is not None or os.path.isfile(text)  # noqa: PTH113 - pathlib raises for odd text
+    if not isinstance(log, str) or names_a_file(log):
+        return DiagnosisReport(read_log(pieces_of_file(str(log)), str(log), hints))
+    reading = read_log([log.encode("utf-8", "replace")], "the log", hints)
+    is_log = "\n" in log or (" " in log.strip() and reading.runs and reading.runs[0].verdict != "not understood")
+    if not is_log:
+        raise LegroomError(
+            f"there is no file {log[:200]!r}, and it is not a line of a vLLM log"
+            if log.strip()
+            else "the log is empty",
+            "give the path of a vLLM log, or the text that the server printed",
+        )
+    return DiagnosisReport(reading)
 
 
 def plan(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.cli.deployment import add_source_options, split
 from legroom.cli.output import ProgressBar, note, print_json, write_file
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
-from legroom.simulation.timeline import Step
+from legroom.simulation.timeline import ScheduledStep
 
 if TYPE_CHECKING:
     from legroom.simulation.choose import Choice
@@ -27,7 +27,7 @@ _ROWS_A_GROUP = 10_000
 
 
 @contextmanager
-def step_writer(path: str) -> Iterator[Callable[[Step], None]]:
+def step_writer(path: str) -> Iterator[Callable[[ScheduledStep], None]]:
     """Write steps to `path`, by its ending."""
     try:
         if path.endswith(".parquet"):
@@ -37,7 +37,7 @@ def step_writer(path: str) -> Iterator[Callable[[Step], None]]:
         with Path(path).open("w", encoding="utf-8") as out:
             dumps = json.JSONEncoder(separators=(",", ":")).encode
 
-            def write_line(step: Step) -> None:
+            def write_line(step: ScheduledStep) -> None:
                 out.write(dumps(step.as_json()) + "\n")
 
             yield write_line
@@ -46,7 +46,7 @@ def step_writer(path: str) -> Iterator[Callable[[Step], None]]:
 
 
 @contextmanager
-def _parquet(path: str) -> Iterator[Callable[[Step], None]]:
+def _parquet(path: str) -> Iterator[Callable[[ScheduledStep], None]]:
     try:
         import pyarrow as pa  # type: ignore[import-not-found,unused-ignore]
         from pyarrow import parquet  # type: ignore[import-not-found,unused-ignore]
@@ -65,7 +65,7 @@ def _parquet(path: str) -> Iterator[Callable[[Step], None]]:
                 out.write_table(pa.Table.from_pylist(rows, schema))
                 rows.clear()
 
-        def write(step: Step) -> None:
+        def write(step: ScheduledStep) -> None:
             rows.append({**step.as_json(), "scheduled": list(step.scheduled.items())})
             if len(rows) >= _ROWS_A_GROUP:
                 flush()
@@ -106,7 +106,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     load = parser.add_argument_group("the load")
-    load.add_argument("--synthetic", metavar="MIX", help="a synthetic mix in place of TRACE")
+    load.add_argument("--synthetic", metavar="MIX", help="a synthetic mix of requests instead of TRACE")
     load.add_argument("--seed", type=int, default=0, help="seed of the synthetic mix (default: 0)")
     load.add_argument("--format", choices=("jsonl", "mooncake", "azure", "burstgpt", "sharegpt", "vllm-log"),
                       help="format of TRACE (default: detected)")  # fmt: skip
@@ -165,7 +165,7 @@ def _add_choose_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--slo-first-token", type=float, metavar="S", help="p99 of the first token, in seconds or steps")
     group.add_argument("--slo-latency", type=float, metavar="S", help="p99 of the whole answer")
     group.add_argument("--allow-preemptions", type=int, default=0, metavar="N")
-    group.add_argument("--workers", type=int, metavar="N", help="processes (default: one a core)")
+    group.add_argument("--workers", type=int, metavar="N", help="worker processes (default: one per core)")
     group.add_argument("--engine", choices=("processes", "ray"), default="processes")
 
 
