@@ -95,7 +95,7 @@ class Structure:
         requests = int((stage.total_bytes - self._needed(stage, wish) + pool) * wish.concurrency / pool) if pool else 0
         if not 1 <= requests < wish.concurrency:
             return ""
-        return f"; it would hold {requests:,} request{'s' if requests > 1 else ''} of that length"
+        return f"; it would hold about {requests:,} request{'s' if requests > 1 else ''} of that length"
 
     def _pool(self, wish: Wish) -> int:
         blocks = math.ceil(wish.concurrency * self.request_blocks)
