@@ -55,16 +55,16 @@ def run(args: argparse.Namespace) -> int:
 def _tell(args: argparse.Namespace) -> int:
     from legroom.explain.catalog import entry
 
-    found = entry(args.id)
+    chosen = entry(args.id)
     if args.json:
         from legroom.explain.documents import entry_json
 
-        print_json(entry_json(found, args.lang))
+        print_json(entry_json(chosen, args.lang))
         return OK
     from legroom.drawing.terminal import style_of
     from legroom.render.explain_text import explain_text
 
-    sys.stdout.write(explain_text(found, style_of(sys.stdout), args.lang))
+    sys.stdout.write(explain_text(chosen, style_of(sys.stdout), args.lang))
     return OK
 
 
@@ -74,7 +74,7 @@ def _list(args: argparse.Namespace) -> int:
     if args.json:
         from legroom.explain.documents import summary_json
 
-        print_json({"entries": [summary_json(found, args.lang) for found in entries()]})
+        print_json({"entries": [summary_json(listed, args.lang) for listed in entries()]})
         return OK
     from legroom.drawing.terminal import style_of
     from legroom.render.explain_text import list_text

@@ -177,10 +177,10 @@ def _check_replaced(path: Path, text: str) -> None:
 
 
 def _format(name: str) -> Any:
-    names = [one.name for one in FORMATS]
-    for one in FORMATS:
-        if one.name == name:
-            return importlib.import_module(one.module)
+    names = [format_.name for format_ in FORMATS]
+    for format_ in FORMATS:
+        if format_.name == name:
+            return importlib.import_module(format_.module)
     if not name or name.startswith("-"):
         raise LegroomError("export what?", f"legroom export {' | '.join(names)}")
     import difflib
@@ -192,8 +192,8 @@ def _format(name: str) -> Any:
 
 def _list_formats(parser: argparse.ArgumentParser) -> None:
     table = parser.add_argument_group("formats (legroom export FORMAT --help says more)")
-    for one in FORMATS:
-        table.add_argument(one.name, nargs="?", help=importlib.import_module(one.module).HELP)
+    for format_ in FORMATS:
+        table.add_argument(format_.name, nargs="?", help=importlib.import_module(format_.module).HELP)
 
 
 def _format_parser(module: Any) -> argparse.ArgumentParser:

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 def _incidents(journal: Journal, args: argparse.Namespace, since_s: float | None) -> list[Incident]:
     limit = min(args.limit, _MOST)
     names = _names(args.server)
-    incidents = [one for name in names for one in journal.incidents(since_s, name, limit, args.open_only)]
+    incidents = [incident for name in names for incident in journal.incidents(since_s, name, limit, args.open_only)]
     return sorted(incidents, key=lambda incident: (incident.opened_s, incident.id), reverse=True)[:limit]
 
 

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         _tell(freed, restart)
     if why_not:
         note(why_not)
-    left = len(dead) - sum(one.is_free for one in freed)
+    left = len(dead) - sum(holder.is_free for holder in freed)
     return ANSWER_IS_NO if left else OK
 
 
@@ -163,7 +163,7 @@ def _document(
             for card in holdings.gpus
         ],
         "holders": [holder_json(holder) for holder in holders],
-        "freed": [freed_json(one) for one in freed],
+        "freed": [freed_json(holder) for holder in freed],
         "restart": {
             "command": list(restart.command), "why": restart.why,
             "layout": layout_json(restart.plan.layout) if restart.plan else None,

@@ -127,11 +127,11 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.json:
         return Supervisor(options, prepared, say).run()
-    held = Supervisor(options, prepared, say, outputs=(2, 2))
-    code = held.run()
-    last = {"command": shlex.split(held.setup.line), "expected": dict(held.setup.expected)}
+    supervisor = Supervisor(options, prepared, say, outputs=(2, 2))
+    code = supervisor.run()
+    last = {"command": shlex.split(supervisor.setup.line), "expected": dict(supervisor.setup.expected)}
     print_json(_first_command(prepared) | last | {
-        "history": held.history, "verified": held.verified, "exit_code": code,
+        "history": supervisor.history, "verified": supervisor.verified, "exit_code": code,
     })  # fmt: skip
     return code
 

@@ -80,28 +80,30 @@ def run(args: argparse.Namespace) -> int:
 
     bar = ProgressBar("verifying")
     try:
-        found = verify(wish, bar)
+        verification = verify(wish, bar)
     finally:
         bar.clear()
     if args.json:
-        print_json(found.json())
+        print_json(verification.json())
     else:
         from legroom.drawing.terminal import style_of
 
-        sys.stdout.write(verification_text(found, style_of(sys.stdout)))
+        sys.stdout.write(verification_text(verification, style_of(sys.stdout)))
     sys.stdout.flush()  # a file that cannot be written must not cost the answer
     if args.svg:
-        write_file(args.svg, verification_svg(found), "picture")
+        write_file(args.svg, verification_svg(verification), "picture")
     if args.report:
         import json
 
         as_json = args.report.endswith(".json")
         write_file(
-            args.report, json.dumps(found.json(), indent=1) + "\n" if as_json else verification_text(found), "report"
+            args.report,
+            json.dumps(verification.json(), indent=1) + "\n" if as_json else verification_text(verification),
+            "report",
         )
-    if any(remark.startswith("interrupted") for remark in found.notes):
+    if any(remark.startswith("interrupted") for remark in verification.notes):
         return _INTERRUPTED
-    return OK if found.ok else ANSWER_IS_NO
+    return OK if verification.ok else ANSWER_IS_NO
 
 
 def _wish(args: argparse.Namespace) -> Wish:

@@ -74,7 +74,7 @@ class SearchResult(TypedDict):
     hits: list[CatalogHit]
 
 
-class LoadRequest(TypedDict, total=False):
+class SimulatedRequest(TypedDict, total=False):
     """One request of a load. Arrivals count scheduler steps."""
 
     prompt_len: Annotated[int, Field(ge=1)]
@@ -256,7 +256,7 @@ def search_catalog(
 def _simulate_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
     def simulate(
         requests: Annotated[
-            list[LoadRequest] | None,
+            list[SimulatedRequest] | None,
             Field(
                 description="The load, request by request.",
                 examples=[[{"arrival_step": 0, "prompt_len": 800, "output_len": 120}]],
