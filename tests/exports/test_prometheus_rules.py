@@ -1,6 +1,7 @@
 """The exported rules under promtool: every alert with cases in which it fires and cases in which it must not."""
 
 import json
+import os
 import re
 import subprocess
 from itertools import groupby
@@ -50,7 +51,9 @@ def promtool_test(cases, version):
 
 
 def run(*words_, cwd):
-    done = subprocess.run(words_, cwd=cwd, capture_output=True, text=True, check=False)
+    # Collecting garbage a quarter as often saves a quarter of promtool's time.
+    seldom = {**os.environ, "GOGC": "400"}
+    done = subprocess.run(words_, cwd=cwd, env=seldom, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -65,11 +68,11 @@ def test_promtool_takes_the_rules_and_the_configuration(promtool, tmp_path, writ
 
 def in_one_run(case):
     """Cases with the same rules and the same clock."""
-    return tuple(case.options.items()), case.every_minutes, case.minutes
+    return tuple(case.options.items()), case.every_minutes, case.rules_every_minutes, case.minutes
 
 
 def fire_exactly(promtool, tmp_path, cases, written_for, version):
-    for number, ((options, every, _), alike) in enumerate(groupby(sorted(cases, key=in_one_run), in_one_run)):
+    for number, ((options, _, every, _), alike) in enumerate(groupby(sorted(cases, key=in_one_run), in_one_run)):
         folder = exported(written_for, tmp_path / str(number), **dict(options))
         groups = yaml.safe_load((folder / prometheus.RULES_FILE).read_text())["groups"]
         document = {
@@ -79,7 +82,8 @@ def fire_exactly(promtool, tmp_path, cases, written_for, version):
             "group_eval_order": [group["name"] for group in groups],
             "tests": [promtool_test(list(alike), version)],
         }
-        (folder / "test.yml").write_text(yaml.safe_dump(document))
+        # JSON is YAML, and thousands of series are written ten times as fast.
+        (folder / "test.yml").write_text(json.dumps(document))
         code, said = run(promtool, "test", "rules", "test.yml", cwd=folder)
         assert code == 0, said
 

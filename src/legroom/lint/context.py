@@ -10,7 +10,7 @@ from legroom.deployments.plain_containers import image_release
 from legroom.facts.metrics import all_exposed_names, exposed_names
 from legroom.facts.releases import Release, latest
 from legroom.facts.releases import release as known_release
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.finding import LintFinding, Rule
 from legroom.records import dataclass, field
 from legroom.vllm.parse import ParsedArgs, parse_flags
 
@@ -80,6 +80,6 @@ def flag_word(server: Started, *names: str) -> Word | None:
     return found
 
 
-def finding(rule: Rule, place: Place, message: str, suggestion: str = "", length: int = 0) -> Finding:
+def finding(rule: Rule, place: Place, message: str, suggestion: str = "", length: int = 0) -> LintFinding:
     """A finding of a rule."""
-    return Finding(place, rule.id, rule.severity, message, suggestion, length)
+    return LintFinding(place, rule.id, rule.severity, message, suggestion, length)

@@ -24,7 +24,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class LintFinding:
     """One thing that is wrong."""
 
     place: Place
@@ -50,7 +50,7 @@ class Report:
 
     release: str
     files: tuple[str, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[LintFinding, ...]
     unread: tuple[Unread, ...]
     skipped: tuple[Skipped, ...]
     ignored: int = 0

@@ -14,7 +14,7 @@ from legroom.deployments.text import Place, Unread
 from legroom.errors import LegroomError
 from legroom.facts.releases import latest
 from legroom.lint.context import Context
-from legroom.lint.finding import Finding, Report, Skipped
+from legroom.lint.finding import LintFinding, Report, Skipped
 from legroom.lint.read import read_file
 from legroom.lint.rules import modules
 from legroom.records import dataclass
@@ -52,7 +52,7 @@ class Ignores:
     def _add(self, number: int, rules: set[str]) -> None:
         self._lines.setdefault(number, set()).update(rules)
 
-    def silences(self, finding: Finding) -> bool:
+    def silences(self, finding: LintFinding) -> bool:
         """Whether a comment speaks of this finding."""
         named = self._file | self._lines.get(finding.place.line, set())
         return finding.rule in named or _EVERY in named
@@ -155,8 +155,8 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
     records = {name: expression for _, item in found for name, expression in item.records.items()}
     context = Context(options.release, options.plan, records, options.any_release)
     ignores = {path: Ignores(text) for path, text in texts}
-    distinct: dict[Finding, None] = {}
-    silenced: dict[Finding, None] = {}
+    distinct: dict[LintFinding, None] = {}
+    silenced: dict[LintFinding, None] = {}
     for path, item in found:
         for finding in _check(item, context):
             if isinstance(finding, Unread):
@@ -175,7 +175,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
     )
 
 
-def _check(item: Found, context: Context) -> Iterable[Finding | Unread]:
+def _check(item: Found, context: Context) -> Iterable[LintFinding | Unread]:
     for subject in item.subjects:
         if isinstance(subject, Started):
             try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
-from legroom.lint.finding import Finding, Report, Rule
+from legroom.lint.finding import LintFinding, Report, Rule
 from legroom.lint.rules import rules
 from legroom.version import __version__
 
@@ -79,7 +79,7 @@ def _rule(rule: Rule) -> dict[str, Any]:
     }
 
 
-def _result(one: Finding, index: int) -> dict[str, Any]:
+def _result(one: LintFinding, index: int) -> dict[str, Any]:
     text = f"{one.message}. {one.suggestion}" if one.suggestion else one.message
     return {
         "ruleId": one.rule,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LayoutPart:
     """One row of the legend: a share of the card, and the figure behind it where there is one."""
 
     name: str
@@ -27,7 +27,7 @@ class Part:
     meaning: str
 
 
-def parts(layout: Layout) -> list[Part]:
+def parts(layout: Layout) -> list[LayoutPart]:
     """Inside the budget from the left, then what is used beside it, then what is left."""
     inside = (
         ("weights", layout.weights, "blue", "█", "W", "the model, as loaded"),
@@ -38,15 +38,15 @@ def parts(layout: Layout) -> list[Part]:
         ("outside", layout.outside, "red", "╳", "x", "used beside the budget: context, uncounted graphs, buffers"),
     )
     rows = [
-        Part(name, Segment(name, max(figure.bytes, 0), colour, glyph, letter), figure, meaning)
+        LayoutPart(name, Segment(name, max(figure.bytes, 0), colour, glyph, letter), figure, meaning)
         for name, figure, colour, glyph, letter, meaning in inside
     ]
     if layout.held_by_others_bytes:
         held = exact(layout.held_by_others_bytes, "other processes", "held of the card")
         segment = Segment("others", held.bytes, "grey", "▞", "o")
-        rows.append(Part("others", segment, held, "held by other processes"))
+        rows.append(LayoutPart("others", segment, held, "held by other processes"))
     spare = max(layout.headroom_bytes, 0)
-    rows.append(Part("headroom", Segment("headroom", spare, "grey", "·", "."), None, "free at the peak"))
+    rows.append(LayoutPart("headroom", Segment("headroom", spare, "grey", "·", "."), None, "free at the peak"))
     return rows
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from legroom.exports.deploy import containers
 from legroom.exports.deploy.address import check_inside
-from legroom.exports.deploy.files import check_paths
+from legroom.exports.deploy.paths import check_paths
 from legroom.exports.deploy.script import comment_lines, required
-from legroom.exports.deploy.server import Server, add_server_options, server_of
+from legroom.exports.deploy.server import ExportedServer, add_server_options, server_of
 from legroom.exports.request import ExportedFile
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     return (containers.dockerfile(server), run) if containers.needs_legroom(server) else (run,)
 
 
-def run_text(server: Server) -> str:
+def run_text(server: ExportedServer) -> str:
     """The script."""
     lines = [
         "#!/usr/bin/env bash",
@@ -62,7 +62,7 @@ def run_text(server: Server) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _options(server: Server) -> Iterator[str]:
+def _options(server: ExportedServer) -> Iterator[str]:
     yield f"--detach --init --name {server.name}"
     yield from comment_lines("It comes back after a crash and after a reboot.")
     yield "--restart unless-stopped"
@@ -81,7 +81,7 @@ def _options(server: Server) -> Iterator[str]:
     yield from _health(server)
 
 
-def _devices(server: Server) -> Iterator[str]:
+def _devices(server: ExportedServer) -> Iterator[str]:
     if files := containers.device_files(server):
         yield " ".join(f"--device {file}" for file in files) + " --group-add video"
         return
@@ -89,7 +89,7 @@ def _devices(server: Server) -> Iterator[str]:
     yield "--gpus " + (shlex.quote(f'"device={",".join(picked)}"') if picked else str(server.gpus))
 
 
-def _volumes(server: Server) -> Iterator[str]:
+def _volumes(server: ExportedServer) -> Iterator[str]:
     yield from comment_lines("Weights and compiled code outlive the container.")
     if not server.local_model:
         yield f"--volume {shlex.quote(f'{containers.download_volume(server)}:{containers.CACHE}')}"
@@ -99,7 +99,7 @@ def _volumes(server: Server) -> Iterator[str]:
         yield from (f"--volume {shlex.quote(volume)}" for volume in on_host)
 
 
-def _health(server: Server) -> Iterator[str]:
+def _health(server: ExportedServer) -> Iterator[str]:
     if server.times is None:
         return
     yield from comment_lines(f"Not unhealthy while it loads: {server.times.short_sentence()}.")
@@ -109,13 +109,13 @@ def _health(server: Server) -> Iterator[str]:
     yield f"--stop-timeout {server.times.stop_s}"
 
 
-def _arguments(server: Server) -> Iterator[str]:
+def _arguments(server: ExportedServer) -> Iterator[str]:
     for line in server.lines:
         yield from comment_lines(line.why)
         yield " ".join(shlex.quote(word) for word in line.phrase.words)
 
 
-def _watch(server: Server) -> Iterator[str]:
+def _watch(server: ExportedServer) -> Iterator[str]:
     yield from comment_lines("legroom watch beside it, in the same network.")
     yield (
         f"docker run --detach --init --name {server.name}-watch --restart unless-stopped --network "

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from legroom.errors import LegroomError
 from legroom.exports.deploy import containers
 from legroom.exports.deploy.address import check_inside
-from legroom.exports.deploy.files import check_paths
 from legroom.exports.deploy.kubernetes import (
     creating,
     file_mounts,
@@ -24,10 +23,11 @@ from legroom.exports.deploy.kubernetes import (
     secret_key,
     secrets_created,
 )
-from legroom.exports.deploy.server import Server, add_server_options, server_of
+from legroom.exports.deploy.paths import check_paths
+from legroom.exports.deploy.server import ExportedServer, add_server_options, server_of
 from legroom.exports.deploy.times import PROBE_PERIOD_S
 from legroom.exports.deploy.words import API_KEY_NAME
-from legroom.exports.deploy.yaml_text import Said, yaml_text
+from legroom.exports.deploy.yaml_text import Commented, yaml_text
 from legroom.exports.request import ExportedFile
 from legroom.facts.flags import flags_of
 from legroom.units import GIB
@@ -82,7 +82,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     return (ExportedFile(f"{server.name}-values.yaml", yaml_text(values(server), head=remarks)),)
 
 
-def _check(server: Server) -> None:
+def _check(server: ExportedServer) -> None:
     check_inside(server.words)
     check_paths(server)
     if server.address.tls:
@@ -103,26 +103,26 @@ def _check(server: Server) -> None:
         )
 
 
-def values(server: Server) -> dict[str, Any]:
+def values(server: ExportedServer) -> dict[str, Any]:
     """The values with their comments."""
     spec: dict[str, Any] = {"containerPort": server.port, "modelSpec": [_model(server)]}
     if API_KEY_NAME in server.secrets:
         spec["vllmApiKey"] = _secret(server, API_KEY_NAME)
     if server.times:
         tries = -(-server.times.limit_s // PROBE_PERIOD_S)
-        spec["startupProbe"] = Said(
+        spec["startupProbe"] = Commented(
             f"First start: {server.times.sentence()}.", {**_probe(server, tries), "initialDelaySeconds": 15}
         )
         spec["livenessProbe"] = {**_probe(server, 6), "timeoutSeconds": 10}
     return {"servingEngineSpec": spec}
 
 
-def _probe(server: Server, tries: int) -> dict[str, Any]:
+def _probe(server: ExportedServer, tries: int) -> dict[str, Any]:
     check = {"path": "/health", "port": server.port}
     return {"periodSeconds": PROBE_PERIOD_S, "failureThreshold": tries, "httpGet": check}
 
 
-def _model(server: Server) -> dict[str, Any]:
+def _model(server: ExportedServer) -> dict[str, Any]:
     repository, tag = _image(containers.image(server))
     model: dict[str, Any] = {
         "name": server.name,
@@ -153,9 +153,9 @@ def _image(name: str) -> tuple[str, str]:
     return (repository, tag) if colon and "/" not in tag else (name, "latest")
 
 
-def _environment(server: Server) -> Iterator[Any]:
+def _environment(server: ExportedServer) -> Iterator[Any]:
     for line in containers.container_env(server):
-        yield Said(f"{line.why}.", {"name": line.name, "value": literal(line.value)})
+        yield Commented(f"{line.why}.", {"name": line.name, "value": literal(line.value)})
     for name in server.secrets:
         # The chart's own key for HF_TOKEN keeps a pod waiting for a secret that only gated models need.
         if name != API_KEY_NAME:
@@ -163,27 +163,27 @@ def _environment(server: Server) -> Iterator[Any]:
             yield {"name": name, "valueFrom": {"secretKeyRef": reference}}
 
 
-def _secret(server: Server, name: str) -> Said:
+def _secret(server: ExportedServer, name: str) -> Commented:
     keys = {"secretName": server.name, "secretKey": secret_key(name)}
-    return Said("A secret that exists in the cluster.", keys)
+    return Commented("A secret that exists in the cluster.", keys)
 
 
-def _resources(server: Server) -> dict[str, Any]:
+def _resources(server: ExportedServer) -> dict[str, Any]:
     cards = {containers.gpu_resource(server): server.gpus}
     host = server.host
     if host is None:
         return {"limits": cards}
-    memory = Said(f"{host.sentence()}.", f"{host.request_bytes // GIB}Gi")
+    memory = Commented(f"{host.sentence()}.", f"{host.request_bytes // GIB}Gi")
     return {
         "requests": {"cpu": host.cpus, "memory": memory, **cards},
         "limits": {"memory": f"{host.limit_bytes // GIB}Gi", **cards},
     }
 
 
-def _config(server: Server) -> dict[str, Any]:
+def _config(server: ExportedServer) -> dict[str, Any]:
     config: dict[str, Any] = {
-        "enablePrefixCaching": Said("The chart turns it off where it is not said.", _prefix_caching(server)),
-        "tensorParallelSize": Said("The chart mounts /dev/shm only where this is said.", 1),
+        "enablePrefixCaching": Commented("The chart turns it off where it is not said.", _prefix_caching(server)),
+        "tensorParallelSize": Commented("The chart mounts /dev/shm only where this is said.", 1),
     }
     if chunked := _chunked(server):
         config["enableChunkedPrefill"] = chunked == "on"
@@ -192,10 +192,10 @@ def _config(server: Server) -> dict[str, Any]:
         phrase = line.phrase
         value = _keyed(phrase)
         if value is not None:
-            config[_KEYS[phrase.flag][0]] = Said(line.why, value)
+            config[_KEYS[phrase.flag][0]] = Commented(line.why, value)
         elif phrase.flag == "--shutdown-timeout":
             drain = min(server.times.drain_s if server.times else 0, _GRACE_S - _TEARDOWN_S)
-            extra += [Said(line.why, phrase.flag), str(drain)]
+            extra += [Commented(line.why, phrase.flag), str(drain)]
         elif phrase.flag not in _OWN:
             extra += _words(phrase, line.why)
     if extra:
@@ -215,14 +215,14 @@ def _keyed(phrase: Phrase) -> str | int | float | None:
 
 
 def _words(phrase: Phrase, why: str) -> list[Any]:
-    return [Said(why, literal(word)) if i == 0 else literal(word) for i, word in enumerate(phrase.words)]
+    return [Commented(why, literal(word)) if i == 0 else literal(word) for i, word in enumerate(phrase.words)]
 
 
-def _prefix_caching(server: Server) -> bool:
+def _prefix_caching(server: ExportedServer) -> bool:
     return bool(server.plan and server.plan.args.get("enable_prefix_caching"))
 
 
-def _chunked(server: Server) -> str:
+def _chunked(server: ExportedServer) -> str:
     if server.words.get("--enable-chunked-prefill"):
         return "on"
     return "off" if server.words.get("--no-enable-chunked-prefill") else ""

@@ -14,11 +14,11 @@ from legroom.errors import LegroomError
 from legroom.exports.deploy import containers
 from legroom.exports.deploy.address import check_inside
 from legroom.exports.deploy.drain import guard_drain, metrics_drain
-from legroom.exports.deploy.files import Named, check_paths, named
-from legroom.exports.deploy.server import Server, add_server_options, server_of
+from legroom.exports.deploy.paths import NamedPath, check_paths, named_paths
+from legroom.exports.deploy.server import ExportedServer, add_server_options, server_of
 from legroom.exports.deploy.times import ENDPOINT_S, PROBE_PERIOD_S
 from legroom.exports.deploy.words import API_KEY_NAME
-from legroom.exports.deploy.yaml_text import Said, yaml_text
+from legroom.exports.deploy.yaml_text import Commented, yaml_text
 from legroom.exports.request import ExportedFile
 from legroom.units import GIB
 
@@ -30,10 +30,10 @@ _MOST_BYTES = 900_000
 """A ConfigMap holds a megabyte in all; what is larger stays a file of the node."""
 
 
-def _small(server: Server, *, private: bool) -> dict[str, Named]:
+def _small(server: ExportedServer, *, private: bool) -> dict[str, NamedPath]:
     """The files that an object of the cluster holds, by their keys there."""
-    found: dict[str, Named] = {}
-    for one in named(server):
+    found: dict[str, NamedPath] = {}
+    for one in named_paths(server):
         if one.folder or one.private != private or Path(one.path).stat().st_size > _MOST_BYTES:
             continue
         key = re.sub(r"[^A-Za-z0-9._-]", "-", Path(one.path).name).lstrip(".") or "file"
@@ -43,12 +43,12 @@ def _small(server: Server, *, private: bool) -> dict[str, Named]:
     return found
 
 
-def _on_the_node(server: Server) -> list[Named]:
+def _on_the_node(server: ExportedServer) -> list[NamedPath]:
     small = {one.path for private in (False, True) for one in _small(server, private=private).values()}
-    return [one for one in named(server) if one.path not in small]
+    return [one for one in named_paths(server) if one.path not in small]
 
 
-def creating(server: Server, namespace: str | None) -> Iterator[str]:
+def creating(server: ExportedServer, namespace: str | None) -> Iterator[str]:
     """The commands that make the objects which the pod reads its files from."""
     where = f" --namespace {namespace}" if namespace else ""
     for what, name, private in _OBJECTS:
@@ -60,7 +60,7 @@ def creating(server: Server, namespace: str | None) -> Iterator[str]:
 _OBJECTS = (("configmap", "files", False), ("secret generic", "certificates", True))
 
 
-def file_mounts(server: Server) -> list[dict[str, Any]]:
+def file_mounts(server: ExportedServer) -> list[dict[str, Any]]:
     """Where the container sees them: by the path that the flag names."""
     found: list[dict[str, Any]] = []
     for _, name, private in _OBJECTS:
@@ -71,7 +71,7 @@ def file_mounts(server: Server) -> list[dict[str, Any]]:
     return found
 
 
-def file_volumes(server: Server) -> list[Any]:
+def file_volumes(server: ExportedServer) -> list[Any]:
     """What they are mounted from."""
     found: list[Any] = []
     if _small(server, private=False):
@@ -81,18 +81,18 @@ def file_volumes(server: Server) -> list[Any]:
     for number, one in enumerate(_on_the_node(server)):
         kind = "File" if not one.folder else "DirectoryOrCreate" if one.writable else "Directory"
         volume = {"name": f"node-{number}", "hostPath": {"path": one.path, "type": kind}}
-        found.append(Said(f"{one.flag} names what must lie on the node.", volume))
+        found.append(Commented(f"{one.flag} names what must lie on the node.", volume))
     return found
 
 
-def model_mounts(server: Server) -> list[dict[str, Any]]:
+def model_mounts(server: ExportedServer) -> list[dict[str, Any]]:
     """Where the container sees a model that is a folder."""
     return [{"name": "model", "mountPath": server.model, "readOnly": True}]
 
 
-def model_volumes(server: Server) -> list[Any]:
+def model_volumes(server: ExportedServer) -> list[Any]:
     """What it is mounted from."""
-    return [Said("The model lies on the node.", {"name": "model", "hostPath": {"path": server.model}})]
+    return [Commented("The model lies on the node.", {"name": "model", "hostPath": {"path": server.model}})]
 
 
 NAME = "kubernetes"
@@ -127,23 +127,23 @@ def _namespace(options: Mapping[str, Any]) -> str | None:
     return namespace
 
 
-def manifests(server: Server, namespace: str | None) -> list[dict[str, Any]]:
+def manifests(server: ExportedServer, namespace: str | None) -> list[dict[str, Any]]:
     """Every object."""
     claim = [] if server.local_model else [_claim(server, namespace)]
     return [*claim, _deployment(server, namespace), _service(server, namespace)]
 
 
-def _metadata(server: Server, namespace: str | None, name: str = "") -> dict[str, Any]:
+def _metadata(server: ExportedServer, namespace: str | None, name: str = "") -> dict[str, Any]:
     labels = {"app.kubernetes.io/name": "vllm", "app.kubernetes.io/instance": server.name}
     where = {"namespace": namespace} if namespace else {}
     return {"name": name or server.name, **where, "labels": labels}
 
 
-def _selector(server: Server) -> dict[str, str]:
+def _selector(server: ExportedServer) -> dict[str, str]:
     return {"app.kubernetes.io/instance": server.name}
 
 
-def _claim(server: Server, namespace: str | None) -> dict[str, Any]:
+def _claim(server: ExportedServer, namespace: str | None) -> dict[str, Any]:
     checkpoint = server.host.checkpoint_bytes if server.host else 0
     # Room for a second revision of the small files, and for compiled code.
     size = math.ceil(checkpoint * 1.2 / GIB) + 10
@@ -155,19 +155,19 @@ def _claim(server: Server, namespace: str | None) -> dict[str, Any]:
     }
 
 
-def _deployment(server: Server, namespace: str | None) -> dict[str, Any]:
+def _deployment(server: ExportedServer, namespace: str | None) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "replicas": 1,
-        "strategy": Said("The new pod needs the cards and the volume of the old one.", {"type": "Recreate"}),
+        "strategy": Commented("The new pod needs the cards and the volume of the old one.", {"type": "Recreate"}),
         "selector": {"matchLabels": _selector(server)},
         "template": {"metadata": _pod_metadata(server), "spec": _pod(server)},
     }
     if server.times:
-        spec["progressDeadlineSeconds"] = Said("A rollout is not late while it loads.", server.times.limit_s + 600)
+        spec["progressDeadlineSeconds"] = Commented("A rollout is not late while it loads.", server.times.limit_s + 600)
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": _metadata(server, namespace), "spec": spec}
 
 
-def _pod_metadata(server: Server) -> dict[str, Any]:
+def _pod_metadata(server: ExportedServer) -> dict[str, Any]:
     scrape = {
         "prometheus.io/scrape": "true",
         "prometheus.io/port": str(server.port),
@@ -178,30 +178,32 @@ def _pod_metadata(server: Server) -> dict[str, Any]:
     return {"labels": _metadata(server, None)["labels"], "annotations": scrape}
 
 
-def _pod(server: Server) -> dict[str, Any]:
+def _pod(server: ExportedServer) -> dict[str, Any]:
     running = [_container(server)]
     if server.options.sidecar:
         running.append(_watch(server))
     pod: dict[str, Any] = {
-        "enableServiceLinks": Said("A Service called vllm would set VLLM_PORT, which vLLM reads as its own.", False),
+        "enableServiceLinks": Commented(
+            "A Service called vllm would set VLLM_PORT, which vLLM reads as its own.", False
+        ),
     }
     if server.times:
         grace = _pre_stop_s(server) + server.times.stop_s
         why = f"preStop up to {_pre_stop_s(server)} s, then the drain and the teardown {server.times.stop_s} s."
-        pod["terminationGracePeriodSeconds"] = Said(why, grace)
+        pod["terminationGracePeriodSeconds"] = Commented(why, grace)
     pod["tolerations"] = [{"key": containers.gpu_resource(server), "operator": "Exists", "effect": "NoSchedule"}]
     pod["containers"] = running
     pod["volumes"] = _volumes(server)
     return pod
 
 
-def _container(server: Server) -> dict[str, Any]:
+def _container(server: ExportedServer) -> dict[str, Any]:
     container: dict[str, Any] = {
         "name": "vllm",
         "image": containers.image(server),
         "command": [literal(word) for word in containers.entrypoint(server)],
         "args": [
-            Said(line.why, literal(word)) if i == 0 else literal(word)
+            Commented(line.why, literal(word)) if i == 0 else literal(word)
             for line in server.lines
             for i, word in enumerate(line.phrase.words)
         ],
@@ -210,7 +212,7 @@ def _container(server: Server) -> dict[str, Any]:
         "resources": _resources(server),
         **_probes(server),
         "lifecycle": {
-            "preStop": Said(_pre_stop_why(server), {"exec": {"command": ["/bin/sh", "-c", _pre_stop(server)]}})
+            "preStop": Commented(_pre_stop_why(server), {"exec": {"command": ["/bin/sh", "-c", _pre_stop(server)]}})
         },
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}, *_mounts(server), *file_mounts(server)],
     }
@@ -224,9 +226,9 @@ def literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def _environment(server: Server) -> list[Any]:
+def _environment(server: ExportedServer) -> list[Any]:
     lines: list[Any] = [
-        Said(f"{line.why}.", {"name": line.name, "value": literal(line.value)})
+        Commented(f"{line.why}.", {"name": line.name, "value": literal(line.value)})
         for line in containers.container_env(server)
     ]
     for name in server.secrets:
@@ -241,7 +243,7 @@ def secret_key(name: str) -> str:
     return _SECRET_KEYS.get(name) or name.lower().replace("_", "-")
 
 
-def secrets_created(server: Server, namespace: str | None) -> Iterator[str]:
+def secrets_created(server: ExportedServer, namespace: str | None) -> Iterator[str]:
     """The command that makes the Secret with its keys and tokens."""
     if server.secrets:
         where = f" --namespace {namespace}" if namespace else ""
@@ -249,7 +251,7 @@ def secrets_created(server: Server, namespace: str | None) -> Iterator[str]:
         yield f"Its secrets: kubectl create secret generic {server.name}{where} {literals}"
 
 
-def _resources(server: Server) -> dict[str, Any]:
+def _resources(server: ExportedServer) -> dict[str, Any]:
     cards = {containers.gpu_resource(server): server.gpus}
     host = server.host
     if host is None:
@@ -257,15 +259,15 @@ def _resources(server: Server) -> dict[str, Any]:
     asked = {"cpu": host.cpus, "memory": f"{host.request_bytes // GIB}Gi", **cards}
     limit = f"The checkpoint ({host.checkpoint_bytes / GIB:.1f} GiB) fits into the page cache beside what is held."
     return {
-        "requests": Said(f"A core for each process that is always busy. {host.sentence()}.", asked),
-        "limits": {"memory": Said(limit, f"{host.limit_bytes // GIB}Gi"), **cards},
+        "requests": Commented(f"A core for each process that is always busy. {host.sentence()}.", asked),
+        "limits": {"memory": Commented(limit, f"{host.limit_bytes // GIB}Gi"), **cards},
     }
 
 
-def _probes(server: Server) -> dict[str, Any]:
+def _probes(server: ExportedServer) -> dict[str, Any]:
     check = {"httpGet": {"path": "/health", "port": "http", **({"scheme": "HTTPS"} if server.address.tls else {})}}
     probes: dict[str, Any] = {
-        "livenessProbe": Said(
+        "livenessProbe": Commented(
             "A minute without an answer: a busy event loop must not be taken for a dead server.",
             {**check, "periodSeconds": PROBE_PERIOD_S, "timeoutSeconds": 10, "failureThreshold": 6},
         ),
@@ -274,17 +276,17 @@ def _probes(server: Server) -> dict[str, Any]:
     if server.times:
         tries = server.times.limit_s // PROBE_PERIOD_S
         startup = {**check, "periodSeconds": PROBE_PERIOD_S, "timeoutSeconds": 5, "failureThreshold": tries}
-        probes = {"startupProbe": Said(f"First start: {server.times.sentence()}.", startup), **probes}
+        probes = {"startupProbe": Commented(f"First start: {server.times.sentence()}.", startup), **probes}
     return probes
 
 
-def _pre_stop(server: Server) -> str:
+def _pre_stop(server: ExportedServer) -> str:
     if server.options.guard:
         return f"sleep {ENDPOINT_S}; {guard_drain(server)}"
     return f"sleep {ENDPOINT_S}" if server.drains_itself else metrics_drain(server)
 
 
-def _pre_stop_why(server: Server) -> str:
+def _pre_stop_why(server: ExportedServer) -> str:
     if server.options.guard:
         return "Routers learn that the pod leaves; then the guard turns new requests away while those that run end."
     if server.drains_itself:
@@ -292,23 +294,23 @@ def _pre_stop_why(server: Server) -> str:
     return f"vLLM {server.release.version} ends running requests at SIGTERM, so they are waited for here."
 
 
-def _pre_stop_s(server: Server) -> int:
+def _pre_stop_s(server: ExportedServer) -> int:
     drain = server.times.drain_s if server.times else 0
     if server.options.guard:
         return drain + ENDPOINT_S
     return ENDPOINT_S if server.drains_itself else ENDPOINT_S + drain
 
 
-def _mounts(server: Server) -> list[dict[str, Any]]:
+def _mounts(server: ExportedServer) -> list[dict[str, Any]]:
     if server.local_model:
         return model_mounts(server)
     return [{"name": "cache", "mountPath": "/root/.cache"}]
 
 
-def _volumes(server: Server) -> list[Any]:
+def _volumes(server: ExportedServer) -> list[Any]:
     size = f"{containers.shm_gib(server)}Gi"
     why = "Ranks talk through /dev/shm; 64 MiB is what it has unless told. It counts as the container's memory."
-    shm = Said(why, {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
+    shm = Commented(why, {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
     if server.local_model:
         own = [{"name": "legroom", "emptyDir": {}}] if server.options.sidecar else []
         return [shm, *model_volumes(server), *own, *file_volumes(server)]
@@ -316,7 +318,7 @@ def _volumes(server: Server) -> list[Any]:
     return [shm, cache, *file_volumes(server)]
 
 
-def _watch(server: Server) -> dict[str, Any]:
+def _watch(server: ExportedServer) -> dict[str, Any]:
     return {
         "name": "legroom-watch",
         "image": containers.image(server),
@@ -326,13 +328,13 @@ def _watch(server: Server) -> dict[str, Any]:
     }
 
 
-def _journal(server: Server) -> dict[str, Any]:
+def _journal(server: ExportedServer) -> dict[str, Any]:
     """In the claim, where there is one: incidents outlive the pod."""
     kept = {"name": "legroom"} if server.local_model else {"name": "cache", "subPath": "legroom"}
     return {**kept, "mountPath": containers.JOURNAL}
 
 
-def _service(server: Server, namespace: str | None) -> dict[str, Any]:
+def _service(server: ExportedServer, namespace: str | None) -> dict[str, Any]:
     ports = [{"name": "http", "port": server.port, "targetPort": "http"}]
     return {
         "apiVersion": "v1",

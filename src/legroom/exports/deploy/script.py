@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 
 from legroom.drawing.text import wrap
 from legroom.exports.deploy.comments import WRITTEN, headline
-from legroom.exports.deploy.server import Server, add_server_options, planned_server, server_of, unplanned_server
+from legroom.exports.deploy.server import (
+    ExportedServer,
+    add_server_options,
+    planned_server,
+    server_of,
+    unplanned_server,
+)
 from legroom.exports.deploy.words import API_KEY_NAME, WITHOUT_API_KEY
 from legroom.exports.request import ExportedFile
 
@@ -54,13 +60,13 @@ def script_for(
     return script_text(planned_server(PlanDocument(document, plan.source)))
 
 
-def script_text(server: Server) -> str:
+def script_text(server: ExportedServer) -> str:
     """The whole script, ending in a newline."""
     parts = ["\n".join(_head(server)), "\n".join(_environment(server)), "\n".join(_flags(server)), _start(server)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _head(server: Server) -> Iterator[str]:
+def _head(server: ExportedServer) -> Iterator[str]:
     yield "#!/usr/bin/env bash"
     about = headline(server.plan) if server.plan else (f"{server.model} with vLLM {server.release.version}.", WRITTEN)
     for line in about:
@@ -71,7 +77,7 @@ def _head(server: Server) -> Iterator[str]:
     yield "set -euo pipefail"
 
 
-def _environment(server: Server) -> Iterator[str]:
+def _environment(server: ExportedServer) -> Iterator[str]:
     for remark in server.remarks:
         yield from comment_lines(remark)
     for line in server.env:
@@ -95,7 +101,7 @@ def _needed(name: str) -> str:
     }.get(name, "")
 
 
-def _flags(server: Server) -> Iterator[str]:
+def _flags(server: ExportedServer) -> Iterator[str]:
     if not server.lines:
         return
     yield "arguments=("
@@ -106,7 +112,7 @@ def _flags(server: Server) -> Iterator[str]:
     yield ")"
 
 
-def _start(server: Server) -> str:
+def _start(server: ExportedServer) -> str:
     model = (server.model,) if server.words.head[-1] == "serve" else ("--model", server.model)
     words = " ".join(shlex.quote(word) for word in (*server.words.head, *model))
     arguments = ' "${arguments[@]}"' if server.lines else ""

@@ -7,13 +7,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy.address import Address, address_of
 from legroom.exports.deploy.comments import comment
 from legroom.exports.deploy.environment import EnvLine, env_remarks, environment
-from legroom.exports.deploy.files import is_local
 from legroom.exports.deploy.host import HostNeeds, host_needs
 from legroom.exports.deploy.times import DISK_BYTES_S, DOWNLOAD_BYTES_S, DRAIN_S, StartTimes, speed_of
 from legroom.exports.deploy.words import API_KEY_NAME, WITHOUT_API_KEY, Phrase, ServerWords, take_apart
@@ -58,6 +58,16 @@ def _count(words: ServerWords, flag: str) -> int | None:
     return int(phrase.value) if phrase and phrase.value.isascii() and phrase.value.isdigit() else None
 
 
+def is_model_folder(model: str) -> bool:
+    """Whether the model is a folder rather than a Hub id. vLLM looks for a folder of that name first; so does this."""
+    if model.startswith(("/", ".", "~")):
+        return True
+    try:
+        return bool(model) and Path(model).is_dir()
+    except (OSError, ValueError):  # a text too long for a name, or with a zero byte
+        return False
+
+
 _PINNED = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
 """What the memory of a server follows from: written out, so that a release with other defaults changes nothing."""
 _UNKNOWN_KEY = (
@@ -83,7 +93,7 @@ class ServerOptions:
 
 
 @dataclass(frozen=True)
-class Line:
+class FlagLine:
     """One flag and what it does here."""
 
     phrase: Phrase
@@ -91,14 +101,14 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Server:
+class ExportedServer:
     """One server, ready to be written in any form."""
 
     name: str
     model: str
     release: Release
     words: ServerWords
-    lines: tuple[Line, ...]
+    lines: tuple[FlagLine, ...]
     env: tuple[EnvLine, ...]
     remarks: tuple[str, ...]
     """What is not in the environment, and why."""
@@ -137,11 +147,10 @@ class Server:
 
     @property
     def local_model(self) -> bool:
-        """Whether the model is a folder rather than a Hub id."""
-        return is_local(self.model)
+        return is_model_folder(self.model)
 
 
-def server_of(request: ExportRequest) -> Server:
+def server_of(request: ExportRequest) -> ExportedServer:
     """The server that was asked for; the command line makes sure there is a plan."""
     if request.plan is None:
         raise LegroomError("which server? it is made from a plan", "give --plan FILE, or MODEL --gpu NAME")
@@ -179,7 +188,7 @@ def _seconds(text: str | None, default: int) -> int:
 
 def planned_server(
     plan: PlanDocument, options: ServerOptions | None = None, secret_names: Sequence[str] = ()
-) -> Server:
+) -> ExportedServer:
     """The server of a plan, with the settings that memory follows from written out."""
     options = options or ServerOptions()
     release = plan.release
@@ -190,15 +199,15 @@ def planned_server(
     copies = copies_here(words, plan.engines)
     gpus = copies * ranks_here(words, plan.args)
     checkpoint = checkpoint_bytes(plan, words)
-    local = is_local(words.model)
+    local = is_model_folder(words.model)
     words, drain_s = _with_drain(words, release, options)
     times = StartTimes(checkpoint, options.disk_bytes_s, 0.0 if local else options.download_bytes_s, drain_s)
     if options.guard:
         words = _with_guard(words)
-    lines = tuple(Line(phrase, comment(phrase, plan)) for phrase in words.phrases)
+    lines = tuple(FlagLine(phrase, comment(phrase, plan)) for phrase in words.phrases)
     env = environment(plan, words, release, given, times)
     host = host_needs(words, gpus, copies, checkpoint, plan, given)
-    return Server(
+    return ExportedServer(
         name=options.name or name_of_model(words.model),
         model=words.model,
         release=release,
@@ -215,17 +224,17 @@ def planned_server(
     )
 
 
-def unplanned_server(words: Sequence[str], release: Release, env: Mapping[str, str] | None = None) -> Server:
+def unplanned_server(words: Sequence[str], release: Release, env: Mapping[str, str] | None = None) -> ExportedServer:
     """A server of which only the command line is known (on a CPU, say): nothing is added to it."""
     parts = take_apart(words, release)
     options = ServerOptions()
-    local = is_local(parts.model)
-    return Server(
+    local = is_model_folder(parts.model)
+    return ExportedServer(
         name=name_of_model(parts.model),
         model=parts.model,
         release=release,
         words=parts,
-        lines=tuple(Line(phrase, comment(phrase, None)) for phrase in parts.phrases),
+        lines=tuple(FlagLine(phrase, comment(phrase, None)) for phrase in parts.phrases),
         env=environment(None, parts, release, dict(env or {}), None),
         remarks=env_remarks(None, parts, release, dict(env or {})),
         secrets=secrets_of(parts, options, local, _secret_names(env or {})),

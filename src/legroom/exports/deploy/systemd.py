@@ -11,9 +11,9 @@ from legroom.errors import LegroomError
 from legroom.exports.deploy.address import check_probes
 from legroom.exports.deploy.comments import WRITTEN, headline
 from legroom.exports.deploy.drain import guard_drain
-from legroom.exports.deploy.files import check_paths
+from legroom.exports.deploy.paths import check_paths
 from legroom.exports.deploy.script import comment_lines
-from legroom.exports.deploy.server import Server, add_server_options, server_of
+from legroom.exports.deploy.server import ExportedServer, add_server_options, server_of
 from legroom.exports.deploy.words import API_KEY_NAME, WITHOUT_API_KEY
 from legroom.exports.request import ExportedFile
 from legroom.facts.flags import env_default
@@ -52,13 +52,13 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     return tuple(made)
 
 
-def unit_text(server: Server, user: str, folder: str) -> str:
+def unit_text(server: ExportedServer, user: str, folder: str) -> str:
     """The whole unit."""
     sections = (_unit(server), _service(server, user, folder), _install())
     return "\n\n".join("\n".join(section) for section in sections) + "\n"
 
 
-def _unit(server: Server) -> Iterator[str]:
+def _unit(server: ExportedServer) -> Iterator[str]:
     for text in headline(server.plan) if server.plan else ():
         yield from comment_lines(text)
     yield "[Unit]"
@@ -73,7 +73,7 @@ def _unit(server: Server) -> Iterator[str]:
     yield f"StartLimitBurst={_BURST}"
 
 
-def _service(server: Server, user: str, folder: str) -> Iterator[str]:
+def _service(server: ExportedServer, user: str, folder: str) -> Iterator[str]:
     yield "[Service]"
     yield "Type=exec"
     yield f"User={user}"
@@ -94,7 +94,7 @@ def _service(server: Server, user: str, folder: str) -> Iterator[str]:
     yield "ProtectSystem=full"
 
 
-def _environment(server: Server) -> Iterator[str]:
+def _environment(server: ExportedServer) -> Iterator[str]:
     for remark in server.remarks:
         yield from comment_lines(remark)
     for line in server.env:
@@ -110,7 +110,7 @@ def _environment(server: Server) -> Iterator[str]:
             yield f"ExecStartPre=/bin/sh -c {quoted(there)}"
 
 
-def _command(server: Server, folder: str) -> str:
+def _command(server: ExportedServer, folder: str) -> str:
     named = server.words.head[0]
     program = [named if named.startswith("/") else f"{folder}/{named}", *server.words.head[1:]]
     model = [server.model] if server.words.head[-1] == "serve" else ["--model", server.model]
@@ -119,7 +119,7 @@ def _command(server: Server, folder: str) -> str:
     return " \\\n  ".join([first, *phrases])
 
 
-def _waiting(server: Server) -> Iterator[str]:
+def _waiting(server: ExportedServer) -> Iterator[str]:
     if server.times is None:
         return
     yield from comment_lines("`systemctl start` returns when it serves: " + server.times.sentence() + ".")
@@ -128,7 +128,7 @@ def _waiting(server: Server) -> Iterator[str]:
     yield f"TimeoutStartSec={server.times.limit_s}"
 
 
-def _stopping(server: Server) -> Iterator[str]:
+def _stopping(server: ExportedServer) -> Iterator[str]:
     if server.times is None:
         return
     if server.options.guard:
@@ -148,7 +148,7 @@ def _install() -> Iterator[str]:
     yield "WantedBy=multi-user.target"
 
 
-def watch_text(server: Server, user: str, folder: str) -> str:
+def watch_text(server: ExportedServer, user: str, folder: str) -> str:
     """A unit for `legroom watch`, bound to the server's own."""
     unit = f"{server.name}.service"
     program = quoted(f"{folder}/legroom", expanded=False)

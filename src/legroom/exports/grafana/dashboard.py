@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.exports.grafana.own_rows import own_rows
-from legroom.exports.grafana.panels import INSTANCE, Panel, Row
+from legroom.exports.grafana.panels import INSTANCE, DashboardRow, Panel
 from legroom.exports.grafana.vllm_rows import vllm_rows
 from legroom.exports.prometheus.levels import levels_for
 from legroom.exports.prometheus.promql import Measures
@@ -142,7 +142,7 @@ def _annotations() -> list[Any]:
     ]
 
 
-def _row(row: Row) -> Any:
+def _row(row: DashboardRow) -> Any:
     from grafana_foundation_sdk.builders import dashboard  # noqa: PLC0415
 
     return dashboard.Row(f"{row.title} (needs {row.needs})" if row.needs else row.title)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from legroom.exports.grafana.panels import WINDOW, Panel, Query, Row
+from legroom.exports.grafana.panels import WINDOW, DashboardRow, Panel, Query
 from legroom.exports.prometheus.own_alerts import NO_ROOM, fragmentation, turned_away
 
 if TYPE_CHECKING:
     from legroom.exports.prometheus.levels import AlertLevels
 
 
-def own_rows(levels: AlertLevels) -> tuple[Row, ...]:
+def own_rows(levels: AlertLevels) -> tuple[DashboardRow, ...]:
     """Each says what must run for it to have data."""
     return (_guard(levels), _watch(), _workers(levels))
 
 
-def _guard(levels: AlertLevels) -> Row:
-    return Row("Guard", (*_at_the_door(levels), *_inside()), "legroom.guard.Guard or legroom guard")
+def _guard(levels: AlertLevels) -> DashboardRow:
+    return DashboardRow("Guard", (*_at_the_door(levels), *_inside()), "legroom.guard.Guard or legroom guard")
 
 
 _BY_GUARD = "sum by (instance)"
@@ -95,8 +95,8 @@ def _inside() -> tuple[Panel, ...]:
     )
 
 
-def _watch() -> Row:
-    return Row(
+def _watch() -> DashboardRow:
+    return DashboardRow(
         "legroom watch",
         (
             Panel(
@@ -130,8 +130,8 @@ def _watch() -> Row:
     )
 
 
-def _workers(levels: AlertLevels) -> Row:
-    return Row(
+def _workers(levels: AlertLevels) -> DashboardRow:
+    return DashboardRow(
         "Inside the workers",
         (
             Panel(

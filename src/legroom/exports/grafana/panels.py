@@ -45,7 +45,7 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Row:
+class DashboardRow:
     """Panels under one heading."""
 
     title: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from legroom.exports.grafana.panels import BY_SERVER, INSTANCE, SERVER, WINDOW, Panel, Query, Row, pool_levels
+from legroom.exports.grafana.panels import BY_SERVER, INSTANCE, SERVER, WINDOW, DashboardRow, Panel, Query, pool_levels
 from legroom.exports.prometheus.promql import Measures, grouped
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _PARTS = {
 }
 
 
-def memory_row(release: Release | None, measures: Measures, plan: PlanDocument | None) -> Row:
+def memory_row(release: Release | None, measures: Measures, plan: PlanDocument | None) -> DashboardRow:
     """The pool that the servers report; with a plan, its layout and its pool beside it."""
     # The settings are the labels of this metric: they are what is shown, not parts to add up.
     reported = Measures(release, INSTANCE, f"by ({', '.join(_SETTINGS)})")
@@ -44,8 +44,8 @@ def memory_row(release: Release | None, measures: Measures, plan: PlanDocument |
         24 if plan is None else 8 if plan.kv["num_blocks"] else 12,
     )
     if plan is None:
-        return Row("Memory", (settings,))
-    return Row("Memory: the plan against reality", (_layout(plan), *_held(measures, plan), settings))
+        return DashboardRow("Memory", (settings,))
+    return DashboardRow("Memory: the plan against reality", (_layout(plan), *_held(measures, plan), settings))
 
 
 def _layout(plan: PlanDocument) -> Panel:
@@ -101,9 +101,9 @@ def pressure(measures: Measures, levels: AlertLevels) -> str:
     return f"sum {BY_SERVER} ({queued} * ({full} + {one_more} > bool 0))"
 
 
-def kv_row(measures: Measures, levels: AlertLevels) -> Row:
+def kv_row(measures: Measures, levels: AlertLevels) -> DashboardRow:
     """How full the pool is, and whether anybody waits for it."""
-    return Row(
+    return DashboardRow(
         "KV cache",
         (
             Panel(
@@ -131,7 +131,7 @@ def kv_row(measures: Measures, levels: AlertLevels) -> Row:
     )
 
 
-def preemptions_row(measures: Measures, levels: AlertLevels, plan: PlanDocument | None) -> Row:
+def preemptions_row(measures: Measures, levels: AlertLevels, plan: PlanDocument | None) -> DashboardRow:
     """How much work is done twice."""
     detect = levels.detect
     rate, finished = measures.rate("preemptions", WINDOW), measures.finished_rate(WINDOW)
@@ -170,7 +170,7 @@ def preemptions_row(measures: Measures, levels: AlertLevels, plan: PlanDocument 
                 ((detect.preemption_share_ratio, "red"),),
             )
         )
-    return Row("Preemptions", tuple(panels))
+    return DashboardRow("Preemptions", tuple(panels))
 
 
 def recomputed_share(measures: Measures, plan: PlanDocument | None) -> str:
@@ -190,7 +190,7 @@ def recomputed_share(measures: Measures, plan: PlanDocument | None) -> str:
     return "\nor\n".join(ways)
 
 
-def prefix_row(measures: Measures) -> Row:
+def prefix_row(measures: Measures) -> DashboardRow:
     """What the prefix cache finds."""
     panels = [
         Panel(
@@ -219,4 +219,4 @@ def prefix_row(measures: Measures) -> Row:
                 12,
             )
         )
-    return Row("Prefix cache", tuple(panels))
+    return DashboardRow("Prefix cache", tuple(panels))

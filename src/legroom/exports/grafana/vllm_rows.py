@@ -9,9 +9,9 @@ from legroom.exports.grafana.panels import (
     INSTANCE,
     SELECTOR,
     WINDOW,
+    DashboardRow,
     Panel,
     Query,
-    Row,
     percentiles,
     pool_levels,
     target_level,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from legroom.facts.releases import Release
 
 
-def vllm_rows(release: Release | None, levels: AlertLevels, plan: PlanDocument | None) -> tuple[Row, ...]:
+def vllm_rows(release: Release | None, levels: AlertLevels, plan: PlanDocument | None) -> tuple[DashboardRow, ...]:
     """The rows on vLLM's own metrics."""
     measures = Measures(release, SELECTOR, BY_SERVER)
     found = [_overview(measures, levels)]
@@ -43,7 +43,7 @@ def vllm_rows(release: Release | None, levels: AlertLevels, plan: PlanDocument |
     return tuple(found)
 
 
-def _overview(measures: Measures, levels: AlertLevels) -> Row:
+def _overview(measures: Measures, levels: AlertLevels) -> DashboardRow:
     window = levels.time(levels.rate_window_s)
     kv, waiting = measures.most("kv_use", window, "max"), measures.queued()
     tokens = measures.rate("generation_tokens", WINDOW)
@@ -87,10 +87,10 @@ def _overview(measures: Measures, levels: AlertLevels) -> Row:
             target_level(levels.ttft_p99_s),
         ),
     )
-    return Row("Overview", stats)
+    return DashboardRow("Overview", stats)
 
 
-def _queue(measures: Measures, levels: AlertLevels, plan: PlanDocument | None) -> Row:
+def _queue(measures: Measures, levels: AlertLevels, plan: PlanDocument | None) -> DashboardRow:
     batch = ((float(plan.args["max_num_seqs"] * plan.engines), "orange"),) if plan else ()
     limit = f" The line is --max-num-seqs {plan.args['max_num_seqs']}{_times(plan)}." if plan else ""
     panels = [
@@ -126,7 +126,7 @@ def _queue(measures: Measures, levels: AlertLevels, plan: PlanDocument | None) -
         )
     if measures.has("admission_rejections"):
         panels.append(_refused(measures))
-    return Row("Queue", tuple(panels))
+    return DashboardRow("Queue", tuple(panels))
 
 
 def _refused(measures: Measures) -> Panel:
@@ -148,8 +148,8 @@ def _times(plan: PlanDocument) -> str:
     return f" on each of {plan.engines} data-parallel engines" if plan.engines > 1 else ""
 
 
-def _throughput(measures: Measures) -> Row:
-    return Row(
+def _throughput(measures: Measures) -> DashboardRow:
+    return DashboardRow(
         "Throughput",
         (
             Panel(
@@ -180,8 +180,8 @@ def _throughput(measures: Measures) -> Row:
     )
 
 
-def _latency(measures: Measures, levels: AlertLevels) -> Row:
-    return Row(
+def _latency(measures: Measures, levels: AlertLevels) -> DashboardRow:
+    return DashboardRow(
         "Latency",
         (
             Panel(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from legroom.exports.prometheus.alerts import Condition, vllm_conditions, words
+from legroom.exports.prometheus.alerts import AlertCondition, vllm_conditions, words
 from legroom.exports.prometheus.levels import AlertLevels, duration, levels_for
 from legroom.exports.prometheus.own_alerts import own_conditions
 from legroom.exports.prometheus.promql import Measures
@@ -49,7 +49,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     return (ExportedFile("README.md", _index(conditions, levels)), *pages)
 
 
-def page(condition: Condition, levels: AlertLevels) -> str:
+def page(condition: AlertCondition, levels: AlertLevels) -> str:
     """One alert's page."""
     said = words()[condition.name]
     slots = {**_IN_A_PAGE, **level_words(levels)}
@@ -88,7 +88,7 @@ def _long_story(entries: Sequence[str]) -> str:
     return "## The long story\n\n" + "\n".join(lines)
 
 
-def _index(conditions: Sequence[Condition], levels: AlertLevels) -> str:
+def _index(conditions: Sequence[AlertCondition], levels: AlertLevels) -> str:
     rows = [
         f"| [{one.name}]({one.name}.md) | {words()[one.name]['severity']} | {_short(one.name, levels)} |"
         for one in conditions

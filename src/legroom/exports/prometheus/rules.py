@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.errors import LegroomError
 from legroom.exports.deploy.address import Address, address_of
 from legroom.exports.deploy.words import take_apart
-from legroom.exports.prometheus.alerts import Condition, vllm_conditions, words
+from legroom.exports.prometheus.alerts import AlertCondition, vllm_conditions, words
 from legroom.exports.prometheus.levels import AlertLevels, levels_for
 from legroom.exports.prometheus.own_alerts import own_conditions
 from legroom.exports.prometheus.promql import Measures
@@ -109,7 +109,7 @@ def _group(name: str, rules: Sequence[Mapping[str, Any]], levels: AlertLevels) -
     return {"name": name, "interval": levels.time(_EVALUATION_S), "rules": list(rules)}
 
 
-def _rule(condition: Condition, levels: AlertLevels, request: ExportRequest) -> dict[str, Any]:
+def _rule(condition: AlertCondition, levels: AlertLevels, request: ExportRequest) -> dict[str, Any]:
     said = words()[condition.name]
     slots = alert_slots(levels, request.plan)
     base = str(request.options.get("runbook_base") or RUNBOOK_BASE).rstrip("/")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from legroom.lint.context import Context
-    from legroom.lint.finding import Finding, Rule
+    from legroom.lint.finding import LintFinding, Rule
 
 NAMES = (
     "metric_unknown", "metric_hidden", "metric_grep", "alert_full_pool", "alert_no_traffic", "alert_never", "flags",
@@ -23,7 +23,7 @@ class RuleModule(Protocol):
 
     RULES: tuple[Rule, ...]
 
-    def check(self, subject: Any, context: Context) -> Iterator[Finding]:
+    def check(self, subject: Any, context: Context) -> Iterator[LintFinding]:
         """What is wrong with one thing that a reader found."""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from legroom.deployments.subjects import Expression
 from legroom.lint.context import Context, finding
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.finding import LintFinding, Rule
 from legroom.lint.promql import NO_LEVEL, Operand, operands, roles_behind, roles_in
 
 RULE = Rule(
@@ -23,7 +23,7 @@ _PRESSURE = frozenset({
 })  # fmt: skip
 
 
-def check(subject: Any, context: Context) -> Iterator[Finding]:
+def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """An alert on the use of the pool that asks for no sign of pressure."""
     if not isinstance(subject, Expression) or subject.owner != "alert":
         return

@@ -7,7 +7,7 @@ from typing import Any
 
 from legroom.deployments.subjects import Expression
 from legroom.lint.context import Context, finding
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.finding import LintFinding, Rule
 from legroom.lint.promql import operands, roles_behind, roles_in
 
 RULE = Rule(
@@ -22,7 +22,7 @@ _NO_PROGRESS = frozenset({"absent", "absent_over_time", "count", "resets", "time
 _LOAD = frozenset({"running", "waiting"})
 
 
-def check(subject: Any, context: Context) -> Iterator[Finding]:
+def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """`rate(success) == 0` without asking whether anything runs."""
     if not isinstance(subject, Expression) or subject.owner != "alert":
         return

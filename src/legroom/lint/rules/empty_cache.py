@@ -7,7 +7,7 @@ from typing import Any
 
 from legroom.deployments.subjects import Invoked
 from legroom.lint.context import Context, finding
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.finding import LintFinding, Rule
 
 RULE = Rule(
     "empty-cache",
@@ -18,7 +18,7 @@ RULE = Rule(
 RULES = (RULE,)
 
 
-def check(subject: Any, context: Context) -> Iterator[Finding]:
+def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """python -c "... empty_cache() ..."."""
     if not isinstance(subject, Invoked):
         return

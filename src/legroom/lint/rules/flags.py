@@ -9,7 +9,7 @@ from typing import Any
 from legroom.deployments.subjects import Started
 from legroom.facts.flags import advice
 from legroom.lint.context import Context, finding, flag_word
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.finding import LintFinding, Rule
 
 _STOPS = "vLLM ends with 'unrecognized arguments' before it loads anything."
 UNKNOWN = Rule("flag-unknown", "error", "A flag that no vLLM release has", _STOPS)
@@ -31,7 +31,7 @@ _MOST_STRAYS = 2
 """More words that belong to no flag are a sentence in a document, not a slip."""
 
 
-def check(subject: Any, context: Context) -> Iterator[Finding]:
+def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """Every problem that reading the command line for the release shows."""
     if not isinstance(subject, Started) or any(word.text.startswith("--help") for word in subject.words):
         return
@@ -65,7 +65,7 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
     yield from _share(subject, context)
 
 
-def _share(subject: Started, context: Context) -> Iterator[Finding]:
+def _share(subject: Started, context: Context) -> Iterator[LintFinding]:
     """A share of the GPU that is written in percent; every release refuses one above 1."""
     share = context.parsed(subject).args.gpu_memory_utilization
     word = flag_word(subject, _SHARE, "--device-memory-utilization")

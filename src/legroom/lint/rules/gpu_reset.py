@@ -7,7 +7,7 @@ from typing import Any
 
 from legroom.deployments.subjects import Invoked
 from legroom.lint.context import Context, finding
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.finding import LintFinding, Rule
 
 RULE = Rule(
     "gpu-reset",
@@ -19,7 +19,7 @@ RULE = Rule(
 RULES = (RULE,)
 
 
-def check(subject: Any, context: Context) -> Iterator[Finding]:
+def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """nvidia-smi --gpu-reset or -r."""
     if not isinstance(subject, Invoked):
         return

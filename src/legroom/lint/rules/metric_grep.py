@@ -10,7 +10,7 @@ from typing import Any
 from legroom.deployments.shell.scan import Word
 from legroom.deployments.subjects import Invoked
 from legroom.lint.context import Context, finding
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.finding import LintFinding, Rule
 
 RULE = Rule(
     "metric-grep",
@@ -23,7 +23,7 @@ _NAME = re.compile(r"vllm[_:][a-z0-9_]+")
 _RENAMES = re.compile(r"\bsed\b[^|]*\bs([/#,@])[^|]*:|\btr\b[^|]*:")
 
 
-def check(subject: Any, context: Context) -> Iterator[Finding]:
+def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """grep behind something that reads /metrics."""
     if not isinstance(subject, Invoked) or "/metrics" not in subject.line or not subject.words:
         return

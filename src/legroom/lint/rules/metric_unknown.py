@@ -9,7 +9,7 @@ from typing import Any
 from legroom.deployments.subjects import Expression
 from legroom.facts.metrics import Metric, all_exposed_names, metrics_of, nearest, releases_of
 from legroom.lint.context import Context, finding
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.finding import LintFinding, Rule
 from legroom.lint.promql import Series, series_names, tokens
 
 _OWN = re.compile(r"vllm[:_][a-zA-Z0-9_:]+")
@@ -29,7 +29,7 @@ FOREIGN = Rule(
 RULES = (RULE, FOREIGN)
 
 
-def check(subject: Any, context: Context) -> Iterator[Finding]:
+def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """Every series of an expression that is vLLM's by its name."""
     if not isinstance(subject, Expression):
         return

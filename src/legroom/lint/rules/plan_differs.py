@@ -7,7 +7,7 @@ from typing import Any
 
 from legroom.deployments.subjects import Started
 from legroom.lint.context import Context, finding, flag_word
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.finding import LintFinding, Rule
 
 RULE = Rule(
     "plan-differs",
@@ -22,7 +22,7 @@ _COMPARED = (
 )  # fmt: skip
 
 
-def check(subject: Any, context: Context) -> Iterator[Finding]:
+def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """Settings that memory follows from, where both say one."""
     if not isinstance(subject, Started) or (plan := context.plan_of(subject)) is None:
         return

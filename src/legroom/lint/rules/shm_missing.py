@@ -8,7 +8,7 @@ from typing import Any
 from legroom.deployments.subjects import Started
 from legroom.errors import LegroomError
 from legroom.lint.context import Context, finding
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.finding import LintFinding, Rule
 from legroom.units import MIB, human_bytes, parse_bytes
 
 RULE = Rule(
@@ -27,7 +27,7 @@ _HOW = {
 }
 
 
-def check(subject: Any, context: Context) -> Iterator[Finding]:
+def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """More than one GPU, and nothing or too little said about /dev/shm."""
     if not isinstance(subject, Started) or not subject.in_container:
         return

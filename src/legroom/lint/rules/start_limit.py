@@ -9,7 +9,7 @@ from legroom.deployments.subjects import Started
 from legroom.exports.deploy.server import planned_server
 from legroom.exports.deploy.times import IMPORT_S, SHORTEST_ENGINE_S
 from legroom.lint.context import Context, finding
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.finding import LintFinding, Rule
 
 RULE = Rule(
     "start-too-short",
@@ -22,7 +22,7 @@ _LEAST_S = IMPORT_S + SHORTEST_ENGINE_S
 """The fastest start, without a single byte of weights."""
 
 
-def check(subject: Any, context: Context) -> Iterator[Finding]:
+def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """The limit against the planned load, or against a load of nothing where there is no plan."""
     if not isinstance(subject, Started) or subject.start_limit is None:
         return

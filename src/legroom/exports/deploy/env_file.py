@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from legroom.errors import LegroomError
 from legroom.exports.deploy.comments import headline
 from legroom.exports.deploy.script import comment_lines
-from legroom.exports.deploy.server import Server, add_server_options, server_of
+from legroom.exports.deploy.server import ExportedServer, add_server_options, server_of
 from legroom.exports.deploy.words import API_KEY_NAME, WITHOUT_API_KEY
 from legroom.exports.request import ExportedFile
 
@@ -32,12 +32,12 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     return (ExportedFile(f"{server.name}.env", env_text(server)),)
 
 
-def env_text(server: Server) -> str:
+def env_text(server: ExportedServer) -> str:
     """`NAME=value` lines; values are as they stand, because docker takes quotes for a part of them."""
     return "\n".join(_lines(server)) + "\n"
 
 
-def _lines(server: Server) -> Iterator[str]:
+def _lines(server: ExportedServer) -> Iterator[str]:
     for text in headline(server.plan) if server.plan else ():
         yield from comment_lines(text)
     for remark in server.remarks:
