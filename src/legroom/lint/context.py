@@ -70,14 +70,14 @@ def _parsed(words: tuple[str, ...], release: Release) -> ParsedArgs:
 
 def flag_word(server: Started, *names: str) -> Word | None:
     """The last word that gives one of some flags, however it is written."""
-    found = None
+    last = None
     for word in server.words:
         head = word.text.partition("=")[0]
         if head.startswith("--"):
             head = "--" + head[2:].partition(".")[0].replace("_", "-")
         if head in names:
-            found = word
-    return found
+            last = word
+    return last
 
 
 def finding(rule: Rule, place: Place, message: str, suggestion: str = "", length: int = 0) -> LintFinding:

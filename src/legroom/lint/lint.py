@@ -37,11 +37,11 @@ class Ignores:
         self._file: set[str] = set()
         lines = text.splitlines()
         for number, line in enumerate(lines, 1):
-            found = _COMMENT.search(line)
-            if found is None:
+            match = _COMMENT.search(line)
+            if match is None:
                 continue
-            rules = set(re.findall(r"[a-z][a-z-]*", found["rules"])) or {_EVERY}
-            if found["file"]:
+            rules = set(re.findall(r"[a-z][a-z-]*", match["rules"])) or {_EVERY}
+            if match["file"]:
                 self._file |= rules
                 continue
             self._add(number, rules)
@@ -140,7 +140,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
     """Look at texts, each with the path it is reported under."""
     release = options.release or latest()
     not_read, skipped = list(unread), []
-    found: list[tuple[str, Found]] = []
+    read: list[tuple[str, Found]] = []
     for path, text in texts:
         if options.only_vllm and "vllm" not in text.lower():
             skipped.append(Skipped(path, "vLLM is not named in it"))
@@ -151,13 +151,13 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
             elif isinstance(item, Skipped):
                 skipped.append(item)
             else:
-                found.append((path, item))
-    records = {name: expression for _, item in found for name, expression in item.records.items()}
+                read.append((path, item))
+    records = {name: expression for _, item in read for name, expression in item.records.items()}
     context = Context(options.release, options.plan, records, options.any_release)
     ignores = {path: Ignores(text) for path, text in texts}
     distinct: dict[LintFinding, None] = {}
     silenced: dict[LintFinding, None] = {}
-    for path, item in found:
+    for path, item in read:
         for finding in _check(item, context):
             if isinstance(finding, Unread):
                 not_read.append(finding)
@@ -167,11 +167,17 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
                 distinct[finding] = None
     order = {path: i for i, (path, _) in enumerate(texts)}
     findings = sorted(
-        distinct, key=lambda one: (order.get(one.place.path, 0), one.place.line, one.place.column, one.rule)
+        distinct,
+        key=lambda finding: (order.get(finding.place.path, 0), finding.place.line, finding.place.column, finding.rule),
     )
     files = tuple(path for path, _ in texts)
     return Report(
-        release.version, files, tuple(findings), tuple(dict.fromkeys(not_read)), tuple(skipped), len(silenced)
+        release.version,
+        files,
+        tuple(sorted(distinct, key=place)),
+        tuple(dict.fromkeys(not_read)),
+        tuple(skipped),
+        len(silenced),
     )
 
 

@@ -15,13 +15,13 @@ BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
 def waste_by_block_size(trace: Trace, block_sizes: tuple[int, ...] = BLOCK_SIZES) -> dict[int, float]:
     """Share of allocated slots that hold nothing, averaged over the decode steps of every request of the trace."""
     stored = 0
-    held = dict.fromkeys(block_sizes, 0)
+    slots_held = dict.fromkeys(block_sizes, 0)
     for prompt_len, output_len in zip(trace.prompt_lens, trace.output_lens, strict=True):
         last = prompt_len + output_len - 1
         stored += (prompt_len + last) * output_len // 2
         for size in block_sizes:
-            held[size] += size * (_blocks_up_to(last, size) - _blocks_up_to(prompt_len - 1, size))
-    return {size: (slots - stored) / slots for size, slots in held.items() if slots}
+            slots_held[size] += size * (_blocks_up_to(last, size) - _blocks_up_to(prompt_len - 1, size))
+    return {size: (slots - stored) / slots for size, slots in slots_held.items() if slots}
 
 
 def _blocks_up_to(length: int, size: int) -> int:
@@ -73,13 +73,13 @@ def timeline_svg(timeline: Timeline) -> str:
 
 def _headline(timeline: Timeline) -> str:
     tally = timeline.tally
-    held = "held the load" if not tally.preemptions and not timeline.rejections else "was too tight"
+    end = "held the load" if not tally.preemptions and not timeline.rejections else "was too tight"
     if tally.preemptions:
-        held = f"ran dry: {count(tally.preemptions)} preemptions"
+        end = f"ran dry: {count(tally.preemptions)} preemptions"
     elif timeline.rejections:
-        held = f"turned {count(len(timeline.rejections))} requests away"
+        end = f"turned {count(len(timeline.rejections))} requests away"
     part = " (interrupted)" if timeline.interrupted else ""
-    return f"{count(tally.finished)} of {count(len(timeline.trace))} requests served; the pool {held}{part}"
+    return f"{count(tally.finished)} of {count(len(timeline.trace))} requests served; the pool {end}{part}"
 
 
 def _series(timeline: Timeline) -> list[tuple[list[float], float]]:

@@ -62,13 +62,13 @@ class Address:
 
 def address_of(words: ServerWords) -> Address:
     """Where a command line makes the server listen."""
-    said = {name: phrase.value for name in _FLAGS if (phrase := words.get(name))}
-    port = said.get("--port", "")
+    given = {name: phrase.value for name in _FLAGS if (phrase := words.get(name))}
+    port = given.get("--port", "")
     return Address(
-        said.get("--host", "").strip("[]"),
+        given.get("--host", "").strip("[]"),
         int(port) if port.isdigit() else DEFAULT_PORT,
-        bool(said.get("--ssl-certfile") or said.get("--ssl-keyfile")),
-        said.get("--uds", ""),
+        bool(given.get("--ssl-certfile") or given.get("--ssl-keyfile")),
+        given.get("--uds", ""),
     )
 
 

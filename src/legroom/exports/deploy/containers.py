@@ -36,12 +36,12 @@ _BUILT_IMAGE = "vllm-legroom"
 def vendor(server: ExportedServer) -> str:
     """`nvidia` or `amd`."""
     name = str(server.plan.gpu.get("name", "")) if server.plan else ""
-    found = "amd" if name.startswith("AMD") else "intel" if name.startswith("Intel") else "nvidia"
-    if found != "nvidia" and server.options.image is None:
+    maker = "amd" if name.startswith("AMD") else "intel" if name.startswith("Intel") else "nvidia"
+    if maker != "nvidia" and server.options.image is None:
         raise LegroomError(
             f"vllm/vllm-openai is built for NVIDIA cards, not for {name}", "name the image of yours with --image"
         )
-    return found
+    return maker
 
 
 def gpu_resource(server: ExportedServer) -> str:
@@ -126,7 +126,7 @@ def head(server: ExportedServer) -> Iterator[str]:
 def volumes(server: ExportedServer) -> tuple[str, ...]:
     """`source:target[:ro]` of what lies on the host: the model, and what flags name, each by its own path."""
     model = (f"{server.model}:{server.model}:ro",) if server.local_model else ()
-    return (*model, *(f"{one.path}:{one.path}{'' if one.writable else ':ro'}" for one in named_paths(server)))
+    return (*model, *(f"{named.path}:{named.path}{'' if named.writable else ':ro'}" for named in named_paths(server)))
 
 
 def shm_gib(server: ExportedServer) -> int:

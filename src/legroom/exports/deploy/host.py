@@ -108,9 +108,9 @@ def host_needs(
 def media_cache_gib(words: ServerWords, plan: PlanDocument, given: Mapping[str, str]) -> float:
     """How much processed media a process keeps, where the model takes any: a flag from 0.10.1 on, a variable from
     0.8.0; before that a number of items, of which nobody knows the size."""
-    said = words.get("--mm-processor-cache-gb")
-    if said is not None:
-        return number_of(said.value)
+    phrase = words.get("--mm-processor-cache-gb")
+    if phrase is not None:
+        return number_of(phrase.value)
     off = ("--disable-mm-preprocessor-cache", "--language-model-only")
     if not plan.document.get("modalities") or any(words.get(flag) for flag in off):
         return 0.0
@@ -142,8 +142,8 @@ def _pinned(words: ServerWords, gpus: int, args: Mapping[str, Any]) -> Iterator[
 def api_servers(words: ServerWords, engines: int, release: Release) -> int:
     """How many processes read requests: as many as are said, else one, from 0.15.0 on one for each data-parallel
     engine."""
-    said = int(_number(words, "--api-server-count"))
-    return said or (engines if release.at_least("0.15.0") else 1)
+    given = int(_number(words, "--api-server-count"))
+    return given or (engines if release.at_least("0.15.0") else 1)
 
 
 def _number(words: ServerWords, flag: str) -> float:

@@ -32,20 +32,20 @@ _MOST_BYTES = 900_000
 
 def _small(server: ExportedServer, *, private: bool) -> dict[str, NamedPath]:
     """The files that an object of the cluster holds, by their keys there."""
-    found: dict[str, NamedPath] = {}
-    for one in named_paths(server):
-        if one.folder or one.private != private or Path(one.path).stat().st_size > _MOST_BYTES:
+    by_key: dict[str, NamedPath] = {}
+    for named in named_paths(server):
+        if named.folder or named.private != private or Path(named.path).stat().st_size > _MOST_BYTES:
             continue
-        key = re.sub(r"[^A-Za-z0-9._-]", "-", Path(one.path).name).lstrip(".") or "file"
-        while key in found:
+        key = re.sub(r"[^A-Za-z0-9._-]", "-", Path(named.path).name).lstrip(".") or "file"
+        while key in by_key:
             key = f"other-{key}"
-        found[key] = one
-    return found
+        by_key[key] = named
+    return by_key
 
 
 def _on_the_node(server: ExportedServer) -> list[NamedPath]:
-    small = {one.path for private in (False, True) for one in _small(server, private=private).values()}
-    return [one for one in named_paths(server) if one.path not in small]
+    small = {named.path for private in (False, True) for named in _small(server, private=private).values()}
+    return [named for named in named_paths(server) if named.path not in small]
 
 
 def creating(server: ExportedServer, namespace: str | None) -> Iterator[str]:
@@ -53,7 +53,7 @@ def creating(server: ExportedServer, namespace: str | None) -> Iterator[str]:
     where = f" --namespace {namespace}" if namespace else ""
     for what, name, private in _OBJECTS:
         if files := _small(server, private=private):
-            words = " ".join(f"--from-file={shlex.quote(f'{key}={one.path}')}" for key, one in files.items())
+            words = " ".join(f"--from-file={shlex.quote(f'{key}={named.path}')}" for key, named in files.items())
             yield f"Its {name}: kubectl create {what} {server.name}-{name}{where} {words}"
 
 
@@ -62,27 +62,27 @@ _OBJECTS = (("configmap", "files", False), ("secret generic", "certificates", Tr
 
 def file_mounts(server: ExportedServer) -> list[dict[str, Any]]:
     """Where the container sees them: by the path that the flag names."""
-    found: list[dict[str, Any]] = []
+    mounts: list[dict[str, Any]] = []
     for _, name, private in _OBJECTS:
-        for key, one in _small(server, private=private).items():
-            found.append({"name": name, "mountPath": one.path, "subPath": key, "readOnly": True})
-    for number, one in enumerate(_on_the_node(server)):
-        found.append({"name": f"node-{number}", "mountPath": one.path, "readOnly": not one.writable})
-    return found
+        for key, named in _small(server, private=private).items():
+            mounts.append({"name": name, "mountPath": named.path, "subPath": key, "readOnly": True})
+    for number, named in enumerate(_on_the_node(server)):
+        mounts.append({"name": f"node-{number}", "mountPath": named.path, "readOnly": not named.writable})
+    return mounts
 
 
 def file_volumes(server: ExportedServer) -> list[Any]:
     """What they are mounted from."""
-    found: list[Any] = []
+    volumes: list[Any] = []
     if _small(server, private=False):
-        found.append({"name": "files", "configMap": {"name": f"{server.name}-files"}})
+        volumes.append({"name": "files", "configMap": {"name": f"{server.name}-files"}})
     if _small(server, private=True):
-        found.append({"name": "certificates", "secret": {"secretName": f"{server.name}-certificates"}})
-    for number, one in enumerate(_on_the_node(server)):
-        kind = "File" if not one.folder else "DirectoryOrCreate" if one.writable else "Directory"
-        volume = {"name": f"node-{number}", "hostPath": {"path": one.path, "type": kind}}
-        found.append(Commented(f"{one.flag} names what must lie on the node.", volume))
-    return found
+        volumes.append({"name": "certificates", "secret": {"secretName": f"{server.name}-certificates"}})
+    for number, named in enumerate(_on_the_node(server)):
+        kind = "File" if not named.folder else "DirectoryOrCreate" if named.writable else "Directory"
+        volume = {"name": f"node-{number}", "hostPath": {"path": named.path, "type": kind}}
+        volumes.append(Commented(f"{named.flag} names what must lie on the node.", volume))
+    return volumes
 
 
 def model_mounts(server: ExportedServer) -> list[dict[str, Any]]:

@@ -93,16 +93,16 @@ def _head(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def _phrases(words: Iterable[str], release: Release) -> list[Phrase]:
     table = flags_of(release)
-    found: list[Phrase] = []
+    phrases: list[Phrase] = []
     for word in words:
         if looks_like_flag(word):
             flag, joined, value = word.partition("=")
-            found.append(Phrase(_long_name(flag, table), (value,) if joined else ()))
-        elif found:
-            found[-1] = Phrase(found[-1].flag, (*found[-1].values, word))
+            phrases.append(Phrase(_long_name(flag, table), (value,) if joined else ()))
+        elif phrases:
+            phrases[-1] = Phrase(phrases[-1].flag, (*phrases[-1].values, word))
         else:
             raise LegroomError(f"{word!r} belongs to no flag", "write the command as vllm serve MODEL [flags]")
-    return found
+    return phrases
 
 
 def _long_name(flag: str, table: object) -> str:

@@ -104,10 +104,10 @@ def _scalar(value: Any) -> str:
     return '"' + "".join(map(_character, text)) + '"'
 
 
-def _character(one: str) -> str:
-    if one in '"\\':
-        return "\\" + one
-    if one.isprintable():
-        return one
-    code = ord(one)
+def _character(character: str) -> str:
+    if character in '"\\':
+        return "\\" + character
+    if character.isprintable():
+        return character
+    code = ord(character)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -131,14 +131,14 @@ def _annotations() -> list[Any]:
     from grafana_foundation_sdk.builders import dashboard  # noqa: PLC0415
 
     up = f"up{{{INSTANCE}}}"
-    found = {
+    queries = {
         "Incidents": ("sum by (kind) (legroom_incidents_open) > 0", "red"),
         "Alerts": ('ALERTS{alertname=~"Vllm.*|Legroom.*", alertstate="firing"}', "orange"),
         "Came up": (f"({up} == 1) unless ({up} offset 1m == 1)", "blue"),
     }
     return [
         dashboard.AnnotationQuery().name(name).datasource(_source()).enable(True).icon_color(colour).expr(expr)
-        for name, (expr, colour) in found.items()
+        for name, (expr, colour) in queries.items()
     ]
 
 

@@ -87,8 +87,8 @@ def pool_tokens(plan: PlanDocument) -> int:
 
 
 def _pools(plan: PlanDocument) -> str:
-    one = f"pool of {plan.kv['tokens']:,} tokens"
-    return one if plan.engines == 1 else f"{plan.engines} pools, each a {one}"
+    pool = f"pool of {plan.kv['tokens']:,} tokens"
+    return pool if plan.engines == 1 else f"{plan.engines} pools, each a {pool}"
 
 
 def pressure(measures: Measures, levels: AlertLevels) -> str:
@@ -184,8 +184,8 @@ def recomputed_share(measures: Measures, plan: PlanDocument | None) -> str:
         ways.append(f"{again} / ({again} + {useful} > 0)")
     if plan is not None and pool_tokens(plan):
         use, running = grouped(measures.value("kv_use", "avg")), grouped(measures.value("running"))
-        held = f"{pool_tokens(plan)} * {use} / ({running} > 0)"
-        again = f"{grouped(measures.rate('preemptions', WINDOW))} * {held}"
+        tokens_each = f"{pool_tokens(plan)} * {use} / ({running} > 0)"
+        again = f"{grouped(measures.rate('preemptions', WINDOW))} * {tokens_each}"
         ways.append(f"{again} / ({again} + {useful} > 0)")
     return "\nor\n".join(ways)
 

@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 def vllm_rows(release: Release | None, levels: AlertLevels, plan: PlanDocument | None) -> tuple[DashboardRow, ...]:
     """The rows on vLLM's own metrics."""
     measures = Measures(release, SELECTOR, BY_SERVER)
-    found = [_overview(measures, levels)]
-    found.append(memory_row(release, measures, plan))
-    found += [
+    rows = [_overview(measures, levels)]
+    rows.append(memory_row(release, measures, plan))
+    rows += [
         kv_row(measures, levels),
         _queue(measures, levels, plan),
         _throughput(measures),
         _latency(measures, levels),
     ]
     if measures.has("preemptions"):
-        found.append(preemptions_row(measures, levels, plan))
+        rows.append(preemptions_row(measures, levels, plan))
     if measures.has("prefix_hits") or measures.has("prefix_hit_rate"):
-        found.append(prefix_row(measures))
-    return tuple(found)
+        rows.append(prefix_row(measures))
+    return tuple(rows)
 
 
 def _overview(measures: Measures, levels: AlertLevels) -> DashboardRow:

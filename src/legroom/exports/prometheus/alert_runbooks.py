@@ -51,18 +51,18 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 def page(condition: AlertCondition, levels: AlertLevels) -> str:
     """One alert's page."""
-    said = words()[condition.name]
+    texts = words()[condition.name]
     slots = {**_IN_A_PAGE, **level_words(levels)}
     holds = f"after it has held for {duration(condition.for_s)}" if condition.for_s else "at once"
     parts = [
         f"# {condition.name}",
-        f"Severity: **{said['severity']}**. It fires {holds}.",
-        fill(said["meaning"], slots),
-        f"**What it costs.** {fill(said['harm'], slots)}",
-        _listed("Look", said["look"]),
-        _listed("Mend", said["mend"]),
-        _dead_ends(said["dead_ends"]),
-        _long_story(said["entries"]),
+        f"Severity: **{texts['severity']}**. It fires {holds}.",
+        fill(texts["meaning"], slots),
+        f"**What it costs.** {fill(texts['harm'], slots)}",
+        _listed("Look", texts["look"]),
+        _listed("Mend", texts["mend"]),
+        _dead_ends(texts["dead_ends"]),
+        _long_story(texts["entries"]),
         "## The rule\n\n" + "\n".join(f"    {line}" for line in condition.expr.splitlines()),
         f"{MARK}: `legroom export alert-runbooks`.",
     ]
@@ -73,10 +73,10 @@ def _listed(title: str, lines: Sequence[str]) -> str:
     return f"## {title}\n\n" + "\n".join(f"- {line}" for line in lines)
 
 
-def _dead_ends(found: Sequence[Sequence[str]]) -> str:
-    if not found:
+def _dead_ends(pairs: Sequence[Sequence[str]]) -> str:
+    if not pairs:
         return ""
-    return "## What does not help\n\n" + "\n".join(f"- {action}: {why}." for action, why in found)
+    return "## What does not help\n\n" + "\n".join(f"- {action}: {why}." for action, why in pairs)
 
 
 def _long_story(entries: Sequence[str]) -> str:
@@ -89,10 +89,8 @@ def _long_story(entries: Sequence[str]) -> str:
 
 
 def _index(conditions: Sequence[AlertCondition], levels: AlertLevels) -> str:
-    rows = [
-        f"| [{one.name}]({one.name}.md) | {words()[one.name]['severity']} | {_short(one.name, levels)} |"
-        for one in conditions
-    ]
+    names = [condition.name for condition in conditions]
+    rows = [f"| [{name}]({name}.md) | {words()[name]['severity']} | {_short(name, levels)} |" for name in names]
     head = (
         f"# Runbooks\n\nOne page for each alert that `legroom export prometheus` writes. {MARK} (`legroom export "
         "alert-runbooks`); serve them where your people read, and name that place with `--runbook-base`.\n"

@@ -39,16 +39,16 @@ def words() -> Mapping[str, Mapping[str, Any]]:
 
 def vllm_conditions(measures: Measures, levels: AlertLevels, job: str) -> tuple[AlertCondition, ...]:
     """The alerts that the release has the metrics for."""
-    found = [*_pool(measures, levels), *_engine(levels, job), _traffic(levels)]
+    conditions = [*_pool(measures, levels), *_engine(levels, job), _traffic(levels)]
     targets = (
         ("VllmTimeToFirstTokenHigh", "ttft", levels.ttft_p99_s, levels.ttft_floor_s),
         ("VllmInterTokenLatencyHigh", "inter_token", levels.inter_token_p99_s, levels.inter_token_floor_s),
     )
-    found += [
+    conditions += [
         AlertCondition(name, _slow(role, target, floor, levels), levels.latency_for_s)
         for name, role, target, floor in targets
     ]
-    return tuple(found)
+    return tuple(conditions)
 
 
 def no_room(levels: AlertLevels) -> str:
@@ -77,7 +77,7 @@ def _pool(measures: Measures, levels: AlertLevels) -> list[AlertCondition]:
     per_running = f"{record.QUEUED} >= {detect.queue_per_running_ratio:g} * {record.RUNNING}"
     long = f"{record.QUEUED} >= {detect.queue_least:g} and {per_running}"
     slow = f"{record.QUEUED} > {detect.queue_wait_s:g} * {record.FINISHED}"
-    found = [
+    conditions = [
         AlertCondition("VllmKvPressure", f"{full}\nand\n({suffering})", detect.alert_pool_for_s),
         AlertCondition("VllmKvPressureCritical", f"{full}\nand\n({long} and {slow})", levels.critical_for_s),
         AlertCondition("VllmQueueBacklog", f"({long} and {slow})\nunless\n{no_room(levels)}", detect.alert_queue_for_s),
@@ -87,8 +87,8 @@ def _pool(measures: Measures, levels: AlertLevels) -> list[AlertCondition]:
         ratio = f"{record.PREEMPTIONS} / clamp_min({record.FINISHED}, 1 / 600)"
         many = f"{record.PREEMPTIONS} >= {detect.alert_preemptions_per_s:g}"
         expr = f"{ratio} >= {detect.preemptions_per_request:g}\nand\n{many}"
-        found.append(AlertCondition("VllmPreemptionThrash", expr, detect.alert_preemption_for_s))
-    return found
+        conditions.append(AlertCondition("VllmPreemptionThrash", expr, detect.alert_preemption_for_s))
+    return conditions
 
 
 def _engine(levels: AlertLevels, job: str) -> list[AlertCondition]:

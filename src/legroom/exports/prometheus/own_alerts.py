@@ -47,8 +47,8 @@ def _memory(levels: AlertLevels) -> list[AlertCondition]:
     used, reserved = 'legroom_worker_used_bytes{gpu!="cpu"}', "legroom_worker_reserved_bytes"
     # The value of two hours ago must be there: a start and its warm-up are no leak.
     growing = f"3600 * deriv({used}[{window}]) >= {detect.creep_bytes_per_h:.0f}\nand\n{used} offset {window}"
-    held = f"{reserved} - legroom_worker_allocated_bytes >= {detect.fragmentation_bytes}"
-    pieces = f"{fragmentation()} >= {detect.fragmentation_ratio:g}\nand\n{held}"
+    large = f"{reserved} - legroom_worker_allocated_bytes >= {detect.fragmentation_bytes}"
+    pieces = f"{fragmentation()} >= {detect.fragmentation_ratio:g}\nand\n{large}"
     return [
         AlertCondition("VllmMemoryCreep", growing, levels.rate_window_s),
         AlertCondition("VllmAllocatorFragmentation", pieces, detect.fragmentation_hold.seconds),

@@ -42,8 +42,8 @@ class Measures:
         """The names of a measure, the one to prefer first."""
         if self.release is None:
             return names_of(role)
-        found = (name_of(role, self.release, engine) for engine in ("v1", "v0"))
-        return tuple(dict.fromkeys(name for name in found if name))
+        names = (name_of(role, self.release, engine) for engine in ("v1", "v0"))
+        return tuple(dict.fromkeys(name for name in names if name))
 
     def value(self, role: str, how: str = "sum") -> str:
         """A gauge as it stands."""
@@ -161,10 +161,10 @@ def parts_of(role: str) -> tuple[str, ...]:
 
 @cache
 def _parts() -> dict[str, tuple[str, ...]]:
-    found: dict[str, dict[str, None]] = {}
+    by_role: dict[str, dict[str, None]] = {}
     for version in known_releases():
         for metric in metrics_of(release(version)):
             parts = [label for label in metric.labels if label not in IDENTITY]
             if parts and (role := role_of(metric.series)):
-                found.setdefault(role, {}).update(dict.fromkeys(parts))
-    return {role: tuple(parts) for role, parts in found.items()}
+                by_role.setdefault(role, {}).update(dict.fromkeys(parts))
+    return {role: tuple(parts) for role, parts in by_role.items()}

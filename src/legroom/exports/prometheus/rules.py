@@ -110,16 +110,16 @@ def _group(name: str, rules: Sequence[Mapping[str, Any]], levels: AlertLevels) -
 
 
 def _rule(condition: AlertCondition, levels: AlertLevels, request: ExportRequest) -> dict[str, Any]:
-    said = words()[condition.name]
+    texts = words()[condition.name]
     slots = alert_slots(levels, request.plan)
     base = str(request.options.get("runbook_base") or RUNBOOK_BASE).rstrip("/")
     rule: dict[str, Any] = {"alert": condition.name, "expr": condition.expr}
     if condition.for_s:
         rule["for"] = levels.time(condition.for_s)
-    rule["labels"] = {"severity": said["severity"]}
+    rule["labels"] = {"severity": texts["severity"]}
     rule["annotations"] = {
-        "summary": fill(said["summary"], slots),
-        "description": fill(said["description"], slots),
+        "summary": fill(texts["summary"], slots),
+        "description": fill(texts["description"], slots),
         "runbook_url": f"{base}/{condition.name}.md",
     }
     return rule

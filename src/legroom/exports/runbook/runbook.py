@@ -94,13 +94,13 @@ def _entry(entry: Entry, language: Language) -> Iterator[str]:
         yield f"{words['sign']}: {signature.text.said(language)}"
         yield ""
     yield from (f"{words['why']}: {entry.cause.said(language)}", "", f"**{words['do']}**", "")
-    for one in entry.workarounds:
-        count = entry.counted(one.kind)
+    for workaround in entry.workarounds:
+        count = entry.counted(workaround.kind)
         counted = words["worked"].format(worked=count.worked, tried=count.tried) if count.tried else ""
-        how = one.how.said(language)
-        condition = one.condition.said(language)
+        how = workaround.how.said(language)
+        condition = workaround.condition.said(language)
         extra = "; ".join(text for text in (condition, counted) if text)
-        yield f"- {one.action.said(language)}: {_code(how)}" + (f" ({extra})" if extra else "")
+        yield f"- {workaround.action.said(language)}: {_code(how)}" + (f" ({extra})" if extra else "")
     yield from ("", f"**{words['not']}**", "")
     for dead in entry.dead_ends:
         read = f" ({words['myth']})" if dead.myth else ""

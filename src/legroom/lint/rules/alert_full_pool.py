@@ -42,6 +42,6 @@ def _is_high(operand: Operand) -> bool:
     """Compared from below; a sum above one is over many servers, and says how many pools are in use."""
     adds_up = "sum" in operand.functions
     return any(
-        one.operator in (">", ">=") and not (adds_up and one.number > 1 and not one.scaled)
-        for one in operand.comparisons()
+        comparison.operator in (">", ">=") and not (adds_up and comparison.number > 1 and not comparison.scaled)
+        for comparison in operand.comparisons()
     )

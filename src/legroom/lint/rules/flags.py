@@ -45,7 +45,7 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
         if problem.kind == "bad_choice" and subject.runs == "python":
             continue  # the parser of the command line holds values against choices, LLM(...) does not
         rule = _BY_KIND.get(problem.kind)
-        variable = bool(_VARIABLE.search(problem.flag) or (rule is VALUE and _VARIABLE.search(problem.message)))
+        variable = bool(_VARIABLE.search(problem.flag) or _VARIABLE.search(problem.value))
         if rule is None or variable or (problem.flag, problem.kind) in seen:
             continue
         if problem.flag == "--config" and rule is IGNORED:
