@@ -174,7 +174,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
     return Report(
         release.version,
         files,
-        tuple(sorted(distinct, key=place)),
+        tuple(findings),
         tuple(dict.fromkeys(not_read)),
         tuple(skipped),
         len(silenced),
