@@ -167,7 +167,7 @@ def cached(folder):
 def test_a_cache_of_the_host_is_none_of_the_container(module, tmp_path):
     written = text(module, cached("/nowhere/hf"))
     assert "/nowhere" not in written
-    assert "HF_HOME: given, and left out" in written.replace("\n# ", " ")
+    assert "HF_HOME: given, but left out" in written.replace("\n# ", " ")
     assert "VLLM_LOGGING_LEVEL" in written
 
 

@@ -113,7 +113,7 @@ def test_a_guard_that_is_there_already_is_not_added_again():
     assert written.count("--middleware legroom.guard.Guard") == 1
     lines = [line.strip() for line in written.splitlines()]
     assert (
-        lines[lines.index("--middleware my.auth.Middleware") - 1] == "# A layer around every request, as it was given."
+        lines[lines.index("--middleware my.auth.Middleware") - 1] == "# A layer around every request, as given."
     )
     assert lines[lines.index("--middleware legroom.guard.Guard") - 1].startswith("# The guard:")
 

@@ -56,7 +56,7 @@ class Address:
     def watched(self, url: str = "") -> tuple[str, ...]:
         """The words of `legroom watch` for it; `url` where it is reached by another name."""
         if self.socket:
-            raise LegroomError("legroom watch reads a port, and --uds has none", "leave --with-sidecar, or --uds")
+            raise LegroomError("legroom watch reads a port, and --uds has none", "leave out --with-sidecar or --uds")
         return ("watch", "--daemon", *(("--insecure",) if self.tls else ()), url or self.url)
 
 
@@ -97,10 +97,11 @@ def check_inside(words: ServerWords) -> None:
     address = address_of(words)
     if address.socket:
         raise LegroomError(
-            f"--uds {address.socket} is a socket inside the container, where nobody asks", "leave --uds: use --port"
+            f"--uds {address.socket} is a socket inside the container, which nobody outside reaches",
+            "leave out --uds and use --port",
         )
     if not address.everywhere:
         raise LegroomError(
             f"--host {address.host} is not reached from outside the container",
-            "leave --host: publish the port on an address of the host instead",
+            "leave out --host, and publish the port on an address of the host instead",
         )

@@ -63,7 +63,7 @@ def _service(server: ExportedServer) -> dict[str, Any]:
         "environment": _environment(server),
         "ports": [f"{server.port}:{server.port}"],
         "volumes": _volumes(server),
-        "shm_size": Commented("Ranks talk through /dev/shm; 64 MiB is what it has unless told.", _shm(server)),
+        "shm_size": Commented("Ranks communicate through /dev/shm, which has only 64 MiB by default.", _shm(server)),
         "ulimits": {"memlock": -1, "nofile": containers.OPEN_FILES},
         "init": True,
         "restart": "unless-stopped",
@@ -111,7 +111,7 @@ def _health(server: ExportedServer) -> dict[str, Any]:
     assert times is not None
     return {
         "test": ["CMD", *server.address.curl_words("/health")],
-        "start_period": Commented(f"Not unhealthy while it loads: {times.short_sentence()}.", f"{times.limit_s}s"),
+        "start_period": Commented(f"Loading is not unhealthy: {times.short_sentence()}.", f"{times.limit_s}s"),
         "interval": "10s",
         "timeout": "6s",
         "retries": 3,

@@ -117,9 +117,9 @@ def head(server: ExportedServer) -> Iterator[str]:
     if server.times:
         yield f"Start: {server.times.sentence()}."
     if server.host:
-        yield f"Host memory, {server.host.sentence()}."
+        yield f"{server.host.sentence()}."
     if caches := [line.name for line in server.env if line.name in _CACHES]:
-        yield f"{', '.join(caches)}: given, and left out, because a container keeps downloads and code in its volumes."
+        yield f"{', '.join(caches)}: given, but left out, because a container keeps downloads and code in its volumes."
     yield from not_mounted(server)
 
 

@@ -64,10 +64,10 @@ def run_text(server: ExportedServer) -> str:
 
 def _options(server: ExportedServer) -> Iterator[str]:
     yield f"--detach --init --name {server.name}"
-    yield from comment_lines("It comes back after a crash and after a reboot.")
+    yield from comment_lines("It restarts after a crash and after a reboot.")
     yield "--restart unless-stopped"
     yield from _devices(server)
-    yield from comment_lines("Ranks talk through /dev/shm; Docker gives 64 MiB unless told.")
+    yield from comment_lines("Ranks communicate through /dev/shm, which has only 64 MiB by default.")
     yield f"--shm-size {containers.shm_gib(server)}g"
     yield f"--ulimit memlock=-1 --ulimit nofile={containers.OPEN_FILES}:{containers.OPEN_FILES}"
     yield f"--publish {server.port}:{server.port}"
@@ -90,19 +90,19 @@ def _devices(server: ExportedServer) -> Iterator[str]:
 
 
 def _volumes(server: ExportedServer) -> Iterator[str]:
-    yield from comment_lines("Weights and compiled code outlive the container.")
+    yield from comment_lines("Weights and compiled code are kept when the container is replaced.")
     if not server.local_model:
         yield f"--volume {shlex.quote(f'{containers.download_volume(server)}:{containers.CACHE}')}"
     yield f"--volume vllm-cache:{containers.COMPILE_CACHE}"
     if on_host := containers.volumes(server):
-        yield from comment_lines("What the command names on this machine, by the same path.")
+        yield from comment_lines("What the command names on this machine, at the same paths.")
         yield from (f"--volume {shlex.quote(volume)}" for volume in on_host)
 
 
 def _health(server: ExportedServer) -> Iterator[str]:
     if server.times is None:
         return
-    yield from comment_lines(f"Not unhealthy while it loads: {server.times.short_sentence()}.")
+    yield from comment_lines(f"Loading is not unhealthy: {server.times.short_sentence()}.")
     yield f"--health-cmd {shlex.quote(server.address.curl('/health'))}"
     yield f"--health-start-period {server.times.limit_s}s --health-interval 10s --health-timeout 6s --health-retries 3"
     yield from comment_lines(server.stop_sentence())

@@ -45,13 +45,13 @@ def _lines(server: ExportedServer) -> Iterator[str]:
     for line in server.env:
         if "\n" in line.value or "\r" in line.value:
             raise LegroomError(
-                f"the value of {line.name} has several lines", "an environment file holds one a variable"
+                f"the value of {line.name} has several lines", "an environment file holds one line per variable"
             )
         yield from comment_lines(f"{line.name}: {line.why}.")
         yield f"{line.name}={line.value}"
     for name in server.secrets:
         open_to_all = f" It is needed: {WITHOUT_API_KEY}." if name == API_KEY_NAME else ""
         yield from comment_lines(
-            f"{name} is a secret: fill it in where the file is readable for the service alone.{open_to_all}"
+            f"{name} is a secret: fill it in only where nobody but the service can read the file.{open_to_all}"
         )
         yield f"#{name}="

@@ -1,7 +1,7 @@
 """`legroom export helm-values`: values for the chart `vllm-stack` of vLLM's production stack.
 
 Its keys are those of chart version 0.1.12 (github.com/vllm-project/production-stack, helm/values.yaml). What the chart
-has no key for is said in comments instead of being left out silently.
+has no key for is named in comments instead of being left out silently.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
         *server.remarks,
         *secrets_created(server, None),
         *creating(server, None),
-        f"The chart has no key for the grace period, so Kubernetes' {_GRACE_S} s apply and the drain is kept within.",
+        f"The chart has no key for the grace period, so Kubernetes' {_GRACE_S} s apply, and the drain is shorter.",
     )
     return (ExportedFile(f"{server.name}-values.yaml", yaml_text(values(server), head=remarks)),)
 
@@ -88,12 +88,12 @@ def _check(server: ExportedServer) -> None:
     if server.address.tls:
         raise LegroomError(
             "the router of the chart speaks plain http to its servers",
-            "leave --ssl-*, or use legroom export kubernetes",
+            "leave out --ssl-*, or use legroom export kubernetes",
         )
     if containers.needs_legroom(server):
         raise LegroomError(
             "the chart has no place for legroom: a guard, a sidecar or LEGROOM_WORKER_MEMORY",
-            "use legroom export kubernetes, or leave them",
+            "use legroom export kubernetes, or leave them out",
         )
     flag = flags_of(server.release).get("--enable-prefix-caching")
     if server.words.head[-1] != "serve" or flag is None or (flag.kind != "bool" and not _prefix_caching(server)):
@@ -182,8 +182,8 @@ def _resources(server: ExportedServer) -> dict[str, Any]:
 
 def _config(server: ExportedServer) -> dict[str, Any]:
     config: dict[str, Any] = {
-        "enablePrefixCaching": Commented("The chart turns it off where it is not said.", _prefix_caching(server)),
-        "tensorParallelSize": Commented("The chart mounts /dev/shm only where this is said.", 1),
+        "enablePrefixCaching": Commented("The chart turns it off unless told otherwise.", _prefix_caching(server)),
+        "tensorParallelSize": Commented("The chart mounts /dev/shm only if this is set.", 1),
     }
     if chunked := _chunked(server):
         config["enableChunkedPrefill"] = chunked == "on"

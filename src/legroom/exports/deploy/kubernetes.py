@@ -81,7 +81,7 @@ def file_volumes(server: ExportedServer) -> list[Any]:
     for number, named in enumerate(_on_the_node(server)):
         kind = "File" if not named.folder else "DirectoryOrCreate" if named.writable else "Directory"
         volume = {"name": f"node-{number}", "hostPath": {"path": named.path, "type": kind}}
-        volumes.append(Commented(f"{named.flag} names what must lie on the node.", volume))
+        volumes.append(Commented(f"{named.flag} names it, so it must exist on the node.", volume))
     return volumes
 
 
@@ -92,7 +92,7 @@ def model_mounts(server: ExportedServer) -> list[dict[str, Any]]:
 
 def model_volumes(server: ExportedServer) -> list[Any]:
     """What it is mounted from."""
-    return [Commented("The model lies on the node.", {"name": "model", "hostPath": {"path": server.model}})]
+    return [Commented("The model is a folder of the node.", {"name": "model", "hostPath": {"path": server.model}})]
 
 
 NAME = "kubernetes"
@@ -123,7 +123,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 def _namespace(options: Mapping[str, Any]) -> str | None:
     namespace: str | None = options.get("namespace")
     if namespace is not None and not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", namespace):
-        raise LegroomError(f"--namespace {namespace!r} is not a name", "use small letters, digits and dashes")
+        raise LegroomError(f"--namespace {namespace!r} is not a name", "use lowercase letters, digits and dashes")
     return namespace
 
 
@@ -163,7 +163,8 @@ def _deployment(server: ExportedServer, namespace: str | None) -> dict[str, Any]
         "template": {"metadata": _pod_metadata(server), "spec": _pod(server)},
     }
     if server.times:
-        spec["progressDeadlineSeconds"] = Commented("A rollout is not late while it loads.", server.times.limit_s + 600)
+        deadline_s = server.times.limit_s + 600
+        spec["progressDeadlineSeconds"] = Commented("A rollout that is still loading is not late.", deadline_s)
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": _metadata(server, namespace), "spec": spec}
 
 
@@ -257,7 +258,7 @@ def _resources(server: ExportedServer) -> dict[str, Any]:
     if host is None:
         return {"limits": cards}
     asked = {"cpu": host.cpus, "memory": f"{host.request_bytes // GIB}Gi", **cards}
-    limit = f"The checkpoint ({host.checkpoint_bytes / GIB:.1f} GiB) fits into the page cache beside what is held."
+    limit = f"The checkpoint ({host.checkpoint_bytes / GIB:.1f} GiB) fits into the page cache beside the rest."
     return {
         "requests": Commented(f"A core for each process that is always busy. {host.sentence()}.", asked),
         "limits": {"memory": Commented(limit, f"{host.limit_bytes // GIB}Gi"), **cards},
@@ -288,10 +289,10 @@ def _pre_stop(server: ExportedServer) -> str:
 
 def _pre_stop_why(server: ExportedServer) -> str:
     if server.options.guard:
-        return "Routers learn that the pod leaves; then the guard turns new requests away while those that run end."
+        return "Routers learn that the pod is leaving; then the guard refuses new requests while running ones finish."
     if server.drains_itself:
-        return "Routers learn that the pod leaves; then vLLM drains by itself (--shutdown-timeout)."
-    return f"vLLM {server.release.version} ends running requests at SIGTERM, so they are waited for here."
+        return "Routers learn that the pod is leaving; then vLLM drains by itself (--shutdown-timeout)."
+    return f"vLLM {server.release.version} ends running requests at SIGTERM, so this waits for them first."
 
 
 def _pre_stop_s(server: ExportedServer) -> int:
@@ -309,7 +310,7 @@ def _mounts(server: ExportedServer) -> list[dict[str, Any]]:
 
 def _volumes(server: ExportedServer) -> list[Any]:
     size = f"{containers.shm_gib(server)}Gi"
-    why = "Ranks talk through /dev/shm; 64 MiB is what it has unless told. It counts as the container's memory."
+    why = "Ranks communicate through /dev/shm, which has only 64 MiB by default. It counts as the container's memory."
     shm = Commented(why, {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
     if server.local_model:
         own = [{"name": "legroom", "emptyDir": {}}] if server.options.sidecar else []

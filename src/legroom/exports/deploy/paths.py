@@ -59,7 +59,7 @@ def check_paths(server: ExportedServer, *, mounted: bool = True) -> None:
     for what, path in relative:
         raise LegroomError(
             f"{what} {path} is a path from where the command runs, and the exported server starts elsewhere",
-            f"name the whole path, like {Path(path).expanduser().absolute()}",
+            f"name the absolute path, like {Path(path).expanduser().absolute()}",
         )
     for path in (*models, *(named.path for named in named_paths(server))):
         if mounted and ":" in path:

@@ -71,7 +71,7 @@ def _head(server: ExportedServer) -> Iterator[str]:
     about = headline(server.plan) if server.plan else (f"{server.model} with vLLM {server.release.version}.", WRITTEN)
     for line in about:
         yield from comment_lines(line)
-    yield "# Arguments of this script are added to the command and win."
+    yield "# Arguments given to this script are added to the command and take precedence."
     if server.plan and not server.drains_itself:
         yield from comment_lines(server.stop_sentence())
     yield "set -euo pipefail"
@@ -84,7 +84,7 @@ def _environment(server: ExportedServer) -> Iterator[str]:
         yield from comment_lines(f"{line.name}: {line.why}.")
         yield f"export {line.name}={shlex.quote(line.value)}"
     for name in server.secrets:
-        yield from comment_lines(f"{name} is a secret: have it in the environment, never in this file.{_needed(name)}")
+        yield from comment_lines(f"{name} is a secret: set it in the environment, never in this file.{_needed(name)}")
         yield from required(name)
 
 

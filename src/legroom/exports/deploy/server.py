@@ -71,8 +71,8 @@ def is_model_folder(model: str) -> bool:
 _PINNED = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
 """What the memory of a server follows from: written out, so that a release with other defaults changes nothing."""
 _UNKNOWN_KEY = (
-    f"No API key: the plan file names none, and cannot tell of {API_KEY_NAME} in the server's environment. Where the "
-    f"server has one, give it here too: {WITHOUT_API_KEY}."
+    f"No API key: the plan file names none, and it cannot know of {API_KEY_NAME} in the server's environment. If the "
+    f"server has one, set it here too: {WITHOUT_API_KEY}."
 )
 _CARDS_OF_A_MACHINE = 8
 _READ_LARGER = {"fp8": 2, "bitsandbytes": 4}
@@ -165,7 +165,8 @@ def options_of(options: Mapping[str, Any]) -> ServerOptions:
     name = options.get("name")
     if name is not None and not re.fullmatch(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?", name):
         raise LegroomError(
-            f"--name {name!r} is not a name", "a small letter, then small letters, digits and dashes, like vllm-chat"
+            f"--name {name!r} is not a name",
+            "start with a lowercase letter, then use lowercase letters, digits and dashes, like vllm-chat",
         )
     return ServerOptions(
         name=name,
@@ -260,8 +261,8 @@ def _many_cards(gpus: int) -> tuple[str, ...]:
     if gpus <= _CARDS_OF_A_MACHINE:
         return ()
     return (
-        f"This asks one machine for {gpus} cards. Where it has fewer, start one server on each with its share of the "
-        "ranks (--nnodes, --data-parallel-size-local) or use Ray: one file cannot.",
+        f"This needs {gpus} cards in one machine. If yours have fewer, start a server on each with its share of the "
+        "ranks (--nnodes, --data-parallel-size-local) or use Ray: one file cannot do that.",
     )
 
 
@@ -271,7 +272,8 @@ def _hidden(words: ServerWords) -> tuple[str, ...]:
     if not flags:
         return ()
     named = ", ".join(dict.fromkeys(flags))
-    return (f"{named}: the secret in it is left out ({PLACEHOLDER}, {HIDDEN}). Put it in where only the server reads.",)
+    left_out = f"the secret in it is left out ({PLACEHOLDER}, {HIDDEN})"
+    return (f"{named}: {left_out}. Put it back where only the server can read it.",)
 
 
 def _secret_names(env: Mapping[str, str]) -> tuple[str, ...]:

@@ -43,9 +43,9 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     check_paths(server, mounted=False)
     user, folder = request.options.get("user", "vllm"), request.options.get("bin", "/opt/vllm/bin").rstrip("/")
     if not folder.startswith("/"):
-        raise LegroomError(f"--bin {folder} is not an absolute path", "systemd starts programs by their whole path")
+        raise LegroomError(f"--bin {folder} is not an absolute path", "systemd starts programs by their absolute path")
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,30}", user):
-        raise LegroomError(f"--user {user!r} is not a name of a user", "write it like --user vllm")
+        raise LegroomError(f"--user {user!r} is not a user name", "write it like --user vllm")
     made = [ExportedFile(f"{server.name}.service", unit_text(server, user, folder))]
     if server.options.sidecar:
         made.append(ExportedFile(f"{server.name}-watch.service", watch_text(server, user, folder)))
@@ -67,7 +67,7 @@ def _unit(server: ExportedServer) -> Iterator[str]:
     yield "After=network-online.target nvidia-persistenced.service"
     limit = server.times.limit_s if server.times else 0
     yield from comment_lines(
-        f"{_BURST} failed starts in a row are the end of it: the window holds that many of the longest."
+        f"It gives up after {_BURST} failed starts in a row; the window is long enough for {_BURST} of the longest."
     )
     yield f"StartLimitIntervalSec={_BURST * (limit + _RESTART_S) + 60}"
     yield f"StartLimitBurst={_BURST}"
@@ -84,7 +84,7 @@ def _service(server: ExportedServer, user: str, folder: str) -> Iterator[str]:
     yield f"ExecStart={_command(server, folder)}"
     yield from _waiting(server)
     yield from _stopping(server)
-    yield from comment_lines("Always: some releases leave with code 0 when their engine dies.")
+    yield from comment_lines("Always, because some releases exit with code 0 when their engine dies.")
     yield "Restart=always"
     yield f"RestartSec={_RESTART_S}"
     yield f"LimitNOFILE={_OPEN_FILES}"
@@ -101,7 +101,7 @@ def _environment(server: ExportedServer) -> Iterator[str]:
         yield from comment_lines(f"{line.name}: {line.why}.")
         yield f"Environment={quoted(f'{line.name}={line.value}', expanded=False)}"
     if server.secrets:
-        yield from comment_lines(f"{', '.join(server.secrets)}: in this file, readable for root alone.")
+        yield from comment_lines(f"{', '.join(server.secrets)}: in this file, which only root may read.")
         needed = API_KEY_NAME in server.secrets
         yield f"EnvironmentFile={'' if needed else '-'}/etc/{server.name}/secrets.env"
         if needed:
@@ -132,11 +132,11 @@ def _stopping(server: ExportedServer) -> Iterator[str]:
     if server.times is None:
         return
     if server.options.guard:
-        yield from comment_lines("The guard turns new requests away; those that run have the drain time to end.")
+        yield from comment_lines("The guard refuses new requests; the running ones have the drain time to finish.")
         yield f"ExecStop=/bin/sh -c {quoted(guard_drain(server))}"
     elif not server.drains_itself:
         yield from comment_lines(server.stop_sentence())
-    yield from comment_lines("SIGTERM to the server alone, and what is left of its workers is killed: no orphans.")
+    yield from comment_lines("SIGTERM goes to the server alone; workers that outlive it are killed, so none is orphaned.")
     yield "KillMode=mixed"
     yield "KillSignal=SIGTERM"
     stop_s = server.times.stop_s + (server.times.drain_s if server.options.guard else 0)
