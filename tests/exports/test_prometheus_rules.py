@@ -137,9 +137,9 @@ def test_an_alert_tells_its_values_in_words(promtool, tmp_path):
     server = HEALTHY.but(kv_use=level(0.98), waiting=level(3), preemptions=growing(6))
     told = {
         "summary": "KV cache pressure on llama on llama/a:8000",
-        "description": "The KV cache of llama on llama/a:8000 is up to 98% full while 3 requests wait and 0.10 a "
-        "second are preempted. A full pool alone is healthy; full with a queue or with preemptions means that more is "
-        "asked of it than it holds.",
+        "description": "The KV cache of llama on llama/a:8000 is up to 98% full while 3 requests wait and 0.10 are "
+        "preempted per second. A full pool alone is healthy; full with a queue or with preemptions means that the load "
+        "is larger than what it can hold.",
         "runbook_url": "https://wiki.example.org/VllmKvPressure.md",
     }
     labels = {"severity": "warning", "job": "vllm", "instance": "llama/a:8000", "model_name": "llama", "engine": "0"}

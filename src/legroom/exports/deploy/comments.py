@@ -21,7 +21,7 @@ _Told = Callable[["Phrase", "PlanDocument"], str]
 def comment(phrase: Phrase, plan: PlanDocument | None) -> str:
     """What a flag does here. Without a plan, what it does at all."""
     if phrase.flag == "--middleware" and MIDDLEWARE in phrase.values:
-        return "legroom's guard: it refuses requests that the KV cache has no room for."
+        return "The guard: it refuses requests that the KV cache has no room for."
     if plan is not None and phrase.flag in _WITH_PLAN:
         return _WITH_PLAN[phrase.flag](phrase, plan)
     return _PLAIN.get(phrase.flag.partition(".")[0], "As given; no figure of the plan depends on it alone.")
@@ -161,7 +161,7 @@ _PLAIN: Mapping[str, str] = {
     "--max-model-len": "The most tokens a request may have; it does not set the size of the pool.",
     "--max-num-seqs": "Requests computed in one step; any more wait, they do not fail.",
     "--max-num-batched-tokens": "Tokens computed in one step: the activation peak grows with it.",
-    "--gpu-memory-utilization": "The share of each card that vLLM may use; what weights and activations leave is KV cache.",
+    "--gpu-memory-utilization": "The share of each card that vLLM may use; KV cache gets what is left of it.",
     "--tensor-parallel-size": "GPUs that split every layer between them.",
     "--pipeline-parallel-size": "Stages the layers are split into.",
     "--data-parallel-size": "Whole copies of the model, each with its own KV cache.",

@@ -136,7 +136,7 @@ def _stopping(server: ExportedServer) -> Iterator[str]:
         yield f"ExecStop=/bin/sh -c {quoted(guard_drain(server))}"
     elif not server.drains_itself:
         yield from comment_lines(server.stop_sentence())
-    yield from comment_lines("SIGTERM goes to the server alone; workers that outlive it are killed, so none is orphaned.")
+    yield from comment_lines("SIGTERM goes to the server alone; workers that outlive it are killed: no orphans.")
     yield "KillMode=mixed"
     yield "KillSignal=SIGTERM"
     stop_s = server.times.stop_s + (server.times.drain_s if server.options.guard else 0)

@@ -109,7 +109,7 @@ def kv_row(measures: Measures, levels: AlertLevels) -> DashboardRow:
             Panel(
                 "KV cache in use",
                 "Share of the pool's blocks that running requests hold. Cached blocks that nobody uses do "
-                "not count in V1. A full pool without a queue does what it is for.",
+                "not count in V1. A full pool without a queue is healthy.",
                 (Query(measures.value("kv_use", "max")),),
                 "percentunit",
                 "timeseries",
@@ -138,7 +138,7 @@ def preemptions_row(measures: Measures, levels: AlertLevels, plan: PlanDocument 
     panels = [
         Panel(
             "Preemptions",
-            "Requests a second that lost their blocks and will be computed again. The counter moves when "
+            "Requests per second that lost their blocks and will be computed again. The counter moves when "
             "the victim runs again.",
             (Query(rate),),
             "reqps",
@@ -148,7 +148,7 @@ def preemptions_row(measures: Measures, levels: AlertLevels, plan: PlanDocument 
         ),
         Panel(
             "Preemptions per finished request",
-            "How much work is done twice for each piece that gets done.",
+            "How much work is done again for each request that gets done.",
             (Query(f"{grouped(rate)} / ({grouped(finished)} > 0)"),),
             "short",
             "timeseries",
@@ -195,8 +195,8 @@ def prefix_row(measures: Measures) -> DashboardRow:
     panels = [
         Panel(
             "Prefix cache hit rate",
-            "Share of looked-up prompt tokens that were found. Low costs a little hashing and no "
-            "memory: cached blocks are given up on demand.",
+            "Share of looked-up prompt tokens that were found. A low rate costs a little hashing and no "
+            "memory: cached blocks are freed on demand.",
             (Query(measures.prefix_hit_ratio(WINDOW)),),
             "percentunit",
             "timeseries",
@@ -209,7 +209,7 @@ def prefix_row(measures: Measures) -> DashboardRow:
         panels.append(
             Panel(
                 "Prefix cache look-ups",
-                "Prompt tokens a second that were looked up and found (blocks before 0.9.0).",
+                "Prompt tokens per second that were looked up and found (blocks before 0.9.0).",
                 (
                     Query(measures.rate("prefix_queries", WINDOW), f"looked up {SERVER}"),
                     Query(measures.rate("prefix_hits", WINDOW), f"found {SERVER}"),

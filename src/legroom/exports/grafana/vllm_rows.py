@@ -52,7 +52,7 @@ def _overview(measures: Measures, levels: AlertLevels) -> DashboardRow:
         Panel(
             "KV cache in use",
             f"The fullest pool of the chosen servers within {window}: between two requests it is emptier. Full alone "
-            "is healthy: look at the queue beside it.",
+            "is healthy: look at the queue next to it.",
             (Query(f"max({kv})", "fullest"),),
             "percentunit",
             "stat",
@@ -71,7 +71,7 @@ def _overview(measures: Measures, levels: AlertLevels) -> DashboardRow:
         ),
         Panel(
             "Generated",
-            "Tokens a second that the chosen servers generate together.",
+            "Tokens per second that the chosen servers generate together.",
             (Query(f"sum({tokens})", "tokens/s"),),
             "short",
             "stat",
@@ -136,7 +136,7 @@ def _refused(measures: Measures) -> Panel:
     nothing = f"0 * sum by (instance) (up{{{INSTANCE}}})"
     return Panel(
         "Refused by vLLM",
-        "Requests a second that --max-num-queued-reqs or --max-num-queued-tokens refused.",
+        "Requests per second that --max-num-queued-reqs or --max-num-queued-tokens refused.",
         (Query(f"{refused}\nor\n{nothing}", "{{instance}}"),),
         "reqps",
         "timeseries",
@@ -154,7 +154,7 @@ def _throughput(measures: Measures) -> DashboardRow:
         (
             Panel(
                 "Prompt tokens",
-                "Prompt tokens a second, cached ones included.",
+                "Prompt tokens per second, cached ones included.",
                 (Query(measures.rate("prompt_tokens", WINDOW)),),
                 "short",
                 "timeseries",
@@ -162,7 +162,7 @@ def _throughput(measures: Measures) -> DashboardRow:
             ),
             Panel(
                 "Generated tokens",
-                "Tokens a second.",
+                "Tokens per second.",
                 (Query(measures.rate("generation_tokens", WINDOW)),),
                 "short",
                 "timeseries",
@@ -170,7 +170,7 @@ def _throughput(measures: Measures) -> DashboardRow:
             ),
             Panel(
                 "Finished requests",
-                "Requests a second that ended, for whatever reason.",
+                "Requests per second that ended, for whatever reason.",
                 (Query(measures.finished_rate(WINDOW)),),
                 "reqps",
                 "timeseries",

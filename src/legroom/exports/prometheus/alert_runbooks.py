@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from legroom.exports.request import ExportRequest
 
 NAME = "alert-runbooks"
-HELP = "a page for each exported alert: what it means, where to look, what mends it"
+HELP = "a page for each exported alert: what it means, where to look, how to fix it"
 TAKES_ANY = True
 
 _IN_A_PAGE = {
@@ -60,7 +60,7 @@ def page(condition: AlertCondition, levels: AlertLevels) -> str:
         fill(texts["meaning"], slots),
         f"**What it costs.** {fill(texts['harm'], slots)}",
         _listed("Look", texts["look"]),
-        _listed("Mend", texts["mend"]),
+        _listed("Fix", texts["fix"]),
         _dead_ends(texts["dead_ends"]),
         _long_story(texts["entries"]),
         "## The rule\n\n" + "\n".join(f"    {line}" for line in condition.expr.splitlines()),
@@ -93,7 +93,7 @@ def _index(conditions: Sequence[AlertCondition], levels: AlertLevels) -> str:
     rows = [f"| [{name}]({name}.md) | {words()[name]['severity']} | {_short(name, levels)} |" for name in names]
     head = (
         f"# Runbooks\n\nOne page for each alert that `legroom export prometheus` writes. {MARK} (`legroom export "
-        "alert-runbooks`); serve them where your people read, and name that place with `--runbook-base`.\n"
+        "alert-runbooks`); serve them where your team reads, and name that address with `--runbook-base`.\n"
     )
     return head + "\n| alert | severity | what it says |\n|---|---|---|\n" + "\n".join(rows) + "\n"
 

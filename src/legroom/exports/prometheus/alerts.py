@@ -1,4 +1,4 @@
-"""The alerts on vLLM's metrics: when each fires. Their words are in `data/alerts.json`, their numbers in the levels."""
+"""The alerts on vLLM's metrics: when each fires. Their words are in `alerts.json`, their numbers in the levels."""
 
 from __future__ import annotations
 
@@ -104,13 +104,13 @@ def _engine(levels: AlertLevels, job: str) -> list[AlertCondition]:
 
 
 def _traffic(levels: AlertLevels) -> AlertCondition:
-    """Nothing to do, where the siblings have or where there was a week ago."""
+    """Nothing to do, while other servers of the model have requests or where this one had some a week ago."""
     served = f"sum by ({SERVER}) ({record.FINISHED_COUNT})"
     week = f"sum by ({SERVER}) ({record.FINISHED_COUNT} offset {levels.time(_WEEK_S)}) >= {levels.traffic_least:g}"
     busiest = f"max by (job, model_name) ({served})"
-    siblings = f"0 * {served} + on (job, model_name) group_left () {busiest} >= {levels.traffic_least:g}"
+    others = f"0 * {served} + on (job, model_name) group_left () {busiest} >= {levels.traffic_least:g}"
     idle = f"sum by ({SERVER}) ({record.RUNNING} + {record.WAITING}) == 0"
-    expr = f"(\n{week}\nor\n{siblings}\n)\nand\n{served} == 0\nand\n{idle}"
+    expr = f"(\n{week}\nor\n{others}\n)\nand\n{served} == 0\nand\n{idle}"
     return AlertCondition("VllmTrafficStopped", expr, levels.rate_window_s)
 
 

@@ -14,7 +14,7 @@ RULE = Rule(
     "alert-never",
     "error",
     "A threshold that cannot be reached",
-    "The use of the KV cache is a ratio from 0 to 1, and no more requests run than --max-num-seqs lets.",
+    "The use of the KV cache is a ratio from 0 to 1, and no more requests run than --max-num-seqs allows.",
 )
 RULES = (RULE,)
 _ADDS_UP = NO_LEVEL | {"sum", "sum_over_time"}

@@ -35,7 +35,7 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     silent = [operand for operand in progress if not operand.functions & _NO_PROGRESS]
     if any(_is_zero(comparison) for operand in silent for comparison in operand.comparisons()):
         name = f"{subject.name} " if subject.name else ""
-        message = f"{name}fires whenever nobody asks anything"
+        message = f"{name}fires whenever no requests come in"
         suggestion = "add `and on (instance) vllm:num_requests_running > 0`"
         yield finding(RULE, subject.locate(0), message, suggestion)
 

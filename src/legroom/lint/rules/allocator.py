@@ -45,7 +45,7 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
         if "expandable_segments:true" in word.text.replace(" ", "").lower():
             yield from _expandable(subject, context, place)
         if "garbage_collection_threshold" in word.text:
-            yield finding(USELESS, place, "garbage_collection_threshold does not mend fragmentation", "leave it out")
+            yield finding(USELESS, place, "garbage_collection_threshold does not fix fragmentation", "leave it out")
 
 
 def _expandable(subject: Started, context: Context, place: Any) -> Iterator[LintFinding]:

@@ -24,5 +24,5 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
         return
     for i, word in enumerate(subject.words[1:], 1):
         if subject.words[i - 1].text == "-c" and "empty_cache" in word.text:
-            message = "empty_cache() frees the cache of the process that calls it, and this one has just begun"
+            message = "empty_cache() frees the cache of the process that calls it, and this one has just started"
             yield finding(RULE, subject.locate(word.offset), message, "leave it out")

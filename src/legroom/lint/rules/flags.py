@@ -17,7 +17,10 @@ REMOVED = Rule("flag-removed", "error", "A flag that this release no longer has"
 NOT_YET = Rule("flag-not-yet", "error", "A flag that this release does not have yet", _STOPS)
 VALUE = Rule("flag-value", "error", "A value that the flag does not take", "vLLM ends with a usage error at the start.")
 IGNORED = Rule(
-    "flag-ignored", "warning", "A flag that changes nothing", "It is read and not used, whatever it promises."
+    "flag-ignored",
+    "warning",
+    "A flag that changes nothing",
+    "vLLM accepts it and does not use it, whatever its name promises.",
 )
 RULES = (UNKNOWN, REMOVED, NOT_YET, VALUE, IGNORED)
 _BY_KIND = {

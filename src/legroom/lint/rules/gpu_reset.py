@@ -28,5 +28,5 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
         return
     for word in subject.words:
         if word.text.partition("=")[0] in ("--gpu-reset", "-r"):
-            message = "a reset takes every process of the card down and frees nothing that ending the orphan does not"
+            message = "a reset ends every process on the card and frees no more than ending the orphan does"
             yield finding(RULE, subject.locate(word.offset), message, "leave it out; legroom recover finds the orphan")

@@ -13,7 +13,7 @@ RULE = Rule(
     "plan-differs",
     "warning",
     "Flags that differ from the plan",
-    "The numbers of the plan hold for the planned flags alone.",
+    "The numbers of the plan hold for the planned flags only.",
 )
 RULES = (RULE,)
 _COMPARED = (

@@ -15,8 +15,8 @@ RULE = Rule(
     "shm-missing",
     "warning",
     "Several ranks in a container without shared memory",
-    "Ranks talk through /dev/shm, of which a container has 64 MiB unless told; NCCL and vLLM's queues need more "
-    "(LR503).",
+    "Ranks communicate through /dev/shm, which has only 64 MiB in a container by default; NCCL and vLLM's queues need "
+    "more (LR503).",
 )
 RULES = (RULE,)
 _LEAST_BYTES = 512 * MIB

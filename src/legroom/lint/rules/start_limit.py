@@ -15,7 +15,7 @@ RULE = Rule(
     "start-too-short",
     "warning",
     "A start is called dead before it can be done",
-    "A probe or a timeout that is shorter than the load restarts the server for ever.",
+    "A probe or a timeout that is shorter than the load restarts the server forever.",
 )
 RULES = (RULE,)
 _LEAST_S = IMPORT_S + SHORTEST_ENGINE_S
