@@ -81,5 +81,4 @@ def flag_word(server: Started, *names: str) -> Word | None:
 
 
 def finding(rule: Rule, place: Place, message: str, suggestion: str = "", length: int = 0) -> LintFinding:
-    """A finding of a rule."""
     return LintFinding(place, rule.id, rule.severity, message, suggestion, length)

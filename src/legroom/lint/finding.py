@@ -25,8 +25,6 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class LintFinding:
-    """One thing that is wrong."""
-
     place: Place
     rule: str
     severity: Severity
@@ -46,8 +44,6 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything lint says about some files."""
-
     release: str
     files: tuple[str, ...]
     findings: tuple[LintFinding, ...]

@@ -81,8 +81,6 @@ _EMPTY_HINT = "name the files themselves: a file that is named is read whatever 
 
 @dataclass(frozen=True)
 class Options:
-    """What lint was asked for."""
-
     release: Release | None = None
     plan: PlanDocument | None = None
     ignore: frozenset[str] = frozenset()
@@ -93,7 +91,6 @@ class Options:
 
 
 def lint_files(paths: Sequence[str], options: Options) -> Report:
-    """Look at files and folders."""
     texts: list[tuple[str, str]] = []
     unread: list[Unread] = []
     for named in paths:
@@ -109,7 +106,6 @@ def lint_files(paths: Sequence[str], options: Options) -> Report:
 
 
 def _standard_input() -> str:
-    """What is piped in."""
     content = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
         raise LegroomError("- is too large", f"legroom reads files up to {MAX_FILE_BYTES >> 20} MiB")

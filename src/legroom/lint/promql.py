@@ -215,7 +215,6 @@ class Operand:
 
 
 def operands(expression: str) -> Iterator[Operand]:
-    """Every operand, in order."""
     waiting = [tokens(expression)]
     while waiting:
         stream = _bare(waiting.pop())

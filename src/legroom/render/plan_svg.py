@@ -23,7 +23,6 @@ _VERDICT_WORD = {"fits": "fits", "tight": "tight", "does_not_fit": "does not fit
 
 
 def plan_svg(plan: Plan) -> str:
-    """The whole document."""
     page = Svg(_WIDTH, headline(plan))
     y = _title(page, plan, 40)
     y = _failure(page, plan, y)

@@ -127,5 +127,4 @@ def holder_json(holder: Holder) -> dict[str, Any]:
 
 
 def freed_json(freed: Freed) -> dict[str, Any]:
-    """What became of one holder."""
     return {**holder_json(freed.holder), "ending": freed.ending, "detail": freed.detail, "freed": freed.is_free}

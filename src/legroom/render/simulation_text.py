@@ -35,7 +35,6 @@ _MARGIN = 12
 
 
 def timeline_text(timeline: Timeline, style: Style) -> str:
-    """What a terminal shows."""
     width = style.width - _MARGIN - 10
     lines = [style.paint(_headline(timeline), "bold"), ""]
     for (name, colour, height), (values, top) in zip(_CURVES, _series(timeline), strict=True):
@@ -53,7 +52,6 @@ def timeline_text(timeline: Timeline, style: Style) -> str:
 
 
 def timeline_svg(timeline: Timeline) -> str:
-    """The same curves as a drawing."""
     svg = Svg(760, _headline(timeline))
     svg.text(24, 34, _headline(timeline), "ink sans", size=16, bold=True)
     y = 60.0

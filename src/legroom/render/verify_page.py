@@ -15,7 +15,6 @@ _CURVES = (("KV use", "blue", 5), ("running", "green", 2), ("waiting", "orange",
 
 
 def verification_text(verification: Verification, style: Style = PLAIN) -> str:
-    """What a terminal shows."""
     colour = "green" if verification.ok else "red"
     lines = [style.paint(headline(verification), colour, "bold"), ""]
     width = max((len(check.name) for check in verification.checks), default=0)
@@ -95,7 +94,6 @@ def percentiles(values: Sequence[float]) -> str:
 
 
 def verification_svg(verification: Verification) -> str:
-    """The same page as a drawing."""
     svg = Svg(760, headline(verification))
     svg.text(24, 34, headline(verification), "ink sans", size=16, bold=True)
     y = 44.0

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def wish_text(result: Found, style: Style = PLAIN) -> str:
-    """The whole answer, ending in a newline."""
     requests = "request" if result.wish.concurrency == 1 else "requests"
     wished = f"{result.wish.concurrency:g} {requests} of {count(result.wish.context)} tokens"
     if result.best is None:

@@ -17,8 +17,6 @@ _CERTIFICATE_REQUIRED = "2"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server listens."""
-
     host: str = ""
     port: int = DEFAULT_PORT
     tls: bool = False

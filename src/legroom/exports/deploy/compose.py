@@ -22,7 +22,6 @@ NEEDS_PLAN = True
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
-    """The format's own options."""
     add_server_options(group, image=True)
 
 

@@ -34,7 +34,7 @@ _BUILT_IMAGE = "vllm-legroom"
 
 
 def vendor(server: ExportedServer) -> str:
-    """`nvidia` or `amd`."""
+    """`nvidia`, `amd` or `intel`."""
     name = str(server.plan.gpu.get("name", "")) if server.plan else ""
     maker = "amd" if name.startswith("AMD") else "intel" if name.startswith("Intel") else "nvidia"
     if maker != "nvidia" and server.options.image is None:
@@ -81,7 +81,6 @@ def entrypoint(server: ExportedServer) -> tuple[str, ...]:
 
 
 def arguments(server: ExportedServer) -> tuple[str, ...]:
-    """The flags."""
     return tuple(word for line in server.lines for word in line.phrase.words)
 
 

@@ -23,7 +23,6 @@ NEEDS_PLAN = True
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
-    """The format's own options."""
     add_server_options(group, image=True)
 
 
@@ -37,7 +36,6 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 
 def run_text(server: ExportedServer) -> str:
-    """The script."""
     lines = [
         "#!/usr/bin/env bash",
         *(line for text in containers.head(server) for line in comment_lines(text)),

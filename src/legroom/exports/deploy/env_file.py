@@ -22,12 +22,10 @@ NEEDS_PLAN = True
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
-    """The format's own options."""
     add_server_options(group)
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
-    """One file."""
     server = server_of(request)
     return (ExportedFile(f"{server.name}.env", env_text(server)),)
 

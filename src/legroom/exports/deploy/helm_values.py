@@ -63,12 +63,10 @@ _OWN = frozenset({
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
-    """The format's own options."""
     add_server_options(group, image=True)
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
-    """One values file."""
     server = server_of(request)
     _check(server)
     remarks = (
@@ -104,7 +102,6 @@ def _check(server: ExportedServer) -> None:
 
 
 def values(server: ExportedServer) -> dict[str, Any]:
-    """The values with their comments."""
     spec: dict[str, Any] = {"containerPort": server.port, "modelSpec": [_model(server)]}
     if API_KEY_NAME in server.secrets:
         spec["vllmApiKey"] = _secret(server, API_KEY_NAME)

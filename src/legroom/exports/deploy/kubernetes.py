@@ -103,7 +103,6 @@ _WATCH_MEMORY = "512Mi"
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
-    """The format's own options."""
     add_server_options(group, image=True)
     group.add_argument("--namespace", metavar="NAME", help="where it goes (default: left to kubectl)")
 
@@ -128,7 +127,6 @@ def _namespace(options: Mapping[str, Any]) -> str | None:
 
 
 def manifests(server: ExportedServer, namespace: str | None) -> list[dict[str, Any]]:
-    """Every object."""
     claim = [] if server.local_model else [_claim(server, namespace)]
     return [*claim, _deployment(server, namespace), _service(server, namespace)]
 

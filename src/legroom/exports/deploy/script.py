@@ -31,12 +31,10 @@ _WIDTH = 100
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
-    """The format's own options."""
     add_server_options(group)
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
-    """One executable file."""
     server = server_of(request)
     return (ExportedFile(f"{server.name}.sh", script_text(server), executable=True),)
 
@@ -61,7 +59,6 @@ def script_for(
 
 
 def script_text(server: ExportedServer) -> str:
-    """The whole script, ending in a newline."""
     parts = ["\n".join(_head(server)), "\n".join(_environment(server)), "\n".join(_flags(server)), _start(server)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -120,5 +117,4 @@ def _start(server: ExportedServer) -> str:
 
 
 def comment_lines(text: str) -> list[str]:
-    """A sentence as comment lines."""
     return wrap(text, _WIDTH, "# ", "# ")

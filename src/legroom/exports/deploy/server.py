@@ -121,12 +121,10 @@ class ExportedServer:
 
     @property
     def address(self) -> Address:
-        """Where it listens."""
         return address_of(self.words)
 
     @property
     def port(self) -> int:
-        """The port it listens on."""
         return self.address.port
 
     @property
@@ -142,7 +140,6 @@ class ExportedServer:
 
     @property
     def image(self) -> str:
-        """The container image of the release."""
         return self.options.image or f"vllm/vllm-openai:v{self.release.version}"
 
     @property

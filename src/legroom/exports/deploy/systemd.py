@@ -30,7 +30,6 @@ _OPEN_FILES = 65536
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
-    """The format's own options."""
     add_server_options(group)
     group.add_argument("--user", metavar="NAME", default="vllm", help="the user it runs as (default: vllm)")
     group.add_argument("--bin", metavar="FOLDER", default="/opt/vllm/bin", help="where vllm is installed")
@@ -53,7 +52,6 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 
 def unit_text(server: ExportedServer, user: str, folder: str) -> str:
-    """The whole unit."""
     sections = (_unit(server), _service(server, user, folder), _install())
     return "\n\n".join("\n".join(section) for section in sections) + "\n"
 

@@ -48,7 +48,6 @@ class StartTimes:
 
     @property
     def read_s(self) -> float:
-        """Reading the checkpoint."""
         return self.checkpoint_bytes / self.disk_bytes_s
 
     @property

@@ -38,8 +38,6 @@ class Phrase:
 
 @dataclass(frozen=True, slots=True)
 class ServerWords:
-    """A command line in its parts."""
-
     head: tuple[str, ...]
     """`vllm serve` or `python -m vllm.entrypoints.openai.api_server`, the program by the path it was given with."""
     model: str
@@ -52,11 +50,9 @@ class ServerWords:
         return next((phrase for phrase in reversed(self.phrases) if phrase.flag == flag), None)
 
     def with_phrase(self, phrase: Phrase) -> ServerWords:
-        """With one more flag at the end."""
         return ServerWords(self.head, self.model, (*self.phrases, phrase), self.secrets)
 
     def words(self) -> tuple[str, ...]:
-        """The whole command line."""
         model = (self.model,) if self.head[-1] == "serve" else ("--model", self.model)
         return (*self.head, *model, *(word for phrase in self.phrases for word in phrase.words))
 

@@ -32,7 +32,6 @@ def add_options(parser: Any) -> None:
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
-    """The dashboard as JSON."""
     _sdk()
     from grafana_foundation_sdk.cog.encoder import JSONEncoder  # noqa: PLC0415
 

@@ -29,8 +29,6 @@ class Query:
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel."""
-
     title: str
     says: str
     """What it shows and how to read it; Grafana shows it at the panel's `i`."""

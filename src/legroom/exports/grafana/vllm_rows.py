@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 
 def vllm_rows(release: Release | None, levels: AlertLevels, plan: PlanDocument | None) -> tuple[DashboardRow, ...]:
-    """The rows on vLLM's own metrics."""
     measures = Measures(release, SELECTOR, BY_SERVER)
     rows = [_overview(measures, levels)]
     rows.append(memory_row(release, measures, plan))

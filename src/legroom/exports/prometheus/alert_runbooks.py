@@ -50,7 +50,6 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 
 def page(condition: AlertCondition, levels: AlertLevels) -> str:
-    """One alert's page."""
     texts = words()[condition.name]
     slots = {**_IN_A_PAGE, **level_words(levels)}
     holds = f"after it has held for {duration(condition.for_s)}" if condition.for_s else "at once"

@@ -81,7 +81,6 @@ def duration(seconds: float) -> str:
 
 
 def levels_for(plan: PlanDocument | None, options: Mapping[str, Any]) -> AlertLevels:
-    """The levels of one deployment."""
     levels = AlertLevels(
         ttft_p99_s=seconds_of(options.get("ttft_p99"), "--ttft-p99"),
         inter_token_p99_s=seconds_of(options.get("inter_token_p99"), "--inter-token-p99"),

@@ -21,7 +21,6 @@ UNSEEN_KINDS = ("fragmentation", "memory_creep", "plan_drift", "prefix_cache_was
 
 
 def own_conditions(levels: AlertLevels) -> tuple[AlertCondition, ...]:
-    """Every one of them."""
     return (*_memory(levels), *_guard(levels), *_sidecar(levels))
 
 

@@ -39,8 +39,6 @@ def observed(role: str) -> str:
 
 @dataclass(frozen=True)
 class Recording:
-    """One recording rule."""
-
     record: str
     expr: str
 

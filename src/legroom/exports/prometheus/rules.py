@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 
 def rules_text(document: Any) -> str:
-    """One document."""
     import yaml  # noqa: PLC0415 - only an export writes YAML
 
     class Dumper(yaml.SafeDumper):

@@ -56,12 +56,10 @@ _WORDS = {
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
-    """The format's own options."""
     group.add_argument("--language", choices=("en", "zh"), default="en", help="English or Chinese (default: en)")
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
-    """The page and its picture."""
     language: Language = request.options.get("language", "en")
     branches = tree(bundled())
     return (
@@ -71,7 +69,6 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 
 def runbook_text(branches: Sequence[Branch], language: Language = "en") -> str:
-    """The page."""
     return "\n".join(_page(branches, language)) + "\n"
 
 

@@ -29,5 +29,4 @@ def modules() -> tuple[RuleModule, ...]:
 
 @cache
 def rules() -> dict[str, Rule]:
-    """Every rule by its id."""
     return {rule.id: rule for module in modules() for rule in module.RULES}
