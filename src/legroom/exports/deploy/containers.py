@@ -80,10 +80,6 @@ def entrypoint(server: ExportedServer) -> tuple[str, ...]:
     return ("python3", *server.words.head[1:], "--model", server.model)
 
 
-def arguments(server: ExportedServer) -> tuple[str, ...]:
-    return tuple(word for line in server.lines for word in line.phrase.words)
-
-
 def device_files(server: ExportedServer) -> tuple[str, ...]:
     """What lets a container reach cards that Docker cannot hand out one by one; none for NVIDIA's."""
     return _DEVICE_FILES.get(vendor(server), ())

@@ -96,14 +96,6 @@ class Measures:
         inner = f"_count{self._matching()}[{window}]"
         return self._each(role, lambda name: f"sum {self._labels(role)} (rate({name}{inner}))")
 
-    def mean(self, role: str, window: str) -> str:
-        """The mean of a histogram's observations over a window."""
-        inner, labels = f"{self._matching()}[{window}]", self._labels(role)
-        return self._each(
-            role,
-            lambda name: f"sum {labels} (rate({name}_sum{inner})) / (sum {labels} (rate({name}_count{inner})) > 0)",
-        )
-
     def finished_rate(self, window: str) -> str:
         """Requests finished per second."""
         return self._finished(self.rate, self.observation_rate, window)
