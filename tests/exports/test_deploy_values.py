@@ -112,9 +112,7 @@ def test_a_guard_that_is_there_already_is_not_added_again():
     written = script_text(planned_server(made.plan, options_of(made.options)))
     assert written.count("--middleware legroom.guard.Guard") == 1
     lines = [line.strip() for line in written.splitlines()]
-    assert (
-        lines[lines.index("--middleware my.auth.Middleware") - 1] == "# A layer around every request, as given."
-    )
+    assert lines[lines.index("--middleware my.auth.Middleware") - 1] == "# A layer around every request, as given."
     assert lines[lines.index("--middleware legroom.guard.Guard") - 1].startswith("# The guard:")
 
 

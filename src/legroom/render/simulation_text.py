@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from legroom.drawing.chart import area, svg_area
+from legroom.drawing.chart import area, svg_curve
 from legroom.drawing.svg import Svg
 from legroom.drawing.terminal import Style
 from legroom.drawing.text import columns, count
@@ -57,10 +57,7 @@ def timeline_svg(timeline: Timeline) -> str:
     y = 60.0
     for (name, colour, height), (values, top) in zip(_CURVES, _series(timeline), strict=True):
         box = 28.0 * height
-        svg.text(24, y + 12, name, "soft")
-        svg.text(736, y + 12, count(top), "soft", anchor="end")
-        svg.box(110, y, 540, box, css="box")
-        svg_area(svg, (110, y, 540, box), values, top, colour)
+        svg_curve(svg, y, (name, count(top)), values, top, (540, box), colour)
         y += box + 14
     for name, value in _figures(timeline):
         y += 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from legroom.drawing.chart import area, svg_area
+from legroom.drawing.chart import area, svg_curve
 from legroom.drawing.svg import Svg
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, count, wrap
@@ -114,10 +114,7 @@ def verification_svg(verification: Verification) -> str:
 def _draw(svg: Svg, run: LoadRun, y: float) -> float:
     for (name, colour, height), (values, top, scale) in zip(_CURVES, _series(run), strict=True):
         box = 26.0 * height
-        svg.text(24, y + 12, name, "soft")
-        svg.text(736, y + 12, scale, "soft", anchor="end")
-        svg.box(110, y, 560, box, css="box")
-        svg_area(svg, (110, y, 560, box), values, top, colour)
+        svg_curve(svg, y, (name, scale), values, top, (560, box), colour)
         y += box + 12
     svg.text(110, y + 6, "0 s", "soft")
     svg.text(670, y + 6, f"{run.points[-1].at_s:.0f} s", "soft", anchor="end")

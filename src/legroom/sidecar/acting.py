@@ -18,7 +18,7 @@ from legroom.facts.releases import Release, latest, release
 from legroom.live.detectors import Watcher
 from legroom.live.journal.journal import DONE, FAILED, UNDONE, Action, JournalUnavailable
 from legroom.live.metrics.window import Window
-from legroom.live.remedies import Answer
+from legroom.live.remedies import ProposedRemedy
 from legroom.sidecar.config import ServerConfig, SidecarConfig
 from legroom.sidecar.drains import REFUSED_AGAIN_S, Doors, left_closed
 from legroom.sidecar.incidents import BY, OpenIncident
@@ -32,7 +32,7 @@ _BY_PEOPLE = frozenset({"model", "tensor_parallel_size", "pipeline_parallel_size
 """Another model, or more GPUs than the server has, is a decision of people."""
 
 
-def change_of(found: Sequence[Answer], plan: Mapping[str, Any] | None) -> FlagChange | None:
+def change_of(found: Sequence[ProposedRemedy], plan: Mapping[str, Any] | None) -> FlagChange | None:
     """The first answer's flags that the server's release takes, where they were computed from a plan of this server."""
     if plan is None:
         return None
@@ -45,7 +45,7 @@ def change_of(found: Sequence[Answer], plan: Mapping[str, Any] | None) -> FlagCh
     return next((one for one in changes if one is not None), None)
 
 
-def _change(answer: Answer, used: Release) -> FlagChange | None:
+def _change(answer: ProposedRemedy, used: Release) -> FlagChange | None:
     flags: dict[str, str | None] = {}
     for dest, value in answer.flags.items():
         words = setting_words(dest, value, used)

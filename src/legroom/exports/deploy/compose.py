@@ -6,9 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from legroom.exports.deploy import containers
-from legroom.exports.deploy.address import check_inside
-from legroom.exports.deploy.paths import check_paths
-from legroom.exports.deploy.server import ExportedServer, add_server_options, server_of
+from legroom.exports.deploy.server import ExportedServer, add_server_options
 from legroom.exports.deploy.words import API_KEY_NAME, WITHOUT_API_KEY
 from legroom.exports.deploy.yaml_text import Commented, yaml_text
 from legroom.exports.request import ExportedFile
@@ -26,13 +24,9 @@ def add_options(group: argparse._ArgumentGroup) -> None:
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
-    """The compose file, and the Dockerfile of its image where legroom must be inside."""
-    server = server_of(request)
-    check_inside(server.words)
-    check_paths(server)
-    remarks = (*containers.head(server), *server.remarks)
-    made = ExportedFile("compose.yaml", yaml_text(document(server), head=remarks))
-    return (containers.dockerfile(server), made) if containers.needs_legroom(server) else (made,)
+    server = containers.container_server(request)
+    text = yaml_text(document(server), head=(*containers.head(server), *server.remarks))
+    return containers.with_dockerfile(server, ExportedFile("compose.yaml", text))
 
 
 def document(server: ExportedServer) -> dict[str, Any]:

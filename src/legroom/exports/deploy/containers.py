@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
+from legroom.exports.deploy.address import check_inside
 from legroom.exports.deploy.comments import WRITTEN, headline
 from legroom.exports.deploy.environment import EnvLine
-from legroom.exports.deploy.paths import named_paths, not_mounted
+from legroom.exports.deploy.paths import check_paths, named_paths, not_mounted
+from legroom.exports.deploy.server import ExportedServer, server_of
 from legroom.exports.request import ExportedFile
 from legroom.units import GIB
 from legroom.worker.plugin import SWITCH
 
 if TYPE_CHECKING:
-    from legroom.exports.deploy.server import ExportedServer
+    from legroom.exports.request import ExportRequest
 
 CACHE = "/root/.cache/huggingface"
 COMPILE_CACHE = "/root/.cache/vllm"
@@ -31,6 +33,14 @@ _CACHES = (
 """Where a host keeps downloads and compiled code: a container has volumes for them, by paths of its own."""
 _DEVICE_FILES = {"amd": ("/dev/kfd", "/dev/dri"), "intel": ("/dev/dri",)}
 _BUILT_IMAGE = "vllm-legroom"
+
+
+def container_server(request: ExportRequest) -> ExportedServer:
+    """The server that was asked for; refused where it cannot be reached, or finds no file it names, in a container."""
+    server = server_of(request)
+    check_inside(server.words)
+    check_paths(server)
+    return server
 
 
 def vendor(server: ExportedServer) -> str:
@@ -71,6 +81,11 @@ def dockerfile(server: ExportedServer) -> ExportedFile:
         "RUN python3 -m pip install --no-cache-dir legroom\n"
     )
     return ExportedFile("Dockerfile", text)
+
+
+def with_dockerfile(server: ExportedServer, file: ExportedFile) -> tuple[ExportedFile, ...]:
+    """The file, and before it the Dockerfile of its image where that must have legroom inside."""
+    return (dockerfile(server), file) if needs_legroom(server) else (file,)
 
 
 def entrypoint(server: ExportedServer) -> tuple[str, ...]:

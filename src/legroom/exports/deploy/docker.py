@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from legroom.exports.deploy import containers
-from legroom.exports.deploy.address import check_inside
-from legroom.exports.deploy.paths import check_paths
 from legroom.exports.deploy.script import comment_lines, required
-from legroom.exports.deploy.server import ExportedServer, add_server_options, server_of
+from legroom.exports.deploy.server import ExportedServer, add_server_options
 from legroom.exports.request import ExportedFile
 
 if TYPE_CHECKING:
@@ -27,12 +25,9 @@ def add_options(group: argparse._ArgumentGroup) -> None:
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
-    """A script with the line, and the Dockerfile of its image where legroom must be inside."""
-    server = server_of(request)
-    check_inside(server.words)
-    check_paths(server)
-    run = ExportedFile(f"{server.name}-docker.sh", run_text(server), executable=True)
-    return (containers.dockerfile(server), run) if containers.needs_legroom(server) else (run,)
+    server = containers.container_server(request)
+    script = ExportedFile(f"{server.name}-docker.sh", run_text(server), executable=True)
+    return containers.with_dockerfile(server, script)
 
 
 def run_text(server: ExportedServer) -> str:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy import containers
-from legroom.exports.deploy.address import check_inside
 from legroom.exports.deploy.kubernetes import (
     creating,
     file_mounts,
@@ -23,8 +22,7 @@ from legroom.exports.deploy.kubernetes import (
     secret_key,
     secrets_created,
 )
-from legroom.exports.deploy.paths import check_paths
-from legroom.exports.deploy.server import ExportedServer, add_server_options, server_of
+from legroom.exports.deploy.server import ExportedServer, add_server_options
 from legroom.exports.deploy.times import PROBE_PERIOD_S
 from legroom.exports.deploy.words import API_KEY_NAME
 from legroom.exports.deploy.yaml_text import Commented, yaml_text
@@ -67,7 +65,7 @@ def add_options(group: argparse._ArgumentGroup) -> None:
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
-    server = server_of(request)
+    server = containers.container_server(request)
     _check(server)
     remarks = (
         f"Values for the chart {CHART}.",
@@ -81,8 +79,6 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 
 def _check(server: ExportedServer) -> None:
-    check_inside(server.words)
-    check_paths(server)
     if server.address.tls:
         raise LegroomError(
             "the router of the chart speaks plain http to its servers",

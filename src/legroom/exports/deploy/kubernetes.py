@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy import containers
-from legroom.exports.deploy.address import check_inside
 from legroom.exports.deploy.drain import guard_drain, metrics_drain
-from legroom.exports.deploy.paths import NamedPath, check_paths, named_paths
-from legroom.exports.deploy.server import ExportedServer, add_server_options, server_of
+from legroom.exports.deploy.paths import NamedPath, named_paths
+from legroom.exports.deploy.server import ExportedServer, add_server_options
 from legroom.exports.deploy.times import ENDPOINT_S, PROBE_PERIOD_S
 from legroom.exports.deploy.words import API_KEY_NAME
 from legroom.exports.deploy.yaml_text import Commented, yaml_text
@@ -108,15 +107,12 @@ def add_options(group: argparse._ArgumentGroup) -> None:
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
-    """The manifests in one file, and the Dockerfile of the image where legroom must be inside."""
-    server = server_of(request)
-    check_inside(server.words)
-    check_paths(server)
+    server = containers.container_server(request)
     namespace = _namespace(request.options)
     created = (*secrets_created(server, namespace), *creating(server, namespace))
     remarks = (*containers.head(server), *server.remarks, *created)
-    made = ExportedFile(f"{server.name}.yaml", yaml_text(*manifests(server, namespace), head=remarks))
-    return (containers.dockerfile(server), made) if containers.needs_legroom(server) else (made,)
+    text = yaml_text(*manifests(server, namespace), head=remarks)
+    return containers.with_dockerfile(server, ExportedFile(f"{server.name}.yaml", text))
 
 
 def _namespace(options: Mapping[str, Any]) -> str | None:
