@@ -28,46 +28,6 @@ if TYPE_CHECKING:
     from legroom.exports.request import ExportRequest
     from legroom.facts.releases import Release
 
-
-def add_server_options(group: argparse._ArgumentGroup, *, image: bool = False) -> None:
-    """What is the same for a unit, a container and a manifest."""
-    group.add_argument("--name", metavar="NAME", help="what the service is called (default: from the model)")
-    group.add_argument("--disk-speed", metavar="SPEED", help="how fast weights are read (default: 200MB/s)")
-    group.add_argument("--download-speed", metavar="SPEED", help="how fast they are downloaded once (default: 100MB/s)")
-    group.add_argument("--drain", metavar="SECONDS", help=f"for running requests when it stops (default: {DRAIN_S})")
-    group.add_argument("--with-guard", action="store_true", help="legroom's guard in front of the requests")
-    group.add_argument("--with-sidecar", action="store_true", help="legroom watch beside the server")
-    if image:
-        group.add_argument("--image", metavar="IMAGE", help="another image than vllm/vllm-openai of the release")
-
-
-def copies_here(words: ServerWords, engines: int) -> int:
-    """Data-parallel copies that this machine runs; 0 where it only takes requests for others."""
-    local = _count(words, "--data-parallel-size-local")
-    return engines if local is None else local
-
-
-def ranks_here(words: ServerWords, args: Mapping[str, Any]) -> int:
-    """GPUs of one copy on this machine."""
-    sizes = (int(args.get(f"{what}_parallel_size") or 1) for what in ("tensor", "pipeline", "prefill_context"))
-    return max(1, math.prod(sizes) // (_count(words, "--nnodes") or 1))
-
-
-def _count(words: ServerWords, flag: str) -> int | None:
-    phrase = words.get(flag)
-    return int(phrase.value) if phrase and phrase.value.isascii() and phrase.value.isdigit() else None
-
-
-def is_model_folder(model: str) -> bool:
-    """Whether the model is a folder rather than a Hub id. vLLM looks for a folder of that name first; so does this."""
-    if model.startswith(("/", ".", "~")):
-        return True
-    try:
-        return bool(model) and Path(model).is_dir()
-    except (OSError, ValueError):  # a text too long for a name, or with a zero byte
-        return False
-
-
 _PINNED = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
 """What the memory of a server follows from: written out, so that a release with other defaults changes nothing."""
 _UNKNOWN_KEY = (
@@ -155,6 +115,45 @@ def server_of(request: ExportRequest) -> ExportedServer:
     if request.from_file and API_KEY_NAME not in server.secrets:
         return replace(server, remarks=(*server.remarks, _UNKNOWN_KEY))
     return server
+
+
+def add_server_options(group: argparse._ArgumentGroup, *, image: bool = False) -> None:
+    """What is the same for a unit, a container and a manifest."""
+    group.add_argument("--name", metavar="NAME", help="what the service is called (default: from the model)")
+    group.add_argument("--disk-speed", metavar="SPEED", help="how fast weights are read (default: 200MB/s)")
+    group.add_argument("--download-speed", metavar="SPEED", help="how fast they are downloaded once (default: 100MB/s)")
+    group.add_argument("--drain", metavar="SECONDS", help=f"for running requests when it stops (default: {DRAIN_S})")
+    group.add_argument("--with-guard", action="store_true", help="legroom's guard in front of the requests")
+    group.add_argument("--with-sidecar", action="store_true", help="legroom watch beside the server")
+    if image:
+        group.add_argument("--image", metavar="IMAGE", help="another image than vllm/vllm-openai of the release")
+
+
+def copies_here(words: ServerWords, engines: int) -> int:
+    """Data-parallel copies that this machine runs; 0 where it only takes requests for others."""
+    local = _count(words, "--data-parallel-size-local")
+    return engines if local is None else local
+
+
+def ranks_here(words: ServerWords, args: Mapping[str, Any]) -> int:
+    """GPUs of one copy on this machine."""
+    sizes = (int(args.get(f"{what}_parallel_size") or 1) for what in ("tensor", "pipeline", "prefill_context"))
+    return max(1, math.prod(sizes) // (_count(words, "--nnodes") or 1))
+
+
+def _count(words: ServerWords, flag: str) -> int | None:
+    phrase = words.get(flag)
+    return int(phrase.value) if phrase and phrase.value.isascii() and phrase.value.isdigit() else None
+
+
+def is_model_folder(model: str) -> bool:
+    """Whether the model is a folder rather than a Hub id. vLLM looks for a folder of that name first; so does this."""
+    if model.startswith(("/", ".", "~")):
+        return True
+    try:
+        return bool(model) and Path(model).is_dir()
+    except (OSError, ValueError):  # a text too long for a name, or with a zero byte
+        return False
 
 
 def options_of(options: Mapping[str, Any]) -> ServerOptions:

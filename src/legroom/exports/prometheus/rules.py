@@ -22,23 +22,6 @@ if TYPE_CHECKING:
 
     from legroom.exports.request import ExportRequest
 
-
-def rules_text(document: Any) -> str:
-    import yaml  # noqa: PLC0415 - only an export writes YAML
-
-    class Dumper(yaml.SafeDumper):
-        def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
-            # Lists stand under their key, indented, as hand-written files have them.
-            super().increase_indent(flow, False)
-
-    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-        style = "|" if "\n" in value else None
-        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
-
-    Dumper.add_representer(str, text)
-    return yaml.dump(document, Dumper=Dumper, sort_keys=False, width=100_000, allow_unicode=True)
-
-
 NAME = "prometheus"
 HELP = "recording rules, alerts and scrape config, in the metric names of the release"
 TAKES_ANY = True
@@ -154,3 +137,19 @@ def _targets(given: Sequence[str] | None, option: str) -> list[str]:
         if not _TARGET.fullmatch(target):
             raise LegroomError(f"{option} {target!r} is not an address", f"write it like {option} gpu1:8000")
     return list(given or ())
+
+
+def rules_text(document: Any) -> str:
+    import yaml  # noqa: PLC0415 - only an export writes YAML
+
+    class Dumper(yaml.SafeDumper):
+        def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+            # Lists stand under their key, indented, as hand-written files have them.
+            super().increase_indent(flow, False)
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+        style = "|" if "\n" in value else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+    Dumper.add_representer(str, text)
+    return yaml.dump(document, Dumper=Dumper, sort_keys=False, width=100_000, allow_unicode=True)
