@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from legroom.actions.platform import FlagsFixed
-from legroom.deployments.plain_shell import SHELLS, basename, server_start
+from legroom.deployments.server_words import SHELLS, basename, server_start
 from legroom.vllm.command_parts import command_parts, long_name
 from legroom.vllm.reading import looks_like_flag
 

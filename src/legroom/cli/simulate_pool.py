@@ -89,11 +89,11 @@ def pool_of(args: argparse.Namespace, trace: Trace) -> PoolChoice:
         flags = {name: value for name in _PLANNED if (value := getattr(args, name)) is not None}
         settings = _settings(args, trace, {"num_blocks": args.blocks, **_DEFAULTS, **flags})
         return PoolChoice(args, trace, settings, _fixed_cost(args, trace), base=["MODEL"])
-    from legroom.cli.deployment import said
+    from legroom.cli.deployment import requested
 
     if args.model:
         args.vllm_words = [args.model, *args.vllm_words]
-    meant = said(args)
+    meant = requested(args)
     settings, cost, taken = _planned(args, trace, meant, {})
     base = [meant.args.model, *args.vllm_words[1 if args.model else 0 :]]
     return PoolChoice(args, trace, settings, cost, [*meant.notes, *taken], meant, base)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from legroom.deployments.plain_shell import assignments
+from legroom.deployments.server_words import assignments
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.finding import Fix, FixKind
 from legroom.diagnosis.starting_plan import NOT_PLANNABLE, Hints, Known, base_plan, known_of
@@ -37,7 +37,7 @@ class FixPlanner:
     def given_args(self) -> ServeArgs:
         """The flags as they were given, however odd: those of the line, else those that the log shows."""
         if self._hints.command:
-            from legroom.deployments.plain_sources import deployment_from_command  # noqa: PLC0415 - only where a line was given
+            from legroom.deployments.deployment import deployment_from_command  # noqa: PLC0415 - only where a line was given
 
             return deployment_from_command(self._hints.command, self.known.release).args
         return self.case.startup.args

@@ -58,7 +58,7 @@ def known_of(case: Case, hints: Hints) -> Known:
     release = _release(version, must=hints.vllm is not None)
     args, gpus = startup.args, hints.gpus
     if hints.command:
-        from legroom.deployments.plain_sources import deployment_from_command  # noqa: PLC0415 - only where a line was given
+        from legroom.deployments.deployment import deployment_from_command  # noqa: PLC0415 - only where a line was given
 
         deployment = deployment_from_command(hints.command, release if version else None)
         args = _merged(deployment.args, args if startup.args_known else ServeArgs())

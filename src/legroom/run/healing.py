@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from legroom.actions.server_log import last_lines
-from legroom.deployments.plain_shell import assignments
+from legroom.deployments.server_words import assignments
 from legroom.diagnosis.causes import cause_of
 from legroom.diagnosis.causes.kv_too_small_for_max_len import longest_len
 from legroom.diagnosis.diagnose import read_log
