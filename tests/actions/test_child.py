@@ -14,7 +14,7 @@ import pytest
 
 from legroom.actions.child import Child
 from legroom.actions.descendants import descendants, send, started
-from legroom.actions.server_log import KeptLog, last_lines
+from legroom.actions.server_log import ServerLog, last_lines
 from legroom.errors import LegroomError
 
 SLEEP = "import time; time.sleep(600)"
@@ -73,7 +73,7 @@ def test_output_goes_to_the_streams_it_was_printed_to(launch, tmp_path):
 
 def test_lines_are_seen_and_kept_as_they_come(launch, tmp_path):
     seen: list[bytes] = []
-    log = KeptLog(tmp_path / "log")
+    log = ServerLog(tmp_path / "log")
     child = launch("print('one'); print('two', end='')", log=log, see=seen.append)
     child.wait_gone(20)
     child.close()
@@ -185,7 +185,7 @@ def test_a_closed_output_does_not_stop_the_server(launch):
 
 def test_a_log_keeps_its_start_and_its_newest_lines(tmp_path, monkeypatch):
     monkeypatch.setattr("legroom.actions.server_log.TAIL_BYTES", 1000)
-    log = KeptLog(tmp_path / "log")
+    log = ServerLog(tmp_path / "log")
     log.write(b"the start\n")
     log.started()
     for number in range(1000):

@@ -56,7 +56,7 @@ def starts(folder: Path) -> list[str]:
 def write_config(folder: Path, port: int, own_port: int, server: str = "", **more: object) -> Path:
     """watch.toml for the stand-in: hasty detectors, no pauses, restarts turned on."""
     lines = {
-        "interval_s": 0.2, "port": own_port, "journal": "journal.db", "act": ["notify", "restart"],
+        "interval_s": 0.05, "port": own_port, "journal": "journal.db", "act": ["notify", "restart"],
         "token": "act-token", **more,
     }  # fmt: skip
     text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items())
@@ -70,7 +70,7 @@ restart_deadline_s = 20
 
 [thresholds]
 stuck_hold = {{ samples = 2, seconds = 0.1 }}
-unreachable_hold = {{ samples = 15, seconds = 5 }}
+unreachable_hold = {{ samples = 60, seconds = 5 }}
 calm = {{ samples = 2, seconds = 0.1 }}
 crash_restarts = 1000000
 
@@ -89,8 +89,8 @@ drain = {{ by = "guard", token = "guard-token" }}
     return path
 
 
-RUN = "import sys; from pathlib import Path; from legroom.holding.sidecar_process import run_sidecar; \
-from legroom.holding.sidecar_config import read_config; sys.exit(run_sidecar(read_config(Path(sys.argv[1]))))"
+RUN = "import sys; from pathlib import Path; from legroom.sidecar.sidecar import run_sidecar; \
+from legroom.sidecar.config import read_config; sys.exit(run_sidecar(read_config(Path(sys.argv[1]))))"
 
 
 def start_sidecar(config: Path, log: Path) -> subprocess.Popen:

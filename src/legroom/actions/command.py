@@ -7,10 +7,10 @@ from pathlib import Path
 
 from legroom.actions.platform import (
     ActionFailed,
-    Asked,
     FlagChange,
     FlagsFixed,
     Override,
+    RestartRequest,
     State,
     read_if_there,
     restore_file,
@@ -51,7 +51,7 @@ class CommandPlatform:
             raise ActionFailed(f"{self.pid_file} holds no process id") from error
         return State(identity, identity is not None)
 
-    async def restart(self, asked: Asked) -> None:
+    async def restart(self, asked: RestartRequest) -> None:
         """Runs it and waits for its end."""
         env = {"LEGROOM_SERVER": self.server, "LEGROOM_ACTION": asked.token}
         if self.flags_file is not None:

@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _has_terminal() -> bool:
     """Textual reads keys from stdin and draws on stderr. One that was closed is None."""
-    return all(one is not None and one.isatty() for one in (sys.stdin, sys.stdout, sys.stderr))
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
 
 
 def _check_record(args: argparse.Namespace) -> None:
@@ -202,8 +202,8 @@ def _replay(args: argparse.Namespace) -> int:
             opened += not change.is_over
             if not args.json:
                 finding = change.incident.finding
-                said = "over" if change.is_over else finding.reason if finding else ""
-                print(f"{when(change.time_s)}  {change.incident.server}  {change.incident.title}: {said}")
+                state = "over" if change.is_over else finding.reason if finding else ""
+                print(f"{when(change.time_s)}  {change.incident.server}  {change.incident.title}: {state}")
     if not args.json:
         print(f"\n{session.looks:,} looks, {opened} incident{'s' if opened != 1 else ''}\n")
         _show(list(session.views.values()), False)
@@ -215,14 +215,14 @@ def _rehearse(args: argparse.Namespace) -> int:
     from legroom.render.incident_text import when
     from legroom.sidecar.rehearse import rehearse
 
-    found = rehearse(Path(args.rehearse), _config(args))
+    rehearsal = rehearse(Path(args.rehearse), _config(args))
     if args.json:
-        print_json(found.to_json())
+        print_json(rehearsal.to_json())
         return OK
-    for event in found.events:
+    for event in rehearsal.events:
         print(f"{when(event.time_s)}  {event.server}  {event.text}")
-    servers, actions = plural(found.servers, "server"), plural(len(found.actions), "action")
-    print(f"\n{found.looks:,} looks at {servers}; {actions} would have been taken")
+    servers, actions = plural(rehearsal.servers, "server"), plural(len(rehearsal.actions), "action")
+    print(f"\n{rehearsal.looks:,} looks at {servers}; {actions} would have been taken")
     return OK
 
 
@@ -242,14 +242,14 @@ def _session(args: argparse.Namespace, journal: Journal | None, config: SidecarC
 
 def _plan(path: str) -> dict[str, Any]:
     try:
-        found = json.loads(Path(path).read_text("utf-8"))
+        document = json.loads(Path(path).read_text("utf-8"))
     except OSError as error:
         raise LegroomError(f"cannot read {path}: {error.strerror}") from None
     except ValueError:
-        found = None
-    if not isinstance(found, dict) or "kv" not in found:
+        document = None
+    if not isinstance(document, dict) or "kv" not in document:
         raise LegroomError(f"{path} is not a plan", "write it with legroom plan ... --json > FILE")
-    return found
+    return document
 
 
 def _journal(config: SidecarConfig) -> Journal | None:
