@@ -122,7 +122,7 @@ def test_a_program_that_is_not_there_says_so():
 
 
 def test_what_a_killed_server_leaves_behind_is_killed(launch, tmp_path):
-    child = launch(FAMILY)
+    child = launch(FAMILY, leftover_grace_s=0.2)
     core, worker = pids_printed(tmp_path / "out", 2)
     os.kill(child.pid, signal.SIGKILL)
     assert child.wait_gone(20)

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from legroom.actions.drain import CommandDrain, Drained, GuardDrain, PlatformDrain, ReadinessFileDrain, wait_until_empty
+from legroom.actions.drain import CommandDrain, Drained, NoDrain, GuardDrain, PlatformDrain, ReadinessFileDrain, wait_until_empty
 from legroom.actions.platform import ActionFailed
 
-UNDRAINED = PlatformDrain("nobody")
+UNDRAINED = NoDrain()
 
 
 def counts(*values):

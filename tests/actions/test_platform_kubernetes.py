@@ -104,7 +104,7 @@ def api(tmp_path, monkeypatch):
     server.server_close()
 
 
-WORKLOAD = Workload("vllm", "ml", context="c")
+WORKLOAD = Workload("vllm", "ml", context="c", poll_s=0.02)
 
 
 def test_a_restart_is_one_rollout_however_often_it_is_asked_for(api):

@@ -181,7 +181,7 @@ def test_a_server_that_takes_no_token_ids_is_asked_with_text():
 
 
 def test_it_ends_when_the_time_is_up():
-    _, found = checked(StandIn(takes_s=0.5), concurrency=1, requests=200, timeout_s=2.5)
+    _, found = checked(StandIn(takes_s=0.1), concurrency=1, requests=200, timeout_s=1.0)
     assert not found.ok
     assert "--timeout" in found.load.interrupted
 

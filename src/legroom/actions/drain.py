@@ -142,14 +142,12 @@ class CommandDrain:
 
 
 @dataclass(frozen=True)
-class PlatformDrain:
-    """Nothing of legroom's: the orchestrator drains by itself when it restarts (Kubernetes, a `legroom run`)."""
-
-    platform: str
+class NoDrain:
+    """No way to keep new work away is named: a restart waits for a moment without requests."""
 
     @property
     def name(self) -> str:
-        return f"{self.platform}, which drains by itself"
+        return "nothing"
 
     async def begin(self) -> None:
         """Nothing to do here."""
@@ -158,8 +156,18 @@ class PlatformDrain:
         """Nothing to do here."""
 
     async def in_flight(self) -> float | None:
-        """Not counted here."""
         return None
+
+
+@dataclass(frozen=True)
+class PlatformDrain(NoDrain):
+    """Nothing of legroom's: the orchestrator drains by itself when it restarts (Kubernetes, a `legroom run`)."""
+
+    platform: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.platform}, which drains by itself"
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,8 @@ class Workload:
     container: str | None = None
     context: str | None = None
     settle_s: float = 10.0
+    poll_s: float = 1.0
+    """Between looks at a rollout."""
 
     @property
     def name(self) -> str:
@@ -129,7 +131,7 @@ class Workload:
         while (await self.state()).underway:
             if loop.time() > end_s:
                 raise ActionFailed(f"the rollout of {self.name} did not end within {deadline_s:g} s")
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(self.poll_s)
 
     async def _read(self) -> dict[str, Any]:
         def ask(api: Any) -> dict[str, Any]:

@@ -40,7 +40,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read and tell."""
     from legroom.cli.journal_file import open_journal
     from legroom.drawing.terminal import style_of
     from legroom.render.incident_text import incident_json, incident_svg, incident_text

@@ -56,7 +56,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     serve.add_argument(
         "--hang-timeout", metavar="S", default="120", help="without work and answer it hangs; 0: never (default: 120)"
     )
-    what = parser.add_argument_group("what it is told and tells")
+    what = parser.add_argument_group("input and output")
     what.add_argument("--gpu", metavar="NAME", help="the GPU, where the driver's name for it means nothing to legroom")
     what.add_argument("--vllm", metavar="VERSION", help="the vLLM release, where it cannot be found out")
     what.add_argument("--no-verify", action="store_true", help="do not send it requests once it is healthy")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Watch serving vLLMs: KV use, running and waiting, preemptions, prefix cache, tokens, latency, GPU memory of a server on
 this machine; a state and a sentence for each, a forecast, and incidents. On a terminal a live page; elsewhere, or with
---once, one look and an exit code. --daemon runs the sidecar, which tells others and, if told to, acts."""
+--once, one look and an exit code. --daemon runs the sidecar, which notifies others and, where allowed, acts."""
 
 _EPILOG = """\
 examples:
@@ -70,7 +70,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     how.add_argument("--ca-file", metavar="FILE", help="certificates of your own authority")
     how.add_argument("--json", action="store_true", help="one JSON object a look, on stdout")
     sidecar = parser.add_argument_group("the sidecar")
-    sidecar.add_argument("--daemon", action="store_true", help="stay, tell others, serve /metrics and /incidents")
+    sidecar.add_argument("--daemon", action="store_true", help="stay, notify others, serve /metrics and /incidents")
     sidecar.add_argument("--config", metavar="FILE", help="watch.toml")
     sidecar.add_argument(
         "--act", action="append", default=[], metavar="NAME", help="turn an action on (may be repeated)"

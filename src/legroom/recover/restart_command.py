@@ -117,7 +117,7 @@ def _restart(crashed: Crashed) -> RestartCommand:
     if restart:
         return restart
     if crashed.command is None:
-        raise NothingComputed("the log shows no failure that flags would mend", "give the line that ran with --command")
+        raise NothingComputed("the log shows no failure that flags would fix", "give the line that ran with --command")
     return _with_room(crashed)
 
 

@@ -31,7 +31,7 @@ class RunFile:
 
     def _log_folder(self) -> Path:
         """Beside the run's file; where nothing can be written there (a read-only container), one for this run alone:
-        without a log no start-up could be mended."""
+        without a log no start-up could be fixed."""
         folder = self.path.parent
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)

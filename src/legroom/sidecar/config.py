@@ -1,4 +1,4 @@
-"""What the sidecar is told: servers, groups, limits, where to tell, whether to act. From watch.toml or a command."""
+"""The sidecar's configuration: servers, groups, limits, webhooks, whether to act. From watch.toml or a command."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class GroupState:
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do (None: nothing beyond telling) and why, in words."""
+    """What to do (None: nothing but notify) and why, in words."""
 
     action: ActionName | None
     reason: str

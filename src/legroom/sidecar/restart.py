@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from legroom.actions.drain import Drained, DrainMethod, PlatformDrain, wait_until_empty
+from legroom.actions.drain import Drained, DrainMethod, NoDrain, PlatformDrain, wait_until_empty
 from legroom.actions.platform import (
     ActionFailed,
     FlagChange,
@@ -108,7 +108,7 @@ class ServerRestart:
             raise ActionFailed(f"no platform is named for {order.server.name}, so it cannot be restarted")
         self._context, self._order = context, order
         self._platform: Platform = order.server.platform
-        self._drain_method: DrainMethod = order.server.drain_method or PlatformDrain("nobody")
+        self._drain_method: DrainMethod = order.server.drain_method or NoDrain()
         self._id = 0
         self._launched = False
 
@@ -163,7 +163,7 @@ class ServerRestart:
         if order.failing:
             await self._stage("drained", {"waited": False, "why": "it is failing: its requests are lost already"})
             return
-        if isinstance(drain_method, PlatformDrain) and drain_method.platform != "nobody":
+        if isinstance(drain_method, PlatformDrain):
             await self._stage("drained", {"waited": False, "why": drain_method.name})
             return
         drained = await wait_until_empty(drain_method, self._busy, order.limits.drain_deadline_s, self._context.poll_s)
@@ -315,6 +315,6 @@ class ServerRestart:
 
 
 def _not_drained(drained: Drained, drain_method: DrainMethod) -> str:
-    if isinstance(drain_method, PlatformDrain):
+    if isinstance(drain_method, NoDrain):
         return f"{drained}, and there is no guard or other way to stop new work"
     return str(drained)
