@@ -5,7 +5,15 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from legroom.actions.drain import CommandDrain, Drained, NoDrain, GuardDrain, PlatformDrain, ReadinessFileDrain, wait_until_empty
+from legroom.actions.drain import (
+    CommandDrain,
+    Drained,
+    GuardDrain,
+    NoDrain,
+    PlatformDrain,
+    ReadinessFileDrain,
+    wait_until_empty,
+)
 from legroom.actions.platform import ActionFailed
 
 UNDRAINED = NoDrain()

@@ -83,7 +83,6 @@ class Child:
         return any(stream.is_held_up for stream in self._streams)
 
     def fileno(self) -> int:
-        """What to wait on."""
         return self._control.fileno()
 
     def read(self) -> None:

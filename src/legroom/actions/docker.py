@@ -37,7 +37,6 @@ class DockerContainer:
 
     @property
     def name(self) -> str:
-        """For sentences."""
         return f"Docker container {self.container}"
 
     @property
@@ -50,7 +49,6 @@ class DockerContainer:
         return _state(await _inspect(self.container))
 
     async def restart(self, asked: RestartRequest) -> None:
-        """`docker restart`."""
         words = ["docker", "restart", "--time", str(self.stop_s), self.container]
         await succeed(words, f"restarting {self.name}", timeout_s=asked.deadline_s, asked=asked)
 
@@ -71,15 +69,12 @@ class DockerContainer:
 
 @dataclass(frozen=True)
 class ComposeService:
-    """One service of a Compose project."""
-
     file: Path
     service: str
     stop_s: int = 60
 
     @property
     def name(self) -> str:
-        """For sentences."""
         return f"Compose service {self.service} of {self.file.name}"
 
     @property
@@ -117,7 +112,6 @@ class ComposeService:
         write_whole(self._override(), json.dumps({"services": {self.service: changed}}, indent=1) + "\n", 0o600)
 
     async def restore_flags(self, override: Override) -> None:
-        """The old override, or none."""
         restore_file(Path(override.place), override.before)
 
     async def _words(self) -> list[str]:
@@ -137,7 +131,6 @@ class ComposeService:
         return words
 
     async def replicas(self) -> int:
-        """Containers of the service."""
         words = self._compose("ps", "--quiet", self.service)
         return len((await succeed(words, f"counting {self.name}", timeout_s=_QUICK_S)).split())
 
@@ -146,7 +139,6 @@ class ComposeService:
         await succeed(self._scale(replicas), f"scaling {self.name}", timeout_s=600.0)
 
     def scale_words(self, replicas: int) -> str:
-        """By hand."""
         return " ".join(self._scale(replicas))
 
     def _scale(self, replicas: int) -> list[str]:

@@ -38,7 +38,6 @@ class Workload:
 
     @property
     def name(self) -> str:
-        """For sentences."""
         return f"Kubernetes {self.kind.replace('_', '')} {self.namespace}/{self.workload}"
 
     async def state(self) -> State:
@@ -95,7 +94,6 @@ class Workload:
         return field, words
 
     async def restore_flags(self, override: Override) -> None:
-        """The container's old arguments and environment."""
         before = json.loads(override.before or "{}")
         changed = {
             "name": override.place.rpartition("/")[2],
@@ -106,15 +104,12 @@ class Workload:
         await self._patch({"spec": {"template": {"spec": {"containers": [changed]}}}})
 
     async def replicas(self) -> int:
-        """As the workload wants."""
         return int((await self._read())["spec"].get("replicas", 1))
 
     async def scale(self, replicas: int) -> None:
-        """A patch of the wanted number."""
         await self._patch({"spec": {"replicas": replicas}})
 
     def scale_words(self, replicas: int) -> str:
-        """By hand."""
         kind = self.kind.replace("_", "")
         return f"kubectl --namespace {self.namespace} scale {kind}/{self.workload} --replicas={replicas}"
 

@@ -51,7 +51,6 @@ class Webhook:
 
 
 def body_of(notification: Notification, style: Format) -> Any:
-    """The JSON that is posted."""
     if style == "slack":
         return _slack(notification)
     if style == "alertmanager":

@@ -37,11 +37,9 @@ class RunChild:
 
     @property
     def name(self) -> str:
-        """For sentences."""
         return f"`legroom run` on port {self.port}"
 
     async def state(self) -> State:
-        """The vLLM it holds now."""
         record = self._record()
         if process_identity(int(record["pid"])) is None:
             raise ActionFailed(f"the {self.name} is gone (process {record['pid']})")

@@ -30,7 +30,6 @@ class ServerLog:
             self._file = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND, 0o600)
 
     def write(self, lines: bytes) -> None:
-        """Keep whole lines."""
         with self._lock:
             if self._file is None:
                 return

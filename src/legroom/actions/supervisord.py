@@ -37,11 +37,9 @@ class SupervisordProgram:
 
     @property
     def name(self) -> str:
-        """For sentences."""
         return f"supervisord program {self.program}"
 
     async def state(self) -> State:
-        """Its process and when that began."""
         # It ends with 3 where the program does not run, which is an answer too.
         done = await call(self._ctl("status", self.program), timeout_s=_QUICK_S)
         status = _STATUS.search(done.output)
@@ -76,7 +74,6 @@ class SupervisordProgram:
         write_whole(path, with_command(read_if_there(path) or "", self.program.rpartition(":")[2], change))
 
     async def restore_flags(self, override: Override) -> None:
-        """The file as it was."""
         if override.before is not None:
             write_whole(Path(override.place), override.before)
 

@@ -37,7 +37,6 @@ class SystemdUnit:
 
     @property
     def name(self) -> str:
-        """For sentences."""
         return f"systemd {'user ' if self.user else ''}unit {self.unit}"
 
     async def state(self) -> State:
@@ -57,7 +56,6 @@ class SystemdUnit:
         )
 
     async def override_place(self) -> Override:
-        """The drop-in of this unit."""
         await self._words()
         return Override(str(self._drop_in()), read_if_there(self._drop_in()))
 
@@ -73,7 +71,6 @@ class SystemdUnit:
         await self._reload()
 
     async def restore_flags(self, override: Override) -> None:
-        """The old drop-in, or none."""
         restore_file(Path(override.place), override.before)
         await self._reload()
 

@@ -24,7 +24,6 @@ _MOST_POINTS = 1000
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Describe the command's options."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "incident",
         description="The story of one incident: what was seen (with its curves), diagnosed, done and recommended.",

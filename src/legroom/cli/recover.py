@@ -32,7 +32,6 @@ exit codes: 0 no dead weight is left, 1 some is (a dry run, not permitted, would
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Describe the command's options."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "recover",
         usage="legroom recover [--yes | --dry-run] [options]",

@@ -36,7 +36,6 @@ exit codes: 0 verified, 1 not verified, 2 the call is wrong, 3 the server cannot
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Describe the command's options."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "verify",
         usage="legroom verify URL [--plan FILE] [--load LOAD] [options]",

@@ -42,7 +42,6 @@ exit codes: 0 healthy, 1 an incident, 2 the call is wrong, 3 a server (or what l
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Describe the command's options."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "watch",
         usage="legroom watch URL ... [options]",
@@ -80,7 +79,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Choose the surface and hand over."""
     if args.record:
         _check_record(args)
     if args.rehearse:

@@ -68,15 +68,15 @@ def _unix_peers() -> dict[int, int]:
     family = getattr(socket, "AF_NETLINK", None)
     if family is None:
         raise OSError("this system has no netlink")
-    with socket.socket(family, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as asking:
-        asking.settimeout(2.0)
+    with socket.socket(family, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as netlink:
+        netlink.settimeout(2.0)
         body = _ASKED.pack(socket.AF_UNIX, 0, 0, _ALL_STATES, 0, _SHOW_PEER, b"\0" * 8)
-        asking.send(_HEADER.pack(_HEADER.size + len(body), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 1, 0) + body)
-        return dict(_answers(asking))
+        netlink.send(_HEADER.pack(_HEADER.size + len(body), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 1, 0) + body)
+        return dict(_answers(netlink))
 
 
-def _answers(asking: socket.socket) -> Iterator[tuple[int, int]]:
-    while packet := asking.recv(1 << 17):
+def _answers(netlink: socket.socket) -> Iterator[tuple[int, int]]:
+    while packet := netlink.recv(1 << 17):
         at = 0
         while at + _HEADER.size <= len(packet):
             length, kind, _, _, _ = _HEADER.unpack_from(packet, at)
@@ -227,8 +227,6 @@ def born(pid: int) -> float | None:
 
 @dataclass(frozen=True)
 class _OpenFiles:
-    """What one process has open."""
-
     sockets: tuple[int, ...] = ()
     shared: frozenset[str] = frozenset()
     loads_vllm: bool = False

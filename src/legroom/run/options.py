@@ -21,7 +21,6 @@ class Setup:
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> Setup:
-        """From a task's answer."""
         return cls(tuple(answer["words"]), dict(answer["env"]), answer["line"], answer["expected"])
 
     def is_like(self, other: Setup) -> bool:

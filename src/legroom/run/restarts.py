@@ -35,7 +35,6 @@ def history_entry(what: str, ending: ServerExit, remedy: Mapping[str, Any]) -> d
 
 
 def incident_detail(ending: ServerExit, remedy: Mapping[str, Any], command: str, log: Path) -> dict[str, Any]:
-    """What the journal keeps of it."""
     diagnosed = {name: remedy[name] for name in ("cause", "entry", "evidence", "refused") if remedy.get(name)}
     lines = last_lines(log, LINES_SHOWN)
     return {"exit_code": ending.code, "lived_s": ending.lived_s, "command": command, "lines": lines, **diagnosed}

@@ -49,7 +49,6 @@ class ServerCommand:
 
     @property
     def port(self) -> int:
-        """Where it will listen."""
         given = other_value(self.args, "--port")
         return int(given) if given and given.isdecimal() else 8000
 

@@ -38,7 +38,6 @@ class Signals:
         os.close(self._writing)
 
     def fileno(self) -> int:
-        """What to wait on."""
         return self._reading
 
     def taken(self) -> list[int]:

@@ -57,7 +57,6 @@ class TaskProcess:
                 os.close(writing)
 
     def fileno(self) -> int:
-        """What to wait on."""
         return self._answer.fileno()
 
     def read(self) -> None:
@@ -105,5 +104,4 @@ def _memory_file() -> IO[bytes]:
 
 
 def run_task(task: str, question: Mapping[str, Any]) -> dict[str, Any]:
-    """Ask and wait."""
     return TaskProcess(task, question).answer()

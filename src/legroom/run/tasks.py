@@ -197,7 +197,6 @@ def answered(task: str, question: Question) -> Answer:
 
 
 def main() -> None:
-    """Answer one question."""
     die_with_parent()  # nobody would read the answer
     json.dump(answered(sys.argv[1], json.load(sys.stdin)), sys.stdout)
 

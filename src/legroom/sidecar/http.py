@@ -79,7 +79,6 @@ class SidecarMetrics:
             self.acting.labels(name, group).set(name in act)
 
     def text(self) -> tuple[bytes, str]:
-        """The exposition and its content type."""
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest  # noqa: PLC0415
 
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
@@ -116,7 +115,6 @@ class SidecarApi(Protocol):
 
 
 def make_app(served: SidecarApi) -> web.Application:
-    """The pages of a sidecar."""
     from aiohttp import web  # noqa: PLC0415  slow to import
 
     async def metrics(_: web.Request) -> web.Response:

@@ -59,8 +59,6 @@ class OpenIncident:
 
 @record(frozen=True)
 class IncidentUpdate:
-    """What a look changed."""
-
     opened: tuple[OpenIncident, ...] = ()
     closed: tuple[OpenIncident, ...] = ()
     worse: tuple[OpenIncident, ...] = ()
@@ -77,7 +75,6 @@ class IncidentKeeper:
         return tuple(sorted(self._open.values(), key=lambda incident: incident.opened_s))
 
     def of(self, server: str) -> tuple[OpenIncident, ...]:
-        """Those of one server."""
         return tuple(incident for incident in self._open.values() if incident.server == server)
 
     def adopt(

@@ -59,7 +59,6 @@ class Notifier:
                     _put(queue, (incident, _notification(incident, "", None)))
 
     async def run(self, lasting: Callable[[], Sequence[OpenIncident]]) -> None:
-        """Sends for ever."""
         async with asyncio.TaskGroup() as group:
             for hook, queue in zip(self._hooks, self._queues, strict=True):
                 group.create_task(self._send(hook, queue))

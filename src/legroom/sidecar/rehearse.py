@@ -59,7 +59,6 @@ class Rehearsal:
         return tuple(event for event in self.events if event.what not in ("opened", "closed", "refused"))
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
         return {
             "looks": self.looks, "servers": self.servers, "from_s": self.from_s, "until_s": self.until_s,
             "actions": len(self.actions),

@@ -341,7 +341,6 @@ class Sidecar:
     # The pages
 
     def metrics_text(self) -> tuple[bytes, str]:
-        """The sidecar's own figures."""
         self._metrics.open.clear()
         for incident in self._keeper.all():
             self._metrics.open.labels(incident.kind, incident.severity).inc()

@@ -90,7 +90,6 @@ class Table:
         return value
 
     def number(self, key: str, default: float, least: float = 0.0, most: float = float("inf")) -> float:
-        """A number within bounds."""
         value = self.get(key, float, default)
         if not least <= value <= most:  # false for NaN too
             bounds = f"from {least:g} on" if most == float("inf") else f"from {least:g} to {most:g}"
@@ -98,28 +97,24 @@ class Table:
         return value
 
     def whole(self, key: str, default: int, least: int = 0, most: int = 1_000_000) -> int:
-        """A whole number within bounds."""
         value = self.get(key, int, default)
         if not least <= value <= most:
             raise self.wrong(key, f"must be from {least} to {most}, not {value}")
         return value
 
     def need(self, key: str, kind: type[_Value]) -> _Value:
-        """A value that must be there."""
         value = self.find(key, kind)
         if value is None:
             raise self.wrong(key, "is missing")
         return value
 
     def choice(self, key: str, choices: Sequence[str], default: str) -> str:
-        """One of a few words."""
         value = self.get(key, str, default)
         if value not in choices:
             raise self.wrong(key, f"must be one of {', '.join(choices)}, not {value!r}", _closest(value, choices))
         return value
 
     def words(self, key: str, choices: Sequence[str], default: Sequence[str]) -> tuple[str, ...]:
-        """A list of a few words."""
         values = self.get(key, list, list(default))
         for value in values:
             if value not in choices:
@@ -155,7 +150,6 @@ class Table:
         return plain
 
     def table(self, key: str) -> Table | None:
-        """A table inside this one."""
         values = self.find(key, dict)
         return None if values is None else Table(values, (*self._at, key), self._file, self._lines, self.folder)
 

@@ -42,7 +42,6 @@ class PlannedPool:
 def load_checks(
     run: LoadRun, load: Load, pool: KvPool | None, context: int, limits: PassCriteria, memory: tuple[str, int | None]
 ) -> list[Check]:
-    """Everything that the load shows."""
     return [
         answered(run),
         preempted(run, limits),
@@ -60,7 +59,6 @@ def _has_gone_round(run: LoadRun, pool: KvPool | None) -> bool:
 
 
 def answered(run: LoadRun) -> Check:
-    """Nothing failed."""
     if run.failed:
         reasons = {outcome.error for outcome in run.failed}
         text = f"{len(run.failed)} of {plural(len(run.outcomes), 'request')} failed: {min(reasons)}"

@@ -28,8 +28,6 @@ _LONG_SHARE = 0.9
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """One request to be sent."""
-
     prompt_len: int
     output_len: int
     prefix: tuple[tuple[str, int, int], ...] = ()

@@ -21,8 +21,6 @@ class Check:
 
 @dataclass(frozen=True)
 class LoadRun:
-    """The load as it went."""
-
     name: str
     asked: int
     concurrency: int
@@ -71,7 +69,6 @@ class Verification:
 
 
 def verification_json(verification: Verification) -> dict[str, Any]:
-    """The whole document."""
     return {
         "verified": verification.ok,
         "server": verification.server,

@@ -59,7 +59,6 @@ class LoadMonitor:
         self._memory_at = -_MEMORY_EVERY_S
 
     async def run(self) -> None:
-        """Until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(self._interval_s)

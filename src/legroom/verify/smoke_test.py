@@ -24,8 +24,6 @@ _Tries = Callable[[str, str, int, str | None], None]
 
 
 class _Refused(OSError):
-    """An answer other than 200."""
-
     def __init__(self, status: int, url: str, body: str) -> None:
         super().__init__(f"{status} from {url}: {body[:500]}")
         self.refusal = ServerRefusal.read(status, body)

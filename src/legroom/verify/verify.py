@@ -73,8 +73,6 @@ async def _verify(request: VerificationRequest, progress: Progress) -> Verificat
 
 
 class _VerificationRun:
-    """One verification under way."""
-
     def __init__(self, request: VerificationRequest, server: ServerClient, progress: Progress) -> None:
         self.request, self.server, self.progress = request, server, progress
         self.until = time.monotonic() + request.timeout_s
