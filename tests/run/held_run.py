@@ -44,7 +44,9 @@ class Run:
         before: Sequence[str] = (), timing: Timing = QUICK,
     ) -> None:  # fmt: skip
         vllm = folder / "vllm"
-        vllm.write_text(f"#!{sys.executable} -IS\nimport runpy\nrunpy.run_path({str(STAND_IN)!r}, run_name='__main__')\n")
+        vllm.write_text(
+            f"#!{sys.executable} -IS\nimport runpy\nrunpy.run_path({str(STAND_IN)!r}, run_name='__main__')\n"
+        )
         vllm.chmod(vllm.stat().st_mode | stat.S_IXUSR)
         self.folder, self.port, self.home = folder, port, folder / "home"
         words = ["run", "--vllm", "0.32.0", "--restart-delay", "0", *own, "--"]
