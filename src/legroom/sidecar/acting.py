@@ -17,7 +17,7 @@ from legroom.facts.releases import Release, latest, release
 from legroom.live.detectors import Watcher
 from legroom.live.journal.journal import DONE, FAILED, UNDONE, Action, JournalUnavailable
 from legroom.live.metrics.window import Window
-from legroom.live.remedies import Answer
+from legroom.live.remedies import ProposedRemedy
 from legroom.sidecar.config import ServerConfig, SidecarConfig
 from legroom.sidecar.decisions import decision_about
 from legroom.sidecar.drains import REFUSED_AGAIN_S, Drains, left_drained
@@ -31,7 +31,7 @@ _BY_PEOPLE = frozenset({"model", "tensor_parallel_size", "pipeline_parallel_size
 """Another model, or more GPUs than the server has, is a decision of people."""
 
 
-def change_of(remedies: Sequence[Answer], plan: Mapping[str, Any] | None) -> FlagChange | None:
+def change_of(remedies: Sequence[ProposedRemedy], plan: Mapping[str, Any] | None) -> FlagChange | None:
     """The flags of the first remedy that the server's release takes, where they come from a plan of this server."""
     if plan is None:
         return None
@@ -47,7 +47,7 @@ def change_of(remedies: Sequence[Answer], plan: Mapping[str, Any] | None) -> Fla
     return next((change for change in changes if change is not None), None)
 
 
-def _change(answer: Answer, used: Release) -> FlagChange | None:
+def _change(answer: ProposedRemedy, used: Release) -> FlagChange | None:
     flags: dict[str, str | None] = {}
     for dest, value in answer.flags.items():
         words = setting_words(dest, value, used)
