@@ -13,7 +13,7 @@ from legroom.memory.activation.peak import activation, cublas_workspace, element
 from legroom.memory.activation.sampler import sampling
 from legroom.memory.dtypes import FLOAT32_BYTES
 from legroom.memory.graphs import graph_bytes, graph_estimate
-from legroom.memory.remember import remembered
+from legroom.memory.cache import cached
 from legroom.memory.runner_buffers import runner_buffers, sampler_tables
 from legroom.units import MIB
 
@@ -54,12 +54,12 @@ def _wire_before_snapshot(settings: EngineSettings, gpu: Gpu) -> int:
 
 def non_torch(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
     """Modules, library handles and communication buffers, as the release charges them."""
-    return remembered(_non_torch, model, settings, gpu, pp_rank)
+    return cached(_non_torch, model, settings, gpu, pp_rank)
 
 
 def outside(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
     """What the card holds beside the budget once the server is up and has served its first full batches."""
-    return remembered(_outside, model, settings, gpu, pp_rank)
+    return cached(_outside, model, settings, gpu, pp_rank)
 
 
 def charges_device_wide(settings: EngineSettings) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from legroom.facts.attention import Attention, LatentAttention, StateSpace
 from legroom.memory.activation.layers import layer_kinds
 from legroom.memory.dtypes import INT32_BYTES, dtype_bytes
-from legroom.memory.remember import of_structure
+from legroom.memory.cache import cached_by_model
 from legroom.units import KIB, cdiv
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def sampler_tables(model: Model, settings: EngineSettings) -> int:
 def _block_tables(model: Model, settings: EngineSettings) -> int:
     """One row a sequence for each KV group, as long as the longest sequence; V2 keeps a second copy for the batch."""
     block_size = settings.block_size or 16
-    layers = of_structure(layer_kinds, model)
+    layers = cached_by_model(layer_kinds, model)
     kinds = {_group_of(layer.mixer) for layer, _ in layers if layer.mixer is not None}
     copies = 2 if settings.runner == "V2" else 1
     blocks = cdiv(settings.max_model_len, block_size)
@@ -53,7 +53,7 @@ def _latent_workspace(model: Model, settings: EngineSettings) -> int:
     """MLA gathers the latents of cached context here before it expands them (chunked prefill)."""
     widths = [
         layer.mixer.kv_lora_rank + layer.mixer.qk_rope_head_dim
-        for layer, _ in of_structure(layer_kinds, model)
+        for layer, _ in cached_by_model(layer_kinds, model)
         if isinstance(layer.mixer, LatentAttention)
     ]
     if not widths:

@@ -15,7 +15,7 @@ from legroom.memory.activation.experts import expert_scratch
 from legroom.memory.activation.layers import Execution, Moment, layer_kinds, moments
 from legroom.memory.activation.sampler import sampling
 from legroom.memory.dtypes import dtype_bytes
-from legroom.memory.remember import of_structure, remembered
+from legroom.memory.cache import cached, cached_by_model
 from legroom.memory.runner_buffers import latent_workspace_tokens
 from legroom.memory.stages import stage_range
 from legroom.units import KIB, MIB, cdiv
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
     """Peak of the profile run above the weights, with a warm compile cache."""
-    return remembered(_activation, model, settings, gpu, pp_rank)
+    return cached(_activation, model, settings, gpu, pp_rank)
 
 
 def activation_cold(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
@@ -109,7 +109,7 @@ def _stage_moments(model: Model, settings: EngineSettings, pp_rank: int) -> tupl
         bool(model.quantization and model.quantization.block and model.quantization.weight_bits == 8),
     )
     indices = stage_range(len(model.layers), settings, pp_rank)
-    return of_structure(moments, model, indices.start, indices.stop, execution)
+    return cached_by_model(moments, model, indices.start, indices.stop, execution)
 
 
 def _at_forward(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tuple[int, tuple[Term, ...]]:
@@ -145,7 +145,7 @@ def _expanded_prefill(model: Model, settings: EngineSettings) -> int:
     if known_release(settings.release).before("0.8.0"):
         return 0
     tokens = latent_workspace_tokens(settings)
-    kinds = of_structure(layer_kinds, model)
+    kinds = cached_by_model(layer_kinds, model)
     mixers = [layer.mixer for layer, _ in kinds if isinstance(layer.mixer, LatentAttention)]
     ranks = settings.tensor_parallel_size
     return max(tokens * cdiv(m.heads, ranks) * (m.qk_nope_head_dim + m.v_head_dim) for m in mixers)
@@ -172,7 +172,7 @@ def _quantizes_activations(model: Model) -> bool:
 
 def _never_calls_cublas(model: Model) -> bool:
     scheme = model.quantization
-    experts = any(isinstance(layer.feedforward, Experts) for layer, _ in of_structure(layer_kinds, model))
+    experts = any(isinstance(layer.feedforward, Experts) for layer, _ in cached_by_model(layer_kinds, model))
     return scheme is not None and not experts and scheme.method != "mxfp4"
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from legroom.facts.releases import Release
 from legroom.facts.releases import release as known_release
 from legroom.memo import Memo
+from legroom.memory.cache import BUDGET, Inputs, cached
 from legroom.memory.kv.block_size import attention_backend
 from legroom.memory.kv.groups import CacheGroup, UnsupportedCache, cache_groups
 from legroom.memory.kv.layers import DRAFT, block_size, context_shards, kv_specs
@@ -168,30 +169,21 @@ def _longest(fits: Callable[[int], bool], limit: int) -> int:
     return low
 
 
-_shapes: Memo[KvShape] = Memo()
 _lengths: Memo[int] = Memo()
+
+
+_SHAPE_INPUTS = Inputs(
+    *BUDGET, "max_model_len", "auto_fit_len", "max_num_seqs", "enforce_eager", "cudagraph_mode",
+    "cudagraph_capture_sizes", "max_cudagraph_capture_size", "max_seq_len_to_capture", "graph_estimate_applied",
+)  # fmt: skip
 
 
 def kv_shape(model: Model, settings: EngineSettings, gpu: Gpu) -> KvShape:
     """The shape for these settings; the same object for settings that differ in lengths or memory alone."""
-    return _shapes.get((model, gpu), _key(settings), lambda: _shape(model, settings, gpu))
+    return cached(_shape, model, settings, gpu, inputs=_SHAPE_INPUTS)
 
 
-def _key(settings: EngineSettings) -> tuple[object, ...]:
-    given = settings.given
-    return (
-        settings.release, settings.engine, settings.dtype, settings.kv_cache_dtype,
-        settings.max_num_batched_tokens, settings.block_size, settings.tensor_parallel_size,
-        settings.pipeline_parallel_size, settings.decode_context_parallel_size,
-        settings.prefill_context_parallel_size, settings.enable_prefix_caching, settings.max_concurrent_batches,
-        settings.disable_hybrid_kv_cache_manager, settings.num_speculative_tokens, given.mamba_cache_dtype,
-        given.mamba_ssm_cache_dtype, given.mamba_cache_mode, given.mamba_block_size, given.attention_backend,
-        given.env.get("VLLM_ATTENTION_BACKEND"), given.env.get("VLLM_PP_LAYER_PARTITION"),
-        given.env.get("VLLM_MLA_DISABLE"), repr(given.speculative_config),
-    )  # fmt: skip
-
-
-def _shape(model: Model, settings: EngineSettings, gpu: Gpu) -> KvShape:
+def _shape(model: Model, settings: EngineSettings, gpu: Gpu, _: int) -> KvShape:
     release = known_release(settings.release)
     specs = [kv_specs(model, settings, gpu, rank) for rank in range(settings.pipeline_parallel_size)]
     size = block_size(model, settings, gpu)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING
 
+from legroom.facts.gpus import Gpu
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term
-from legroom.memo import Memo
+from legroom.memory.cache import BUDGET, Inputs, cached
 from legroom.memory.weights.draft import is_estimated
 from legroom.memory.weights.model import Stored, loaded_modules
 from legroom.memory.weights.rope_cache import construction
@@ -17,7 +19,6 @@ from legroom.memory.weights.torch_allocator import Block, TorchAllocator
 from legroom.units import GIB, MIB
 
 if TYPE_CHECKING:
-    from legroom.facts.gpus import Gpu
     from legroom.facts.model import Model
     from legroom.vllm.args import EngineSettings
 
@@ -28,13 +29,26 @@ _RUNNER_V2_BYTES = 512
 _ASSUMED_BAND = 0.02
 """How far off the total may be where a part of the model had to be assumed."""
 
-_known: Memo[Figure] = Memo()
+_NO_PART = (
+    *BUDGET, "max_model_len", "auto_fit_len", "max_num_seqs", "block_size", "cudagraph_mode",
+    "cudagraph_capture_sizes", "max_cudagraph_capture_size", "max_seq_len_to_capture", "graph_estimate_applied",
+)  # fmt: skip
+_WITH_STEP_SIZE = Inputs(*_NO_PART)
+_WITHOUT_STEP_SIZE = Inputs(*_NO_PART, "max_num_batched_tokens")
 
 
 def weights(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
     """The bytes of the weights on one rank of a stage, with their working."""
-    key = _key(model, settings, gpu, pp_rank)
-    return _known.get((model,), key, lambda: _weights(model, settings, gpu, pp_rank))
+    # Only LoRA's and a sparse indexer's buffers are as large as a step.
+    stepwise = settings.given.enable_lora or "index_topk" in model.config
+    inputs = _WITH_STEP_SIZE if stepwise else _WITHOUT_STEP_SIZE
+    return cached(_weights, model, settings, _like(gpu.vendor, gpu.compute_capability), pp_rank, inputs)
+
+
+@cache
+def _like(vendor: str, compute_capability: tuple[int, int]) -> Gpu:
+    """What the weights depend on of a card: cards that share it share the weights."""
+    return Gpu("", 0, vendor=vendor, compute_capability=compute_capability)
 
 
 def parameter_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
@@ -46,21 +60,6 @@ def parameter_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: i
 def stored_modules(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> tuple[Stored, ...]:
     """Every matrix on one rank of a stage, as it is stored."""
     return tuple(loaded_modules(model, settings, _context(settings, gpu), pp_rank))
-
-
-def _key(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tuple[object, ...]:
-    """All that the weights depend on; a search asks for the same few over and over."""
-    given = settings.given
-    return (
-        pp_rank, settings.release, settings.runner, settings.dtype, settings.quantization,
-        given.quantization, settings.kv_cache_dtype.startswith("fp8"), settings.tensor_parallel_size,
-        settings.pipeline_parallel_size, settings.expert_ranks, settings.enable_expert_parallel,
-        settings.enforce_eager, gpu.compute_capability, gpu.vendor, given.cpu_offload_gb, given.enable_lora,
-        given.max_loras, given.max_lora_rank,
-        settings.max_num_batched_tokens if given.enable_lora or "index_topk" in model.config else 0,
-        given.language_model_only, repr(given.limit_mm_per_prompt), given.runner, given.others,
-        repr(given.speculative_config), given.env.get("VLLM_PP_LAYER_PARTITION"), _allocator_conf(settings),
-    )  # fmt: skip
 
 
 def _weights(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> Figure:
