@@ -51,8 +51,6 @@ CHANGES = [
 ]  # fmt: skip
 
 
-
-
 def _of_four_layers(name):
     """A model with as many kinds of layers as it has, and few of them: computing a figure takes no time then."""
     model = load(name)

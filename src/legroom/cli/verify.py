@@ -101,8 +101,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _wish(args: argparse.Namespace) -> Wish:
-    from legroom.verify.checks import Limits
-    from legroom.verify.planned import read_plan
+    from legroom.verify.checks import Limits, planned_pool
     from legroom.verify.verify import Wish
 
     if args.trace and args.load != "chat":
@@ -117,7 +116,7 @@ def _wish(args: argparse.Namespace) -> Wish:
     return Wish(
         url=args.url,
         api_key=args.api_key or _key_around(args.url),
-        planned=read_plan(args.plan) if args.plan else None,
+        planned=planned_pool(args.plan) if args.plan else None,
         load=args.trace or args.load,
         concurrency=_number(args.concurrency, "--concurrency", 1),
         requests=_number(args.requests, "--requests", 1),

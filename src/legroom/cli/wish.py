@@ -113,7 +113,7 @@ def _show(found: Found, target: Target, serve_args: ServeArgs, args: argparse.Na
 
 def _document(found: Found, target: Target, serve_args: ServeArgs, explain_math: bool) -> dict[str, Any]:
     from legroom.planning.plan import plan
-    from legroom.planning.plan_json import plan_json
+    from legroom.planning.plan_document import plan_json
 
     search = {
         "want_context": found.wish.context,
@@ -134,7 +134,7 @@ def _document(found: Found, target: Target, serve_args: ServeArgs, explain_math:
 
 def _alternative(plan: Plan, losses: Sequence[str]) -> dict[str, Any]:
     from legroom.planning.plan import ready_command
-    from legroom.planning.plan_json import layout_json
+    from legroom.planning.plan_document import layout_json
 
     return {
         "gpus": plan.target.gpus,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from legroom.deployments.shell.scan import Word
     from legroom.deployments.subjects import Started
     from legroom.deployments.text import Place
-    from legroom.exports.plan_document import PlanDocument
+    from legroom.planning.plan_document import PlanDocument
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from typing import Any
 from legroom.errors import LegroomError
 from legroom.live.detectors.base import Finding
 from legroom.live.metrics.window import Window
-from legroom.live.planned import plan_of, tried
 from legroom.planning.advice import with_advice
 from legroom.planning.levers import LEVERS
-from legroom.planning.plan import Plan, ready_command
+from legroom.planning.plan import Plan, ready_command, try_flags
+from legroom.planning.plan_document import PlanDocument, replan
 from legroom.records import dataclass, field
 from legroom.units import human_bytes
 
@@ -99,13 +99,13 @@ def traffic(window: Window) -> Traffic:
     )
 
 
-def answers(finding: Finding, window: Window, document: Mapping[str, Any] | None = None) -> tuple[Answer, ...]:
+def answers(finding: Finding, window: Window, document: PlanDocument | None = None) -> tuple[Answer, ...]:
     """What can be done about a finding, the best first. Never empty."""
     planned: Plan | None = None
     problem = ""
     if document is not None:
         try:
-            planned = plan_of(document)
+            planned = replan(document)
         except LegroomError as error:
             problem = error.message
     make = _BY_KIND.get(finding.kind, _by_what_helps)
@@ -167,7 +167,7 @@ def _fitting_batch(finding: Finding, seen: Traffic, planned: Plan | None) -> Ite
         f"their end{f' (the limit is {now:,})' if now is not None else ''}"
     )
     flags = {"max_num_seqs": wanted}
-    changed = tried(planned, flags) if planned is not None else None
+    changed = try_flags(planned, flags) if planned is not None else None
     if changed is not None and changed.verdict == "does_not_fit":
         return
     yield Answer(why, flags, command=tuple(ready_command(changed)) if changed is not None else (), trades=trades)
@@ -180,7 +180,7 @@ def _larger_pools(seen: Traffic, planned: Plan) -> Iterator[Answer]:
     for lever in sorted((one for one in LEVERS if one.name in _POOL_LEVERS), key=lambda one: one.cost):
         best: tuple[dict[str, Any], Plan] | None = None
         for flags in lever.propose(planned):
-            changed = tried(planned, flags)
+            changed = try_flags(planned, flags)
             if changed is None or changed.verdict != "fits" or changed.memory.kv.tokens <= base:
                 continue
             if best is None or changed.memory.kv.tokens > best[1].memory.kv.tokens:
@@ -205,7 +205,7 @@ def _long_prompts(finding: Finding, seen: Traffic, planned: Plan | None) -> Iter
             if lever.name != "smaller batches":
                 continue
             for flags in lever.propose(planned):
-                changed = tried(planned, flags)
+                changed = try_flags(planned, flags)
                 if changed is not None and changed.verdict == "fits":
                     less = planned.layout.activation.bytes - changed.layout.activation.bytes
                     tokens = flags["max_num_batched_tokens"]
@@ -238,7 +238,7 @@ def _creep(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[An
         return
     now = planned.settings.gpu_memory_utilization
     target = int((now - (needed - room) / planned.layout.total_bytes) * 100) / 100
-    changed = tried(planned, {"gpu_memory_utilization": target}) if target > 0.1 else None
+    changed = try_flags(planned, {"gpu_memory_utilization": target}) if target > 0.1 else None
     if changed is None or changed.verdict == "does_not_fit":
         hours = room / per_h if room > 0 else 0.0
         yield Answer(f"no utilization leaves a week's room ({human_bytes(int(needed))}); restart every {hours:.0f} h")
@@ -274,7 +274,7 @@ def _fragmentation(finding: Finding, seen: Traffic, planned: Plan | None) -> Ite
 def _prefix_cache(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
     """Off: the pool keeps its size, the look-ups end. Or a pool that keeps prefixes for longer."""
     flags = {"enable_prefix_caching": False}
-    changed = tried(planned, flags) if planned is not None else None
+    changed = try_flags(planned, flags) if planned is not None else None
     kept = ""
     if changed is not None and planned is not None:
         kept = f" The pool stays at {changed.memory.kv.tokens:,} tokens (now {planned.memory.kv.tokens:,})."

@@ -11,9 +11,9 @@ from legroom.figures import Figure, Term, estimated
 from legroom.memory.activation.experts import expert_scratch
 from legroom.memory.activation.peak import activation, cublas_workspace, element_bytes, forward_bytes, is_compiled
 from legroom.memory.activation.sampler import sampling
+from legroom.memory.cache import cached
 from legroom.memory.dtypes import FLOAT32_BYTES
 from legroom.memory.graphs import graph_bytes, graph_estimate
-from legroom.memory.cache import cached
 from legroom.memory.runner_buffers import runner_buffers, sampler_tables
 from legroom.units import MIB
 

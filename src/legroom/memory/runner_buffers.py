@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from legroom.facts.attention import Attention, LatentAttention, StateSpace
 from legroom.memory.activation.layers import layer_kinds
-from legroom.memory.dtypes import INT32_BYTES, dtype_bytes
 from legroom.memory.cache import cached_by_model
+from legroom.memory.dtypes import INT32_BYTES, dtype_bytes
 from legroom.units import KIB, cdiv
 
 if TYPE_CHECKING:

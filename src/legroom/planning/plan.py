@@ -135,6 +135,14 @@ def plan(target: Target, args: ServeArgs) -> Plan:
     return made
 
 
+def try_flags(start: Plan, flags: Mapping[str, Any]) -> Plan | None:
+    """The plan with some flags changed; None where the release or the model does not take them."""
+    try:
+        return plan(start.target, replace(start.args, **flags))
+    except LegroomError:
+        return None
+
+
 def cold_start(warm: Plan) -> Plan:
     """The same deployment with an empty compile cache; the plan itself where that makes no difference."""
     ranks = tuple(_cold(warm, rank) for rank in warm.memory.ranks)

@@ -6,10 +6,11 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
 from legroom.facts.gpus import gpu as known_gpu
+from legroom.planning.plan_document import PlanDocument, plan_from_json
 from legroom.records import dataclass
 from legroom.run.server_command import ServerCommand
 from legroom.units import GIB, gib
@@ -44,10 +45,10 @@ def expect(command: ServerCommand, env: Mapping[str, str], gpus: Gpus) -> Expect
     if not gpus.name:
         return _on_cpu(command, env)
     try:
-        document = _planned(command, gpus)
+        plan = _planned(command, gpus)
     except LegroomError as error:
         return Expectation(f"no plan: {error.message}")
-    return _of_plan(document)
+    return _of_plan(plan)
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def _used(card: GpuMemory) -> int:
     return card.used_bytes if card.used_bytes > _DRIVER_BYTES else 0
 
 
-def _planned(command: ServerCommand, gpus: Gpus) -> dict[str, Any]:
+def _planned(command: ServerCommand, gpus: Gpus) -> PlanDocument:
     """`legroom plan --json` of the command: the same answer that the user would get, in a process of its own."""
     words = [sys.executable, "-m", "legroom", "plan", "--json", "--gpu", gpus.name, "--gpus", str(max(gpus.count, 1))]
     if gpus.used_bytes:
@@ -112,28 +113,27 @@ def _planned(command: ServerCommand, gpus: Gpus) -> dict[str, Any]:
     words += ["--vllm", command.release.asked or command.release.version, "--", *command.words]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=_PLANNING_S, check=False)
-        document: dict[str, Any] = json.loads(done.stdout)
+        document = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
         raise LegroomError(f"planning took more than {_PLANNING_S:.0f} s") from None
     except ValueError:
         lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
         raise LegroomError(lines[0][7:] if lines else "planning failed") from None
-    return document
+    return plan_from_json(document)
 
 
-def _of_plan(document: Mapping[str, Any]) -> Expectation:
-    kv, layout = document["kv"], document["layout"]
-    length = int(document["args"]["max_model_len"])
-    if document["verdict"] == "does_not_fit":
-        failure = document["failure"] or {}
-        return Expectation(f"it will not start: {failure.get('message') or document['reason']}", "does_not_fit")
+def _of_plan(plan: PlanDocument) -> Expectation:
+    kv, layout, length = plan.kv, plan.layout, int(plan.args["max_model_len"])
+    if not plan.fits:
+        why = plan.failure.message if plan.failure and plan.failure.message else plan.reason
+        return Expectation(f"it will not start: {why}", "does_not_fit")
     text = (
-        f"{gib(layout['weights_bytes'])} weights, {gib(layout['kv_cache_bytes'])} KV cache = {kv['tokens']:,} tokens, "
-        f"{kv['max_concurrency']:.1f} requests of {length:,}; the card will show {gib(layout['peak_used_bytes'])} used"
+        f"{gib(layout.weights_bytes)} weights, {gib(layout.kv_cache_bytes)} KV cache = {kv.tokens:,} tokens, "
+        f"{kv.max_concurrency:.1f} requests of {length:,}; the card will show {gib(layout.peak_used_bytes)} used"
     )
-    if document["verdict"] == "tight":
-        text += f" (tight: {document['reason']})"
-    return Expectation(text, document["verdict"], kv["tokens"], kv["max_concurrency"], length)
+    if plan.verdict == "tight":
+        text += f" (tight: {plan.reason})"
+    return Expectation(text, plan.verdict, kv.tokens, kv.max_concurrency, length)
 
 
 def _on_cpu(command: ServerCommand, env: Mapping[str, str]) -> Expectation:

@@ -8,17 +8,18 @@ import re
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from legroom.actions.kubernetes import KubernetesLease
 from legroom.actions.platform import ActionFailed, FlagChange, FlagsFixed, Override, kept_override, scale
 from legroom.errors import LegroomError
-from legroom.facts.releases import Release, latest, release
+from legroom.facts.releases import Release, latest
 from legroom.live.detectors import Watcher
 from legroom.live.journal.journal import DONE, FAILED, UNDONE, Action, JournalUnavailable
 from legroom.live.metrics.window import Window
 from legroom.live.remedies import Answer
+from legroom.planning.plan_document import PlanDocument
 from legroom.sidecar.config import ServerConfig, SidecarConfig
 from legroom.sidecar.drains import REFUSED_AGAIN_S, Doors, left_closed
 from legroom.sidecar.incidents import BY, OpenIncident
@@ -32,13 +33,12 @@ _BY_PEOPLE = frozenset({"model", "tensor_parallel_size", "pipeline_parallel_size
 """Another model, or more GPUs than the server has, is a decision of people."""
 
 
-def change_of(found: Sequence[Answer], plan: Mapping[str, Any] | None) -> FlagChange | None:
+def change_of(found: Sequence[Answer], plan: PlanDocument | None) -> FlagChange | None:
     """The first answer's flags that the server's release takes, where they were computed from a plan of this server."""
     if plan is None:
         return None
-    version = plan.get("vllm")
     try:
-        used = release(version) if isinstance(version, str) else latest()
+        used = plan.release if plan.vllm else latest()
     except LegroomError:
         return None  # which flags it takes is not known
     changes = (_change(one, used) for one in found if (one.flags or one.env) and not one.flags.keys() & _BY_PEOPLE)

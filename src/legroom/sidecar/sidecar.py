@@ -27,6 +27,7 @@ from legroom.live.metrics.sample import Look, Sample
 from legroom.live.metrics.scrape import look, open_session
 from legroom.live.metrics.window import Window
 from legroom.live.remedies import answers
+from legroom.planning.plan_document import PlanDocument
 from legroom.process_lock import alone
 from legroom.sidecar.acting import Actor, change_of, still
 from legroom.sidecar.config import ServerConfig, SidecarConfig, is_loopback
@@ -238,7 +239,7 @@ class Sidecar:
         task.add_done_callback(self._answering.discard)
 
     async def _answer(
-        self, incident: OpenIncident, finding: Finding, window: Window, plan: Mapping[str, Any] | None
+        self, incident: OpenIncident, finding: Finding, window: Window, plan: PlanDocument | None
     ) -> None:
         """Computes what would cure it, beside the looking: a plan and its levers take a moment."""
         given = incident.change

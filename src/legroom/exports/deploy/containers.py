@@ -35,7 +35,7 @@ _BUILT_IMAGE = "vllm-legroom"
 
 def vendor(server: Server) -> str:
     """`nvidia` or `amd`."""
-    name = str(server.plan.gpu.get("name", "")) if server.plan else ""
+    name = server.plan.gpu.name if server.plan else ""
     found = "amd" if name.startswith("AMD") else "intel" if name.startswith("Intel") else "nvidia"
     if found != "nvidia" and server.options.image is None:
         raise LegroomError(

@@ -24,9 +24,9 @@ from legroom.units import GIB
 from legroom.vllm.secret_words import HIDDEN, PLACEHOLDER, is_secret
 
 if TYPE_CHECKING:
-    from legroom.exports.plan_document import PlanDocument
     from legroom.exports.request import ExportRequest
     from legroom.facts.releases import Release
+    from legroom.planning.plan_document import PlanDocument
 
 
 def add_server_options(group: argparse._ArgumentGroup, *, image: bool = False) -> None:
@@ -186,7 +186,7 @@ def planned_server(
     words = _with_pinned(take_apart(plan.command, release), plan, release)
     if _has_guard(words):
         options = replace(options, guard=True)
-    given = {str(name): str(value) for name, value in (plan.document.get("env") or {}).items()}
+    given = dict(plan.env)
     copies = copies_here(words, plan.engines)
     gpus = copies * ranks_here(words, plan.args)
     checkpoint = checkpoint_bytes(plan, words)
@@ -272,18 +272,18 @@ def _secret_names(env: Mapping[str, str]) -> tuple[str, ...]:
 def checkpoint_bytes(plan: PlanDocument, words: ServerWords) -> int:
     """What is read from disk: the checkpoint itself where the plan knows it, else the weights of every rank of one copy
     and those that stay on the host."""
-    if plan.document.get("checkpoint_bytes"):
-        return int(plan.document["checkpoint_bytes"])
+    if plan.checkpoint_bytes:
+        return plan.checkpoint_bytes
     ways = int(plan.args.get("tensor_parallel_size") or 1)
-    ranks = plan.document.get("ranks") or [plan.layout]
-    on_cards = sum(int(rank.get("weights_bytes", 0)) for rank in ranks) * ways
-    if plan.document.get("moe") or plan.args.get("enable_expert_parallel"):
+    stages = [stage.layout for stage in plan.ranks] or [plan.layout]
+    on_cards = sum(layout.weights_bytes for layout in stages) * ways
+    if plan.moe or plan.args.get("enable_expert_parallel"):
         # Experts are spread over the copies too, whole or in slices; counting the rest as often errs upwards.
         on_cards *= int(plan.args.get("data_parallel_size") or 1)
         on_cards *= int(plan.args.get("prefill_context_parallel_size") or 1)
     phrase = words.get("--cpu-offload-gb")
     try:
-        on_host = int(float(phrase.value) * GIB) * ways * len(ranks) if phrase else 0
+        on_host = int(float(phrase.value) * GIB) * ways * len(stages) if phrase else 0
     except ValueError:
         on_host = 0
     given = words.get("--quantization")

@@ -14,8 +14,8 @@ from legroom.memory.activation.encoder import encoder_profile
 from legroom.memory.activation.experts import expert_scratch
 from legroom.memory.activation.layers import Execution, Moment, layer_kinds, moments
 from legroom.memory.activation.sampler import sampling
-from legroom.memory.dtypes import dtype_bytes
 from legroom.memory.cache import cached, cached_by_model
+from legroom.memory.dtypes import dtype_bytes
 from legroom.memory.runner_buffers import latent_workspace_tokens
 from legroom.memory.stages import stage_range
 from legroom.units import KIB, MIB, cdiv
