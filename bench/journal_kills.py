@@ -24,7 +24,7 @@ from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "holding"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "sidecar"))
 from stand_in import free_port, start_server, start_sidecar, starts, stop_server, wait_for, write_config
 
 from legroom.live.journal.journal import DONE, UNDONE, Journal

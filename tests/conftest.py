@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# A busy machine must not fail a property: examples are not timed.
-settings.register_profile("legroom", deadline=None)
+# A busy machine must not fail a property: examples are not timed. bin/test fixes the seed, and nothing is remembered
+# between runs, so that a run can be repeated; `bin/test --long` searches further with seeds of its own.
+settings.register_profile("legroom", deadline=None, database=None)
+settings.register_profile("long", deadline=None, database=None, max_examples=500)
 settings.load_profile("legroom")
 
 # A shell starts background jobs with Ctrl-C ignored, nohup with SIGHUP; programs that tests start would inherit that.

@@ -193,7 +193,7 @@ def test_a_journal_of_a_newer_legroom_is_not_touched(tmp_path):
 WRITER = """
 import sys
 from pathlib import Path
-from legroom.live.journal import Journal
+from legroom.live.journal.journal import Journal
 journal = Journal.open(Path(sys.argv[1]))
 while True:
     number = journal.begin_action(None, "g", "restart", {})

@@ -217,8 +217,8 @@ pid_file = "pid"
 drain = {{ by = "guard", token = "{TOKEN}" }}
 """)
         code = (
-            "import sys; from pathlib import Path; from legroom.holding.sidecar_process import run_sidecar; "
-            "from legroom.holding.sidecar_config import read_config; "
+            "import sys; from pathlib import Path; from legroom.sidecar.sidecar import run_sidecar; "
+            "from legroom.sidecar.config import read_config; "
             "sys.exit(run_sidecar(read_config(Path(sys.argv[1]))))"
         )
         with (self.folder / "said").open("ab") as said:

@@ -41,7 +41,8 @@ BASE = {"block_size": 128, "max_num_seqs": 8, "max_num_batched_tokens": 1024, "a
 # vLLM sets up its groups of ranks once a process, those of experts only if the first model has some.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "experts": (QWEN_MOE, {"max_model_len": 4096, "kv_cache_memory_bytes": 9 * MIB}),
-    "latent attention": (DEEPSEEK, {"max_model_len": 4096, "kv_cache_memory_bytes": 9 * MIB}),
+    # Blocks of 16: without AMX the CPU build takes no other for latent attention, whatever it is told.
+    "latent attention": (DEEPSEEK, {"block_size": 16, "max_model_len": 4096, "kv_cache_memory_bytes": 9 * MIB}),
     "plain": (LLAMA, {"max_model_len": 2048, "kv_cache_memory_bytes": 16 * MIB}),
     "exact fit": (LLAMA, {"max_model_len": 2048, "kv_cache_memory_bytes": 17 * 128 * 1024}),
     "one block short": (LLAMA, {"max_model_len": 2048, "kv_cache_memory_bytes": 16 * 128 * 1024}),
@@ -70,6 +71,8 @@ def predicted(name: str) -> KvPlan:
 @pytest.mark.parametrize("name", CASES)
 def test_a_real_start_ends_as_predicted(answers, name):
     real, plan = answers[name], predicted(name)
+    if name == "fp8 cache" and "requires x86" in real.get("error", ""):
+        pytest.skip("the CPU build has an fp8 cache on x86 alone")
     if plan.failure is None:
         assert real == {"blocks": plan.num_blocks, "max_model_len": plan.max_model_len}
     else:

@@ -21,6 +21,7 @@ from legroom.live.journal.columns import COUNTERS, GAUGES, Point
 from legroom.live.journal.journal import Action, Incident, Note, Stage
 from legroom.live.view import ServerView
 from legroom.render.incident_text import duration, incident_svg, incident_text, incidents_text
+from legroom.render.verify_page import verification_svg, verification_text
 from legroom.render.watch_text import look_text, seconds
 from legroom.verify.load import Pool
 from legroom.verify.report import Check, LoadRun, Verification
@@ -168,11 +169,11 @@ def verification(ok: bool) -> Verification:
 
 @pytest.mark.parametrize("ok", [True, False], ids=["verified", "not_verified"])
 def test_the_page_of_a_verification_is_as_kept(ok):
-    check("verified" if ok else "not_verified", verification(ok).text(PLAIN))
+    check("verified" if ok else "not_verified", verification_text(verification(ok), PLAIN))
 
 
 def test_the_picture_of_a_verification_is_whole():
-    words = "".join(ET.fromstring(verification(False).svg()).itertext())
+    words = "".join(ET.fromstring(verification_svg(verification(False))).itertext())
     assert all(word in words for word in ("Not verified", "KV use", "waiting", "41 preemptions"))
 
 

@@ -89,8 +89,8 @@ drain = {{ by = "guard", token = "guard-token" }}
     return path
 
 
-RUN = "import sys; from pathlib import Path; from legroom.holding.sidecar_process import run_sidecar; \
-from legroom.holding.sidecar_config import read_config; sys.exit(run_sidecar(read_config(Path(sys.argv[1]))))"
+RUN = "import sys; from pathlib import Path; from legroom.sidecar.sidecar import run_sidecar; \
+from legroom.sidecar.config import read_config; sys.exit(run_sidecar(read_config(Path(sys.argv[1]))))"
 
 
 def start_sidecar(config: Path, log: Path) -> subprocess.Popen:

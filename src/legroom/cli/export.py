@@ -32,7 +32,7 @@ class Format(NamedTuple):
 FORMATS: tuple[Format, ...] = (
     Format("prometheus", "legroom.exports.prometheus.rules"),
     Format("grafana", "legroom.exports.grafana.dashboard"),
-    Format("alert-runbooks", "legroom.exports.prometheus.rules.alert_runbooks"),
+    Format("alert-runbooks", "legroom.exports.prometheus.alert_runbooks"),
     Format("systemd", "legroom.exports.deploy.systemd"),
     Format("docker", "legroom.exports.deploy.docker"),
     Format("compose", "legroom.exports.deploy.compose"),
