@@ -11,7 +11,7 @@ import pytest
 
 from legroom.cli.main import main
 from legroom.errors import LegroomError
-from legroom.run.edited_command import kept_name
+from legroom.run.tasks import kept_name
 
 
 @pytest.fixture

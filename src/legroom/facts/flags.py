@@ -137,7 +137,17 @@ def flags_ever() -> dict[str, Flag]:
 
 
 def _dest(name: str, entry: dict[str, Any]) -> str:
-    return str(entry.get("dest", name[2:].replace("-", "_")))
+    return str(entry.get("dest", dest_name(name)))
+
+
+def flag_name(dest: str) -> str:
+    """`max_model_len` as it is typed: `--max-model-len`."""
+    return "--" + dest.lstrip("-").replace("_", "-")
+
+
+def dest_name(flag: str) -> str:
+    """`--max-model-len` as vLLM's Python name, where the release says no other: `max_model_len`."""
+    return flag.lstrip("-").replace("-", "_")
 
 
 def default(name: str, release: Release) -> Any:

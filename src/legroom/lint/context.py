@@ -12,6 +12,7 @@ from legroom.facts.releases import Release, latest
 from legroom.facts.releases import release as known_release
 from legroom.lint.finding import Finding, Rule
 from legroom.records import dataclass, field
+from legroom.vllm.command_line import plain_name
 from legroom.vllm.parse import ParsedArgs, parse_flags
 
 if TYPE_CHECKING:
@@ -72,10 +73,7 @@ def flag_word(server: Started, *names: str) -> Word | None:
     """The last word that gives one of some flags, however it is written."""
     found = None
     for word in server.words:
-        head = word.text.partition("=")[0]
-        if head.startswith("--"):
-            head = "--" + head[2:].partition(".")[0].replace("_", "-")
-        if head in names:
+        if plain_name(word.text) in names:
             found = word
     return found
 

@@ -13,7 +13,7 @@ from legroom.memory.deployment import DeploymentMemory, Measurements, deployment
 from legroom.memory.kv.plan import kv_plan
 from legroom.records import dataclass
 from legroom.units import human_bytes
-from legroom.vllm.command import command
+from legroom.vllm.command_line import command
 from legroom.vllm.resolve import resolve
 from legroom.vllm.secret_words import without_secrets
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.facts.config.reading import model_from_config
+from legroom.facts.flags import flag_name
 from legroom.facts.gpus import Gpu, gpu, with_total
 from legroom.facts.model import Model
 from legroom.facts.releases import Release, release
@@ -241,7 +242,7 @@ def _gpu_run(record: Mapping[str, Any], model: Callable[[str], Model]) -> Case |
         return None  # a start on a cold compile cache profiles more than every later one
     total = record["init_snapshot"]["total_memory"]
     written = release(str(record.get("vllm_version") or "0.26.0"))
-    flags = {"--" + name.replace("_", "-"): value for name, value in (record.get("args") or {}).items()}
+    flags = {flag_name(name): value for name, value in (record.get("args") or {}).items()}
     args = replace(_parsed(flags, written), model=record["model"], env={name: str(env[name]) for name in env})
     frees = [record[name]["mem"]["free"] for name in record if name.startswith("gen") and "mem" in record[name]]
     ready = (record.get("mem_ready") or {}).get("free")

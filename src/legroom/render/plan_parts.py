@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from legroom.drawing.bar import Segment
 from legroom.drawing.text import count, plural
@@ -90,20 +89,6 @@ def headline(plan: Plan) -> str:
     if plan.verdict == "tight":
         return f"{start} starts, but it is tight: {plan.reason}."
     return f"{start} starts; {spare}."
-
-
-def flag_words(flags: Mapping[str, Any]) -> list[str]:
-    """`{"enforce_eager": True}` as `--enforce-eager`, the way it is typed."""
-    words: list[str] = []
-    for name, value in flags.items():
-        flag = "--" + name.replace("_", "-")
-        if value is True:
-            words.append(flag)
-        elif value is False:
-            words.append("--no-" + flag[2:])
-        elif value is not None:
-            words += [flag, str(value)]
-    return words
 
 
 def pool_words(kv: KvPlan, block: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from legroom.actions.kubernetes import KubernetesLease
 from legroom.actions.platform import ActionFailed, FlagChange, FlagsFixed, Override, kept_override, scale
 from legroom.errors import LegroomError
+from legroom.facts.flags import flag_name
 from legroom.facts.releases import Release, latest
 from legroom.live.detectors import Watcher
 from legroom.live.journal.journal import DONE, FAILED, UNDONE, Action, JournalUnavailable
@@ -27,7 +28,7 @@ from legroom.sidecar.notifier import Said
 from legroom.sidecar.policy import DAY_S, RESTARTS, Decision, GroupState, Trouble, decide
 from legroom.sidecar.policy_question import decision_about
 from legroom.sidecar.restart import Hands, Order, Outcome, Restart
-from legroom.vllm.command import setting_words
+from legroom.vllm.command_line import setting_words
 
 _BY_PEOPLE = frozenset({"model", "tensor_parallel_size", "pipeline_parallel_size"})
 """Another model, or more GPUs than the server has, is a decision of people."""
@@ -51,7 +52,7 @@ def _change(answer: Answer, used: Release) -> FlagChange | None:
         words = setting_words(dest, value, used)
         if words is None or len(words) > 2:
             return None
-        name, _, joined = words[0].partition("=") if words else ("--" + dest.replace("_", "-"), "", None)
+        name, _, joined = words[0].partition("=") if words else (flag_name(dest), "", None)
         flags[name] = words[1] if len(words) == 2 else joined
     return FlagChange(flags, dict(answer.env))
 

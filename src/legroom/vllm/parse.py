@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from legroom.facts.flags import Flag, flag_history, flag_kind_ever, flags_of
+from legroom.facts.flags import Flag, flag_history, flag_kind_ever, flag_name, flags_of
 from legroom.facts.releases import Release
 from legroom.records import dataclass
 from legroom.vllm.args import ServeArgs, Usage
@@ -99,7 +99,7 @@ def _read_flag(token: str, reading: Reading) -> None:
     value = text if has_value else None
     dashes = "--" if name.startswith("--") else "-"
     head, dot, path = name[len(dashes) :].partition(".")
-    name = dashes + (head.replace("_", "-") if dashes == "--" else head)
+    name = flag_name(head) if dashes == "--" else dashes + head
     flag, negated = _find(name, reading)
     if flag is None:
         _skip_unknown(name, value, reading)

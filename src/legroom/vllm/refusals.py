@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from legroom.errors import LegroomError
+from legroom.facts.flags import flag_name
 from legroom.facts.model import Model
 from legroom.facts.releases import Release
 from legroom.vllm.args import EngineSettings, ServeArgs, env_flag
@@ -30,7 +31,7 @@ def check_given(args: ServeArgs, release: Release) -> None:
     for name in _POSITIVE:
         value = getattr(args, name)
         if value is not None and not 0 < value < _LARGEST:
-            flag = "--" + name.replace("_", "-")
+            flag = flag_name(name)
             raise LegroomError(f"{flag} {value} is out of range", f"{flag} takes a whole number from 1 up")
     length = args.max_model_len
     if length is not None and not (0 < length < _LARGEST or (length == -1 and release.at_least("0.14.0"))):

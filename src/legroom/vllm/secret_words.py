@@ -30,7 +30,7 @@ def is_secret(name: str, value: str = "") -> bool:
 
 def without_secrets(words: Iterable[str]) -> Iterator[str]:
     """The words of a command, variables before it included, with a placeholder for every key, token and credential."""
-    from legroom.vllm.command_parts import command_parts  # noqa: PLC0415 - masking a text needs no table of flags
+    from legroom.vllm.command_line import command_parts  # noqa: PLC0415 - masking a text needs no table of flags
 
     for part in command_parts(tuple(words)):
         hidden = _PLACEHOLDERS.get(part.long_name) if part.name else None

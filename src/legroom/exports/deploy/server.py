@@ -17,7 +17,7 @@ from legroom.exports.deploy.files import is_local
 from legroom.exports.deploy.host import HostNeeds, host_needs
 from legroom.exports.deploy.times import DISK_BYTES_S, DOWNLOAD_BYTES_S, DRAIN_S, StartTimes, speed_of
 from legroom.exports.deploy.words import API_KEY_NAME, WITHOUT_API_KEY, Phrase, ServerWords, take_apart
-from legroom.facts.flags import flags_of
+from legroom.facts.flags import flag_name, flags_of
 from legroom.guard import MIDDLEWARE, TOKEN_NAME
 from legroom.records import dataclass
 from legroom.units import GIB
@@ -300,7 +300,7 @@ def name_of_model(model: str) -> str:
 def _with_pinned(words: ServerWords, plan: PlanDocument, release: Release) -> ServerWords:
     table = flags_of(release)
     for dest in _PINNED:
-        flag = "--" + dest.replace("_", "-")
+        flag = flag_name(dest)
         value = plan.args.get(dest)
         if words.get(flag) is not None or value is None or flag not in table:
             continue
