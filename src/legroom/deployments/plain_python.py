@@ -12,7 +12,7 @@ from legroom.facts.releases import Release
 from legroom.vllm.args import Usage
 from legroom.vllm.parse import ParsedArgs
 from legroom.vllm.problems import explain_unknown
-from legroom.vllm.reading import FIELDS, Reading
+from legroom.vllm.reading import FIELDS, FlagReader
 
 _CALLS: dict[str, Usage] = {"LLM": "llm", "EngineArgs": "llm", "AsyncEngineArgs": "serve"}
 
@@ -85,7 +85,7 @@ def _arguments(node: ast.Call, constants: Mapping[str, Any]) -> tuple[dict[str, 
 
 def parse_kwargs(kwargs: Mapping[str, Any], release: Release, *, usage: Usage = "llm") -> ParsedArgs:
     """Keyword arguments of `LLM(...)`, read for one release."""
-    reading = Reading(release, [])
+    reading = FlagReader(release, [])
     table = {flag.dest: flag for flag in flags_of(release).values()}
     for name, value in kwargs.items():
         if value is None:
@@ -98,7 +98,7 @@ def parse_kwargs(kwargs: Mapping[str, Any], release: Release, *, usage: Usage = 
     return ParsedArgs(reading.to_args(usage, {}), tuple(reading.problems))
 
 
-def _store_literal(reading: Reading, flag: Flag, value: Any) -> None:
+def _store_literal(reading: FlagReader, flag: Flag, value: Any) -> None:
     kind = FIELDS.get(flag.dest, "")
     if isinstance(value, str) and not kind.startswith("str") and flag.kind in ("int", "human", "float"):
         reading.convert_and_store(flag, flag.dest, value)

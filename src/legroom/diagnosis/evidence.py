@@ -8,7 +8,7 @@ from functools import cache
 
 from legroom.diagnosis.lines import Line, spoken, without_prefixes
 from legroom.diagnosis.patterns import PatternSet, compiled, escaped
-from legroom.facts.evidence import Message, Role, Value, messages, size_bytes, typed
+from legroom.facts.evidence import LogMessage, Role, Value, messages, size_bytes, typed
 from legroom.records import dataclass, field
 
 WINDOW_LINES = 6
@@ -114,5 +114,5 @@ def _all_patterns() -> PatternSet:
 
 
 @cache
-def _pattern(message: Message) -> str:
+def _pattern(message: LogMessage) -> str:
     return message.pattern or "|".join(escaped(mark) for mark in message.marks)

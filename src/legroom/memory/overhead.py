@@ -132,11 +132,11 @@ def _outside(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> 
     wire = _wire_before_snapshot(settings, gpu)
     if wire:
         terms.insert(1, Term("communication", wire, "NCCL starts before the budget's first look at the card"))
-    held = sum(term.bytes for term in terms)
+    outside_total = sum(term.bytes for term in terms)
     # A reserve larger than all of it (profile runs that sorted the logits) stays idle: the budget still holds it.
-    covered = min(charged.bytes, held)
+    covered = min(charged.bytes, outside_total)
     terms.append(Term("charged activation", -covered, "the budget sets this aside for the same blocks"))
-    size = held - covered
+    size = outside_total - covered
     fit = constants()["cached"]
     spread = int(fit["band_mib"] * MIB) + int(fit["relative_band"] * cached) + (taken.high - taken.bytes)
     return estimated(size, max(0, size - spread), size + spread, tuple(terms))

@@ -150,8 +150,8 @@ def cold_start(warm: Plan) -> Plan:
         return warm
     model, gpu, settings = warm.target.model, warm.target.gpu, warm.settings
     kv = kv_plan(model, settings, gpu, [rank.kv_cache.bytes for rank in ranks])
-    held = warm.target.held_by_others_bytes
-    failure = first_failure(ranks, kv, warm.memory.graphs, settings, gpu=gpu, held_by_others_bytes=held)
+    held_by_others = warm.target.held_by_others_bytes
+    failure = first_failure(ranks, kv, warm.memory.graphs, settings, gpu=gpu, held_by_others_bytes=held_by_others)
     memory = DeploymentMemory(ranks, kv, warm.memory.graphs, failure)
     answer, reason = verdict(model, gpu, settings, memory)
     return replace(warm, memory=memory, verdict=answer, reason=reason)

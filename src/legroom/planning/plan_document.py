@@ -226,8 +226,8 @@ def _read(record: type[_Record], within: str, document: Mapping[str, Any]) -> _R
     """A record from its part of a document: keys that are not there keep their defaults, others are passed over."""
     fields: dict[str, Any] = record.__dataclass_fields__  # type: ignore[attr-defined]
     values = {
-        name: _value(str(one.type), f"{within}{name}", document[name])
-        for name, one in fields.items()
+        name: _value(str(each.type), f"{within}{name}", document[name])
+        for name, each in fields.items()
         if document.get(name) is not None
     }
     return record(**values)

@@ -30,12 +30,12 @@ def recorded_words(text: str) -> list[str]:
 
 
 def _pairs(text: str) -> Iterator[tuple[str, Any]]:
-    for found in _PAIR.finditer(text):
-        written = found["value"]
+    for pair in _PAIR.finditer(text):
+        written = pair["value"]
         if written.startswith("{") and not written.endswith("}"):
             written += "}"  # the excerpt was cut inside the last value
         try:
-            yield found["name"], ast.literal_eval(written)
+            yield pair["name"], ast.literal_eval(written)
         except (ValueError, SyntaxError):
             continue
 

@@ -52,5 +52,5 @@ def _shown(word: str) -> str:
     return _INNER.sub(_inner_shown, shown) if "{" in shown else shown
 
 
-def _inner_shown(found: re.Match[str]) -> str:
-    return f'{found[1]}{PLACEHOLDER}"' if _INNER_NAME.search(found[2]) else found[0]
+def _inner_shown(match: re.Match[str]) -> str:
+    return f'{match[1]}{PLACEHOLDER}"' if _INNER_NAME.search(match[2]) else match[0]

@@ -32,8 +32,8 @@ def state_space(text: Mapping[str, Any], kind: str) -> StateSpace:
 
 def _first(text: Mapping[str, Any], *names: str, default: int | None = None) -> int:
     for name in names:
-        found = text.get(name)
-        if isinstance(found, int | float) and not isinstance(found, bool):
+        value = text.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
             return int_field(text, name, low=0)
     return int_field(text, names[0], default=default)
 

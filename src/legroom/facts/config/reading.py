@@ -68,9 +68,9 @@ def architecture_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
             return given[0]
     by_type, _ = architecture_table()
     for model_type in (config.get("model_type"), text.get("model_type")):
-        found = by_type.get(str(model_type)) or by_type.get(str(model_type).split(" ")[0])
-        if found:
-            return found
+        architecture = by_type.get(str(model_type)) or by_type.get(str(model_type).split(" ")[0])
+        if architecture:
+            return architecture
     return ""
 
 

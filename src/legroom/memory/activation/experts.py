@@ -36,8 +36,8 @@ def expert_scratch(model: Model, settings: EngineSettings, gpu: Gpu) -> ExpertSc
     blocks = {layer.feedforward for layer, _ in kinds if isinstance(layer.feedforward, Experts)}
     if not blocks:
         return ExpertScratch()
-    found = [_of_block(block, model, settings, gpu) for block in blocks]
-    return max(found, key=lambda scratch: scratch.kept_elements + scratch.passing_elements)
+    scratches = [_of_block(block, model, settings, gpu) for block in blocks]
+    return max(scratches, key=lambda scratch: scratch.kept_elements + scratch.passing_elements)
 
 
 def _uses_deep_gemm(model: Model, settings: EngineSettings, gpu: Gpu, inner: int, width: int) -> bool:

@@ -99,7 +99,7 @@ def demanded(demand: Demand, length: int) -> int:
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageCaches:
     """The caches of one pipeline stage."""
 
     specs: dict[str, CacheSpec]
@@ -123,7 +123,7 @@ class KvShape:
     block_size: int
     """As the release reports it: tokens a block of the primary attention layers."""
     groups: tuple[CacheGroup, ...]
-    stages: tuple[Stage, ...]
+    stages: tuple[StageCaches, ...]
     printed: Demand = ()
     """What the concurrency line divides by: blocks of a request, or its bytes before 0.27."""
     context_shards: int = 1
@@ -207,19 +207,19 @@ def shape_of_specs(
     """The V1 planner on the caches of every stage."""
     now = era(release.version, "V1")
     empty = not any(specs)
-    states = any(isinstance(spec, StateSpec) for one in specs for spec in one.values())
+    states = any(isinstance(spec, StateSpec) for stage_specs in specs for spec in stage_specs.values())
     try:
         groups, stage_groups = _grouped(specs, release, hybrid_off, packed)
     except UnsupportedCache as problem:
-        stages = tuple(Stage(one, (), 0, (), ()) for one in specs)
+        stages = tuple(StageCaches(stage_specs, (), 0, (), ()) for stage_specs in specs)
         return KvShape(release, now, "V1", size, (), stages, (), shards, str(problem), empty, states)
     widths = [_bytes_per_block(own) for own in stage_groups]
     if release.within("0.7.3", "0.8.1"):
         # These releases sized every stage's blocks by the stage with the most layers.
         widths = [max(widths)] * len(widths)
     stages = tuple(
-        Stage(one, own, width, _block_demand(own), _needed_demand(now, one, own, groups, release))
-        for one, own, width in zip(specs, stage_groups, widths, strict=True)
+        StageCaches(stage_specs, own, width, _block_demand(own), _needed_demand(now, stage_specs, own, groups, release))
+        for stage_specs, own, width in zip(specs, stage_groups, widths, strict=True)
     )
     printed = _printed_demand(now, stages[0].groups)
     return KvShape(release, now, "V1", size, groups, stages, printed, shards, None, empty, states)
@@ -260,11 +260,11 @@ def _grouped(
     specs: Sequence[dict[str, CacheSpec]], release: Release, off: bool, packed: bool
 ) -> tuple[tuple[CacheGroup, ...], list[tuple[CacheGroup, ...]]]:
     if release.before("0.11.0"):
-        own = [cache_groups(one, release, hybrid_off=off) for one in specs]
+        own = [cache_groups(stage_specs, release, hybrid_off=off) for stage_specs in specs]
         return own[0], own
-    merged = {name: spec for one in specs for name, spec in one.items()}
+    merged = {name: spec for stage_specs in specs for name, spec in stage_specs.items()}
     groups = cache_groups(merged, release, hybrid_off=off, packed=packed)
-    return groups, [tuple(group.on_stage(one) for group in groups) for one in specs]
+    return groups, [tuple(group.on_stage(stage_specs) for group in groups) for stage_specs in specs]
 
 
 def _bytes_per_block(groups: Sequence[CacheGroup]) -> int:
@@ -275,14 +275,16 @@ def _v0_shape(specs: Sequence[dict[str, CacheSpec]], release: Release, size: int
     """V0: one page a layer, every layer whole, recurrent states kept outside the pool."""
     slots = FullAttentionSpec(size, 1, 1, 1, 1)
     stages = []
-    for one in specs:
+    for stage_specs in specs:
         sizes = {
-            name: spec.with_block_size(size).page_bytes for name, spec in one.items() if not isinstance(spec, StateSpec)
+            name: spec.with_block_size(size).page_bytes
+            for name, spec in stage_specs.items()
+            if not isinstance(spec, StateSpec)
         }
         drafts = [page for name, page in sizes.items() if name.startswith(DRAFT)]  # a pool of the same blocks beside it
         pages = [page for name, page in sizes.items() if not name.startswith(DRAFT)]
         width = max(pages, default=0) * len(pages) + sum(drafts)
-        stages.append(Stage(one, (), width, ((1, (slots,)),), ((width, (slots,)),)))
+        stages.append(StageCaches(stage_specs, (), width, ((1, (slots,)),), ((width, (slots,)),)))
     empty = not any(stage.bytes_per_block for stage in stages)
     return KvShape(release, era(release.version, "V0"), "V0", size, (), tuple(stages), is_empty=empty)
 

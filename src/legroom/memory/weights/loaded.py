@@ -12,10 +12,10 @@ from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term
 from legroom.memory.cache import BUDGET, Inputs, cached
 from legroom.memory.weights.draft import is_estimated
-from legroom.memory.weights.model import Stored, loaded_modules
+from legroom.memory.weights.model import StoredModule, loaded_modules
 from legroom.memory.weights.rope_cache import construction
 from legroom.memory.weights.storage import Step, StorageContext
-from legroom.memory.weights.torch_allocator import Block, TorchAllocator
+from legroom.memory.weights.torch_allocator import AllocatorBlock, TorchAllocator
 from legroom.units import GIB, MIB
 
 if TYPE_CHECKING:
@@ -54,10 +54,10 @@ def _like(vendor: str, compute_capability: tuple[int, int]) -> Gpu:
 def parameter_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
     """The parameters alone, without buffers, workspaces and rounding."""
     stored = loaded_modules(model, settings, _context(settings, gpu), pp_rank)
-    return sum(sum(one.storage.kept) for one in stored if one.module.part not in ("buffers", "workspace", "lora"))
+    return sum(sum(each.storage.kept) for each in stored if each.module.part not in ("buffers", "workspace", "lora"))
 
 
-def stored_modules(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> tuple[Stored, ...]:
+def stored_modules(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> tuple[StoredModule, ...]:
     """Every matrix on one rank of a stage, as it is stored."""
     return tuple(loaded_modules(model, settings, _context(settings, gpu), pp_rank))
 
@@ -78,7 +78,7 @@ def _weights(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> 
         terms.append(Term("checkpoint", stored_bytes - total, "what the files hold beyond what the config explains"))
         band = int(stored_bytes * _ASSUMED_BAND)
         return Figure(stored_bytes, "estimated", stored_bytes - band, stored_bytes + band, tuple(terms))
-    if is_estimated(model, settings) or not model.known or not all(one.exact for one in model.modalities):
+    if is_estimated(model, settings) or not model.known or not all(modality.exact for modality in model.modalities):
         band = int(total * _ASSUMED_BAND)
         return Figure(total, "estimated", total - band, total + band, tuple(terms))
     return Figure(total, "exact", terms=tuple(terms))
@@ -119,37 +119,37 @@ def _allocator(settings: EngineSettings, gpu: Gpu) -> TorchAllocator:
     return TorchAllocator(_SPLIT_LIMIT_BYTES if limited else None, expandable)
 
 
-def _offload(stored: list[Stored], settings: EngineSettings) -> tuple[list[Stored], int]:
+def _offload(stored: list[StoredModule], settings: EngineSettings) -> tuple[list[StoredModule], int]:
     """--cpu-offload-gb takes parameters of the layers, from the first on, until the limit is reached or passed."""
     limit = (settings.given.cpu_offload_gb or 0) * GIB
     if not limit:
         return stored, 0
-    kept: list[Stored] = []
+    kept: list[StoredModule] = []
     offloaded = 0
-    for one in stored:
-        if one.layer is not None and one.module.part != "buffers" and offloaded < limit:
-            offloaded += sum(one.storage.kept)
-            if one.ropes:
-                kept.append(Stored(one.module, type(one.storage)(()), one.ropes))
+    for each in stored:
+        if each.layer is not None and each.module.part != "buffers" and offloaded < limit:
+            offloaded += sum(each.storage.kept)
+            if each.ropes:
+                kept.append(StoredModule(each.module, type(each.storage)(()), each.ropes))
             continue
-        kept.append(one)
+        kept.append(each)
     return kept, offloaded
 
 
-def _load(allocator: TorchAllocator, stored: list[Stored]) -> None:
+def _load(allocator: TorchAllocator, stored: list[StoredModule]) -> None:
     """Build every module, then let each quantized one replace its tensors, as vLLM does after loading."""
-    later: list[tuple[list[Block], tuple[Step, ...]]] = []
-    for one in stored:
-        blocks = [allocator.allocate(size) for size in one.storage.loaded]
-        if one.storage.after:
-            later.append((blocks, one.storage.after))
-        for rope in one.ropes:
+    later: list[tuple[list[AllocatorBlock], tuple[Step, ...]]] = []
+    for each in stored:
+        blocks = [allocator.allocate(size) for size in each.storage.loaded]
+        if each.storage.after:
+            later.append((blocks, each.storage.after))
+        for rope in each.ropes:
             _follow(allocator, [], construction(rope))
     for blocks, steps in later:
         _follow(allocator, blocks, steps)
 
 
-def _follow(allocator: TorchAllocator, blocks: list[Block], steps: Iterable[Step]) -> None:
+def _follow(allocator: TorchAllocator, blocks: list[AllocatorBlock], steps: Iterable[Step]) -> None:
     for action, value in steps:
         if action == "+":
             blocks.append(allocator.allocate(value))
@@ -157,15 +157,15 @@ def _follow(allocator: TorchAllocator, blocks: list[Block], steps: Iterable[Step
             allocator.free(blocks[value])
 
 
-def _terms(stored: list[Stored]) -> list[Term]:
+def _terms(stored: list[StoredModule]) -> list[Term]:
     parts: dict[str, int] = {}
-    for one in stored:
-        kept = one.storage.kept
+    for each in stored:
+        kept = each.storage.kept
         weight = max(kept, default=0)
-        parts[one.module.part] = parts.get(one.module.part, 0) + weight
+        parts[each.module.part] = parts.get(each.module.part, 0) + weight
         if len(kept) > 1:
-            beside = "biases" if one.module.bias and len(kept) == 2 else "scales"
+            beside = "biases" if each.module.bias and len(kept) == 2 else "scales"
             parts[beside] = parts.get(beside, 0) + sum(kept) - weight
-        for rope in one.ropes:
+        for rope in each.ropes:
             parts["rope cache"] = parts.get("rope cache", 0) + rope.bytes
     return [Term(part, size) for part, size in parts.items() if size]

@@ -43,7 +43,7 @@ def rope_caches(model: Model, anatomy: Anatomy, settings: EngineSettings, dtype_
     """Every table of the model, at the first layer that needs it."""
     if anatomy.rope == "none":
         return []
-    found: dict[tuple[Any, ...], RopeCache] = {}
+    caches: dict[tuple[Any, ...], RopeCache] = {}
     for index, layer in enumerate(model.layers):
         for mixer in (layer.mixer, *layer.also):
             if isinstance(mixer, Attention) and not mixer.cross:
@@ -53,8 +53,8 @@ def rope_caches(model: Model, anatomy: Anatomy, settings: EngineSettings, dtype_
                 key, cache = _table(model, anatomy, settings, dtype_bytes, (index, "latent", mixer.qk_rope_head_dim))
             else:
                 continue
-            found.setdefault(key, cache)
-    return [cache for cache in found.values() for _ in range(anatomy.rope_tables)]
+            caches.setdefault(key, cache)
+    return [cache for cache in caches.values() for _ in range(anatomy.rope_tables)]
 
 
 def _parameters(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
