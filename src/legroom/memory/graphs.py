@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from legroom.facts.attention import LatentAttention
+from legroom.facts.attention import latent
 from legroom.facts.fit import by_release, constants
 from legroom.facts.model import Experts
 from legroom.facts.releases import release as known_release
@@ -109,7 +109,7 @@ def layer_nodes(model: Model) -> float:
 
 
 def _latent_layers(model: Model) -> int:
-    return sum(1 for layer in model.layers if isinstance(layer.mixer, LatentAttention))
+    return len(latent(layer.mixer for layer in model.layers))
 
 
 def _largest(settings: EngineSettings) -> int:

@@ -11,9 +11,10 @@ cut; without it, Python's local variables keep a few hidden states that the comp
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import singledispatch
 from typing import TYPE_CHECKING
 
-from legroom.facts.attention import Attention, LatentAttention, Mixer, StateSpace
+from legroom.facts.attention import Attention, LatentAttention, Mixer, StateSpace, recurrent
 from legroom.facts.fit import constants
 from legroom.facts.model import Dense, Experts
 from legroom.records import dataclass
@@ -89,30 +90,39 @@ def layer_peaks(model: Model, start: int, stop: int, how: Execution) -> tuple[La
         block = feedforward_peak(layer, Widths(hidden, model_type, how, own))
         if block:
             result.append(replace(block, after_experts=after or block.where == "experts"))
-        mixer_at = mixer_peak(layer, Widths(hidden, model_type, how, carried))
+        mixer_at = mixer_peak(layer.mixer, Widths(hidden, model_type, how, carried))
         if mixer_at:
             result.append(replace(mixer_at, after_experts=after))
     return tuple(result)
 
 
+@singledispatch
 def held_by_mixer(mixer: Mixer | None, model_type: str, ranks: int) -> int:
     """What stays alive of a mixer while the compiled piece behind it runs."""
-    if isinstance(mixer, Attention | LatentAttention):
-        return cdiv(mixer.heads, ranks) * mixer.v_head_dim
-    if isinstance(mixer, StateSpace):
-        projected, inner = state_space_widths(mixer, ranks)
-        if mixer.kind == "gdn":
-            # Qwen3-Next reorders its projection into copies, so the projection itself is freed.
-            return 2 * inner if model_type.startswith("qwen3_next") else projected + 2 * inner
-        return projected + inner
     return 0
+
+
+@held_by_mixer.register(Attention)
+@held_by_mixer.register(LatentAttention)
+def _held_by_heads(mixer: Attention | LatentAttention, model_type: str, ranks: int) -> int:
+    return cdiv(mixer.heads, ranks) * mixer.v_head_dim
+
+
+@held_by_mixer.register(StateSpace)
+def _held_by_state_space(mixer: StateSpace, model_type: str, ranks: int) -> int:
+    projected, inner = state_space_widths(mixer, ranks)
+    if mixer.kind == "gdn":
+        # Qwen3-Next reorders its projection into copies, so the projection itself is freed.
+        return 2 * inner if model_type.startswith("qwen3_next") else projected + 2 * inner
+    return projected + inner
 
 
 def carried_to_mixer(mixer: Mixer | None, model_type: str, ranks: int) -> int:
     """What is left of it when the next mixer starts: a gated delta net's normed output is gone by then."""
     kept = held_by_mixer(mixer, model_type, ranks)
-    if isinstance(mixer, StateSpace) and mixer.kind == "gdn" and not model_type.startswith("qwen3_next"):
-        return kept - state_space_widths(mixer, ranks)[1]
+    for gated in recurrent([mixer]):
+        if gated.kind == "gdn" and not model_type.startswith("qwen3_next"):
+            return kept - state_space_widths(gated, ranks)[1]
     return kept
 
 
@@ -133,17 +143,13 @@ def state_space_widths(mixer: StateSpace, ranks: int) -> tuple[int, int]:
     return (3 if mixer.kind == "short_conv" else 2) * inner, inner
 
 
-def mixer_peak(layer: Layer, at: Widths) -> LayerPeak | None:
+@singledispatch
+def mixer_peak(mixer: Mixer | None, at: Widths) -> LayerPeak | None:
     """The projections of a mixer and its output, beside the residual."""
-    if isinstance(layer.mixer, Attention):
-        return _attention(layer.mixer, at)
-    if isinstance(layer.mixer, LatentAttention):
-        return _latent(layer.mixer, at)
-    if isinstance(layer.mixer, StateSpace):
-        return _state_space(layer.mixer, at)
     return None
 
 
+@mixer_peak.register(Attention)
 def _attention(mixer: Attention, at: Widths) -> LayerPeak:
     heads, kv_heads = cdiv(mixer.heads, at.ranks), max(1, mixer.kv_heads // at.ranks)
     query, key, value = heads * mixer.head_dim, kv_heads * mixer.head_dim, kv_heads * mixer.v_head_dim
@@ -161,6 +167,7 @@ def _attention(mixer: Attention, at: Widths) -> LayerPeak:
     return LayerPeak("attention", elements, "3 x hidden + qkv + normed q, k + output")
 
 
+@mixer_peak.register(LatentAttention)
 def _latent(mixer: LatentAttention, at: Widths) -> LayerPeak:
     heads = cdiv(mixer.heads, at.ranks)
     query = heads * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim)
@@ -172,6 +179,7 @@ def _latent(mixer: LatentAttention, at: Widths) -> LayerPeak:
     return LayerPeak("latent attention", elements, "hidden + q + latents + output")
 
 
+@mixer_peak.register(StateSpace)
 def _state_space(mixer: StateSpace, at: Widths) -> LayerPeak:
     projected, inner = state_space_widths(mixer, at.ranks)
     name = {"gdn": "gated delta net"}.get(mixer.kind, "state space")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from legroom.facts.attention import LatentAttention
+from legroom.facts.attention import latent
 from legroom.facts.fit import constants
 from legroom.facts.gpus import HOPPER
 from legroom.facts.model import Experts
@@ -146,7 +146,7 @@ def _expanded_prefill(model: Model, settings: EngineSettings) -> int:
         return 0
     tokens = latent_workspace_tokens(settings)
     kinds = cached_by_model(layer_kinds, model)
-    mixers = [layer.mixer for layer, _ in kinds if isinstance(layer.mixer, LatentAttention)]
+    mixers = latent(layer.mixer for layer, _ in kinds)
     ranks = settings.tensor_parallel_size
     return max(tokens * cdiv(m.heads, ranks) * (m.qk_nope_head_dim + m.v_head_dim) for m in mixers)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.facts.anatomy import Anatomy, anatomy
-from legroom.facts.attention import Attention, LatentAttention, Mixer
+from legroom.facts.attention import LatentAttention, Mixer, attending, with_kv_heads
 from legroom.facts.config.quantization import online_quantization
 from legroom.facts.model import Experts, Layer, Model
 from legroom.facts.releases import release as known_release
@@ -299,7 +299,7 @@ def _same_kind(model: Model, first: int, index: int) -> bool:
 def _stored_mixer(mixer: Mixer, model: Model) -> Mixer:
     """Latent weights that vLLM serves with full heads (MiniCPM3): the cache is one thing, the weights another."""
     config = model.config
-    if not isinstance(mixer, Attention) or not isinstance(config.get("kv_lora_rank"), int):
+    if not with_kv_heads([mixer]) or not isinstance(config.get("kv_lora_rank"), int):
         return mixer
     return LatentAttention(
         mixer.heads,
@@ -318,7 +318,7 @@ def _layer_modules(layer: Layer, hidden: int, build: _Build, scalars: int, norms
         if mixer is None:
             continue
         out += mixer_modules(_stored_mixer(mixer, build.model), hidden, shape, ranks)
-        if isinstance(mixer, (Attention, LatentAttention)):
+        if attending([mixer]):
             out += [Module("buffers", "scale", 1, dtype="float32")] * scalars
     if layer.feedforward is not None:
         out += feedforward_modules(layer.feedforward, shape, ranks)
