@@ -31,7 +31,7 @@ from detect_load import Client, Load, backlog, full_pool, healthy, low_hit_rate,
 
 from legroom.live.detectors import Watcher
 from legroom.live.metrics.recording import Recorder
-from legroom.live.metrics.sample import Failure, Look, Sample
+from legroom.live.metrics.sample import Look, Sample, ScrapeFailure
 from legroom.live.metrics.scrape import endpoint, look, open_session
 
 ROOT = Path(__file__).parents[1]
@@ -214,7 +214,7 @@ async def until_ready(url: str, server: subprocess.Popen[bytes], log: Path) -> N
         for _ in range(200):
             if server.poll() is not None:
                 sys.exit(f"vLLM ended before it was ready:\n{log.read_text()[-2000:]}")
-            if not isinstance(await look(session, endpoint(url)), Failure):
+            if not isinstance(await look(session, endpoint(url)), ScrapeFailure):
                 return
             await asyncio.sleep(1)
     sys.exit("vLLM was not ready within 200 s")

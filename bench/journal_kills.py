@@ -32,7 +32,7 @@ from legroom.live.journal.journal import DONE, UNDONE, Journal
 WRITER = """
 import sys, time
 from pathlib import Path
-from legroom.live.journal import Journal
+from legroom.live.journal.journal import Journal
 journal = Journal.open(Path(sys.argv[1]), busy_s=30)
 number = 0
 while True:

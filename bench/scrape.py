@@ -27,7 +27,7 @@ from typing import Any
 
 from legroom.live.detectors import Watcher
 from legroom.live.metrics.exposition import parse_sample
-from legroom.live.metrics.sample import EngineSample, Failure, Histogram, Look, Sample
+from legroom.live.metrics.sample import EngineSample, Histogram, Look, Sample, ScrapeFailure
 from legroom.live.metrics.scrape import Endpoint, scrape_fleet
 from legroom.live.metrics.window import MOST_STEPS
 
@@ -115,7 +115,7 @@ def watch(count: int, rounds: int, port: int) -> dict[str, Any]:
 
     def take(look: Look) -> None:
         seen["looks"] += 1
-        seen["failures"] += isinstance(look, Failure)
+        seen["failures"] += isinstance(look, ScrapeFailure)
         watchers[look.server].take(look)
         if seen["looks"] in (count, count * (rounds + 1)):
             marks.append((time.monotonic(), time.process_time(), seen["failures"]))

@@ -96,11 +96,11 @@ def ask_vllm(python: str, workloads: list[dict[str, Any]]) -> list[dict[str, Any
 def ask_legroom(item: dict[str, Any], engine: str) -> tuple[str, float]:
     """The first difference from what vLLM did, or nothing, and the seconds legroom took."""
     from legroom.simulation.replay import simulate
-    from legroom.simulation.settings import KvGroup, SchedulerSettings
+    from legroom.simulation.settings import LayerGroup, SchedulerSettings
     from legroom.simulation.traces import jsonl
 
     options = dict(item["settings"])
-    options["groups"] = tuple(KvGroup(window) for window in options.pop("windows", [None]))
+    options["groups"] = tuple(LayerGroup(window) for window in options.pop("windows", [None]))
     settings = SchedulerSettings(**options)
     trace = jsonl.read((json.dumps(row) for row in item["requests"]), "random").checked()
     steps: list[list[Any]] = []

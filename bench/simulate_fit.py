@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from legroom.api import Machine, make_plan
 from legroom.facts.releases import release
 from legroom.simulation.deployment import deployed, hardware
-from legroom.simulation.fast.books import step_seconds
+from legroom.simulation.fast.accounting import step_seconds
 from legroom.simulation.reference import Reference
 from legroom.simulation.settings import SchedulerSettings
 from legroom.simulation.steptime import Efficiency, Hardware, roofline

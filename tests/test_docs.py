@@ -1,9 +1,13 @@
-"""What the documents say is what legroom does: their Python examples run, their links and commands lead somewhere."""
+"""What the documents say is what legroom does: examples run, commands print what is shown, links lead somewhere."""
 
 import doctest
 import importlib
+import importlib.util
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +23,60 @@ NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 def test_the_examples_of_a_page_give_what_it_prints(page):
     failed, _ = doctest.testfile(str(page), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
     assert failed == 0
+
+
+def recorder():
+    """docs/record_output.py, which is no part of a package."""
+    spec = importlib.util.spec_from_file_location("record_output", ROOT / "docs/record_output.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+RECORDER = recorder()
+SHOWN = [
+    (name, command, shown)
+    for page, name in zip(PAGES, NAMES, strict=True)
+    for command, shown in RECORDER.commands(page.read_text("utf-8"))
+]
+
+
+@pytest.mark.parametrize(("page", "command", "shown"), SHOWN, ids=[f"{name}: {line}"[:80] for name, line, _ in SHOWN])
+def test_a_command_prints_what_its_page_shows(page, command, shown):
+    assert RECORDER.output(command) == shown, f"{page}: run bin/docs record, and look at what changed"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    pytest.importorskip("material", reason="the site needs legroom[docs]")
+    folder = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder
+
+
+def test_the_site_has_every_page(site):
+    pages = [page for page in PAGES if page.parent != ROOT]
+    expected = [page.relative_to(ROOT / "docs").with_suffix(".html") for page in pages]
+    expected = [path.with_name("index.html") if path.stem == "README" else path for path in expected]
+    assert [str(path) for path in expected if not (site / path).exists()] == []
+    assert (site / "changelog.html").exists()
+    assert (site / "contributing.html").exists()
+
+
+def test_reading_the_site_fetches_nothing_from_another_host(site):
+    fetched = re.compile(r"<(?:script|img|iframe|link)\b[^>]*(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
+    elsewhere = {page.name: hits for page in site.rglob("*.html") if (hits := fetched.findall(page.read_text("utf-8")))}
+    assert elsewhere == {}
+    styles = [style.name for style in site.rglob("*.css") if re.search(r"url\([\"']?(?:https?:)?//", style.read_text())]
+    assert styles == []
 
 
 def links_of(page):
@@ -66,15 +124,20 @@ def test_every_command_has_help_with_examples_and_a_page_names_it(command, capsy
     assert any(f"legroom {command}" in page.read_text("utf-8") for page in PAGES)
 
 
+def without_recorded(page):
+    """A page's text, its recorded blocks left out: those are run as they stand."""
+    return RECORDER.BLOCK.sub("", page.read_text("utf-8"))
+
+
 def bundled_examples():
     """Commands in the pages that need nothing but what is bundled."""
-    found = set()
+    examples = set()
     for page in PAGES:
-        for line in re.findall(r"^\s+(?:\$ )?(legroom plan [^#\n|]*)", page.read_text("utf-8"), re.MULTILINE):
+        for line in re.findall(r"^\s+(?:\$ )?(legroom plan [^#\n|>]*)", without_recorded(page), re.MULTILINE):
             words = shlex.split(line)[1:]
             if words[1].startswith("llama-3.1") and "--gpu" in words:
-                found.add(tuple(words))
-    return sorted(found)
+                examples.add(tuple(words))
+    return sorted(examples)
 
 
 @pytest.mark.parametrize("words", bundled_examples(), ids=" ".join)
@@ -86,13 +149,13 @@ def test_the_commands_of_the_pages_are_understood(words, capsys):
 
 def shown_commands():
     """Every `legroom ...` line of the pages, continued lines joined, comments and what it is piped into taken off."""
-    found = set()
+    commands = set()
     for page in PAGES:
-        text = re.sub(r"\\\n\s*", " ", page.read_text("utf-8"))
+        text = re.sub(r"\\\n\s*", " ", without_recorded(page))
         for line in re.findall(r"^(?: {4}|\$ )(?:[^\n|#]*\| )?(legroom [a-z][^\n]*)", text, re.MULTILINE):
             command = re.split(r"\s+#|\s+\| |\s+> |\s{2,}(?=[a-z`])", line)[0]
-            found.add((page.name, command.strip()))
-    return sorted(found)
+            commands.add((page.name, command.strip()))
+    return sorted(commands)
 
 
 def read_words(command, words):

@@ -1,15 +1,19 @@
-"""Draws the pictures of the README from what legroom really prints: python docs/img/make_pictures.py"""
+"""Draws the pictures of the pages from what legroom really prints and plans: python docs/img/make_pictures.py"""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
 from legroom import api
-from legroom.drawing.svg import COLOURS
+from legroom.drawing.svg import COLOURS, Svg
 from legroom.drawing.terminal import Style
+from legroom.render.plan_parts import parts, scale_bytes
+from legroom.units import GIB, gib
 
 HERE = Path(__file__).parent
 CODES = {
@@ -20,6 +24,9 @@ CHAR, LINE, MARGIN = 8.4, 18.0, 20.0
 BLOCKS = "█"
 NO_BREAK = "\u00a0"
 """Runs of plain spaces collapse in some viewers."""
+STYLE = Style(width=80, colour=True)
+WIDTH, LEFT, BAR = 760.0, 28.0, 704.0
+VERDICT_CSS = {"fits": "good", "tight": "fair", "does_not_fit": "bad"}
 
 
 def terminal_svg(command: str, text: str) -> str:
@@ -31,7 +38,8 @@ def terminal_svg(command: str, text: str) -> str:
         for piece, style in pieces(line):
             body += draw(piece, style, MARGIN + column * CHAR, 46 + row * LINE)
             column += len(piece)
-    width, height = 2 * MARGIN + 80 * CHAR, 58 + len(lines) * LINE
+    columns = max(len(re.sub(r"\x1b\[[0-9;]*m", "", line)) for line in lines)
+    width, height = 2 * MARGIN + max(columns, 80) * CHAR, 58 + len(lines) * LINE
     dots = "".join(
         f'<circle cx="{18 + 16 * i}" cy="16" r="5" fill="{c}"/>'
         for i, c in enumerate(("#ff5f57", "#febc2e", "#28c840"))
@@ -78,15 +86,104 @@ def quoted(text: str) -> str:
 
 
 def picture(name: str, command: str, report: api.PlanReport) -> None:
-    (HERE / name).write_text(terminal_svg(command, report.text(Style(width=80, colour=True))), encoding="utf-8")
+    (HERE / name).write_text(terminal_svg(command, report.text(STYLE)), encoding="utf-8")
+
+
+def cards_svg(title: str, cards: Sequence[tuple[str, api.PlanReport]]) -> str:
+    """One bar a setting, all to one scale, so that they can be compared: where each byte of the same card goes."""
+    page = Svg(WIDTH, title)
+    scale = max(scale_bytes(report.layout) for _, report in cards)
+    page.text(LEFT, 34, title, "sans ink", size=17, bold=True)
+    y = 58.0
+    for label, report in cards:
+        y = card(page, label, report, y, scale)
+    x = LEFT
+    for part in parts(cards[0][1].layout):
+        if part.figure:
+            page.box(x, y + 4, 12, 12, fill=part.segment.colour, round_=2)
+        else:
+            page.box(x, y + 4, 12, 12, css="room", round_=2)
+        page.text(x + 18, y + 14, part.name, "sans soft", size=12)
+        x += 40 + 7.2 * len(part.name)
+    return page.render(y + 34)
+
+
+def card(page: Svg, label: str, report: api.PlanReport, y: float, scale: int) -> float:
+    layout, height = report.layout, 34.0
+    page.text(LEFT, y + 12, label, "ink")
+    page.text(LEFT + BAR, y + 12, outcome(report), f"sans {VERDICT_CSS[report.verdict]}", anchor="end", bold=True)
+    top, x = y + 22, LEFT
+    page.box(LEFT, top, layout.total_bytes / scale * BAR, height, css="room", round_=3)
+    for part in parts(layout):
+        width = part.segment.amount / scale * BAR
+        if part.figure is not None and width > 0:
+            page.box(
+                x, top, max(width, 1.0), height, fill=part.segment.colour, tip=f"{part.name}: {gib(part.figure.bytes)}"
+            )
+            if width > 16 + 7.0 * len(words := f"{part.name} {part.figure.bytes / GIB:.1f}"):
+                page.text(x + 8, top + 22, words, "sans", size=12, fill="#ffffff")
+        x += width
+    for at, words, dashed in (
+        (layout.budget_bytes, f"budget {gib(layout.budget_bytes, 1)}", False),
+        (layout.total_bytes, f"the card, {gib(layout.total_bytes, 1)}", True),
+    ):
+        edge = LEFT + at / scale * BAR
+        page.line(edge, top - 4, edge, top + height + 6, dashed=dashed)
+        left_of_it = not dashed or edge > LEFT + BAR - 60
+        down = 16 if not dashed else 29 if left_of_it else 16
+        anchor = "end" if left_of_it else "start"
+        page.text(edge + (-4 if left_of_it else 4), top + height + down, words, "sans soft", anchor=anchor, size=11.5)
+    return top + height + 44
+
+
+def outcome(report: api.PlanReport) -> str:
+    kv = report.plan.memory.kv
+    if report.verdict == "does_not_fit":
+        return "does not start"
+    tight = "tight: " if report.verdict == "tight" else ""
+    return f"{tight}{kv.tokens:,} tokens of KV cache, {report.layout.headroom_bytes / GIB:.1f} GiB free"
+
+
+def diagnosis(name: str) -> None:
+    log = "docs/samples/kv-too-small.log"
+    with contextlib.chdir(HERE.parents[1]):
+        report = api.diagnose(Path(log), gpu="rtx4090")
+    (HERE / name).write_text(terminal_svg(f"legroom diagnose {log} --gpu rtx4090", report.text(STYLE)), "utf-8")
 
 
 def main() -> int:
     fits = api.plan("llama-3.1-8b", gpu="h100", vllm="0.32.0")
     picture("plan.svg", "legroom plan llama-3.1-8b --gpu h100", fits)
     fails = api.plan("qwen3-32b", gpu="h100", vllm="0.32.0")
-    picture("mend.svg", "legroom plan qwen3-32b --gpu h100", fails)
+    picture("does-not-fit.svg", "legroom plan qwen3-32b --gpu h100", fails)
     (HERE / "bar.svg").write_text(fits.svg(), encoding="utf-8")
+    diagnosis("diagnosis.svg")
+
+    def plan(model: str, gpu: str, vllm: str = "0.32.0", **flags: object) -> api.PlanReport:
+        return api.plan(model, gpu=gpu, vllm=vllm, advice=False, **flags)
+
+    two = (
+        ("vllm serve Qwen/Qwen3-8B", plan("qwen3-8b", "rtx4090")),
+        ("vllm serve Qwen/Qwen3-8B-FP8 --kv-cache-dtype fp8", plan("qwen3-8b-fp8", "rtx4090", kv_cache_dtype="fp8")),
+    )
+    (HERE / "two-settings.svg").write_text(cards_svg("Qwen3-8B on one RTX 4090, two settings", two), "utf-8")
+    split = {"tensor_parallel_size": 2, "max_model_len": 8192}
+    three = tuple(
+        (label, plan(model, "a100-40gb", **split))
+        for label, model in (
+            ("bfloat16", "llama-3.1-70b"),
+            ("FP8 weights", "llama-3.1-70b-fp8"),
+            ("4-bit weights (AWQ)", "llama-3.1-70b-awq"),
+        )
+    )
+    title = "Llama 3.1 70B on two A100 40 GB: what is on each card"
+    (HERE / "70b-two-a100.svg").write_text(cards_svg(title, three), "utf-8")
+    releases = tuple(
+        (f"vLLM {release}", plan("qwen3-8b", "rtx4090", release, max_model_len=32768))
+        for release in ("0.11.0", "0.19.0", "0.20.0", "0.28.0", "0.32.0")
+    )
+    title = "Qwen3-8B on an RTX 4090: the same command in five releases"
+    (HERE / "releases.svg").write_text(cards_svg(title, releases), "utf-8")
     return 0
 
 

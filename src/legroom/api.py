@@ -23,7 +23,7 @@ from legroom.vllm.speculation import draft_method, draft_name, predicts_itself
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from legroom.diagnosis.diagnose import Reading
+    from legroom.diagnosis.diagnose import LogReading
     from legroom.diagnosis.finding import Finding
     from legroom.drawing.terminal import Style
     from legroom.facts.diagnosis_texts import Language
@@ -102,7 +102,7 @@ class PlanReport:
 class DiagnosisReport:
     """A diagnosis that shows itself."""
 
-    reading: Reading
+    reading: LogReading
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -135,18 +135,28 @@ def diagnose(
     gpus: int | None = None,
     vllm: str | None = None,
 ) -> DiagnosisReport:
-    """Say why a server failed: `log` is the text that it printed, or the path of a file with it.
+    """Say why a server failed: `log` is the path of a file with what it printed, or that text itself.
 
+    A string is a path where a file of that name exists, and a text where it holds a newline or a line that is known.
     The other arguments tell what the log does not show.
     """
     from legroom.diagnosis.diagnose import read_log  # noqa: PLC0415
-    from legroom.diagnosis.reader import pieces_of_file  # noqa: PLC0415
+    from legroom.diagnosis.reader import names_a_file, pieces_of_file  # noqa: PLC0415
     from legroom.diagnosis.starting_plan import Hints  # noqa: PLC0415
 
     hints = Hints(command, model, gpu, gpus, vllm)
-    if isinstance(log, str):
-        return DiagnosisReport(read_log([log.encode("utf-8", "replace")], "the log", hints))
-    return DiagnosisReport(read_log(pieces_of_file(str(log)), str(log), hints))
+    if not isinstance(log, str) or names_a_file(log):
+        return DiagnosisReport(read_log(pieces_of_file(str(log)), str(log), hints))
+    reading = read_log([log.encode("utf-8", "replace")], "the log", hints)
+    is_log = "\n" in log or (" " in log.strip() and reading.runs and reading.runs[0].verdict != "not understood")
+    if not is_log:
+        raise LegroomError(
+            f"there is no file {log[:200]!r}, and it is not a line of a vLLM log"
+            if log.strip()
+            else "the log is empty",
+            "give the path of a vLLM log, or the text that the server printed",
+        )
+    return DiagnosisReport(reading)
 
 
 def plan(

@@ -1,7 +1,6 @@
 """Every entry is sound, complete in two languages, and says nothing that was not counted."""
 
 import ast
-import importlib
 import json
 import operator
 import re
@@ -12,23 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import legroom
-from legroom.diagnosis import causes
-from legroom.explain.catalog import bundled, bundled_documents, entries_of
+from legroom.diagnosis.causes import causes
+from legroom.explain.catalog import bundled, entries_of
 from legroom.explain.documents import example_text
+from legroom.explain.entry_files import bundled_documents, entry_schema, record_schema
 from legroom.explain.schema_check import KEYWORDS, problems
-from legroom.explain.validate import catalog_problems, entry_schema, record_schema
-from legroom.facts.evidence import messages
+from legroom.explain.validate import catalog_problems
+from legroom.facts.evidence import message_patterns
 from legroom.facts.flags import all_flag_names
 
-LABELS = {
-    "weights_too_big", "kv_too_small_for_max_len", "no_cache_blocks", "gpu_shared_or_not_free",
-    "profiling_activation_peak", "cudagraph_capture_oom", "runtime_activation_burst", "multimodal_inputs",
-    "lora_or_spec_decode_extra", "kv_preemption_thrash", "allocator_fragmentation", "host_ram_oom",
-    "prefix_cache_pressure", "leak_over_time", "nccl_or_custom_allreduce_buffers",
-    "tp_kv_head_replication_or_pp_imbalance", "quantization_kernel_workspace", "sleep_mode_or_rlhf_colocation",
-    "driver_or_cuda_mismatch", "unified_memory_or_wsl", "wrong_flag", "request_too_long", "not_memory",
-    "hybrid_state_cache_limit",
-}  # fmt: skip
 MYTHS = {
     "more-sequences-exhaust-kv", "hidden-size-sets-kv", "quantized-weights-shrink-kv", "lower-utilization-by-habit",
     "restart-to-defragment", "driver-update-mends-oom", "kv-grows-until-oom", "prefix-caching-saves-memory",
@@ -59,15 +50,14 @@ def test_the_full_validator_agrees_that_every_entry_fits_the_schema():
 
 
 def test_every_cause_label_has_an_entry():
-    assert {entry.label for entry in ENTRIES.values()} == LABELS
+    assert {entry.label for entry in ENTRIES.values()} == {cause.label for cause in causes()}
 
 
 def test_every_entry_that_a_diagnosis_names_exists_and_has_its_label():
-    modules = [importlib.import_module(f"legroom.diagnosis.causes.{name}") for name in causes.NAMES]
-    assert modules
-    for label, entry_id in ((module.CAUSE, module.ENTRY) for module in modules):
-        assert ENTRIES[entry_id].label == label
-        assert ENTRIES[entry_id] in entries_of(label)
+    assert causes()
+    for cause in causes():
+        assert ENTRIES[cause.entry].label == cause.label
+        assert ENTRIES[cause.entry] in entries_of(cause.label)
 
 
 def test_every_claim_that_is_often_read_and_not_true_is_a_dead_end():
@@ -104,17 +94,17 @@ def test_a_dead_end_says_what_and_why(entry):
 def test_the_messages_of_a_signature_recognise_its_example(entry):
     import re2
 
-    known = {message.id: message for message in messages()}
+    known = {message.id: message for message in message_patterns()}
     for signature in entry.signatures:
         if not signature.messages:
             continue
-        found = [
+        recognised = [
             name
             for name in signature.messages
             if any(mark in signature.example for mark in known[name].marks)
             and (known[name].pattern is None or re2.search(known[name].pattern, signature.example))
         ]
-        assert found, f"{entry.id}: none of {signature.messages} knows {signature.example!r}"
+        assert recognised, f"{entry.id}: none of {signature.messages} knows {signature.example!r}"
 
 
 @each

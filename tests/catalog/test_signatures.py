@@ -32,9 +32,9 @@ def messages():
     for entry_id, known in SAID_BY.items():
         yield from ((entry_id, message) for message in known)
     for entry_id, beginning in BEGINNINGS.items():
-        found = [message for message in all_messages() if message.template.startswith(beginning)]
-        assert found, beginning
-        yield from ((entry_id, message) for message in found)
+        written_so = [message for message in all_messages() if message.template.startswith(beginning)]
+        assert written_so, beginning
+        yield from ((entry_id, message) for message in written_so)
 
 
 def written(template):
@@ -53,6 +53,6 @@ def test_hostile_lines_are_read_to_their_end(size):
     from legroom.explain.catalog import bundled
 
     for line in ("max seq len (" * (size // 13), "9" * size, "cudaHostRegister" * (size // 16), "(" * size):
-        for found in bundled():
-            for signature in found.signatures:
+        for known in bundled():
+            for signature in known.signatures:
                 re2.search(signature.pattern, line)

@@ -22,7 +22,7 @@ from legroom.cli.main import main
 from legroom.errors import LegroomError
 from legroom.live.journal.journal import Journal
 from legroom.live.metrics.recording import Recorder
-from legroom.live.metrics.sample import EngineSample, Failure, Sample
+from legroom.live.metrics.sample import EngineSample, Sample, ScrapeFailure
 from legroom.sidecar.config import simple_config
 from legroom.sidecar.watch import WatchSession
 
@@ -352,7 +352,7 @@ def test_a_full_disk_is_said_and_watching_goes_on(tmp_path, monkeypatch):
 def test_a_server_that_stops_answering_keeps_its_place():
     session = WatchSession()
     session.take(sample(1))
-    view = session.take(Failure(1_700_000_010.0, SERVER, "timeout", "did not answer within 4 s"))
+    view = session.take(ScrapeFailure(1_700_000_010.0, SERVER, "timeout", "did not answer within 4 s"))
     assert (view.state, view.sentence) == ("unreachable", "did not answer within 4 s")
     assert session.take(sample(3)).state == "healthy"
 

@@ -15,7 +15,7 @@ from textual.widgets import DataTable, Static
 
 from legroom.cli import watch_page
 from legroom.cli.watch_page import WatchPage, detail_panel, incidents_panel
-from legroom.live.metrics.sample import Failure
+from legroom.live.metrics.sample import ScrapeFailure
 from legroom.sidecar.config import simple_config
 from legroom.sidecar.watch import WatchSession
 
@@ -43,7 +43,9 @@ def fleet() -> WatchSession:
         session.take(look)
     for number in range(60):
         session.take(sample(number, 0.2 + 0.008 * number, 12, server="http://gpu2:8000"))
-    session.take(Failure(1_700_000_400.0, "http://gpu3:8000", "refused", "http://gpu3:8000: nothing listens there"))
+    session.take(
+        ScrapeFailure(1_700_000_400.0, "http://gpu3:8000", "refused", "http://gpu3:8000: nothing listens there")
+    )
     return session
 
 
@@ -95,7 +97,7 @@ def test_a_server_in_trouble_rises_to_the_top_and_the_choice_stays(monkeypatch):
             await pilot.press("down")
             await pilot.pause()
             assert page.chosen == "http://gpu2:8000"
-            session.take(Failure(1_700_000_400.0, "http://gpu3:8000", "refused", "nothing listens there"))
+            session.take(ScrapeFailure(1_700_000_400.0, "http://gpu3:8000", "refused", "nothing listens there"))
             page.redraw()
             await pilot.pause()
             table = page.query_one("#servers", DataTable)

@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+import importlib
+import sys
+from pathlib import Path
+
 import pytest
 from diagnosis_logs import CAUSES
 
-from legroom.diagnosis.causes import NAMES, causes
+from legroom.diagnosis import causes as package
+from legroom.diagnosis.causes import causes
 from legroom.diagnosis.diagnose import read_log
-from legroom.facts.diagnosis_texts import cause_title
+from legroom.render.diagnosis_text import diagnosis_text
+
+FILES = sorted(path.stem for path in Path(package.__file__).parent.glob("[a-z]*.py"))
 
 
 @pytest.mark.parametrize("what", CAUSES)
@@ -25,12 +32,61 @@ def test_every_finding_shows_its_proof_and_says_what_to_do(what: str) -> None:
         assert 0 < finding.confidence <= 1
 
 
-def test_every_cause_is_tested() -> None:
-    assert {cause for cause, _ in CAUSES.values()} == set(NAMES)
+NEW_CAUSE = """
+from legroom.diagnosis.cause import Cause
+from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
+from legroom.explain.entry import Localized
+
+def examine(case):
+    error = case.first("state_blocks_short")
+    return Assessment(0.99, proof(error), "because") if error else None
+
+def remedies(planner):
+    yield planner.change("max_num_seqs", {"max_num_seqs": 1}, "fewer")
+
+CAUSE = Cause(
+    label="brand_new", entry="LR999", title=Localized("something new", "新"), phase="startup_kv", domain="host",
+    examine=examine, remedies=remedies, dead_ends=(DeadEnd("wait", "it stays"),),
+)
+"""
 
 
-def test_causes_have_a_file_a_label_an_entry_and_words_in_both_languages() -> None:
-    assert [cause.CAUSE for cause in causes()] == list(NAMES)
-    assert len({cause.ENTRY for cause in causes()}) == len(NAMES)
-    for name in NAMES:
-        assert cause_title(name, "en") != cause_title(name, "zh")
+def test_a_cause_is_added_by_putting_its_file_into_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "brand_new.py").write_text(NEW_CAUSE, encoding="utf-8")
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+    causes.cache_clear()
+    try:
+        diagnosis = read_log([CAUSES["too few state blocks"][1].encode()]).runs[0]
+        assert (diagnosis.findings[0].cause, diagnosis.findings[0].entry) == ("brand_new", "LR999")
+        assert (diagnosis.verdict, diagnosis.phase) == ("cause found", "startup_kv")
+        assert diagnosis.findings[0].fixes[0].flags == {"max_num_seqs": 1}
+        assert "error[LR999]: something new" in diagnosis_text(diagnosis)
+    finally:
+        monkeypatch.undo()
+        sys.modules.pop(f"{package.__name__}.brand_new", None)
+        causes.cache_clear()
+
+
+def test_every_file_in_the_folder_is_a_cause_that_is_asked_and_tested() -> None:
+    assert len(FILES) >= 24
+    assert sorted(cause.label for cause in causes()) == FILES
+    assert {cause for cause, _ in CAUSES.values()} == set(FILES)
+
+
+def test_a_cause_is_named_like_its_file_and_has_an_entry_and_a_title_in_both_languages() -> None:
+    for name in FILES:
+        cause = importlib.import_module(f"{package.__name__}.{name}").CAUSE
+        assert cause.label == name
+        assert cause.title.en != cause.title.zh
+    assert len({cause.entry for cause in causes()}) == len(FILES)
+
+
+def test_of_equally_likely_causes_the_earlier_in_a_servers_life_is_named_first_and_no_memory_problem_last() -> None:
+    entries = [cause.entry for cause in causes()]
+    assert entries[:-1] == sorted(entries[:-1])
+    assert causes()[-1].label == "not_memory"
+
+
+def test_no_place_of_a_traceback_is_guessed_at_by_two_causes() -> None:
+    sites = [site for cause in causes() for site in cause.usual_at]
+    assert len(sites) == len(set(sites))

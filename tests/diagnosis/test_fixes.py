@@ -4,7 +4,7 @@ from diagnosis_logs import CAUSES, TORCH, trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from legroom.diagnosis.causes import NAMES
+from legroom.diagnosis.causes import causes
 from legroom.diagnosis.diagnose import read_log
 from legroom.diagnosis.finding import Finding, Fix
 from legroom.diagnosis.starting_plan import Hints
@@ -26,8 +26,8 @@ def finding(log: str, **hints: str) -> Finding:
     return read_log([log.encode()], "log", Hints(**hints)).runs[0].findings[0]  # type: ignore[arg-type]
 
 
-def fix_of(kind: str, found: Finding) -> Fix:
-    return next(fix for fix in found.fixes if fix.kind == kind)
+def fix_of(kind: str, cause: Finding) -> Fix:
+    return next(fix for fix in cause.fixes if fix.kind == kind)
 
 
 @given(st.integers(1, 2_000_000))
@@ -77,9 +77,9 @@ def test_utilization_is_lowered_where_capture_fails_after_the_pool_took_the_budg
     log += TORCH.format(
         wanted="2.00 MiB", total="44.53 GiB", free="448.00 KiB", own="44 GiB", torch="42 GiB", unused="1 MiB"
     )
-    found = finding(log)
-    assert found.cause == "cudagraph_capture_oom"
-    assert fix_of("lower_util", found).flags["gpu_memory_utilization"] <= 0.97
+    first = finding(log)
+    assert first.cause == "cudagraph_capture_oom"
+    assert fix_of("lower_util", first).flags["gpu_memory_utilization"] <= 0.97
 
 
 def test_no_cause_that_is_not_memory_offers_a_memory_flag() -> None:
@@ -101,10 +101,10 @@ def test_only_a_fault_in_a_kernel_is_looked_for_in_the_kernels() -> None:
 
 def test_weights_too_big_is_answered_by_smaller_weights_or_more_gpus_with_their_layout() -> None:
     log = LLAMA + CAUSES["parameters that do not fit"][1].replace("23.64", "11.64").replace("23.21", "11.21")
-    found = finding(log, gpu="12GiB")
-    assert found.cause == "weights_too_big"
-    assert {fix.kind for fix in found.fixes[:2]} <= {"checkpoint_format", "more_or_fewer_gpus_tp_pp"}
-    assert all(fix.plan is not None and fix.plan.verdict != "does_not_fit" for fix in found.fixes if fix.flags)
+    first = finding(log, gpu="12GiB")
+    assert first.cause == "weights_too_big"
+    assert {fix.kind for fix in first.fixes[:2]} <= {"checkpoint_format", "more_or_fewer_gpus_tp_pp"}
+    assert all(fix.plan is not None and fix.plan.verdict != "does_not_fit" for fix in first.fixes if fix.flags)
 
 
 def test_the_pool_of_the_failed_run_is_the_one_that_the_log_printed() -> None:
@@ -128,7 +128,7 @@ def test_a_refused_flag_is_named_with_the_right_one() -> None:
 
 def test_every_cause_warns_of_something() -> None:
     warned = {cause for cause, log in CAUSES.values() if finding(log).dead_ends}
-    assert warned == set(NAMES)
+    assert warned == {cause.label for cause in causes()}
 
 
 def test_weights_kept_on_the_host_come_with_what_else_it_takes_to_hold_beside_a_neighbour() -> None:
@@ -138,10 +138,10 @@ def test_weights_kept_on_the_host_come_with_what_else_it_takes_to_hold_beside_a_
         "process has 12.25 GiB memory in use. Of the allocated memory 11.59 GiB is allocated by PyTorch, and 1.24 MiB "
         "is reserved by PyTorch but unallocated."
     )
-    said = "vllm serve meta-llama/Llama-3.1-8B --gpu-memory-utilization 0.08 --max-model-len 4096 --enforce-eager"
+    command = "vllm serve meta-llama/Llama-3.1-8B --gpu-memory-utilization 0.08 --max-model-len 4096 --enforce-eager"
     log = trace("load_model", "initialize_model", "create_weights", error=oom)
-    (run,) = read_log([log.encode()], "log", Hints(said, gpu="h200", vllm="0.26.0")).runs
-    found = next(one for one in run.findings if one.cause == "weights_too_big")
-    fix = fix_of("cpu_offload", found)
+    (run,) = read_log([log.encode()], "log", Hints(command, gpu="h200", vllm="0.26.0")).runs
+    weights = next(item for item in run.findings if item.cause == "weights_too_big")
+    fix = fix_of("cpu_offload", weights)
     assert fix.plan is not None and fix.plan.verdict == "fits"
     assert fix.flags.keys() > {"cpu_offload_gb"}

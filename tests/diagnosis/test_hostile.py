@@ -59,8 +59,8 @@ def test_any_mixture_of_marks_is_survived(parts: list[str]) -> None:
 
 @given(st.sampled_from(_LOGS), st.sampled_from(_LOGS), st.integers(0, 400), st.characters(), st.integers(0, 400))
 @settings(max_examples=60, deadline=None)
-def test_logs_cut_and_joined_anywhere_are_survived(one: str, other: str, cut: int, letter: str, place: int) -> None:
-    text = one[:cut] + letter + other[place:]
+def test_logs_cut_and_joined_anywhere_are_survived(log: str, other: str, cut: int, letter: str, place: int) -> None:
+    text = log[:cut] + letter + other[place:]
     whole_path(text.encode("utf-8", "surrogatepass"))
 
 
@@ -82,13 +82,9 @@ def test_flags_that_no_server_can_have_are_survived(name: str, value: str) -> No
 @given(st.from_regex(r"[0-9.,e+-]{1,40}", fullmatch=True))
 @settings(max_examples=40, deadline=None)
 def test_numbers_of_any_size_are_survived(number: str) -> None:
-    for what in (
-        "a context longer than the pool",
-        "too few state blocks",
-        "less free than asked for",
-        "a process that grows",
-    ):
-        whole_path(CAUSES[what][1].replace("5", number).encode())
+    numbers = ("a context longer than the pool", "too few state blocks", "less free than asked for")
+    log = "\n".join(CAUSES[what][1] for what in (*numbers, "a process that grows"))
+    whole_path(log.replace("5", number).encode())
 
 
 @pytest.mark.parametrize(
@@ -102,3 +98,12 @@ def test_a_hostile_line_costs_no_more_than_its_length(piece: str) -> None:
             "CUDA out of memory. Tried to allocate 1 GiB. non-default args: {" + piece * (2_000_000 // len(piece))
         ).encode()
     )
+
+
+@pytest.mark.parametrize("marks", [1, 900, 5000])
+def test_what_follows_a_line_full_of_marks_is_read(marks: int) -> None:
+    _, log = CAUSES["a context longer than the pool"]
+    reading = read_log([f"{'GPU KV cache size ' * marks}\nplain\n{log}\n".encode()])
+    assert reading.runs[0].findings[0].cause == "kv_too_small_for_max_len"
+    assert reading.runs[0].findings[0].evidence[0].line == 3
+    assert reading.lines == 3

@@ -9,7 +9,7 @@ from diagnosis_logs import CAUSES, FULL_OF_WEIGHTS, READY, SIZED
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from legroom.diagnosis.diagnose import Reading, read_log
+from legroom.diagnosis.diagnose import LogReading, read_log
 from legroom.diagnosis.patterns import HyperscanFinder, Re2Finder
 from legroom.diagnosis.reader import pieces_of_file
 from legroom.diagnosis.scan import MOST_PER_MARK, Scanner, every_mark
@@ -22,7 +22,7 @@ BANNER = (
 )
 
 
-def read(text: str) -> Reading:
+def read(text: str) -> LogReading:
     return read_log([text.encode()])
 
 

@@ -11,9 +11,9 @@ from legroom.units import GIB, MIB
 
 
 def oom_of(log: str) -> TorchOom:
-    found = read_log([log.encode()]).runs[0].case.oom
-    assert found is not None
-    return found
+    oom = read_log([log.encode()]).runs[0].case.oom
+    assert oom is not None
+    return oom
 
 
 def test_every_number_of_the_new_wording_is_read() -> None:

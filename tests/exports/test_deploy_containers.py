@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from planned import SERVERS, planned, request
 
 from legroom.api import plan
-from legroom.deployments.plain_sources import deployment_from_command, deployment_from_file
+from legroom.deployments.deployment import deployment_from_command, deployment_from_file
 from legroom.errors import LegroomError
 from legroom.exports.deploy import compose, docker, helm_values, kubernetes
 from legroom.exports.deploy.drain import guard_drain, metrics_drain

@@ -12,7 +12,7 @@ from planned import SERVERS, planned, request
 
 from legroom.api import plan
 from legroom.cli.main import main
-from legroom.deployments.plain_sources import deployment_from_command
+from legroom.deployments.deployment import deployment_from_command
 from legroom.errors import LegroomError
 from legroom.exports.deploy import env, script
 from legroom.exports.deploy.server import planned_server

@@ -9,7 +9,7 @@ import yaml
 from planned import planned
 
 from legroom.cli.main import main
-from legroom.deployments.plain_sources import deployment_from_command, deployment_from_file
+from legroom.deployments.deployment import deployment_from_command, deployment_from_file
 from legroom.exports.deploy import compose, docker, helm_values, kubernetes, script, systemd
 from legroom.exports.request import ExportRequest
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from planned import SERVERS, planned, request
 
-from legroom.deployments.plain_sources import deployment_from_file
+from legroom.deployments.deployment import deployment_from_file
 from legroom.errors import LegroomError
 from legroom.exports.deploy import systemd
 from legroom.exports.deploy.server import planned_server

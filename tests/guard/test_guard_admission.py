@@ -1,11 +1,11 @@
-"""The door itself, without a server on either side: waiting for room, and models that need none."""
+"""The admission itself, without a server on either side: waiting for room, and models that need none."""
 
 import asyncio
 import json
 
 import pytest
 
-from legroom.guard.admission import Door
+from legroom.guard.admission import Admission
 from legroom.guard.limits import NULL_BLOCK, EngineLimits
 from legroom.guard.paths import Kind
 from legroom.guard.policy import Policy, PoolPolicy, QueuePolicy
@@ -15,62 +15,62 @@ CACHELESS = EngineLimits(num_blocks=NULL_BLOCK, block_size=16, max_model_len=512
 
 
 def door_of(limits, **policy):
-    door = Door()
-    door.file.policy = Policy(**policy)
-    door.learn_engine(limits)
-    return door
+    admission = Admission()
+    admission.file.policy = Policy(**policy)
+    admission.learn_engine(limits)
+    return admission
 
 
-def asked(door, kind=Kind.COMPLETION, **body):
-    """A visit that asked for room, or why it was refused."""
-    visit = door.look(kind, json.dumps(body).encode())
-    door.weigh(visit)
-    return door.ask(visit) or visit
+def asked(admission, kind=Kind.COMPLETION, **body):
+    """A request that asked for room, or why it was refused."""
+    request = admission.read(kind, json.dumps(body).encode())
+    admission.weigh(request)
+    return admission.admit(request) or request
 
 
-def whole_pool(door):
-    return asked(door, prompt=[1] * 100, max_tokens=60)
+def whole_pool(admission):
+    return asked(admission, prompt=[1] * 100, max_tokens=60)
 
 
 async def test_room_that_comes_before_the_wait_begins_is_taken_at_once():
-    door = door_of(PLAIN, queue=QueuePolicy(wait_s=3600.0))
-    first, second = whole_pool(door), whole_pool(door)
-    waiting = asyncio.create_task(door.wait(second))
-    door.leave(first, finished=True)  # before the task took its first step
+    admission = door_of(PLAIN, queue=QueuePolicy(wait_s=3600.0))
+    first, second = whole_pool(admission), whole_pool(admission)
+    waiting = asyncio.create_task(admission.wait(second))
+    admission.release(first, finished=True)  # before the task took its first step
     assert await asyncio.wait_for(waiting, 60.0) is None
-    assert door.meters.admitted == 2
+    assert admission.meters.admitted == 2
 
 
 def test_giving_up_leaves_the_queue_once():
-    door = door_of(PLAIN)
-    _, second = whole_pool(door), whole_pool(door)
+    admission = door_of(PLAIN)
+    _, second = whole_pool(admission), whole_pool(admission)
     for _ in range(2):
-        door.give_up(second)
-    assert (door.pool.waiting, door.pool.running, door.meters.left_queue) == (0, 1, 1)
+        admission.abandon(second)
+    assert (admission.pool.waiting, admission.pool.running, admission.meters.left_queue) == (0, 1, 1)
 
 
 def test_a_model_without_a_kv_cache_is_admitted_to_by_sequences_alone():
-    door = door_of(CACHELESS)
-    visits = [asked(door, Kind.POOLING, input=[7] * 500) for _ in range(4)]
-    assert [door.is_waiting(visit) for visit in visits] == [False, False, False, True]
+    admission = door_of(CACHELESS)
+    requests = [asked(admission, Kind.POOLING, input=[7] * 500) for _ in range(4)]
+    assert [admission.is_waiting(request) for request in requests] == [False, False, False, True]
 
 
 def test_a_model_without_a_kv_cache_is_no_pool_of_unknown_size():
-    door = door_of(CACHELESS, pool=PoolPolicy(when_unknown="closed"))
-    assert not door.is_waiting(asked(door, Kind.POOLING, input="a"))
-    assert "keeps no KV cache" in door.said()
-    assert "legroom_guard_fail_open 0" in door.page()
-    assert "--max-num-queued-tokens" not in door.native_hint("0.32.0")
+    admission = door_of(CACHELESS, pool=PoolPolicy(when_unknown="closed"))
+    assert not admission.is_waiting(asked(admission, Kind.POOLING, input="a"))
+    assert "keeps no KV cache" in admission.summary()
+    assert "legroom_guard_fail_open 0" in admission.page()
+    assert "--max-num-queued-tokens" not in admission.native_flags_hint("0.32.0")
 
 
 def test_who_is_turned_away_for_want_of_a_sequence_is_told_so():
-    door = door_of(CACHELESS, queue=QueuePolicy(requests=0))
-    refusals = [asked(door, Kind.POOLING, input="a") for _ in range(4)]
-    assert refusals[3].message.startswith("As many sequences run as may at once")
+    admission = door_of(CACHELESS, queue=QueuePolicy(requests=0))
+    refusals = [asked(admission, Kind.POOLING, input="a") for _ in range(4)]
+    assert refusals[3].message.startswith("The server already runs as many sequences as it may")
 
 
 @pytest.mark.parametrize("tokens", [1, 15, 16])
 def test_a_pool_that_the_policy_names_is_a_pool_however_small(tokens):
-    door = door_of(CACHELESS, pool=PoolPolicy(tokens=tokens))
-    visits = [asked(door, Kind.POOLING, input="a") for _ in range(2)]
-    assert [door.is_waiting(visit) for visit in visits] == [False, True]
+    admission = door_of(CACHELESS, pool=PoolPolicy(tokens=tokens))
+    requests = [asked(admission, Kind.POOLING, input="a") for _ in range(2)]
+    assert [admission.is_waiting(request) for request in requests] == [False, True]

@@ -1,4 +1,4 @@
-"""What a request may ask for, held at the middleware's door."""
+"""What a request may ask for, held at the middleware's admission."""
 
 import asyncio
 import gc
@@ -56,7 +56,7 @@ async def test_a_number_of_any_size_is_answered_and_leaves_the_metrics_page_read
     unknown = vllm_state(blocks=None, max_model_len=None, max_num_seqs=None)
     lost = Guard(Server(answer=b"", kind=b"text/plain"))
     assert (await Call(lost, body={"prompt": [1], "max_tokens": 10**400, "n": 10**400}, app=unknown)).status == 200
-    assert "legroom_guard_reserved_tokens 0" in lost.door.page()
+    assert "legroom_guard_reserved_tokens 0" in lost.admission.page()
 
 
 async def test_a_chat_without_a_length_gets_the_policys(policy):
@@ -184,7 +184,7 @@ async def test_a_body_over_the_limit_gets_413(policy):
 
 async def test_an_upload_over_the_limit_gets_413(policy):
     server = Server()
-    guard = Guard(server, policy=policy("[requests]\nbody_bytes = 2000"))
+    guard = Guard(server, policy=policy("[requests]\nbody_bytes = 2000\n[pool]\nabort_grace_s = 0"))
     path = "/v1/audio/transcriptions"
     announced = await Call(guard, path, raw=b"x", headers=[(b"content-length", b"99999")])
     assert (announced.status, server.scopes) == (413, [])
@@ -196,7 +196,7 @@ async def test_an_upload_over_the_limit_gets_413(policy):
 async def test_the_time_for_a_body_is_one_for_all_of_it(policy):
     guard = Guard(Server(), policy=policy("[queue]\nbody_timeout_s = 5"))
     sent, pieces = [], 0
-    guard.door.clock = lambda: 4.0 * pieces
+    guard.admission.clock = lambda: 4.0 * pieces
 
     async def receive():
         nonlocal pieces

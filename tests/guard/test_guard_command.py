@@ -33,10 +33,10 @@ def test_a_wrong_policy_names_line_and_key(tmp_path, capsys):
     path = tmp_path / "policy.toml"
     path.write_text("[pool]\novercomit = 1.5")
     assert main(["guard", "--check", str(path)]) == 2
-    said = capsys.readouterr()
-    assert "line 2" in said.err
-    assert "overcomit" in said.err
-    assert said.out == ""
+    printed = capsys.readouterr()
+    assert "line 2" in printed.err
+    assert "overcomit" in printed.err
+    assert printed.out == ""
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,7 @@ def test_text_beside_an_image_counts_and_the_image_does_not():
 
 def test_a_part_with_a_uuid_is_what_its_key_says_whatever_its_type():
     part = {"type": "text", "uuid": "u1", "image_url": {"url": "http://a/b"}}
-    assert [one.kind for one in chat(messages=[{"role": "user", "content": [part]}]).media] == ["image"]
+    assert [media.kind for media in chat(messages=[{"role": "user", "content": [part]}]).media] == ["image"]
     assert chat(messages=[{"role": "user", "content": [part | {"uuid": None}]}]).media == ()
 
 
@@ -266,7 +266,7 @@ def test_an_instruction_stands_before_each_pair_of_a_score():
 def test_images_and_mixed_inputs_of_an_embedding_are_media():
     image = "data:image/png;base64," + "A" * 5000
     demand = demand_of(Kind.POOLING, {"images": [image] * 3})
-    assert (len(demand.prompts), [one.kind for one in demand.media]) == (3, ["image"] * 3)
+    assert (len(demand.prompts), [media.kind for media in demand.media]) == (3, ["image"] * 3)
     content = [{"type": "text", "text": "hi"}, {"type": "image_url", "image_url": {"url": image}}]
     demand = demand_of(Kind.POOLING, {"inputs": [{"content": content}]})
     assert (len(demand.media), demand.prompts[0].text_bytes < 100) == (1, True)
@@ -280,7 +280,7 @@ def test_each_question_of_a_decision_is_a_prompt_with_the_state():
     body = {"state": {"a": "s" * 100}, "questions": {"q1": {"text": "x" * 10}, "q2": {}}, "images": ["http://a/b", 7]}
     demand = demand_of(Kind.DECISION, body)
     assert [prompt.text_bytes > 100 for prompt in demand.prompts] == [True, True]
-    assert [one.kind for one in demand.media] == ["image"]
+    assert [media.kind for media in demand.media] == ["image"]
     assert not demand.generates
 
 

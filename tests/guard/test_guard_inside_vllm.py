@@ -25,11 +25,11 @@ async def test_the_metrics_page_gets_the_guards_series_and_its_right_length():
     guard = Guard(Server(answer=b"vllm:x 1\n", kind=b"text/plain"))
     await Call(guard, body=SMALL)
     call = await Call(guard, "/metrics", method="GET", raw=b"", headers=[(b"accept-encoding", b"gzip")])
-    found = series(call.body.decode())
-    assert found["vllm:x"] == 1
-    assert found["legroom_guard_admitted_total"] == 1
-    assert found["legroom_guard_pool_tokens"] == 160
-    assert found['legroom_guard_wait_seconds_bucket{le="+Inf"}'] == 1
+    shown = series(call.body.decode())
+    assert shown["vllm:x"] == 1
+    assert shown["legroom_guard_admitted_total"] == 1
+    assert shown["legroom_guard_pool_tokens"] == 160
+    assert shown['legroom_guard_wait_seconds_bucket{le="+Inf"}'] == 1
     assert int(call.headers["content-length"]) == len(call.body)
 
 
@@ -80,7 +80,7 @@ async def test_a_pool_of_unknown_size_lets_in_or_turns_away_as_the_policy_says(p
     lost = vllm_state(blocks=None)
     guard = Guard(Server(answer=b"", kind=b"text/plain"))
     assert (await Call(guard, body=SMALL, app=lost)).status == 200
-    assert "legroom_guard_fail_open 1" in guard.door.page()
+    assert "legroom_guard_fail_open 1" in guard.admission.page()
     closed = Guard(Server(answer=b"", kind=b"text/plain"), policy=policy('[pool]\nwhen_unknown = "closed"'))
     call = await Call(closed, body=SMALL, app=lost)
     assert (call.status, call.error["code"]) == (503, "pool_unknown")
@@ -90,7 +90,7 @@ async def test_the_pool_is_learnt_from_the_metrics_page_where_the_configuration_
     page = b'vllm:cache_config_info{block_size="16",num_gpu_blocks="11"} 1.0\n'
     guard = Guard(Server(answer=page, kind=b"text/plain"))
     await Call(guard, body=SMALL, app=vllm_state(blocks=None))
-    assert guard.door.status()["pool_tokens"] == 160
+    assert guard.admission.status()["pool_tokens"] == 160
 
 
 async def test_strangers_without_the_servers_key_take_nobodys_place():
@@ -99,10 +99,10 @@ async def test_strangers_without_the_servers_key_take_nobodys_place():
     guard, app = Guard(server), vllm_state(api_key=["right"])
     wrong = [Call(guard, body=WHOLE_POOL, app=app, headers=[(b"authorization", b"Bearer wrong")]) for _ in range(3)]
     await settle()
-    assert (guard.door.pool.running, guard.door.pool.waiting) == (0, 0)
+    assert (guard.admission.pool.running, guard.admission.pool.waiting) == (0, 0)
     right = Call(guard, body=WHOLE_POOL, app=app, headers=[(b"authorization", b"Bearer right")])
     await settle()
-    assert guard.door.pool.running == 1
+    assert guard.admission.pool.running == 1
     server.open.set()
     await asyncio.gather(right.task, *(call.task for call in wrong))
 
@@ -137,8 +137,8 @@ async def test_a_server_that_nobody_asked_yet_shows_its_pool_on_the_metrics_page
 def test_a_pool_that_stays_unknown_is_said_once(caplog):
     async def test():
         guard = Guard(Server(answer=b"", kind=b"text/plain"))
-        now_s = guard.door.clock()
-        guard.door.clock = lambda: now_s
+        now_s = guard.admission.clock()
+        guard.admission.clock = lambda: now_s
         with caplog.at_level("INFO", "legroom.guard"):
             for _ in range(3):
                 await Call(guard, "/metrics", method="GET", raw=b"", app=vllm_state(blocks=None))

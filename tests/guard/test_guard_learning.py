@@ -6,27 +6,27 @@ import json
 import pytest
 
 from legroom.guard.demand import demand_of
-from legroom.guard.learning import SAMPLE_EVERY, Lessons, usage_in
+from legroom.guard.learning import SAMPLE_EVERY, UsageLearner, usage_in
 from legroom.guard.paths import Kind
-from legroom.guard.request import Visit
+from legroom.guard.request import GuardedRequest
 from legroom.guard.tokens import FEWEST
 
 TEXT = "x" * 400
 
 
-def visit_of(kind=Kind.COMPLETION, **body):
+def request_of(kind=Kind.COMPLETION, **body):
     body = {"model": "m", **body}
-    return Visit(json.dumps(body).encode(), demand_of(kind, body))
+    return GuardedRequest(json.dumps(body).encode(), demand_of(kind, body))
 
 
 def usage(prompt, output):
     return b'{"usage": {"prompt_tokens": %d, "total_tokens": 9, "completion_tokens": %d}}' % (prompt, output)
 
 
-def answered(lessons, visit, *pieces):
+def answered(learner, request, *pieces):
     for piece in pieces:
-        lessons.passing(visit, piece)
-    lessons.ended(visit)
+        learner.on_chunk(request, piece)
+    learner.on_finished(request)
 
 
 def test_usage_is_found_in_the_bytes_of_an_answer():
@@ -37,47 +37,47 @@ def test_usage_is_found_in_the_bytes_of_an_answer():
 
 
 def test_answers_with_usage_teach_tokens_a_byte():
-    lessons = Lessons(None)
+    learner = UsageLearner(None)
     for _ in range(FEWEST):
-        answered(lessons, visit_of(prompt=TEXT), usage(100, 5))
-    assert lessons.of("m").bound(400, True, 0) < 130
+        answered(learner, request_of(prompt=TEXT), usage(100, 5))
+    assert learner.of("m").bound(400, True, 0) < 130
 
 
 def test_a_prompt_that_the_server_cut_teaches_nothing_about_text():
-    lessons = Lessons(None)
+    learner = UsageLearner(None)
     for _ in range(FEWEST):
-        answered(lessons, visit_of(prompt=TEXT, truncate_prompt_tokens=8), usage(8, 5))
-    assert lessons.of("m").bound(400, True, 0) >= 400
+        answered(learner, request_of(prompt=TEXT, truncate_prompt_tokens=8), usage(8, 5))
+    assert learner.of("m").bound(400, True, 0) >= 400
 
 
 def test_open_ended_answers_teach_their_length_by_usage_or_by_their_pieces():
-    told, silent = Lessons(None), Lessons(None)
+    told, silent = UsageLearner(None), UsageLearner(None)
     for _ in range(FEWEST):
-        answered(told, visit_of(prompt=TEXT, max_tokens=None), usage(100, 50))
-        answered(silent, visit_of(prompt=TEXT, max_tokens=None, stream=True), *[b'data: {"choices": []}\n\n'] * 50)
+        answered(told, request_of(prompt=TEXT, max_tokens=None), usage(100, 50))
+        answered(silent, request_of(prompt=TEXT, max_tokens=None, stream=True), *[b'data: {"choices": []}\n\n'] * 50)
     assert 50 <= told.of("m").outputs.at(0.99) <= 60
     assert 75 <= silent.of("m").outputs.at(0.99) <= 90
 
 
 def test_answers_whose_length_was_named_teach_nothing_about_open_ones():
-    lessons = Lessons(None)
-    answered(lessons, visit_of(prompt=TEXT, max_tokens=9), usage(100, 9))
-    assert lessons.of("m").outputs.count == 0
+    learner = UsageLearner(None)
+    answered(learner, request_of(prompt=TEXT, max_tokens=9), usage(100, 9))
+    assert learner.of("m").outputs.count == 0
 
 
 def test_a_stream_that_names_its_usage_in_every_piece_teaches_once_and_at_its_end():
-    lessons = Lessons(None)
-    visit = visit_of(prompt=TEXT, max_tokens=None, stream=True)
-    answered(lessons, visit, *(b"data: " + usage(100, output) for output in range(1, 2 * FEWEST)))
-    learnt = lessons.of("m")
+    learner = UsageLearner(None)
+    request = request_of(prompt=TEXT, max_tokens=None, stream=True)
+    answered(learner, request, *(b"data: " + usage(100, output) for output in range(1, 2 * FEWEST)))
+    learnt = learner.of("m")
     assert (learnt.outputs.count, learnt.observations(True)) == (1, 1)
     assert learnt.outputs.at(1.0) >= 2 * FEWEST - 1
 
 
 def test_an_answer_that_was_cut_short_teaches_nothing():
-    lessons = Lessons(None)
-    lessons.passing(visit_of(prompt=TEXT, max_tokens=None, stream=True), b"data: " + usage(100, 1))
-    assert lessons.of("m").outputs.count == 0
+    learner = UsageLearner(None)
+    learner.on_chunk(request_of(prompt=TEXT, max_tokens=None, stream=True), b"data: " + usage(100, 1))
+    assert learner.of("m").outputs.count == 0
 
 
 async def test_streams_without_usage_have_some_prompts_counted_in_passing():
@@ -87,42 +87,42 @@ async def test_streams_without_usage_have_some_prompts_counted_in_passing():
         asked.append(json.loads(body))
         return 100
 
-    lessons = Lessons(tokenize)
+    learner = UsageLearner(tokenize)
     for _ in range(FEWEST + 2 * SAMPLE_EVERY):
-        lessons.entering(visit_of(prompt=TEXT, stream=True))
+        learner.on_admitted(request_of(prompt=TEXT, stream=True))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
     assert FEWEST <= len(asked) <= FEWEST + 3
     assert asked[0] == {"model": "m", "prompt": TEXT}
-    assert lessons.of("m").bound(400, True, 0) < 130
+    assert learner.of("m").bound(400, True, 0) < 130
 
 
 async def test_a_tokenizer_that_fails_teaches_nothing_and_harms_nobody():
     async def tokenize(_):
         raise OSError("gone")
 
-    lessons = Lessons(tokenize)
+    learner = UsageLearner(tokenize)
     for _ in range(3):
-        lessons.entering(visit_of(prompt=TEXT, stream=True))
+        learner.on_admitted(request_of(prompt=TEXT, stream=True))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-    assert lessons.of("m").bound(400, True, 0) >= 400
+    assert learner.of("m").bound(400, True, 0) >= 400
 
 
 def test_images_are_weighed_by_what_answers_with_images_took():
-    lessons = Lessons(None)
+    learner = UsageLearner(None)
     content = [{"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}]
     for _ in range(FEWEST):
-        answered(lessons, visit_of(Kind.CHAT, messages=[{"role": "user", "content": content}]), usage(600, 5))
-    assert lessons.of("m").media_tokens.value == 600
+        answered(learner, request_of(Kind.CHAT, messages=[{"role": "user", "content": content}]), usage(600, 5))
+    assert learner.of("m").media_tokens.value == 600
 
 
 def test_ids_that_stand_in_place_of_a_chat_teach_nothing_about_text():
-    lessons = Lessons(None)
+    learner = UsageLearner(None)
     ids = {"prompt_token_ids": [1] * 9000}
-    said = [{"role": "user", "content": TEXT}]
-    answered(lessons, visit_of(Kind.CHAT, messages=said, kv_transfer_params=ids), usage(9000, 5))
-    assert lessons.of("m").bound(400, True, 1) < 1000
+    messages = [{"role": "user", "content": TEXT}]
+    answered(learner, request_of(Kind.CHAT, messages=messages, kv_transfer_params=ids), usage(9000, 5))
+    assert learner.of("m").bound(400, True, 1) < 1000
 
 
 CHAT = [{"role": "user", "content": TEXT}]
@@ -145,5 +145,5 @@ async def test_a_prompt_is_counted_by_its_own_key_and_only_where_that_is_all_of_
         seen.append(json.loads(sent))
         return 7
 
-    found = await Lessons(tokenize).count(visit_of(kind, **body))
-    assert (found, seen) == ((7, [asked]) if asked else (None, []))
+    count = await UsageLearner(tokenize).count(request_of(kind, **body))
+    assert (count, seen) == ((7, [asked]) if asked else (None, []))

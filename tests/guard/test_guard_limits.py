@@ -10,8 +10,14 @@ from hypothesis import strategies as st
 from legroom.errors import LegroomError
 from legroom.facts.releases import release
 from legroom.guard.demand import demand_of
-from legroom.guard.limits import EngineLimits, limits_of_metrics, limits_of_plan, limits_of_vllm, read_limits
-from legroom.guard.native import native_flags
+from legroom.guard.limits import (
+    EngineLimits,
+    limits_of_metrics,
+    limits_of_plan,
+    limits_of_vllm,
+    native_flags,
+    read_limits,
+)
 from legroom.guard.paths import Kind
 from legroom.guard.policy import PoolPolicy
 from legroom.guard.tokens import CONFIRMED, FEWEST, GENERATION, MOST_MODELS, Highest, ModelTokens, Quantile, TokenBook

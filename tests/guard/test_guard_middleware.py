@@ -1,4 +1,4 @@
-"""The middleware between a client and a server: what passes, what waits, what is turned away."""
+"""The middleware between a client and a server: what passes, what waits, what is refused."""
 
 import asyncio
 import json
@@ -30,13 +30,13 @@ async def test_requests_beyond_the_pool_wait_and_enter_in_order():
     for number, call in enumerate(calls):
         call.task.add_done_callback(lambda _, number=number: order.append(number))
     await settle()
-    assert (server.inside, guard.door.pool.waiting) == (1, 4)
+    assert (server.inside, guard.admission.pool.waiting) == (1, 4)
     server.open.set()
     await asyncio.gather(*(call.task for call in calls))
     assert server.most_inside == 1
     assert order == [0, 1, 2, 3, 4]
     assert all(call.status == 200 for call in calls)
-    assert guard.door.pool.held_blocks == 0
+    assert guard.admission.pool.held_blocks == 0
 
 
 async def test_no_more_sequences_enter_than_vllm_runs():
@@ -74,7 +74,7 @@ async def test_bodies_that_wait_have_a_bound_together(monkeypatch):
     assert [call.status for call in calls] == [None, None, 429]
     server.open.set()
     await asyncio.gather(*(call.task for call in calls))
-    assert guard.door._waiting_bytes == 0
+    assert guard.admission._waiting_bytes == 0
 
 
 async def test_a_wait_that_takes_too_long_ends_in_429_with_retry_after(policy):
@@ -97,12 +97,12 @@ async def test_a_client_that_leaves_while_it_waits_leaves_the_queue():
     await settle()
     second.leave()
     await second
-    assert guard.door.pool.waiting == 1
+    assert guard.admission.pool.waiting == 1
     assert second.status is None
     server.open.set()
     await asyncio.gather(first.task, third.task)
     assert len(server.bodies) == 2
-    assert guard.door.meters.left_queue == 1
+    assert guard.admission.meters.left_queue == 1
 
 
 async def test_a_request_that_is_cancelled_while_it_waits_leaves_nothing_behind():
@@ -114,7 +114,7 @@ async def test_a_request_that_is_cancelled_while_it_waits_leaves_nothing_behind(
     before = asyncio.all_tasks()
     second.task.cancel()
     await settle()
-    assert guard.door.pool.waiting == 0
+    assert guard.admission.pool.waiting == 0
     assert len(before - asyncio.all_tasks()) == 2, "its own task, and the one that listened to its client"
     server.open.set()
     await first
@@ -146,16 +146,16 @@ async def test_what_an_aborted_request_held_is_given_back_a_moment_later(policy)
     call.leave()
     await call
     assert server.left == 1
-    assert guard.door.pool.held_blocks == 1
+    assert guard.admission.pool.held_blocks == 1
     await asyncio.sleep(0.05)
-    assert guard.door.pool.held_blocks == 0
+    assert guard.admission.pool.held_blocks == 0
 
 
 @pytest.mark.parametrize(("status", "kept"), [(200, 8), (400, 0)])
 async def test_a_response_in_the_background_keeps_its_place_unless_it_was_refused(status, kept):
     guard = Guard(Server(status=status))
     await Call(guard, "/v1/responses", {"input": "hi", "background": True})
-    assert guard.door.pool.held_blocks == kept
+    assert guard.admission.pool.held_blocks == kept
 
 
 async def test_a_request_that_can_never_fit_gets_400_with_the_numbers():
@@ -176,7 +176,7 @@ async def test_a_request_that_is_too_large_only_by_estimate_is_served_alone():
 async def test_other_paths_pass_untouched_even_while_draining(path):
     server = Server()
     guard = Guard(server)
-    guard.door.draining = True
+    guard.admission.draining = True
     assert (await Call(guard, path, method="GET", raw=b"")).status == 200
 
 
@@ -198,16 +198,16 @@ async def test_a_policy_that_changes_is_taken_over_and_a_broken_one_is_not(polic
     path = policy("[requests]\nmax_output_tokens = 5")
     server = Server()
     guard = Guard(server, policy=path)
-    now_s = guard.door.clock()
-    guard.door.clock = lambda: now_s
+    now_s = guard.admission.clock()
+    guard.admission.clock = lambda: now_s
     for number, (text, expected) in enumerate((("max_output_tokens = 6", 6), ("max_output_tokens = 'x'", 6))):
         policy(f"[requests]\n{text}")
         os.utime(path, ns=(number + 1, number + 1))
         now_s += 2
         await Call(guard, body={"prompt": [1], "max_tokens": 50})
         assert json.loads(server.bodies[-1])["max_tokens"] == expected
-    assert "legroom_guard_policy_reload_errors_total 1" in guard.door.page()
-    assert "line 2" in guard.door.status()["policy_error"]
+    assert "legroom_guard_policy_reload_errors_total 1" in guard.admission.page()
+    assert "line 2" in guard.admission.status()["policy_error"]
 
 
 def test_a_broken_policy_at_the_start_says_why_without_a_traceback(policy):
@@ -221,7 +221,7 @@ async def test_usage_in_answers_tightens_the_bound():
     body = {"model": "m", "prompt": "x" * 100, "max_tokens": 1}
     for _ in range(40):
         await Call(guard, body=body)
-    assert guard.door.lessons.of("m").bound(100, True, 0) < 40
+    assert guard.admission.learner.of("m").bound(100, True, 0) < 40
 
 
 async def test_vllms_own_refusals_get_a_retry_after():
@@ -229,13 +229,13 @@ async def test_vllms_own_refusals_get_a_retry_after():
     assert int(call.headers["retry-after"]) >= 1
 
 
-async def test_uploads_are_not_read_at_the_door_and_take_a_full_place():
+async def test_uploads_are_not_read_before_admission_and_take_a_full_place():
     server = Server()
     guard = Guard(server)
     server.open.clear()
     call = Call(guard, "/v1/audio/transcriptions", raw=b"--form")
     await settle()
-    assert guard.door.pool.held_blocks == 8
+    assert guard.admission.pool.held_blocks == 8
     server.open.set()
     await call
     assert server.bodies == [b"--form"]
@@ -251,7 +251,7 @@ async def test_an_upload_that_does_not_arrive_in_time_gives_its_place_back(polic
     guard = Guard(reads_the_form, policy=policy("[queue]\nbody_timeout_s = 0.1\n[pool]\nabort_grace_s = 0"))
     call = await Call(guard, "/v1/audio/transcriptions", raw=b"--form", more_body=True)
     assert (call.status, call.error["code"]) == (408, "body_timeout")
-    await until(lambda: guard.door.pool.running == 0)
+    await until(lambda: guard.admission.pool.running == 0)
 
 
 async def test_a_prompt_that_may_be_too_long_is_counted_by_the_servers_tokenizer(policy):

@@ -1,4 +1,4 @@
-"""API servers of one vLLM: each has a door of its own, and what is said to one of them is meant for all."""
+"""API servers of one vLLM: each has an admission of its own, and what is said to one of them is meant for all."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from guard_asgi import Call, Server, settle, vllm_state
 
 from legroom.guard import peers
 from legroom.guard.middleware import Guard
-from legroom.guard.peers import Siblings, together
+from legroom.guard.peers import Peers, together
 
 AUTHORIZED = [(b"authorization", b"Bearer t")]
 BUSY = {"prompt": [1], "max_tokens": 4}
@@ -88,25 +88,25 @@ async def test_a_sibling_that_is_gone_holds_nobody_up():
         assert (answer["draining"], answer["api_servers_heard"]) == (True, 1)
 
 
-async def test_nobody_without_the_token_drains_a_sibling(family):
+async def test_nobody_without_the_token_drains_a_peer(family):
     drained = []
-    one = Siblings(2, "t", lambda on: drained.append(on) or {}, family)
-    stranger = Siblings(2, "wrong", lambda _: {}, family)
-    assert await one.join()
+    member = Peers(2, "t", lambda on: drained.append(on) or {}, family)
+    stranger = Peers(2, "wrong", lambda _: {}, family)
+    assert await member.join()
     assert await stranger.ask(drain=True) == []
     assert drained == []
-    one.leave()
+    member.leave()
 
 
 def test_they_meet_on_the_loop_that_vllm_runs_on(family):
     uvloop = pytest.importorskip("uvloop")
 
     async def meet():
-        both = [Siblings(2, "t", lambda on, number=number: {number: on}, family) for number in "ab"]
-        assert all([await one.join() for one in both])
+        both = [Peers(2, "t", lambda on, number=number: {number: on}, family) for number in "ab"]
+        assert all([await member.join() for member in both])
         assert await both[0].ask(drain=True) == [{"b": True}]
-        for one in both:
-            one.leave()
+        for member in both:
+            member.leave()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(meet())
@@ -120,29 +120,29 @@ async def test_who_listens_under_a_free_name_learns_neither_the_token_nor_what_a
         writer.close()
 
     stranger = await asyncio.start_unix_server(listen, f"\0legroom-guard-{family}-1")
-    one = Siblings(2, "the token", lambda on: drained.append(on) or {}, family)
-    await one.join()
-    assert await one.ask(drain=True) == []
+    member = Peers(2, "the token", lambda on: drained.append(on) or {}, family)
+    await member.join()
+    assert await member.ask(drain=True) == []
     assert b"the token" not in heard[0]
     reader, writer = await asyncio.open_unix_connection(f"\0legroom-guard-{family}-0")
     writer.write(heard[0])
     assert (await reader.read(), drained) == (b"", [])
     writer.close()
     stranger.close()
-    one.leave()
+    member.leave()
 
 
-@pytest.mark.parametrize("said", [b"", b"no\n", b"[]\n", b"{}\n", b'{"drain": {}, "proof": 1}\n', b"x" * 100_000])
-async def test_what_is_no_question_is_not_answered(family, said):
-    one = Siblings(1, "t", lambda _: {"draining": True}, family)
-    await one.join()
+@pytest.mark.parametrize("line", [b"", b"no\n", b"[]\n", b"{}\n", b'{"drain": {}, "proof": 1}\n', b"x" * 100_000])
+async def test_what_is_no_question_is_not_answered(family, line):
+    member = Peers(1, "t", lambda _: {"draining": True}, family)
+    await member.join()
     reader, writer = await asyncio.open_unix_connection(f"\0legroom-guard-{family}-0")
-    writer.write(said)
+    writer.write(line)
     writer.write_eof()
     with contextlib.suppress(ConnectionResetError):  # it does not read what is too long to its end
         assert await reader.read() == b""
     writer.close()
-    one.leave()
+    member.leave()
 
 
 def test_all_drain_only_where_each_does():

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from legroom.guard.pool import LONGEST_RETRY_S, UNKNOWN_RETRY_S, Need, Pool, PoolLimits, State
+from legroom.guard.pool import LONGEST_RETRY_S, UNKNOWN_RETRY_S, Need, Pool, PoolLimits, TicketState
 
 
 def pool_of(blocks=10, seats=None, queue=10):
@@ -14,103 +14,103 @@ def pool_of(blocks=10, seats=None, queue=10):
 
 def test_what_fits_is_let_in_at_once():
     pool = pool_of()
-    assert pool.ask(Need(10), 0.0).state is State.ADMITTED
+    assert pool.acquire(Need(10), 0.0).state is TicketState.ADMITTED
     assert pool.held_blocks == 10
 
 
 def test_what_does_not_fit_now_waits_and_enters_when_room_is_given_back():
     pool = pool_of()
-    first, second = pool.ask(Need(6), 0.0), pool.ask(Need(6), 0.0)
-    assert second.state is State.WAITING
-    pool.leave(first, 1.0)
-    assert second.state is State.ADMITTED
+    first, second = pool.acquire(Need(6), 0.0), pool.acquire(Need(6), 0.0)
+    assert second.state is TicketState.WAITING
+    pool.release(first, 1.0)
+    assert second.state is TicketState.ADMITTED
     assert pool.held_blocks == 6
 
 
 def test_more_than_the_whole_pool_never_fits():
-    assert pool_of().ask(Need(11), 0.0).state is State.NEVER
+    assert pool_of().acquire(Need(11), 0.0).state is TicketState.NEVER
 
 
 def test_a_full_queue_turns_away():
     pool = pool_of(queue=1)
-    pool.ask(Need(10), 0.0)
-    assert pool.ask(Need(1), 0.0).state is State.WAITING
-    assert pool.ask(Need(1), 0.0).state is State.FULL
+    pool.acquire(Need(10), 0.0)
+    assert pool.acquire(Need(1), 0.0).state is TicketState.WAITING
+    assert pool.acquire(Need(1), 0.0).state is TicketState.FULL
 
 
 def test_a_small_request_does_not_overtake_a_large_one_that_waits():
     pool = pool_of()
-    pool.ask(Need(6), 0.0)
-    large, small = pool.ask(Need(6), 0.0), pool.ask(Need(1), 0.0)
-    assert (large.state, small.state) == (State.WAITING, State.WAITING)
+    pool.acquire(Need(6), 0.0)
+    large, small = pool.acquire(Need(6), 0.0), pool.acquire(Need(1), 0.0)
+    assert (large.state, small.state) == (TicketState.WAITING, TicketState.WAITING)
 
 
 def test_leaving_the_head_of_the_queue_lets_the_next_in():
     pool = pool_of()
-    pool.ask(Need(6), 0.0)
-    large, small = pool.ask(Need(6), 0.0), pool.ask(Need(1), 0.0)
-    pool.leave(large, 0.0)
-    assert small.state is State.ADMITTED
+    pool.acquire(Need(6), 0.0)
+    large, small = pool.acquire(Need(6), 0.0), pool.acquire(Need(1), 0.0)
+    pool.release(large, 0.0)
+    assert small.state is TicketState.ADMITTED
 
 
 def test_seats_are_a_limit_of_their_own():
     pool = pool_of(seats=2)
-    assert pool.ask(Need(1, 2), 0.0).state is State.ADMITTED
-    assert pool.ask(Need(1, 1), 0.0).state is State.WAITING
+    assert pool.acquire(Need(1, 2), 0.0).state is TicketState.ADMITTED
+    assert pool.acquire(Need(1, 1), 0.0).state is TicketState.WAITING
 
 
 def test_leaving_twice_gives_back_once():
     pool = pool_of()
-    first = pool.ask(Need(4), 0.0)
-    pool.ask(Need(4), 0.0)
-    pool.leave(first, 0.0)
-    pool.leave(first, 0.0)
+    first = pool.acquire(Need(4), 0.0)
+    pool.acquire(Need(4), 0.0)
+    pool.release(first, 0.0)
+    pool.release(first, 0.0)
     assert pool.held_blocks == 4
 
 
 def test_a_pool_of_unknown_size_lets_all_in():
     pool = Pool(PoolLimits())
-    assert all(pool.ask(Need(10**9), 0.0).state is State.ADMITTED for _ in range(5))
+    assert all(pool.acquire(Need(10**9), 0.0).state is TicketState.ADMITTED for _ in range(5))
 
 
 def test_a_pool_that_grew_lets_waiting_requests_in():
     pool = pool_of()
-    pool.ask(Need(10), 0.0)
-    late = pool.ask(Need(10), 0.0)
+    pool.acquire(Need(10), 0.0)
+    late = pool.acquire(Need(10), 0.0)
     pool.resize(PoolLimits(20, None, 10))
-    assert late.state is State.ADMITTED
+    assert late.state is TicketState.ADMITTED
 
 
 def test_a_request_larger_than_a_pool_that_shrank_gets_its_turn_alone():
     pool = pool_of()
-    first, late = pool.ask(Need(10), 0.0), pool.ask(Need(9), 0.0)
+    first, late = pool.acquire(Need(10), 0.0), pool.acquire(Need(9), 0.0)
     pool.resize(PoolLimits(5, None, 10))
-    pool.leave(first, 0.0)
-    assert late.state is State.ADMITTED
+    pool.release(first, 0.0)
+    assert late.state is TicketState.ADMITTED
 
 
 def test_retry_after_follows_the_rate_of_releases():
     pool = pool_of(100, queue=0)
     for second in range(60):
-        pool.leave(pool.ask(Need(10), second), second)
-    pool.ask(Need(100), 60.0)
+        pool.release(pool.acquire(Need(10), second), second)
+    pool.acquire(Need(100), 60.0)
     assert pool.retry_after_s(Need(50), 60.0) == pytest.approx(5, abs=1)
 
 
 def test_retry_after_follows_the_seats_where_they_are_what_is_missing():
     pool = pool_of(10_000, seats=4, queue=20)
     for second in range(60):
-        pool.leave(pool.ask(Need(1), second), second)
+        pool.release(pool.acquire(Need(1), second), second)
     for _ in range(14):
-        pool.ask(Need(1), 60.0)
+        pool.acquire(Need(1), 60.0)
     assert pool.retry_after_s(Need(1), 60.0) == pytest.approx(11, abs=2), "ten wait, and one leaves a second"
 
 
 def test_a_burst_is_told_to_come_back_spread_out():
     pool = pool_of(100, queue=0)
     for second in range(60):
-        pool.leave(pool.ask(Need(10), second), second)
-    pool.ask(Need(100), 60.0)
+        pool.release(pool.acquire(Need(10), second), second)
+    pool.acquire(Need(100), 60.0)
     told = [pool.retry_after_s(Need(50), 60.0) for _ in range(4)]
     assert told == sorted(told)
     assert told[-1] > 2 * told[0]
@@ -118,7 +118,7 @@ def test_a_burst_is_told_to_come_back_spread_out():
 
 def test_retry_after_is_a_guess_before_anything_was_released():
     pool = pool_of()
-    pool.ask(Need(10), 0.0)
+    pool.acquire(Need(10), 0.0)
     assert pool.retry_after_s(Need(5), 1000.0) == UNKNOWN_RETRY_S
 
 
@@ -127,7 +127,7 @@ def test_retry_after_is_a_whole_number_of_seconds_within_bounds(releases, asked)
     pool, now_s = Pool(PoolLimits(10**6, None, 0)), 0.0
     for blocks, later_s in releases:
         now_s += later_s
-        pool.leave(pool.ask(Need(blocks), now_s), now_s)
+        pool.release(pool.acquire(Need(blocks), now_s), now_s)
     told = pool.retry_after_s(Need(asked), now_s)
     assert isinstance(told, int)
     assert 1 <= told <= LONGEST_RETRY_S
@@ -147,15 +147,15 @@ class PoolMachine(RuleBasedStateMachine):
     def ask(self, blocks, seats):
         self.now_s += 1
         seats = min(seats, self.pool.limits.seats or seats)
-        ticket = self.pool.ask(Need(blocks, seats), self.now_s)
-        if ticket.state in (State.ADMITTED, State.WAITING):
+        ticket = self.pool.acquire(Need(blocks, seats), self.now_s)
+        if ticket.state in (TicketState.ADMITTED, TicketState.WAITING):
             self.alive.append(ticket)
         return ticket
 
     @rule(ticket=consumes(tickets))
     def leave(self, ticket):
         self.now_s += 1
-        self.pool.leave(ticket, self.now_s)
+        self.pool.release(ticket, self.now_s)
         if ticket in self.alive:
             self.alive.remove(ticket)
 
@@ -168,7 +168,7 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def what_is_held_is_what_the_admitted_hold(self):
         if hasattr(self, "pool"):
-            inside = [ticket for ticket in self.alive if ticket.state is State.ADMITTED]
+            inside = [ticket for ticket in self.alive if ticket.state is TicketState.ADMITTED]
             assert self.pool.held_blocks == sum(ticket.need.blocks for ticket in inside)
             assert self.pool.held_seats == sum(ticket.need.seats for ticket in inside)
             assert self.pool.running == len(inside)
@@ -183,11 +183,11 @@ class PoolMachine(RuleBasedStateMachine):
     def nobody_overtakes(self):
         """Those inside came before those who wait."""
         if hasattr(self, "pool"):
-            waiting = [ticket.asked_s for ticket in self.alive if ticket.state is State.WAITING]
-            inside = [ticket.asked_s for ticket in self.alive if ticket.state is State.ADMITTED]
+            waiting = [ticket.asked_s for ticket in self.alive if ticket.state is TicketState.WAITING]
+            inside = [ticket.asked_s for ticket in self.alive if ticket.state is TicketState.ADMITTED]
             assert not waiting or not inside or max(inside) < min(waiting)
             assert self.pool.waiting == len(waiting)
-            assert self.pool.queued_blocks == sum(t.need.blocks for t in self.alive if t.state is State.WAITING)
+            assert self.pool.queued_blocks == sum(t.need.blocks for t in self.alive if t.state is TicketState.WAITING)
 
     @invariant()
     def an_empty_pool_keeps_nobody_waiting(self):
@@ -197,7 +197,7 @@ class PoolMachine(RuleBasedStateMachine):
     def teardown(self):
         if hasattr(self, "pool"):
             for ticket in list(self.alive):
-                self.pool.leave(ticket, self.now_s)
+                self.pool.release(ticket, self.now_s)
             assert (self.pool.held_blocks, self.pool.held_seats, self.pool.waiting) == (0, 0, 0)
 
 

@@ -63,10 +63,10 @@ async def test_a_stream_passes_chunk_by_chunk_without_waiting_for_its_end():
         head = await client.reader.readuntil(b"\r\n\r\n")
         assert b"transfer-encoding: chunked" in head
         assert await client.reader.readexactly(14) == b"9\r\ndata: 1\n\n\r\n"
-        assert proxy.door.pool.running == 1
+        assert proxy.admission.pool.running == 1
         more.set()
         assert await client.reader.readexactly(19) == b"9\r\ndata: 2\n\n\r\n0\r\n\r\n"
-        await until(lambda: proxy.door.pool.running == 0)
+        await until(lambda: proxy.admission.pool.running == 0)
 
 
 async def test_an_answer_that_ends_with_its_connection_passes_whole():
@@ -75,15 +75,15 @@ async def test_an_answer_that_ends_with_its_connection_passes_whole():
         assert (await ask(port))[2] == b"hello"
 
 
-async def test_requests_beyond_the_pool_wait_at_the_door():
+async def test_requests_beyond_the_pool_wait_before_admission():
     upstream = Upstream()
     async with proxied(upstream) as (proxy, port):
         upstream.open.clear()
         calls = [asyncio.ensure_future(ask(port, WHOLE_POOL)) for _ in range(4)]
-        await until(lambda: proxy.door.pool.waiting == 3)
+        await until(lambda: proxy.admission.pool.waiting == 3)
         upstream.open.set()
         assert [status for status, _, _ in await asyncio.gather(*calls)] == [200] * 4
-        assert proxy.door.pool.held_blocks == 0
+        assert proxy.admission.pool.held_blocks == 0
 
 
 async def test_a_client_that_leaves_frees_its_place_and_the_server_sees_it(tmp_path):
@@ -95,12 +95,12 @@ async def test_a_client_that_leaves_frees_its_place_and_the_server_sees_it(tmp_p
         await first.send(request(WHOLE_POOL))
         await until(lambda: upstream.inside == 1)
         await second.send(request(WHOLE_POOL))
-        await until(lambda: proxy.door.pool.waiting == 1)
+        await until(lambda: proxy.admission.pool.waiting == 1)
         second.close()
-        await until(lambda: proxy.door.pool.waiting == 0)
+        await until(lambda: proxy.admission.pool.waiting == 0)
         first.close()
         await until(lambda: upstream.left == 1)
-        await until(lambda: proxy.door.pool.held_blocks == 0)
+        await until(lambda: proxy.admission.pool.held_blocks == 0)
 
 
 async def test_a_server_that_is_down_gets_502_with_an_openai_body():
@@ -109,7 +109,7 @@ async def test_a_server_that_is_down_gets_502_with_an_openai_body():
         proxy.servers.close()
         status, _, body = await ask(port)
         assert (status, error(body)["code"], error(body)["type"]) == (502, "upstream_down", "server_error")
-        assert proxy.door.pool.running == 0 or proxy.door.policy.pool.abort_grace_s
+        assert proxy.admission.pool.running == 0 or proxy.admission.policy.pool.abort_grace_s
 
 
 async def test_a_server_that_dies_amidst_its_answer_leaves_the_client_with_half_of_it():
@@ -174,12 +174,12 @@ async def test_a_body_that_grows_past_the_limit_is_cut_off_with_an_answer(tmp_pa
 async def test_slow_clients_are_cut_off():
     async with connected() as (proxy, client):
         await client.send(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n{")
-        await until(lambda: proxy.buffered_bytes == 1)
+        await until(lambda: proxy.buffered.total_bytes == 1)
         (connection,) = proxy.clients
         connection.sweep(proxy.now_s + 3600)
         status, _, body = await client.answer()
         assert (status, error(body)["code"]) == (408, "body_timeout")
-        assert proxy.buffered_bytes == 0
+        assert proxy.buffered.total_bytes == 0
 
 
 async def test_idle_clients_are_let_go():
@@ -199,7 +199,7 @@ async def test_a_client_that_does_not_read_holds_the_server_back_and_is_cut_off_
     async with connected(Upstream(flood)) as (proxy, client):
         client.writer.transport.pause_reading()
         await client.send(request())
-        await until(lambda: any(one.stalled_since_s for one in proxy.clients))
+        await until(lambda: any(each.stalled_since_s for each in proxy.clients))
         (connection,) = proxy.clients
         assert connection.transport.get_write_buffer_size() < 2_000_000
         connection.sweep(proxy.now_s + 3600)  # something may have left the buffers before this one
@@ -261,7 +261,7 @@ async def test_the_metrics_page_of_the_server_gets_the_guards_series():
 
 async def test_a_guard_before_a_guard_shows_each_series_once():
     async with proxied() as (proxy, port):
-        inner = b"vllm:x 1\n" + proxy.door.page().encode() + b"vllm:y 2\n"
+        inner = b"vllm:x 1\n" + proxy.admission.page().encode() + b"vllm:y 2\n"
     async with proxied(Upstream(answer_of(inner))) as (_, port):
         lines = (await ask(port, b"", "/metrics", "GET"))[2].splitlines()
         assert len(set(lines)) == len(lines)
@@ -277,8 +277,8 @@ async def test_the_pool_is_learnt_from_the_servers_metrics_page():
         return [b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)]
 
     async with proxied(Upstream(answer), plan=None) as (proxy, _):
-        await until(lambda: proxy.door.limits.known)
-        assert (proxy.door.status()["pool_tokens"], proxy.door.limits.max_model_len) == (320, 256)
+        await until(lambda: proxy.admission.limits.known)
+        assert (proxy.admission.status()["pool_tokens"], proxy.admission.limits.max_model_len) == (320, 256)
 
 
 async def test_a_key_of_the_servers_own_is_shown_for_what_the_guard_asks_and_not_for_clients():
@@ -331,8 +331,8 @@ async def test_a_second_signal_ends_the_wait_for_what_runs():
         client = await Client.connect(port)
         await client.send(request())
         await until(lambda: upstream.inside == 1)
-        now_s = proxy.door.clock()
-        proxy.door.clock = lambda: now_s
+        now_s = proxy.admission.clock()
+        proxy.admission.clock = lambda: now_s
         proxy.told_to_stop(proxy.stop)
         await until(lambda: proxy.closing)
         proxy.told_to_stop(proxy.stop)  # at once: the same signal, passed on
@@ -393,6 +393,6 @@ def test_any_bytes_are_answered_or_closed_and_the_proxy_lives(data):
             await asyncio.sleep(0)
             client.close()
             assert (await ask(port))[0] == 200
-            assert proxy.buffered_bytes == 0
+            assert proxy.buffered.total_bytes == 0
 
     asyncio.run(test())

@@ -31,7 +31,7 @@ CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunk
     ["/v1/completions#x", "/v1/completions?#x", "abcdefghijkl://x/v1/completions", "http://a%3Fb@x/v1/completions",
      "http://x/v1/completions#/v1/models"],
 )  # fmt: skip
-async def test_no_spelling_of_the_target_passes_the_door(target):
+async def test_no_spelling_of_the_target_passes_admission(target):
     upstream = Upstream()
     async with proxied(upstream) as (_, port):
         assert (await ask(port, TOO_LARGE, target))[0] == 400
@@ -53,7 +53,7 @@ async def test_bodies_of_a_connection_that_is_cut_are_counted_off_once():
         await until(lambda: upstream.inside == 1)
         await client.send(request(BODY + b" " * 100_000) + b"\x00nonsense")
         await until(lambda: not proxy.clients)
-        assert proxy.buffered_bytes == 0
+        assert proxy.buffered.total_bytes == 0
 
 
 async def test_a_client_that_asks_amidst_an_answer_is_told_to_go_on_after_it():
@@ -115,8 +115,8 @@ async def test_a_client_that_pipelines_and_leaves_is_noticed(policy):
         await until(lambda: upstream.inside == 1)
         client.writer.transport.abort()
         await until(lambda: upstream.left == 1)
-        await until(lambda: proxy.door.pool.running == 0)
-        assert proxy.buffered_bytes == 0
+        await until(lambda: proxy.admission.pool.running == 0)
+        assert proxy.buffered.total_bytes == 0
 
 
 @pytest.mark.parametrize("flood", [GET * (MOST_PIPELINED + 2), request(BODY + b" " * 1000) * 4])
@@ -126,7 +126,7 @@ async def test_a_client_that_pipelines_without_end_is_cut_off(flood, policy):
         upstream.open.clear()
         await client.send(flood)
         await until(lambda: not proxy.clients)
-        assert proxy.buffered_bytes == 0
+        assert proxy.buffered.total_bytes == 0
         assert len(upstream.requests) <= 1
 
 
@@ -147,19 +147,19 @@ async def test_a_request_behind_the_last_answer_of_a_connection_takes_no_place()
         await other.send(refused + request(WHOLE_POOL))
         assert (await other.answer())[0] == 400
         assert await other.reader.read() == b""
-        assert (proxy.door.pool.waiting, proxy.buffered_bytes) == (0, 0)
+        assert (proxy.admission.pool.waiting, proxy.buffered.total_bytes) == (0, 0)
         other.close()
 
 
 async def test_a_client_that_leaves_just_as_it_is_put_into_the_queue_leaves_it():
     async with beside_a_full_pool() as (proxy, other):
         await until(lambda: len(proxy.clients) == 2)
-        served = next(one for one in proxy.clients if not one.serving)
+        served = next(client for client in proxy.clients if not client.serving)
         served.data_received(request(WHOLE_POOL))
-        assert proxy.door.pool.waiting == 1
+        assert proxy.admission.pool.waiting == 1
         served.connection_lost(None)  # before the task that waits took its first step
-        await until(lambda: proxy.door.pool.waiting == 0)
-        assert proxy.door.meters.left_queue == 1
+        await until(lambda: proxy.admission.pool.waiting == 0)
+        assert proxy.admission.meters.left_queue == 1
         other.close()
 
 
@@ -171,7 +171,7 @@ async def test_prompts_of_streams_are_counted_by_the_servers_tokenizer_in_passin
 
     async with connected(Upstream(answer)) as (proxy, client):
         await client.ask(b'{"model": "m", "prompt": "%b", "max_tokens": 4, "stream": true}' % (b"x" * 100))
-        await until(lambda: proxy.door.lessons.of("m").observations(ascii_only=True) == 1)
+        await until(lambda: proxy.admission.learner.of("m").observations(ascii_only=True) == 1)
 
 
 async def test_a_client_that_leaves_its_answers_unread_gets_no_further_ones_until_it_reads():
@@ -179,7 +179,7 @@ async def test_a_client_that_leaves_its_answers_unread_gets_no_further_ones_unti
     async with connected(upstream) as (proxy, client):
         client.writer.transport.pause_reading()
         await client.send(GET * 250)
-        await until(lambda: any(one.stalled_since_s for one in proxy.clients))
+        await until(lambda: any(each.stalled_since_s for each in proxy.clients))
         (connection,) = proxy.clients
         await asyncio.sleep(0.2)
         assert len(upstream.requests) < 250
@@ -192,7 +192,7 @@ async def test_requests_to_a_server_that_is_down_hold_no_place():
     async with proxied() as (proxy, port):
         proxy.servers._upstream = upstream_of("http://127.0.0.1:1")
         assert (await ask(port, WHOLE_POOL))[0] == 502
-        assert proxy.door.pool.running == 0
+        assert proxy.admission.pool.running == 0
 
 
 async def test_trailers_of_a_request_are_not_sent_on_as_headers():
@@ -268,9 +268,9 @@ async def test_a_body_in_tiny_chunks_takes_no_more_than_its_bytes():
     upstream = Upstream()
     async with connected(upstream) as (proxy, client):
         await client.send(CHUNKED + in_chunks(BODY + b" " * 20_000, 2))
-        await until(lambda: proxy.buffered_bytes == len(BODY) + 20_000)
+        await until(lambda: proxy.buffered.total_bytes == len(BODY) + 20_000)
         (connection,) = proxy.clients
-        assert connection._reader.request.body.__sizeof__() < 2 * proxy.buffered_bytes
+        assert connection._reader.request.body.__sizeof__() < 2 * proxy.buffered.total_bytes
         await client.send(b"\r\n")
         assert (await client.answer())[0] == 200
         assert upstream.requests[-1][1] == BODY + b" " * 20_000
@@ -280,7 +280,7 @@ async def test_a_client_that_reads_slowly_but_steadily_is_not_cut_off():
     async with proxied(Upstream(answer_of(b"x" * 40_000_000))) as (proxy, port):
         with socket.create_connection(("127.0.0.1", port)) as slow:
             slow.sendall(GET)
-            await until(lambda: any(one.stalled_since_s for one in proxy.clients))
+            await until(lambda: any(each.stalled_since_s for each in proxy.clients))
             (connection,) = proxy.clients
             now_s = connection.stalled_since_s
             for _ in range(3):  # without a pause for the event loop, so that no other sweep comes between
@@ -311,26 +311,26 @@ MODELS = b'{"data": [{"id": "m", "max_model_len": 131072}]}'
 async def test_the_models_length_is_learnt_also_where_the_policy_names_the_pool(policy):
     upstream = Upstream(page_and_models(None, MODELS))
     async with proxied(upstream, Path(policy("[pool]\ntokens = 1000000")), plan=None) as (proxy, _):
-        await until(lambda: proxy.door.limits.max_model_len == 131072)
-        assert proxy.door.status()["pool_tokens"] == 1_000_000
+        await until(lambda: proxy.admission.limits.max_model_len == 131072)
+        assert proxy.admission.status()["pool_tokens"] == 1_000_000
 
 
 async def test_a_server_that_says_nothing_any_more_keeps_the_pool_that_it_had():
     upstream = Upstream(page_and_models(b'vllm:cache_config_info{block_size="16",num_gpu_blocks="21"} 1\n', MODELS))
     async with proxied(upstream, plan=None) as (proxy, _):
-        await until(lambda: proxy.door.limits.known)
+        await until(lambda: proxy.admission.limits.known)
         upstream.answer = answer_of(b"", b"503 Service Unavailable")
         assert not await proxy._learn_once()
-        assert (proxy.door.limits.num_blocks, proxy.door.limits.max_model_len) == (21, 131072)
+        assert (proxy.admission.limits.num_blocks, proxy.admission.limits.max_model_len) == (21, 131072)
 
 
 async def test_why_the_pool_is_not_known_is_the_last_reason():
     upstream = Upstream(answer_of(b"", b"503 Service Unavailable"))
     async with proxied(upstream, plan=None) as (proxy, _):
-        await until(lambda: "does not answer" in proxy.door.limits.source)
+        await until(lambda: "does not answer" in proxy.admission.limits.source)
         upstream.answer = OK
         await proxy._learn_once()
-        assert proxy.door.limits.source.startswith("no vllm:cache_config_info")
+        assert proxy.admission.limits.source.startswith("no vllm:cache_config_info")
 
 
 @pytest.mark.parametrize("concurrency", ["nan", "inf", "1e-320", "-1", "0"])
@@ -341,11 +341,17 @@ async def test_a_metrics_page_with_nonsense_still_tells_the_pool(concurrency):
     )
     models = b'{"data": [{"id": "m", "max_model_len": 1e999}]}'
     async with proxied(Upstream(page_and_models(page, models)), plan=None) as (proxy, _):
-        await until(lambda: proxy.door.limits.known)
-        assert proxy.door.limits.full_request_blocks is None
+        await until(lambda: proxy.admission.limits.known)
+        assert proxy.admission.limits.full_request_blocks is None
 
 
-async def test_what_goes_wrong_in_a_chore_does_not_end_it(monkeypatch):
+@pytest.fixture
+def often(monkeypatch):
+    """The proxy's chores many times a second."""
+    monkeypatch.setattr("legroom.guard.proxy.server.SWEEP_S", 0.01)
+
+
+async def test_what_goes_wrong_in_a_chore_does_not_end_it(monkeypatch, often):
     async with proxied() as (proxy, port):
         called = []
 
@@ -366,25 +372,26 @@ async def test_a_client_that_leaves_the_queue_is_counted():
         await inside.send(request(WHOLE_POOL))
         await until(lambda: upstream.inside == 1)
         await waiting.send(request(WHOLE_POOL))
-        await until(lambda: proxy.door.pool.waiting == 1)
+        await until(lambda: proxy.admission.pool.waiting == 1)
         waiting.close()
-        await until(lambda: proxy.door.pool.waiting == 0)
-        assert proxy.door.meters.left_queue == 1
+        await until(lambda: proxy.admission.pool.waiting == 0)
+        assert proxy.admission.meters.left_queue == 1
         inside.close()
 
 
-async def test_a_changed_policy_is_taken_over_without_a_request(tmp_path):
+async def test_a_changed_policy_is_taken_over_without_a_request(tmp_path, often):
     path = tmp_path / "policy.toml"
     path.write_text("[queue]\nrequests = 5")
     async with proxied(policy=path) as (proxy, _):
         path.write_text("[queue]\nrequests = 19")
-        await until(lambda: proxy.door.policy.queue.requests == 19)
+        proxy.admission.clock = lambda: time.monotonic() + 2  # the file is looked at once a second
+        await until(lambda: proxy.admission.policy.queue.requests == 19)
 
 
 async def test_half_a_request_is_answered_when_the_proxy_stops():
     async with connected() as (proxy, client):
         await client.send(request()[:-5])
-        await until(lambda: proxy.buffered_bytes)
+        await until(lambda: proxy.buffered.total_bytes)
         proxy.stop.set()
         status, headers, body = await client.answer()
         assert (status, error(body)["code"], headers["connection"]) == (503, "draining", "close")

@@ -310,7 +310,7 @@ def test_replicas_of_ray_serve_that_answer_together_are_told_apart() -> None:
         for replica, running, blocks in (("ab", 3, 100), ("cd", 4, 100), ("ef", 5, 300))
     )
     sample = parse_sample(text, 1.0, "a")
-    assert [(one.engine, one.running, one.num_blocks) for one in sample.engines] == [
+    assert [(engine.engine, engine.running, engine.num_blocks) for engine in sample.engines] == [
         ("0 of ab", 3, 100), ("0 of cd", 4, 100), ("0 of ef", 5, 300),
     ]  # fmt: skip
 
@@ -323,5 +323,5 @@ def test_memory_of_the_workers_is_added_up_and_what_they_hold_of_the_host_is_lef
         'legroom_worker_used_bytes{rank="2",gpu="cpu"} 1000',
         'legroom_worker_reserved_bytes{rank="0",gpu="0"} 50',
     )
-    found = read("\n".join((*rows, "")))
-    assert (found.memory_used_bytes, found.reserved_bytes, found.allocated_bytes) == (130, 50, None)
+    sample_read = read("\n".join((*rows, "")))
+    assert (sample_read.memory_used_bytes, sample_read.reserved_bytes, sample_read.allocated_bytes) == (130, 50, None)

@@ -51,17 +51,17 @@ def test_incidents_come_newest_first_and_can_be_narrowed(journal):
         number = journal.open_incident(server, "stuck", f"number {at}", {}, time_s=float(at))
         if at == 0:
             journal.close_incident(number, "over", time_s=0.5)
-    assert [one.title for one in journal.incidents()] == ["number 2", "number 1", "number 0"]
-    assert [one.title for one in journal.incidents(server="a", limit=1)] == ["number 2"]
-    assert [one.title for one in journal.incidents(since_s=0.9)] == ["number 2", "number 1"]
-    assert [one.title for one in journal.incidents(open_only=True)] == ["number 2", "number 1"]
+    assert [entry.title for entry in journal.incidents()] == ["number 2", "number 1", "number 0"]
+    assert [entry.title for entry in journal.incidents(server="a", limit=1)] == ["number 2"]
+    assert [entry.title for entry in journal.incidents(since_s=0.9)] == ["number 2", "number 1"]
+    assert [entry.title for entry in journal.incidents(open_only=True)] == ["number 2", "number 1"]
 
 
 def test_an_action_is_planned_before_it_starts_and_then_ends(journal):
     number = journal.begin_action(None, "llama", "restart", {"unit": "vllm.service"})
     assert journal.action(number).state == "planned"
     journal.reach_stage(number, "drained", {"running": 0})
-    assert [(one.id, one.state) for one in journal.unfinished_actions()] == [(number, "started")]
+    assert [(entry.id, entry.state) for entry in journal.unfinished_actions()] == [(number, "started")]
     journal.finish_action(number, "done", {"took_s": 31})
     ended = journal.action(number)
     assert (ended.state, ended.detail) == ("done", {"unit": "vllm.service", "took_s": 31})
@@ -78,8 +78,8 @@ def test_an_action_ends_in_a_known_way(journal):
 def test_an_incident_lists_its_actions(journal):
     incident = journal.open_incident("a", "stuck", "no tokens", {})
     action = journal.begin_action(incident, "llama", "restart", {})
-    assert [one.id for one in journal.incident(incident).actions] == [action]
-    assert [one.id for one in journal.actions(group="llama")] == [action]
+    assert [entry.id for entry in journal.incident(incident).actions] == [action]
+    assert [entry.id for entry in journal.actions(group="llama")] == [action]
     assert journal.actions(group="other") == ()
 
 
@@ -223,5 +223,5 @@ def test_old_incidents_are_forgotten_and_open_ones_never(tmp_path):
         journal.close_incident(old, "over")
         still_open = journal.open_incident("a", "creep", "still there", {})
         journal.maintain(now_s)
-        assert [one.id for one in journal.incidents()] == [still_open]
+        assert [entry.id for entry in journal.incidents()] == [still_open]
         assert journal.actions() == ()

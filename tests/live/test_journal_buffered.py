@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 
 from legroom.live.journal import buffered
-from legroom.live.journal.buffered import PatientJournal
+from legroom.live.journal.buffered import BufferedJournal
 from legroom.live.journal.journal import Journal, JournalUnavailable
 from legroom.live.metrics.sample import EngineSample, Sample
 
@@ -26,7 +26,7 @@ def clock():
 @pytest.fixture
 def patient(tmp_path, clock):
     Journal.open(tmp_path / "j.db").close()
-    return PatientJournal(tmp_path / "j.db", busy_s=0.01, clock=clock)
+    return BufferedJournal(tmp_path / "j.db", busy_s=0.01, clock=clock)
 
 
 def opened(title):
@@ -52,7 +52,7 @@ def test_a_lock_delays_what_is_written_and_changes_no_order(patient, tmp_path, c
     assert patient.write(opened("third"))
     assert (patient.problem, patient.waiting, patient.lost) == (None, 0, 0)
     with Journal.open(tmp_path / "j.db") as journal:
-        assert [one.title for one in reversed(journal.incidents())] == ["first", "second", "third"]
+        assert [entry.title for entry in reversed(journal.incidents())] == ["first", "second", "third"]
         assert len(journal.samples("a", 0, 200)) == 1
 
 
@@ -88,7 +88,7 @@ def test_memory_is_bounded_and_what_is_lost_is_counted(patient, tmp_path, monkey
 
 def test_a_journal_that_cannot_be_opened_yet_is_tried_again(tmp_path, clock):
     (tmp_path / "folder").write_text("in the way")
-    patient = PatientJournal(tmp_path / "folder" / "j.db", clock=clock)
+    patient = BufferedJournal(tmp_path / "folder" / "j.db", clock=clock)
     assert not patient.write(opened("first"))
     (tmp_path / "folder").unlink()
     clock.now_s += 60
@@ -102,4 +102,4 @@ def test_what_can_never_be_written_holds_up_nothing(patient, value):
     assert patient.write(opened("after"))
     assert (patient.lost, patient.waiting, patient.problem) == (1, 0, None)
     assert patient.mistake
-    assert [one.title for one in patient.for_acting().incidents()] == ["after"]
+    assert [entry.title for entry in patient.for_acting().incidents()] == ["after"]

@@ -32,7 +32,7 @@ def test_what_only_looks_like_one_is_left(text):
 
 
 def test_a_name_in_json_is_judged_as_a_variable_is():
-    held = {"api-key": "hush", "HF_TOKEN": "hush", "cookie": "hush", "tokenizer": "org/m", "max_tokens": "7"}
-    assert masked({"flags": held}) == {
+    flags = {"api-key": "hush", "HF_TOKEN": "hush", "cookie": "hush", "tokenizer": "org/m", "max_tokens": "7"}
+    assert masked({"flags": flags}) == {
         "flags": {"api-key": "***", "HF_TOKEN": "***", "cookie": "***", "tokenizer": "org/m", "max_tokens": "7"}
     }

@@ -210,8 +210,8 @@ def test_a_kill_while_packing_leaves_the_hour_whole(journal, monkeypatch):
 @given(st.binary(max_size=80), st.integers(0, 60), st.booleans())
 def test_damaged_columns_are_known_as_such(noise, at, is_compressed):
     whole = pack_columns([[1.0, 2.0, 3.5], [7.0, 7.0, 7.0]])
-    held = noise if not is_compressed else _compressor()[0](noise)
-    for bad in (held, whole[:at] + noise + whole[at + 3 :]):
+    packed = noise if not is_compressed else _compressor()[0](noise)
+    for bad in (packed, whole[:at] + noise + whole[at + 3 :]):
         try:
             columns = unpack_columns(bad)
         except DamagedColumns:

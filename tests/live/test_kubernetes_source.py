@@ -63,8 +63,8 @@ def cluster() -> Iterator[tuple[Cluster, KubernetesPods]]:
 def test_running_pods_with_the_label_are_found(cluster: tuple[Cluster, KubernetesPods]) -> None:
     state, pods = cluster
     state.items = [pod("a"), pod("b", ip="10.0.0.2")]
-    found = discovered(pods, "app=vllm", "prod")
-    assert {name: target.url for name, target in found.items()} == {
+    targets = discovered(pods, "app=vllm", "prod")
+    assert {name: target.url for name, target in targets.items()} == {
         "prod/a": "http://10.0.0.1:8080/metrics",
         "prod/b": "http://10.0.0.2:8080/metrics",
     }

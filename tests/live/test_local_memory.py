@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from legroom.live.local_memory import LocalMemory, port_of, server_processes
-from legroom.live.metrics.sample import Failure, Sample
+from legroom.live.metrics.sample import Sample, ScrapeFailure
 from legroom.live.nvml import GpuMemory
 from legroom.units import GIB
 
@@ -45,7 +45,7 @@ def test_a_remote_server_a_failure_and_an_unknown_port_stay_as_they_are():
     memory = Machine().memory()
     for look in (
         Sample(1.0, "http://gpu7:8000", ()),
-        Failure(1.0, HERE, "timeout", "no"),
+        ScrapeFailure(1.0, HERE, "timeout", "no"),
         Sample(1.0, "http://[::1]:9", ()),
     ):
         assert memory.added(look) is look

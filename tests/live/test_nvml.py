@@ -42,9 +42,9 @@ def test_without_a_driver_there_are_no_devices(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_device_that_cannot_be_asked_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", fake())
-    found = nvml.devices()
-    assert [gpu.index for gpu in found] == [0, 2]
-    assert found[0] == nvml.GpuMemory(0, "A card", "GPU-0", 80, 30, ((100, 0),))
+    gpus = nvml.devices()
+    assert [gpu.index for gpu in gpus] == [0, 2]
+    assert gpus[0] == nvml.GpuMemory(0, "A card", "GPU-0", 80, 30, ((100, 0),))
 
 
 def test_a_servers_memory_is_that_of_the_gpus_its_processes_are_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from legroom.errors import LegroomError
 from legroom.live.metrics.prometheus_source import PrometheusSource
-from legroom.live.metrics.sample import Failure, Look, Sample
+from legroom.live.metrics.sample import Look, Sample, ScrapeFailure
 from legroom.live.metrics.scrape import ScrapeFailed, open_session
 
 Series = tuple[dict[str, str], float]
@@ -80,9 +80,9 @@ def test_servers_of_different_releases_come_from_three_queries() -> None:
     fake = FakePrometheus()
     server(fake, "a:8000", 100, vllm__num_requests_running=3, vllm__kv_cache_usage_perc=0.5)
     server(fake, "b:8000", 98, vllm__num_requests_running=4, vllm__gpu_cache_usage_perc=0.7)
-    ((one, two),) = ask(fake, 101)
-    assert isinstance(one, Sample) and isinstance(two, Sample)
-    assert (one.server, one.time_s, one.running, one.kv_use) == ("a:8000", 100, 3, 0.5)
+    ((sample, two),) = ask(fake, 101)
+    assert isinstance(sample, Sample) and isinstance(two, Sample)
+    assert (sample.server, sample.time_s, sample.running, sample.kv_use) == ("a:8000", 100, 3, 0.5)
     assert (two.server, two.time_s, two.running, two.kv_use) == ("b:8000", 98, 4, 0.7)
     assert len(fake.queries) == 3
 
@@ -90,9 +90,9 @@ def test_servers_of_different_releases_come_from_three_queries() -> None:
 def test_what_workers_tell_of_their_memory_comes_along() -> None:
     fake = FakePrometheus()
     server(fake, "a:8000", 100, vllm__num_requests_running=3, legroom_worker_reserved_bytes=50)
-    ((one,),) = ask(fake, 101)
-    assert isinstance(one, Sample)
-    assert one.reserved_bytes == 50
+    ((sample,),) = ask(fake, 101)
+    assert isinstance(sample, Sample)
+    assert sample.reserved_bytes == 50
 
 
 def test_pods_are_named_after_their_pod() -> None:
@@ -105,8 +105,8 @@ def test_pods_are_named_after_their_pod() -> None:
         "__name__": "vllm:num_requests_running",
     }
     fake.series = [(labels, 1.0)]
-    ((one,),) = ask(fake, 6)
-    assert one.server == "prod/vllm-0"
+    ((sample,),) = ask(fake, 6)
+    assert sample.server == "prod/vllm-0"
 
 
 def test_a_server_that_was_not_scraped_again_gives_no_second_look() -> None:
@@ -125,7 +125,7 @@ def test_a_server_that_vanishes_is_a_failure() -> None:
 
     _, second = ask(fake, 101, 106, between=dies)
     (seen,) = second
-    assert isinstance(seen, Failure) and "up is 0" in seen.message
+    assert isinstance(seen, ScrapeFailure) and "up is 0" in seen.message
 
 
 def up(instance: str, value: float) -> Series:
@@ -149,14 +149,14 @@ def test_a_server_that_stays_down_is_never_forgotten() -> None:
         fake.series = [up("a:8000", 0.0)]
 
     _, *later = ask(fake, *(100.0 + 100 * number for number in range(130)), between=dies)
-    assert all(isinstance(seen, Failure) for (seen,) in later)
+    assert all(isinstance(seen, ScrapeFailure) for (seen,) in later)
 
 
 def test_a_server_that_died_unseen_is_a_failure_where_it_was_expected() -> None:
     fake = FakePrometheus()
     fake.series = [up("a:8000", 0.0)]
     ((seen,),) = ask(fake, 101, expected=("a:8000", "b:8000"))
-    assert isinstance(seen, Failure) and seen.server == "a:8000"
+    assert isinstance(seen, ScrapeFailure) and seen.server == "a:8000"
 
 
 def test_a_pod_whose_other_port_answers_is_still_down() -> None:
@@ -164,7 +164,7 @@ def test_a_pod_whose_other_port_answers_is_still_down() -> None:
     pod = {"__name__": "up", "namespace": "n", "pod": "p"}
     fake.series = [({**pod, "instance": "1:8000"}, 0.0), ({**pod, "instance": "1:9400"}, 1.0)]
     ((seen,),) = ask(fake, 101, expected=("n/p",))
-    assert isinstance(seen, Failure) and "up is 0" in seen.message
+    assert isinstance(seen, ScrapeFailure) and "up is 0" in seen.message
 
 
 def test_a_lost_scrape_is_one_failure_however_often_it_is_asked_for() -> None:
@@ -190,7 +190,7 @@ def test_a_lost_scrape_is_one_failure_however_often_it_is_asked_for() -> None:
         return seen
 
     assert [(look.time_s, type(look)) for look in asyncio.run(run())] == [
-        (100, Sample), (115, Sample), (130, Failure), (145, Failure),
+        (100, Sample), (115, Sample), (130, ScrapeFailure), (145, ScrapeFailure),
     ]  # fmt: skip
 
 
@@ -198,9 +198,9 @@ def test_histograms_come_as_count_and_sum_unless_buckets_are_asked_for() -> None
     fake = FakePrometheus()
     values = {"vllm__time_to_first_token_seconds_count": 4.0, "vllm__time_to_first_token_seconds_sum": 2.0}
     server(fake, "a:8000", 100, vllm__num_requests_running=3, **values)
-    ((one,),) = ask(fake, 101)
-    assert isinstance(one, Sample)
-    ttft = one.engines[0].ttft
+    ((sample,),) = ask(fake, 101)
+    assert isinstance(sample, Sample)
+    ttft = sample.engines[0].ttft
     assert ttft is not None and (ttft.mean, ttft.quantile(0.5)) == (0.5, None)
     assert "_bucket" not in fake.queries[0]
 
@@ -213,7 +213,7 @@ def test_matchers_narrow_every_query() -> None:
 
 @pytest.mark.parametrize("bad", ["namespace=prod", 'a="b"} or up{', "x", 'a="b" c="d"'])
 def test_what_are_no_matchers_never_gets_into_a_query(bad: str) -> None:
-    with pytest.raises(LegroomError, match="no label matchers"):
+    with pytest.raises(LegroomError, match="not a list of label matchers"):
         PrometheusSource("http://prom:9090", bad)
 
 
@@ -238,5 +238,5 @@ def test_an_answer_that_is_none_says_so_without_the_secret(answer: web.Response)
 def test_no_numbers_are_left_out() -> None:
     fake = FakePrometheus()
     server(fake, "a:8000", 100, vllm__num_requests_running=3, vllm__kv_cache_usage_perc=float("nan"))
-    ((one,),) = ask(fake, 101)
-    assert isinstance(one, Sample) and one.kv_use is None
+    ((sample,),) = ask(fake, 101)
+    assert isinstance(sample, Sample) and sample.kv_use is None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from legroom.errors import LegroomError
 from legroom.live.metrics.exposition import parse_sample
 from legroom.live.metrics.recording import Recorder, rendered, replay
-from legroom.live.metrics.sample import EngineSample, Failure, Look, Sample
+from legroom.live.metrics.sample import EngineSample, Look, Sample, ScrapeFailure
 
 REAL = Path(__file__).parents[1] / "fixtures/live/metrics_0.32.0.txt"
 SERVER = "http://host:8000"
@@ -24,7 +24,7 @@ def looks(count: int = 300) -> list[Look]:
     made: list[Look] = []
     for number in range(count):
         if number % 50 == 49:
-            made.append(Failure(1000.0 + 5 * number, SERVER, "timeout", "slow"))
+            made.append(ScrapeFailure(1000.0 + 5 * number, SERVER, "timeout", "slow"))
             continue
         (engine,) = first.engines
         fields = {name: getattr(engine, name) for name in engine.__dataclass_fields__}
@@ -55,8 +55,8 @@ def test_a_file_that_ends_anywhere_gives_what_is_whole(tmp_path: Path, name: str
     whole = (tmp_path / name).read_bytes()
     cut = tmp_path / f"cut-{name}"
     cut.write_bytes(whole[: len(whole) * 2 // 3])
-    found = list(replay(cut))
-    assert found == given_looks[: len(found)]
+    read = list(replay(cut))
+    assert read == given_looks[: len(read)]
 
 
 def test_a_recording_in_progress_can_be_read_up_to_the_last_flush(tmp_path: Path) -> None:
@@ -68,14 +68,14 @@ def test_a_recording_in_progress_can_be_read_up_to_the_last_flush(tmp_path: Path
 
 
 def test_several_servers_share_a_recording(tmp_path: Path) -> None:
-    one, two = (
+    first, two = (
         Sample(1.0, name, (EngineSample("m", "0", running=number),)) for name, number in (("a", 1.0), ("b", 2.0))
     )
     with Recorder(tmp_path / "a.jsonl") as recorder:
         for _ in range(3):
-            recorder.add(one)
+            recorder.add(first)
             recorder.add(two)
-    assert list(replay(tmp_path / "a.jsonl")) == [one, two] * 3
+    assert list(replay(tmp_path / "a.jsonl")) == [first, two] * 3
 
 
 def test_an_engine_that_goes_away_is_gone_in_the_playback(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_an_engine_that_goes_away_is_gone_in_the_playback(tmp_path: Path) -> Non
 @pytest.mark.parametrize("text", ["", "hello\n", '{"a": 1}\n', "[]\n"])
 def test_what_is_no_recording_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "x").write_text(text)
-    with pytest.raises(LegroomError, match="no recording"):
+    with pytest.raises(LegroomError, match="not a recording"):
         list(replay(tmp_path / "x"))
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from legroom import plan
-from legroom.live.detectors.base import Finding
+from legroom.live.detectors.base import DetectorFinding
 from legroom.live.metrics.sample import EngineSample, Histogram, Sample
 from legroom.live.metrics.window import Window
-from legroom.live.remedies import answers, traffic
+from legroom.live.remedies import remedies_for, traffic
 from legroom.planning.plan_document import PlanDocument, plan_from_json, replan
 from legroom.units import GIB
 
@@ -37,8 +37,8 @@ def window(document: PlanDocument, prompt: int = 3000, answer: int = 1000) -> Wi
     return seen
 
 
-def finding(kind: str, **numbers: float) -> Finding:
-    return Finding(kind, "http://host:8000", "warning", "t", "r", 0.0, 1.0, numbers)
+def finding(kind: str, **numbers: float) -> DetectorFinding:
+    return DetectorFinding(kind, "http://host:8000", "warning", "t", "r", 0.0, 1.0, numbers)
 
 
 def test_traffic_is_read_from_the_servers_own_counters(document: PlanDocument) -> None:
@@ -48,7 +48,7 @@ def test_traffic_is_read_from_the_servers_own_counters(document: PlanDocument) -
 
 
 def test_a_data_parallel_server_is_answered_for_one_of_its_engines(document: PlanDocument) -> None:
-    seen, one = Window("http://host:8000"), window(document)
+    seen, single = Window("http://host:8000"), window(document)
     for step in range(20):
         ended = 10.0 * step
         ttft = Histogram((1.0, float("inf")), (ended, ended), ended)
@@ -60,9 +60,9 @@ def test_a_data_parallel_server_is_answered_for_one_of_its_engines(document: Pla
             for rank in range(4)
         )  # fmt: skip
         seen.add(Sample(5.0 * step, "http://host:8000", engines))
-    assert (traffic(seen).holds, traffic(seen).at_once) == (traffic(one).holds, traffic(one).at_once)
-    (best, *_) = answers(finding("pool_pressure"), seen, document)
-    assert best.flags == answers(finding("pool_pressure"), one, document)[0].flags
+    assert (traffic(seen).holds, traffic(seen).at_once) == (traffic(single).holds, traffic(single).at_once)
+    (best, *_) = remedies_for(finding("pool_pressure"), seen, document)
+    assert best.flags == remedies_for(finding("pool_pressure"), single, document)[0].flags
     assert "of each engine" in best.why
 
 
@@ -81,11 +81,11 @@ def test_a_plans_document_is_read_back_as_the_same_plan(document: PlanDocument) 
 def test_a_burst_is_answered_with_the_batch_that_the_pool_holds_and_with_larger_pools(
     document: PlanDocument, kind: str
 ) -> None:
-    found = answers(finding(kind), window(document), document)
+    remedies = remedies_for(finding(kind), window(document), document)
     holds = document.kv.num_blocks * 16 // 4000
-    assert found[0].flags == {"max_num_seqs": holds}
-    assert "--max-num-seqs" in found[0].command and str(holds) in found[0].command
-    larger = next(one for one in found if "gpu_memory_utilization" in one.flags)
+    assert remedies[0].flags == {"max_num_seqs": holds}
+    assert "--max-num-seqs" in remedies[0].command and str(holds) in remedies[0].command
+    larger = next(remedy for remedy in remedies if "gpu_memory_utilization" in remedy.flags)
     assert larger.flags["gpu_memory_utilization"] > 0.6
     # 100 requests of 4,000 tokens: the first share of the card whose pool holds them.
     pools = replan(document)
@@ -95,21 +95,21 @@ def test_a_burst_is_answered_with_the_batch_that_the_pool_holds_and_with_larger_
 
 def test_a_backlog_with_room_in_the_pool_is_answered_with_a_larger_batch(document: PlanDocument) -> None:
     small = replace(document, command=(*document.command, "--max-num-seqs", "16"))
-    found = answers(finding("queue_backlog", kv_use=0.3), window(document, 300, 100), small)
-    assert found[0].flags == {"max_num_seqs": 100}
+    remedies = remedies_for(finding("queue_backlog", kv_use=0.3), window(document, 300, 100), small)
+    assert remedies[0].flags == {"max_num_seqs": 100}
 
 
-def test_long_prompts_are_answered_at_the_door(document: PlanDocument) -> None:
+def test_long_prompts_are_answered_with_the_guard(document: PlanDocument) -> None:
     seen = finding("long_prompt_burst", mean_prompt_tokens=30_000, pool_tokens=270_000)
-    found = answers(seen, window(document), document)
-    assert any("9 such prompts fill the pool" in one.why for one in found)
+    remedies = remedies_for(seen, window(document), document)
+    assert any("9 such prompts fill the pool" in remedy.why for remedy in remedies)
 
 
 def test_creep_is_answered_with_the_room_that_lasts_a_week(document: PlanDocument) -> None:
     headroom = document.layout.headroom_bytes
-    slow = answers(finding("memory_creep", bytes_per_h=headroom / 400), window(document), document)
+    slow = remedies_for(finding("memory_creep", bytes_per_h=headroom / 400), window(document), document)
     assert "restart once a week" in slow[-1].why
-    fast = answers(
+    fast = remedies_for(
         finding("memory_creep", bytes_per_h=headroom / 168 + GIB / 16, hours_left=90), window(document), document
     )
     assert fast[0].steps == ("restart within 45 h, drained: legroom watch --daemon --config watch.toml --act restart",)
@@ -120,45 +120,45 @@ def test_creep_is_answered_with_the_room_that_lasts_a_week(document: PlanDocumen
 
 
 def test_a_useless_prefix_cache_is_answered_with_what_turning_it_off_changes(document: PlanDocument) -> None:
-    found = answers(finding("prefix_cache_waste", hit_rate=0.01), window(document), document)
-    assert found[0].flags == {"enable_prefix_caching": False}
-    assert f"stays at {document.kv.tokens:,} tokens" in found[0].why
-    assert "--no-enable-prefix-caching" in found[0].command
+    remedies = remedies_for(finding("prefix_cache_waste", hit_rate=0.01), window(document), document)
+    assert remedies[0].flags == {"enable_prefix_caching": False}
+    assert f"stays at {document.kv.tokens:,} tokens" in remedies[0].why
+    assert "--no-enable-prefix-caching" in remedies[0].command
 
 
 def test_a_crash_loop_of_a_plan_that_does_not_fit_is_answered_with_flags_that_do() -> None:
     hopeless = plan_from_json(plan("llama-3.1-8b", gpu="rtx 4090", vllm="0.32.0").json())
     assert hopeless.verdict == "does_not_fit"
-    found = answers(finding("crash_loop"), Window("x"), hopeless)
-    assert found[0].flags and found[0].command
-    assert replan(replace(hopeless, command=found[0].command)).verdict != "does_not_fit"
+    remedies = remedies_for(finding("crash_loop"), Window("x"), hopeless)
+    assert remedies[0].flags and remedies[0].command
+    assert replan(replace(hopeless, command=remedies[0].command)).verdict != "does_not_fit"
 
 
 def test_a_crash_loop_of_a_plan_that_fits_is_sent_to_the_log(document: PlanDocument) -> None:
-    (found,) = answers(finding("crash_loop"), Window("x"), document)
-    assert found.steps == ("legroom diagnose LOG",) and "the plan fits" in found.why
+    (remedy,) = remedies_for(finding("crash_loop"), Window("x"), document)
+    assert remedy.steps == ("legroom diagnose LOG",) and "the plan fits" in remedy.why
 
 
 def test_fragmentation_is_answered_by_what_this_server_can_take(document: PlanDocument) -> None:
-    (one,) = answers(finding("fragmentation", held_bytes=5.0 * GIB), Window("x"), document)
-    assert one.env == {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    (remedy,) = remedies_for(finding("fragmentation", held_bytes=5.0 * GIB), Window("x"), document)
+    assert remedy.env == {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     two_gpus = plan("llama-3.1-8b", gpu="h100", gpus=2, vllm="0.32.0", tensor_parallel_size=2).json()
-    (two,) = answers(finding("fragmentation", held_bytes=5.0 * GIB), Window("x"), plan_from_json(two_gpus))
+    (two,) = remedies_for(finding("fragmentation", held_bytes=5.0 * GIB), Window("x"), plan_from_json(two_gpus))
     assert not two.env and "custom all-reduce" in two.why
 
 
 @pytest.mark.parametrize("kind", ["pool_pressure", "memory_creep", "prefix_cache_waste", "crash_loop"])
 def test_without_a_plan_it_says_which_command_makes_one(kind: str) -> None:
-    found = answers(finding(kind), Window("x"))
-    assert any("legroom plan MODEL" in step for one in found for step in one.steps)
+    remedies = remedies_for(finding(kind), Window("x"))
+    assert any("legroom plan MODEL" in step for remedy in remedies for step in remedy.steps)
 
 
 def test_a_plan_that_cannot_be_read_is_said() -> None:
-    found = answers(finding("pool_pressure"), Window("x"), PlanDocument(model="x"))
-    assert "could not be read" in found[-1].why
+    remedies = remedies_for(finding("pool_pressure"), Window("x"), PlanDocument(model="x"))
+    assert "could not be read" in remedies[-1].why
 
 
 @pytest.mark.parametrize("kind", ["stuck_engine", "plan_drift", "no_traffic", "unreachable", "something_new"])
 def test_every_kind_has_an_answer(kind: str) -> None:
-    found = answers(finding(kind), Window("x"))
-    assert found and found[0].why and found[0].to_json()["why"]
+    remedies = remedies_for(finding(kind), Window("x"))
+    assert remedies and remedies[0].why and remedies[0].to_json()["why"]

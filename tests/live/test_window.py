@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from legroom.live.metrics.sample import EngineSample, Failure, Histogram, Sample
+from legroom.live.metrics.sample import EngineSample, Histogram, Sample, ScrapeFailure
 from legroom.live.metrics.window import Window
 
 SERVER = "http://host:8000"
@@ -16,10 +16,10 @@ def sample(time_s: float, *engines: EngineSample, **fields: float) -> Sample:
     return Sample(time_s, SERVER, engines or (EngineSample("m", "0", **fields),))  # type: ignore[arg-type]
 
 
-def window(*samples: Sample | Failure) -> Window:
+def window(*samples: Sample | ScrapeFailure) -> Window:
     made = Window(SERVER)
-    for one in samples:
-        made.add(one)
+    for look in samples:
+        made.add(look)
     return made
 
 
@@ -64,7 +64,7 @@ def test_looks_a_minute_or_two_apart_make_steps_too() -> None:
 
 
 def test_an_outage_is_no_interval_but_the_last_sample_is_kept() -> None:
-    failures = [Failure(5.0 * n, SERVER, "refused", "no") for n in range(1, 20)]
+    failures = [ScrapeFailure(5.0 * n, SERVER, "refused", "no") for n in range(1, 20)]
     seen = window(sample(0, generation_tokens=5, running=3), *failures)
     assert seen.latest is not None and seen.latest.running == 3
     assert len(seen.failures) == 19 and not seen.is_answering
@@ -73,8 +73,8 @@ def test_an_outage_is_no_interval_but_the_last_sample_is_kept() -> None:
 
 
 def test_an_engine_that_appears_has_no_step_until_its_second_sample() -> None:
-    one, two = EngineSample("m", "0", generation_tokens=5), EngineSample("m", "1", generation_tokens=900)
-    seen = window(sample(0, one), sample(5, one, two))
+    first, two = EngineSample("m", "0", generation_tokens=5), EngineSample("m", "1", generation_tokens=900)
+    seen = window(sample(0, first), sample(5, first, two))
     assert [engine.key for engine in seen.steps[-1].engines] == [("m", "0")]
 
 
@@ -115,7 +115,20 @@ def test_memory_is_kept_thin_for_days() -> None:
     assert len(seen.points) == 34
 
 
+def test_samples_next_to_no_time_apart_are_one() -> None:
+    seen = window(sample(0, generation_tokens=0), sample(5e-324, generation_tokens=1e9))
+    assert seen.rate("generation_tokens") is None and not seen.steps
+    seen.add(sample(5, generation_tokens=1e9 + 50))
+    assert seen.rate("generation_tokens") == pytest.approx((1e9 + 50) / 5)
+
+
+def test_a_sample_that_comes_twice_ends_no_step_and_forgets_none() -> None:
+    seen = window(sample(0, generation_tokens=0), sample(5, generation_tokens=50), sample(5, generation_tokens=50))
+    assert seen.rate("generation_tokens") == pytest.approx(10) and seen.jumps == 0
+
+
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e9) | st.none()), min_size=2, max_size=40))
+@example([(0.0, 0.0), (5e-324, 1.0)])
 def test_no_series_of_looks_makes_a_negative_or_endless_rate(looks) -> None:  # type: ignore[no-untyped-def]
     seen = window(*(sample(time_s, generation_tokens=total) for time_s, total in looks))
     rate = seen.rate("generation_tokens")

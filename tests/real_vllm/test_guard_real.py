@@ -210,7 +210,7 @@ def test_the_proxy_in_front_learns_the_same_pool_and_passes_streams(server):
         running = asyncio.ensure_future(proxy.run(stop, ready.set_result))
         port = await ready
         async with asyncio.timeout(30):
-            while not proxy.door.limits.known:
+            while not proxy.admission.limits.known:
                 await asyncio.sleep(0.05)
         body = {"model": "tiny", "prompt": "hi", "max_tokens": 5, "ignore_eos": True, "stream": True}
         address = f"http://127.0.0.1:{port}/v1/completions"
@@ -218,7 +218,7 @@ def test_the_proxy_in_front_learns_the_same_pool_and_passes_streams(server):
             lines = (await answer.text()).split("\n\n")
         stop.set()
         await running
-        return proxy.door.status()["pool_tokens"], lines
+        return proxy.admission.status()["pool_tokens"], lines
 
     pool, lines = asyncio.run(through())
     assert pool == (BLOCKS - 1) * BLOCK_SIZE

@@ -2,17 +2,17 @@
 
 import math
 
-from legroom.live.journal.columns import COUNTERS, GAUGES, Point
+from legroom.live.journal.columns import COUNTERS, GAUGES, JournalPoint
 from legroom.render.incident_text import series
 
 
-def point(time_s: float, running: float = 1.0, span_s: int = 0) -> Point:
+def point(time_s: float, running: float = 1.0, span_s: int = 0) -> JournalPoint:
     gauges = tuple(running if name == "running" else math.nan for name in GAUGES)
     counters = (math.nan,) * len(COUNTERS)
-    return Point(time_s, span_s, 1, gauges, gauges, gauges, counters, counters)
+    return JournalPoint(time_s, span_s, 1, gauges, gauges, gauges, counters, counters)
 
 
-def running(*points: Point) -> list[float]:
+def running(*points: JournalPoint) -> list[float]:
     return next(values for name, _, _, values, _, _ in series(points) if name == "running")
 
 

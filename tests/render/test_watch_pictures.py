@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from legroom.drawing.terminal import Style
-from legroom.live.detectors import Finding
+from legroom.live.detectors import DetectorFinding
 from legroom.live.forecast import Forecast
-from legroom.live.journal.columns import COUNTERS, GAUGES, Point
-from legroom.live.journal.journal import Action, Incident, Note, Stage
+from legroom.live.journal.columns import COUNTERS, GAUGES, JournalPoint
+from legroom.live.journal.journal import Action, ActionStage, Incident, Note
 from legroom.live.view import ServerView
 from legroom.render.incident_text import duration, incident_svg, incident_text, incidents_text
 from legroom.render.verify_page import verification_svg, verification_text
@@ -49,7 +49,7 @@ def check(name: str, drawn: str) -> None:
     assert drawn == kept.read_text(encoding="utf-8")
 
 
-FINDING = Finding(
+FINDING = DetectorFinding(
     "pool_pressure", "http://gpu1:8000", "warning", "The KV pool is full and requests wait for it",
     "the KV pool is 99% full (991 of 1,001 blocks) with 30 running, and 60 requests wait", NOW - 60, NOW,
     {"kv_use": 0.99, "waiting": 60.0}, entry="LR403", cause="kv_preemption_thrash",
@@ -75,7 +75,7 @@ def test_a_look_without_unicode_is_plain_ascii():
     assert look_text(VIEWS, Style(width=80, unicode=False)).isascii()
 
 
-def point(number: int) -> Point:
+def point(number: int) -> JournalPoint:
     busy = 20 <= number < 50
     gauges = {
         "kv_use": 0.98 if busy else 0.3 + number / 200,
@@ -84,7 +84,7 @@ def point(number: int) -> Point:
     }
     values = tuple(gauges.get(name, math.nan) for name in GAUGES)
     growth = tuple(3.0 if busy and name == "preemptions" else 0.0 for name in COUNTERS)
-    return Point(NOW + 10 * number, 0, 1, values, values, values, growth, growth)
+    return JournalPoint(NOW + 10 * number, 0, 1, values, values, values, growth, growth)
 
 
 POINTS = tuple(point(number) for number in range(70))
@@ -102,7 +102,7 @@ INCIDENT = Incident(
     ),
     actions=(
         Action(3, 17, "default", "restart-with-flags", "done", NOW + 300, NOW + 420, {},
-               (Stage(NOW + 340, "drained", {}),)),
+               (ActionStage(NOW + 340, "drained", {}),)),
     ),
 )  # fmt: skip
 

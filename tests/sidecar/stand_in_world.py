@@ -1,7 +1,7 @@
 """A server, its platform and its door without any process, for tests of what is done to them and in which order."""
 
 from legroom.actions.platform import Override, State
-from legroom.live.metrics.sample import EngineSample, Failure, Sample
+from legroom.live.metrics.sample import EngineSample, Sample, ScrapeFailure
 
 
 class Killed(BaseException):
@@ -61,5 +61,5 @@ class World:
 
     async def look(self, server):
         if not self.up:
-            return Failure(0.0, "a", "refused", "nothing listens there")
+            return ScrapeFailure(0.0, "a", "refused", "nothing listens there")
         return Sample(0.0, "a", (EngineSample("m", "0", running=self.running),), process_start_s=float(self.starts))

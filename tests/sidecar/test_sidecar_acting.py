@@ -8,7 +8,7 @@ from stand_in_world import Killed, World
 
 from legroom.actions.drain import PlatformDoor
 from legroom.actions.platform import ActionFailed, FlagChange, FlagsFixed, kept_override
-from legroom.live.detectors import Finding, Watcher
+from legroom.live.detectors import DetectorFinding, Watcher
 from legroom.live.journal.journal import Journal, JournalUnavailable
 from legroom.live.metrics.address import endpoint
 from legroom.sidecar.acting import Actor
@@ -217,7 +217,7 @@ def test_where_flags_cannot_be_changed_a_restart_that_helps_is_made_without_them
 
 def hanging(scene, server=A, kind="stuck_engine"):
     """An incident that is in the journal and is seen now."""
-    finding = Finding(kind, server, "critical", "It hangs", "no token comes", 0.0, 0.0, restart_helps=True)
+    finding = DetectorFinding(kind, server, "critical", "It hangs", "no token comes", 0.0, 0.0, restart_helps=True)
     scene.journal.open_incident(server, kind, "It hangs", {"by": "sidecar"}, 0.0, f"{server}|{kind}")
     return OpenIncident(f"{server}|{kind}", server, "g", kind, "It hangs", 0.0, "critical", finding, answered=True)
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from legroom.actions.notify import Webhook
-from legroom.live.detectors import Finding
+from legroom.live.detectors import DetectorFinding
 from legroom.live.journal.journal import Incident, Note
-from legroom.live.remedies import Answer
+from legroom.live.remedies import ProposedRemedy
 from legroom.planning.plan_document import PlanDocument
 from legroom.sidecar.acting import change_of
 from legroom.sidecar.http import SidecarMetrics
@@ -18,7 +18,7 @@ from legroom.sidecar.notifier import Telling
 
 
 def finding(kind="stuck_engine", severity="critical", time_s=10.0):
-    return Finding(kind, "a", severity, f"title of {kind}", "because", time_s - 5, time_s)
+    return DetectorFinding(kind, "a", severity, f"title of {kind}", "because", time_s - 5, time_s)
 
 
 def test_a_finding_opens_one_incident_and_its_end_closes_it():
@@ -132,7 +132,7 @@ def test_a_severity_that_swings_is_told_once():
     ],
 )
 def test_computed_settings_become_flags_of_the_servers_release(version, settings, flags):
-    assert change_of((Answer("why", settings),), PlanDocument(vllm=version)).flags == flags
+    assert change_of((ProposedRemedy("why", settings),), PlanDocument(vllm=version)).flags == flags
 
 
 @pytest.mark.parametrize(
@@ -144,13 +144,13 @@ def test_computed_settings_become_flags_of_the_servers_release(version, settings
     ],
 )
 def test_what_is_for_people_or_for_another_release_is_passed_over(version, settings):
-    found = (Answer("why", settings), Answer("next", {"max_num_seqs": 8}))
+    found = (ProposedRemedy("why", settings), ProposedRemedy("next", {"max_num_seqs": 8}))
     assert change_of(found, PlanDocument(vllm=version)).flags == {"--max-num-seqs": "8"}
     assert change_of(found[:1], PlanDocument(vllm=version)) is None
 
 
 def test_flags_are_changed_only_where_a_plan_is_known():
-    found = (Answer("words"), Answer("better", {"max_num_seqs": 8}, {"A": "1"}))
+    found = (ProposedRemedy("words"), ProposedRemedy("better", {"max_num_seqs": 8}, {"A": "1"}))
     assert change_of(found, None) is None
     assert change_of(found, PlanDocument()).flags == {"--max-num-seqs": "8"}
     assert change_of(found[:1], PlanDocument()) is None

@@ -10,7 +10,7 @@ from legroom.errors import LegroomError
 from legroom.live.journal.journal import Journal
 from legroom.live.metrics.address import endpoint
 from legroom.live.metrics.recording import Recorder
-from legroom.live.metrics.sample import EngineSample, Failure, Sample
+from legroom.live.metrics.sample import EngineSample, Sample, ScrapeFailure
 from legroom.sidecar.config import ServerConfig, simple_config
 from legroom.sidecar.rehearse import rehearse
 
@@ -39,7 +39,7 @@ def recording(tmp_path):
     with Recorder(path) as recorder:
         for sample in hanging(10):
             recorder.add(sample)
-        recorder.add(Failure(START_S + 601, SERVER, "timeout", "did not answer"))
+        recorder.add(ScrapeFailure(START_S + 601, SERVER, "timeout", "did not answer"))
     return path
 
 
@@ -96,7 +96,7 @@ def test_budgets_hold_in_a_rehearsal(tmp_path):
 
 def test_what_is_neither_is_refused(tmp_path):
     (tmp_path / "x").write_text("hello\n")
-    with pytest.raises(LegroomError, match="no recording"):
+    with pytest.raises(LegroomError, match="not a recording"):
         rehearse(tmp_path / "x", simple_config([SERVER]))
     with pytest.raises(LegroomError, match="cannot be read"):
         rehearse(tmp_path / "none", simple_config([SERVER]))

@@ -10,7 +10,7 @@ from legroom.errors import LegroomError
 from legroom.live.journal import buffered
 from legroom.live.journal.journal import Journal
 from legroom.live.metrics.address import Endpoint
-from legroom.live.metrics.sample import Failure
+from legroom.live.metrics.sample import ScrapeFailure
 from legroom.live.thresholds import DEFAULT
 from legroom.sidecar import sidecar as sidecar_module
 from legroom.sidecar import sources
@@ -27,7 +27,7 @@ def config_in(folder, addresses=(), **more):
 
 
 def down(server):
-    return Failure(time.time(), server, "refused", "nothing listens there")
+    return ScrapeFailure(time.time(), server, "refused", "nothing listens there")
 
 
 def ran(config, steps):

@@ -14,7 +14,7 @@ from legroom.facts.releases import release
 from legroom.planning.plan import Plan
 from legroom.simulation.deployment import deployed, hardware
 from legroom.simulation.replay import simulate
-from legroom.simulation.settings import KvGroup, SchedulerSettings
+from legroom.simulation.settings import LayerGroup, SchedulerSettings
 from legroom.simulation.steptime import fitted, roofline
 from legroom.simulation.trace import Trace
 from legroom.vllm.args import ServeArgs
@@ -26,7 +26,7 @@ def _plan(model: str, vllm: str = "0.32.0", gpu: str = "h200", **flags: Any) -> 
 
 def test_a_model_with_windows_brings_its_groups() -> None:
     taken = deployed(_plan("gemma-3-12b"))
-    assert taken.flags["groups"] == (*[KvGroup(1024)] * 5, KvGroup())
+    assert taken.flags["groups"] == (*[LayerGroup(1024)] * 5, LayerGroup())
     assert any("5 of sliding window 1,024, 1 of full attention" in note for note in taken.notes)
 
 
@@ -47,7 +47,7 @@ def test_a_recurrent_state_is_a_fixed_number_of_blocks() -> None:
 
 def test_states_are_held_from_the_first_token_to_the_last() -> None:
     settings = SchedulerSettings(
-        100, max_model_len=400, enable_prefix_caching=False, groups=(KvGroup(), KvGroup(fixed_blocks=2))
+        100, max_model_len=400, enable_prefix_caching=False, groups=(LayerGroup(), LayerGroup(fixed_blocks=2))
     )
     trace = Trace()
     trace.add(16, 40)
@@ -60,7 +60,7 @@ def test_states_are_held_from_the_first_token_to_the_last() -> None:
 
 def test_groups_may_have_blocks_of_their_own_size() -> None:
     settings = SchedulerSettings(
-        100, max_model_len=400, enable_prefix_caching=False, groups=(KvGroup(), KvGroup(block_size=32))
+        100, max_model_len=400, enable_prefix_caching=False, groups=(LayerGroup(), LayerGroup(block_size=32))
     )
     trace = Trace()
     trace.add(64, 2)
@@ -82,8 +82,8 @@ def test_experts_that_no_token_chooses_are_not_read() -> None:
     # About 3 of its 30 billion parameters work on a token.
     assert 2 * 2.4e9 < rank.flops_per_token < 2 * 3.4e9
     cost = roofline(rank)
-    one, many = (cost.weights + cost.experts * (1 - cost.idle**tokens) for tokens in (1, 1000))
-    assert one < many / 8
+    few, many = (cost.weights + cost.experts * (1 - cost.idle**tokens) for tokens in (1, 1000))
+    assert few < many / 8
 
 
 def test_attention_counts_heads() -> None:

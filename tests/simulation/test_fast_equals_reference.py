@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation_workloads import workloads
 
-from legroom.simulation.fast.books import span_seconds, step_seconds
+from legroom.simulation.fast.accounting import span_seconds, step_seconds
 from legroom.simulation.fast.columns import StepCost
 from legroom.simulation.fast.engine import FastReplay
 from legroom.simulation.fast.jit import is_compiled_before, numba_is_installed
@@ -19,21 +19,19 @@ from legroom.simulation.trace import Trace
 COST = StepCost(0.4, 0.01, 0.3, 0.002, 0.2, 0.9, 0.0003)
 
 
-def _same(one: Timeline, other: Timeline) -> None:
-    assert one.tally == other.tally
+def _same(fast: Timeline, other: Timeline) -> None:
+    assert fast.tally == other.tally
     for name in ("first_sched_steps", "first_token_steps", "finish_steps", "preemption_counts"):
-        assert list(getattr(one, name)) == list(getattr(other, name)), name
-    assert one.rejections == other.rejections
+        assert list(getattr(fast, name)) == list(getattr(other, name)), name
+    assert fast.rejections == other.rejections
 
 
-@settings(max_examples=300, deadline=None)
 @given(workloads())
 def test_jumping_over_steps_changes_nothing(workload: tuple[Trace, SchedulerSettings]) -> None:
     trace, rules = workload
     _same(FastReplay(trace, rules).run(), Reference(trace, rules).run())
 
 
-@settings(max_examples=100, deadline=None)
 @given(workloads(in_seconds=True))
 def test_jumping_keeps_the_time(workload: tuple[Trace, SchedulerSettings]) -> None:
     trace, rules = workload
@@ -50,7 +48,7 @@ MAY_COMPILE = is_compiled_before() or bool(os.environ.get("CI"))
 
 
 @pytest.mark.skipif(not (numba_is_installed() and MAY_COMPILE), reason="nothing compiled on this machine yet")
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(workloads())
 def test_the_compiled_twin_decides_alike(workload: tuple[Trace, SchedulerSettings]) -> None:
     trace, rules = workload

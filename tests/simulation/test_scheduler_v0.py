@@ -8,8 +8,8 @@ import pytest
 
 from legroom.errors import LegroomError
 from legroom.simulation.replay import simulate
-from legroom.simulation.settings import KvGroup, SchedulerSettings
-from legroom.simulation.timeline import Step, Timeline
+from legroom.simulation.settings import LayerGroup, SchedulerSettings
+from legroom.simulation.timeline import ScheduledStep, Timeline
 from legroom.simulation.trace import Trace
 
 
@@ -20,8 +20,8 @@ def _settings(num_blocks: int, **changes: Any) -> SchedulerSettings:
     )
 
 
-def _replay(settings: SchedulerSettings, *rows: tuple[int, int, int]) -> tuple[Timeline, list[Step]]:
-    trace, steps = Trace(), list[Step]()
+def _replay(settings: SchedulerSettings, *rows: tuple[int, int, int]) -> tuple[Timeline, list[ScheduledStep]]:
+    trace, steps = Trace(), list[ScheduledStep]()
     for arrival, prompt_len, output_len in rows:
         trace.add(prompt_len, output_len, arrival)
     return simulate(trace, settings, steps.append), steps
@@ -114,7 +114,7 @@ def test_a_request_that_can_never_come_back_from_the_cpu_does_not_hang(is_second
         {"enable_chunked_prefill": True},
         {"scheduling_policy": "priority"},
         {"num_speculative_tokens": 2},
-        {"groups": (KvGroup(), KvGroup(128))},
+        {"groups": (LayerGroup(), LayerGroup(128))},
     ],
 )
 def test_what_is_not_simulated_is_refused(changes: dict[str, Any]) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from legroom.simulation.fast.engine import FastReplay, can_replay
 from legroom.simulation.replay import simulate
-from legroom.simulation.settings import KvGroup, SchedulerSettings
-from legroom.simulation.timeline import Step
+from legroom.simulation.settings import LayerGroup, SchedulerSettings
+from legroom.simulation.timeline import ScheduledStep
 from legroom.simulation.trace import Trace
 from legroom.simulation.traces import jsonl
 
@@ -26,7 +26,7 @@ def _recordings() -> list[dict[str, Any]]:
 
 def _load(recording: dict[str, Any]) -> tuple[Trace, SchedulerSettings]:
     options = dict(recording["settings"])
-    options["groups"] = tuple(KvGroup(window) for window in options.pop("windows", [None]))
+    options["groups"] = tuple(LayerGroup(window) for window in options.pop("windows", [None]))
     rows = (json.dumps(row) for row in recording["requests"])
     return jsonl.read(rows, "recorded").checked(), SchedulerSettings(**options)
 
@@ -40,7 +40,7 @@ _JUMPED = [number for number, recording in enumerate(_ALL) if can_replay(_load(r
 def test_every_step_is_the_one_that_vllm_took(number: int) -> None:
     recording = _ALL[number]
     trace, settings = _load(recording)
-    steps: list[Step] = []
+    steps: list[ScheduledStep] = []
 
     simulate(trace, settings, steps.append)
 

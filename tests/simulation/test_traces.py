@@ -75,15 +75,15 @@ def test_mooncake_requests_share_the_blocks_whose_hashes_they_share() -> None:
     def token_names(prefix: tuple[tuple[str, int, int], ...]) -> list[tuple[str, int]]:
         return [(name, place) for name, start, end in prefix for place in range(start, end, 512)]
 
-    for i, one in enumerate(chains):
+    for i, chain in enumerate(chains):
         for j, other in enumerate(chains):
             if i == j:
                 continue
             shared = 0
-            while shared < min(len(one), len(other)) and one[shared] == other[shared]:
+            while shared < min(len(chain), len(other)) and chain[shared] == other[shared]:
                 shared += 1
             ours, theirs = token_names(prompts[i])[:shared], token_names(prompts[j])[:shared]
-            assert ours == theirs, (one, other)
+            assert ours == theirs, (chain, other)
             assert len(ours) == shared
 
 
@@ -127,10 +127,10 @@ def test_a_bad_trace_is_told_in_a_sentence(tmp_path: Path, text: str, says: str)
 
 def test_a_mix_is_the_same_for_the_same_seed() -> None:
     mix = "bursts rate=4 burst=5 prompt=lognormal(100,0.5) output=uniform(1,9) requests=50 long=0.1,5000 prefix=3,40"
-    one, other, third = synthetic.read(mix, 1), synthetic.read(mix, 1), synthetic.read(mix, 2)
-    assert list(one.prompt_lens) == list(other.prompt_lens) != list(third.prompt_lens)
-    assert 5000 in list(one.prompt_lens)
-    assert len(one.prefix_names) == 3
+    first, other, third = synthetic.read(mix, 1), synthetic.read(mix, 1), synthetic.read(mix, 2)
+    assert list(first.prompt_lens) == list(other.prompt_lens) != list(third.prompt_lens)
+    assert 5000 in list(first.prompt_lens)
+    assert len(first.prefix_names) == 3
 
 
 @pytest.mark.parametrize("mix", ["", "weekly rate=2", "poisson rate=0", "poisson prompt=often(3)", "poisson x=1"])

@@ -199,7 +199,7 @@ def test_the_api_key_is_sent_and_never_shown():
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "not a url"])
 def test_what_is_no_address_is_said_as_that(url, capsys):
     assert main(["verify", url]) == 2
-    assert "is no address of a server" in capsys.readouterr().err
+    assert "is not the address of a server" in capsys.readouterr().err
 
 
 def test_a_remote_server_is_not_loaded_unasked(capsys):

@@ -18,7 +18,7 @@ from legroom.live import nvml
 from legroom.worker import board as boards
 from legroom.worker import plugin, reading, telemetry
 from legroom.worker.board import Board
-from legroom.worker.page import Shown
+from legroom.worker.page import WorkerCollector
 from legroom.worker.reading import WorkerMemory
 
 UUID = "5c3d8f4e-0000-0000-0000-000000000001"
@@ -50,9 +50,9 @@ def test_a_process_that_is_no_worker_has_nothing_to_say(monkeypatch):
 
 def test_a_worker_without_a_gpu_tells_what_it_holds_of_the_host(monkeypatch):
     in_worker(monkeypatch, rank=3)
-    (found,) = reading.read()
-    assert (found.rank, found.gpu, found.reserved_bytes) == (3, "cpu", None)
-    assert found.used_bytes and found.used_bytes < psutil.virtual_memory().total
+    (memory,) = reading.read()
+    assert (memory.rank, memory.gpu, memory.reserved_bytes) == (3, "cpu", None)
+    assert memory.used_bytes and memory.used_bytes < psutil.virtual_memory().total
 
 
 def test_a_worker_tells_of_the_card_it_holds_memory_of(monkeypatch):
@@ -70,7 +70,7 @@ def test_without_nvml_the_allocator_still_speaks(monkeypatch):
 
 def shown(board):
     registry = CollectorRegistry()
-    registry.register(Shown(board))
+    registry.register(WorkerCollector(board))
     return [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
 
 
@@ -123,8 +123,8 @@ def test_boards_of_killed_servers_are_swept_and_those_of_living_ones_stay(tmp_pa
 
 
 def test_vllm_finds_the_plugin_by_its_entry_point():
-    (found,) = (one for one in entry_points(group="vllm.general_plugins") if one.name.startswith("legroom"))
-    assert found.load() is plugin.register
+    (ours,) = (point for point in entry_points(group="vllm.general_plugins") if point.name.startswith("legroom"))
+    assert ours.load() is plugin.register
 
 
 @pytest.mark.parametrize("value", [None, "", "0", "off"])

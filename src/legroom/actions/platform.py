@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from legroom.deployments.plain_shell import SHELLS, basename, server_start
+from legroom.deployments.server_words import SHELLS, basename, server_start
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.home import store_path
 from legroom.records import dataclass, field

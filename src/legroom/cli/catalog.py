@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _validate(args: argparse.Namespace) -> int:
-    from legroom.explain.catalog import bundled_documents
+    from legroom.explain.entry_files import bundled_documents
     from legroom.explain.user_catalog import stored_records
     from legroom.explain.validate import catalog_problems
 

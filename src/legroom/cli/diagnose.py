@@ -11,7 +11,7 @@ from legroom.cli.output import print_json
 from legroom.errors import ANSWER_IS_NO, BAD_INPUT, OK, LegroomError
 
 if TYPE_CHECKING:
-    from legroom.diagnosis.diagnose import Reading
+    from legroom.diagnosis.diagnose import LogReading
     from legroom.diagnosis.starting_plan import Hints
 
 __all__ = ["add_parser", "run"]
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     return exit_code(readings)
 
 
-def exit_code(readings: list[Reading]) -> int:
+def exit_code(readings: list[LogReading]) -> int:
     """1 where the last run of a log has a problem, 2 where nothing could be made of any."""
     verdicts = [reading.runs[0].verdict if reading.runs else "not understood" for reading in readings]
     if any(verdict in ("cause found", "not a memory problem") for verdict in verdicts):
@@ -111,7 +111,7 @@ def _sources(args: argparse.Namespace) -> Iterator[tuple[str, Iterator[bytes]]]:
         yield ("standard input", reader.pieces_of_stdin()) if name == "-" else (name, reader.pieces_of_file(name))
 
 
-def _read(name: str, pieces: Iterator[bytes], hints: Hints) -> Reading:
+def _read(name: str, pieces: Iterator[bytes], hints: Hints) -> LogReading:
     from legroom.diagnosis.diagnose import read_log
 
     return read_log(pieces, name, hints)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from legroom.cli.deployment import add_source_options, machine, said, split
+from legroom.cli.deployment import add_source_options, machine, requested, split
 from legroom.cli.output import note, print_json
 from legroom.errors import OK, LegroomError
 
@@ -248,7 +248,7 @@ def _plan(args: argparse.Namespace) -> PlanDocument | None:
         raise LegroomError("a server is planned for one release, and --vllm says any", "name its release, or give a "
                            "plan file: --plan plan.json --vllm any")  # fmt: skip
     # The server of an export starts elsewhere: what this shell has set is no part of it.
-    meant = said(args, environ={})
+    meant = requested(args, environ={})
     args.secret_names = meant.secret_names
     made = make_plan(meant.args, meant.release, machine(args, meant), advice=False)
     document = plan_document(made)

@@ -16,7 +16,7 @@ from legroom.guard import TOKEN_NAME
 __all__ = ["add_parser", "run"]
 
 _DESCRIPTION = """\
-Stand in front of an OpenAI-compatible server and let in what its KV cache can hold: each request is bounded (prompt,
+Stand in front of an OpenAI-compatible server and admit what its KV cache can hold: each request is bounded (prompt,
 max_tokens, n, logprobs, images) and weighed (prompt and answer in blocks, times n); what does not fit now waits, or
 gets 429 with Retry-After, before vLLM has to preempt. Inside vLLM the same guard is a middleware, without a hop
 (LEGROOM_GUARD_POLICY and LEGROOM_GUARD_PLAN name its files, LEGROOM_GUARD_TOKEN lets somebody drain it):
@@ -36,7 +36,6 @@ exit codes: 0 stopped as asked, the policy is right; 2 the call or a file is wro
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Describe the command's options."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "guard",
         usage="legroom guard --upstream URL [options] | --check FILE | --print-policy",
@@ -56,22 +55,19 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     where.add_argument("--drain-timeout", type=float, default=30.0, metavar="S",
                        help="on SIGTERM, let running requests finish this long (default: 30)")  # fmt: skip
     files = parser.add_argument_group("policy files")
-    files.add_argument("--check", metavar="FILE", help="check a policy file and leave")
-    files.add_argument(
-        "--print-policy", action="store_true", help="print the policy in force, with comments, and leave"
-    )
+    files.add_argument("--check", metavar="FILE", help="check a policy file and exit")
+    files.add_argument("--print-policy", action="store_true", help="print the policy in force, with comments, and exit")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout (--check, --print-policy)")
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check, print, or serve."""
     if args.check is not None:
         return _check(args)
     if args.print_policy:
         return _print(args)
     if not args.upstream:
-        raise LegroomError("--upstream is missing: which server shall the guard stand in front of?",
+        raise LegroomError("--upstream is missing: which server should the guard protect?",
                            "legroom guard --upstream http://127.0.0.1:8000")  # fmt: skip
     return _serve(args)
 
@@ -104,8 +100,8 @@ def _print(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from legroom.guard.admission import log_to_stderr
     from legroom.guard.limits import read_limits
+    from legroom.guard.log import log_to_stderr
     from legroom.guard.proxy.server import ProxyOptions, serve
     from legroom.guard.proxy.wire import is_itself, upstream_of
 
@@ -113,9 +109,9 @@ def _serve(args: argparse.Namespace) -> int:
         raise LegroomError(f"--port {args.port} is not a port", "choose one between 1 and 65535")
     for name, value in (("--answer-timeout", args.answer_timeout), ("--drain-timeout", args.drain_timeout)):
         if not 0 <= value < math.inf:
-            raise LegroomError(f"{name} {value} is no number of seconds", "0 or more")
+            raise LegroomError(f"{name} {value} is not a number of seconds", "0 or more")
     if args.json:
-        raise LegroomError("--json goes with --check or --print-policy; a guard that serves has no document")
+        raise LegroomError("--json goes with --check or --print-policy; a guard that serves prints no document")
     upstream = upstream_of(args.upstream)
     if args.port and is_itself(upstream, args.host, args.port):
         raise LegroomError(f"{upstream.shown} is where the guard itself would listen", "choose another --port")

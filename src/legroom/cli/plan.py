@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from legroom.cli.deployment import add_source_options, machine, parse, said
+from legroom.cli.deployment import add_source_options, machine, parse, requested
 from legroom.cli.output import print_json, write_file
 from legroom.errors import ANSWER_IS_NO, OK
 
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     """Plan, print, and answer with 0 or 1."""
     from legroom.api import PlanReport, make_plan
 
-    meant = said(args)
+    meant = requested(args)
     where = machine(args, meant)
     if args.want_context or args.want_concurrency or args.want_gpus:
         from legroom.cli.wish import run_wish

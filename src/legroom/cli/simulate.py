@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.cli.deployment import add_source_options, split
 from legroom.cli.output import ProgressBar, note, print_json, write_file
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
-from legroom.simulation.timeline import Step
+from legroom.simulation.timeline import ScheduledStep
 
 if TYPE_CHECKING:
     from legroom.simulation.choose import Choice
@@ -27,7 +27,7 @@ _ROWS_A_GROUP = 10_000
 
 
 @contextmanager
-def step_writer(path: str) -> Iterator[Callable[[Step], None]]:
+def step_writer(path: str) -> Iterator[Callable[[ScheduledStep], None]]:
     """Write steps to `path`, by its ending."""
     try:
         if path.endswith(".parquet"):
@@ -37,7 +37,7 @@ def step_writer(path: str) -> Iterator[Callable[[Step], None]]:
         with Path(path).open("w", encoding="utf-8") as out:
             dumps = json.JSONEncoder(separators=(",", ":")).encode
 
-            def write_line(step: Step) -> None:
+            def write_line(step: ScheduledStep) -> None:
                 out.write(dumps(step.as_json()) + "\n")
 
             yield write_line
@@ -46,7 +46,7 @@ def step_writer(path: str) -> Iterator[Callable[[Step], None]]:
 
 
 @contextmanager
-def _parquet(path: str) -> Iterator[Callable[[Step], None]]:
+def _parquet(path: str) -> Iterator[Callable[[ScheduledStep], None]]:
     try:
         import pyarrow as pa  # type: ignore[import-not-found,unused-ignore]
         from pyarrow import parquet  # type: ignore[import-not-found,unused-ignore]
@@ -65,7 +65,7 @@ def _parquet(path: str) -> Iterator[Callable[[Step], None]]:
                 out.write_table(pa.Table.from_pylist(rows, schema))
                 rows.clear()
 
-        def write(step: Step) -> None:
+        def write(step: ScheduledStep) -> None:
             rows.append({**step.as_json(), "scheduled": list(step.scheduled.items())})
             if len(rows) >= _ROWS_A_GROUP:
                 flush()
@@ -106,10 +106,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     load = parser.add_argument_group("the load")
-    load.add_argument("--synthetic", metavar="MIX", help="a made-up mix in place of TRACE")
-    load.add_argument("--seed", type=int, default=0, help="of the made-up mix (default: 0)")
+    load.add_argument("--synthetic", metavar="MIX", help="a synthetic mix of requests instead of TRACE")
+    load.add_argument("--seed", type=int, default=0, help="seed of the synthetic mix (default: 0)")
     load.add_argument("--format", choices=("jsonl", "mooncake", "azure", "burstgpt", "sharegpt", "vllm-log"),
-                      help="of TRACE (default: found out)")  # fmt: skip
+                      help="format of TRACE (default: detected)")  # fmt: skip
     load.add_argument("--limit", type=int, metavar="N", help="read only the first N lines of TRACE")
     _add_pool_options(parser)
     _add_scheduler_options(parser)
@@ -127,11 +127,11 @@ def _add_pool_options(parser: argparse.ArgumentParser) -> None:
     pool.add_argument("--blocks", type=int, metavar="N", help="KV blocks, the null block included (num_gpu_blocks)")
     pool.add_argument("--model", metavar="MODEL", help="plan the pool of this model")
     pool.add_argument("--gpu", metavar="NAME", help="on this GPU, or a size (24GiB)")
-    pool.add_argument("--gpus", metavar="N", help="how many")
+    pool.add_argument("--gpus", metavar="N", help="how many of them")
     pool.add_argument("--gpu-memory", metavar="SIZE", help="total of one GPU as your machine reports it")
-    pool.add_argument("--gpu-used", metavar="SIZE", help="what other processes hold of it")
+    pool.add_argument("--gpu-used", metavar="SIZE", help="memory of it that other processes hold")
     pool.add_argument("--vllm", metavar="VERSION", help="vLLM release of the plan (default: the newest known)")
-    pool.add_argument("--step-ms", type=float, metavar="MS", help="what a step takes, in place of the estimate")
+    pool.add_argument("--step-ms", type=float, metavar="MS", help="duration of a step, instead of the estimate")
     pool.add_argument(
         "--measured-step-ms", type=float, metavar="MS", help="scale the estimate to this time between tokens"
     )
@@ -163,7 +163,7 @@ def _add_choose_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--slo-first-token", type=float, metavar="S", help="p99 of the first token, in seconds or steps")
     group.add_argument("--slo-latency", type=float, metavar="S", help="p99 of the whole answer")
     group.add_argument("--allow-preemptions", type=int, default=0, metavar="N")
-    group.add_argument("--workers", type=int, metavar="N", help="processes (default: one a core)")
+    group.add_argument("--workers", type=int, metavar="N", help="worker processes (default: one per core)")
     group.add_argument("--engine", choices=("processes", "ray"), default="processes")
 
 

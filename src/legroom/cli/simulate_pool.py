@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.simulation.choose import SEARCHED, Candidate, grid
-from legroom.simulation.settings import KvGroup, SchedulerSettings
+from legroom.simulation.settings import LayerGroup, SchedulerSettings
 from legroom.simulation.steptime import calibrated, fixed, roofline
 from legroom.simulation.trace import Trace
 from legroom.units import cdiv
@@ -80,11 +80,11 @@ def pool_of(args: argparse.Namespace, trace: Trace) -> PoolChoice:
         flags = {name: value for name in _PLANNED if (value := getattr(args, name)) is not None}
         settings = _settings(args, trace, {"num_blocks": args.blocks, **_DEFAULTS, **flags})
         return PoolChoice(args, trace, settings, _fixed_cost(args, trace), base=["MODEL"])
-    from legroom.cli.deployment import said
+    from legroom.cli.deployment import requested
 
     if args.model:
         args.vllm_words = [args.model, *args.vllm_words]
-    meant = said(args)
+    meant = requested(args)
     settings, cost, taken = _planned(args, trace, meant, {})
     base = [meant.args.model, *args.vllm_words[1 if args.model else 0 :]]
     return PoolChoice(args, trace, settings, cost, [*meant.notes, *taken], meant, base)
@@ -126,7 +126,7 @@ def _planned(
         # Deciding a step ahead changes little and only the step-by-step replay knows it.
         resolved["async_scheduling"] = False
         notes.append("simulated without asynchronous scheduling, which is slow to replay; --async-scheduling has it")
-    if args.choose and resolved.get("groups", (KvGroup(),)) != (KvGroup(),):
+    if args.choose and resolved.get("groups", (LayerGroup(),)) != (LayerGroup(),):
         resolved = _as_one_group(trace, resolved)
         notes.append(
             f"searched with one group of layers and {resolved['num_blocks']:,} blocks, which hold as many requests of "
@@ -152,13 +152,13 @@ def _planned(
 def _as_one_group(trace: Trace, flags: dict[str, Any]) -> dict[str, Any]:
     """A pool of full attention that holds as many average requests: groups are replayed step by step, too slow here."""
     mean = max(1, (sum(trace.prompt_lens) + sum(trace.output_lens)) // len(trace))
-    held = 0
+    request_blocks = 0
     for group in flags["groups"]:
         size = group.block_size or flags["block_size"]
         whole, window = cdiv(mean, size), group.sliding_window
-        held += group.fixed_blocks or (whole if window is None else min(whole, cdiv(window, size) + 1))
-    blocks = max(2, flags["num_blocks"] * cdiv(mean, flags["block_size"]) // held)
-    return {**flags, "groups": (KvGroup(),), "num_blocks": blocks}
+        request_blocks += group.fixed_blocks or (whole if window is None else min(whole, cdiv(window, size) + 1))
+    blocks = max(2, flags["num_blocks"] * cdiv(mean, flags["block_size"]) // request_blocks)
+    return {**flags, "groups": (LayerGroup(),), "num_blocks": blocks}
 
 
 def _settings(args: argparse.Namespace, trace: Trace, flags: dict[str, Any]) -> SchedulerSettings:
@@ -175,7 +175,7 @@ def _settings(args: argparse.Namespace, trace: Trace, flags: dict[str, Any]) -> 
         if getattr(args, name) is not None:
             flags[name] = getattr(args, name)
     if args.sliding_windows:
-        flags["groups"] = tuple(KvGroup(window or None) for window in _windows(args.sliding_windows))
+        flags["groups"] = tuple(LayerGroup(window or None) for window in _windows(args.sliding_windows))
     return SchedulerSettings(
         scheduling_policy=args.scheduling_policy,
         long_prefill_token_threshold=args.long_prefill_token_threshold,

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Literal
 
 from legroom.diagnosis.evidence import Evidence
-from legroom.diagnosis.platforms import Engine, Platform
+from legroom.diagnosis.platforms import Engine, HostTraits
 from legroom.diagnosis.torch_oom import TorchOom, parse_oom
 from legroom.planning.startup_log import Startup
 from legroom.records import dataclass
@@ -24,24 +24,20 @@ class Case:
     evidence: tuple[Evidence, ...]
     startup: Startup
     engine: Engine
-    platform: Platform
+    platform: HostTraits
     source: str = ""
     lines: int = 0
 
     def all(self, *ids: str) -> tuple[Evidence, ...]:
-        """Every evidence with one of these ids, in order."""
         return tuple(evidence for evidence in self.evidence if evidence.id in ids)
 
     def first(self, *ids: str) -> Evidence | None:
-        """The first evidence with one of these ids."""
         return next((evidence for evidence in self.evidence if evidence.id in ids), None)
 
     def last(self, *ids: str) -> Evidence | None:
-        """The last evidence with one of these ids."""
         return next((evidence for evidence in reversed(self.evidence) if evidence.id in ids), None)
 
     def has(self, *ids: str) -> bool:
-        """Whether the log says one of these."""
         return self.first(*ids) is not None
 
     @cached_property
@@ -128,7 +124,6 @@ class Case:
 
     @cached_property
     def phase(self) -> Phase | None:
-        """The phase in which the first failure happened."""
         failure = self.first_failure
         site: Phase | None = _SITE_PHASE.get(self.site)
         if failure is not None and failure.phase and failure.id not in ("free_below_desired", "cumem_oom"):

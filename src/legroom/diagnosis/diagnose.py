@@ -11,7 +11,7 @@ from legroom.diagnosis.case import Case
 from legroom.diagnosis.evidence import Evidence, Passage, evidence_of
 from legroom.diagnosis.patterns import PatternSet, compiled
 from legroom.diagnosis.platforms import engine_of, platform_of
-from legroom.diagnosis.report import Diagnosis, examine
+from legroom.diagnosis.report import Diagnosis, diagnose_run
 from legroom.diagnosis.scan import Scanner
 from legroom.diagnosis.starting_plan import Hints
 from legroom.facts.evidence import startup_lines, typed
@@ -22,16 +22,15 @@ _NOT_BEHIND = re.compile(r"\(\?<!(?P<text>[^)]*)\)")
 
 
 def events_of(passage: Passage) -> Iterator[StartupEvent]:
-    """The events of one line."""
     line = passage.line
     text = line.raw
     for index in _every().matching(text):
         form = startup_lines()[index]
         pattern, not_behind = _linear(form.pattern.pattern)
-        found = compiled(pattern).search(text)
-        if found is None or any(text[: found.start()].endswith(before) for before in not_behind):
+        match = compiled(pattern).search(text)
+        if match is None or any(text[: match.start()].endswith(before) for before in not_behind):
             continue
-        fields = typed({name: value for name, value in found.groupdict().items() if value is not None})
+        fields = typed({name: value for name, value in match.groupdict().items() if value is not None})
         yield StartupEvent(line.number, form.id, form.kind, line.process, fields, text[:2000].strip())
 
 
@@ -42,7 +41,7 @@ def _every() -> PatternSet:
 
 def _linear(pattern: str) -> tuple[str, tuple[str, ...]]:
     """RE2 has no look-behind; what must not stand in front is checked after the match."""
-    return _NOT_BEHIND.sub("", pattern), tuple(found["text"] for found in _NOT_BEHIND.finditer(pattern))
+    return _NOT_BEHIND.sub("", pattern), tuple(match["text"] for match in _NOT_BEHIND.finditer(pattern))
 
 
 MOST_RUNS = 20
@@ -58,7 +57,6 @@ class Gathered:
 
 
 def gather(passages: Iterable[Passage]) -> Gathered:
-    """Read every passage once."""
     gathered = Gathered()
     for passage in passages:
         gathered.evidence += evidence_of(passage)
@@ -86,10 +84,10 @@ def runs_of(gathered: Gathered, source: str, lines: int) -> tuple[Case, ...]:
 
 def _with_utilization(startup: Startup, events: Sequence[StartupEvent]) -> Startup:
     """The share of the card as the accounting lines print it, where the flags are not shown."""
-    said = next((event.fields["utilization_ratio"] for event in events if "utilization_ratio" in event.fields), None)
-    if startup.args.gpu_memory_utilization is not None or not isinstance(said, float):
+    ratio = next((event.fields["utilization_ratio"] for event in events if "utilization_ratio" in event.fields), None)
+    if startup.args.gpu_memory_utilization is not None or not isinstance(ratio, float):
         return startup
-    return replace(startup, args=replace(startup.args, gpu_memory_utilization=said))
+    return replace(startup, args=replace(startup.args, gpu_memory_utilization=ratio))
 
 
 def _case(evidence: Sequence[Evidence], startup: Startup, source: str, lines: int) -> Case:
@@ -97,7 +95,7 @@ def _case(evidence: Sequence[Evidence], startup: Startup, source: str, lines: in
 
 
 @dataclass(frozen=True)
-class Reading:
+class LogReading:
     """Everything one log gave."""
 
     source: str
@@ -107,19 +105,18 @@ class Reading:
     """The last run that says something first, then the others backwards in time."""
 
 
-def read_log(pieces: Iterable[bytes], source: str = "the log", hints: Hints | None = None) -> Reading:
-    """Diagnose every run in one log."""
+def read_log(pieces: Iterable[bytes], source: str = "the log", hints: Hints | None = None) -> LogReading:
     scanner = Scanner()
     gathered = gather(scanner.passages(pieces))
     cases = runs_of(gathered, source, scanner.lines)
-    runs = tuple(examine(case, hints) for case in reversed(cases))
-    return Reading(source, scanner.lines, scanner.bytes, _telling_first(runs))
+    runs = tuple(diagnose_run(case, hints) for case in reversed(cases))
+    return LogReading(source, scanner.lines, scanner.bytes, _informative_first(runs))
 
 
-def in_order(readings: Sequence[Reading]) -> tuple[Reading, ...]:
+def in_order(readings: Sequence[LogReading]) -> tuple[LogReading, ...]:
     """Of several logs the one that failed first in time first, then those without a failure, as they were given."""
 
-    def key(reading: Reading) -> tuple[bool, str]:
+    def key(reading: LogReading) -> tuple[bool, str]:
         findings = reading.runs[0].findings if reading.runs else ()
         failure = reading.runs[0].case.first_failure if findings else None
         return not findings, failure.time if failure else ""
@@ -127,7 +124,7 @@ def in_order(readings: Sequence[Reading]) -> tuple[Reading, ...]:
     return tuple(sorted(readings, key=key))
 
 
-def _telling_first(runs: tuple[Diagnosis, ...]) -> tuple[Diagnosis, ...]:
+def _informative_first(runs: tuple[Diagnosis, ...]) -> tuple[Diagnosis, ...]:
     """The last run first, unless the log ends before it says anything: then the one before it that does."""
     for number, run in enumerate(runs):
         if run.verdict != "not understood":

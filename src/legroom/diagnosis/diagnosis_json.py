@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from legroom.diagnosis.case import Case
-from legroom.diagnosis.diagnose import Reading, in_order
+from legroom.diagnosis.diagnose import LogReading, in_order
 from legroom.diagnosis.finding import Finding, Fix
 from legroom.diagnosis.masking import masked, masked_all
 from legroom.diagnosis.report import Diagnosis
@@ -15,7 +15,7 @@ from legroom.planning.plan_document import layout_json
 _LONGEST_TEXT = 1000
 
 
-def readings_json(readings: Sequence[Reading]) -> dict[str, Any]:
+def readings_json(readings: Sequence[LogReading]) -> dict[str, Any]:
     """The whole document: the run that matters most, and the other runs and files beside it."""
     diagnoses = [(reading, run) for reading in in_order(readings) for run in reading.runs]
     if not diagnoses:
@@ -34,7 +34,6 @@ def readings_json(readings: Sequence[Reading]) -> dict[str, Any]:
 
 
 def diagnosis_json(diagnosis: Diagnosis) -> dict[str, Any]:
-    """One run."""
     return {
         "verdict": diagnosis.verdict,
         "phase": diagnosis.phase,
@@ -45,7 +44,6 @@ def diagnosis_json(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def finding_json(finding: Finding) -> dict[str, Any]:
-    """One cause with its proof."""
     return {
         "cause": finding.cause,
         "entry": finding.entry,
@@ -65,7 +63,6 @@ def finding_json(finding: Finding) -> dict[str, Any]:
 
 
 def fix_json(fix: Fix) -> dict[str, Any]:
-    """One way out."""
     return {
         "kind": fix.kind,
         "flags": {name: _plain(value) for name, value in fix.flags.items()},
@@ -110,9 +107,9 @@ def memory_json(case: Case) -> dict[str, Any]:
         "gpu_total",
         "free_at_start",
     )
-    found: dict[str, Any] = {f"{name}_bytes": getattr(startup, f"{name}_bytes") for name in names}
-    found |= {"blocks": startup.blocks, "tokens": startup.tokens, "max_concurrency": startup.max_concurrency}
-    return {name: value for name, value in found.items() if value is not None}
+    reported: dict[str, Any] = {f"{name}_bytes": getattr(startup, f"{name}_bytes") for name in names}
+    reported |= {"blocks": startup.blocks, "tokens": startup.tokens, "max_concurrency": startup.max_concurrency}
+    return {name: value for name, value in reported.items() if value is not None}
 
 
 def _no_deployment() -> dict[str, Any]:

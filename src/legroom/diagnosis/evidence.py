@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 
-from legroom.diagnosis.lines import Line, spoken, without_prefixes
+from legroom.diagnosis.lines import LogLine, server_text, without_prefixes
 from legroom.diagnosis.patterns import PatternSet, compiled, escaped
-from legroom.facts.evidence import LogMessage, Role, Value, messages, size_bytes, typed
+from legroom.facts.evidence import MessagePattern, Role, Value, message_patterns, size_bytes, typed
 from legroom.records import dataclass, field
 
 WINDOW_LINES = 6
@@ -44,7 +44,7 @@ class Evidence:
 class Passage:
     """A line that holds a mark, and the few lines after it."""
 
-    line: Line
+    line: LogLine
     following: tuple[str, ...] = ()
     """As they stand in the log."""
 
@@ -55,25 +55,25 @@ def evidence_of(passage: Passage) -> list[Evidence]:
     first = line.text[:_WINDOW_CHARS]
     # An INFO line stands alone; errors are wrapped by terminals, and carry lines of their own.
     wrapped = () if _COMPLETE.search(line.raw[:200]) else passage.following
-    following = (without_prefixes(spoken(raw[:4000])).strip()[:1000] for raw in wrapped)
+    following = (without_prefixes(server_text(raw[:4000])).strip()[:1000] for raw in wrapped)
     window = " ".join((first, *following))[: 2 * _WINDOW_CHARS]
-    found: list[Evidence] = []
+    items: list[Evidence] = []
     for index in _all_patterns().matching(window):
-        message = messages()[index]
+        message = message_patterns()[index]
         match = compiled(_pattern(message)).search(window)
         if match is None or match.start() >= max(len(first), 1):
             continue
         if message.role == "frame" and (_NO_TRACEBACK.search(line.raw[:200]) or first.startswith("Dumping ")):
             continue
         facts = typed({name: text for name, text in match.groupdict().items() if text is not None})
-        found.append(
+        items.append(
             Evidence(
                 message.id, message.role, line.number, line.raw[:_KEPT_CHARS].strip(), facts, message.phase,
                 line.process, line.rank, line.pid, line.time, line.at,
                 window[match.start() : match.start() + _KEPT_CHARS],
             )
         )  # fmt: skip
-    return _without_weaker(found)
+    return _without_weaker(items)
 
 
 _COVERED = {
@@ -87,32 +87,32 @@ _COVERED = {
 }
 
 
-def _without_weaker(found: list[Evidence]) -> list[Evidence]:
+def _without_weaker(items: list[Evidence]) -> list[Evidence]:
     """A line's general reading is dropped where a special one says the same and more."""
-    ids = {evidence.id for evidence in found}
+    ids = {evidence.id for evidence in items}
     covered = {weak for strong, weaker in _COVERED.items() if strong in ids for weak in weaker}
-    if any(evidence.role in ("failure", "host") for evidence in found):
+    if any(evidence.role in ("failure", "host") for evidence in items):
         covered.add("exception")
     banner = "server_banner" in ids  # settings name functions and features that are not running yet
-    return [evidence for evidence in found if evidence.id not in covered and not (banner and evidence.role == "frame")]
+    return [evidence for evidence in items if evidence.id not in covered and not (banner and evidence.role == "frame")]
 
 
 def sizes_bytes(texts: Iterable[str]) -> tuple[int, ...]:
     """Each of these in bytes; one that is no size is left out."""
-    found = []
+    sizes = []
     for text in texts:
         try:
-            found.append(size_bytes(text))
+            sizes.append(size_bytes(text))
         except (ValueError, OverflowError):
             continue
-    return tuple(found)
+    return tuple(sizes)
 
 
 @cache
 def _all_patterns() -> PatternSet:
-    return PatternSet(_pattern(message) for message in messages())
+    return PatternSet(_pattern(message) for message in message_patterns())
 
 
 @cache
-def _pattern(message: LogMessage) -> str:
+def _pattern(message: MessagePattern) -> str:
     return message.pattern or "|".join(escaped(mark) for mark in message.marks)

@@ -23,7 +23,7 @@ FixKind = Literal[
 
 @dataclass(frozen=True)
 class Fix:
-    """One change that mends it: flags, environment or steps on the host."""
+    """One change that fixes it: flags, environment or steps on the host."""
 
     kind: FixKind
     why: str
@@ -54,6 +54,15 @@ class DeadEnd:
 
 
 @dataclass(frozen=True)
+class Assessment:
+    """What one cause says of a case: how sure it is, the lines that prove it, and why."""
+
+    confidence: float
+    evidence: tuple[Evidence, ...]
+    why: str
+
+
+@dataclass(frozen=True)
 class Finding:
     """One cause, how sure, and the lines that prove it."""
 
@@ -68,8 +77,8 @@ class Finding:
 
 def proof(*items: Evidence | Sequence[Evidence] | None) -> tuple[Evidence, ...]:
     """The lines given, without gaps and repetitions, in the order of the log."""
-    found: dict[tuple[int, str], Evidence] = {}
+    lines: dict[tuple[int, str], Evidence] = {}
     for item in items:
         for evidence in (item,) if item is not None and not isinstance(item, Sequence) else item or ():
-            found.setdefault((evidence.line, evidence.id), evidence)
-    return tuple(sorted(found.values(), key=lambda evidence: evidence.line))[:6]
+            lines.setdefault((evidence.line, evidence.id), evidence)
+    return tuple(sorted(lines.values(), key=lambda evidence: evidence.line))[:6]

@@ -1,4 +1,4 @@
-"""Flags that a release refused, mended: renamed, corrected, brought into their limits, or taken out."""
+"""Flags that a release refused, repaired: renamed, corrected, brought into their limits, or taken out."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from legroom.diagnosis.evidence import Evidence
 from legroom.diagnosis.finding import Fix
+from legroom.diagnosis.fix_planner import FixPlanner
 from legroom.diagnosis.starting_plan import NOT_PLANNABLE
-from legroom.diagnosis.workbench import Workbench
 from legroom.errors import LegroomError
 from legroom.facts.flags import dest_name, flag_kind_ever, flags_of
 from legroom.facts.gpus import gpu as known_gpu
@@ -23,68 +23,68 @@ from legroom.vllm.problems import FlagProblem
 _SPACE = "VLLM_CPU_KVCACHE_SPACE"
 
 
-def larger_pool(bench: Workbench, confidence: float = 0.7) -> Fix | None:
+def larger_pool(planner: FixPlanner, confidence: float = 0.7) -> Fix | None:
     """The same kind of limit with room for one request of the full length; None where the pool was not given."""
-    args = bench.given_args
+    args = planner.given_args
     if args.num_gpu_blocks_override is not None:
-        return _more_blocks(bench, args, confidence)
+        return _more_blocks(planner, args, confidence)
     if args.kv_cache_memory_bytes is not None:
-        return _more_bytes(bench, args, confidence)
+        return _more_bytes(planner, args, confidence)
     if _SPACE in args.env and not args.env[_SPACE].strip("0."):
-        return _some_space(bench, args, confidence)
+        return _some_space(planner, args, confidence)
     return None
 
 
-def _more_bytes(bench: Workbench, args: ServeArgs, confidence: float) -> Fix | None:
-    plan = _pool(bench, args, args.kv_cache_memory_bytes or 0)
+def _more_bytes(planner: FixPlanner, args: ServeArgs, confidence: float) -> Fix | None:
+    plan = _pool(planner, args, args.kv_cache_memory_bytes or 0)
     if plan is None:
         return None
     wanted = cdiv(plan.needed_bytes + 2 * plan.bytes_per_block, MIB) * MIB
-    while (larger := _pool(bench, args, wanted)) is not None and larger.failure is not None and wanted < 1 << 44:
+    while (larger := _pool(planner, args, wanted)) is not None and larger.failure is not None and wanted < 1 << 44:
         wanted = cdiv(wanted * 5 // 4, MIB) * MIB
     if larger is None or larger.failure is not None:
         return None
     flags = {"kv_cache_memory_bytes": wanted}
     why = f"One request of {larger.max_model_len:,} tokens needs {human_bytes(plan.needed_bytes)} of KV cache."
-    return _fix(bench, flags, why, confidence)
+    return _fix(planner, flags, why, confidence)
 
 
-def _more_blocks(bench: Workbench, args: ServeArgs, confidence: float) -> Fix | None:
-    plan = _pool(bench, replace(args, num_gpu_blocks_override=None), 1 << 44)
+def _more_blocks(planner: FixPlanner, args: ServeArgs, confidence: float) -> Fix | None:
+    plan = _pool(planner, replace(args, num_gpu_blocks_override=None), 1 << 44)
     if plan is None or plan.failure is not None or not plan.bytes_per_block:
         return None
     blocks = cdiv(plan.needed_bytes, plan.bytes_per_block) + 1  # 0.28 and later keep one back
     why = f"One request of {plan.max_model_len:,} tokens needs {blocks:,} blocks."
-    return _fix(bench, {"num_gpu_blocks_override": blocks}, why, confidence)
+    return _fix(planner, {"num_gpu_blocks_override": blocks}, why, confidence)
 
 
-def _some_space(bench: Workbench, args: ServeArgs, confidence: float) -> Fix | None:
-    plan = _pool(bench, args, 0)
+def _some_space(planner: FixPlanner, args: ServeArgs, confidence: float) -> Fix | None:
+    plan = _pool(planner, args, 0)
     if plan is None:
         return None
     space = max(cdiv(plan.needed_bytes + 2 * plan.bytes_per_block, GIB), 1)
     why = f"{_SPACE} is in GiB; one request needs {human_bytes(plan.needed_bytes)}."
     env = {_SPACE: str(space)}
-    return Fix("kv_cache_memory_bytes", why, env=env, confidence=confidence, command=bench.command({}, env))
+    return Fix("kv_cache_memory_bytes", why, env=env, confidence=confidence, command=planner.command({}, env))
 
 
-def _fix(bench: Workbench, flags: Mapping[str, Any], why: str, confidence: float) -> Fix | None:
+def _fix(planner: FixPlanner, flags: Mapping[str, Any], why: str, confidence: float) -> Fix | None:
     trades = "that much more memory" if "kv_cache_memory_bytes" in flags else "more of the pool is used"
-    return bench.change("kv_cache_memory_bytes", flags, why, trades=trades, confidence=confidence)
+    return planner.change("kv_cache_memory_bytes", flags, why, trades=trades, confidence=confidence)
 
 
-def _pool(bench: Workbench, args: ServeArgs, pool_bytes: int) -> KvPlan | None:
+def _pool(planner: FixPlanner, args: ServeArgs, pool_bytes: int) -> KvPlan | None:
     """The blocks of a pool of this size; exact without a GPU too, because the arithmetic needs none."""
     from legroom.planning.startup_args import model_of_log  # noqa: PLC0415 - costs a tenth of a second
     from legroom.vllm.resolve import resolve  # noqa: PLC0415
 
     if not args.model:
         return None
-    card = bench.known.gpu or known_gpu("24GiB")
-    args = replace(args if bench.known.gpu else on_cpu(args), kv_cache_memory_bytes=None)
+    card = planner.known.gpu or known_gpu("24GiB")
+    args = replace(args if planner.known.gpu else on_cpu(args), kv_cache_memory_bytes=None)
     try:
         model = model_of_log(args.model)
-        settings = resolve(args, model, card, bench.known.release)
+        settings = resolve(args, model, card, planner.known.release)
         return kv_plan(model, settings, card, [pool_bytes] * settings.pipeline_parallel_size)
     except NOT_PLANNABLE:
         return None
@@ -103,22 +103,22 @@ TAKEN_OUT: Mapping[str, tuple[str, str]] = {
 """Refusals that name their flag: what to take out, and what happens then."""
 
 
-def repairs(bench: Workbench) -> Iterator[Fix | None]:
+def repairs(planner: FixPlanner) -> Iterator[Fix | None]:
     """Every change of flags that the refusal itself calls for, the surest first."""
-    case = bench.case
+    case = planner.case
     unknown = case.first("unrecognized_arguments")
     if unknown is not None:
-        yield _without_unknown(bench, str(unknown.facts.get("words", "")).split())
-    for id_, mend in _BY_MESSAGE.items():
+        yield _without_unknown(planner, str(unknown.facts.get("words", "")).split())
+    for id_, repair in _BY_MESSAGE.items():
         evidence = case.first(id_)
         if evidence is not None:
-            yield mend(bench, evidence)
+            yield repair(planner, evidence)
     for id_, (name, why) in TAKEN_OUT.items():
         if case.has(id_):
-            yield _changed(bench, {name: None}, why)
+            yield _changed(planner, {name: None}, why)
 
 
-def _without_unknown(bench: Workbench, words: list[str]) -> Fix | None:
+def _without_unknown(planner: FixPlanner, words: list[str]) -> Fix | None:
     """Renamed flags get their new name, misspelt ones the right one, the others go."""
     flags: dict[str, Any] = {}
     reasons, steps = [], []
@@ -128,64 +128,64 @@ def _without_unknown(bench: Workbench, words: list[str]) -> Fix | None:
         name, joined, value = word.partition("=")
         if not joined and position + 1 < len(words) and not words[position + 1].startswith("-"):
             value = words[position + 1]
-        problem = _problem(bench, name)
+        problem = _problem(planner, name)
         if problem is None:
             continue
         flags[dest_name(name)] = None
-        instead = _same_meaning(bench, problem, value)
+        instead = _same_meaning(planner, problem, value)
         if instead is not None:
-            flags[instead] = _read(bench, instead, value)
+            flags[instead] = _read(planner, instead, value)
         reasons.append(f"{problem.message}.")
         steps.append(f"write {problem.instead} in place of {name}" if problem.instead else f"take {name} out")
-    return _changed(bench, flags, " ".join(reasons), tuple(steps)) if flags else None
+    return _changed(planner, flags, " ".join(reasons), tuple(steps)) if flags else None
 
 
-def _problem(bench: Workbench, name: str) -> FlagProblem | None:
+def _problem(planner: FixPlanner, name: str) -> FlagProblem | None:
     try:
-        problems = parse_flags([name], bench.known.release).problems
+        problems = parse_flags([name], planner.known.release).problems
     except LegroomError:
         return None
     return problems[0] if problems else None
 
 
-def _same_meaning(bench: Workbench, problem: FlagProblem, value: str) -> str | None:
+def _same_meaning(planner: FixPlanner, problem: FlagProblem, value: str) -> str | None:
     """The Python name of the flag that means the same; None where a replacement means something else."""
     if problem.kind not in ("renamed", "unknown") or not problem.instead.startswith("--") or " " in problem.instead:
         return None
-    found = flags_of(bench.known.release).get(problem.instead)
-    if found is None or (found.kind in _SWITCHES) != (not value):
+    flag = flags_of(planner.known.release).get(problem.instead)
+    if flag is None or (flag.kind in _SWITCHES) != (not value):
         return None
-    return found.dest
+    return flag.dest
 
 
-def _read(bench: Workbench, dest: str, text: str) -> Any:
+def _read(planner: FixPlanner, dest: str, text: str) -> Any:
     """A value as the release reads it."""
     if not text:
         return True
-    flag = next(flag for flag in flags_of(bench.known.release).values() if flag.dest == dest)
-    value = getattr(parse_flags([flag.name, text], bench.known.release).args, dest, None)
+    flag = next(flag for flag in flags_of(planner.known.release).values() if flag.dest == dest)
+    value = getattr(parse_flags([flag.name, text], planner.known.release).args, dest, None)
     return text if value is None else value
 
 
-def _refused(bench: Workbench, evidence: Evidence) -> Fix | None:
+def _refused(planner: FixPlanner, evidence: Evidence) -> Fix | None:
     """argparse names the flag: a value it cannot read, a choice it does not have, or none at all."""
     name = str(evidence.facts.get("flag", "")).split("/")[-1]
-    flag = flags_of(bench.known.release).get(name)
+    flag = flags_of(planner.known.release).get(name)
     if flag is None and flag_kind_ever(name) is None:
         return None
-    said = next((evidence.facts[key] for key in ("choice", "value", "unread") if key in evidence.facts), None)
+    refused = next((evidence.facts[key] for key in ("choice", "value", "unread") if key in evidence.facts), None)
     if flag is not None and "unread" in evidence.facts:
-        value = getattr(parse_flags([name, str(said)], bench.known.release).args, flag.dest, None)
+        value = getattr(parse_flags([name, str(refused)], planner.known.release).args, flag.dest, None)
         if value is not None:
-            return _changed(bench, {flag.dest: value}, f"{name} takes JSON in vLLM {bench.known.release}.")
-    what = f"{name} does not take {said}" if said else f"{name} has no value"
+            return _changed(planner, {flag.dest: value}, f"{name} takes JSON in vLLM {planner.known.release}.")
+    what = f"{name} does not take {refused}" if refused else f"{name} has no value"
     dest = flag.dest if flag else dest_name(name)
-    return _changed(bench, {dest: None}, f"{what}: without it vLLM's default applies.")
+    return _changed(planner, {dest: None}, f"{what}: without it vLLM's default applies.")
 
 
-def _out_of_range(bench: Workbench, evidence: Evidence) -> Fix | None:
+def _out_of_range(planner: FixPlanner, evidence: Evidence) -> Fix | None:
     """A number beyond its limit. A share of the card above 1 was most likely meant in per cent."""
-    given = given_flags(bench)
+    given = given_flags(planner)
     flags: dict[str, Any] = {}
     for name in (evidence.facts.get("name"), evidence.facts.get("second")):
         value = given.get(str(name))
@@ -194,7 +194,7 @@ def _out_of_range(bench: Workbench, evidence: Evidence) -> Fix | None:
             flags[str(name)] = round(value / 100, 2) if percent else None
     limit = f"{evidence.facts.get('bound')} than {evidence.facts.get('limit')}"
     why = f"{' and '.join(flags)} may not be {_opposite(limit)}: {_how(flags)}."
-    return _changed(bench, flags, why) if flags else None
+    return _changed(planner, flags, why) if flags else None
 
 
 def _opposite(limit: str) -> str:
@@ -205,14 +205,14 @@ def _how(flags: Mapping[str, Any]) -> str:
     return "without it vLLM's default applies" if None in flags.values() else "it was meant in per cent"
 
 
-def _too_long(bench: Workbench, evidence: Evidence) -> Fix | None:
+def _too_long(planner: FixPlanner, evidence: Evidence) -> Fix | None:
     limit = evidence.facts.get("limit_count")
     if not isinstance(limit, int) or limit < 1:
         return None
-    return _changed(bench, {"max_model_len": limit}, f"The model was made for {limit:,} tokens.")
+    return _changed(planner, {"max_model_len": limit}, f"The model was made for {limit:,} tokens.")
 
 
-def _small_step(bench: Workbench, evidence: Evidence) -> Fix | None:
+def _small_step(planner: FixPlanner, evidence: Evidence) -> Fix | None:
     """A step that cannot hold one whole prompt, or not one token of every sequence."""
     length, seqs, tokens = (evidence.facts.get(name) for name in ("len_count", "seqs_count", "batched_count"))
     if isinstance(length, int):
@@ -223,19 +223,21 @@ def _small_step(bench: Workbench, evidence: Evidence) -> Fix | None:
         ways = [{"max_num_batched_tokens": seqs}, {"max_num_seqs": tokens}]
     else:
         return None
-    return bench.best("max_num_batched_tokens", ways, why, confidence=_SURE) or _changed(bench, ways[0], why)
+    return planner.first_fitting("max_num_batched_tokens", ways, why, confidence=_SURE) or _changed(
+        planner, ways[0], why
+    )
 
 
-def _ranks(bench: Workbench, evidence: Evidence) -> Fix | None:
+def _ranks(planner: FixPlanner, evidence: Evidence) -> Fix | None:
     heads, ranks = evidence.facts.get("heads_count"), evidence.facts.get("ranks_count")
     if not isinstance(heads, int) or not isinstance(ranks, int):
         return None
     size = max(number for number in range(1, ranks + 1) if heads % number == 0)
     why = f"{heads} attention heads can be split over {size} ranks, not over {ranks}."
-    return _changed(bench, {"tensor_parallel_size": size}, why)
+    return _changed(planner, {"tensor_parallel_size": size}, why)
 
 
-_BY_MESSAGE: Mapping[str, Callable[[Workbench, Evidence], Fix | None]] = {
+_BY_MESSAGE: Mapping[str, Callable[[FixPlanner, Evidence], Fix | None]] = {
     "argument_refused": _refused,
     "setting_out_of_range": _out_of_range,
     "len_over_derived": _too_long,
@@ -244,9 +246,9 @@ _BY_MESSAGE: Mapping[str, Callable[[Workbench, Evidence], Fix | None]] = {
 }
 
 
-def given_flags(bench: Workbench) -> dict[str, Any]:
+def given_flags(planner: FixPlanner) -> dict[str, Any]:
     """What the user gave, however odd: from the line where there is one, else from the log."""
-    args = bench.given_args
+    args = planner.given_args
     return {
         field.name: value
         for field in fields(ServeArgs)
@@ -254,6 +256,6 @@ def given_flags(bench: Workbench) -> dict[str, Any]:
     }
 
 
-def _changed(bench: Workbench, flags: Mapping[str, Any], why: str, steps: tuple[str, ...] = ()) -> Fix:
-    line = bench.command({name: value for name, value in flags.items() if name in ServeArgs.__dataclass_fields__})
+def _changed(planner: FixPlanner, flags: Mapping[str, Any], why: str, steps: tuple[str, ...] = ()) -> Fix:
+    line = planner.command({name: value for name, value in flags.items() if name in ServeArgs.__dataclass_fields__})
     return Fix("flag", why, dict(flags), steps=steps, confidence=_SURE, command=line)

@@ -36,7 +36,7 @@ _PROMPT = re.compile(r"(?:Received request|Added request)[^\n]{0,120}?:? ?prompt
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LogLine:
     """One line, out of its wrappings."""
 
     number: int
@@ -53,47 +53,46 @@ class Line:
     """The file that logged it, such as `core.py`, `[` in front where the release writes brackets."""
 
 
-def read_line(number: int, raw: str) -> Line:
-    """Take the wrappings off."""
-    said = spoken(raw)
-    head = said[:400]
-    found = _PROCESS.search(head) if "pid=" in head else None
+def read_line(number: int, raw: str) -> LogLine:
+    text = server_text(raw)
+    head = text[:400]
+    process = _PROCESS.search(head) if "pid=" in head else None
     rank = _RANK.search(head) if "rank" in head or "Worker" in head else None
     at = _LOGGED_AT.search(head)
-    return Line(
+    return LogLine(
         number,
-        said,
-        without_prefixes(said),
-        found["label"] if found else "",
-        _first_int(rank.groups()) if rank else (int(found["rank"]) if found and found["rank"] else None),
-        int(found["pid"][:12]) if found else None,
+        text,
+        without_prefixes(text),
+        process["label"] if process else "",
+        _first_int(rank.groups()) if rank else (int(process["rank"]) if process and process["rank"] else None),
+        int(process["pid"][:12]) if process else None,
         _time(head),
         f"{at[1]}{at[2].rpartition('/')[2]}" if at else "",
     )
 
 
-def spoken(raw: str) -> str:
+def server_text(raw: str) -> str:
     """What the server said in a line: no colours, no JSON envelope, nothing of what users asked it, and nothing of what
     `legroom run` says beside it: a plan quotes the very error that it expects."""
-    said = _unwrapped(raw[:LONGEST_LINE])
-    if "legroom: " in said[:400] and without_prefixes(said[:400]).startswith("legroom: "):
+    text = _unwrapped(raw[:LONGEST_LINE])
+    if "legroom: " in text[:400] and without_prefixes(text[:400]).startswith("legroom: "):
         return ""
-    if " request " in said[:400]:
-        prompt = _PROMPT.search(said[:2000])
+    if " request " in text[:400]:
+        prompt = _PROMPT.search(text[:2000])
         if prompt:
-            return said[: prompt.end()]
-    return said
+            return text[: prompt.end()]
+    return text
 
 
-def without_prefixes(said: str) -> str:
+def without_prefixes(raw: str) -> str:
     """The text behind what platforms, executors and the logger put in front of it."""
-    text = said
+    text = raw
     for _ in range(6):
         head = text.lstrip(" ")
         for prefix in _PREFIXES:
-            found = prefix.match(head)
-            if found:
-                text = head[found.end() :]
+            match = prefix.match(head)
+            if match:
+                text = head[match.end() :]
                 break
         else:
             return text
@@ -127,9 +126,9 @@ def _from_json(text: str) -> str | None:
 
 
 def _time(head: str) -> str:
-    found = _VLLM_TIME.search(head)
-    if found:
-        return found[1]
+    match = _VLLM_TIME.search(head)
+    if match:
+        return match[1]
     iso = _ISO_TIME.search(head)
     return f"{iso[1]} {iso[2]}" if iso else ""
 

@@ -50,32 +50,25 @@ MOST_MATCHES = 20_000
 
 
 class Finder(Protocol):
-    """Finds texts in a buffer."""
-
     def find(self, buffer: bytes, start: int, end: int) -> Iterator[tuple[int, bytes]]:
         """Where texts begin, and which, in order; the caller may stop at any time and start again further on."""
 
 
 class Re2Finder:
-    """One RE2 automaton over all texts."""
-
     def __init__(self, marks: tuple[bytes, ...]) -> None:
         self._automaton = any_of(marks)
 
     def find(self, buffer: bytes, start: int, end: int) -> Iterator[tuple[int, bytes]]:
-        """One match at a time."""
         position = start
         while position < end:
-            found = self._automaton.search(buffer, position, end)
-            if not found:
+            match = self._automaton.search(buffer, position, end)
+            if not match:
                 return
-            yield found.start(), found.group()
-            position = found.end()
+            yield match.start(), match.group()
+            position = match.end()
 
 
 class HyperscanFinder:
-    """One Hyperscan database over all texts."""
-
     def __init__(self, marks: tuple[bytes, ...], hyperscan: Any) -> None:
         self._marks = marks
         self._database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)

@@ -66,7 +66,7 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True)
-class Platform:
+class HostTraits:
     """The machine, as far as memory cares."""
 
     unified: bool = False
@@ -88,8 +88,7 @@ def engine_of(evidence: Iterable[Evidence], startup: Startup) -> Engine:
     return Engine(generation, startup.vllm, not files[0].startswith("[") if files else None)
 
 
-def platform_of(evidence: Iterable[Evidence], startup: Startup) -> Platform:
-    """What the log shows of the machine."""
+def platform_of(evidence: Iterable[Evidence], startup: Startup) -> HostTraits:
     items = tuple(evidence)
     ids = {item.id for item in items}
     failed = [oom for item in items if item.id == "torch_oom" and (oom := parse_oom(item))]
@@ -98,8 +97,4 @@ def platform_of(evidence: Iterable[Evidence], startup: Startup) -> Platform:
     unified = bool(ids & {"unified", "nv_sysmem", "tegra_assert"}) or any(
         isinstance(total, int) and 115 * GIB < total < 129 * GIB for total in (*totals, startup.gpu_total_bytes)
     )
-    return Platform(
-        unified or bool(startup.gpu_name and "GB10" in startup.gpu_name),
-        "wsl" in ids,
-        "trainer" in ids,
-    )
+    return HostTraits(unified or bool(startup.gpu_name and "GB10" in startup.gpu_name), "wsl" in ids, "trainer" in ids)

@@ -21,6 +21,16 @@ _CONTROL = bytes(code for code in range(32) if chr(code) not in "\t\n\v\f\r\x1b\
 _UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 
 
+def names_a_file(text: str) -> bool:
+    """Whether a text is the name of something on this machine, rather than a log."""
+    if not text.strip() or "\n" in text:
+        return False
+    try:
+        return Path(text).expanduser().exists()
+    except (OSError, RuntimeError, ValueError):  # too long for a name, a home that is not known, a zero byte
+        return False
+
+
 def pieces_of_file(path: str) -> Iterator[bytes]:
     """The bytes of a log file, unpacked where it is gzip or zstd."""
     where = Path(path).expanduser()
@@ -61,8 +71,8 @@ def pieces_of_command(words: list[str], what: str, timeout_s: float = 600.0) -> 
             head = head or piece[:400]
             yield piece
     if process.wait(timeout=timeout_s) != 0:
-        said = head.decode("utf-8", "replace").strip().splitlines()
-        raise LegroomError(f"{words[0]} could not give the log of {what}: {said[0] if said else 'no reason given'}")
+        printed = head.decode("utf-8", "replace").strip().splitlines() or ["no reason given"]
+        raise LegroomError(f"{words[0]} could not give the log of {what}: {printed[0]}")
 
 
 def _pieces(stream: IO[bytes], name: str) -> Iterator[bytes]:
@@ -100,20 +110,20 @@ def _read_all(stream: Any) -> Iterator[bytes]:
 
 def _read_packed(stream: Any, name: str, damaged: type[Exception] = EOFError) -> Iterator[bytes]:
     """Unpack bit by bit: of a packed log that was cut at its end, all that can be read is."""
-    held: list[bytes] = []
+    pending: list[bytes] = []
     size = 0
     while True:
         try:
             piece = stream.read1(1 << 16)
         except (EOFError, zlib.error, OSError, damaged) as error:
-            if not held:
+            if not pending:
                 raise LegroomError(f"cannot read {name}: {error}", "the file is damaged or cut short") from None
             piece = b""
-        held.append(piece)
+        pending.append(piece)
         size += len(piece)
         if size >= PIECE_BYTES or (not piece and size):
-            yield b"".join(held)
-            held, size = [b""], 0
+            yield b"".join(pending)
+            pending, size = [b""], 0
         if not piece:
             return
 

@@ -1,65 +1,27 @@
-"""A diagnosis: the verdict over one run, and over everything that was read."""
+"""A diagnosis: the causes of one run weighed, with what fixes the likely ones, and the verdict."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
-from legroom.diagnosis.case import Case
-from legroom.diagnosis.causes import examine_all, with_remedies
-from legroom.diagnosis.finding import Finding, proof
+from legroom.diagnosis.case import FAILING, Case
+from legroom.diagnosis.cause import Cause
+from legroom.diagnosis.causes import cause_of, causes
+from legroom.diagnosis.finding import Assessment, Finding, proof
+from legroom.diagnosis.fix_planner import FixPlanner
 from legroom.diagnosis.starting_plan import Hints
-from legroom.diagnosis.workbench import Workbench
+from legroom.errors import LegroomError
 from legroom.records import dataclass
-
-_CONFIDENCE = 0.3
-_BY_SITE = {
-    "build": ("weights_too_big", "LR101"),
-    "load": ("weights_too_big", "LR101"),
-    "quant": ("quantization_kernel_workspace", "LR102"),
-    "profile": ("profiling_activation_peak", "LR301"),
-    "sampler": ("profiling_activation_peak", "LR301"),
-    "warmup": ("profiling_activation_peak", "LR301"),
-    "kv": ("no_cache_blocks", "LR201"),
-    "graph": ("cudagraph_capture_oom", "LR302"),
-    "serving": ("runtime_activation_burst", "LR401"),
-    "spec": ("lora_or_spec_decode_extra", "LR303"),
-    "lora": ("lora_or_spec_decode_extra", "LR303"),
-    "wake": ("sleep_mode_or_rlhf_colocation", "LR407"),
-}
-
-
-def guess(case: Case) -> Finding | None:
-    """What usually fails at the place that a traceback without its error goes through."""
-    frames = [item for item in case.evidence if item.role == "frame" and _of_traceback(item.text)]
-    known = _BY_SITE.get(case.site)
-    if not frames or known is None:
-        return None
-    why = (
-        "The log breaks off before the error itself. If memory "
-        "ran out at this place it was this; the line that ends in "
-        "`Error:` would tell."
-    )
-    return Finding(*known, _CONFIDENCE, proof(frames[-3:]), why)
-
-
-def _of_traceback(text: str) -> bool:
-    return 'File "' in text or "ERROR" in text or "[rank" in text or ".py" in text
-
 
 Verdict = Literal["cause found", "not a memory problem", "no problem found", "not understood"]
 
-NOT_MEMORY = frozenset({"not_memory", "driver_or_cuda_mismatch", "wrong_flag", "request_too_long"})
-"""Causes that no amount of memory changes."""
-_CAUSE_PHASE = {
-    "weights_too_big": "startup_load", "quantization_kernel_workspace": "startup_load",
-    "no_cache_blocks": "startup_kv", "kv_too_small_for_max_len": "startup_kv", "hybrid_state_cache_limit": "startup_kv",
-    "cudagraph_capture_oom": "startup_graph", "runtime_activation_burst": "serving",
-    "kv_preemption_thrash": "serving", "prefix_cache_pressure": "serving", "leak_over_time": "serving",
-    "request_too_long": "serving", "wrong_flag": "startup_load", "driver_or_cuda_mismatch": "startup_load",
-    "nccl_or_custom_allreduce_buffers": "startup_load", "gpu_shared_or_not_free": "startup_load",
-}  # fmt: skip
-_WORTH_SHOWING = 0.15
 MOST_FINDINGS = 4
+MOST_FIXES = 5
+_WORTH_SHOWING = 0.15
+_GUESSED = 0.3
+_ECHO = 0.8
+"""What is left of the confidence in a cause that only later failures prove."""
 
 
 @dataclass(frozen=True)
@@ -79,26 +41,75 @@ class Diagnosis:
         if self.case.is_traced or (failure is not None and failure.phase):
             return self.case.phase
         # Neither a traceback nor the message itself tells: the cause does, where it has a phase of its own.
-        return _CAUSE_PHASE.get(self.findings[0].cause) or self.case.phase
+        return cause_of(self.findings[0].cause).phase or self.case.phase
 
 
-def examine(case: Case, hints: Hints | None = None) -> Diagnosis:
-    """Weigh the causes of one run and work out what mends the likely ones."""
-    bench = Workbench(case, hints)
-    weighed = [finding for finding in examine_all(case) if finding.confidence >= _WORTH_SHOWING][:MOST_FINDINGS]
-    if not weighed and not _is_up(case):
-        guessed = guess(case)
-        weighed = [guessed] if guessed else []
-    findings = tuple(with_remedies(finding, bench) for finding in weighed)
+def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
+    """Weigh the causes of one run and work out what fixes the likely ones."""
+    planner = FixPlanner(case, hints)
+    likely = _likely_causes(case) or ([] if _is_up(case) else _guessed_cause(case))
+    findings = tuple(_finding(cause, assessment, planner) for cause, assessment in likely)
     return Diagnosis(case, _verdict(case, findings), findings)
+
+
+def _likely_causes(case: Case) -> list[tuple[Cause, Assessment]]:
+    """The likeliest first; of equally likely ones, in the order of the causes."""
+    assessed = [(cause, _in_time(assessment, case)) for cause in causes() if (assessment := cause.examine(case))]
+    assessed.sort(key=lambda pair: -pair[1].confidence)
+    return [pair for pair in assessed if pair[1].confidence >= _WORTH_SHOWING][:MOST_FINDINGS]
+
+
+def _in_time(assessment: Assessment, case: Case) -> Assessment:
+    """The first failure over all ranks wins: a cause that is proven by later failures only is likely its echo."""
+    first = case.first_failure
+    failing = [evidence for evidence in assessment.evidence if evidence.role in FAILING]
+    if first is None or not failing or first.role not in FAILING:
+        return assessment
+    if first in failing or min(evidence.line for evidence in failing) <= first.line:
+        return assessment
+    return replace(assessment, confidence=round(assessment.confidence * _ECHO, 3))
+
+
+def _guessed_cause(case: Case) -> list[tuple[Cause, Assessment]]:
+    """What usually fails at the place that a traceback without its error goes through."""
+    frames = [item for item in case.evidence if item.role == "frame" and _of_traceback(item.text)]
+    usual = next((cause for cause in causes() if case.site in cause.usual_at), None)
+    if not frames or usual is None:
+        return []
+    why = (
+        "The log breaks off before the error itself. If memory "
+        "ran out at this place it was this; the line that ends in "
+        "`Error:` would tell."
+    )
+    return [(usual, Assessment(_GUESSED, proof(frames[-3:]), why))]
+
+
+def _of_traceback(text: str) -> bool:
+    return 'File "' in text or "ERROR" in text or "[rank" in text or ".py" in text
+
+
+def _finding(cause: Cause, assessment: Assessment, planner: FixPlanner) -> Finding:
+    fixes = [fix for fix in cause.remedies(planner) if fix is not None][:MOST_FIXES]
+    return Finding(
+        cause.label, _entry(cause, assessment), assessment.confidence, assessment.evidence, assessment.why,
+        tuple(fixes), cause.dead_ends,
+    )  # fmt: skip
+
+
+def _entry(cause: Cause, assessment: Assessment) -> str:
+    """Several entries of the catalog may be about one cause: the one whose messages these are, else the cause's own."""
+    from legroom.explain.catalog import best_entry  # noqa: PLC0415 - reads the catalog
+
+    message_ids = frozenset(evidence.id for evidence in assessment.evidence)
+    try:
+        return best_entry(cause.label, message_ids, cause.entry).id
+    except LegroomError:
+        return cause.entry  # a record that the user imported cannot be read; that is not this log's trouble
 
 
 def _verdict(case: Case, findings: tuple[Finding, ...]) -> Verdict:
     if findings:
-        first = findings[0]
-        if first.cause in ("not_memory", "driver_or_cuda_mismatch"):
-            return "not a memory problem"
-        return "cause found"
+        return "not a memory problem" if cause_of(findings[0].cause).domain == "other" else "cause found"
     return "no problem found" if _is_up(case) else "not understood"
 
 

@@ -13,12 +13,14 @@ from functools import cache
 from legroom.diagnosis.evidence import WINDOW_LINES, Passage
 from legroom.diagnosis.lines import LONGEST_LINE, read_line
 from legroom.diagnosis.patterns import Finder, make_finder
-from legroom.facts.evidence import messages, startup_lines
+from legroom.facts.evidence import message_patterns, startup_lines
 
 MOST_PER_MARK = 300
 """After this many lines with one mark it is sampled."""
 _MOST_SAMPLES = 16
 """Lines of one piece that are read only because they were sampled."""
+_MOST_SKIPPED = 1000
+"""Further marks of one line that are passed over one by one."""
 _HUGE = 8 << 20
 _LARGE = 12 << 20
 _LAST = 1 << 20
@@ -48,7 +50,6 @@ class Scanner:
         self._large = False
 
     def passages(self, pieces: Iterable[bytes]) -> Iterator[Passage]:
-        """The passages of one log, in order."""
         buffer, at = b"", 0
         for piece in pieces:
             self.bytes += len(piece)
@@ -76,12 +77,16 @@ class Scanner:
         sampled = deque(starts[int(number * step)] for number in range(min(len(starts), _MOST_SAMPLES)))
         # The end of a log tells how it ended: there, even what was everywhere before is read line by line.
         finder = make_finder(every_mark(), large=False) if last and self._sampled else self._marks()
-        position, counted, number = 0, 0, at
+        position, counted, number, skipped = 0, 0, at, 0
         hits = finder.find(buffer, position, end)
         while True:
             hit, mark = next(hits, (end, b""))
             if hit < position:
+                skipped += 1
+                if skipped > _MOST_SKIPPED:  # a line full of marks was read at its first: go on behind it
+                    hits, skipped = finder.find(buffer, position, end), 0
                 continue
+            skipped = 0
             start = max(buffer.rfind(b"\n", position, hit) + 1, position) if mark else end
             while sampled and sampled[0] < start:
                 sample = sampled.popleft()
@@ -97,7 +102,8 @@ class Scanner:
             newline = buffer.find(b"\n", hit, end)
             position = newline + 1 if newline >= 0 else end
             if self._is_everywhere(mark):
-                hits = self._marks().find(buffer, position, end)
+                finder = self._marks()
+                hits = finder.find(buffer, position, end)
 
     def _samples(self, buffer: bytes, end: int) -> set[int]:
         """Starts of the lines that hold a mark which is only sampled."""
@@ -158,28 +164,28 @@ def passage_at(buffer: bytes, start: int, number: int, hit: int | None = None) -
     """The line that begins at `start`, and the few after it."""
     if hit is not None and hit - start > LONGEST_LINE // 2:
         start = hit - 2000  # deep inside a long line: what surrounds the mark
-    found: list[str] = []
+    lines: list[str] = []
     position = start
-    while len(found) < WINDOW_LINES and position < len(buffer):
+    while len(lines) < WINDOW_LINES and position < len(buffer):
         newline = buffer.find(b"\n", position)
         stop = newline if newline >= 0 else len(buffer)
-        found.append(buffer[position : min(stop, position + LONGEST_LINE)].decode("utf-8", "replace"))
+        lines.append(buffer[position : min(stop, position + LONGEST_LINE)].decode("utf-8", "replace"))
         if stop - position > LONGEST_LINE:
             break
         position = stop + 1
-    return Passage(read_line(number, found[0] if found else ""), tuple(found[1:]))
+    return Passage(read_line(number, lines[0] if lines else ""), tuple(lines[1:]))
 
 
 @cache
 def every_mark() -> tuple[bytes, ...]:
     """Every text worth stopping at, as bytes."""
-    found = [mark for message in messages() if message.role not in ("once",) for mark in message.marks]
+    marks = [mark for message in message_patterns() if message.role not in ("once",) for mark in message.marks]
     for line in startup_lines():
-        found += _BETTER.get(line.mark, (line.mark,))
-    found += ["Application startup complete"]
-    return tuple(dict.fromkeys(mark.encode() for mark in found if len(mark) > 1 or mark in "█▄"))
+        marks += _BETTER.get(line.mark, (line.mark,))
+    marks += ["Application startup complete"]
+    return tuple(dict.fromkeys(mark.encode() for mark in marks if len(mark) > 1 or mark in "█▄"))
 
 
 @cache
 def _once_marks() -> tuple[bytes, ...]:
-    return tuple(mark.encode() for message in messages() if message.role == "once" for mark in message.marks)
+    return tuple(mark.encode() for message in message_patterns() if message.role == "once" for mark in message.marks)

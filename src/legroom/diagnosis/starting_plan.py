@@ -44,7 +44,7 @@ class Known:
 
     args: ServeArgs
     release: Release
-    release_said: bool
+    release_known: bool
     """The log or the user names the release; else the newest known stands in for it."""
     gpu: Gpu | None
     gpus: int | None
@@ -53,25 +53,24 @@ class Known:
 
 
 def known_of(case: Case, hints: Hints) -> Known:
-    """Put together what log and user say."""
     startup = case.startup
-    said = hints.vllm or startup.vllm
-    release = _release(said, must=hints.vllm is not None)
+    version = hints.vllm or startup.vllm
+    release = _release(version, must=hints.vllm is not None)
     args, gpus = startup.args, hints.gpus
     if hints.command:
-        from legroom.deployments.plain_sources import deployment_from_command  # noqa: PLC0415 - only where a line was given
+        from legroom.deployments.deployment import deployment_from_command  # noqa: PLC0415 - only where a line was given
 
-        deployment = deployment_from_command(hints.command, release if said else None)
+        deployment = deployment_from_command(hints.command, release if version else None)
         args = _merged(deployment.args, args if startup.args_known else ServeArgs())
         gpus = gpus or deployment.gpu_count
-        release, said = (release, said) if said else (deployment.release, deployment.release_hint)
+        release, version = (release, version) if version else (deployment.release, deployment.release_hint)
     if hints.model:
         args = replace(args, model=hints.model)
     if not hints.local_models and is_local(args.model):
         args = replace(args, model="")
     args = _plausible(args)
     total = _total_bytes(case)
-    return Known(args, release, said is not None, _gpu(case, hints, total), gpus, total)
+    return Known(args, release, version is not None, _gpu(case, hints, total), gpus, total)
 
 
 def is_local(model: str) -> bool:
@@ -102,20 +101,20 @@ def base_plan(case: Case, known: Known) -> Plan | None:
 def _anchored(made: Plan, case: Case) -> Target:
     """The target with what the model and the log disagree on in the KV pool put down to the profile run's peak."""
     error = case.first("kv_bytes_short")
-    said = error.facts.get("available_bytes") if error else case.startup.available_kv_bytes
-    if not isinstance(said, int) or case.startup.explicit_kv or made.settings.kv_cache_memory_bytes is not None:
+    pool = error.facts.get("available_bytes") if error else case.startup.available_kv_bytes
+    if not isinstance(pool, int) or case.startup.explicit_kv or made.settings.kv_cache_memory_bytes is not None:
         return made.target
     seen = made.target.seen or Measurements(source="this log")
     # The log prints two digits; what it rounds away is given to the pool, as its own estimate of the length does.
-    peak = made.layout.activation.bytes + made.layout.kv_cache.bytes - said - GIB // 200
+    peak = made.layout.activation.bytes + made.layout.kv_cache.bytes - pool - GIB // 200
     return replace(made.target, seen=replace(seen, activation_bytes=max(peak, 0)))
 
 
-def _release(said: str | None, must: bool) -> Release:
-    if said is None:
+def _release(version: str | None, must: bool) -> Release:
+    if version is None:
         return latest()
     try:
-        return known_release(said)
+        return known_release(version)
     except LegroomError:
         if must:
             raise

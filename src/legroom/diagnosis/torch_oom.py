@@ -75,12 +75,12 @@ def parse_oom(evidence: Evidence) -> TorchOom | None:
     window = window[:again] if again > 0 else window
     numbers: dict[str, int] = {}
     for pattern in oom_parts().numbers:
-        found = compiled(pattern).search(window)
-        if found:
-            for name, value in typed(found.groupdict()).items():
+        match = compiled(pattern).search(window)
+        if match:
+            for name, value in typed(match.groupdict()).items():
                 if isinstance(value, int):
                     numbers.setdefault(name, value)
-    others = sizes_bytes(found["used_size"] for found in compiled(oom_parts().process).finditer(window))
+    others = sizes_bytes(match["used_size"] for match in compiled(oom_parts().process).finditer(window))
     reserved, torch = numbers.get("reserved_bytes"), numbers.get("torch_bytes")
     unallocated = numbers.get("unallocated_bytes")
     if unallocated is None and reserved is not None and torch is not None:

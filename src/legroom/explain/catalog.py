@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.explain.entry import DeadEnd, Entry, Example, Figure, Signature, Story, Text, Thread, Version, Workaround
+from legroom.explain.entry import (
+    Entry,
+    EntryDeadEnd,
+    Example,
+    ExampleFigure,
+    Localized,
+    Signature,
+    Story,
+    Thread,
+    Version,
+    Workaround,
+)
+from legroom.explain.entry_files import bundled_documents
 
-FOLDER = Path(__file__).parents[1] / "catalog"
 _LONGEST_ID = 12
-
-
-def bundled_documents() -> dict[str, Any]:
-    """Every entry file as it stands, by its file's name."""
-    return {path.name: json.loads(path.read_text(encoding="utf-8")) for path in sorted(_entry_files())}
 
 
 @cache
@@ -28,7 +32,7 @@ def bundled() -> tuple[Entry, ...]:
 
 def entries() -> tuple[Entry, ...]:
     """legroom's own entries, then what this user imported."""
-    from legroom.explain.user_catalog import imported  # noqa: PLC0415 - reads records, which need entries
+    from legroom.explain.user_catalog import imported  # noqa: PLC0415 - a run's diagnosis does without
 
     return (*bundled(), *imported())
 
@@ -37,16 +41,17 @@ def entry(name: str) -> Entry:
     """The entry with this id, whatever its case; an unknown one is told with the nearest."""
     wanted = name.strip().lower()
     every = entries()
-    for found in every:
-        if found.id.lower() == wanted:
-            return found
+    for known in every:
+        if known.id.lower() == wanted:
+            return known
     raise LegroomError(f"the catalog has no entry {name!r}", _nearest(wanted, every))
 
 
 def entries_of(label: str) -> tuple[Entry, ...]:
     """The entries that tell of one cause label, the general one first."""
-    own = [found for found in entries() if found.label == label]
-    return (*own, *(found for found in entries() if label in found.also))
+    every = entries()
+    own = [known for known in every if known.label == label]
+    return (*own, *(known for known in every if label in known.also))
 
 
 def best_entry(label: str, message_ids: frozenset[str], default: str) -> Entry:
@@ -57,10 +62,10 @@ def best_entry(label: str, message_ids: frozenset[str], default: str) -> Entry:
     candidates = entries_of(label)
     scored = [
         (
-            len(message_ids & {name for signature in found.signatures for name in signature.messages}),
-            found.id == default,
+            len(message_ids & {name for signature in candidate.signatures for name in signature.messages}),
+            candidate.id == default,
         )
-        for found in candidates
+        for candidate in candidates
     ]
     if not candidates or not any(hits for hits, _ in scored):
         return entry(default)
@@ -88,7 +93,7 @@ def entry_of(document: Mapping[str, Any]) -> Entry:
         versions=tuple(Version(**item) for item in document["versions"]),
         os_specific=document["os_specific"],
         dead_ends=tuple(
-            DeadEnd(
+            EntryDeadEnd(
                 _text(item["action"]), _text(item["why_fails"]), _text(item["condition"]), item["kind"], item["myth"]
             )
             for item in document["dead_ends"]
@@ -117,12 +122,8 @@ def entry_of(document: Mapping[str, Any]) -> Entry:
     )
 
 
-def _entry_files() -> list[Path]:
-    return list((FOLDER / "entries").glob("*.json"))
-
-
-def _text(value: Mapping[str, str]) -> Text:
-    return Text(value["en"], value["zh"])
+def _text(value: Mapping[str, str]) -> Localized:
+    return Localized(value["en"], value["zh"])
 
 
 def _story(document: Mapping[str, Any]) -> Story:
@@ -138,14 +139,14 @@ def _story(document: Mapping[str, Any]) -> Story:
 def _example(document: Mapping[str, Any] | None) -> Example | None:
     if document is None:
         return None
-    figures = {name: Figure(item["value"], item["formula"]) for name, item in document["figures"].items()}
+    figures = {name: ExampleFigure(item["value"], item["formula"]) for name, item in document["figures"].items()}
     return Example(_text(document["text"]), figures, document["plan"])
 
 
 def _nearest(wanted: str, every: tuple[Entry, ...]) -> str:
     import difflib  # noqa: PLC0415 - only on the way to an error message
 
-    names = {found.id.lower(): found for found in every}
+    names = {known.id.lower(): known for known in every}
     if wanted.removeprefix("lr").isdigit() and len(wanted) <= _LONGEST_ID:
         number = int(wanted.removeprefix("lr"))
         close = sorted((name for name in names if name[2:].isdigit()), key=lambda name: abs(int(name[2:]) - number))[:3]

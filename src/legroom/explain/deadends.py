@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from legroom.explain.entry import Count, DeadEnd, Entry, Signature, Text, Version, Workaround
+from legroom.explain.entry import Count, Entry, EntryDeadEnd, Localized, Signature, Version, Workaround
 
 RECORD_KEYS = (
     "id", "signature", "signature_zh", "regex", "domain", "category", "subcategory", "root_cause", "root_cause_type",
@@ -81,22 +81,22 @@ def entry_of_record(record: Mapping[str, Any]) -> Entry:
         id=record["id"],
         label=record["subcategory"] or record["category"],
         phase=None,
-        title=Text(_headline(record["signature"]), _headline(record["signature_zh"])),
+        title=Localized(_headline(record["signature"]), _headline(record["signature_zh"])),
         signatures=(_signature(record),),
         domain=record["domain"],
         category=record["category"],
         subcategory=record["subcategory"],
         cause_type=record["root_cause_type"],
-        cause=Text(record["root_cause"], record["root_cause_zh"]),
+        cause=Localized(record["root_cause"], record["root_cause_zh"]),
         versions=tuple(Version(**version) for version in record["versions"]),
         os_specific=record["os_specific"],
         dead_ends=tuple(
-            DeadEnd(Text(item["action"]), Text(item["why_fails"]), Text(item["condition"]),
+            EntryDeadEnd(Localized(item["action"]), Localized(item["why_fails"]), Localized(item["condition"]),
                     claimed_rate=item["fail_rate"])
             for item in record["dead_ends"]
         ),
         workarounds=tuple(
-            Workaround(Text(item["action"], zh), Text(item["how"]), Text(item["condition"]),
+            Workaround(Localized(item["action"], zh), Localized(item["how"]), Localized(item["condition"]),
                        claimed_rate=item["success_rate"])
             for item, zh in zip(record["workarounds"], chinese, strict=False)
         ),
@@ -122,7 +122,7 @@ def _version_record(version: Version) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _dead_end_record(entry: Entry, item: DeadEnd) -> dict[str, Any]:
+def _dead_end_record(entry: Entry, item: EntryDeadEnd) -> dict[str, Any]:
     count = entry.counted(item.kind)
     return {
         "action": item.action.en, "why_fails": item.why_fails.en, "fail_rate": count.rate_of(count.failed),
@@ -142,8 +142,8 @@ def sources(count: Count) -> list[str]:
     """The count in words, then the threads it comes from."""
     if not count.tried:
         return []
-    said = f"public issue threads, counted: tried in {count.tried}, worked in {count.worked}, failed in {count.failed}"
-    return [said, *count.sources]
+    words = f"public issue threads, counted: tried in {count.tried}, worked in {count.worked}, failed in {count.failed}"
+    return [words, *count.sources]
 
 
 def _in_chinese(item: Workaround) -> str:
@@ -151,7 +151,7 @@ def _in_chinese(item: Workaround) -> str:
 
 
 def _signature(record: Mapping[str, Any]) -> Signature:
-    return Signature(Text(record["signature"], record["signature_zh"]), record["regex"], record["signature"])
+    return Signature(Localized(record["signature"], record["signature_zh"]), record["regex"], record["signature"])
 
 
 def _headline(text: str) -> str:

@@ -58,7 +58,6 @@ def entry_json(entry: Entry, language: Language = "en") -> dict[str, Any]:
 
 
 def summary_json(entry: Entry, language: Language = "en") -> dict[str, Any]:
-    """One line of a list."""
     return {"id": entry.id, "cause": entry.label, "phase": entry.phase, "title": entry.title.said(language)}
 
 
@@ -73,9 +72,9 @@ def count_json(count: Count) -> dict[str, Any] | None:
 def example_text(example: Example, language: Language) -> str:
     """The worked example with its figures filled in: bytes as GiB or MiB, counts with separators."""
 
-    def shown(found: re.Match[str]) -> str:
-        value = example.figures[found[1]].value
-        return _shown_bytes(value) if "bytes" in found[1] else f"{value:,}"
+    def shown(match: re.Match[str]) -> str:
+        value = example.figures[match[1]].value
+        return _shown_bytes(value) if "bytes" in match[1] else f"{value:,}"
 
     return _PLACEHOLDER.sub(shown, example.text.said(language))
 

@@ -14,7 +14,7 @@ FEWEST_THREADS_FOR_A_RATE = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class Localized:
     """The same thing in English and Chinese."""
 
     en: str
@@ -29,7 +29,7 @@ class Text:
 class Signature:
     """What the log says."""
 
-    text: Text
+    text: Localized
     pattern: str
     """RE2."""
     example: str
@@ -73,7 +73,6 @@ class Count:
 
     @property
     def tried(self) -> int:
-        """Threads that report either."""
         return self.worked + self.failed
 
     def rate_of(self, outcome: int) -> float | None:
@@ -82,12 +81,12 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadEnd:
+class EntryDeadEnd:
     """What not to try."""
 
-    action: Text
-    why_fails: Text
-    condition: Text
+    action: Localized
+    why_fails: Localized
+    condition: Localized
     kind: str | None = None
     myth: str | None = None
     """A name for a claim that is often read and not true."""
@@ -97,17 +96,15 @@ class DeadEnd:
 
 @dataclass(frozen=True, slots=True)
 class Workaround:
-    """What helps."""
-
-    action: Text
-    how: Text
-    condition: Text
+    action: Localized
+    how: Localized
+    condition: Localized
     kind: str | None = None
     claimed_rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class ExampleFigure:
     """A number of the worked example, and the arithmetic it comes from (None: a figure of the plan)."""
 
     value: int
@@ -118,8 +115,8 @@ class Figure:
 class Example:
     """A worked example: a plan that legroom can repeat, or plain arithmetic."""
 
-    text: Text
-    figures: Mapping[str, Figure]
+    text: Localized
+    figures: Mapping[str, ExampleFigure]
     plan: Mapping[str, Any] | None = None
 
 
@@ -127,31 +124,29 @@ class Example:
 class Story:
     """The long explanation, in the order it is read."""
 
-    what: Text
-    why: Text
-    arithmetic: Text | None
+    what: Localized
+    why: Localized
+    arithmetic: Localized | None
     """None where no number decides."""
-    verify: Text
-    otherwise: Text
+    verify: Localized
+    otherwise: Localized
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One cause."""
-
     id: str
     label: str
     phase: str | None
-    title: Text
+    title: Localized
     signatures: tuple[Signature, ...]
     domain: str
     category: str
     subcategory: str | None
     cause_type: str
-    cause: Text
+    cause: Localized
     versions: tuple[Version, ...]
     os_specific: Mapping[str, str]
-    dead_ends: tuple[DeadEnd, ...]
+    dead_ends: tuple[EntryDeadEnd, ...]
     workarounds: tuple[Workaround, ...]
     leads_to: tuple[str, ...]
     preceded_by: tuple[str, ...]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from legroom.explain.entry import Entry
+from legroom.memo import Memo
 from legroom.records import dataclass
 
 _WORD = re.compile(r"[a-z0-9]+|[一-鿿]+")
@@ -23,29 +24,52 @@ class Hit:
     score: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Index:
+    """What every search in the same entries needs."""
+
+    pages: tuple[Counter[str], ...]
+    """The words of each entry with their weights."""
+    rarity: Mapping[str, float]
+    by_stem: Mapping[str, list[str]]
+    """Words by their first letters."""
+
+
+_INDEXES: Memo[_Index] = Memo(most=4)
+
+
 def search(query: str, entries: Sequence[Entry], limit: int = 10) -> list[Hit]:
     """The entries that fit best, the best first."""
-    wanted = terms(query)
-    pages = [_weighted_terms(found) for found in entries]
-    rarity = _rarity(pages)
+    index = _INDEXES.get(tuple(entries), (), lambda: _index(entries))
+    wanted = {term: _similar(term, index) for term in terms(query)}
     hits = []
-    for found, page in zip(entries, pages, strict=True):
-        words = sum(_match(term, page) * rarity.get(term, 1.0) for term in wanted)
-        score = words + _by_name(query, found) + (_LINE_MATCH if _says(query, found) else 0.0)
+    for entry, page in zip(entries, index.pages, strict=True):
+        words = sum(_match(term, similar, page) * index.rarity.get(term, 1.0) for term, similar in wanted.items())
+        score = words + _by_name(query, entry) + (_LINE_MATCH if _says(query, entry) else 0.0)
         if score > 0:
-            hits.append(Hit(found, round(score, 2)))
+            hits.append(Hit(entry, round(score, 2)))
     return sorted(hits, key=lambda hit: (-hit.score, hit.entry.id))[:limit]
+
+
+def _index(entries: Sequence[Entry]) -> _Index:
+    pages = tuple(_weighted_terms(entry) for entry in entries)
+    seen = Counter(term for page in pages for term in page)
+    by_stem: dict[str, list[str]] = {}
+    for term in seen:
+        if len(term) >= _STEM_LENGTH:
+            by_stem.setdefault(term[:_STEM_LENGTH], []).append(term)
+    return _Index(pages, {term: math.log(1 + len(pages) / times) for term, times in seen.items()}, by_stem)
 
 
 def terms(text: str) -> list[str]:
     """Words of Latin script, and pairs of neighbouring Chinese characters (single ones where alone)."""
-    found: list[str] = []
+    words: list[str] = []
     for word in _WORD.findall(text.lower().replace("_", " ")):
         if word[0] < "一" or len(word) == 1:
-            found.append(word)
+            words.append(word)
         else:
-            found += [word[i : i + 2] for i in range(len(word) - 1)]
-    return list(dict.fromkeys(found))
+            words += [word[i : i + 2] for i in range(len(word) - 1)]
+    return list(dict.fromkeys(words))
 
 
 def _weighted_terms(entry: Entry) -> Counter[str]:
@@ -74,23 +98,16 @@ def _story_texts(entry: Entry) -> list[str]:
     return [text for part in parts if part for text in (part.en, part.zh)]
 
 
-def _rarity(pages: Sequence[Counter[str]]) -> dict[str, float]:
-    seen = Counter(term for page in pages for term in page)
-    return {term: math.log(1 + len(pages) / times) for term, times in seen.items()}
+def _similar(term: str, index: _Index) -> list[str]:
+    """Words of the catalog that begin with the term, or that the term begins with."""
+    words = index.by_stem.get(term[:_STEM_LENGTH], ())
+    return [word for word in words if word.startswith(term) or term.startswith(word)]
 
 
-def _match(term: str, page: Counter[str]) -> float:
+def _match(term: str, similar: Sequence[str], page: Counter[str]) -> float:
     if term in page:
         return float(page[term])
-    if len(term) < _STEM_LENGTH or term[0] >= "一":
-        return 0.0
-    return max(
-        (weight / 2 for word, weight in page.items() if word.startswith(term) or _is_start(word, term)), default=0
-    )
-
-
-def _is_start(word: str, term: str) -> bool:
-    return len(word) >= _STEM_LENGTH and term.startswith(word)
+    return max((page[word] / 2 for word in similar if word in page), default=0)
 
 
 def _by_name(query: str, entry: Entry) -> float:

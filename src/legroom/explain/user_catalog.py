@@ -13,8 +13,9 @@ from typing import Any
 from legroom.errors import LegroomError
 from legroom.explain.deadends import entry_of_record
 from legroom.explain.entry import Entry
+from legroom.explain.entry_files import record_schema
 from legroom.explain.schema_check import problems
-from legroom.explain.validate import pattern_problem, record_schema
+from legroom.explain.validate import pattern_problem
 from legroom.home import home
 
 _LARGEST_RECORD_BYTES = 1 << 20
@@ -22,7 +23,6 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def user_folder() -> Path:
-    """Where imported records are kept."""
     return home() / "catalog"
 
 
@@ -33,7 +33,7 @@ def imported() -> tuple[Entry, ...]:
 
 def stored_records() -> list[tuple[Path, Mapping[str, Any] | None, list[str]]]:
     """Every file of the user's catalog with its record and what is wrong with it."""
-    found: list[tuple[Path, Mapping[str, Any] | None, list[str]]] = []
+    records: list[tuple[Path, Mapping[str, Any] | None, list[str]]] = []
     try:
         paths = sorted(user_folder().glob("*.json"))
     except OSError:
@@ -42,10 +42,10 @@ def stored_records() -> list[tuple[Path, Mapping[str, Any] | None, list[str]]]:
         try:
             record = _read(path)
         except LegroomError as error:
-            found.append((path, None, [error.message]))
+            records.append((path, None, [error.message]))
             continue
-        found.append((path, record, record_problems(record)))
-    return found
+        records.append((path, record, record_problems(record)))
+    return records
 
 
 def import_record(path: str) -> Path:
@@ -72,7 +72,6 @@ def import_record(path: str) -> Path:
 
 
 def record_problems(record: Any) -> list[str]:
-    """What is wrong with a record."""
     wrong = problems(record, record_schema())
     if not wrong:
         bad_pattern = pattern_problem(record["regex"])

@@ -2,44 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from functools import cache
 from typing import Any
 
-from legroom.explain.catalog import FOLDER, bundled_documents
+from legroom.explain.entry_files import bundled_documents, entry_schema
 from legroom.explain.schema_check import problems
-from legroom.facts.evidence import messages
-
-
-@cache
-def entry_schema() -> Mapping[str, Any]:
-    """The JSON Schema of an entry file."""
-    schema: Mapping[str, Any] = json.loads((FOLDER / "schema.json").read_text(encoding="utf-8"))
-    return schema
-
-
-@cache
-def record_schema() -> Mapping[str, Any]:
-    """The JSON Schema of an exported record."""
-    schema: Mapping[str, Any] = json.loads((FOLDER / "record.schema.json").read_text(encoding="utf-8"))
-    return schema
+from legroom.facts.evidence import message_patterns
 
 
 def catalog_problems(documents: Mapping[str, Any] | None = None) -> list[str]:
     """What is wrong with the entry files, each with its file; empty where all is well."""
     documents = bundled_documents() if documents is None else documents
-    found: list[str] = []
+    faults: list[str] = []
     sound: dict[str, Mapping[str, Any]] = {}
     for name, document in documents.items():
         wrong = problems(document, entry_schema())
-        found += [f"{name}: {problem}" for problem in wrong]
+        faults += [f"{name}: {problem}" for problem in wrong]
         if not wrong:
             sound[name] = document
     ids = {document["id"] for document in sound.values()}
     for name, document in sound.items():
-        found += [f"{name}: {problem}" for problem in _beyond_the_schema(name, document, ids)]
-    return found
+        faults += [f"{name}: {problem}" for problem in _beyond_the_schema(name, document, ids)]
+    return faults
 
 
 def pattern_problem(pattern: str) -> str | None:
@@ -73,7 +57,7 @@ def _beyond_the_schema(name: str, document: Mapping[str, Any], ids: set[str]) ->
 def _signature_problems(document: Mapping[str, Any]) -> Iterator[str]:
     import re2  # noqa: PLC0415
 
-    known = {message.id for message in messages()}
+    known = {message.id for message in message_patterns()}
     for signature in document["signatures"]:
         problem = pattern_problem(signature["pattern"])
         if problem:

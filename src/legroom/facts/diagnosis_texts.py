@@ -16,11 +16,6 @@ def heading(name: str, language: Language) -> str:
     return str(_data()["headings"][language][name])
 
 
-def cause_title(cause: str, language: Language) -> str:
-    """One line that says what happened."""
-    return str(_data()["causes"][cause][language])
-
-
 def phase_title(phase: str | None, language: Language) -> str:
     """When it happened."""
     return str(_data()["phases"][phase][language]) if phase else ""

@@ -87,7 +87,7 @@ Role = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class LogMessage:
+class MessagePattern:
     """One thing a line can say. A group's ending tells its unit: `_gib`, `_size`, `_count`, `_ratio`; else text."""
 
     id: str
@@ -108,10 +108,12 @@ class OomParts:
 
 
 @cache
-def messages() -> tuple[LogMessage, ...]:
+def message_patterns() -> tuple[MessagePattern, ...]:
     """Every known message, in the order of the data file."""
     return tuple(
-        LogMessage(entry["id"], entry["role"], tuple(entry["marks"]), entry.get("pattern"), entry.get("phase") or None)
+        MessagePattern(
+            entry["id"], entry["role"], tuple(entry["marks"]), entry.get("pattern"), entry.get("phase") or None
+        )
         for entry in _data()["messages"]
     )
 

@@ -23,7 +23,7 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
-class VllmMessage:
+class ReleaseMessage:
     """One text that vLLM writes, in the releases of `spans`."""
 
     id: str
@@ -47,36 +47,36 @@ def _compiled(regex: str) -> re.Pattern[str]:
     return re.compile(regex)
 
 
-def _message(entry: dict[str, Any], releases: tuple[str, ...]) -> VllmMessage:
+def _message(entry: dict[str, Any], releases: tuple[str, ...]) -> ReleaseMessage:
     fields = tuple(
         Field(f.get("expr", ""), f.get("kind", ""), f.get("unit", ""), f.get("optional", False))
         for f in entry.get("fields", ())
     )
     spans = tuple((releases[first], releases[last]) for first, last in entry["in"])
-    return VllmMessage(
+    return ReleaseMessage(
         entry["id"], entry["level"], entry["template"], entry["regex"], spans, fields, tuple(entry.get("family", ())),
         tuple(entry.get("topics", ())),
     )  # fmt: skip
 
 
 @cache
-def _load(name: str) -> tuple[VllmMessage, ...]:
+def _load(name: str) -> tuple[ReleaseMessage, ...]:
     text = Path(__file__).with_name("data").joinpath(f"{name}.json").read_text("utf-8")
     releases = known_releases()
     return tuple(_message(entry, releases) for entry in json.loads(text)["messages"])
 
 
-def core_messages() -> tuple[VllmMessage, ...]:
+def core_messages() -> tuple[ReleaseMessage, ...]:
     """The messages about memory, capacity and start-up."""
     return _load("messages")
 
 
-def all_messages() -> tuple[VllmMessage, ...]:
+def all_messages() -> tuple[ReleaseMessage, ...]:
     """Every message known, the core ones first."""
     return _load("messages") + _load("messages_other")
 
 
 @cache
-def family(name: str) -> tuple[VllmMessage, ...]:
+def family(name: str) -> tuple[ReleaseMessage, ...]:
     """The messages that say one thing, over the releases."""
     return tuple(m for m in core_messages() if name in m.families)

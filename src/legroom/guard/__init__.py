@@ -1,24 +1,28 @@
-"""The door: bounds each request and admits by what the KV pool can hold.
+"""Admission: bounds each request and admits by what the KV pool can hold.
 
 `vllm serve ... --middleware legroom.guard.Guard` puts it inside vLLM; `legroom guard --upstream URL` in front of any
 OpenAI-compatible server.
+
+A request's path says its kind (`paths`); its body becomes a `Demand` (`demand`, `prompts`, `media`), which the policy
+(`policy`, `policy_file`) bounds (`bounds`) and `weigh` turns into blocks, by what the engine holds (`limits`) and what
+answers have shown (`tokens`, `learning`). `admission` asks the `pool` for room; what gets none is refused (`refusals`).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from legroom.guard.paths import TOKEN_NAME as TOKEN_NAME
+
 if TYPE_CHECKING:
+    from legroom.guard.limits import native_flags as native_flags
     from legroom.guard.middleware import Guard as Guard
-    from legroom.guard.native import native_flags as native_flags
 
 __all__ = ["MIDDLEWARE", "TOKEN_NAME", "Guard", "native_flags"]
 
 MIDDLEWARE = "legroom.guard.Guard"
 """The value of `--middleware`."""
-TOKEN_NAME = "LEGROOM_GUARD_TOKEN"
-"""The environment variable with what lets somebody drain it."""
-_HOMES = {"Guard": "legroom.guard.middleware", "native_flags": "legroom.guard.native"}
+_HOMES = {"Guard": "legroom.guard.middleware", "native_flags": "legroom.guard.limits"}
 
 
 def __getattr__(name: str) -> Any:

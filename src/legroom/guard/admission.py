@@ -1,4 +1,4 @@
-"""The door: reads a request, bounds it, weighs it, and lets it in when the pool has room.
+"""Admission: reads a request, bounds it, weighs it, and lets it in when the pool has room.
 
 Middleware and proxy share it. Everything here runs on one event loop and never blocks it; only `wait` awaits.
 """
@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,30 +19,28 @@ from legroom.facts.releases import release
 from legroom.guard import refusals
 from legroom.guard.bounds import Change, apply, changes_of, refusal_of
 from legroom.guard.demand import Demand, demand_of, read_body
-from legroom.guard.learning import Lessons, Tokenize
-from legroom.guard.limits import DEFAULT_BLOCK, EngineLimits, limits_of_tokens
+from legroom.guard.learning import Tokenize, UsageLearner
+from legroom.guard.limits import DEFAULT_BLOCK, EngineLimits, limits_of_tokens, native_flags
+from legroom.guard.log import LOG
 from legroom.guard.meters import Meters
-from legroom.guard.native import native_flags
 from legroom.guard.paths import Kind
 from legroom.guard.policy import Policy
 from legroom.guard.policy_file import PolicyFile
-from legroom.guard.pool import Need, Pool, PoolLimits, State, Ticket
+from legroom.guard.pool import Need, Pool, PoolLimits, Ticket, TicketState
 from legroom.guard.prompts import Prompt
 from legroom.guard.refusals import Refusal
-from legroom.guard.request import Visit
+from legroom.guard.request import GuardedRequest
 from legroom.guard.weigh import Weight, weight_of
-
-LOG = logging.getLogger("legroom.guard")
 
 _UPLOAD = Demand(Kind.UPLOAD, "", (Prompt(open_ended=True),), None, None, 1, 0, 0, (), False, False, True)
 MOST_WAITING_BYTES = 512 << 20
 """Bodies of waiting requests, together: images make some of them large."""
 BACKGROUND_S = 60.0
-"""How long a response in the background keeps its place: its end is not seen at the door."""
+"""How long a response in the background keeps its place: its end is not seen here."""
 
 
-class Door:
-    """One process's door."""
+class Admission:
+    """What one process admits."""
 
     def __init__(
         self,
@@ -60,14 +56,13 @@ class Door:
         self._waiting_bytes = 0
         self._plan = plan or EngineLimits(source="not asked yet")
         self._engine = EngineLimits(source="not asked yet")
-        self.lessons = Lessons(tokenize)
+        self.learner = UsageLearner(tokenize)
         self.limits = self._engine
         self.pool = Pool(PoolLimits(), clock())
         self._refit()
 
     @property
     def policy(self) -> Policy:
-        """The policy in force."""
         return self.file.policy
 
     def learn_engine(self, limits: EngineLimits) -> None:
@@ -99,33 +94,33 @@ class Door:
         seats = pool.max_running or limits.share_seats()
         self.pool.resize(PoolLimits(blocks, seats, self.policy.queue.requests))
 
-    def look(self, kind: Kind, body: bytes) -> Visit | Refusal:
+    def read(self, kind: Kind, body: bytes) -> GuardedRequest | Refusal:
         """Read a body and hold it against the policy."""
         if self.draining:
-            return self._no(refusals.draining(self.policy.queue.drain_retry_s))
+            return self.refuse(refusals.draining(self.policy.queue.drain_retry_s))
         if len(body) > self.policy.requests.body_bytes:
-            return self._no(refusals.too_large(self.policy.requests.body_bytes))
+            return self.refuse(refusals.too_large(self.policy.requests.body_bytes))
         if kind is Kind.UPLOAD:
-            return Visit(body, _UPLOAD)
+            return GuardedRequest(body, _UPLOAD)
         try:
             document = read_body(body)
             if not isinstance(document, dict):
-                return self._no(refusals.malformed(f"it is a {type(document).__name__}"))
+                return self.refuse(refusals.malformed(f"it is a {type(document).__name__}"))
         except ValueError as error:
-            return self._no(refusals.malformed(str(error)))
+            return self.refuse(refusals.malformed(str(error)))
         try:
-            return self._held(kind, body, document)
+            return self._within_policy(kind, body, document)
         except RecursionError:  # what could just be read may be too deep to be written
-            return self._no(refusals.malformed("it is nested too deeply"))
+            return self.refuse(refusals.malformed("it is nested too deeply"))
 
-    def _held(self, kind: Kind, body: bytes, document: dict[str, Any]) -> Visit | Refusal:
+    def _within_policy(self, kind: Kind, body: bytes, document: dict[str, Any]) -> GuardedRequest | Refusal:
         """A request held against the policy's bounds."""
         demand = demand_of(kind, document)
         changes: tuple[Change, ...] = ()
         if kind is not Kind.TEXT:
             refusal = refusal_of(demand, self.policy, self.limits)
             if refusal is not None:
-                return self._no(refusal)
+                return self.refuse(refusal)
             changes = changes_of(demand, self.policy, self.limits)
             if changes:
                 apply(changes, demand.kind, document)
@@ -133,78 +128,77 @@ class Door:
                 demand = demand_of(kind, document)
                 for change in changes:
                     self.meters.capped[change.counted] += 1
-        return Visit(body, demand, bool(changes))
+        return GuardedRequest(body, demand, bool(changes))
 
-    def weigh(self, visit: Visit) -> bool:
+    def weigh(self, request: GuardedRequest) -> bool:
         """Weigh a request; whether it must also be `count`ed. Most are weighed at once."""
-        demand, policy = visit.demand, self.policy
+        demand, policy = request.demand, self.policy
         if demand.kind is Kind.TEXT:
             return False
-        visit.weight = weight = weight_of(demand, self.limits, policy.pool, self.lessons.of(demand.model))
+        request.weight = weight = weight_of(demand, self.limits, policy.pool, self.learner.of(demand.model))
         most = policy.requests.max_prompt_tokens
         if most and weight.prompt_tokens > most:
             return True
         return policy.pool.count == "tokenize" or (policy.pool.count == "auto" and self._is_too_big(weight))
 
-    async def count(self, visit: Visit) -> Refusal | None:
+    async def count(self, request: GuardedRequest) -> Refusal | None:
         """Ask the server how long the prompt is, where it can say, and hold that against the policy."""
-        demand, weight = visit.demand, visit.weight
+        demand, weight = request.demand, request.weight
         assert weight is not None
         exact = None
         if self.policy.pool.count != "bytes":
-            exact = await self.lessons.count(visit)
+            exact = await self.learner.count(request)
         if exact is not None:
-            weight = weight_of(demand, self.limits, self.policy.pool, self.lessons.of(demand.model), exact)
-            visit.weight = weight
+            weight = weight_of(demand, self.limits, self.policy.pool, self.learner.of(demand.model), exact)
+            request.weight = weight
         most = self.policy.requests.max_prompt_tokens
         if not most or weight.prompt_tokens <= most:
             return None
         sure = exact is not None or all(prompt.exact for prompt in demand.prompts)
         text = f"The prompt has {'' if sure else 'up to '}{weight.prompt_tokens:,} tokens; at most {most:,} are served."
         param = "messages" if demand.prompts and demand.prompts[0].messages else "prompt"
-        return self._no(refusals.bad_value("prompt_too_long", text, param))
+        return self.refuse(refusals.bad_value("prompt_too_long", text, param))
 
     def _is_too_big(self, weight: Weight) -> bool:
         blocks = self.pool.limits.blocks
         return blocks is not None and weight.blocks > blocks
 
-    def ask(self, visit: Visit) -> Refusal | None:
-        """Ask for room. None: the visit is in, or waits (`is_waiting`)."""
-        if visit.demand.kind is Kind.TEXT:
+    def admit(self, request: GuardedRequest) -> Refusal | None:
+        """Ask for room. None: the request is admitted, or waits (`is_waiting`)."""
+        if request.demand.kind is Kind.TEXT:
             self.meters.admitted += 1
             return None
-        weight, limits, now_s = visit.weight, self.pool.limits, self.clock()
+        weight, limits, now_s = request.weight, self.pool.limits, self.clock()
         assert weight is not None
         if limits.blocks is None and self.policy.pool.when_unknown == "closed" and not self.limits.known:
-            return self._no(refusals.pool_unknown(self.limits.source))
+            return self.refuse(refusals.pool_unknown(self.limits.source))
         blocks, seats = weight.blocks, weight.seats
         if limits.blocks is not None and blocks > limits.blocks:
             whole = limits.blocks * self.limits.api_servers
-            if visit.demand.generates and weight.certain_blocks > whole:
-                return self._no(self._never(visit, whole))
+            if request.demand.generates and weight.certain_blocks > whole:
+                return self.refuse(self._never(request, whole))
             blocks = limits.blocks  # only by estimate, or nothing that grows: it gets its turn, alone
         if limits.seats is not None:
             seats = min(seats, limits.seats)
         need = Need(blocks, seats)
-        ticket = self.pool.ask(need, now_s)
-        if ticket.state is State.FULL:
-            return self._no(self._busy("queue_full", visit, need))
-        if ticket.state is State.WAITING and self._waiting_bytes + len(visit.body) > MOST_WAITING_BYTES:
-            self.pool.leave(ticket, now_s)
-            return self._no(self._busy("queue_full", visit, need))
-        visit.ticket = ticket
-        if ticket.state is State.ADMITTED:
-            self._admitted(visit, 0.0)
+        ticket = self.pool.acquire(need, now_s)
+        if ticket.state is TicketState.FULL:
+            return self.refuse(self._busy("queue_full", request, need))
+        if ticket.state is TicketState.WAITING and self._waiting_bytes + len(request.body) > MOST_WAITING_BYTES:
+            self.pool.release(ticket, now_s)
+            return self.refuse(self._busy("queue_full", request, need))
+        request.ticket = ticket
+        if ticket.state is TicketState.ADMITTED:
+            self._admitted(request, 0.0)
         return None
 
     @staticmethod
-    def is_waiting(visit: Visit) -> bool:
-        """Whether the visit is in the queue."""
-        return visit.ticket is not None and visit.ticket.state is State.WAITING
+    def is_waiting(request: GuardedRequest) -> bool:
+        return request.ticket is not None and request.ticket.state is TicketState.WAITING
 
-    async def wait(self, visit: Visit, gone: asyncio.Future[Any] | None = None) -> Refusal | None:
+    async def wait(self, request: GuardedRequest, gone: asyncio.Future[Any] | None = None) -> Refusal | None:
         """Wait for room until it is there, the time is up, or the client is `gone` (then the ticket is, too)."""
-        ticket = visit.ticket
+        ticket = request.ticket
         assert ticket is not None
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
@@ -214,114 +208,111 @@ class Door:
                 turn.set_result(None)
 
         ticket.on_admitted = call
-        if ticket.state is not State.WAITING:  # room came between asking and waiting
+        if ticket.state is not TicketState.WAITING:  # room came between asking and waiting
             call()
-        self._waiting_bytes += len(visit.body)
+        self._waiting_bytes += len(request.body)
         try:
             both: set[asyncio.Future[Any]] = {turn} if gone is None else {turn, gone}
             await asyncio.wait(both, timeout=self.policy.queue.wait_s, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            self.give_up(visit)
+            self.abandon(request)
             raise
         finally:
-            self._waiting_bytes -= len(visit.body)
+            self._waiting_bytes -= len(request.body)
         ticket.on_admitted = None
         if gone is not None and gone.done():
-            self.give_up(visit)
+            self.abandon(request)
             return None
-        if ticket.state is State.ADMITTED:
-            self._admitted(visit, self.clock() - ticket.asked_s)
+        if ticket.state is TicketState.ADMITTED:
+            self._admitted(request, self.clock() - ticket.asked_s)
             return None
-        self.pool.leave(ticket, self.clock())
-        return self._no(self._busy("queue_timeout", visit, ticket.need))
+        self.pool.release(ticket, self.clock())
+        return self.refuse(self._busy("queue_timeout", request, ticket.need))
 
-    def give_up(self, visit: Visit) -> None:
+    def abandon(self, request: GuardedRequest) -> None:
         """The client left before it was served; a second call does nothing."""
-        ticket = visit.ticket
-        if ticket is not None and ticket.state is not State.GONE:
-            self.pool.leave(ticket, self.clock())
+        ticket = request.ticket
+        if ticket is not None and ticket.state is not TicketState.GONE:
+            self.pool.release(ticket, self.clock())
             self.meters.left_queue += 1
 
-    def leave(self, visit: Visit, finished: bool, sent: bool = True) -> None:
+    def release(self, request: GuardedRequest, finished: bool, sent: bool = True) -> None:
         """The answer ended. vLLM frees an aborted request a step later, so what it held is kept back for a moment.
 
         Not so where the request was never `sent`: nothing is to be freed.
         """
-        ticket = visit.ticket
-        if ticket is None or ticket.state is not State.ADMITTED:
+        ticket = request.ticket
+        if ticket is None or ticket.state is not TicketState.ADMITTED:
             return
         if finished:
-            self.lessons.ended(visit)
+            self.learner.on_finished(request)
         hold_s = 0.0 if finished or not sent else self.policy.pool.abort_grace_s
-        if visit.demand.background and visit.answered:
+        if request.demand.background and request.answered:
             hold_s = BACKGROUND_S
         if hold_s <= 0:
-            self.pool.leave(ticket, self.clock())
+            self.pool.release(ticket, self.clock())
         else:
-            asyncio.get_running_loop().call_later(hold_s, self._leave_late, ticket)
+            asyncio.get_running_loop().call_later(hold_s, self._release_late, ticket)
 
-    def _leave_late(self, ticket: Ticket) -> None:
-        self.pool.leave(ticket, self.clock())
+    def _release_late(self, ticket: Ticket) -> None:
+        self.pool.release(ticket, self.clock())
 
-    def passing(self, visit: Visit, piece: bytes) -> None:
+    def on_chunk(self, request: GuardedRequest, piece: bytes) -> None:
         """A piece of a good answer goes by."""
-        visit.answered = True
-        if visit.teaches:
-            self.lessons.passing(visit, piece)
+        request.answered = True
+        if request.informative:
+            self.learner.on_chunk(request, piece)
 
-    def refused(self, refusal: Refusal) -> Refusal:
-        """Count an answer that the door gives for another reason (an upstream that is down, a slow client)."""
-        return self._no(refusal)
-
-    def _no(self, refusal: Refusal) -> Refusal:
+    def refuse(self, refusal: Refusal) -> Refusal:
+        """Count a refusal, whoever found the reason (an upstream that is down and a slow client are seen elsewhere)."""
         self.meters.rejected[refusal.reason] += 1
         return refusal
 
-    def _admitted(self, visit: Visit, waited_s: float) -> None:
+    def _admitted(self, request: GuardedRequest, waited_s: float) -> None:
         self.meters.admitted += 1
         self.meters.waited(waited_s)
         if self.policy.pool.count == "auto":
-            self.lessons.entering(visit)
+            self.learner.on_admitted(request)
 
-    def _busy(self, reason: str, visit: Visit, need: Need) -> Refusal:
+    def _busy(self, reason: str, request: GuardedRequest, need: Need) -> Refusal:
         size, blocks = self.limits.block_size or DEFAULT_BLOCK, self.pool.limits.blocks
         free = None if blocks is None else max(0, blocks - self.pool.held_blocks) * size
         retry_s = self.pool.retry_after_s(need, self.clock())
-        return refusals.busy(reason, visit.weight.tokens if visit.weight else 0, free, self.pool.waiting, retry_s)
+        return refusals.busy(reason, request.weight.tokens if request.weight else 0, free, self.pool.waiting, retry_s)
 
-    def _never(self, visit: Visit, blocks: int) -> Refusal:
-        size, demand = self.limits.block_size or DEFAULT_BLOCK, visit.demand
-        weight = visit.weight
+    def _never(self, request: GuardedRequest, blocks: int) -> Refusal:
+        size, demand = self.limits.block_size or DEFAULT_BLOCK, request.demand
+        weight = request.weight
         assert weight is not None
         why = f"{len(demand.prompts):,} prompt{'s' if len(demand.prompts) != 1 else ''}, n {demand.sequences:,}, "
         why += f"max_tokens {demand.output_tokens:,}" if demand.output_tokens is not None else "no max_tokens"
         return refusals.never_fits(weight.certain_blocks * size, blocks * size, why)
 
     def page(self, open_metrics: bool = False) -> str:
-        """The door's part of the metrics page."""
+        """The guard's part of the metrics page."""
         size, pool = self.limits.block_size or 0, self.pool
         gauges = {
             "waiting": ("Requests in the queue.", pool.waiting),
-            "running": ("Requests let in and not finished.", pool.running),
+            "running": ("Requests admitted and not finished.", pool.running),
             "running_sequences": ("Sequences of these.", pool.held_seats),
             "reserved_tokens": ("KV tokens that they may grow to.", pool.held_blocks * size),
             "queued_tokens": ("KV tokens that waiting requests may grow to.", pool.queued_blocks * size),
             "pool_tokens": ("KV tokens that may be reserved at once; 0: not known.", (pool.limits.blocks or 0) * size),
-            "draining": ("1 while new requests are turned away.", int(self.draining)),
-            "fail_open": ("1 while the pool's size is not known and all are let in.",
+            "draining": ("1 while new requests are refused.", int(self.draining)),
+            "fail_open": ("1 while the pool's size is not known and all are admitted.",
                           int(not self.limits.known and self.policy.pool.when_unknown == "open")),
-            "tokenize_calls_total": ("Prompts counted with the server's tokenizer.", self.lessons.calls),
+            "tokenize_calls_total": ("Prompts counted with the server's tokenizer.", self.learner.calls),
             "policy_reloads_total": ("Times a changed policy was taken over.", self.file.reloads),
             "policy_reload_errors_total": ("Times a changed policy was broken; the old one stayed.", self.file.errors),
         }  # fmt: skip
         label = f'api_server="{os.getpid()}"' if self.limits.api_servers > 1 else ""
         return self.meters.page(gauges, label, open_metrics)
 
-    def said(self) -> str:
-        """What the door goes by, for the log."""
+    def summary(self) -> str:
+        """What decides who is admitted, for the log."""
         limits = self.limits
         if not limits.known:
-            how = "let in unweighed" if self.policy.pool.when_unknown == "open" else "turned away"
+            how = "admitted unweighed" if self.policy.pool.when_unknown == "open" else "refused"
             return f"the size of the KV cache is not known ({limits.source}): requests are {how} until it is"
         tokens = (self.pool.limits.blocks or 0) * (limits.block_size or 0)
         room = "" if limits.cacheless else f"{tokens:,} KV tokens and "
@@ -333,7 +324,7 @@ class Door:
             words += "; vLLM's own queue bounds stay behind it"
         return words
 
-    def native_hint(self, version: str) -> str | None:
+    def native_flags_hint(self, version: str) -> str | None:
         """What to set vLLM's own queue bounds to, for a release that has them and where they are not set."""
         try:
             queue, pool = self.policy.queue, self.policy.pool
@@ -348,7 +339,7 @@ class Door:
         return f"vLLM {version} can bound its own queue too; behind this guard set {words}" if words else None
 
     def drain(self, on: bool | None) -> dict[str, Any]:
-        """Turn new requests away, or (False) no more; and the state then."""
+        """Refuse new requests, or (False) admit them again; None changes nothing. The state then."""
         if on is not None:
             self.draining = on
         return self.status()
@@ -372,22 +363,3 @@ class Door:
             "policy": str(self.file.path) if self.file.path else None,
             "policy_error": self.file.last_error or None,
         }
-
-
-class _Stderr(logging.Handler):
-    """Writes to whatever stderr is at the moment: servers put another in its place."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), file=sys.stderr, flush=True)
-
-
-def log_to_stderr() -> None:
-    """vLLM sets up its own loggers alone; without a handler our sentences would be lost."""
-    LOG.setLevel(logging.INFO)
-    LOG.disabled = False  # libraries that configure logging switch off the loggers they find
-    if not LOG.handlers:
-        handler = _Stderr()
-        form = "%(levelname)s %(asctime)s legroom guard: %(message)s"
-        handler.setFormatter(logging.Formatter(form, "%m-%d %H:%M:%S"))
-        LOG.addHandler(handler)
-        LOG.propagate = False

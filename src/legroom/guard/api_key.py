@@ -1,4 +1,4 @@
-"""vLLM's own check of API keys, foretold: whom it will turn away must not take anybody's place."""
+"""vLLM's own check of API keys, foretold: whom it will refuse must not take anybody's place."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class KeyCheck:
         self._keys: list[bytes] | None = None
         self._paths: tuple[str, ...] = _EVER
 
-    def turns_away(self, scope: MutableMapping[str, Any]) -> bool:
-        """Whether vLLM will turn this request away for want of a key."""
+    def will_refuse(self, scope: MutableMapping[str, Any]) -> bool:
+        """Whether vLLM will refuse this request for want of a key."""
         if self._keys is None:
             self._keys = _keys(scope)
             self._paths = covered_paths(str(getattr(sys.modules.get("vllm"), "__version__", "")))
@@ -49,7 +49,7 @@ def _keys(scope: MutableMapping[str, Any]) -> list[bytes]:
 def covered_paths(version: str) -> tuple[str, ...]:
     """What the check of a release covers; of one that is not known, what every release's does."""
     try:
-        found = release(version)
+        running = release(version)
     except LegroomError:
         return _EVER
-    return _EVER + tuple(path for since, paths in _SINCE if not found.before(since) for path in paths)
+    return _EVER + tuple(path for since, paths in _SINCE if not running.before(since) for path in paths)

@@ -59,7 +59,6 @@ class Replay:
         self._pending = pending
 
     async def __call__(self) -> Message:
-        """The next message."""
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
@@ -85,7 +84,6 @@ class Upload:
         self.refusal: Refusal | None = None
 
     async def __call__(self) -> Message:
-        """The next message."""
         if self._whole:
             return await self._receive()
         message = None
@@ -107,8 +105,8 @@ async def soon(receive: Receive, seconds: float) -> Message | None:
     try:
         waiting = next(step)
     except StopIteration as done:
-        found: Message = done.value
-        return found
+        message: Message = done.value
+        return message
     try:
         async with asyncio.timeout(max(seconds, 0.0)):  # unlike wait_for it makes no task of its own
             return await _Resumed(step, waiting)
@@ -135,5 +133,5 @@ class _Resumed:
                 else:
                     waiting = self._step.send(sent)
             except StopIteration as done:
-                found: Message = done.value
-                return found
+                message: Message = done.value
+                return message

@@ -36,8 +36,8 @@ def refusal_of(demand: Demand, policy: Policy, limits: EngineLimits) -> Refusal 
         return bad_value("too_many_sequences", text, "n")
     most = min(bounds.max_prompts or MOST_PROMPTS, MOST_PROMPTS)
     if len(demand.prompts) > most:
-        found = f"{len(demand.prompts):,}" if len(demand.prompts) <= MOST_PROMPTS else f"over {MOST_PROMPTS:,}"
-        text = f"The request has {found} prompts; at most {most:,} are served."
+        count = f"{len(demand.prompts):,}" if len(demand.prompts) <= MOST_PROMPTS else f"over {MOST_PROMPTS:,}"
+        text = f"The request has {count} prompts; at most {most:,} are served."
         return bad_value("too_many_sequences", text, "prompt")
     output = (demand.output_tokens or 0) if demand.output_key else 0
     if bounds.max_output_tokens and bounds.output_over == "reject" and output > bounds.max_output_tokens:
@@ -66,8 +66,8 @@ def _logprobs_refusal(demand: Demand, bounds: RequestBounds, limits: EngineLimit
     )
     for reason, name, value, named in asked:
         if value and value > (most := most_logprobs(named, limits)):
-            said = "the whole vocabulary" if value >= WHOLE_VOCABULARY else f"{value:,}"
-            return bad_value(reason, f"{name} asks for {said} a token; at most {most:,} are served.", name)
+            amount = "the whole vocabulary" if value >= WHOLE_VOCABULARY else f"{value:,}"
+            return bad_value(reason, f"{name} asks for {amount} a token; at most {most:,} are served.", name)
     return None
 
 
@@ -76,21 +76,23 @@ def _media_refusal(demand: Demand, bounds: RequestBounds, limits: EngineLimits) 
         most = getattr(bounds, key)
         if most is None and limits.media is not None:
             most = limits.media.get(kind)
-        count = sum(one.kind == kind for one in demand.media)
+        count = sum(item.kind == kind for item in demand.media)
         if most is not None and count > most:
             text = f"The request has {count:,} {kind} inputs; at most {most:,} are served."
             return bad_value("too_many_media", text, "messages")
-    return next((refusal for one in demand.media if (refusal := _item_refusal(one, bounds))), None)
+    return next((refusal for item in demand.media if (refusal := _item_refusal(item, bounds))), None)
 
 
-def _item_refusal(one: Media, bounds: RequestBounds) -> Refusal | None:
-    if one.remote and bounds.remote_media == "reject":
-        return bad_value("remote_media", f"An {one.kind} is named by its address; send it in the request.", "messages")
-    if one.sent_bytes > bounds.media_bytes:
-        text = f"One {one.kind} has {one.sent_bytes:,} bytes; at most {bounds.media_bytes:,} are served."
+def _item_refusal(item: Media, bounds: RequestBounds) -> Refusal | None:
+    if item.remote and bounds.remote_media == "reject":
+        return bad_value(
+            "remote_media", f"The {item.kind} is given as a URL; send it in the request itself.", "messages"
+        )
+    if item.sent_bytes > bounds.media_bytes:
+        text = f"One {item.kind} has {item.sent_bytes:,} bytes; at most {bounds.media_bytes:,} are served."
         return bad_value("media_too_large", text, "messages")
-    if one.pixels is not None and one.pixels > bounds.image_pixels:
-        text = f"One image has {one.pixels:,} pixels; at most {bounds.image_pixels:,} are served."
+    if item.pixels is not None and item.pixels > bounds.image_pixels:
+        text = f"One image has {item.pixels:,} pixels; at most {bounds.image_pixels:,} are served."
         return bad_value("media_too_large", text, "messages")
     return None
 
@@ -116,7 +118,6 @@ def changes_of(demand: Demand, policy: Policy, limits: EngineLimits) -> tuple[Ch
 
 
 def apply(changes: tuple[Change, ...], kind: Kind, body: dict[str, Any]) -> None:
-    """Write the changes into the body."""
     nested = kind is Kind.GENERATE and isinstance(body.get("sampling_params"), dict)
     target = body["sampling_params"] if nested else body
     for change in changes:

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 from legroom.guard.paths import DRAIN, STATUS
 
 if TYPE_CHECKING:
-    from legroom.guard.admission import Door
+    from legroom.guard.admission import Admission
 
 
 def answer(
-    door: Door, token: str | None, method: str, path: str, authorization: bytes, body: bytes
+    admission: Admission, token: str | None, method: str, path: str, authorization: bytes, body: bytes
 ) -> tuple[int, bytes]:
     """Status and JSON document."""
     refused = denied(token, authorization)
     if refused is not None:
         return refused
     if path == STATUS and method == "GET":
-        return 200, json.dumps(door.status()).encode()
+        return 200, json.dumps(admission.status()).encode()
     if path == DRAIN and method == "POST":
-        return _drain(door, body)
+        return _drain(admission, body)
     return _error(405, "method_not_allowed", f"{method} is not answered here.")
 
 
@@ -36,7 +36,7 @@ def denied(token: str | None, authorization: bytes) -> tuple[int, bytes] | None:
     return None
 
 
-def _drain(door: Door, body: bytes) -> tuple[int, bytes]:
+def _drain(admission: Admission, body: bytes) -> tuple[int, bytes]:
     try:
         asked: Any = json.loads(body or b"{}")
         wanted = asked["on"]
@@ -44,7 +44,7 @@ def _drain(door: Door, body: bytes) -> tuple[int, bytes]:
         wanted = None
     if not isinstance(wanted, bool):
         return _error(400, "bad_request", 'Say {"on": true} or {"on": false}.')
-    return 200, json.dumps(door.drain(wanted)).encode()
+    return 200, json.dumps(admission.drain(wanted)).encode()
 
 
 def _error(status: int, code: str, message: str) -> tuple[int, bytes]:

@@ -84,8 +84,6 @@ OUTPUT_KEYS: dict[Kind, tuple[str, ...]] = {
 
 
 class Demand(NamedTuple):
-    """One request."""
-
     kind: Kind
     model: str
     prompts: tuple[Prompt, ...]
@@ -106,7 +104,7 @@ class Demand(NamedTuple):
     """The server may drop part of the prompt: what it counts then says nothing about text."""
 
     @property
-    def teaches(self) -> bool:
+    def informative(self) -> bool:
         """Whether its answer can tell something that is not known: text was not counted, or the answer is open."""
         if self.generates and self.output_tokens is None:
             return True
@@ -114,7 +112,6 @@ class Demand(NamedTuple):
 
 
 def demand_of(kind: Kind, body: dict[str, Any]) -> Demand:
-    """Read a body."""
     if kind is Kind.ANY:
         kind = kind_of_body(body)
     sampling = body
@@ -169,8 +166,8 @@ def count_of(value: Any) -> int | None:
     """A count as a lenient reader takes it: 5, 5.0, "5", "5.0"; None for what is none."""
     if value is None:
         return None
-    found = value if type(value) is int else _whole(value)
-    return None if found is None else min(max(0, found), MOST)
+    count = value if type(value) is int else _whole(value)
+    return None if count is None else min(max(0, count), MOST)
 
 
 def _whole(value: Any) -> int | None:
@@ -188,8 +185,8 @@ def _logprobs(value: Any) -> int:
         return 0
     if value is True:
         return 1
-    found = _whole(value) or 0
-    return WHOLE_VOCABULARY if found < 0 else min(found, WHOLE_VOCABULARY)
+    count = _whole(value) or 0
+    return WHOLE_VOCABULARY if count < 0 else min(count, WHOLE_VOCABULARY)
 
 
 def _prompt_logprobs(kind: Kind, sampling: dict[str, Any]) -> int:

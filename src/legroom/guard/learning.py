@@ -14,7 +14,7 @@ from typing import Any
 
 from legroom.guard.demand import Demand, read_body
 from legroom.guard.paths import Kind
-from legroom.guard.request import Visit
+from legroom.guard.request import GuardedRequest
 from legroom.guard.tokens import FEWEST, ModelTokens, TokenBook
 
 _PROMPT = re.compile(rb'"(?:prompt_tokens|input_tokens)"\s*:\s*(\d{1,9})')
@@ -50,7 +50,7 @@ _TOKENIZED = {
 """What the tokenizer is asked with. It takes any messages for a chat, so a completion sends none."""
 
 
-class Lessons:
+class UsageLearner:
     """Learns from what passes, and counts prompts where it must."""
 
     def __init__(self, tokenize: Tokenize | None) -> None:
@@ -61,12 +61,11 @@ class Lessons:
         self._sampling: asyncio.Task[None] | None = None
 
     def of(self, model: str) -> ModelTokens:
-        """What is known of a model."""
         return self._book.of(model)
 
-    async def count(self, visit: Visit) -> int | None:
+    async def count(self, request: GuardedRequest) -> int | None:
         """A prompt's tokens by the server's own tokenizer; None where it does not say."""
-        return await self._count(visit.demand, visit.body)
+        return await self._count(request.demand, request.body)
 
     async def _count(self, demand: Demand, body: bytes) -> int | None:
         if self._tokenize is None or not is_countable(demand):
@@ -78,19 +77,19 @@ class Lessons:
         self.calls += 1
         return await self._tokenize(json.dumps(asked, ensure_ascii=False).encode("utf-8", "surrogatepass"))
 
-    def entering(self, visit: Visit) -> None:
+    def on_admitted(self, request: GuardedRequest) -> None:
         """A request goes in: count its prompt in passing, if its answer will not tell and too little is known."""
-        demand = visit.demand
+        demand = request.demand
         if not demand.streams or self._tokenize is None or self._sampling is not None or not is_countable(demand):
             return
         self._silent += 1
         known = self.of(demand.model).observations(demand.prompts[0].ascii_only)
         if known < FEWEST or self._silent % SAMPLE_EVERY == 0:
-            self._sampling = asyncio.get_running_loop().create_task(self._sample(demand, visit.body))
+            self._sampling = asyncio.get_running_loop().create_task(self._sample(demand, request.body))
             self._sampling.add_done_callback(self._sampled)
 
     async def _sample(self, demand: Demand, body: bytes) -> None:
-        """With the body as it was: a visit that goes on lets go of it."""
+        """With the body as it was: a request that goes on lets go of it."""
         tokens = await self._count(demand, body)
         if tokens:
             self._observe(demand, tokens)
@@ -100,23 +99,22 @@ class Lessons:
         if not task.cancelled():
             task.exception()  # looked at: a tokenizer that fails only means that nothing was learnt
 
-    def passing(self, visit: Visit, piece: bytes) -> None:
-        """A piece of a good answer."""
-        if visit.demand.streams:
-            visit.events += piece.count(b"data:")
+    def on_chunk(self, request: GuardedRequest, piece: bytes) -> None:
+        if request.demand.streams:
+            request.events += piece.count(b"data:")
         usage = usage_in(piece)
         if usage is not None and usage[0]:
-            visit.usage = usage
+            request.usage = usage
 
-    def ended(self, visit: Visit) -> None:
-        """A whole answer teaches once: a stream may name its usage so far in every piece (continuous_usage_stats).
+    def on_finished(self, request: GuardedRequest) -> None:
+        """A whole answer informative once: a stream may name its usage so far in every piece (continuous_usage_stats).
         One that named none still has a length.
         """
-        demand, usage = visit.demand, visit.usage
-        if not visit.teaches or (usage is None and not visit.events):
+        demand, usage = request.demand, request.usage
+        if not request.informative or (usage is None and not request.events):
             return
         if demand.generates and demand.output_tokens is None:
-            length = usage[1] if usage is not None else int(visit.events * EVENT_MARGIN)
+            length = usage[1] if usage is not None else int(request.events * EVENT_MARGIN)
             self._book.learnt(demand.model).outputs.add(length // copies(demand))
         if usage is not None:
             self._observe(demand, usage[0])
@@ -144,5 +142,5 @@ def copies(demand: Demand) -> int:
 
 def is_countable(demand: Demand) -> bool:
     """Whether the server's tokenizer could say how long the prompt is: one, of text alone, all of it asked about."""
-    one = demand.prompts[0] if len(demand.prompts) == 1 and demand.kind in _TOKENIZED else None
-    return one is not None and one.text_alone and not demand.media and not demand.apart
+    prompt = demand.prompts[0] if len(demand.prompts) == 1 and demand.kind in _TOKENIZED else None
+    return prompt is not None and prompt.text_alone and not demand.media and not demand.apart

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
+from legroom.facts.releases import Release
 from legroom.planning.plan_document import PlanDocument, read_plan
 from legroom.records import dataclass
 from legroom.units import cdiv
@@ -31,6 +32,9 @@ NULL_BLOCK = 1
 
 SLOTS_PER_DRAFT = 2
 """A step holds slots for the drafts it verifies and for those it looks ahead to."""
+
+FIRST_WITH_QUEUE_BOUNDS = "0.29.0"
+"""vLLM bounds its own queue from this release on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +170,12 @@ def limits_of_metrics(page: str) -> EngineLimits:
     for line in page.splitlines():
         if line.startswith("vllm:cache_config_info{"):
             servers[frozenset(pair for pair in _LABEL.findall(line) if pair[0] != "engine")] += 1
-    found = [limits for row, engines in servers.items() if (limits := _row(dict(row), engines)).known]
-    if not found:
+    engine_limits = [limits for row, engines in servers.items() if (limits := _row(dict(row), engines)).known]
+    if not engine_limits:
         return EngineLimits(source="no vllm:cache_config_info on the metrics page")
-    found = [limits for limits in found if not limits.cacheless] or found
-    smallest = min(found, key=lambda limits: limits.num_blocks or 0)
-    return replace(smallest, ranks=sum(limits.ranks for limits in found))
+    engine_limits = [limits for limits in engine_limits if not limits.cacheless] or engine_limits
+    smallest = min(engine_limits, key=lambda limits: limits.num_blocks or 0)
+    return replace(smallest, ranks=sum(limits.ranks for limits in engine_limits))
 
 
 def _row(row: Mapping[str, str], engines: int) -> EngineLimits:
@@ -270,7 +274,27 @@ def _media(model: Any) -> Mapping[str, int] | None:
 
 def _whole(value: Any) -> int | None:
     try:
-        found = int(value)
+        number = int(value)
     except (TypeError, ValueError):
         return None
-    return found if found > 0 else None
+    return number if number > 0 else None
+
+
+def native_flags(
+    release: Release, limits: EngineLimits, queue_requests: int = 512, overcommit: float = 1.0
+) -> dict[str, str]:
+    """vLLM's own queue bounds to set behind the guard, by flag; empty before 0.29 or where the pool is not known.
+
+    They bound what gets into vLLM past the guard, or without one: unfinished requests, and prompt tokens that were not
+    computed yet. Both answer 503 without Retry-After and know nothing of the KV cache, so they stand behind the guard's
+    own limits: a request with many prompts counts each of them, hence twice the sequences that run.
+    """
+    if release.before(FIRST_WITH_QUEUE_BOUNDS):
+        return {}
+    flags = {}
+    if limits.max_num_seqs:
+        flags["--max-num-queued-reqs"] = str(2 * limits.max_num_seqs * limits.ranks + queue_requests)
+    if limits.rank_blocks and limits.block_size:
+        tokens = limits.rank_blocks * limits.block_size * limits.ranks
+        flags["--max-num-queued-tokens"] = str(int(tokens * max(1.0, overcommit)))
+    return flags

@@ -26,8 +26,6 @@ _LARGEST_JPEG_PIXELS = 65_535**2
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """One image, clip or video."""
-
     kind: str
     sent_bytes: int
     """0 where the request only names an address."""
@@ -37,10 +35,10 @@ class Media:
 
 def media_of(part: Mapping[str, Any]) -> Media | None:
     """What a content part carries, if it carries media."""
-    said = part.get("type")
-    kind = KINDS.get(said) if isinstance(said, str) else None
+    named_type = part.get("type")
+    kind = KINDS.get(named_type) if isinstance(named_type, str) else None
     # A short form: the key alone says what it is, also beside a `uuid`, whatever the type says (0.32).
-    short = kind is None and (said is None or part.get("uuid") is not None) and not _NAMES.isdisjoint(part)
+    short = kind is None and (named_type is None or part.get("uuid") is not None) and not _NAMES.isdisjoint(part)
     if kind is None and not short:
         return None
     text = _address(part)
@@ -63,13 +61,13 @@ def media_of(part: Mapping[str, Any]) -> Media | None:
 def beside_media(part: Mapping[str, Any]) -> list[Any]:
     """What else stands in a part that carries media: all but the data or its address."""
     address = _address(part)
-    found: list[Any] = []
+    rest: list[Any] = []
     for key, value in part.items():
         if key in _EMBEDS or value is address:
             continue
         inner = value.values() if isinstance(value, dict) else (value,)
-        found += [one for one in inner if one is not address]
-    return found
+        rest += [item for item in inner if item is not address]
+    return rest
 
 
 def _address(part: Mapping[str, Any]) -> str | None:

@@ -1,4 +1,4 @@
-"""The door's own figures, in Prometheus' text format. Plain numbers: counting must cost nothing on the hot path."""
+"""The guard's own figures, in Prometheus' text format. Plain numbers: counting must cost nothing on the hot path."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Meters:
         self._waits = [0] * (len(WAIT_EDGES_S) + 1)
 
     def waited(self, seconds: float) -> None:
-        """An admitted request's time at the door."""
+        """How long an admitted request waited."""
         self.wait_sum_s += seconds
         self.wait_count += 1
         for number, edge in enumerate(WAIT_EDGES_S):
@@ -44,10 +44,10 @@ class Meters:
     def page(self, gauges: Mapping[str, tuple[str, float]], label: str = "", open_metrics: bool = False) -> str:
         """Every series; `label` is one more label, like `api_server="3"`."""
         page = _Page(label, open_metrics)
-        page.add("admitted", "counter", "Requests let in.", [("", self.admitted)])
+        page.add("admitted", "counter", "Requests admitted.", [("", self.admitted)])
         page.add("passed", "counter", "Requests on paths that are not guarded, or without the key that vLLM asks for.",
                  [("", self.passed)])  # fmt: skip
-        page.add("rejected", "counter", "Requests turned away, by reason.",
+        page.add("rejected", "counter", "Requests refused, by reason.",
                  [(f'reason="{reason}"', self.rejected[reason]) for reason in REASONS])  # fmt: skip
         page.add("capped", "counter", "Values written into requests, by what was capped.",
                  [(f'what="{what}"', self.capped[what]) for what in CAPPED])  # fmt: skip

@@ -1,7 +1,7 @@
-"""`vllm serve ... --middleware legroom.guard.Guard`: the door inside vLLM's own API server.
+"""`vllm serve ... --middleware legroom.guard.Guard`: admission inside vLLM's own API server.
 
 Pure ASGI: messages pass through as they come, only those of guarded paths are looked at. vLLM adds this middleware
-outside its own (0.32), so it also sees requests that vLLM's API-key check is about to turn away; these go straight
+outside its own (0.32), so it also sees requests that vLLM's API-key check is about to refuse; these go straight
 through, as they must not take anybody's place.
 """
 
@@ -16,16 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.guard import TOKEN_NAME, control, refusals
-from legroom.guard.admission import LOG, Door, log_to_stderr
+from legroom.guard import control, refusals
+from legroom.guard.admission import Admission
 from legroom.guard.api_key import KeyCheck
 from legroom.guard.asgi import Message, Receive, Replay, Upload, call, soon
 from legroom.guard.limits import EngineLimits, limits_of_metrics, limits_of_vllm, read_limits
+from legroom.guard.log import LOG, log_to_stderr
 from legroom.guard.meters import with_page
-from legroom.guard.paths import DRAIN, METRICS, STATUS, Kind, kind_of, plain_path
-from legroom.guard.peers import Siblings, together
+from legroom.guard.paths import DRAIN, METRICS, STATUS, TOKEN_NAME, Kind, kind_of, plain_path
+from legroom.guard.peers import Peers, together
 from legroom.guard.refusals import Refusal
-from legroom.guard.request import Visit
+from legroom.guard.request import GuardedRequest
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
@@ -49,18 +50,17 @@ class Guard:
         self.token = token or os.environ.get(TOKEN_NAME) or None
         self._learn_at_s = 0.0
         self._key_check = KeyCheck()
-        self._siblings: Siblings | None = None
+        self._peers: Peers | None = None
         self._server: Any = None
-        self._said = ""
+        self._summary = ""
         try:
             planned = read_limits(Path(plan)) if plan else None
-            self.door = Door(Path(policy) if policy else None, planned, self._tokenize)
+            self.admission = Admission(Path(policy) if policy else None, planned, self._tokenize)
         except LegroomError as error:
             # vLLM prints what a middleware raises; a sentence is worth more than its traceback.
             raise SystemExit(f"legroom guard: {error.message}{f' ({error.hint})' if error.hint else ''}") from None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One connection."""
         if scope["type"] != "http":
             await (self._living if scope["type"] == "lifespan" else self.app)(scope, receive, send)
             return
@@ -73,35 +73,35 @@ class Guard:
         elif path.startswith("/-/legroom/") and path in (DRAIN, STATUS):
             await self._control(scope, receive, send)
         else:
-            self.door.meters.passed += 1
+            self.admission.meters.passed += 1
             await self.app(scope, receive, send)
 
     async def _guarded(self, kind: Kind, scope: Scope, receive: Receive, send: Send) -> None:
-        door = self.door
-        if self._key_check.turns_away(scope):
-            door.meters.passed += 1
+        admission = self.admission
+        if self._key_check.will_refuse(scope):
+            admission.meters.passed += 1
             await self.app(scope, receive, send)
             return
-        door.reload()
+        admission.reload()
         await self._learn(scope)
         body = self._announced(scope) or b"" if kind is Kind.UPLOAD else await self._body(scope, receive)
         if body is None:
             return  # the client went away
-        visit = body if isinstance(body, Refusal) else door.look(kind, body)
-        if isinstance(visit, Refusal):
-            await _answer(visit, send)
+        request = body if isinstance(body, Refusal) else admission.read(kind, body)
+        if isinstance(request, Refusal):
+            await _answer(request, send)
             return
-        refusal = await door.count(visit) if door.weigh(visit) else None
-        refusal = refusal or door.ask(visit)
+        refusal = await admission.count(request) if admission.weigh(request) else None
+        refusal = refusal or admission.admit(request)
         if refusal is not None:
             await _answer(refusal, send)
             return
         pending: asyncio.Future[Message] | None = None
-        if door.is_waiting(visit):
+        if admission.is_waiting(request):
             if kind is not Kind.UPLOAD:
                 pending = asyncio.ensure_future(receive())
             try:
-                refusal = await door.wait(visit, pending)
+                refusal = await admission.wait(request, pending)
             except asyncio.CancelledError:
                 if pending is not None:
                     pending.cancel()
@@ -112,13 +112,15 @@ class Guard:
                 if refusal is not None:
                     await _answer(refusal, send)
                 return
-        await self._served(visit, kind, scope, receive, pending, send)
+        await self._served(request, kind, scope, receive, pending, send)
 
-    async def _served(self, visit: Visit, kind: Kind, scope: Scope, receive: Receive, pending: Any, send: Send) -> None:
+    async def _served(
+        self, request: GuardedRequest, kind: Kind, scope: Scope, receive: Receive, pending: Any, send: Send
+    ) -> None:
         """Run the request in vLLM and give its place back when the answer ended, however it ended."""
-        door, ended, good, started = self.door, False, False, False
-        upload = Upload(receive, door.policy) if kind is Kind.UPLOAD else None
-        inside = upload or Replay(visit.body, receive, pending)
+        admission, ended, good, started = self.admission, False, False, False
+        upload = Upload(receive, admission.policy) if kind is Kind.UPLOAD else None
+        inside = upload or Replay(request.body, receive, pending)
 
         async def passing(message: Message) -> None:
             nonlocal ended, good, started
@@ -127,61 +129,61 @@ class Guard:
             started = True
             if message["type"] == "http.response.body":
                 if good and (chunk := message.get("body")):
-                    door.passing(visit, chunk)
+                    admission.on_chunk(request, chunk)
                 if not message.get("more_body", False):
                     ended = True
             elif message["type"] == "http.response.start":
                 good = message["status"] == 200
                 if message["status"] in (429, 503):
-                    message = _with_retry_after(message, door)
+                    message = _with_retry_after(message, admission)
             await send(message)
 
-        if visit.changed:
-            scope = _with_length(scope, len(visit.body))
+        if request.changed:
+            scope = _with_length(scope, len(request.body))
         try:
             await self.app(scope, inside, passing)
         except Exception:
             if upload is None or upload.refusal is None or started:
                 raise
         finally:
-            door.leave(visit, ended)
+            admission.release(request, ended)
             if pending is not None:
                 pending.cancel()
         if upload is not None and upload.refusal is not None and not started:
-            await _answer(door.refused(upload.refusal), send)
+            await _answer(admission.refuse(upload.refusal), send)
 
     def _announced(self, scope: Scope) -> Refusal | None:
         """A body that says itself that it is too large."""
-        most = self.door.policy.requests.body_bytes
+        most = self.admission.policy.requests.body_bytes
         for name, value in scope["headers"]:
             if name == b"content-length" and value.isdigit() and int(value) > most:
-                return self.door.refused(refusals.too_large(most))
+                return self.admission.refuse(refusals.too_large(most))
         return None
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | Refusal | None:
         """The whole body, within the policy's size and time; None where the client left."""
-        door, bounds = self.door, self.door.policy
+        admission, bounds = self.admission, self.admission.policy
         most = bounds.requests.body_bytes
         refusal = self._announced(scope)
         if refusal is not None:
             return refusal
-        deadline_s = door.clock() + bounds.queue.body_timeout_s
+        deadline_s = admission.clock() + bounds.queue.body_timeout_s
         message = await soon(receive, bounds.queue.body_timeout_s)
         if message is not None and message["type"] == "http.request" and not message.get("more_body", False):
             body: bytes = message.get("body", b"")
-            return body if len(body) <= most else door.refused(refusals.too_large(most))
+            return body if len(body) <= most else admission.refuse(refusals.too_large(most))
         pieces, size = [], 0
         while message is not None and message["type"] == "http.request":
             piece = message.get("body", b"")
             pieces.append(piece)
             size += len(piece)
             if size > most:
-                return door.refused(refusals.too_large(most))
+                return admission.refuse(refusals.too_large(most))
             if not message.get("more_body", False):
                 return b"".join(pieces)
-            message = await soon(receive, deadline_s - door.clock())
+            message = await soon(receive, deadline_s - admission.clock())
         if message is None:
-            return door.refused(refusals.body_timeout(bounds.queue.body_timeout_s))
+            return admission.refuse(refusals.body_timeout(bounds.queue.body_timeout_s))
         return None
 
     async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -199,7 +201,7 @@ class Guard:
             elif message["type"] == "http.response.body":
                 pieces.append(message.get("body", b""))
                 if not message.get("more_body", False) and start is not None:
-                    await _send_page(start, b"".join(pieces), self.door, send)
+                    await _send_page(start, b"".join(pieces), self.admission, send)
 
         await self.app(plain, receive, gather)
 
@@ -214,9 +216,9 @@ class Guard:
         if isinstance(body, Refusal):
             await _answer(body, send)
             return
-        status, document = control.answer(self.door, self.token, method, scope["path"], given, body)
-        if status == 200 and self._siblings is not None:
-            others = await self._siblings.ask(self.door.draining if method == "POST" else None)
+        status, document = control.answer(self.admission, self.token, method, scope["path"], given, body)
+        if status == 200 and self._peers is not None:
+            others = await self._peers.ask(self.admission.draining if method == "POST" else None)
             document = json.dumps(together(json.loads(document), others)).encode()
         length = str(len(document)).encode()
         shown = [(b"content-type", b"application/json"), (b"content-length", length)]
@@ -224,26 +226,28 @@ class Guard:
         await send({"type": "http.response.body", "body": document})
 
     async def _living(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The server's life, among its siblings if it has any: who may drain one of them means all."""
+        """The server's life, among its peers if it has any: a drain of one is meant for all of them."""
         count = limits_of_vllm(None, getattr(getattr(scope.get("app"), "state", None), "args", None)).api_servers
         if count == 1 or self.token is None:
             await self.app(scope, receive, send)
             return
-        siblings = Siblings(count, self.token, self.door.drain)
-        if await siblings.join():
-            self._siblings = siblings
+        peers = Peers(count, self.token, self.admission.drain)
+        if await peers.join():
+            self._peers = peers
         else:
-            LOG.warning("could not meet the other %d API servers: a drain reaches the one that hears it", count - 1)
+            LOG.warning(
+                "could not reach the other %d API servers: a drain only counts for the one that receives it", count - 1
+            )
         try:
             await self.app(scope, receive, send)
         finally:
-            siblings.leave()
+            peers.leave()
 
     async def _learn(self, scope: Scope) -> None:
         """Ask vLLM what it can hold: its configuration in this process, else its metrics page."""
-        if self.door.limits.known and self._learn_at_s:
+        if self.admission.limits.known and self._learn_at_s:
             return
-        now_s = self.door.clock()
+        now_s = self.admission.clock()
         if now_s < self._learn_at_s:
             return
         self._learn_at_s = now_s + RELEARN_S
@@ -252,12 +256,12 @@ class Guard:
         limits = limits_of_vllm(getattr(state, "vllm_config", None), getattr(state, "args", None))
         if not limits.known:
             limits = await self._limits_of_page(limits)
-        self.door.learn_engine(limits)
-        if (said := self.door.said()) == self._said:
+        self.admission.learn_engine(limits)
+        if (summary := self.admission.summary()) == self._summary:
             return
-        self._said = said
-        LOG.info("%s", said)
-        hint = self.door.native_hint(str(getattr(sys.modules.get("vllm"), "__version__", "")))
+        self._summary = summary
+        LOG.info("%s", summary)
+        hint = self.admission.native_flags_hint(str(getattr(sys.modules.get("vllm"), "__version__", "")))
         if hint and limits.known:
             LOG.info("%s", hint)
 
@@ -285,10 +289,10 @@ async def _answer(refusal: Refusal, send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-async def _send_page(start: Message, body: bytes, door: Door, send: Send) -> None:
+async def _send_page(start: Message, body: bytes, admission: Admission, send: Send) -> None:
     if start["status"] == 200:
         kind = next((value for name, value in start["headers"] if name.lower() == b"content-type"), b"")
-        body = with_page(body, door.page(b"openmetrics" in kind))
+        body = with_page(body, admission.page(b"openmetrics" in kind))
     headers = [header for header in start["headers"] if header[0].lower() != b"content-length"]
     start["headers"] = [*headers, (b"content-length", str(len(body)).encode())]
     await send(start)
@@ -302,10 +306,12 @@ def _with_length(scope: Scope, length: int) -> Scope:
     return scope
 
 
-def _with_retry_after(message: Message, door: Door) -> Message:
+def _with_retry_after(message: Message, admission: Admission) -> Message:
     """vLLM's own refusals say nothing about when to come back."""
     headers = list(message.get("headers", ()))
     if not any(name.lower() == b"retry-after" for name, _ in headers):
-        headers.append((b"retry-after", str(door.policy.queue.drain_retry_s if door.draining else 1).encode()))
+        headers.append(
+            (b"retry-after", str(admission.policy.queue.drain_retry_s if admission.draining else 1).encode())
+        )
     message["headers"] = headers
     return message

@@ -67,16 +67,15 @@ GUARDED: dict[str, Kind] = {
 METRICS = "/metrics"
 DRAIN = "/-/legroom/drain"
 STATUS = "/-/legroom/status"
+TOKEN_NAME = "LEGROOM_GUARD_TOKEN"
+"""The environment variable with the token for these two."""
 
 
 def kind_of(method: str, path: str, root_path: str = "") -> Kind | None:
     """What to do with a request; None lets it pass. A path is read as a lenient server might route it."""
     if method != "POST":
         return None
-    found = GUARDED.get(path)
-    if found is not None:
-        return found
-    return GUARDED.get(plain_path(path, root_path))
+    return GUARDED.get(path) or GUARDED.get(plain_path(path, root_path))
 
 
 def plain_path(path: str, root_path: str = "") -> str:

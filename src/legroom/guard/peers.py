@@ -1,4 +1,4 @@
-"""The API servers of one vLLM: each has a door of its own, and a drain has to close them all.
+"""The API servers of one vLLM: each admits on its own, and a drain has to reach all of them.
 
 They accept from one socket, so nobody outside chooses which of them hears a request. Each therefore also listens under
 a name that only the processes with the same parent share, in Linux' abstract namespace: no file is left behind, and
@@ -28,7 +28,7 @@ _LONGEST_BYTES = 1 << 16
 _SUMS = ("running", "waiting", "admitted")
 
 
-class Siblings:
+class Peers:
     """One process's place among `count` of them."""
 
     def __init__(self, count: int, token: str, answer: Answer, family: str | None = None) -> None:
@@ -49,8 +49,8 @@ class Siblings:
     async def ask(self, drain: bool | None) -> list[Status]:
         """What each of the others says, as far as they answer."""
         others = [name for name in self._names if name != self._own]
-        found = await asyncio.gather(*(self._ask(name, drain) for name in others))
-        return [status for status in found if status is not None]
+        statuses = await asyncio.gather(*(self._ask(name, drain) for name in others))
+        return [status for status in statuses if status is not None]
 
     def leave(self) -> None:
         """Be asked no more."""
@@ -91,25 +91,25 @@ def together(own: Status, others: Iterable[Status]) -> Status:
     """One state for all: requests added up, and draining only where each of them is. Tokens stay those of the one that
     was asked, as each has a share of the pool to itself.
     """
-    found = [own, *others]
-    sums = {name: sum(status.get(name, 0) for status in found) for name in _SUMS}
+    statuses = [own, *others]
+    sums = {name: sum(status.get(name, 0) for status in statuses) for name in _SUMS}
     rejected: Counter[str] = Counter()
-    for status in found:
+    for status in statuses:
         rejected.update(status.get("rejected", {}))
-    draining = all(status.get("draining") for status in found)
-    return own | sums | {"draining": draining, "rejected": dict(rejected), "api_servers_heard": len(found)}
+    draining = all(status.get("draining") for status in statuses)
+    return own | sums | {"draining": draining, "rejected": dict(rejected), "api_servers_heard": len(statuses)}
 
 
 def _connected(name: str) -> socket.socket:
     """By hand: uvloop, which vLLM runs on, listens under abstract names and does not connect to them."""
-    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    found.setblocking(False)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.setblocking(False)
     try:
-        found.connect(name)
+        connection.connect(name)
     except OSError:
-        found.close()
+        connection.close()
         raise
-    return found
+    return connection
 
 
 def _family() -> str:

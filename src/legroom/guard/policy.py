@@ -6,7 +6,7 @@ A small TOML file. Each key is a field below, so that what is documented, read a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, field, fields
+from dataclasses import field, fields
 from typing import Any
 
 from legroom.records import dataclass
@@ -79,20 +79,12 @@ class QueuePolicy:
 
 @dataclass(frozen=True)
 class Policy:
-    """One policy, whole."""
-
     requests: RequestBounds = RequestBounds()
     pool: PoolPolicy = PoolPolicy()
     queue: QueuePolicy = QueuePolicy()
 
 
 SECTIONS: Mapping[str, type] = {"requests": RequestBounds, "pool": PoolPolicy, "queue": QueuePolicy}
-
-
-def default_of(one: Field[Any]) -> Any:
-    """What a key is where the file says nothing."""
-    assert one.default is not MISSING
-    return one.default
 
 
 def policy_toml(policy: Policy | None = None) -> str:
@@ -102,10 +94,10 @@ def policy_toml(policy: Policy | None = None) -> str:
     for name, kind in SECTIONS.items():
         lines.append(f"[{name}]")
         section = getattr(shown, name)
-        for one in fields(kind):
-            value = getattr(section, one.name)
-            written = f"{one.name} = {_toml(value)}" if value is not None else f"# {one.name} = 4"
-            lines.append(f"{written:<32}# {one.metadata['about']}")
+        for key in fields(kind):
+            value = getattr(section, key.name)
+            written = f"{key.name} = {_toml(value)}" if value is not None else f"# {key.name} = 4"
+            lines.append(f"{written:<32}# {key.metadata['about']}")
         lines.append("")
     return "\n".join(lines)
 

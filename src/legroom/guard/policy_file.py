@@ -18,14 +18,13 @@ _TOO_LARGE_BYTES = 1 << 20
 
 
 def read_policy(path: Path) -> Policy:
-    """The policy in a file."""
     try:
         with path.open("rb") as file:
             raw = file.read(_TOO_LARGE_BYTES + 1)
     except OSError as error:
         raise LegroomError(f"could not read the policy {path}: {error.strerror}") from error
     if len(raw) > _TOO_LARGE_BYTES:
-        raise LegroomError(f"{path} is larger than 1 MiB: that is no policy", "see legroom guard --print-policy")
+        raise LegroomError(f"{path} is larger than 1 MiB, so it is not a policy", "see legroom guard --print-policy")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -35,13 +34,12 @@ def read_policy(path: Path) -> Policy:
 
 
 def parse_policy(text: str, name: str = "policy") -> Policy:
-    """The policy in a text."""
     try:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # TOML's own, or Python's for a number of thousands of digits
-        found = re.search(r"\(at line (\d+), column \d+\)", str(error))
-        huge = None if found else _HUGE_NUMBER.search(text)
-        line = int(found[1]) if found else text.count("\n", 0, huge.start() if huge else None) + 1
+        place = re.search(r"\(at line (\d+), column \d+\)", str(error))
+        huge = None if place else _HUGE_NUMBER.search(text)
+        line = int(place[1]) if place else text.count("\n", 0, huge.start() if huge else None) + 1
         why = re.sub(r" \(at .*\)$", "", str(error))
         key = _key_on(text, line)
         raise LegroomError(f"{name}, line {line}{key}: {why}", "see legroom guard --print-policy") from error
@@ -56,7 +54,7 @@ def _policy(document: Mapping[str, Any], text: str, name: str) -> Policy:
             _complain(text, name, section, None, f"there is no section {section!r}", SECTIONS)
         if not isinstance(values, dict):
             _complain(text, name, section, None, f"{section!r} is a section: write [{section}]", ())
-        known = {one.name: one for one in fields(SECTIONS[section])}
+        known = {field.name: field for field in fields(SECTIONS[section])}
         read: dict[str, Any] = {}
         for key, value in values.items():
             if key not in known:
@@ -79,21 +77,21 @@ def _checked(declared: Any, meta: Mapping[str, Any], value: Any) -> Any:
             raise ValueError(error.message) from error
     if isinstance(value, str):
         if "str" not in kinds:
-            raise ValueError(f"wants a number, not {value!r}")
+            raise ValueError(f"must be a number, not {value!r}")
         if value not in choices:
-            raise ValueError(f"{value!r} is none of {', '.join(choices)}")
+            raise ValueError(f"{value!r} is not one of {', '.join(choices)}")
         return value
     if isinstance(value, bool) or not isinstance(value, int | float):
         wanted = "a number" if "int" in kinds or "float" in kinds else f"one of {', '.join(choices)}"
-        raise ValueError(f"wants {wanted}, not {value!r}")
+        raise ValueError(f"must be {wanted}, not {value!r}")
     if "int" not in kinds and "float" not in kinds:
-        raise ValueError(f"{value!r} is none of {', '.join(choices)}")
+        raise ValueError(f"{value!r} is not one of {', '.join(choices)}")
     return _in_range(kinds, meta, value)
 
 
 def _in_range(kinds: str, meta: Mapping[str, Any], value: float) -> float:
     if "float" not in kinds and not isinstance(value, int):
-        raise ValueError(f"wants a whole number, not {value!r}")
+        raise ValueError(f"must be a whole number, not {value!r}")
     low, high = meta.get("low", meta.get("least", 0)), meta.get("high", 2**53)
     if not low <= value <= high:
         raise ValueError(f"{value!r} is not between {low:,} and {high:,}")
@@ -130,8 +128,8 @@ def _line_of(text: str, section: str, key: str | None) -> int:
 
 def _key_on(text: str, line: int) -> str:
     lines = text.splitlines()
-    found = re.match(r"\s*([A-Za-z0-9_.\"'-]+)\s*=", lines[line - 1]) if 0 < line <= len(lines) else None
-    return f", key {found[1]!r}" if found else ""
+    assignment = re.match(r"\s*([A-Za-z0-9_.\"'-]+)\s*=", lines[line - 1]) if 0 < line <= len(lines) else None
+    return f", key {assignment[1]!r}" if assignment else ""
 
 
 class PolicyFile:
@@ -153,7 +151,6 @@ class PolicyFile:
             self.policy = read_policy(path)
 
     def due(self, now_s: float) -> bool:
-        """Whether to look at the file again."""
         return now_s >= self._next_s and self.path is not None
 
     def reload(self, now_s: float, force: bool = False) -> str | None:
@@ -177,7 +174,7 @@ class PolicyFile:
     def _look(self) -> tuple[int, int, int] | None:
         assert self.path is not None
         try:
-            found = self.path.stat()
+            stat = self.path.stat()
         except OSError:
             return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        return stat.st_mtime_ns, stat.st_size, stat.st_ino

@@ -1,4 +1,4 @@
-"""The KV pool as the door sees it: who holds what, who waits, and when there will be room again.
+"""The KV pool as admission sees it: who holds what, who waits, and when there will be room again.
 
 No clock, no event loop: callers pass the time in and are called back through `Ticket.on_admitted`. Blocks are counted
 at their worst, prompt and every token a request may still generate, so that the sum never outgrows the pool and vLLM
@@ -22,7 +22,7 @@ UNKNOWN_RETRY_S = 2
 LONGEST_RETRY_S = 120
 
 
-class State(Enum):
+class TicketState(Enum):
     """Where a request stands."""
 
     WAITING = "waiting"
@@ -52,14 +52,12 @@ class Need(NamedTuple):
 
 
 class Ticket:
-    """One request's place."""
-
     __slots__ = ("asked_s", "need", "on_admitted", "state")
 
     def __init__(self, need: Need, asked_s: float) -> None:
         self.need = need
         self.asked_s = asked_s
-        self.state = State.WAITING
+        self.state = TicketState.WAITING
         self.on_admitted: Callable[[], None] | None = None
 
 
@@ -85,32 +83,32 @@ class Pool:
         """What they need together."""
         return self._blocks.queued
 
-    def ask(self, need: Need, now_s: float) -> Ticket:
-        """Admit, queue or turn away; the ticket's state says which."""
+    def acquire(self, need: Need, now_s: float) -> Ticket:
+        """Admit, queue or refuse; the ticket's state says which."""
         ticket = Ticket(need, now_s)
         limit = self.limits
         if limit.blocks is not None and need.blocks > limit.blocks:
-            ticket.state = State.NEVER
+            ticket.state = TicketState.NEVER
         elif not self._queue and self._fits(need):
             self._admit(ticket)
         elif len(self._queue) >= limit.queue_requests:
-            ticket.state = State.FULL
+            ticket.state = TicketState.FULL
         else:
             self._queue[id(ticket)] = ticket
             self._blocks.queued += need.blocks
             self._seats.queued += need.seats
         return ticket
 
-    def leave(self, ticket: Ticket, now_s: float) -> None:
+    def release(self, ticket: Ticket, now_s: float) -> None:
         """Give back what the request held, or its place in the queue; a second call does nothing."""
-        state, ticket.state = ticket.state, State.GONE
-        if state is State.ADMITTED:
+        state, ticket.state = ticket.state, TicketState.GONE
+        if state is TicketState.ADMITTED:
             self.held_blocks -= ticket.need.blocks
             self.held_seats -= ticket.need.seats
             self.running -= 1
             self._blocks.rate.add(ticket.need.blocks, now_s)
             self._seats.rate.add(ticket.need.seats, now_s)
-        elif state is State.WAITING:
+        elif state is TicketState.WAITING:
             del self._queue[id(ticket)]
             self._dequeued(ticket.need)
         else:
@@ -125,7 +123,7 @@ class Pool:
     def retry_after_s(self, need: Need, now_s: float) -> int:
         """When there will likely be room for this request: whole seconds, at least one.
 
-        What was turned away lately is expected back too, so a burst is told to return spread out, not all at once.
+        What was refused lately is expected back too, so a burst is told to return spread out, not all at once.
         """
         limit, waits_s = self.limits, []
         if limit.blocks is not None:
@@ -146,7 +144,7 @@ class Pool:
         return limit.seats is None or self.held_seats + need.seats <= limit.seats
 
     def _admit(self, ticket: Ticket) -> None:
-        ticket.state = State.ADMITTED
+        ticket.state = TicketState.ADMITTED
         self.held_blocks += ticket.need.blocks
         self.held_seats += ticket.need.seats
         self.running += 1
@@ -202,7 +200,6 @@ class ReleaseRate:
         self._weight = 0.0
 
     def add(self, amount: int, now_s: float) -> None:
-        """Note a release."""
         self._decay(now_s)
         self._mass += amount
 

@@ -76,13 +76,13 @@ def prompts_of(kind: Kind, body: dict[str, Any], walk: Walk) -> Iterator[Prompt]
             yield talk._replace(tokens=_forwarded(body)) if "kv_transfer_params" in body else talk
         case Kind.CHAT_BATCH:
             conversations = body.get("messages")
-            for one in conversations if isinstance(conversations, list) else ():
-                yield _conversation(body, one, walk)
+            for conversation in conversations if isinstance(conversations, list) else ():
+                yield _conversation(body, conversation, walk)
         case Kind.RESPONSES:
-            said = body.get("input")
-            found = _conversation(body, said if isinstance(said, list) else [said], walk)
+            input_items = body.get("input")
+            talk = _conversation(body, input_items if isinstance(input_items, list) else [input_items], walk)
             elsewhere = body.get("previous_response_id") is not None or body.get("prompt") is not None
-            yield found._replace(open_ended=True) if elsewhere else found
+            yield talk._replace(open_ended=True) if elsewhere else talk
         case Kind.POOLING:
             yield from _pooled(body, walk)
         case Kind.SCORE:
@@ -99,13 +99,13 @@ def _texts_or_ids(value: Any, walk: Walk) -> Iterator[Prompt]:
         if isinstance(value[0], int):
             yield Prompt(tokens=len(value))
             return
-        for one in value:
-            if isinstance(one, str):
-                yield _text(one)
-            elif isinstance(one, list):
-                yield Prompt(tokens=len(one))
+        for item in value:
+            if isinstance(item, str):
+                yield _text(item)
+            elif isinstance(item, list):
+                yield Prompt(tokens=len(item))
             else:
-                yield _measured(one, walk, 1)
+                yield _measured(item, walk, 1)
 
 
 def _pooled(body: dict[str, Any], walk: Walk) -> Iterator[Prompt]:
@@ -116,8 +116,8 @@ def _pooled(body: dict[str, Any], walk: Walk) -> Iterator[Prompt]:
     named = next((body[key] for key in ("input", "texts", "inputs") if body.get(key) is not None), None)
     yield from _texts_or_ids(named, walk)
     images = body.get("images")
-    for one in images if isinstance(images, list) else ():
-        yield _measured({"image_url": one}, walk, 1)
+    for image in images if isinstance(images, list) else ():
+        yield _measured({"image_url": image}, walk, 1)
     if named is None and body.get("data") is not None:  # what a plugin makes of it is not known
         yield Prompt(open_ended=True)
 
@@ -129,33 +129,33 @@ def _pairs(body: dict[str, Any], walk: Walk) -> Iterator[Prompt]:
     if not second:
         first, second = [Prompt()], first
     longest = max(first, key=lambda prompt: prompt.text_bytes + prompt.tokens, default=Prompt())
-    for one in second:
-        tokens, text = longest.tokens + one.tokens, longest.text_bytes + one.text_bytes + each.text_bytes
+    for partner in second:
+        tokens, text = longest.tokens + partner.tokens, longest.text_bytes + partner.text_bytes + each.text_bytes
         if tokens and not text:
             yield Prompt(tokens=tokens)
         else:
-            ascii_only = longest.ascii_only and one.ascii_only and each.ascii_only
-            open_ended = bool(tokens) or longest.open_ended or one.open_ended or bool(body.get("chat_template"))
+            ascii_only = longest.ascii_only and partner.ascii_only and each.ascii_only
+            open_ended = bool(tokens) or longest.open_ended or partner.open_ended or bool(body.get("chat_template"))
             yield Prompt(tokens, text, ascii_only, 1, open_ended)
 
 
 def _side(body: dict[str, Any], keys: tuple[str, ...], walk: Walk) -> list[Prompt]:
-    found: list[Prompt] = []
+    prompts: list[Prompt] = []
     for side in (body[key] for key in keys if key in body):
         if isinstance(side, list) and side and isinstance(side[0], int | list):
-            found += islice(_texts_or_ids(side, walk), MOST_PROMPTS + 1)
+            prompts += islice(_texts_or_ids(side, walk), MOST_PROMPTS + 1)
         else:
             many = side[: MOST_PROMPTS + 1] if isinstance(side, list) else [side]
-            found += [_measured(one, walk, 1) for one in many]
-    return found
+            prompts += [_measured(text, walk, 1) for text in many]
+    return prompts
 
 
 def _decisions(body: dict[str, Any], walk: Walk) -> Iterator[Prompt]:
     """Decisions (0.32): each question behind the state that all of them are about."""
     for key, kind in (("images", "image_url"), ("audio", "audio_url"), ("videos", "video_url")):
         named = body.get(key)
-        for one in named if isinstance(named, list) else ():
-            _measured({kind: one}, walk, 1)
+        for address in named if isinstance(named, list) else ():
+            _measured({kind: address}, walk, 1)
     asked = body.get("questions")
     about = _text(json.dumps([body.get("state"), body.get("instructions")], ensure_ascii=False))
     for question in asked.items() if isinstance(asked, dict) else ():
@@ -170,8 +170,8 @@ def _text(text: str) -> Prompt:
 
 
 def _conversation(body: dict[str, Any], messages: Any, walk: Walk) -> Prompt:
-    said = messages if isinstance(messages, list) else []
-    talk = _measured(said, walk, max(1, len(said)))
+    turns = messages if isinstance(messages, list) else []
+    talk = _measured(turns, walk, max(1, len(turns)))
     more = Prompt() if _ANY_BESIDE.isdisjoint(body) else _beside(body, _BESIDE)
     return Prompt(
         0,
@@ -184,8 +184,8 @@ def _conversation(body: dict[str, Any], messages: Any, walk: Walk) -> Prompt:
 
 def _beside(body: dict[str, Any], keys: tuple[str, ...]) -> Prompt:
     """What stands beside the texts; templates write these as JSON, structure and all."""
-    found = [body[key] for key in keys if body.get(key)]
-    return _text(json.dumps(found, ensure_ascii=False)) if found else Prompt()
+    values = [body[key] for key in keys if body.get(key)]
+    return _text(json.dumps(values, ensure_ascii=False)) if values else Prompt()
 
 
 def _forwarded(body: dict[str, Any]) -> int:
@@ -200,25 +200,25 @@ def _measured(value: Any, walk: Walk, messages: int) -> Prompt:
     size, ascii_only, todo = 0, True, [value]
     while todo and walk.left:
         walk.left -= 1
-        one = todo.pop()
-        if isinstance(one, dict):
-            found = media_of(one) if "role" not in one else None
-            if found is not None:
-                walk.media.append(found)
+        item = todo.pop()
+        if isinstance(item, dict):
+            media = media_of(item) if "role" not in item else None
+            if media is not None:
+                walk.media.append(media)
                 walk.left = max(0, walk.left - _MEDIA_STEPS)
-                todo += beside_media(one)
+                todo += beside_media(item)
                 continue
-            todo += one.values()
-            one = "".join(one)
-        elif isinstance(one, list):
-            todo += one
+            todo += item.values()
+            item = "".join(item)
+        elif isinstance(item, list):
+            todo += item
             continue
-        if isinstance(one, str):
-            if one.isascii():
-                size += len(one)
+        if isinstance(item, str):
+            if item.isascii():
+                size += len(item)
             else:
                 ascii_only = False
-                size += len(one.encode("utf-8", "surrogatepass"))
-        elif one is not None:
-            size += len(str(one)) if isinstance(one, float | bool) else (one.bit_length() // 3 + 1)
+                size += len(item.encode("utf-8", "surrogatepass"))
+        elif item is not None:
+            size += len(str(item)) if isinstance(item, float | bool) else (item.bit_length() // 3 + 1)
     return Prompt(0, size, ascii_only, messages, open_ended=bool(todo))

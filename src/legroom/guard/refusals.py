@@ -1,4 +1,4 @@
-"""What the door says when it says no: OpenAI-style bodies, with the numbers that led to it."""
+"""What a refused client is told: OpenAI-style bodies, with the numbers that led to it."""
 
 from __future__ import annotations
 
@@ -23,18 +23,16 @@ class Refusal:
     retry_after_s: int | None = None
 
     def body(self) -> bytes:
-        """The JSON document."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.reason}
         return json.dumps({"error": error}, ensure_ascii=False).encode()
 
     def headers(self, body: bytes) -> list[tuple[bytes, bytes]]:
-        """Headers of the answer."""
-        found = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         if self.retry_after_s is not None:
-            found.append((b"retry-after", str(self.retry_after_s).encode()))
+            headers.append((b"retry-after", str(self.retry_after_s).encode()))
         if self.status in (408, 413):  # the rest of the body was not read: the connection is of no more use
-            found.append((b"connection", b"close"))
-        return found
+            headers.append((b"connection", b"close"))
+        return headers
 
 
 REASONS = (
@@ -52,7 +50,6 @@ def bad_value(reason: str, message: str, param: str | None) -> Refusal:
 
 
 def too_large(limit_bytes: int) -> Refusal:
-    """A body over the limit."""
     return Refusal(413, "body_too_large", f"The request body is larger than {limit_bytes:,} bytes.")
 
 
@@ -78,7 +75,7 @@ def never_fits(needed_tokens: int, pool_tokens: int, why: str) -> Refusal:
 def busy(reason: str, needed_tokens: int, free_tokens: int | None, waiting: int, retry_after_s: int) -> Refusal:
     """No room now; `free_tokens` None where only sequences are counted."""
     why = (
-        "As many sequences run as may at once"
+        "The server already runs as many sequences as it may"
         if free_tokens is None
         else f"The KV cache has no room for this request now: it may grow to {needed_tokens:,} tokens, "
         f"{free_tokens:,} are free"

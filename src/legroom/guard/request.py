@@ -1,4 +1,4 @@
-"""One request on its way through the door."""
+"""A request on a guarded path, from its body to the end of its answer."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from legroom.guard.pool import Ticket
 from legroom.guard.weigh import Weight
 
 
-class Visit:
-    """What is known of a request while it is here."""
-
-    __slots__ = ("answered", "body", "changed", "demand", "events", "teaches", "ticket", "usage", "weight")
+class GuardedRequest:
+    __slots__ = ("answered", "body", "changed", "demand", "events", "informative", "ticket", "usage", "weight")
 
     def __init__(self, body: bytes, demand: Demand, changed: bool = False) -> None:
         self.body = body
         self.demand = demand
         self.changed = changed
         """The body is not as the client sent it."""
-        self.teaches = demand.teaches
+        self.informative = demand.informative
         self.weight: Weight | None = None
         self.ticket: Ticket | None = None
         self.usage: tuple[int, int] | None = None

@@ -39,7 +39,6 @@ class Highest:
         self._previous = [0.0] * times
 
     def add(self, value: float) -> None:
-        """Note a value."""
         self.count += 1
         self._seen += 1
         if value > self._current[0]:
@@ -70,7 +69,6 @@ class Quantile:
         self._previous = [0] * self._BUCKETS
 
     def add(self, value: int) -> None:
-        """Note a value."""
         self.count += 1
         self._seen += 1
         self._current[min(self._BUCKETS - 1, math.ceil(4 * math.log2(max(1, value))))] += 1
@@ -142,14 +140,14 @@ class TokenBook:
 
     def learnt(self, model: str) -> ModelTokens:
         """The page to write to, kept. Call it for answers the server gave, not for names a client sent."""
-        found = self._models.get(model)
-        if found is None:
-            found = self._models[model] = ModelTokens()
+        page = self._models.get(model)
+        if page is None:
+            page = self._models[model] = ModelTokens()
             if len(self._models) > MOST_MODELS:
                 self._models.popitem(last=False)
         else:
             self._models.move_to_end(model)  # who answered last is forgotten last
-        return found
+        return page
 
 
 _NOTHING = ModelTokens()

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from legroom.deployments.plain_containers import image_release
 from legroom.facts.metrics import all_exposed_names, exposed_names
 from legroom.facts.releases import Release, latest
 from legroom.facts.releases import release as known_release
@@ -17,7 +16,7 @@ from legroom.vllm.parse import ParsedArgs, parse_flags
 
 if TYPE_CHECKING:
     from legroom.deployments.shell.scan import Word
-    from legroom.deployments.subjects import Started
+    from legroom.deployments.subjects import StartedServer
     from legroom.deployments.text import Place
     from legroom.planning.plan_document import PlanDocument
 
@@ -44,17 +43,17 @@ class Context:
         """Every series that may be asked for."""
         return all_exposed_names() if self.any_release else exposed_names(self.release)
 
-    def release_of(self, server: Started) -> Release:
+    def release_of(self, server: StartedServer) -> Release:
         """Of one server."""
-        named = image_release(server.image) if server.image and self.asked is None else None
+        named = server.named_release if self.asked is None else None
         return known_release(named) if named else self.release
 
-    def plan_of(self, server: Started) -> PlanDocument | None:
+    def plan_of(self, server: StartedServer) -> PlanDocument | None:
         """The plan, unless the server serves another model than the planned one."""
         model = self.parsed(server).args.model
         return self.plan if self.plan and (not model or _names(model, self.plan.command)) else None
 
-    def parsed(self, server: Started) -> ParsedArgs:
+    def parsed(self, server: StartedServer) -> ParsedArgs:
         """Its flags as its release reads them."""
         return _parsed(tuple(word.text for word in server.words), self.release_of(server))
 
@@ -69,13 +68,13 @@ def _parsed(words: tuple[str, ...], release: Release) -> ParsedArgs:
     return parse_flags(words, release)
 
 
-def flag_word(server: Started, *names: str) -> Word | None:
+def flag_word(server: StartedServer, *names: str) -> Word | None:
     """The last word that gives one of some flags, however it is written."""
-    found = None
+    given = None
     for word in server.words:
         if plain_name(word.text) in names:
-            found = word
-    return found
+            given = word
+    return given
 
 
 def finding(rule: Rule, place: Place, message: str, suggestion: str = "", length: int = 0) -> Finding:

@@ -35,6 +35,11 @@ class Finding:
     length: int = 0
     """How many characters of the line it is about; 0: not known."""
 
+    @property
+    def where(self) -> tuple[int, int, str]:
+        """What findings of one file are sorted by."""
+        return self.place.line, self.place.column, self.rule
+
 
 @dataclass(frozen=True, slots=True)
 class Skipped:

@@ -8,14 +8,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from legroom.deployments.plain_sources import MAX_FILE_BYTES, read_text
-from legroom.deployments.subjects import Found, Started
-from legroom.deployments.text import Place, Unread
+from legroom.deployments.subjects import StartedServer
+from legroom.deployments.text import MAX_FILE_BYTES, Place, Unread, read_text
 from legroom.errors import LegroomError
 from legroom.facts.releases import latest
 from legroom.lint.context import Context
 from legroom.lint.finding import Finding, Report, Skipped
-from legroom.lint.read import read_file
+from legroom.lint.read import LintedPart, read_linted
 from legroom.lint.rules import modules
 from legroom.records import dataclass
 
@@ -37,11 +36,11 @@ class Ignores:
         self._file: set[str] = set()
         lines = text.splitlines()
         for number, line in enumerate(lines, 1):
-            found = _COMMENT.search(line)
-            if found is None:
+            comment = _COMMENT.search(line)
+            if comment is None:
                 continue
-            rules = set(re.findall(r"[a-z][a-z-]*", found["rules"])) or {_EVERY}
-            if found["file"]:
+            rules = set(re.findall(r"[a-z][a-z-]*", comment["rules"])) or {_EVERY}
+            if comment["file"]:
                 self._file |= rules
                 continue
             self._add(number, rules)
@@ -140,25 +139,25 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
     """Look at texts, each with the path it is reported under."""
     release = options.release or latest()
     not_read, skipped = list(unread), []
-    found: list[tuple[str, Found]] = []
+    parts: list[tuple[str, LintedPart]] = []
     for path, text in texts:
         if options.only_vllm and "vllm" not in text.lower():
             skipped.append(Skipped(path, "vLLM is not named in it"))
             continue
-        for item in read_file(path, text, release):
+        for item in read_linted(path, text, release):
             if isinstance(item, Unread):
                 not_read.append(item)
             elif isinstance(item, Skipped):
                 skipped.append(item)
             else:
-                found.append((path, item))
-    records = {name: expression for _, item in found for name, expression in item.records.items()}
+                parts.append((path, item))
+    records = {name: expression for _, part in parts for name, expression in part.records.items()}
     context = Context(options.release, options.plan, records, options.any_release)
     ignores = {path: Ignores(text) for path, text in texts}
     distinct: dict[Finding, None] = {}
     silenced: dict[Finding, None] = {}
-    for path, item in found:
-        for finding in _check(item, context):
+    for path, part in parts:
+        for finding in _check(part, context):
             if isinstance(finding, Unread):
                 not_read.append(finding)
             elif finding.rule in options.ignore or ignores[path].silences(finding):
@@ -166,18 +165,16 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
             else:
                 distinct[finding] = None
     order = {path: i for i, (path, _) in enumerate(texts)}
-    findings = sorted(
-        distinct, key=lambda one: (order.get(one.place.path, 0), one.place.line, one.place.column, one.rule)
-    )
+    findings = sorted(distinct, key=lambda finding: (order.get(finding.place.path, 0), *finding.where))
     files = tuple(path for path, _ in texts)
     return Report(
         release.version, files, tuple(findings), tuple(dict.fromkeys(not_read)), tuple(skipped), len(silenced)
     )
 
 
-def _check(item: Found, context: Context) -> Iterable[Finding | Unread]:
-    for subject in item.subjects:
-        if isinstance(subject, Started):
+def _check(part: LintedPart, context: Context) -> Iterable[Finding | Unread]:
+    for subject in part.subjects:
+        if isinstance(subject, StartedServer):
             try:
                 context.release_of(subject)
             except LegroomError as error:

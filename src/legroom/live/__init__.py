@@ -1,1 +1,7 @@
-"""A running vLLM: its metrics by release, samples, detectors (one file each), forecasts and the incident journal."""
+"""A running vLLM, seen from outside.
+
+`metrics/` reads its figures, from the server itself or from a Prometheus, and keeps the last minutes as a `Window`;
+`detectors/` say what is wrong, by the levels in `thresholds`; `forecast` says what will be; `remedies` says what helps;
+`view` is all of that at one moment; `journal/` keeps samples, incidents and actions. `nvml` and `local_memory` add the
+GPU memory of servers on this machine.
+"""

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from legroom.live.metrics.window import Window
+from legroom.live.metrics.window import SHORTEST_STEP_S, Window
 from legroom.live.thresholds import DEFAULT, Thresholds
 from legroom.records import dataclass
 
@@ -43,7 +43,7 @@ def trend(points: Sequence[tuple[float, float]]) -> Trend | None:
         (later[1] - earlier[1]) / (later[0] - earlier[0])
         for number, earlier in enumerate(kept)
         for later in kept[number + 1 :]
-        if later[0] > earlier[0]
+        if later[0] - earlier[0] >= SHORTEST_STEP_S
     )
     if len(kept) < 3 or not slopes:
         return None
@@ -51,7 +51,7 @@ def trend(points: Sequence[tuple[float, float]]) -> Trend | None:
     low, high = _band(slopes, len(kept))
     end = kept[-1][0]
     level = statistics.median(value + slope * (end - time) for time, value in kept)
-    return Trend(slope, low, high, level, sum(one > 0 for one in slopes) / len(slopes))
+    return Trend(slope, low, high, level, sum(slope_of_pair > 0 for slope_of_pair in slopes) / len(slopes))
 
 
 def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -96,7 +96,7 @@ def forecast(window: Window, levels: Thresholds = DEFAULT) -> Forecast | None:
     steps = window.recent(max(levels.forecast_over_s, enough_s))
     if len(steps) < levels.forecast_least_steps:
         return None
-    found = []
+    forecasts = []
     for key in {engine.key for engine in steps[-1].engines}:
         points = [
             (step.time_s, engine.kv_use)
@@ -104,9 +104,9 @@ def forecast(window: Window, levels: Thresholds = DEFAULT) -> Forecast | None:
             for engine in step.engines
             if engine.key == key and engine.kv_use is not None
         ]
-        one = _engine(points, levels, key[1]) if len(points) >= levels.forecast_least_steps else None
-        found += [one] if one is not None else []
-    return min(found, key=lambda one: one.full_in_s, default=None)
+        ahead = _engine(points, levels, key[1]) if len(points) >= levels.forecast_least_steps else None
+        forecasts += [ahead] if ahead is not None else []
+    return min(forecasts, key=lambda ahead: ahead.full_in_s, default=None)
 
 
 def _engine(points: list[tuple[float, float]], levels: Thresholds, engine: str) -> Forecast | None:

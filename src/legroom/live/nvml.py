@@ -9,8 +9,6 @@ from legroom.records import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """One GPU of this machine."""
-
     index: int
     name: str
     uuid: str
@@ -29,12 +27,12 @@ def devices() -> tuple[GpuMemory, ...]:
     except Exception:
         return ()  # no package, or any of NVML's own errors: no driver, another version's, no permission
     try:
-        found = []
+        gpus = []
         for index in range(pynvml.nvmlDeviceGetCount()):
             gpu = _device(pynvml, index)
             if gpu is not None:
-                found.append(gpu)
-        return tuple(found)
+                gpus.append(gpu)
+        return tuple(gpus)
     except pynvml.NVMLError:
         return ()
     finally:
@@ -64,7 +62,7 @@ def _processes(pynvml: Any, handle: Any) -> tuple[tuple[int, int], ...]:
         running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except pynvml.NVMLError:
         return ()
-    return tuple((int(one.pid), int(one.usedGpuMemory or 0)) for one in running)
+    return tuple((int(process.pid), int(process.usedGpuMemory or 0)) for process in running)
 
 
 def _text(value: str | bytes) -> str:
@@ -74,17 +72,17 @@ def _text(value: str | bytes) -> str:
 def held_by(pids: frozenset[int], gpus: tuple[GpuMemory, ...]) -> int | None:
     """Bytes that these processes hold. Where the driver does not say, those of a GPU they have to themselves; None
     where neighbours are on it, because nobody can tell then whose memory grows."""
-    held = 0
+    total_bytes = 0
     mine = [gpu for gpu in gpus if any(pid in pids for pid, _ in gpu.processes)]
     for gpu in mine:
         own = [size for pid, size in gpu.processes if pid in pids]
         if all(own):
-            held += sum(own)
+            total_bytes += sum(own)
         elif len(own) == len(gpu.processes):
-            held += gpu.used_bytes
+            total_bytes += gpu.used_bytes
         else:
             return None
-    return held if mine else None
+    return total_bytes if mine else None
 
 
 def used_by(pids: frozenset[int], gpus: tuple[GpuMemory, ...] | None = None) -> int | None:

@@ -1,8 +1,8 @@
 """What to do about a finding: flags computed from the plan and from this server's own traffic, never a rule of thumb.
 
-The four situations each have their answer: start-up (does the plan fit at all), burst (what the pool holds of the
+The four situations each have their remedy: start-up (does the plan fit at all), burst (what the pool holds of the
 requests that really come), chronic (how long until the card is full, and what room lasts a week), prefix-cache (what
-turning it off changes). Where no plan is known the answer says which command makes one.
+turning it off changes). Where no plan is known the remedy says which command makes one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.live.detectors.base import Finding
+from legroom.live.detectors.base import DetectorFinding
 from legroom.live.metrics.window import Window
 from legroom.planning.advice import with_advice
 from legroom.planning.levers import LEVERS
@@ -28,12 +28,12 @@ _TRAFFIC_OVER_S = 600.0
 _WEEK_H = 7 * 24.0
 _RESTARTING = "legroom watch --daemon --config watch.toml --act restart"
 _POOL_LEVERS = ("raise utilization", "fp8 KV cache", "fewer captured graphs", "smaller batches", "more GPUs")
-_MOST_ANSWERS = 4
+_MOST_REMEDIES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """One way to answer a finding."""
+class ProposedRemedy:
+    """One way to end a finding."""
 
     why: str
     flags: Mapping[str, Any] = field(default_factory=dict)
@@ -47,7 +47,6 @@ class Answer:
     """What it costs."""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
         return {"why": self.why, "flags": dict(self.flags), "env": dict(self.env), "steps": list(self.steps),
                 "command": list(self.command), "trades": self.trades}  # fmt: skip
 
@@ -99,7 +98,9 @@ def traffic(window: Window) -> Traffic:
     )
 
 
-def answers(finding: Finding, window: Window, document: PlanDocument | None = None) -> tuple[Answer, ...]:
+def remedies_for(
+    finding: DetectorFinding, window: Window, document: PlanDocument | None = None
+) -> tuple[ProposedRemedy, ...]:
     """What can be done about a finding, the best first. Never empty."""
     planned: Plan | None = None
     problem = ""
@@ -109,25 +110,25 @@ def answers(finding: Finding, window: Window, document: PlanDocument | None = No
         except LegroomError as error:
             problem = error.message
     make = _BY_KIND.get(finding.kind, _by_what_helps)
-    found = list(make(finding, traffic(window), planned))
+    proposed = list(make(finding, traffic(window), planned))
     if planned is None and finding.kind in _NEEDS_PLAN:
         why = f"flags are computed from a plan, and it could not be read: {problem}" if problem else (
             "flags are computed from a plan, and none is known for this server"
         )  # fmt: skip
-        found.append(Answer(why, steps=(MAKE_A_PLAN,)))
-    return tuple(found[:_MOST_ANSWERS]) or (Answer("nothing needs to be changed"),)
+        proposed.append(ProposedRemedy(why, steps=(MAKE_A_PLAN,)))
+    return tuple(proposed[:_MOST_REMEDIES]) or (ProposedRemedy("nothing needs to be changed"),)
 
 
-def _start_up(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
+def _start_up(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
     if planned is not None:
         advised = with_advice(planned)
         if advised.verdict == "fits":
             room = human_bytes(planned.layout.headroom_bytes)
             why = f"the plan fits with {room} to spare, so the flags are not why it does not start; its log says why"
-            yield Answer(why, steps=("legroom diagnose LOG",))
+            yield ProposedRemedy(why, steps=("legroom diagnose LOG",))
             return
         for advice in advised.advice:
-            yield Answer(
+            yield ProposedRemedy(
                 f"the plan says {advised.reason or advised.verdict}; {advice.why}",
                 dict(advice.flags),
                 steps=("legroom diagnose LOG, for what really ended it",),
@@ -135,17 +136,17 @@ def _start_up(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator
                 trades=advice.trades,
             )
         return
-    yield Answer("why a server ends stands in its log", steps=("legroom diagnose LOG",))
+    yield ProposedRemedy("why a server ends stands in its log", steps=("legroom diagnose LOG",))
 
 
-def _burst(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
+def _burst(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
     """Fewer at once, so that those that run keep their blocks; or a pool for as many as come."""
     yield from _fitting_batch(finding, seen, planned)
     if planned is not None:
         yield from _larger_pools(seen, planned)
 
 
-def _fitting_batch(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
+def _fitting_batch(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
     """The batch limit that the pool holds, from the lengths that requests really reach."""
     holds, length = seen.holds, seen.request_tokens
     if holds is None or length is None or seen.pool_tokens is None:
@@ -170,14 +171,16 @@ def _fitting_batch(finding: Finding, seen: Traffic, planned: Plan | None) -> Ite
     changed = try_flags(planned, flags) if planned is not None else None
     if changed is not None and changed.verdict == "does_not_fit":
         return
-    yield Answer(why, flags, command=tuple(ready_command(changed)) if changed is not None else (), trades=trades)
+    yield ProposedRemedy(
+        why, flags, command=tuple(ready_command(changed)) if changed is not None else (), trades=trades
+    )
 
 
-def _larger_pools(seen: Traffic, planned: Plan) -> Iterator[Answer]:
+def _larger_pools(seen: Traffic, planned: Plan) -> Iterator[ProposedRemedy]:
     """Every lever that makes the pool larger and still fits the card, the cheapest first, with what it will hold."""
     needed = seen.request_tokens * seen.at_once if seen.request_tokens else None
     base = planned.memory.kv.tokens
-    for lever in sorted((one for one in LEVERS if one.name in _POOL_LEVERS), key=lambda one: one.cost):
+    for lever in sorted((lever for lever in LEVERS if lever.name in _POOL_LEVERS), key=lambda lever: lever.cost):
         best: tuple[dict[str, Any], Plan] | None = None
         for flags in lever.propose(planned):
             changed = try_flags(planned, flags)
@@ -194,11 +197,11 @@ def _larger_pools(seen: Traffic, planned: Plan) -> Iterator[Answer]:
             share = f", {tokens / needed:.0%} of what is asked now" if needed else ""
             free = human_bytes(changed.layout.headroom_bytes)
             why = f"the pool grows from {base:,} to {tokens:,} tokens{share}; {free} stay free"
-            yield Answer(why, flags, command=tuple(ready_command(changed)), trades=lever.trades)
+            yield ProposedRemedy(why, flags, command=tuple(ready_command(changed)), trades=lever.trades)
 
 
-def _long_prompts(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
-    """Smaller steps take less activation memory; a bound at the door keeps the pool."""
+def _long_prompts(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
+    """Smaller steps take less activation memory; admission keeps the pool from overflowing."""
     length, pool = finding.numbers.get("mean_prompt_tokens", 0.0), finding.numbers.get("pool_tokens", 0.0)
     if planned is not None and planned.layout.headroom_bytes < planned.layout.activation.bytes:
         for lever in LEVERS:
@@ -210,22 +213,22 @@ def _long_prompts(finding: Finding, seen: Traffic, planned: Plan | None) -> Iter
                     less = planned.layout.activation.bytes - changed.layout.activation.bytes
                     tokens = flags["max_num_batched_tokens"]
                     why = f"{human_bytes(less)} less activation memory in a step of {tokens:,} tokens"
-                    yield Answer(why, flags, command=tuple(ready_command(changed)), trades=lever.trades)
+                    yield ProposedRemedy(why, flags, command=tuple(ready_command(changed)), trades=lever.trades)
                     break
     if length and pool:
-        why = (
-            f"{pool / length:.0f} such prompts fill the pool; the guard admits what it holds, the rest wait at the door"
+        why = f"{pool / length:.0f} such prompts fill the pool; the guard admits what it holds and lets the rest wait"
+        yield ProposedRemedy(
+            why, steps=("vllm serve ... --middleware legroom.guard.Guard, or legroom guard --upstream URL",)
         )
-        yield Answer(why, steps=("vllm serve ... --middleware legroom.guard.Guard, or legroom guard --upstream URL",))
     yield from _fitting_batch(finding, seen, planned)
 
 
-def _creep(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
+def _creep(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
     """How long it lasts, and how much room makes it last a week."""
     per_h = finding.numbers.get("bytes_per_h", 0.0)
     left_h = finding.numbers.get("hours_left")
     if left_h is not None:
-        yield Answer(
+        yield ProposedRemedy(
             f"the card is full in {left_h:.0f} h at this slope; a restart gives the memory back",
             steps=(f"restart within {left_h / 2:.0f} h, drained: {_RESTARTING}",),
         )
@@ -234,44 +237,46 @@ def _creep(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[An
     needed = per_h * _WEEK_H
     room = planned.layout.headroom_bytes
     if room >= needed:
-        yield Answer(f"{human_bytes(room)} of headroom last {room / per_h:.0f} h: restart once a week")
+        yield ProposedRemedy(f"{human_bytes(room)} of headroom last {room / per_h:.0f} h: restart once a week")
         return
     now = planned.settings.gpu_memory_utilization
     target = int((now - (needed - room) / planned.layout.total_bytes) * 100) / 100
     changed = try_flags(planned, {"gpu_memory_utilization": target}) if target > 0.1 else None
     if changed is None or changed.verdict == "does_not_fit":
         hours = room / per_h if room > 0 else 0.0
-        yield Answer(f"no utilization leaves a week's room ({human_bytes(int(needed))}); restart every {hours:.0f} h")
+        yield ProposedRemedy(
+            f"no utilization leaves a week's room ({human_bytes(int(needed))}); restart every {hours:.0f} h"
+        )
         return
     why = (
         f"a week of {human_bytes(int(per_h))} an hour needs {human_bytes(int(needed))} of headroom; at {target} the "
         f"pool keeps {changed.memory.kv.tokens:,} tokens"
     )
-    yield Answer(
+    yield ProposedRemedy(
         why, {"gpu_memory_utilization": target}, command=tuple(ready_command(changed)), trades="a smaller pool"
     )
 
 
-def _fragmentation(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
-    held = human_bytes(int(finding.numbers.get("held_bytes", 0)))
+def _fragmentation(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
+    unused = human_bytes(int(finding.numbers.get("held_bytes", 0)))
     if planned is not None:
         settings = planned.settings
         clashes = settings.tensor_parallel_size > 1 and not getattr(planned.args, "disable_custom_all_reduce", None)
         if clashes:
-            yield Answer(
-                f"{held} lies in pieces; expandable segments clash with custom all-reduce over "
+            yield ProposedRemedy(
+                f"{unused} lies in pieces; expandable segments clash with custom all-reduce over "
                 f"{settings.tensor_parallel_size} GPUs, so a planned restart is what is left",
                 steps=(_RESTARTING,),
             )
             return
-    yield Answer(
-        f"PyTorch can grow its segments instead of leaving {held} in pieces",
+    yield ProposedRemedy(
+        f"PyTorch can grow its segments instead of leaving {unused} in pieces",
         env={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
         trades="a restart; not together with sleep mode before 0.20",
     )
 
 
-def _prefix_cache(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
+def _prefix_cache(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
     """Off: the pool keeps its size, the look-ups end. Or a pool that keeps prefixes for longer."""
     flags = {"enable_prefix_caching": False}
     changed = try_flags(planned, flags) if planned is not None else None
@@ -279,7 +284,7 @@ def _prefix_cache(finding: Finding, seen: Traffic, planned: Plan | None) -> Iter
     if changed is not None and planned is not None:
         kept = f" The pool stays at {changed.memory.kv.tokens:,} tokens (now {planned.memory.kv.tokens:,})."
     rate = finding.numbers.get("hit_rate", 0.0)
-    yield Answer(
+    yield ProposedRemedy(
         f"only {rate:.1%} of prompt tokens are found, so hashing and look-ups buy nothing; cached blocks are given up "
         f"on demand and take no room from requests.{kept}",
         flags,
@@ -290,8 +295,8 @@ def _prefix_cache(finding: Finding, seen: Traffic, planned: Plan | None) -> Iter
         yield from _larger_pools(seen, planned)
 
 
-def _drift(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
-    yield Answer(
+def _drift(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
+    yield ProposedRemedy(
         "the same flags, release and GPU give the planned pool; one of them differs, or something else uses the card",
         steps=(
             "legroom calibrate LOG, to learn what this machine measures",
@@ -300,19 +305,19 @@ def _drift(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[An
     )
 
 
-def _stuck(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
-    yield Answer(
+def _stuck(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
+    yield ProposedRemedy(
         "nothing in flight will finish by itself; a restart does, once the evidence is kept",
         steps=("py-spy dump --pid of VLLM::EngineCore, and keep the log", _RESTARTING),
     )
 
 
-def _idle(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
-    yield Answer("nothing is wrong with the server: no requests reach it")
+def _idle(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
+    yield ProposedRemedy("nothing is wrong with the server: no requests reach it")
 
 
-def _by_what_helps(finding: Finding, seen: Traffic, planned: Plan | None) -> Iterator[Answer]:
-    yield Answer(f"see: legroom explain {finding.entry}" if finding.entry else finding.title)
+def _by_what_helps(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
+    yield ProposedRemedy(f"see: legroom explain {finding.entry}" if finding.entry else finding.title)
 
 
 _BY_KIND = {

@@ -165,7 +165,7 @@ def _checked(name: str, value: Any, old: Any) -> Any:
         if isinstance(value, dict) and set(value) <= {"samples", "seconds"}:
             samples = _count(f"{name}.samples", value.get("samples", old.samples))
             return Hold(samples, _number(f"{name}.seconds", value.get("seconds", old.seconds)))
-        raise LegroomError(f"threshold {name} wants samples and seconds", f"{name} = {{ samples = 3, seconds = 10 }}")
+        raise LegroomError(f"threshold {name} needs samples and seconds", f"{name} = {{ samples = 3, seconds = 10 }}")
     if isinstance(old, int):
         return _count(name, value)
     number = _number(name, value)
@@ -177,13 +177,13 @@ def _checked(name: str, value: Any, old: Any) -> Any:
 def _count(name: str, value: Any) -> int:
     number = _number(name, value)
     if number < 1 or number != int(number):
-        raise LegroomError(f"threshold {name} counts: it must be a whole number from 1 on, not {value!r}")
+        raise LegroomError(f"threshold {name} is a count: it must be a whole number of at least 1, not {value!r}")
     return int(number)
 
 
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-        raise LegroomError(f"threshold {name} must be a number from 0 on, not {value!r}")
+        raise LegroomError(f"threshold {name} must be a number of at least 0, not {value!r}")
     return value
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from legroom.live.detectors import Finding, Watcher
+from legroom.live.detectors import DetectorFinding, Watcher
 from legroom.live.forecast import Forecast, forecast
 from legroom.live.metrics.window import Window
 from legroom.live.thresholds import DEFAULT, Thresholds
@@ -39,7 +39,7 @@ class ServerView:
     memory_used_bytes: int | None = None
     num_blocks: int | None = None
     forecast: Forecast | None = None
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[DetectorFinding, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -96,7 +96,7 @@ def view(watcher: Watcher, levels: Thresholds = DEFAULT) -> ServerView:
     )
 
 
-def _state(window: Window, findings: tuple[Finding, ...]) -> State:
+def _state(window: Window, findings: tuple[DetectorFinding, ...]) -> State:
     grave = {finding.severity for finding in findings}
     if "critical" in grave:
         return "critical"
@@ -107,13 +107,13 @@ def _state(window: Window, findings: tuple[Finding, ...]) -> State:
     return "healthy" if busy or window.increase("finished", RATE_OVER_S) else "idle"
 
 
-def _silence(window: Window, findings: tuple[Finding, ...]) -> str:
+def _silence(window: Window, findings: tuple[DetectorFinding, ...]) -> str:
     if findings:
         return f"{findings[0].title}: {findings[0].reason}"
     return window.failures[-1].message if window.failures else "not looked at yet"
 
 
-def _sentence(window: Window, findings: tuple[Finding, ...], ahead: Forecast | None) -> str:
+def _sentence(window: Window, findings: tuple[DetectorFinding, ...], ahead: Forecast | None) -> str:
     grave = [finding for finding in findings if finding.severity != "info"]
     if grave:
         more = f" (and {len(grave) - 1} more)" if len(grave) > 1 else ""
@@ -124,7 +124,7 @@ def _sentence(window: Window, findings: tuple[Finding, ...], ahead: Forecast | N
         return ahead.text
     running, waiting = latest.running or 0, latest.waiting or 0
     if not running and not waiting:
-        return "no requests just now"
+        return "no requests right now"
     use = f", the pool {latest.kv_use:.0%} in use" if latest.kv_use is not None else ""
     queue = f", {waiting:,.0f} waiting" if waiting else ""
     return f"serving {running:,.0f} request{'s' if running != 1 else ''}{queue}{use}"

@@ -9,31 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.diagnosis.starting_plan import is_local
 from legroom.errors import LegroomError
-from legroom.records import dataclass
 from legroom.vllm.command_line import any_release_words
 
 if TYPE_CHECKING:
     from legroom.api import Machine
+    from legroom.deployments.deployment import Deployment
     from legroom.facts.releases import Release
     from legroom.planning.plan import Plan
     from legroom.simulation.settings import SchedulerSettings
     from legroom.simulation.trace import Trace
-    from legroom.vllm.args import ServeArgs
     from legroom.vllm.problems import FlagProblem
 
 MOST_REQUESTS = 50_000
 """A replay of more belongs on the command line, not in a conversation."""
 _MODEL_NAME_PARTS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Deployment:
-    """What a call says runs, and what to tell beside the answer."""
-
-    args: ServeArgs
-    release: Release
-    gpu_count: int | None
-    notes: tuple[str, ...]
 
 
 def deployment(
@@ -49,13 +38,13 @@ def deployment(
     if command is not None:
         if flags:
             raise LegroomError("`flags` belong to `model`", "write them into `command`")
-        from legroom.deployments.plain_sources import deployment_from_command  # noqa: PLC0415
+        from legroom.deployments.deployment import deployment_from_command  # noqa: PLC0415
 
-        found = deployment_from_command(command, asked)
-        _refuse(found.problems, found.release)
-        refuse_local(found.args.model, local_files)
-        notes = (*found.notes, *(problem.message for problem in found.problems))
-        return Deployment(found.args, found.release, found.gpu_count, notes)
+        written = deployment_from_command(command, asked)
+        _refuse(written.problems, written.release)
+        refuse_local(written.args.model, local_files)
+        return replace(written, notes=(*written.notes, *(problem.message for problem in written.problems)))
+    from legroom.deployments.deployment import Deployment  # noqa: PLC0415
     from legroom.vllm.parse import parse_flags  # noqa: PLC0415
 
     release = asked or latest()
@@ -63,7 +52,7 @@ def deployment(
     refuse_local(model, local_files)
     parsed = parse_flags([model, *any_release_words(flags or {})], release)
     _refuse(parsed.problems, release)
-    return Deployment(parsed.args, release, None, tuple(problem.message for problem in parsed.problems))
+    return Deployment(parsed.args, release, notes=tuple(problem.message for problem in parsed.problems))
 
 
 def planned(what: Deployment, where: Machine, *, advice: bool) -> Plan:

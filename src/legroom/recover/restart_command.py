@@ -10,7 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from legroom.deployments.plain_shell import ASSIGNMENT, assignments
+from legroom.deployments.server_words import ASSIGNMENT, assignments
 from legroom.errors import LegroomError
 from legroom.home import runs_folder
 from legroom.records import dataclass
@@ -136,7 +136,7 @@ def _from_log(log: str, hints: Hints) -> Restart | None:
 
 def _with_room(crashed: Crashed) -> Restart:
     """The same command, changed until it fits across the error band, and with no more requests than always fit."""
-    from legroom.deployments.plain_sources import deployment_from_command  # noqa: PLC0415
+    from legroom.deployments.deployment import deployment_from_command  # noqa: PLC0415
     from legroom.drawing.text import plural  # noqa: PLC0415
     from legroom.facts.releases import release as known_release  # noqa: PLC0415
     from legroom.planning.advice import with_advice  # noqa: PLC0415

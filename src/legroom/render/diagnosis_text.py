@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from legroom.diagnosis.causes import cause_of
 from legroom.diagnosis.diagnose import in_order
 from legroom.diagnosis.masking import masked
 from legroom.drawing.bar import Segment, bar, swatch
 from legroom.drawing.terminal import PLAIN, Style
-from legroom.drawing.text import wrap
+from legroom.drawing.text import cells, command_phrases, wrap, wrap_command
 from legroom.errors import LegroomError
-from legroom.facts.diagnosis_texts import Language, cause_title, heading, how_to_verify, phase_title
+from legroom.facts.diagnosis_texts import Language, heading, how_to_verify, phase_title
 from legroom.render.plan_parts import parts, scale_bytes
 from legroom.units import gib
 from legroom.vllm.command_line import any_release_words
 
 if TYPE_CHECKING:
     from legroom.diagnosis.case import Case
-    from legroom.diagnosis.diagnose import Reading
+    from legroom.diagnosis.diagnose import LogReading
     from legroom.diagnosis.evidence import Evidence
     from legroom.diagnosis.finding import Finding, Fix
     from legroom.diagnosis.report import Diagnosis
@@ -29,12 +29,10 @@ if TYPE_CHECKING:
 
 _MARGIN = "  "
 _LONGEST_SHOWN = 220
-_PIECES = re.compile(r"\s+|[!-~]+|[^\s!-~]")
-"""Gaps, words and flags, and single characters of scripts that are written without gaps."""
 
 
 def readings_text(
-    readings: Sequence[Reading], style: Style = PLAIN, language: Language = "en", all_runs: bool = False
+    readings: Sequence[LogReading], style: Style = PLAIN, language: Language = "en", all_runs: bool = False
 ) -> str:
     """Every log that was read, the last run of each in full."""
     blocks: list[str] = []
@@ -51,7 +49,6 @@ def readings_text(
 
 
 def diagnosis_text(diagnosis: Diagnosis, style: Style = PLAIN, language: Language = "en") -> str:
-    """One run."""
     if not diagnosis.findings:
         return "\n".join(_without_findings(diagnosis, style, language))
     first = diagnosis.findings[0]
@@ -73,13 +70,11 @@ def _what(diagnosis: Diagnosis, finding: Finding, style: Style, language: Langua
     word = style.paint(
         f"error[{finding.entry}]" if error else f"maybe[{finding.entry}]", "red" if error else "orange", "bold"
     )
-    yield f"{word}: {style.paint(cause_title(finding.cause, language), 'bold')}"
+    yield f"{word}: {style.paint(cause_of(finding.cause).title.said(language), 'bold')}"
     phase = phase_title(diagnosis.phase, language)
     if phase:
         yield f"{_MARGIN}{style.paint(heading('phase', language), 'dim')}: {phase} ({_sureness(finding, language)})"
-    ran = _deployment(diagnosis.case)
-    if ran:
-        yield f"{_MARGIN}{style.paint(ran, 'dim')}"
+    yield from (style.paint(line, "dim") for line in wrap(_deployment(diagnosis.case), style.width, _MARGIN))
 
 
 def _sureness(finding: Finding, language: Language) -> str:
@@ -90,8 +85,8 @@ def _sureness(finding: Finding, language: Language) -> str:
 def _deployment(case: Case) -> str:
     startup = case.startup
     gpu = startup.gpu_name or (f"a card of {gib(startup.gpu_total_bytes)}" if startup.gpu_total_bytes else "")
-    said = (startup.args.model, f"vLLM {startup.vllm}" if startup.vllm else "", gpu)
-    return masked(" · ".join(part for part in said if part))
+    shown = (startup.args.model, f"vLLM {startup.vllm}" if startup.vllm else "", gpu)
+    return masked(" · ".join(part for part in shown if part))
 
 
 def _lines(diagnosis: Diagnosis, finding: Finding, style: Style) -> Iterator[str]:
@@ -123,24 +118,6 @@ def _decisive(finding: Finding) -> Evidence | None:
     return failing[0] if failing else finding.evidence[-1] if finding.evidence else None
 
 
-def wrap_wide(text: str, width: int, indent: str = "", hanging: str | None = None) -> list[str]:
-    """Wrap text that may hold Chinese: its characters take two cells each and may be broken anywhere."""
-    if text.isascii():
-        return wrap(text, width, indent, hanging)
-    lines, line = [], indent
-    for piece in _PIECES.findall(text):
-        if _cells(line) + _cells(piece) > width and line.strip():
-            lines.append(line.rstrip())
-            line = indent if hanging is None else hanging
-            piece = piece.lstrip()  # noqa: PLW2901 - a line does not begin with the gap it was broken at
-        line += piece
-    return [*lines, line.rstrip()]
-
-
-def _cells(text: str) -> int:
-    return sum(2 if ord(letter) > 0x2E80 else 1 for letter in text)
-
-
 def _shown(evidence: Evidence) -> str:
     text = masked(" ".join(evidence.text.split()))
     return text if len(text) <= _LONGEST_SHOWN * 2 else text[: _LONGEST_SHOWN * 2] + " ..."
@@ -149,7 +126,7 @@ def _shown(evidence: Evidence) -> str:
 def _why(finding: Finding, style: Style, language: Language) -> Iterator[str]:
     yield style.paint(f"{heading('why', language)}:", "bold")
     if language != "en" and (told := _entry(finding)):
-        yield from wrap_wide(told.cause.said(language), style.width, _MARGIN)
+        yield from wrap(told.cause.said(language), style.width, _MARGIN)
     yield from wrap(finding.why, style.width, _MARGIN)
 
 
@@ -157,11 +134,13 @@ def _fix(finding: Finding, style: Style, language: Language) -> Iterator[str]:
     if not finding.fixes:
         return
     fix = finding.fixes[0]
-    yield f"{style.paint(heading('fix', language) + ':', 'green', 'bold')} {_short(fix)}".rstrip()
-    yield from wrap_wide(masked(_way(fix, finding, language)), style.width, _MARGIN)
+    head = f"{heading('fix', language)}:"
+    first, *rest = wrap(f"{head} {_short(fix)}".rstrip(), style.width, hanging=_MARGIN * 2)
+    yield from (style.paint(head, "green", "bold") + first.removeprefix(head), *rest)
+    yield from wrap(masked(_way(fix, finding, language)), style.width, _MARGIN)
     if (fix.flags or fix.env) and fix.command:
         yield ""
-        yield _MARGIN * 2 + style.paint(masked(_line(fix)), "bold")
+        yield from _command_lines(fix, style)
     for step in fix.steps:
         yield from wrap(step, style.width, f"{_MARGIN}- ", _MARGIN * 2)
     if fix.trades:
@@ -171,10 +150,13 @@ def _fix(finding: Finding, style: Style, language: Language) -> Iterator[str]:
         yield from _side_by_side(fix, style, language)
 
 
-def _line(fix: Fix) -> str:
-    env = [word for word in fix.command if word.partition("=")[0] in fix.env]
-    rest = list(fix.command[len(env) :])
-    return " ".join([*env, shlex.join(rest)])
+def _command_lines(fix: Fix, style: Style) -> Iterator[str]:
+    """The command to run, in lines that can be pasted."""
+    env = [word for word in fix.command if word.partition("=")[0] in fix.env]  # quoted already, as assignments are
+    words = (*env, *map(shlex.quote, fix.command[len(env) :]))
+    phrases = [masked(phrase) for phrase in command_phrases(words)]
+    for number, line in enumerate(wrap_command(phrases, style.width - 4 * len(_MARGIN))):
+        yield _MARGIN * (2 if number == 0 else 4) + style.paint(line, "bold")
 
 
 def _side_by_side(fix: Fix, style: Style, language: Language) -> Iterator[str]:
@@ -188,7 +170,7 @@ def _side_by_side(fix: Fix, style: Style, language: Language) -> Iterator[str]:
     for name, layout in layouts:
         segments: list[Segment] = [part.segment for part in parts(layout)]
         width = max(round(room * sum(segment.amount for segment in segments) / widest), 8)
-        yield f"{_MARGIN}{name}{' ' * (9 - _cells(name))}{bar(segments, width, style)}"
+        yield f"{_MARGIN}{name}{' ' * (9 - cells(name))}{bar(segments, width, style)}"
         kv, spare = gib(max(layout.kv_cache.bytes, 0)), gib(layout.headroom_bytes)
         yield f"{_MARGIN}{' ' * 9}KV cache {kv}, headroom {spare} of {gib(layout.total_bytes)}"
     named = [part.segment for part in parts(fix.plan.layout) if part.segment.amount > 0]
@@ -210,7 +192,7 @@ def _alternatives(finding: Finding, style: Style, language: Language) -> Iterato
         head = _short(fix)
         way = _way(fix, finding, language)
         text = f"{head}: {way}" if head else way
-        yield from wrap_wide(masked(text), style.width, f"{_MARGIN}{number}. ", _MARGIN + "   ")
+        yield from wrap(masked(text), style.width, f"{_MARGIN}{number}. ", _MARGIN + "   ")
         for step in fix.steps:
             yield from wrap(step, style.width, f"{_MARGIN}   - ", _MARGIN + "     ")
         if fix.trades:
@@ -225,11 +207,11 @@ def _dead_ends(finding: Finding, style: Style, language: Language) -> Iterator[s
     if language != "en" and (told := _entry(finding)) and told.dead_ends:
         ends = [(end.action.said(language), end.why_fails.said(language)) for end in told.dead_ends]
     for action, why_fails in ends:
-        yield from wrap_wide(f"{action}: {why_fails}", style.width, f"{_MARGIN}{style.pick('✗', 'x')} ", _MARGIN * 2)
+        yield from wrap(f"{action}: {why_fails}", style.width, f"{_MARGIN}{style.pick('✗', 'x')} ", _MARGIN * 2)
 
 
 def _verify(diagnosis: Diagnosis, finding: Finding, style: Style, language: Language) -> Iterator[str]:
-    if finding.cause in ("host_ram_oom", "unified_memory_or_wsl"):
+    if cause_of(finding.cause).domain == "host":
         kind = "host"
     elif diagnosis.phase == "serving":
         kind = "serving"
@@ -265,7 +247,7 @@ def _maybe(rest: Sequence[Finding], style: Style, language: Language) -> Iterato
         return
     yield style.paint(f"{heading('maybe', language)}:", "bold")
     for finding in likely:
-        title = cause_title(finding.cause, language)
+        title = cause_of(finding.cause).title.said(language)
         yield f"{_MARGIN}{finding.entry} {title} ({finding.confidence:.0%})"
 
 
@@ -274,9 +256,7 @@ def _without_findings(diagnosis: Diagnosis, style: Style, language: Language) ->
         yield heading("not_understood", language)
         return
     yield f"{style.paint(style.pick('✓', 'ok'), 'green', 'bold')} {style.paint(heading('healthy', language), 'bold')}"
-    ran = _deployment(diagnosis.case)
-    if ran:
-        yield f"{_MARGIN}{ran}"
+    yield from wrap(_deployment(diagnosis.case), style.width, _MARGIN)
     rows = list(_memory(diagnosis.case))
     if rows:
         yield f"{_MARGIN}{heading('memory', language)}:"
@@ -304,7 +284,7 @@ def _memory(case: Case) -> Iterator[tuple[str, str]]:
 def _earlier(runs: Sequence[Diagnosis], style: Style, language: Language) -> Iterator[str]:
     yield style.paint(f"{heading('runs', language)}:", "bold")
     for run in runs:
-        what = cause_title(run.findings[0].cause, language) if run.findings else heading("healthy", language)
+        what = cause_of(run.findings[0].cause).title.said(language) if run.findings else heading("healthy", language)
         first = run.case.evidence[0].line if run.case.evidence else run.case.startup.first_line
         entry = f" [{run.findings[0].entry}]" if run.findings else ""
         yield f"{_MARGIN}line {first}: {what}{entry}"

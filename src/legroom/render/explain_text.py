@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 
 from legroom.drawing.terminal import Style
 from legroom.drawing.text import wrap
 from legroom.explain.documents import example_text
-from legroom.explain.entry import Count, Entry, Language, Text
+from legroom.explain.entry import Count, Entry, Language, Localized
 from legroom.explain.search import Hit
 
 _HEADINGS = {
@@ -49,7 +48,7 @@ def explain_text(entry: Entry, style: Style, language: Language = "en") -> str:
         ("workarounds", _workarounds(entry, style, language)),
         ("dead_ends", _dead_ends(entry, style, language)),
         ("versions", _versions(entry, style)),
-        ("os", [line for name, said in entry.os_specific.items() for line in _para(f"{name}: {said}", style)]),
+        ("os", [line for name, note in entry.os_specific.items() for line in _para(f"{name}: {note}", style)]),
         ("verify", _part(story.verify if story else None, style, language)),
         ("otherwise", _part(story.otherwise if story else None, style, language)),
         ("related", _related(entry, language)),
@@ -77,7 +76,7 @@ def hits_text(hits: Sequence[Hit], style: Style, language: Language = "en") -> s
     return list_text([hit.entry for hit in hits], style, language) + f"\nlegroom explain {best}\n"
 
 
-def _part(text: Text | None, style: Style, language: Language) -> list[str]:
+def _part(text: Localized | None, style: Style, language: Language) -> list[str]:
     return _para(text.said(language), style) if text else []
 
 
@@ -85,8 +84,8 @@ def _workarounds(entry: Entry, style: Style, language: Language) -> list[str]:
     lines: list[str] = []
     for number, item in enumerate(entry.workarounds, 1):
         when = _when(item.condition.said(language), language)
-        said = f"{item.action.said(language)}{when}{_count(entry.counted(item.kind), language)}"
-        lines += _para(said, style, f"  {number}. ", "     ")
+        advice = f"{item.action.said(language)}{when}{_count(entry.counted(item.kind), language)}"
+        lines += _para(advice, style, f"  {number}. ", "     ")
         how = item.how.said(language)
         if how:
             arrow = style.pick("→", "->")
@@ -114,8 +113,8 @@ def _versions(entry: Entry, style: Style) -> list[str]:
     for item in entry.versions:
         notes = [item.behavior_change or "", f"introduced in {item.introduced}" if item.introduced else "",
                  f"gone in {item.removed}" if item.removed else ""]  # fmt: skip
-        said = "; ".join(note for note in notes if note)
-        lines += _para(f"{item.version}: {said}" if said else item.version, style, "  ", "    ")
+        change = "; ".join(note for note in notes if note)
+        lines += _para(f"{item.version}: {change}" if change else item.version, style, "  ", "    ")
     return lines
 
 
@@ -128,15 +127,15 @@ def _related(entry: Entry, language: Language) -> list[str]:
 def _evidence(entry: Entry, style: Style, language: Language) -> list[str]:
     number = len(entry.threads)
     if language == "zh":
-        said = f"统计了 {number} 个公开讨论：{entry.confirmed} 个确认了原因，{entry.with_fix} 个给出了有效的修复。"
+        counted = f"统计了 {number} 个公开讨论：{entry.confirmed} 个确认了原因，{entry.with_fix} 个给出了有效的修复。"
     else:
-        said = (f"{number} public threads counted: {entry.confirmed} confirm the cause, {entry.with_fix} state a fix "
-                "that worked.")  # fmt: skip
+        counted = (f"{number} public threads counted: {entry.confirmed} confirm the cause, {entry.with_fix} state "
+                   "a fix that worked.")  # fmt: skip
     if not number:
-        said = _NOT_COUNTED[language == "zh"]
+        counted = _NOT_COUNTED[language == "zh"]
     if entry.record is not None:
-        said = "Imported from a record; its rates are claims that nobody counted here."
-    lines = _para(said, style)
+        counted = "Imported from a record; its rates are claims that nobody counted here."
+    lines = _para(counted, style)
     if entry.documentation:
         lines.append(f"  {entry.documentation}")
     return lines
@@ -157,34 +156,4 @@ def _when(condition: str, language: Language) -> str:
 
 
 def _para(text: str, style: Style, indent: str = "  ", hanging: str | None = None) -> list[str]:
-    hanging = indent if hanging is None else hanging
-    if any(unicodedata.east_asian_width(char) in "WF" for char in text):
-        return _wrap_wide(text, style.width, indent, hanging)
     return wrap(text, style.width, indent, hanging)
-
-
-def _wrap_wide(text: str, width: int, indent: str, hanging: str) -> list[str]:
-    """Chinese has no spaces to break at, and its characters take two columns."""
-    lines, line, used = [], indent, len(indent)
-    for piece in _pieces(text):
-        columns = sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in piece)
-        if used + columns > width and line.strip() and piece not in "，。；：、）)":
-            lines.append(line.rstrip())
-            line, used = hanging, len(hanging)
-            piece = piece.lstrip()  # noqa: PLW2901
-        line += piece
-        used += columns
-    return [*lines, line.rstrip()]
-
-
-def _pieces(text: str) -> list[str]:
-    """Words of Latin script whole, wide characters one by one."""
-    pieces: list[str] = []
-    for char in text:
-        wide = unicodedata.east_asian_width(char) in "WF"
-        if pieces and not wide and char != " " and unicodedata.east_asian_width(pieces[-1][-1]) not in "WF" \
-                and pieces[-1][-1] != " ":  # fmt: skip
-            pieces[-1] += char
-        else:
-            pieces.append(char)
-    return pieces

@@ -15,7 +15,7 @@ from legroom.drawing.svg import Svg
 from legroom.drawing.terminal import Style
 from legroom.drawing.text import columns, wrap
 from legroom.facts.releases import latest
-from legroom.live.journal.journal import Incident, Point
+from legroom.live.journal.journal import Incident, JournalPoint
 from legroom.render.watch_text import curve
 from legroom.vllm.command_line import setting_words
 
@@ -55,7 +55,7 @@ def incidents_text(incidents: Sequence[Incident], now_s: float, style: Style) ->
     return "\n".join(columns(rows, "><<<<")) + "\n"
 
 
-def incident_text(incident: Incident, points: Sequence[Point], now_s: float, style: Style) -> str:
+def incident_text(incident: Incident, points: Sequence[JournalPoint], now_s: float, style: Style) -> str:
     """What was seen, what was diagnosed, what was done, what is recommended."""
     lines = [style.paint(headline(incident), "bold"), *_when(incident, now_s), ""]
     lines += list(_seen(incident, points, style))
@@ -84,7 +84,7 @@ def _when(incident: Incident, now_s: float) -> list[str]:
     return [incident.server, f"began {when(incident.opened_s)}, {end}"]
 
 
-def _seen(incident: Incident, points: Sequence[Point], style: Style) -> Iterator[str]:
+def _seen(incident: Incident, points: Sequence[JournalPoint], style: Style) -> Iterator[str]:
     yield style.paint("What was seen", "bold")
     reason = _finding(incident).get("reason")
     if reason:
@@ -117,7 +117,7 @@ def _last_lines(incident: Incident, style: Style) -> Iterator[str]:
         yield style.paint(f"  | {str(text)[: style.width - 4]}", "grey")
 
 
-def _axis(points: Sequence[Point], incident: Incident, width: int) -> str:
+def _axis(points: Sequence[JournalPoint], incident: Incident, width: int) -> str:
     first, last = points[0].time_s, points[-1].time_s
     at = round((incident.opened_s - first) / max(1e-9, last - first) * (width - 1))
     line = [" "] * width
@@ -125,7 +125,7 @@ def _axis(points: Sequence[Point], incident: Incident, width: int) -> str:
     return "".join(line) + " began"
 
 
-def series(points: Sequence[Point]) -> list[Series]:
+def series(points: Sequence[JournalPoint]) -> list[Series]:
     """The curves: the worst of each moment, so that no peak is lost."""
 
     slots = _slots(points)
@@ -146,13 +146,13 @@ def series(points: Sequence[Point]) -> list[Series]:
     return curves
 
 
-def _slots(points: Sequence[Point]) -> list[list[Point]]:
+def _slots(points: Sequence[JournalPoint]) -> list[list[JournalPoint]]:
     """The points on an even line of time. A slot is empty where nobody looked, or the server did not answer; one lost
     look is passed over."""
     first_s, last_s = points[0].time_s, points[-1].time_s
     usual_s = statistics.median(after.time_s - before.time_s for before, after in pairwise(points))
     width_s = max(usual_s, (last_s - first_s) / _MOST_SLOTS, 1e-3)
-    slots: list[list[Point]] = [[] for _ in range(int((last_s - first_s) / width_s) + 1)]
+    slots: list[list[JournalPoint]] = [[] for _ in range(int((last_s - first_s) / width_s) + 1)]
     begins = [int((point.time_s - first_s) / width_s) for point in points]
     for point, begin, following in zip(points, begins, [*begins[1:], len(slots)], strict=True):
         end = begin + 1 + max(1, math.ceil(point.span_s / width_s))
@@ -243,7 +243,7 @@ def recommendations(incident: Incident) -> list[Mapping[str, Any]]:
     return found
 
 
-def incident_json(incident: Incident, points: Sequence[Point] = ()) -> dict[str, Any]:
+def incident_json(incident: Incident, points: Sequence[JournalPoint] = ()) -> dict[str, Any]:
     """The document that `legroom incident --json` prints."""
     return {
         "id": incident.id, "server": incident.server, "kind": incident.kind, "title": incident.title,
@@ -264,7 +264,7 @@ def incident_json(incident: Incident, points: Sequence[Point] = ()) -> dict[str,
     }  # fmt: skip
 
 
-def incident_svg(incident: Incident, points: Sequence[Point], now_s: float) -> str:
+def incident_svg(incident: Incident, points: Sequence[JournalPoint], now_s: float) -> str:
     """The story as a drawing: the curves with marks where it began, ended and was acted on."""
     svg = Svg(760, headline(incident))
     svg.text(24, 34, headline(incident), "ink sans", size=16, bold=True)
@@ -294,7 +294,7 @@ def incident_svg(incident: Incident, points: Sequence[Point], now_s: float) -> s
     return svg.render(y + 24)
 
 
-def _marks(svg: Svg, incident: Incident, points: Sequence[Point], top: float, bottom: float) -> None:
+def _marks(svg: Svg, incident: Incident, points: Sequence[JournalPoint], top: float, bottom: float) -> None:
     first, last = points[0].time_s, points[-1].time_s
     events = [(incident.opened_s, "began")] + ([(incident.closed_s, "over")] if incident.closed_s is not None else [])
     events += [(action.begun_s, action.name) for action in incident.actions]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from legroom.drawing.bar import bar, labels, ruler, swatch
 from legroom.drawing.terminal import PLAIN, Style
-from legroom.drawing.text import columns, count, plural, wrap
+from legroom.drawing.text import columns, command_phrases, count, plural, wrap, wrap_command
 from legroom.planning.plan import cold_start, ready_command
 from legroom.render.plan_parts import Part, certainty, headline, parts, pool_words, scale_bytes
 from legroom.units import gib, human_bytes
@@ -197,28 +197,8 @@ def _ready(plan: Plan, style: Style) -> Iterator[str]:
 
 def command_lines(command: Sequence[str], style: Style) -> Iterator[str]:
     """The command line in lines that can be pasted."""
-    line, lines = "", []
-    for word in _phrases(command):
-        if line and len(line) + 1 + len(word) > style.width - 6:
-            lines.append(line)
-            line = word
-        else:
-            line = f"{line} {word}" if line else word
-    lines.append(line)
-    for number, text in enumerate(lines):
-        tail = " \\" if number < len(lines) - 1 else ""
-        yield f"{_MARGIN}{style.paint('$ ' if number == 0 else '    ', 'dim')}{text}{tail}"
-
-
-def _phrases(command: Sequence[str]) -> list[str]:
-    """A flag and its value stay on one line."""
-    phrases: list[str] = []
-    for word in map(shlex.quote, command):
-        if phrases and not word.startswith("-") and phrases[-1].startswith("--") and " " not in phrases[-1]:
-            phrases[-1] += f" {word}"
-        else:
-            phrases.append(word)
-    return phrases
+    for number, line in enumerate(wrap_command(command_phrases(map(shlex.quote, command)), style.width - 6)):
+        yield f"{_MARGIN}{style.paint('$ ' if number == 0 else '    ', 'dim')}{line}"
 
 
 def _math(plan: Plan, style: Style) -> Iterator[str]:

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from legroom.actions.server_log import last_lines
-from legroom.deployments.plain_shell import assignments
+from legroom.deployments.server_words import assignments
+from legroom.diagnosis.causes import cause_of
 from legroom.diagnosis.causes.kv_too_small_for_max_len import longest_len
 from legroom.diagnosis.diagnose import read_log
 from legroom.diagnosis.finding import Finding, Fix
@@ -97,7 +98,7 @@ def heal(
     first = findings[0]
     told = Remedy(
         first.cause, first.entry, f"{_title(first)}: {masked(first.why + _said(first))}",
-        first.cause not in ("not_memory", "wrong_flag", "driver_or_cuda_mismatch", "request_too_long"),
+        cause_of(first.cause).is_memory,
         tuple(masked(item.text)[:300] for item in first.evidence[:3]),
     )  # fmt: skip
     keys = frozenset(_key(words, env, command, environ) for words, env in (*tried, (command.words, command.env)))

@@ -9,8 +9,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from legroom.deployments.plain_shell import ASSIGNMENT, CONTAINER_TOOLS, assignments, basename, server_start
-from legroom.deployments.plain_sources import deployment_from_command
+from legroom.deployments.deployment import deployment_from_command
+from legroom.deployments.server_words import ASSIGNMENT, CONTAINER_TOOLS, assignments, basename, server_start
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.facts.releases import Release, latest
 from legroom.facts.releases import release as known_release

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legroom.actions.descendants import die_with_parent
-from legroom.deployments.plain_shell import assignments
+from legroom.deployments.server_words import assignments
 from legroom.errors import LegroomError
 from legroom.facts.evidence import startup_lines
 from legroom.facts.flags import flag_name, flags_ever, flags_of

@@ -19,7 +19,7 @@ from legroom.facts.releases import Release, latest
 from legroom.live.detectors import Watcher
 from legroom.live.journal.journal import DONE, FAILED, UNDONE, Action, JournalUnavailable
 from legroom.live.metrics.window import Window
-from legroom.live.remedies import Answer
+from legroom.live.remedies import ProposedRemedy
 from legroom.planning.plan_document import PlanDocument
 from legroom.sidecar.config import ServerConfig, SidecarConfig
 from legroom.sidecar.drains import REFUSED_AGAIN_S, Doors, left_closed
@@ -34,7 +34,7 @@ _BY_PEOPLE = frozenset({"model", "tensor_parallel_size", "pipeline_parallel_size
 """Another model, or more GPUs than the server has, is a decision of people."""
 
 
-def change_of(found: Sequence[Answer], plan: PlanDocument | None) -> FlagChange | None:
+def change_of(found: Sequence[ProposedRemedy], plan: PlanDocument | None) -> FlagChange | None:
     """The first answer's flags that the server's release takes, where they were computed from a plan of this server."""
     if plan is None:
         return None
@@ -46,7 +46,7 @@ def change_of(found: Sequence[Answer], plan: PlanDocument | None) -> FlagChange 
     return next((one for one in changes if one is not None), None)
 
 
-def _change(answer: Answer, used: Release) -> FlagChange | None:
+def _change(answer: ProposedRemedy, used: Release) -> FlagChange | None:
     flags: dict[str, str | None] = {}
     for dest, value in answer.flags.items():
         words = setting_words(dest, value, used)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from legroom.actions.platform import FlagChange
-from legroom.live.detectors import Finding
+from legroom.live.detectors import DetectorFinding
 from legroom.live.journal.journal import Incident, Journal
 from legroom.records import dataclass as record
 
@@ -28,7 +28,7 @@ class OpenIncident:
     title: str
     opened_s: float
     severity: str
-    finding: Finding | None
+    finding: DetectorFinding | None
     """None for one that an earlier legroom opened and that was not seen again yet."""
     reason: str = ""
     """Why it was opened, for one that was not seen again yet."""
@@ -101,7 +101,7 @@ class IncidentKeeper:
                 )  # fmt: skip
         return frozenset(one.key for one in self._open.values())
 
-    def update(self, server: str, group: str, findings: Sequence[Finding]) -> Changes:
+    def update(self, server: str, group: str, findings: Sequence[DetectorFinding]) -> Changes:
         """Takes what is wrong with a server now. Mere information is no incident."""
         now = {one.kind: one for one in findings if one.severity != "info"}
         opened, closed, worse = [], [], []
@@ -131,7 +131,7 @@ class IncidentKeeper:
         return gone
 
     @staticmethod
-    def _new(server: str, group: str, finding: Finding) -> OpenIncident:
+    def _new(server: str, group: str, finding: DetectorFinding) -> OpenIncident:
         key = f"{server}|{finding.kind}|{finding.time_s:.3f}"
         return OpenIncident(key, server, group, finding.kind, finding.title, finding.since_s, finding.severity, finding)
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.live.detectors import Watcher
-from legroom.live.journal.journal import Journal, Point
+from legroom.live.journal.journal import Journal, JournalPoint
 from legroom.live.metrics.recording import replay
 from legroom.live.metrics.sample import EngineSample, Look, Sample
-from legroom.live.remedies import answers
+from legroom.live.remedies import remedies_for
 from legroom.records import dataclass
 from legroom.sidecar.acting import change_of
 from legroom.sidecar.config import SidecarConfig
@@ -108,7 +108,7 @@ class _Play:
             assert incident.finding is not None  # it was just found
             self._add(seen, incident, "opened", f"{incident.title}: {incident.finding.reason}")
             given = server.answers.get(incident.kind) if server is not None else None
-            incident.change = given or change_of(answers(incident.finding, watcher.window, plan), plan)
+            incident.change = given or change_of(remedies_for(incident.finding, watcher.window, plan), plan)
         for incident in changes.closed:
             self._add(seen, incident, "closed", f"{incident.title}: over")
         for incident in self.keeper.of(seen.server):
@@ -174,7 +174,7 @@ def _line(journal: Journal, server: str) -> Iterator[Sample]:
         yield _sample(server, point)
 
 
-def _sample(server: str, point: Point) -> Sample:
+def _sample(server: str, point: JournalPoint) -> Sample:
     gauge: Mapping[str, float | None] = {name: point.gauge(name) for name in ("kv_use", "running", "waiting")}
     counter: Mapping[str, float | None] = {name: point.total(name) for name in _COUNTERS}
     blocks, memory = point.gauge("num_blocks"), point.gauge("memory_used_bytes")

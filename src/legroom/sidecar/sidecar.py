@@ -16,9 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from legroom.errors import LegroomError
-from legroom.live.detectors import Finding, Watcher, watch_all
+from legroom.live.detectors import DetectorFinding, Watcher, watch_all
 from legroom.live.forecast import forecast
-from legroom.live.journal.buffered import PatientJournal, Write
+from legroom.live.journal.buffered import BufferedJournal, Write
 from legroom.live.journal.journal import Journal, JournalUnavailable, journal_path
 from legroom.live.journal.masking import masked
 from legroom.live.local_memory import LocalMemory
@@ -26,7 +26,7 @@ from legroom.live.metrics.address import Endpoint
 from legroom.live.metrics.sample import Look, Sample
 from legroom.live.metrics.scrape import look, open_session
 from legroom.live.metrics.window import Window
-from legroom.live.remedies import answers
+from legroom.live.remedies import remedies_for
 from legroom.planning.plan_document import PlanDocument
 from legroom.process_lock import alone
 from legroom.sidecar.acting import Actor, change_of, still
@@ -51,7 +51,7 @@ class Sidecar:
         self._config, self._say = config, say
         self.token = config.token
         path = config.journal or journal_path()
-        self._patient = PatientJournal(path)
+        self._patient = BufferedJournal(path)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._metrics = SidecarMetrics()
         self._telling = Telling(config.webhooks, self._metrics, say)
@@ -239,12 +239,12 @@ class Sidecar:
         task.add_done_callback(self._answering.discard)
 
     async def _answer(
-        self, incident: OpenIncident, finding: Finding, window: Window, plan: PlanDocument | None
+        self, incident: OpenIncident, finding: DetectorFinding, window: Window, plan: PlanDocument | None
     ) -> None:
         """Computes what would cure it, beside the looking: a plan and its levers take a moment."""
         given = incident.change
         try:
-            found = await asyncio.to_thread(answers, finding, window, plan)
+            found = await asyncio.to_thread(remedies_for, finding, window, plan)
             incident.change = given or change_of(found, plan)
         finally:
             incident.answered = True

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import UNREACHABLE, LegroomError
-from legroom.live.detectors import Condition, Detector, Finding, Watcher
+from legroom.live.detectors import Condition, Detector, DetectorFinding, Watcher
 from legroom.live.local_memory import LocalMemory
-from legroom.live.metrics.sample import Failure, Look, Sample
+from legroom.live.metrics.sample import Look, Sample, ScrapeFailure
 from legroom.live.thresholds import DEFAULT, Thresholds
 from legroom.live.view import ServerView, view
 from legroom.planning.plan_document import PlanDocument
@@ -127,7 +127,7 @@ class WatchSession:
 
     def _remember(self, look: Look, now: ServerView, watcher: Watcher) -> None:
         kept = self.history.setdefault(look.server, deque(maxlen=MOST_HISTORY))
-        if isinstance(look, Failure):
+        if isinstance(look, ScrapeFailure):
             kept.append(Moment(look.time_s))
             return
         steps = watcher.window.steps
@@ -195,11 +195,11 @@ class WatchSession:
         return made
 
     def _answer(self, made: int, incident: OpenIncident, watcher: Watcher) -> None:
-        from legroom.live.remedies import answers  # noqa: PLC0415 - planning is only needed once something is wrong
+        from legroom.live.remedies import remedies_for  # noqa: PLC0415 - planning is only needed once something is wrong
 
         assert incident.finding is not None and self._journal is not None
         plan = self._plans.get(incident.server, self._plans.get(""))
-        found = answers(incident.finding, watcher.window, plan)
+        found = remedies_for(incident.finding, watcher.window, plan)
         text = "what helps: " + "; ".join(one.why for one in found)
         self._journal.note(made, text, {"answers": [one.to_json() for one in found]}, incident.finding.time_s)
 
@@ -247,8 +247,8 @@ def _is_kept(incident: Incident) -> bool:
     return True
 
 
-def _at_once(detector: Detector, watcher: Watcher, seen: Condition, now_s: float) -> Finding:
-    return Finding(
+def _at_once(detector: Detector, watcher: Watcher, seen: Condition, now_s: float) -> DetectorFinding:
+    return DetectorFinding(
         detector.kind, watcher.window.server, seen.severity or detector.severity, detector.title, seen.reason, now_s,
         now_s, seen.numbers, seen.engine, detector.cause, detector.entry, detector.situation,
     )  # fmt: skip

@@ -30,11 +30,9 @@ class FreeQueue:
         return len(self._queue)
 
     def pop(self) -> Block:
-        """The block to be reused next."""
         return self._queue.popitem(last=False)[1]
 
     def remove(self, block: Block) -> None:
-        """Take `block` out, wherever it stands."""
         del self._queue[block.number]
 
     def reuse_first(self, blocks: list[Block]) -> None:
@@ -66,7 +64,6 @@ class BlockPool:
         return len(self.free_queue)
 
     def find(self, key: BlockKey) -> Block | None:
-        """A block that holds this content."""
         copies = self._cached.get(key)
         return next(iter(copies.values())) if copies else None
 

@@ -32,15 +32,13 @@ Flags that the user gives are not searched.
 
 @dataclass(frozen=True)
 class Candidate:
-    """One setting to try."""
-
     flags: dict[str, Any]
     settings: SchedulerSettings
     cost: StepCost | None = None
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ReplayOutcome:
     """What a setting does to the load. Waits are seconds, or steps where the trace counts steps."""
 
     flags: dict[str, Any]
@@ -73,7 +71,7 @@ class Goal:
     first_token_p99: float | None = None
     latency_p99: float | None = None
 
-    def is_met(self, outcome: Outcome) -> bool:
+    def is_met(self, outcome: ReplayOutcome) -> bool:
         """Whether this setting is good enough to be chosen."""
         return (
             outcome.preemptions <= self.most_preemptions
@@ -86,9 +84,9 @@ class Goal:
 class Choice:
     """The best setting, those that beat it in something, and how many were tried."""
 
-    best: Outcome | None
-    frontier: list[Outcome]
-    outcomes: list[Outcome] = field(repr=False)
+    best: ReplayOutcome | None
+    frontier: list[ReplayOutcome]
+    outcomes: list[ReplayOutcome] = field(repr=False)
     in_seconds: bool
     interrupted: bool = False
     """Not all settings were tried."""
@@ -130,7 +128,7 @@ def choose(
     if numba_is_installed() and is_compiled_before():
         engine = "compiled"
     run = _on_ray if runner == "ray" else _on_processes
-    outcomes: list[Outcome] = []
+    outcomes: list[ReplayOutcome] = []
     try:
         for outcome in run(trace, candidates, engine, workers):
             outcomes.append(outcome)
@@ -144,32 +142,31 @@ def choose(
     return Choice(best, frontier(outcomes), outcomes, trace.in_seconds, len(outcomes) < len(candidates))
 
 
-def _rank(outcome: Outcome) -> tuple[float, ...]:
+def _rank(outcome: ReplayOutcome) -> tuple[float, ...]:
     # Throughputs within a percent count as equal: then the shorter waits win.
     return (outcome.finished, round(outcome.throughput, 2 - len(str(int(outcome.throughput)))), -outcome.latency_p99,
             -outcome.first_token_p99)  # fmt: skip
 
 
-def frontier(outcomes: Sequence[Outcome]) -> list[Outcome]:
+def frontier(outcomes: Sequence[ReplayOutcome]) -> list[ReplayOutcome]:
     """Outcomes that no other one beats in throughput, wait for the first token and preemptions alike."""
-    kept: list[Outcome] = []
+    kept: list[ReplayOutcome] = []
     for outcome in sorted(outcomes, key=lambda o: (-o.finished, o.preemptions, -o.throughput, o.first_token_p99)):
         if not any(_beats(other, outcome) for other in kept):
             kept.append(outcome)
     return kept
 
 
-def _beats(one: Outcome, other: Outcome) -> bool:
+def _beats(rival: ReplayOutcome, other: ReplayOutcome) -> bool:
     return (
-        one.finished >= other.finished
-        and one.preemptions <= other.preemptions
-        and one.throughput >= other.throughput
-        and one.first_token_p99 <= other.first_token_p99
+        rival.finished >= other.finished
+        and rival.preemptions <= other.preemptions
+        and rival.throughput >= other.throughput
+        and rival.first_token_p99 <= other.first_token_p99
     )
 
 
-def outcome_of(flags: dict[str, Any], timeline: Timeline) -> Outcome:
-    """Boil a replay down."""
+def outcome_of(flags: dict[str, Any], timeline: Timeline) -> ReplayOutcome:
     settings, tally = timeline.settings, timeline.tally
     if timeline.clocks is not None:
         seconds = timeline.seconds
@@ -178,14 +175,14 @@ def outcome_of(flags: dict[str, Any], timeline: Timeline) -> Outcome:
         throughput = timeline.output_tokens / max(1, timeline.last_step)
         waits = [float(wait) for wait in timeline.first_token_wait_steps]
         latencies = [float(wait) for wait in timeline.latency_steps]
-    return Outcome(
+    return ReplayOutcome(
         flags, settings.num_blocks, tally.finished, len(timeline.rejections), tally.preemptions, throughput,
         percentile(waits, 0.99), percentile(latencies, 0.99), tally.peak_blocks / settings.usable_blocks,
         timeline.hit_ratio,
     )  # fmt: skip
 
 
-def try_one(trace: Trace, candidate: Candidate, engine: Engine) -> Outcome:
+def try_one(trace: Trace, candidate: Candidate, engine: Engine) -> ReplayOutcome:
     """Replay one setting. Half a replay is no outcome."""
     timeline = simulate(trace, candidate.settings, cost=candidate.cost, engine=engine)
     if timeline.interrupted:
@@ -202,13 +199,13 @@ def _remember(trace: Trace, engine: Engine) -> None:
     _shared.update(trace=trace, engine=engine)
 
 
-def _try_shared(candidate: Candidate) -> Outcome:
+def _try_shared(candidate: Candidate) -> ReplayOutcome:
     return try_one(_shared["trace"], candidate, _shared["engine"])
 
 
 def _on_processes(
     trace: Trace, candidates: Sequence[Candidate], engine: Engine, workers: int | None
-) -> Iterator[Outcome]:
+) -> Iterator[ReplayOutcome]:
     workers = min(workers or os.cpu_count() or 1, len(candidates))
     if workers == 1:
         yield from (try_one(trace, candidate, engine) for candidate in candidates)
@@ -217,7 +214,9 @@ def _on_processes(
         yield from pool.map(_try_shared, candidates)
 
 
-def _on_ray(trace: Trace, candidates: Sequence[Candidate], engine: Engine, workers: int | None) -> Iterator[Outcome]:
+def _on_ray(
+    trace: Trace, candidates: Sequence[Candidate], engine: Engine, workers: int | None
+) -> Iterator[ReplayOutcome]:
     try:
         import ray  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415
     except ImportError:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.facts.model import Experts
 from legroom.memory.kv.specs import ChunkedLocalSpec, CrossAttentionSpec, SlidingWindowSpec, StateSpec
 from legroom.memory.weights.loaded import stored_modules
-from legroom.simulation.settings import KvGroup
+from legroom.simulation.settings import LayerGroup
 from legroom.simulation.steptime import Hardware
 from legroom.vllm.speculation import WITHOUT_CACHE, draft_method
 
@@ -44,32 +44,32 @@ def deployed(plan: Plan) -> Deployed:
     }
     if settings.engine == "V0":
         flags |= {"watermark": 0.01, "block_manager_v2": plan.target.release.at_least("0.6.3")}
-        return Deployed(flags, (_said(flags),))
-    flags["groups"] = tuple(_group(group, kv.block_size) for group in kv.shape.groups) or (KvGroup(),)
+        return Deployed(flags, (_summary(flags),))
+    flags["groups"] = tuple(_group(group, kv.block_size) for group in kv.shape.groups) or (LayerGroup(),)
     flags["num_speculative_tokens"] = settings.num_speculative_tokens
     flags["draft_needs_kv"] = draft_method(settings.given.speculative_config) not in WITHOUT_CACHE
     notes = _group_notes(kv.shape.groups, kv.block_size)
     if any(group.fixed_blocks or group.block_size for group in flags["groups"]) and flags["enable_prefix_caching"]:
         flags["enable_prefix_caching"] = False
         notes.append("prefix caching over recurrent states or blocks of several sizes is not simulated: it is left off")
-    return Deployed(flags, (_said(flags), *notes))
+    return Deployed(flags, (_summary(flags), *notes))
 
 
-def _group(group: CacheGroup, block_size: int) -> KvGroup:
+def _group(group: CacheGroup, block_size: int) -> LayerGroup:
     spec = group.spec
     if isinstance(spec, StateSpec):
-        return KvGroup(fixed_blocks=spec.request_blocks or 1)
+        return LayerGroup(fixed_blocks=spec.request_blocks or 1)
     if isinstance(spec, CrossAttentionSpec):
-        return KvGroup(fixed_blocks=spec.blocks(0))
+        return LayerGroup(fixed_blocks=spec.blocks(0))
     own_size = None if group.block_size == block_size else group.block_size
     if isinstance(spec, SlidingWindowSpec):
-        return KvGroup(spec.window, block_size=own_size)
+        return LayerGroup(spec.window, block_size=own_size)
     if isinstance(spec, ChunkedLocalSpec):
-        return KvGroup(spec.chunk, block_size=own_size)
-    return KvGroup(block_size=own_size)
+        return LayerGroup(spec.chunk, block_size=own_size)
+    return LayerGroup(block_size=own_size)
 
 
-def _said(flags: dict[str, Any]) -> str:
+def _summary(flags: dict[str, Any]) -> str:
     words = [
         f"{flags['num_blocks']:,} blocks of {flags['block_size']} tokens",
         f"max-num-seqs {flags['max_num_seqs']:,}",
@@ -104,8 +104,8 @@ def _kind(group: CacheGroup, block_size: int) -> str:
     spec = group.spec
     size = "" if group.block_size == block_size or isinstance(spec, StateSpec) else f" in blocks of {group.block_size}"
     if isinstance(spec, StateSpec):
-        held = spec.request_blocks or 1
-        return f"recurrent state ({held} block{'s' if held > 1 else ''} a request)"
+        blocks = spec.request_blocks or 1
+        return f"recurrent state ({blocks} block{'s' if blocks > 1 else ''} a request)"
     if isinstance(spec, SlidingWindowSpec):
         return f"sliding window {spec.window:,}{size}"
     if isinstance(spec, ChunkedLocalSpec):
@@ -121,19 +121,19 @@ def hardware(plan: Plan) -> Hardware:
     weights_bytes = expert_bytes = flops = 0.0
     expert_share = _expert_share(plan)
     for stage in range(settings.pipeline_parallel_size):
-        for one in stored_modules(model, settings, gpu, stage):
-            part, stored = one.module.part, float(sum(one.storage.kept))
+        for stored_module in stored_modules(model, settings, gpu, stage):
+            part, stored = stored_module.module.part, float(sum(stored_module.storage.kept))
             # Tied embeddings are read once a step to compute the logits; others are looked up.
             if part in _NOT_READ_BY_A_STEP and not (part == "embeddings" and model.tie_word_embeddings):
                 continue
             if part == "experts":
                 expert_bytes += stored
-                flops += 2.0 * one.module.elements * expert_share
+                flops += 2.0 * stored_module.module.elements * expert_share
                 continue
             weights_bytes += stored
             # Logits are computed for the last token of a prompt alone.
             if part not in ("embeddings", "lm_head"):
-                flops += 2.0 * one.module.elements
+                flops += 2.0 * stored_module.module.elements
     is_fp8 = (settings.quantization or "").startswith("fp8") and gpu.fp8_flops > 0
     return Hardware(
         weights_bytes=weights_bytes,

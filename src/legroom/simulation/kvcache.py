@@ -6,7 +6,7 @@ import sys
 
 from legroom.simulation.blocks import Block, BlockPool
 from legroom.simulation.request import Request, Status
-from legroom.simulation.settings import KvGroup, SchedulerSettings
+from legroom.simulation.settings import LayerGroup, SchedulerSettings
 from legroom.units import cdiv
 
 Hit = list[list[Block]]
@@ -37,10 +37,10 @@ class BlockTable:
         """The longest run of cached blocks from the start, found in every one of `groups`."""
         hit: Hit = [[] for _ in groups]
         for name in hashes[:max_blocks]:
-            found = [self.pool.find((group, name)) for group in groups]
-            if not all(found):
+            cached = [self.pool.find((group, name)) for group in groups]
+            if not all(cached):
                 break
-            for blocks, block in zip(hit, found, strict=True):
+            for blocks, block in zip(hit, cached, strict=True):
                 assert block is not None
                 blocks.append(block)
         return hit
@@ -48,10 +48,10 @@ class BlockTable:
     def blocks_needed(self, request: Request, num_tokens: int, hit: list[Block], num_computed: int, whole: bool) -> int:
         """Free blocks that holding `num_tokens` would use up; a hit that stands in the free queue uses up itself."""
         required = self.most_blocks(num_tokens) if whole else cdiv(num_tokens, self.block_size)
-        held = len(request.blocks[self.group])
+        num_held = len(request.blocks[self.group])
         skipped = self.skipped_tokens(num_computed) // self.block_size
-        new = max(required - max(skipped, len(hit) + held), 0)
-        revived = hit[max(0, skipped - held) :]
+        new = max(required - max(skipped, len(hit) + num_held), 0)
+        revived = hit[max(0, skipped - num_held) :]
         return new + sum(block.ref_count == 0 and block is not self.pool.null_block for block in revived)
 
     def adopt(self, request: Request, hit: list[Block], num_computed: int) -> None:
@@ -153,11 +153,11 @@ class WindowTable(BlockTable):
         hit: Hit = [[null] * max_blocks for _ in groups]
         run = 0
         for index in range(max_blocks - 1, -1, -1):
-            found = [self.pool.find((group, hashes[index])) for group in groups]
-            if not all(found):
+            cached = [self.pool.find((group, hashes[index])) for group in groups]
+            if not all(cached):
                 run = 0
                 continue
-            for blocks, block in zip(hit, found, strict=True):
+            for blocks, block in zip(hit, cached, strict=True):
                 assert block is not None
                 blocks[index] = block
             run += 1
@@ -202,7 +202,7 @@ class KvCache:
         for i, group in enumerate(settings.groups):
             self._kinds.setdefault(group.sliding_window, []).append(i)
 
-    def _table(self, index: int, group: KvGroup) -> BlockTable:
+    def _table(self, index: int, group: LayerGroup) -> BlockTable:
         if group.fixed_blocks:
             return FixedTable(index, self.settings, self.pool, group.fixed_blocks)
         if group.sliding_window is not None:
@@ -210,7 +210,6 @@ class KvCache:
         return BlockTable(index, self.settings, self.pool)
 
     def admit(self, request: Request) -> None:
-        """Give a request its empty tables."""
         request.blocks = [[] for _ in self.tables]
         request.num_cached_blocks = [0] * len(self.tables)
 
@@ -232,11 +231,11 @@ class KvCache:
                 if kind is full and known_full >= 0:
                     current = min(current, known_full)
                     continue
-                found = self.tables[kind[0]].find_hit(request.block_hashes, current, kind)
-                current = len(found[0])
+                kind_hit = self.tables[kind[0]].find_hit(request.block_hashes, current, kind)
+                current = len(kind_hit[0])
                 if kind is full:
                     known_full = current
-                for group, blocks in zip(kind, found, strict=True):
+                for group, blocks in zip(kind, kind_hit, strict=True):
                     hit[group] = blocks
                 longest = max(longest, current)
             if current >= length:
@@ -307,15 +306,14 @@ class KvCache:
 
     def slots_of(self, request: Request) -> tuple[int, int]:
         """Slots the request holds, and the tokens stored in them."""
-        held = stored = 0
+        slots = stored = 0
         for table in self.tables:
             more_held, more_stored = table.slots_of(request)
-            held += more_held
+            slots += more_held
             stored += more_stored
-        return held, stored
+        return slots, stored
 
     def free(self, request: Request) -> None:
-        """Give back every block of the request."""
         request.quiet_tokens = 0
         for table in self.tables:
             table.free(request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from legroom.simulation.fast.books import step_seconds
+from legroom.simulation.fast.accounting import step_seconds
 from legroom.simulation.fast.columns import StepCost
 from legroom.simulation.fast.engine import Progress
 from legroom.simulation.rejection import admissible
@@ -13,15 +13,15 @@ from legroom.simulation.request import Request
 from legroom.simulation.scheduler import Batch, Scheduler
 from legroom.simulation.scheduler_v0 import SchedulerV0
 from legroom.simulation.settings import SchedulerSettings
-from legroom.simulation.timeline import Clocks, Rejection, Sampler, Step, Tally, Timeline
+from legroom.simulation.timeline import Clocks, Rejection, Sampler, ScheduledStep, Tally, Timeline
 from legroom.simulation.trace import Trace, TraceRequest, prompt_tokens
 
-StepSink = Callable[[Step], None]
+StepSink = Callable[[ScheduledStep], None]
 _STEPS_A_REPORT = 2000
 
 
 class Reference:
-    """Replays a trace through `Scheduler`, and keeps the books."""
+    """Replays a trace through `Scheduler`, and keeps its totals."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Reference:
             request.finish_step = self.step
             if clocks:
                 clocks.finish_s[request.arrival_index] = self.now_s
-        self._keep_books(batch, finished)
+        self._account(batch, finished)
         if not (batch.scheduled or batch.preempted or batch.ignored or self.in_flight or finished):
             self._give_up_on_first()
 
@@ -126,7 +126,7 @@ class Reference:
             return self.scheduler.update(self.in_flight.popleft())
         return [], []
 
-    def _keep_books(self, batch: Batch, finished: list[Request]) -> None:
+    def _account(self, batch: Batch, finished: list[Request]) -> None:
         scheduler, tally = self.scheduler, self.tally
         free = scheduler.kv.pool.num_free
         running, waiting = len(scheduler.running), len(scheduler.waiting)
@@ -141,13 +141,13 @@ class Reference:
         tally.peak_running = max(tally.peak_running, running)
         tally.peak_waiting = max(tally.peak_waiting, waiting)
         for request in scheduler.running:
-            held, stored = scheduler.kv.slots_of(request)
-            tally.held_slot_steps += held
+            slots, stored = scheduler.kv.slots_of(request)
+            tally.held_slot_steps += slots
             tally.stored_token_steps += stored
         self.sampler.add(self.step, 1, used, running, waiting)
         if self.on_step and batch.scheduled:
             self.on_step(
-                Step(
+                ScheduledStep(
                     self.step,
                     {request.id: tokens for request, tokens in batch.scheduled.items()},
                     [request.id for request in batch.preempted],

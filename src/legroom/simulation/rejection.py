@@ -1,4 +1,4 @@
-"""Requests that vLLM turns away at the door, or that no pool of this size could ever finish."""
+"""Requests that vLLM refuses on arrival, or that no pool of this size could ever finish."""
 
 from __future__ import annotations
 

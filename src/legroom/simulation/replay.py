@@ -11,7 +11,7 @@ from legroom.simulation.fast.engine import FastReplay, Outgrown, Progress, can_r
 from legroom.simulation.fast.jit import is_compiled_before, numba_is_installed
 from legroom.simulation.reference import Reference
 from legroom.simulation.settings import SchedulerSettings
-from legroom.simulation.timeline import Step, Timeline
+from legroom.simulation.timeline import ScheduledStep, Timeline
 from legroom.simulation.trace import Trace
 
 Engine = Literal["auto", "reference", "fast", "compiled"]
@@ -23,7 +23,7 @@ _WORTH_COMPILING, _WORTH_LOADING = 400_000, 20_000
 def simulate(
     trace: Trace,
     settings: SchedulerSettings,
-    on_step: Callable[[Step], None] | None = None,
+    on_step: Callable[[ScheduledStep], None] | None = None,
     *,
     cost: StepCost | None = None,
     engine: Engine = "auto",

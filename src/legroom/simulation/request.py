@@ -56,7 +56,6 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and sampled tokens."""
         return self.num_prompt_tokens + self.num_output_tokens
 
     @property

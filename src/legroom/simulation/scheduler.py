@@ -22,23 +22,18 @@ class WaitingQueue:
         return len(self._queue)
 
     def add(self, request: Request) -> None:
-        """Queue an arrival."""
         self._queue.append(request)
 
     def put_back(self, request: Request) -> None:
-        """Queue a preempted request."""
         self._queue.appendleft(request)
 
     def first(self) -> Request:
-        """The request to be admitted next."""
         return self._queue[0]
 
     def pop(self) -> Request:
-        """Take the first request out."""
         return self._queue.popleft()
 
     def remove(self, request: Request) -> None:
-        """Take a request out, wherever it stands."""
         self._queue.remove(request)
 
 
@@ -52,21 +47,17 @@ class PriorityWaitingQueue(WaitingQueue):
         return len(self._heap)
 
     def add(self, request: Request) -> None:
-        """Queue a request by its urgency."""
         heapq.heappush(self._heap, request)
 
     put_back = add
 
     def first(self) -> Request:
-        """The most urgent request."""
         return self._heap[0]
 
     def pop(self) -> Request:
-        """Take the most urgent request out."""
         return heapq.heappop(self._heap)
 
     def remove(self, request: Request) -> None:
-        """Take a request out, wherever it stands."""
         self._heap.remove(request)
         heapq.heapify(self._heap)
 
@@ -99,7 +90,6 @@ class Scheduler:
         self.waiting = PriorityWaitingQueue() if settings.scheduling_policy == "priority" else WaitingQueue()
 
     def add(self, request: Request) -> None:
-        """A request arrives."""
         self.kv.admit(request)
         if self.hasher:
             self.hasher.extend(request.block_hashes, request.token_ids)
@@ -107,7 +97,6 @@ class Scheduler:
 
     @property
     def has_requests(self) -> bool:
-        """Whether anything is left to do."""
         return bool(self.running) or bool(len(self.waiting))
 
     def take_stuck(self) -> Request | None:

@@ -28,7 +28,6 @@ class SchedulerV0(Scheduler):
 
     @property
     def has_requests(self) -> bool:
-        """Whether anything is left to do."""
         return super().has_requests or bool(self.swapped)
 
     def take_stuck(self) -> Request | None:
@@ -102,15 +101,15 @@ class SchedulerV0(Scheduler):
         if not self.settings.swap_blocks:
             self._preempt(request, batch)
             return
-        held = len(request.blocks[0])
-        needed = self._blocks_touched(request) if self.settings.block_manager_v2 else held
+        num_blocks = len(request.blocks[0])
+        needed = self._blocks_touched(request) if self.settings.block_manager_v2 else num_blocks
         if needed > self.free_cpu_blocks:
             raise LegroomError(
                 f"the engine would stop here: {needed} CPU blocks are needed to swap {request.id} out, "
                 f"{self.free_cpu_blocks} are free",
                 "raise --swap-blocks (vLLM's --swap-space), or leave it out to recompute",
             )
-        self.free_cpu_blocks -= held
+        self.free_cpu_blocks -= num_blocks
         computed = request.num_computed_tokens
         self.kv.free(request)
         request.num_computed_tokens = computed
@@ -122,8 +121,8 @@ class SchedulerV0(Scheduler):
         settings = self.settings
         while self.swapped:
             request = self.swapped[0]
-            held = cdiv(request.num_computed_tokens, settings.block_size)
-            needed = self._blocks_touched(request) if settings.block_manager_v2 else held + 1
+            num_blocks = cdiv(request.num_computed_tokens, settings.block_size)
+            needed = self._blocks_touched(request) if settings.block_manager_v2 else num_blocks + 1
             if needed > settings.num_blocks:
                 # Its CPU blocks are never given back: 0.6.3 forgets them.
                 self._ignore(self.swapped.popleft(), f"needs {needed} blocks to come back from the CPU", batch)
@@ -133,7 +132,7 @@ class SchedulerV0(Scheduler):
             if len(self.running) >= settings.max_num_seqs:
                 return
             self.swapped.popleft()
-            self.free_cpu_blocks += held
+            self.free_cpu_blocks += num_blocks
             self.kv.allocate(request, 1)
             self.running.append(request)
             batch.scheduled[request] = 1

@@ -13,7 +13,7 @@ Engine = Literal["V1", "V0"]
 
 
 @dataclass(frozen=True)
-class KvGroup:
+class LayerGroup:
     """Layers that share one block table. `sliding_window` is None for full attention."""
 
     sliding_window: int | None = None
@@ -41,7 +41,7 @@ class SchedulerSettings:
     """Share of the pool kept free when a waiting request is admitted (0.32: 0; the V0 engine: 0.01)."""
     reserve_full_isl: bool = True
     """A waiting request is admitted only if its whole prompt fits, not just its first chunk."""
-    groups: tuple[KvGroup, ...] = (KvGroup(),)
+    groups: tuple[LayerGroup, ...] = (LayerGroup(),)
     num_speculative_tokens: int = 0
     speculative_acceptance: float = 0.0
     """Share of draft tokens that the target model accepts."""
@@ -94,7 +94,7 @@ class SchedulerSettings:
             (self.scheduling_policy == "priority", "scheduling by priority"),
             (self.num_speculative_tokens > 0, "speculative tokens"),
             (self.async_scheduling, "asynchronous scheduling"),
-            (self.groups != (KvGroup(),), "groups of layers"),
+            (self.groups != (LayerGroup(),), "groups of layers"),
         ):
             if is_asked:
                 raise LegroomError(f"{what} under the V0 engine is not simulated", "leave it out, or leave out --v0")
@@ -120,7 +120,7 @@ class SchedulerSettings:
         tokens = min(tokens, self.max_model_len)
         return sum(self._most_blocks_in(group, tokens) for group in self.groups)
 
-    def _most_blocks_in(self, group: KvGroup, tokens: int) -> int:
+    def _most_blocks_in(self, group: LayerGroup, tokens: int) -> int:
         if group.fixed_blocks:
             return group.fixed_blocks
         needed = cdiv(tokens, group.block_size or self.block_size)
@@ -128,8 +128,8 @@ class SchedulerSettings:
             return needed
         return min(needed, self.window_blocks(group))
 
-    def window_blocks(self, group: KvGroup) -> int:
+    def window_blocks(self, group: LayerGroup) -> int:
         """Most blocks a sliding-window group holds at once: the window, the tokens in flight, one block of misfit."""
         batches_in_flight = 2 if self.async_scheduling else 1
-        held = (group.sliding_window or 0) - 1 + batches_in_flight * self.max_num_batched_tokens
-        return cdiv(min(held, self.max_model_len), group.block_size or self.block_size) + 1
+        tokens = (group.sliding_window or 0) - 1 + batches_in_flight * self.max_num_batched_tokens
+        return cdiv(min(tokens, self.max_model_len), group.block_size or self.block_size) + 1

@@ -51,7 +51,6 @@ def fitted() -> Efficiency:
 
 
 def roofline(hardware: Hardware, reached: Efficiency | None = None) -> StepCost:
-    """The cost of steps on this hardware."""
     reached = reached or fitted()
     if hardware.bandwidth_bytes_s <= 0:
         raise LegroomError(
@@ -73,7 +72,7 @@ def roofline(hardware: Hardware, reached: Efficiency | None = None) -> StepCost:
 def fixed(step_s: float) -> StepCost:
     """Every step takes as long."""
     if not step_s > 0:
-        raise LegroomError(f"a step of {step_s * 1000:g} ms takes no time", "give --step-ms above 0")
+        raise LegroomError(f"a step cannot take {step_s * 1000:g} ms", "give --step-ms above 0")
     return StepCost(step_s, 0.0, 0.0, 0.0)
 
 
@@ -86,6 +85,6 @@ def calibrated(cost: StepCost, measured_step_s: float, running: float, tokens_he
     read = cost.weights + cost.experts * (1.0 - cost.idle**running) + cost.kv_token * tokens_held
     predicted = cost.overhead + max(cost.token * running, read)
     if measured_step_s <= 0 or predicted <= 0:
-        raise LegroomError("cannot calibrate on a step of no length", "measure while the server is busy")
+        raise LegroomError("cannot calibrate on a step that takes no time", "measure while the server is busy")
     factor = measured_step_s / predicted
     return StepCost(*(part * factor for part in cost))._replace(idle=cost.idle)

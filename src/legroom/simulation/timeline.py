@@ -11,7 +11,7 @@ from legroom.simulation.settings import SchedulerSettings
 from legroom.simulation.trace import Trace
 
 
-class Step(NamedTuple):
+class ScheduledStep(NamedTuple):
     """One step in which something was scheduled, as vLLM's scheduler would report it."""
 
     step: int
@@ -27,7 +27,7 @@ class Step(NamedTuple):
         return self._asdict()
 
 
-class Sample(NamedTuple):
+class PoolSample(NamedTuple):
     """The state of the pool over a stretch of steps: the worst of each."""
 
     step: int
@@ -72,14 +72,11 @@ class Clocks:
 
     @classmethod
     def of(cls, count: int) -> Clocks:
-        """Nothing has happened yet."""
         return cls(*(array("d", bytes(8 * count)) for _ in range(3)))
 
 
 @dataclass
 class Timeline:
-    """The outcome of a replay."""
-
     settings: SchedulerSettings
     trace: Trace
     tally: Tally
@@ -89,7 +86,7 @@ class Timeline:
     preemption_counts: Sequence[int]
     """Per request, in the order of arrival; -1 where it never came to that."""
     arrival_steps: Sequence[int]
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[PoolSample] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)
     clocks: Clocks | None = None
     """Where the trace tells arrivals in seconds."""
@@ -154,8 +151,8 @@ class Timeline:
     @property
     def wasted_slot_ratio(self) -> float:
         """Share of the allocated slots that held no token: internal fragmentation, averaged over steps."""
-        held = self.tally.held_slot_steps
-        return (held - self.tally.stored_token_steps) / held if held else 0.0
+        slots = self.tally.held_slot_steps
+        return (slots - self.tally.stored_token_steps) / slots if slots else 0.0
 
     @property
     def hit_ratio(self) -> float:
@@ -255,6 +252,6 @@ class Sampler:
             merged[stretch // 2] = (max(old[0], point[0]), max(old[1], point[1]), max(old[2], point[2]))
         self._points = merged
 
-    def samples(self) -> list[Sample]:
+    def samples(self) -> list[PoolSample]:
         """The points in order of time."""
-        return [Sample(stretch * self._width, *point) for stretch, point in sorted(self._points.items())]
+        return [PoolSample(stretch * self._width, *point) for stretch, point in sorted(self._points.items())]

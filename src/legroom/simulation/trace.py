@@ -62,7 +62,6 @@ class Trace:
         prefix_len: int = 0,
         priority: int = 0,
     ) -> None:
-        """Append one request."""
         if request_id is not None and self.ids is None:
             self.ids = [f"r{i}" for i in range(len(self))]
         if self.ids is not None:
@@ -99,11 +98,9 @@ class Trace:
         return segments[::-1]
 
     def id_of(self, index: int) -> str:
-        """The name of the request at `index`."""
         return f"r{index}" if self.ids is None else self.ids[index]
 
     def rows(self) -> Iterator[TraceRequest]:
-        """The requests one by one."""
         for i in range(len(self)):
             group = self.prefix_groups[i]
             prefix = tuple(self.prefix_segments(group, self.prefix_lens[i])) if group != NO_PREFIX else ()
@@ -153,11 +150,11 @@ def _check_column(trace: Trace, what: str, column: Sequence[float], least: int) 
         return
     row = next((i for i, value in enumerate(column) if not least <= value < inf), None)
     if row is None:
-        raise LegroomError(f"{trace.name}: {what} is too large to add up", "mend the trace")
+        raise LegroomError(f"{trace.name}: {what} is too large to add up", "fix the trace")
     raise LegroomError(
         f"{trace.name}: request {row + 1} ({trace.id_of(row)}) has {what} {column[row]:g}; "
         f"it must be at least {least} and finite",
-        "drop the request from the trace or mend it",
+        "drop the request from the trace or fix it",
     )
 
 
@@ -171,7 +168,6 @@ def stream(name: str, length: int) -> list[int]:
 
 
 def prompt_tokens(request: TraceRequest) -> list[int]:
-    """The whole prompt."""
     shared = [token for name, start, end in request.prefix for token in stream("P" + name, end)[start:]]
     return shared + stream("U" + request.id, request.prompt_len - len(shared))
 

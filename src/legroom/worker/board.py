@@ -37,12 +37,12 @@ class Board:
                 shutil.rmtree(old, ignore_errors=True)  # another user's stays
         return cls(Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-")))
 
-    def write(self, found: tuple[WorkerMemory, ...]) -> bool:
+    def write(self, memory: tuple[WorkerMemory, ...]) -> bool:
         """This process's figures in place of its last; False where the server took the board away."""
         path = self.folder / f"{os.getpid()}.json"
         new = path.with_suffix(".new")
         try:
-            new.write_text(json.dumps([asdict(one) for one in found]), "utf-8")
+            new.write_text(json.dumps([asdict(device) for device in memory]), "utf-8")
             new.replace(path)
         except FileNotFoundError:
             return False
@@ -52,13 +52,12 @@ class Board:
 
     def read(self, fresh_s: float) -> tuple[WorkerMemory, ...]:
         """What the living processes wrote within that time."""
-        found: list[WorkerMemory] = []
+        memory: list[WorkerMemory] = []
         for path in sorted(self.folder.glob("*.json")):
             with contextlib.suppress(OSError, ValueError, TypeError):
                 if time.time() - path.stat().st_mtime <= fresh_s and psutil.pid_exists(int(path.stem)):
-                    found += [WorkerMemory(**one) for one in json.loads(path.read_text("utf-8"))]
-        return tuple(found)
+                    memory += [WorkerMemory(**fields) for fields in json.loads(path.read_text("utf-8"))]
+        return tuple(memory)
 
     def remove(self) -> None:
-        """The server ends."""
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -23,10 +23,10 @@ MEASURES = {
 
 def show(board: Board) -> None:
     """Put what the board says on the page of this process."""
-    REGISTRY.register(Shown(board))
+    REGISTRY.register(WorkerCollector(board))
 
 
-class Shown:
+class WorkerCollector:
     """A collector of prometheus_client's for the page of a server with one API server."""
 
     def __init__(self, board: Board) -> None:
@@ -38,10 +38,10 @@ class Shown:
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """One row for each GPU of each worker."""
-        found = self._board.read(FRESH_S)
+        memory = self._board.read(FRESH_S)
         for name in MEASURES:
             family = _family(name)
-            for labels, value in _rows(found, name).items():
+            for labels, value in _rows(memory, name).items():
                 family.add_metric(labels, value)
             yield family
 
@@ -50,13 +50,13 @@ def _family(name: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"legroom_worker_{name}", MEASURES[name], labels=LABELS)
 
 
-def _rows(found: tuple[WorkerMemory, ...], name: str) -> dict[tuple[str, str], float]:
+def _rows(memory: tuple[WorkerMemory, ...], name: str) -> dict[tuple[str, str], float]:
     """Engines beside each other count their ranks from 0 each: what they hold under one name is added up."""
     rows: dict[tuple[str, str], float] = defaultdict(float)
-    for one in found:
-        value = getattr(one, name)
+    for device in memory:
+        value = getattr(device, name)
         if value is not None:
-            rows[str(one.rank), one.gpu] += value
+            rows[str(device.rank), device.gpu] += value
     return rows
 
 
@@ -69,9 +69,9 @@ class SharedGauges:
             for name, says in MEASURES.items()
         }
 
-    def write(self, found: tuple[WorkerMemory, ...]) -> bool:
+    def write(self, memory: tuple[WorkerMemory, ...]) -> bool:
         """As a board takes it."""
         for name, gauge in self._gauges.items():
-            for labels, value in _rows(found, name).items():
+            for labels, value in _rows(memory, name).items():
                 gauge.labels(*labels).set(value)
         return True

@@ -38,7 +38,7 @@ def read() -> tuple[WorkerMemory, ...]:
     cuda = getattr(torch, "cuda", None)
     if cuda is None or not cuda.is_initialized():
         return (_host(rank),)
-    return tuple(found for device in range(cuda.device_count()) if (found := _device(cuda, device, rank)))
+    return tuple(memory for device in range(cuda.device_count()) if (memory := _device(cuda, device, rank)))
 
 
 def _rank() -> int | None:

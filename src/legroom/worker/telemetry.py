@@ -66,12 +66,12 @@ def _show_when_there_is_a_page(board: Board, every_s: float = 0.5) -> None:
 
 def report(board: Board, every_s: float = EVERY_S) -> None:
     """What this process holds, again and again from when it is a worker, until the server takes the board away."""
-    while not (found := reading.read()):
+    while not (memory := reading.read()):
         time.sleep(every_s)
     to = _shared_gauges() if SHARED_PAGE in os.environ else board
-    while to.write(found):
+    while to.write(memory):
         time.sleep(every_s)
-        found = reading.read()
+        memory = reading.read()
 
 
 def _shared_gauges() -> SharedGauges:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from legroom.live.detectors import Detector, Finding
-from legroom.live.metrics.sample import EngineSample, Failure, FailureKind, Histogram, Look, Sample
+from legroom.live.detectors import Detector, DetectorFinding
+from legroom.live.metrics.sample import EngineSample, FailureKind, Histogram, Look, Sample, ScrapeFailure
 from legroom.live.metrics.window import Window
 from legroom.live.thresholds import DEFAULT, Thresholds
 from legroom.planning.plan_document import plan_from_json
@@ -41,7 +41,7 @@ class FakeServer:
         self.prompts = 0.0
         self.others: dict[str, Any] = {}
 
-    def look(self, **figures: Any) -> Finding | None:
+    def look(self, **figures: Any) -> DetectorFinding | None:
         """One look: gauges as given, `add_NAME` grows a counter, `prompts` counts first tokens."""
         gauges = {name: value for name, value in figures.items() if not name.startswith("add_") and name != "prompts"}
         for name, value in figures.items():
@@ -53,15 +53,15 @@ class FakeServer:
         sample = Sample(self.time_s, SERVER, (engine(ttft=ttft, **(self.totals | gauges)),))
         return self.take(replace(sample, **server, **self.others))
 
-    def fail(self, kind: FailureKind = "refused") -> Finding | None:
+    def fail(self, kind: FailureKind = "refused") -> DetectorFinding | None:
         """A look that brings nothing."""
-        return self.take(Failure(self.time_s, SERVER, kind, f"{SERVER}: nothing listens there"))
+        return self.take(ScrapeFailure(self.time_s, SERVER, kind, f"{SERVER}: nothing listens there"))
 
-    def take(self, look: Look) -> Finding | None:
+    def take(self, look: Look) -> DetectorFinding | None:
         self.window.add(look)
-        found = self.detector.update(self.window, self.time_s)
+        finding = self.detector.update(self.window, self.time_s)
         self.time_s += self.interval_s
-        return found
+        return finding
 
-    def looks(self, times: int, **figures: Any) -> list[Finding | None]:
+    def looks(self, times: int, **figures: Any) -> list[DetectorFinding | None]:
         return [self.look(**figures) for _ in range(times)]

@@ -13,8 +13,8 @@ from legroom.diagnosis.causes import causes
 from legroom.explain.catalog import bundled
 from legroom.live.detectors import DETECTORS, Watcher
 from legroom.live.forecast import forecast
-from legroom.live.metrics.sample import EngineSample, Failure, Histogram, Sample
-from legroom.live.remedies import answers
+from legroom.live.metrics.sample import EngineSample, Histogram, Sample, ScrapeFailure
+from legroom.live.remedies import remedies_for
 from legroom.planning.plan_document import PlanDocument, PlannedGpu, PlannedKv
 
 HERE = Path(__file__).parent
@@ -28,7 +28,7 @@ def test_every_file_is_listed_and_every_detector_has_its_test_beside_it() -> Non
 
 def test_causes_and_entries_are_those_of_the_catalog() -> None:
     entries = {entry.id for entry in bundled()}
-    labels = {cause.CAUSE for cause in causes()}
+    labels = {cause.label for cause in causes()}
     for kind in DETECTORS:
         assert kind.entry == "" or kind.entry in entries, kind.kind
         assert kind.cause == "" or kind.cause in labels, kind.kind
@@ -60,7 +60,7 @@ LOOK = st.builds(
     memory_used_bytes=st.none() | st.integers(0, 10**12),
     reserved_bytes=st.none() | st.integers(0, 10**12),
     allocated_bytes=st.none() | st.integers(0, 10**12),
-) | st.builds(Failure, TIME, st.just("s"), st.sampled_from(["refused", "timeout", "auth"]), st.just("no"))
+) | st.builds(ScrapeFailure, TIME, st.just("s"), st.sampled_from(["refused", "timeout", "auth"]), st.just("no"))
 PLAN = PlanDocument(kv=PlannedKv(num_blocks=100, block_size=16), gpu=PlannedGpu(total_bytes=10**10, count=1))
 
 
@@ -71,5 +71,5 @@ def test_no_looks_make_a_detector_fail_or_speak_without_numbers(looks) -> None: 
         for finding in watcher.take(look):
             assert finding.reason and finding.since_s <= finding.time_s
             assert all(math.isfinite(value) for value in finding.numbers.values())
-            assert answers(finding, watcher.window)
+            assert remedies_for(finding, watcher.window)
         forecast(watcher.window)

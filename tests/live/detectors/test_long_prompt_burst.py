@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from fake_server import BOUNDS, SERVER, FakeServer, engine
 
-from legroom.live.detectors import Finding
+from legroom.live.detectors import DetectorFinding
 from legroom.live.detectors.long_prompt_burst import LongPromptBurst
 from legroom.live.metrics.sample import Histogram, Sample
 
@@ -13,9 +13,9 @@ LONG = {"running": 4.0, "prompts": 3, "add_prompt_tokens": 12_000.0}
 def test_prompts_far_longer_than_usual_are_said() -> None:
     server = FakeServer(LongPromptBurst)
     server.looks(20, **USUAL)
-    found = server.looks(6, **LONG)
-    assert found[-1] is not None
-    assert "fill the KV pool" in found[-1].reason and "times the usual 200" in found[-1].reason
+    findings = server.looks(6, **LONG)
+    assert findings[-1] is not None
+    assert "fill the KV pool" in findings[-1].reason and "times the usual 200" in findings[-1].reason
 
 
 def test_a_server_that_always_gets_long_prompts_does_not_burst() -> None:
@@ -31,8 +31,8 @@ def test_long_prompts_to_a_server_that_was_idle_are_a_burst() -> None:
 def test_one_long_prompt_is_no_burst() -> None:
     server = FakeServer(LongPromptBurst)
     server.looks(20, **USUAL)
-    one = server.look(running=1, prompts=1, add_prompt_tokens=12_000)
-    assert [one, *server.looks(10)] == [None] * 11
+    first = server.look(running=1, prompts=1, add_prompt_tokens=12_000)
+    assert [first, *server.looks(10)] == [None] * 11
 
 
 def test_prompts_that_are_longer_but_small_to_the_pool_are_none() -> None:
@@ -44,7 +44,7 @@ def test_prompts_that_are_longer_but_small_to_the_pool_are_none() -> None:
 def test_a_prompt_is_measured_by_the_pool_of_one_engine() -> None:
     server = FakeServer(LongPromptBurst)
 
-    def look(tokens: float) -> Finding | None:
+    def look(tokens: float) -> DetectorFinding | None:
         totals = server.totals["prompt_tokens"] = server.totals.get("prompt_tokens", 0.0) + tokens
         server.prompts += 3
         ttft = Histogram(BOUNDS, (0.0, *[server.prompts] * 3), server.prompts)
@@ -52,5 +52,5 @@ def test_a_prompt_is_measured_by_the_pool_of_one_engine() -> None:
         return server.take(Sample(server.time_s, SERVER, tuple(busy)))
 
     assert not any(look(600.0) for _ in range(20))
-    found = [look(12_000.0) for _ in range(6)][-1]
-    assert found is not None and found.reason.endswith("4 of them fill the KV pool of an engine")
+    finding = [look(12_000.0) for _ in range(6)][-1]
+    assert finding is not None and finding.reason.endswith("4 of them fill the KV pool of an engine")

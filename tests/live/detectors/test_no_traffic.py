@@ -6,9 +6,9 @@ from legroom.live.detectors.no_traffic import NoTraffic
 
 
 def test_ten_minutes_without_a_request_are_said_as_information() -> None:
-    found = FakeServer(NoTraffic).looks(125)
-    assert found[60] is None
-    assert found[-1] is not None and found[-1].severity == "info" and not found[-1].restart_helps
+    findings = FakeServer(NoTraffic).looks(125)
+    assert findings[60] is None
+    assert findings[-1] is not None and findings[-1].severity == "info" and not findings[-1].restart_helps
 
 
 def test_the_first_request_ends_it() -> None:

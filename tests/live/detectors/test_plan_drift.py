@@ -16,14 +16,14 @@ def plan(blocks: int, low: int = 98, high: int = 102) -> dict[str, Any]:
 
 
 def test_a_smaller_pool_than_planned_is_said_with_both_numbers() -> None:
-    found = FakeServer(PlanDrift, plan(1200)).looks(2, max_concurrency=7.5)
-    assert found[1] is not None
-    assert "holds 16,000 tokens, the plan said 19,200 (-17%); 7.5 full-length" in found[1].reason
+    findings = FakeServer(PlanDrift, plan(1200)).looks(2, max_concurrency=7.5)
+    assert findings[1] is not None
+    assert "holds 16,000 tokens, the plan said 19,200 (-17%); 7.5 full-length" in findings[1].reason
 
 
 def test_a_larger_pool_is_information() -> None:
-    found = FakeServer(PlanDrift, plan(800)).looks(2)[1]
-    assert found is not None and found.severity == "info"
+    finding = FakeServer(PlanDrift, plan(800)).looks(2)[1]
+    assert finding is not None and finding.severity == "info"
 
 
 def test_a_pool_within_the_plans_own_band_is_as_planned() -> None:

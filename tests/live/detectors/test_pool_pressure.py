@@ -19,27 +19,29 @@ def test_waiting_while_the_pool_has_room_is_another_matter() -> None:
 def test_a_full_pool_with_requests_waiting_is_said_at_the_third_look() -> None:
     server = FakeServer(PoolPressure)
     server.look(**FULL)
-    found = server.looks(3, **FULL, waiting=7)
-    assert found[:2] == [None, None]
-    assert found[2] is not None
-    assert found[2].reason == "the KV pool is 99% full (990 of 1,000 blocks) with 40 running, and 7 requests wait"
-    assert (found[2].restart_helps, found[2].entry, found[2].is_seen_now) == (False, "LR403", True)
+    findings = server.looks(3, **FULL, waiting=7)
+    assert findings[:2] == [None, None]
+    assert findings[2] is not None
+    assert findings[2].reason == "the KV pool is 99% full (990 of 1,000 blocks) with 40 running, and 7 requests wait"
+    assert (findings[2].restart_helps, findings[2].entry, findings[2].is_seen_now) == (False, "LR403", True)
 
 
 def test_a_full_pool_that_preempts_is_pressure_too_though_its_use_dips() -> None:
     server = FakeServer(PoolPressure)
     server.look(**FULL)
     uses = (0.99, 0.93, 0.97, 0.94)
-    found = [server.look(kv_use=use, running=39, add_preemptions=2, add_generation_tokens=9) for use in uses]
-    assert found[2] is not None and "2 requests were preempted" in found[2].reason
+    findings = [server.look(kv_use=use, running=39, add_preemptions=2, add_generation_tokens=9) for use in uses]
+    assert findings[2] is not None and "2 requests were preempted" in findings[2].reason
 
 
 def test_it_ends_only_after_half_a_minute_of_calm() -> None:
     server = FakeServer(PoolPressure)
     server.looks(5, **FULL, waiting=7)
-    found = server.looks(8, kv_use=0.5, running=40)
-    assert all(found[:5]) and found[-1] is None
-    assert [one.is_seen_now for one in found[:5] if one] == [False] * 5, "not over yet, and no longer seen"
+    findings = server.looks(8, kv_use=0.5, running=40)
+    assert all(findings[:5]) and findings[-1] is None
+    assert [finding.is_seen_now for finding in findings[:5] if finding] == [False] * 5, (
+        "not over yet, and no longer seen"
+    )
 
 
 def test_a_little_better_is_not_calm() -> None:
@@ -64,12 +66,12 @@ def test_of_several_engines_the_full_one_is_named() -> None:
     server = FakeServer(PoolPressure)
     for _ in range(5):
         both = (engine(engine="0", kv_use=0.1), engine(engine="1", kv_use=1.0, waiting=3.0, running=9.0))
-        found = server.take(Sample(server.time_s, SERVER, both))
-    assert found is not None and found.engine == "engine 1"
-    assert "of engine 1" in found.reason
+        finding = server.take(Sample(server.time_s, SERVER, both))
+    assert finding is not None and finding.engine == "engine 1"
+    assert "of engine 1" in finding.reason
 
 
 def test_a_pool_without_room_for_one_more_is_full_though_its_use_is_not() -> None:
-    found = FakeServer(PoolPressure).looks(5, kv_use=0.67, running=2, waiting=4)
-    assert found[-1] is not None and "no room for one more like them" in found[-1].reason
+    findings = FakeServer(PoolPressure).looks(5, kv_use=0.67, running=2, waiting=4)
+    assert findings[-1] is not None and "no room for one more like them" in findings[-1].reason
     assert FakeServer(PoolPressure).looks(5, kv_use=0.67, running=4, waiting=4) == [None] * 5

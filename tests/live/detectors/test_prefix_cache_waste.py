@@ -8,10 +8,10 @@ MISSES = {"kv_use": 0.97, "running": 30.0, "add_prefix_queries": 4000.0}
 
 
 def test_a_cache_that_finds_nothing_in_a_full_pool_is_said() -> None:
-    found = FakeServer(PrefixCacheWaste).looks(7, **MISSES)
-    assert found[-1] is not None
-    assert "0.0% of" in found[-1].reason and found[-1].situation == "prefix-cache"
-    assert found[-1].restart_helps is False
+    findings = FakeServer(PrefixCacheWaste).looks(7, **MISSES)
+    assert findings[-1] is not None
+    assert "0.0% of" in findings[-1].reason and findings[-1].situation == "prefix-cache"
+    assert findings[-1].restart_helps is False
 
 
 def test_while_the_pool_has_room_a_useless_cache_costs_nothing() -> None:

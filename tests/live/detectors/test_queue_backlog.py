@@ -7,29 +7,29 @@ from legroom.live.detectors.queue_backlog import QueueBacklog
 
 
 def test_a_short_queue_that_is_served_at_once_is_fine() -> None:
-    found = FakeServer(QueueBacklog).looks(20, running=8, waiting=9, add_finished=50)
-    assert found == [None] * 20
+    findings = FakeServer(QueueBacklog).looks(20, running=8, waiting=9, add_finished=50)
+    assert findings == [None] * 20
 
 
 def test_a_queue_longer_than_ten_seconds_of_service_is_said() -> None:
     server = FakeServer(QueueBacklog)
     server.look(running=8)
-    found = server.looks(3, running=8, waiting=60, add_finished=10)
-    assert found[2] is not None
-    assert found[2].numbers["wait_s"] == pytest.approx(30)
-    assert "a new one waits 30 s" in found[2].reason
+    findings = server.looks(3, running=8, waiting=60, add_finished=10)
+    assert findings[2] is not None
+    assert findings[2].numbers["wait_s"] == pytest.approx(30)
+    assert "a new one waits 30 s" in findings[2].reason
 
 
 def test_it_says_whether_the_pool_or_the_batch_holds_them_back() -> None:
     for use, holder in ((0.3, "the batch limit"), (0.99, "the pool")):
         server = FakeServer(QueueBacklog)
-        found = server.looks(5, kv_use=use, running=8, waiting=60, add_finished=10)[-1]
-        assert found is not None and holder in found.reason
+        finding = server.looks(5, kv_use=use, running=8, waiting=60, add_finished=10)[-1]
+        assert finding is not None and holder in finding.reason
 
 
 def test_a_queue_that_nothing_comes_out_of_is_said_too() -> None:
-    found = FakeServer(QueueBacklog).looks(5, running=8, waiting=60)
-    assert found[-1] is not None and "none finished" in found[-1].reason
+    findings = FakeServer(QueueBacklog).looks(5, running=8, waiting=60)
+    assert findings[-1] is not None and "none finished" in findings[-1].reason
 
 
 def test_a_few_that_wait_are_no_queue() -> None:
@@ -46,10 +46,10 @@ def test_a_burst_of_two_looks_is_none() -> None:
 def test_a_queue_that_grows_is_judged_by_where_it_will_be() -> None:
     server = FakeServer(QueueBacklog)
     server.look(running=8, add_finished=50)
-    found = [server.look(running=8, waiting=30.0 * number, add_finished=50) for number in range(1, 4)]
-    assert found[2] is not None
-    assert "90 requests wait behind 8 running, 6 more every second" in found[2].reason
-    assert found[2].numbers["wait_s"] == pytest.approx(9)
+    findings = [server.look(running=8, waiting=30.0 * number, add_finished=50) for number in range(1, 4)]
+    assert findings[2] is not None
+    assert "90 requests wait behind 8 running, 6 more every second" in findings[2].reason
+    assert findings[2].numbers["wait_s"] == pytest.approx(9)
 
 
 def test_a_queue_as_long_that_shrinks_is_none() -> None:
@@ -62,5 +62,5 @@ def test_a_queue_grows_by_those_that_wait_for_a_place_alone() -> None:
     server = FakeServer(QueueBacklog)
     for number in range(4):  # ever more wait for a place, fewer for a transfer
         waiting = 30.0 * number
-        found = server.look(running=8, waiting=500.0, waiting_for_capacity=waiting, add_finished=50)
-    assert found is not None and "90 requests wait behind 8 running, 6 more every second" in found.reason
+        finding = server.look(running=8, waiting=500.0, waiting_for_capacity=waiting, add_finished=50)
+    assert finding is not None and "90 requests wait behind 8 running, 6 more every second" in finding.reason

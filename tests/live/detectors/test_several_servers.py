@@ -9,18 +9,18 @@ from legroom.live.detectors.several_servers import SeveralServers
 def balanced(server: FakeServer, looks: int) -> list[object]:
     """Two replicas answer in turn, each with its own start time and totals."""
     start = server.time_s
-    found: list[object] = []
+    findings: list[object] = []
     for number in range(looks):
         server.others = {"process_start_s": start - (1000 if number % 2 else 5000)}
         server.totals = {"generation_tokens": 50.0 * number + (0 if number % 2 else 90_000)}
-        found.append(server.look(running=1))
-    return found
+        findings.append(server.look(running=1))
+    return findings
 
 
 def test_a_balancer_in_front_of_several_servers_is_said() -> None:
-    found = balanced(FakeServer(SeveralServers), 6)
-    assert found[2] is None and found[3] is not None
-    assert "no rates can be told" in found[-1].reason  # type: ignore[attr-defined]
+    findings = balanced(FakeServer(SeveralServers), 6)
+    assert findings[2] is None and findings[3] is not None
+    assert "no rates can be told" in findings[-1].reason  # type: ignore[attr-defined]
 
 
 def test_it_is_not_taken_for_a_crash_loop_and_makes_no_rates() -> None:

@@ -8,10 +8,10 @@ from legroom.live.detectors.stuck_engine import StuckEngine
 def test_an_engine_whose_figures_stand_still_while_requests_run_is_stuck() -> None:
     server = FakeServer(StuckEngine)
     server.looks(5, running=4, kv_use=0.2, add_generation_tokens=100)
-    found = server.looks(3, running=4, kv_use=0.2)
-    assert found[:2] == [None, None]
-    assert found[2] is not None and found[2].restart_helps
-    assert found[2].reason == "4 requests run, and for 15 s no token came and no other figure moved"
+    findings = server.looks(3, running=4, kv_use=0.2)
+    assert findings[:2] == [None, None]
+    assert findings[2] is not None and findings[2].restart_helps
+    assert findings[2].reason == "4 requests run, and for 15 s no token came and no other figure moved"
 
 
 def test_a_long_prefill_moves_the_pool_and_is_not_stuck() -> None:
@@ -35,10 +35,10 @@ def test_fast_looks_do_not_make_one_slow_step_a_hang() -> None:
 
 
 def test_an_engine_that_compiles_for_its_first_request_has_time_for_it() -> None:
-    found = FakeServer(StuckEngine).looks(26, running=1, kv_use=0.1)
-    assert found[2] is None and found[4] is not None and "compiling" in found[4].reason
-    assert {(one.severity, one.restart_helps) for one in found[:24] if one} == {("warning", False)}
-    assert found[25] is not None and (found[25].severity, found[25].restart_helps) == ("critical", True)
+    findings = FakeServer(StuckEngine).looks(26, running=1, kv_use=0.1)
+    assert findings[2] is None and findings[4] is not None and "compiling" in findings[4].reason
+    assert {(finding.severity, finding.restart_helps) for finding in findings[:24] if finding} == {("warning", False)}
+    assert findings[25] is not None and (findings[25].severity, findings[25].restart_helps) == ("critical", True)
 
 
 def test_the_first_token_ends_it_after_calm() -> None:

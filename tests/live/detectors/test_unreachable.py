@@ -8,31 +8,31 @@ from legroom.live.detectors.unreachable import Unreachable
 def test_a_server_that_is_gone_is_said_at_the_third_failed_look() -> None:
     server = FakeServer(Unreachable)
     server.looks(3, running=5)
-    found = [server.fail() for _ in range(3)]
-    assert found[:2] == [None, None]
-    assert found[2] is not None
-    assert (found[2].severity, found[2].restart_helps) == ("critical", True)
-    assert "3 looks in a row; it answered until 15 s ago, with 5 requests running" in found[2].reason
+    findings = [server.fail() for _ in range(3)]
+    assert findings[:2] == [None, None]
+    assert findings[2] is not None
+    assert (findings[2].severity, findings[2].restart_helps) == ("critical", True)
+    assert "3 looks in a row; it answered until 15 s ago, with 5 requests running" in findings[2].reason
 
 
 def test_one_lost_look_is_nothing() -> None:
     server = FakeServer(Unreachable)
-    found = [server.fail("timeout") if number % 3 == 0 else server.look() for number in range(20)]
-    assert found == [None] * 20
+    findings = [server.fail("timeout") if number % 3 == 0 else server.look() for number in range(20)]
+    assert findings == [None] * 20
 
 
 def test_what_a_restart_cannot_mend_does_not_ask_for_one() -> None:
     for kind in ("auth", "tls", "dns", "not_found", "not_metrics"):
         server = FakeServer(Unreachable)
         server.look()
-        found = [server.fail(kind) for _ in range(4)][-1]  # type: ignore[arg-type]
-        assert found is not None and (found.restart_helps, found.severity) == (False, "warning")
+        finding = [server.fail(kind) for _ in range(4)][-1]  # type: ignore[arg-type]
+        assert finding is not None and (finding.restart_helps, finding.severity) == (False, "warning")
 
 
 def test_a_server_that_never_answered_is_not_restarted() -> None:
     server = FakeServer(Unreachable)
-    found = [server.fail() for _ in range(4)][-1]
-    assert found is not None and not found.restart_helps and "it never did" in found.reason
+    finding = [server.fail() for _ in range(4)][-1]
+    assert finding is not None and not finding.restart_helps and "it never did" in finding.reason
 
 
 def test_two_answers_end_it() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.diagnosis.case import Case
-from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
-from legroom.diagnosis.workbench import Workbench
+from legroom.diagnosis.cause import Cause
+from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
+from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.explain.entry import Localized
 from legroom.units import GIB, gib
 
-CAUSE, ENTRY = "allocator_fragmentation", "LR406"
 
-
-def examine(case: Case) -> Finding | None:
+def examine(case: Case) -> Assessment | None:
     """The arithmetic of torch's own numbers; a clear place or a large non-torch share outranks it."""
     oom = case.oom
     if oom is None or not oom.covered_by_reserve or oom.free_was_enough or oom.unallocated_bytes is None:
@@ -30,30 +30,30 @@ def examine(case: Case) -> Finding | None:
         f"the {gib(oom.wanted_bytes)} asked for. No single piece is that "
         "large."
     )
-    return Finding(CAUSE, ENTRY, confidence, proof(case.first("torch_oom")), why)
+    return Assessment(confidence, proof(case.first("torch_oom")), why)
 
 
-def remedies(bench: Workbench) -> Iterator[Fix | None]:
+def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Join the pieces where that is allowed; else leave more room."""
-    oom = bench.case.oom
+    oom = planner.case.oom
     name = (
         "PYTORCH_ALLOC_CONF"
-        if bench.known.release_said and bench.known.release.at_least("0.11.1")
+        if planner.known.release_known and planner.known.release.at_least("0.11.1")
         else "PYTORCH_CUDA_ALLOC_CONF"
     )
     env = {name: "expandable_segments:True"}
-    clash = (bench.known.args.tensor_parallel_size or 1) > 1
+    clash = (planner.known.args.tensor_parallel_size or 1) > 1
     join = Fix(
         "allocator_conf",
         "Expandable segments join free pieces into one.",
         env=env,
-        command=bench.command({}, env),
+        command=planner.command({}, env),
         confidence=0.65,
         steps=("with tensor parallelism add --disable-custom-all-reduce: the two clash",) if clash else (),
     )
     yield join
     need = max((oom.wanted_bytes - (oom.free_bytes or 0)) if oom else 0, 0)
-    yield bench.lower_utilization(need, "A few per cent outside the pool absorb the pieces.", 0.5)
+    yield planner.lower_utilization(need, "A few per cent outside the pool absorb the pieces.", 0.5)
     yield Fix(
         "engine_version_or_V0",
         "Later releases free temporary weights in one piece.",
@@ -62,10 +62,19 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
     )
 
 
-DEAD_ENDS = (
-    DeadEnd("expandable_segments with sleep mode before 0.20", "the sleep-mode pool refuses them with an assertion"),
-    DeadEnd(
-        "restart periodically because the KV pool fragments",
-        "it cannot: any free block serves; only torch's allocator can",
+CAUSE = Cause(
+    label="allocator_fragmentation",
+    entry="LR406",
+    title=Localized("torch's allocator is fragmented", "PyTorch 分配器碎片化"),
+    examine=examine,
+    remedies=remedies,
+    dead_ends=(
+        DeadEnd(
+            "expandable_segments with sleep mode before 0.20", "the sleep-mode pool refuses them with an assertion"
+        ),
+        DeadEnd(
+            "restart periodically because the KV pool fragments",
+            "it cannot: any free block serves; only torch's allocator can",
+        ),
     ),
 )

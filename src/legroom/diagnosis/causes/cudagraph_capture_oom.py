@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.diagnosis.case import Case
-from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
-from legroom.diagnosis.workbench import Workbench
+from legroom.diagnosis.cause import Cause
+from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
+from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.explain.entry import Localized
 from legroom.units import GIB, gib
 
-CAUSE, ENTRY = "cudagraph_capture_oom", "LR302"
 
-
-def examine(case: Case) -> Finding | None:
+def examine(case: Case) -> Assessment | None:
     """A traceback through capture, or a failure after the pool was sized and before the server was ready."""
     notice = case.last("capturing")
     if not case.is_oom:
@@ -21,13 +21,13 @@ def examine(case: Case) -> Finding | None:
                 "The log ends in the middle of registering CUDA-graph "
                 "buffers, after the pool had taken the whole budget."
             )
-            return Finding(CAUSE, ENTRY, 0.5, proof(case.last("registering_graphs"), case.last("profile_v0")), why)
+            return Assessment(0.5, proof(case.last("registering_graphs"), case.last("profile_v0")), why)
         if case.has("sigkill", "killed_word") and not case.has("killed_process", "oom_killer"):
             why = "The process was killed from outside; capture is one of the moments at which memory peaks."
-            return Finding(CAUSE, ENTRY, 0.3, proof(case.first("sigkill", "killed_word")), why)
+            return Assessment(0.3, proof(case.first("sigkill", "killed_word")), why)
         return None
     error = case.first("torch_oom", "cuda_oom", "torch_oom_unsized") or case.first_failure
-    return Finding(CAUSE, ENTRY, _confidence(case), proof(case.last("profile_v0"), notice, error), _why(case))
+    return Assessment(_confidence(case), proof(case.last("profile_v0"), notice, error), _why(case))
 
 
 def _confidence(case: Case) -> float:
@@ -66,57 +66,68 @@ def _why(case: Case) -> str:
     )
 
 
-def remedies(bench: Workbench) -> Iterator[Fix | None]:
+def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Room outside the pool, or fewer graphs."""
-    case = bench.case
+    case = planner.case
     oom = case.oom
     need = (oom.wanted_bytes - (oom.free_bytes or 0) if oom else 0) + (case.startup.graph_bytes or 0)
-    if case.engine.generation == "V1" and not (bench.known.release_said and bench.known.release.at_least("0.11.0")):
+    if case.engine.generation == "V1" and not (
+        planner.known.release_known and planner.known.release.at_least("0.11.0")
+    ):
         yield Fix(
             "engine_version_or_V0",
             "The V1 engine of 0.8 to 0.10 captures far more graphs than V0 does; later releases count them.",
             env={"VLLM_USE_V1": "0"},
-            command=bench.command({}, {"VLLM_USE_V1": "0"}),
+            command=planner.command({}, {"VLLM_USE_V1": "0"}),
             confidence=0.5,
             steps=("or upgrade: from 0.20 on graphs are inside the budget",),
         )
-    elif bench.known.release_said and bench.known.release.at_least("0.22.0") and case.startup.runner != "V1":
+    elif planner.known.release_known and planner.known.release.at_least("0.22.0") and case.startup.runner != "V1":
         yield Fix(
             "engine_version_or_V0",
             "Model Runner V2 reserves nothing for graphs; the V1 runner does.",
             env={"VLLM_USE_V2_MODEL_RUNNER": "0"},
-            command=bench.command({}, {"VLLM_USE_V2_MODEL_RUNNER": "0"}),
+            command=planner.command({}, {"VLLM_USE_V2_MODEL_RUNNER": "0"}),
             confidence=0.4,
         )
-    yield bench.lever("fewer captured graphs", "eager_or_fewer_graphs", "Fewer and smaller graphs take less.", 0.6)
-    yield bench.lower_utilization(
+    yield planner.lever("fewer captured graphs", "eager_or_fewer_graphs", "Fewer and smaller graphs take less.", 0.6)
+    yield planner.lower_utilization(
         max(need, GIB // 4), "Graphs are captured beside the pool: a smaller pool leaves room for them.", 0.6
     )
-    yield bench.change(
+    yield planner.change(
         "eager_or_fewer_graphs",
         {"enforce_eager": True},
         "Without graphs nothing is captured.",
         trades="slower decoding, most of all for small batches",
         confidence=0.55,
     )
-    seqs = bench.known.args.max_num_seqs
-    yield bench.lever(
+    seqs = planner.known.args.max_num_seqs
+    yield planner.lever(
         "fewer sequences", "max_num_seqs", "The largest graph follows the number of sequences.", 0.45
     ) or (
-        bench.change(
+        planner.change(
             "max_num_seqs",
             {"max_num_seqs": max((seqs or 256) // 4, 8)},
             "The largest graph follows the number of sequences.",
             trades="fewer requests run at once",
             confidence=0.4,
         )
-        if bench.base is None
+        if planner.base is None
         else None
     )
 
 
-DEAD_ENDS = (
-    DeadEnd("raise gpu_memory_utilization", "it takes away the very room that capture needs"),
-    DeadEnd("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0", "it reserves less for graphs, not more"),
-    DeadEnd("torch.cuda.empty_cache()", "graph pools are not in torch's cache"),
+CAUSE = Cause(
+    label="cudagraph_capture_oom",
+    entry="LR302",
+    title=Localized("no room left for capturing CUDA graphs", "捕获 CUDA 图时显存不足"),
+    phase="startup_graph",
+    usual_at=("graph",),
+    examine=examine,
+    remedies=remedies,
+    dead_ends=(
+        DeadEnd("raise gpu_memory_utilization", "it takes away the very room that capture needs"),
+        DeadEnd("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0", "it reserves less for graphs, not more"),
+        DeadEnd("torch.cuda.empty_cache()", "graph pools are not in torch's cache"),
+    ),
 )

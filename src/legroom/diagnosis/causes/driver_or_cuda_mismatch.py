@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.diagnosis.case import Case
-from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
-from legroom.diagnosis.workbench import Workbench
+from legroom.diagnosis.cause import Cause
+from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
+from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.explain.entry import Localized
 
-CAUSE, ENTRY = "driver_or_cuda_mismatch", "LR902"
 _MESSAGES = (
     "no_kernel_image",
     "ptx_toolchain",
@@ -19,7 +20,7 @@ _MESSAGES = (
 )
 
 
-def examine(case: Case) -> Finding | None:
+def examine(case: Case) -> Assessment | None:
     """Messages that name the driver, the toolkit or the architecture."""
     error = case.first(*_MESSAGES)
     if error is None:
@@ -30,11 +31,10 @@ def examine(case: Case) -> Finding | None:
         "The kernels were built for another driver, toolkit or GPU "
         f"generation than the ones here. No memory setting matters.{have}"
     )
-    return Finding(CAUSE, ENTRY, 0.94, proof(error, driver), why)
+    return Assessment(0.94, proof(error, driver), why)
 
 
-def remedies(bench: Workbench) -> Iterator[Fix | None]:
-    """Bring driver, toolkit and build together."""
+def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     yield Fix(
         "driver",
         "The driver must be at least as new as the CUDA that vLLM and torch were built with.",
@@ -55,4 +55,13 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
     )
 
 
-DEAD_ENDS = (DeadEnd("any memory flag", "nothing was short"),)
+CAUSE = Cause(
+    label="driver_or_cuda_mismatch",
+    entry="LR902",
+    title=Localized("driver, CUDA and build do not go together", "驱动、CUDA 与编译版本不匹配"),
+    phase="startup_load",
+    domain="other",
+    examine=examine,
+    remedies=remedies,
+    dead_ends=(DeadEnd("any memory flag", "nothing was short"),),
+)

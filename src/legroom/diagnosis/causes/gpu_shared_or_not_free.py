@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterator
 
 from legroom.diagnosis.case import Case
-from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
-from legroom.diagnosis.workbench import Workbench
+from legroom.diagnosis.cause import Cause
+from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
+from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.explain.entry import Localized
 from legroom.units import GIB, MIB, gib
 
-CAUSE, ENTRY = "gpu_shared_or_not_free", "LR103"
 
-
-def examine(case: Case) -> Finding | None:
+def examine(case: Case) -> Assessment | None:
     """Somebody else's bytes: printed by the start-up check, by torch, or left over when vLLM's own are taken off."""
     for look in (
         _start_check,
@@ -23,25 +23,21 @@ def examine(case: Case) -> Finding | None:
         _counted_as_own,
         _at_device_init,
     ):
-        found = look(case)
-        if found:
-            return found
+        assessment = look(case)
+        if assessment:
+            return assessment
     return None
 
 
-def _start_check(case: Case) -> Finding | None:
+def _start_check(case: Case) -> Assessment | None:
     check = case.first("free_below_desired", "free_below_desired_bare")
     if check is None:
         return None
     total, free, desired = (check.facts.get(name) for name in ("total_bytes", "free_bytes", "desired_bytes"))
     confidence = 0.9
     if not isinstance(free, int) or not isinstance(total, int) or not isinstance(desired, int):
-        return Finding(
-            CAUSE,
-            ENTRY,
-            0.7,
-            proof(check),
-            "The card had less free memory at start-up than the share vLLM was told to take.",
+        return Assessment(
+            0.7, proof(check), "The card had less free memory at start-up than the share vLLM was told to take."
         )
     if case.platform.unified and free > total // 6:
         confidence = 0.55  # on shared memory the page cache counts as used
@@ -51,10 +47,10 @@ def _start_check(case: Case) -> Finding | None:
         f"{gib(desired)} are to be taken: {gib(desired - free)} short. {gib(total - free)} were in use before vLLM "
         "allocated anything."
     )
-    return Finding(CAUSE, ENTRY, confidence, proof(check), why)
+    return Assessment(confidence, proof(check), why)
 
 
-def _moved_while_profiling(case: Case) -> Finding | None:
+def _moved_while_profiling(case: Case) -> Assessment | None:
     error = case.first("profiling_error")
     if error is None:
         return None
@@ -66,18 +62,18 @@ def _moved_while_profiling(case: Case) -> Finding | None:
         f"Free memory grew while vLLM measured its own use{numbers}: another process on the same card released memory "
         "in between, so the measurement is worthless and vLLM stops."
     )
-    return Finding(CAUSE, ENTRY, 0.55 if case.platform.trainer else 0.85, proof(error), why)
+    return Assessment(0.55 if case.platform.trainer else 0.85, proof(error), why)
 
 
-def _wrong_device(case: Case) -> Finding | None:
+def _wrong_device(case: Case) -> Assessment | None:
     loaded = next((item for item in case.all("weights_loaded") if item.facts.get("weights_bytes") == 0), None)
     if loaded is None or not case.first_failure:
         return None
     why = "vLLM measured 0 bytes of weights: the model went to another GPU than the one being measured."
-    return Finding(CAUSE, ENTRY, 0.7 if not case.platform.trainer else 0.5, proof(loaded, case.first_failure), why)
+    return Assessment(0.7 if not case.platform.trainer else 0.5, proof(loaded, case.first_failure), why)
 
 
-def _listed_by_torch(case: Case) -> Finding | None:
+def _listed_by_torch(case: Case) -> Assessment | None:
     oom = case.oom
     if oom is None or oom.total_bytes is None:
         return None
@@ -96,19 +92,21 @@ def _listed_by_torch(case: Case) -> Finding | None:
     ranked = error is not None and (error.rank is not None or "Worker" in error.process)
     if ranked and max(oom.others_bytes) < oom.total_bytes // 10:
         confidence = 0.3  # small shares beside a rank are its siblings' contexts
-    return Finding(CAUSE, ENTRY, confidence, proof(error), why)
+    return Assessment(confidence, proof(error), why)
 
 
-def _counted_as_own(case: Case) -> Finding | None:
+def _counted_as_own(case: Case) -> Assessment | None:
     """Releases that charged other processes' memory to this one end with no cache blocks on a shared card."""
     error = case.first("no_cache_blocks")
     if error is None:
         return None
     startup, engine = case.startup, case.engine
-    held = case.neighbours_bytes
-    if held is not None and held > 2 * GIB:
-        why = f"{gib(held)} of the card were in use before vLLM started; what is left of the budget is not enough."
-        return Finding(CAUSE, ENTRY, 0.8, proof(error), why)
+    used_before = case.neighbours_bytes
+    if used_before is not None and used_before > 2 * GIB:
+        why = (
+            f"{gib(used_before)} of the card were in use before vLLM started; what is left of the budget is not enough."
+        )
+        return Assessment(0.8, proof(error), why)
     parts = (startup.weights_bytes, startup.activation_bytes, startup.gpu_total_bytes)
     if all(part is not None for part in parts) or startup.available_kv_bytes is not None:
         weights, total = startup.weights_bytes or 0, startup.gpu_total_bytes or 0
@@ -117,7 +115,7 @@ def _counted_as_own(case: Case) -> Finding | None:
                 f"The weights take {gib(weights)} of {gib(total)}, yet nothing is left for the KV cache: memory that "
                 "others took or released while vLLM measured is charged to it."
             )
-            return Finding(CAUSE, ENTRY, 0.7, proof(error), why)
+            return Assessment(0.7, proof(error), why)
         return None
     charging = any(engine.within(*span) for span in (("0.4.0", "0.4.0"), ("0.6.4", "0.6.4.post1")))
     if engine.within("0.7.0", "0.9.0.1") and engine.generation == "V1":
@@ -130,7 +128,7 @@ def _counted_as_own(case: Case) -> Finding | None:
         "vLLM the measurement counted the memory of every process "
         "on the card, so a neighbour or an orphaned worker is charged to this one."
     )
-    return Finding(CAUSE, ENTRY, 0.66 if charging else 0.5, proof(error), why)
+    return Assessment(0.66 if charging else 0.5, proof(error), why)
 
 
 def _late_2024(case: Case) -> bool:
@@ -138,17 +136,17 @@ def _late_2024(case: Case) -> bool:
     return any(item.time[:2] in ("11", "12") and item.at == "engine.py" for item in case.evidence if item.time)
 
 
-def _at_device_init(case: Case) -> Finding | None:
+def _at_device_init(case: Case) -> Assessment | None:
     error = case.first("cuda_oom", "cublas_alloc")
     if error is None or case.site != "device":
         return None
     why = "Not even a CUDA context could be created: the card was full before this process allocated anything."
-    return Finding(CAUSE, ENTRY, 0.5 if case.platform.unified else 0.66, proof(error), why)
+    return Assessment(0.5 if case.platform.unified else 0.66, proof(error), why)
 
 
-def remedies(bench: Workbench) -> Iterator[Fix | None]:
+def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Free the card first; then start one after the other; only then take less."""
-    case = bench.case
+    case = planner.case
     free_it = Fix(
         "free_gpu_or_kill_orphans",
         "Whoever holds the memory has to give it back; an orphaned worker of an earlier run is the usual one.",
@@ -165,22 +163,22 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
         steps=("start the second instance only after the first has printed `Application startup complete`",),
         confidence=0.55,
     )
-    newer = _accounting_fix(bench)
+    newer = _accounting_fix(planner)
     if case.has("no_cache_blocks"):
         yield from (in_turn, free_it, newer) if newer is None else (newer, in_turn, free_it)
     elif case.has("profiling_error"):
         yield from (in_turn, free_it, newer)
     else:
         yield free_it
-        yield _take_less(bench) or bench.together(
+        yield _take_less(planner) or planner.combined_levers(
             "lower_util", "Beside what others hold, less of everything fits.", 0.5
         )
         yield in_turn
 
 
-def _accounting_fix(bench: Workbench) -> Fix | None:
-    release = bench.known.release
-    if bench.known.release_said and release.at_least("0.9.1"):
+def _accounting_fix(planner: FixPlanner) -> Fix | None:
+    release = planner.known.release
+    if planner.known.release_known and release.at_least("0.9.1"):
         return None
     return Fix(
         "engine_version_or_V0",
@@ -190,8 +188,8 @@ def _accounting_fix(bench: Workbench) -> Fix | None:
     )
 
 
-def _take_less(bench: Workbench) -> Fix | None:
-    check = bench.case.first("free_below_desired")
+def _take_less(planner: FixPlanner) -> Fix | None:
+    check = planner.case.first("free_below_desired")
     free, total = (check.facts.get(name) if check else None for name in ("free_bytes", "total_bytes"))
     if not isinstance(free, int) or not isinstance(total, int) or total <= 0:
         return None
@@ -201,17 +199,30 @@ def _take_less(bench: Workbench) -> Fix | None:
     # What is used beside the budget must fit into the free memory, too: the first share that leaves room for it.
     lower = [{"gpu_memory_utilization": round(share - step / 100, 2)} for step in range(12) if share - step / 100 > 0.1]
     why = f"{gib(free)} of {gib(total)} are free; the budget and what is used beside it have to fit into them."
-    return bench.best("lower_util", lower, why, trades="a smaller KV pool", confidence=0.5) or bench.change(
-        "lower_util", lower[0], why, trades="a smaller KV pool", confidence=0.5
-    )
+    return planner.first_fitting(
+        "lower_util", lower, why, trades="a smaller KV pool", confidence=0.5
+    ) or planner.change("lower_util", lower[0], why, trades="a smaller KV pool", confidence=0.5)
 
 
-DEAD_ENDS = (
-    DeadEnd("raise gpu_memory_utilization", "the memory is not there: it is somebody else's"),
-    DeadEnd(
-        "torch.cuda.empty_cache() in your program",
-        "it empties the cache of that process only; the engine is another one",
+CAUSE = Cause(
+    label="gpu_shared_or_not_free",
+    entry="LR103",
+    title=Localized(
+        "the GPU was not free: another process holds memory of it",
+        "GPU 不空闲：其他进程（或上次运行的残留进程）占用显存",
     ),
-    DeadEnd("kill by the pattern `vllm serve`", "workers have another title and survive it"),
-    DeadEnd("device='cuda:N'", "the measurement may still read another card; CUDA_VISIBLE_DEVICES decides for both"),
+    phase="startup_load",
+    examine=examine,
+    remedies=remedies,
+    dead_ends=(
+        DeadEnd("raise gpu_memory_utilization", "the memory is not there: it is somebody else's"),
+        DeadEnd(
+            "torch.cuda.empty_cache() in your program",
+            "it empties the cache of that process only; the engine is another one",
+        ),
+        DeadEnd("kill by the pattern `vllm serve`", "workers have another title and survive it"),
+        DeadEnd(
+            "device='cuda:N'", "the measurement may still read another card; CUDA_VISIBLE_DEVICES decides for both"
+        ),
+    ),
 )

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from legroom.diagnosis.case import Case
+from legroom.diagnosis.cause import Cause
 from legroom.diagnosis.causes.no_cache_blocks import cpu_starved
 from legroom.diagnosis.evidence import Evidence
-from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
-from legroom.diagnosis.workbench import Workbench
+from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
+from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.explain.entry import Localized
 from legroom.units import GIB, KIB, gib
 
-CAUSE, ENTRY = "host_ram_oom", "LR501"
 _CERTAIN = (
     "killed_process",
     "mmap_failed",
@@ -30,33 +31,33 @@ _POSSIBLE = ("sigkill", "killed_word")
 _FAINT = ("died_silently",)
 
 
-def examine(case: Case) -> Finding | None:
+def examine(case: Case) -> Assessment | None:
     """The kernel, the container platform, Ray or a failed host allocation says so."""
     shares = case.first("cpu_below_desired") or (None if cpu_starved(case) else case.first("cpu_kv_short"))
     if shares:
         free, total = (gib(int(shares.facts.get(name, 0))) for name in ("free_bytes", "total_bytes"))
         why = f"On the CPU backend the KV cache is host RAM: {free} of {total} were available, and more was asked for."
-        return Finding(CAUSE, ENTRY, 0.92, proof(shares), why)
+        return Assessment(0.92, proof(shares), why)
     for ids, certainty in ((_CERTAIN, 0.9), (_LIKELY, 0.72), (_POSSIBLE, 0.6), (_FAINT, 0.4)):
         error = case.first(*ids)
         if error is not None and error.id == "died_silently" and _said_why(case):
             continue
         if error is not None:
             proven = proof(case.first("shm_small", "nccl_system_error"), error)
-            return Finding(CAUSE, ENTRY, _confidence(case, error, certainty), proven, _why(case))
+            return Assessment(_confidence(case, error, certainty), proven, _why(case))
     if case.has("cuda_oom") and "frame_pin" in case.frames:
         why = "Pinned host memory could not be had: it must be real RAM within the locked-memory limit."
-        return Finding(CAUSE, ENTRY, 0.82, proof(case.first("frame_pin"), case.first("cuda_oom")), why)
+        return Assessment(0.82, proof(case.first("frame_pin"), case.first("cuda_oom")), why)
     oom = case.oom
     if oom and oom.free_was_enough:
         why = (
             f"{gib(oom.free_bytes or 0)} of the card were free and only "
             f"{gib(oom.wanted_bytes)} asked for: the host could not back it."
         )
-        return Finding(CAUSE, ENTRY, 0.5, proof(case.first("torch_oom"), case.first("prefetch_ram_short")), why)
+        return Assessment(0.5, proof(case.first("torch_oom"), case.first("prefetch_ram_short")), why)
     if case.has("nccl_system_error"):
         why = "NCCL's system call failed; the usual reason in a container is a /dev/shm of 64 MiB."
-        return Finding(CAUSE, ENTRY, 0.5, proof(case.first("nccl_system_error")), why)
+        return Assessment(0.5, proof(case.first("nccl_system_error")), why)
     return None
 
 
@@ -109,12 +110,11 @@ def _why(case: Case) -> str:
     return "A process on the host ran out of RAM and was killed; no GPU setting changes that."
 
 
-def remedies(bench: Workbench) -> Iterator[Fix | None]:
-    """Give the host what it lacks."""
-    case = bench.case
+def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
+    case = planner.case
     shares = case.first("cpu_below_desired", "cpu_kv_short")
     if shares and not cpu_starved(case):
-        yield _less_ram(bench, shares)
+        yield _less_ram(planner, shares)
     if case.has("shm_small", "shm_no_space", "shm_insufficient", "bus_error", "nccl_system_error"):
         yield Fix(
             "more_host_ram_or_shm",
@@ -159,27 +159,35 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
         )
 
 
-def _less_ram(bench: Workbench, shares: Evidence) -> Fix | None:
+def _less_ram(planner: FixPlanner, shares: Evidence) -> Fix | None:
     free, total = (int(shares.facts.get(name, 0)) for name in ("free_bytes", "total_bytes"))
-    if bench.known.args.kv_cache_memory_bytes:
+    if planner.known.args.kv_cache_memory_bytes:
         flags: dict[str, Any] = {"kv_cache_memory_bytes": max(int(free * 0.8), 1)}
-        return bench.change("kv_cache_memory_bytes", flags, f"{gib(free)} of RAM are available.", confidence=0.8)
-    if "VLLM_CPU_KVCACHE_SPACE" in bench.given_args.env:
+        return planner.change("kv_cache_memory_bytes", flags, f"{gib(free)} of RAM are available.", confidence=0.8)
+    if "VLLM_CPU_KVCACHE_SPACE" in planner.given_args.env:
         env = {"VLLM_CPU_KVCACHE_SPACE": str(max(int(free * 0.8) // GIB, 1))}
         return Fix(
             "kv_cache_memory_bytes",
             f"VLLM_CPU_KVCACHE_SPACE is in GiB, and {gib(free)} of RAM are available.",
             env=env,
             confidence=0.8,
-            command=bench.command({}, env),
+            command=planner.command({}, env),
         )
     share = math.floor(free * 0.9 / max(total, 1) * 100) / 100
-    return bench.change(
+    return planner.change(
         "lower_util", {"gpu_memory_utilization": share}, f"{gib(free)} of {gib(total)} are available.", confidence=0.8
     )
 
 
-DEAD_ENDS = (
-    DeadEnd("lower gpu_memory_utilization, max_model_len or max_num_seqs", "they are of the GPU; the host ran out"),
-    DeadEnd("read exit code 137 as proof", "it proves SIGKILL only; look for the kernel's line"),
+CAUSE = Cause(
+    label="host_ram_oom",
+    entry="LR501",
+    title=Localized("the host ran out of memory, not the GPU", "主机内存（RAM、/dev/shm、锁页内存）不足，而非显存"),
+    domain="host",
+    examine=examine,
+    remedies=remedies,
+    dead_ends=(
+        DeadEnd("lower gpu_memory_utilization, max_model_len or max_num_seqs", "they are of the GPU; the host ran out"),
+        DeadEnd("read exit code 137 as proof", "it proves SIGKILL only; look for the kernel's line"),
+    ),
 )

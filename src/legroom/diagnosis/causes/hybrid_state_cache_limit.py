@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.diagnosis.case import Case
-from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
-from legroom.diagnosis.workbench import Workbench
+from legroom.diagnosis.cause import Cause
+from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
+from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.explain.entry import Localized
 
-CAUSE, ENTRY = "hybrid_state_cache_limit", "LR202"
 
-
-def examine(case: Case) -> Finding | None:
+def examine(case: Case) -> Assessment | None:
     """vLLM's own check; its number is the answer."""
     error = case.first("state_blocks_short")
     if error is None:
@@ -23,24 +23,33 @@ def examine(case: Case) -> Finding | None:
         f"{blocks} blocks. This is a second check beside the one "
         "for max_model_len: passing one says nothing of the other."
     )
-    return Finding(CAUSE, ENTRY, 0.96, proof(case.first("estimated_max_len"), error), why)
+    return Assessment(0.96, proof(case.first("estimated_max_len"), error), why)
 
 
-def remedies(bench: Workbench) -> Iterator[Fix | None]:
-    """The printed number is the answer."""
-    error = bench.case.first("state_blocks_short")
+def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
+    error = planner.case.first("state_blocks_short")
     blocks = error.facts.get("state_blocks_count") if error else None
     if isinstance(blocks, int) and blocks > 0:
         seqs = blocks if blocks < 32 else blocks // 8 * 8
-        yield bench.change(
+        yield planner.change(
             "max_num_seqs",
             {"max_num_seqs": seqs},
             f"There are {blocks} state blocks, one a sequence.",
             trades="fewer requests run at once",
             confidence=0.85,
         )
-    yield bench.lever("raise utilization", "raise_util", "A larger pool has more state blocks.", 0.4)
-    yield bench.lever("more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, a state block is smaller.", 0.35)
+    yield planner.lever("raise utilization", "raise_util", "A larger pool has more state blocks.", 0.4)
+    yield planner.lever(
+        "more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, a state block is smaller.", 0.35
+    )
 
 
-DEAD_ENDS = (DeadEnd("lower max_model_len alone", "state blocks are counted by sequence, not by length"),)
+CAUSE = Cause(
+    label="hybrid_state_cache_limit",
+    entry="LR202",
+    title=Localized("more sequences than state blocks of the hybrid model", "max_num_seqs 超过混合模型的状态缓存块数"),
+    phase="startup_kv",
+    examine=examine,
+    remedies=remedies,
+    dead_ends=(DeadEnd("lower max_model_len alone", "state blocks are counted by sequence, not by length"),),
+)

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.diagnosis.case import Case
+from legroom.diagnosis.cause import Cause
 from legroom.diagnosis.evidence import Evidence
-from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
-from legroom.diagnosis.workbench import Workbench
+from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
+from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.explain.entry import Localized
 
-CAUSE, ENTRY = "kv_preemption_thrash", "LR403"
 _FULL = 95.0
 
 
-def examine(case: Case) -> Finding | None:
+def examine(case: Case) -> Assessment | None:
     """vLLM's own warning or counters, or a pool that stays full while requests wait."""
     preempted = case.all("preempted")
     failed = case.first("swap_exhausted", "block_pool_guard")
@@ -34,7 +35,7 @@ def examine(case: Case) -> Finding | None:
     if case.has("failed_execution_dump") and not failed:
         confidence = 0.5  # the step crashed; a preemption before it is a side show
     proven = proof(preempted[:1], preempted[-1:], failed, waiting[:2], full[:2], counted[-1:])
-    return Finding(CAUSE, ENTRY, confidence, proven, _why(case, preempted, waiting or full))
+    return Assessment(confidence, proven, _why(case, preempted, waiting or full))
 
 
 def _why(case: Case, preempted: tuple[Evidence, ...], stats: list[Evidence]) -> str:
@@ -70,9 +71,9 @@ def _number(item: Evidence, stem: str) -> float:
     return 0.0
 
 
-def remedies(bench: Workbench) -> Iterator[Fix | None]:
+def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Admit fewer requests, or make the pool larger."""
-    case = bench.case
+    case = planner.case
     running = [item.facts.get("running_count") for item in case.all("engine_stats")]
     most = max((count for count in running if isinstance(count, int)), default=0)
     if case.has("swap_exhausted"):
@@ -80,40 +81,50 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
             "swap_space",
             "The V0 engine swaps preempted requests to host memory, and that is used up.",
             flags={"swap_space": 32},
-            command=bench.command({"swap_space": 32.0}),
+            command=planner.command({"swap_space": 32.0}),
             trades="32 GiB of host RAM a GPU",
             confidence=0.6,
         )
-    seqs = max(most * 3 // 4, 1) if most else max((bench.known.args.max_num_seqs or 256) // 2, 1)
-    yield bench.change(
+    seqs = max(most * 3 // 4, 1) if most else max((planner.known.args.max_num_seqs or 256) // 2, 1)
+    yield planner.change(
         "max_num_seqs",
         {"max_num_seqs": seqs},
         "Fewer requests at once keep their blocks to the end.",
         trades="more requests wait",
         confidence=0.6,
     )
-    yield bench.lever("raise utilization", "raise_util", "A larger pool, where the card has room.", 0.45)
+    yield planner.lever("raise utilization", "raise_util", "A larger pool, where the card has room.", 0.45)
     yield Fix(
         "max_model_len",
         "Requests that may grow less need fewer blocks; bound max_tokens too.",
         steps=("lower --max-model-len to what your requests really use, and cap max_tokens",),
         confidence=0.45,
     )
-    yield bench.change(
+    yield planner.change(
         "kv_cache_dtype",
         {"kv_cache_dtype": "fp8"},
         "Twice the tokens in the same pool.",
         trades="keys and values in 8 bits",
         confidence=0.4,
     )
-    yield bench.lever("more GPUs", "more_or_fewer_gpus_tp_pp", "More GPUs, a larger pool.", 0.35)
+    yield planner.lever("more GPUs", "more_or_fewer_gpus_tp_pp", "More GPUs, a larger pool.", 0.35)
 
 
-DEAD_ENDS = (
-    DeadEnd(
-        "--swap-space on the V1 engine",
-        "V1 recomputes a preempted request and never swaps; the flag is gone since 0.18",
+CAUSE = Cause(
+    label="kv_preemption_thrash",
+    entry="LR403",
+    title=Localized(
+        "running requests exhaust the KV pool: preemption and waiting", "KV 池被运行中的请求耗尽：抢占与等待"
     ),
-    DeadEnd("restart periodically", "the pool cannot fragment: any free block serves any request"),
-    DeadEnd("alert on a full pool alone", "a full pool is healthy; waiting or preempted requests are the sign"),
+    phase="serving",
+    examine=examine,
+    remedies=remedies,
+    dead_ends=(
+        DeadEnd(
+            "--swap-space on the V1 engine",
+            "V1 recomputes a preempted request and never swaps; the flag is gone since 0.18",
+        ),
+        DeadEnd("restart periodically", "the pool cannot fragment: any free block serves any request"),
+        DeadEnd("alert on a full pool alone", "a full pool is healthy; waiting or preempted requests are the sign"),
+    ),
 )

@@ -5,25 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.diagnosis.case import Case
-from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
+from legroom.diagnosis.cause import Cause
+from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
+from legroom.diagnosis.fix_planner import FixPlanner
 from legroom.diagnosis.flag_repair import larger_pool
-from legroom.diagnosis.workbench import Workbench
+from legroom.explain.entry import Localized
 from legroom.units import GIB, gib, human_bytes
 
-CAUSE, ENTRY = "kv_too_small_for_max_len", "LR203"
 _ROUNDED = GIB // 200
 """vLLM prints GiB with two digits; half of the last one may be missing."""
 _WORTH_KEEPING = 4
 """Where a pool holds less than this part of the length that was asked for, the pool is raised first."""
 
 
-def examine(case: Case) -> Finding | None:
+def examine(case: Case) -> Assessment | None:
     """vLLM's own check, in the wording of any release."""
     error = case.first("kv_bytes_short", "kv_tokens_short")
     estimate = case.first("estimated_max_len")
     if error is None and estimate is None:
         return None
-    return Finding(CAUSE, ENTRY, 0.93 if error else 0.7, proof(error, estimate), _why(case))
+    return Assessment(0.93 if error else 0.7, proof(error, estimate), _why(case))
 
 
 def longest_len(case: Case) -> int | None:
@@ -63,74 +64,84 @@ def _why(case: Case) -> str:
     return f"The pool holds one request of {longest_len(case) or 0:,} tokens, which is less than max_model_len."
 
 
-def remedies(bench: Workbench) -> Iterator[Fix | None]:
+def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """A length that fits; where little is missing, a little more of the card; fewer bytes a token; more cards."""
-    fits, asked = longest_len(bench.case) or 0, bench.given_args.max_model_len or 0
-    larger = larger_pool(bench, 0.75 if fits * _WORTH_KEEPING < asked else 0.7)
+    fits, asked = longest_len(planner.case) or 0, planner.given_args.max_model_len or 0
+    larger = larger_pool(planner, 0.75 if fits * _WORTH_KEEPING < asked else 0.7)
     # A pool that was given outright and holds next to nothing is what is wrong, not the length.
     if larger is not None and fits * _WORTH_KEEPING < asked:
         yield larger
-    yield _shorter(bench)
+    yield _shorter(planner)
     if larger is not None and fits * _WORTH_KEEPING >= asked:
         yield larger
-    short = _short_bytes(bench)
+    short = _short_bytes(planner)
     if short is not None:
         why = f"{human_bytes(short)} are missing and the card has more than that outside the budget."
         yield (
-            bench.lever("raise utilization", "raise_util", why, 0.5)
-            if bench.base
-            else bench.raise_utilization(short, why)
+            planner.lever("raise utilization", "raise_util", why, 0.5)
+            if planner.base
+            else planner.raise_utilization(short, why)
         )
-    yield bench.lever(
+    yield planner.lever(
         "fewer sequences", "max_num_seqs", "Fewer dummy sequences leave more of the budget to the pool.", 0.45
     )
-    yield bench.lever(
+    yield planner.lever(
         "smaller batches", "max_num_batched_tokens", "A smaller peak leaves more of the budget to the pool.", 0.45
     )
-    yield bench.lever("fp8 KV cache", "kv_cache_dtype", "Keys and values in 8 bits take half.", 0.45) or (
-        bench.change(
+    yield planner.lever("fp8 KV cache", "kv_cache_dtype", "Keys and values in 8 bits take half.", 0.45) or (
+        planner.change(
             "kv_cache_dtype",
             {"kv_cache_dtype": "fp8"},
             "Keys and values in 8 bits take half the bytes a token.",
             trades="keys and values are stored in 8 bits",
             confidence=0.4,
         )
-        if bench.base is None
+        if planner.base is None
         else None
     )
-    yield bench.lever("more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, the same context fits.", 0.4)
+    yield planner.lever("more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, the same context fits.", 0.4)
 
 
-def _shorter(bench: Workbench) -> Fix | None:
-    fits = longest_len(bench.case)
+def _shorter(planner: FixPlanner) -> Fix | None:
+    fits = longest_len(planner.case)
     if not fits:
-        return bench.lever("shorter context", "max_model_len", "The longest length the pool holds.", 0.7)
+        return planner.lever("shorter context", "max_model_len", "The longest length the pool holds.", 0.7)
     step = 1024 if fits >= 4096 else 16
     # A hundredth stays free: the next start measures its peak anew, some MiB up or down.
     flags = {"max_model_len": max(int(fits * 0.99) // step * step, min(fits, 16))}
     why, trades = f"The pool holds one request of {fits:,} tokens.", "requests longer than this are refused"
-    checked = bench.change("max_model_len", flags, why, trades=trades, confidence=0.75)
+    checked = planner.change("max_model_len", flags, why, trades=trades, confidence=0.75)
     # The log's own number counts more than a model of it that disagrees.
-    return checked or Fix("max_model_len", why, flags, confidence=0.7, trades=trades, command=bench.command(flags))
+    return checked or Fix("max_model_len", why, flags, confidence=0.7, trades=trades, command=planner.command(flags))
 
 
-def _short_bytes(bench: Workbench) -> int | None:
-    error = bench.case.first("kv_bytes_short")
+def _short_bytes(planner: FixPlanner) -> int | None:
+    error = planner.case.first("kv_bytes_short")
     needed, has = (error.facts.get(name) if error else None for name in ("needed_bytes", "available_bytes"))
     return needed - has if isinstance(needed, int) and isinstance(has, int) else None
 
 
-DEAD_ENDS = (
-    DeadEnd(
-        "raise gpu_memory_utilization to 0.95 and more for a large shortfall",
-        "it moves the failure into capture or serving: what is outside the budget is needed there",
+CAUSE = Cause(
+    label="kv_too_small_for_max_len",
+    entry="LR203",
+    title=Localized(
+        "the KV cache cannot hold one request of max_model_len", "KV 缓存容纳不下一个 max_model_len 长度的请求"
     ),
-    DeadEnd(
-        "expect max_model_len to shrink the pool",
-        "the pool is what is left of the budget; a shorter length lowers the requirement, not the pool",
-    ),
-    DeadEnd(
-        "--swap-space or --max-num-on-the-fly-batches",
-        "the first is not KV memory of the GPU, the second is in no release",
+    phase="startup_kv",
+    examine=examine,
+    remedies=remedies,
+    dead_ends=(
+        DeadEnd(
+            "raise gpu_memory_utilization to 0.95 and more for a large shortfall",
+            "it moves the failure into capture or serving: what is outside the budget is needed there",
+        ),
+        DeadEnd(
+            "expect max_model_len to shrink the pool",
+            "the pool is what is left of the budget; a shorter length lowers the requirement, not the pool",
+        ),
+        DeadEnd(
+            "--swap-space or --max-num-on-the-fly-batches",
+            "the first is not KV memory of the GPU, the second is in no release",
+        ),
     ),
 )

@@ -6,15 +6,15 @@ import re
 from collections.abc import Iterator
 
 from legroom.diagnosis.case import Case
+from legroom.diagnosis.cause import Cause
 from legroom.diagnosis.evidence import Evidence, sizes_bytes
-from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
-from legroom.diagnosis.workbench import Workbench
+from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
+from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.explain.entry import Localized
 from legroom.units import KIB, gib
 
-CAUSE, ENTRY = "leak_over_time", "LR405"
 
-
-def examine(case: Case) -> Finding | None:
+def examine(case: Case) -> Assessment | None:
     """The same process, later, with more; never less."""
     series: dict[str, list[tuple[int, Evidence]]] = {}
     for item in case.all("ps_row", "resident_metric"):
@@ -29,30 +29,30 @@ def examine(case: Case) -> Finding | None:
                 f"One process grows from {gib(amounts[0])} to "
                 f"{gib(amounts[-1])} of host memory and never gives any back."
             )
-            return Finding(CAUSE, ENTRY, 0.85, proof([item for _, item in points]), why)
+            return Assessment(0.85, proof([item for _, item in points]), why)
     return _series(case) or _residue(case)
 
 
-def _series(case: Case) -> Finding | None:
+def _series(case: Case) -> Assessment | None:
     """Somebody wrote the growth down: `10 GiB -> 14 GiB -> 21 GiB`."""
     for item in case.all("growth_series"):
         amounts = sizes_bytes(re.split(r" ?(?:->|→) ?", str(item.facts.get("series", ""))))
         if len(amounts) >= 3 and list(amounts) == sorted(amounts) and amounts[-1] > amounts[0] * 1.1:
             why = f"Memory only grows: from {gib(amounts[0])} to {gib(amounts[-1])}."
-            return Finding(CAUSE, ENTRY, 0.7, proof(item), why)
+            return Assessment(0.7, proof(item), why)
     return None
 
 
-def _residue(case: Case) -> Finding | None:
+def _residue(case: Case) -> Assessment | None:
     left = [item for item in case.all("sleep_freed") if isinstance(item.facts.get("left_bytes"), int)]
     amounts = [int(item.facts["left_bytes"]) for item in left]
     if len(left) >= 3 and amounts == sorted(amounts) and amounts[-1] > amounts[0] * 1.1:
         why = f"After every sleep more stays in use: {gib(amounts[0])}, then {gib(amounts[-1])}."
-        return Finding(CAUSE, ENTRY, 0.6, proof(left), why)
+        return Assessment(0.6, proof(left), why)
     return None
 
 
-def remedies(bench: Workbench) -> Iterator[Fix | None]:
+def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Another release, bounded caches, fewer graphs; or more room and a planned restart."""
     yield Fix(
         "engine_version_or_V0",
@@ -60,8 +60,8 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
         steps=("upgrade; compare growth per 1,000 requests before and after",),
         confidence=0.5,
     )
-    if (bench.case.has("ps_row") and bench.known.release.before("0.5.0")) or bench.case.has("ps_row"):
-        yield bench.change(
+    if (planner.case.has("ps_row") and planner.known.release.before("0.5.0")) or planner.case.has("ps_row"):
+        yield planner.change(
             "eager_or_fewer_graphs",
             {"enforce_eager": True},
             "In old releases captured graphs and their NCCL work grew on the host.",
@@ -83,7 +83,15 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
     )
 
 
-DEAD_ENDS = (
-    DeadEnd("lower gpu_memory_utilization", "what grows is host memory or outside the pool"),
-    DeadEnd("blame the KV cache", "the pool is allocated at start and never grows"),
+CAUSE = Cause(
+    label="leak_over_time",
+    entry="LR405",
+    title=Localized("memory grows with time", "内存随时间增长（泄漏）"),
+    phase="serving",
+    examine=examine,
+    remedies=remedies,
+    dead_ends=(
+        DeadEnd("lower gpu_memory_utilization", "what grows is host memory or outside the pool"),
+        DeadEnd("blame the KV cache", "the pool is allocated at start and never grows"),
+    ),
 )

@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.diagnosis.case import Case
-from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
-from legroom.diagnosis.workbench import Workbench
+from legroom.diagnosis.cause import Cause
+from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
+from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.explain.entry import Localized
 from legroom.units import GIB, gib
 
-CAUSE, ENTRY = "lora_or_spec_decode_extra", "LR303"
 _LARGE_NON_TORCH = int(2.5 * GIB)
 """Plain servers stay below it; LoRA graphs and drafts with their own communicators do not."""
 
 
-def examine(case: Case) -> Finding | None:
+def examine(case: Case) -> Assessment | None:
     """The traceback goes through them, they are on, or memory outside torch is larger than a plain server's."""
     rank = case.first("lora_rank")
     if rank:
         why = (
             f"An adapter of rank {rank.facts.get('rank_count')} meets --max-lora-rank {rank.facts.get('limit_count')}."
         )
-        return Finding(CAUSE, ENTRY, 0.8, proof(rank), why)
+        return Assessment(0.8, proof(rank), why)
     if not case.is_oom:
         return None
     oom = case.oom
@@ -45,7 +46,7 @@ def examine(case: Case) -> Finding | None:
     if not confidence:
         return None
     proven = proof(case.first("lora_on", "spec_on"), case.first("frame_spec", "frame_lora"), case.first("torch_oom"))
-    return Finding(CAUSE, ENTRY, confidence, proven, _why(case, non_torch if large else None))
+    return Assessment(confidence, proven, _why(case, non_torch if large else None))
 
 
 def _why(case: Case, non_torch: int | None) -> str:
@@ -63,9 +64,9 @@ def _why(case: Case, non_torch: int | None) -> str:
     )
 
 
-def remedies(bench: Workbench) -> Iterator[Fix | None]:
+def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Do without, make it smaller, or leave room for it."""
-    case, args = bench.case, bench.known.args
+    case, args = planner.case, planner.known.args
     spec = case.has("spec_on", "frame_spec") or args.speculative_config is not None
     lora = case.has("lora_on", "frame_lora") or bool(args.enable_lora)
     oom = case.oom
@@ -75,7 +76,7 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
             "other_engine_feature_off",
             "Without the draft model its weights, KV and buffers are gone.",
             flags={"speculative_config": None},
-            command=bench.command({"speculative_config": None}),
+            command=planner.command({"speculative_config": None}),
             trades="slower generation for few requests",
             confidence=0.5,
         )
@@ -84,29 +85,41 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
             "other_engine_feature_off",
             "Fewer and smaller adapter slots: buffers grow with max_loras x max_lora_rank.",
             flags={"max_loras": 1, "max_lora_rank": args.max_lora_rank or 16},
-            command=bench.command({"max_loras": 1}),
+            command=planner.command({"max_loras": 1}),
             confidence=0.5,
         )
-    yield bench.lower_utilization(max(need, 0), "What the profile run does not see must fit outside the budget.", 0.55)
+    yield planner.lower_utilization(
+        max(need, 0), "What the profile run does not see must fit outside the budget.", 0.55
+    )
     seqs = args.max_num_seqs or 256
-    yield bench.change(
+    yield planner.change(
         "max_num_seqs",
         {"max_num_seqs": max(seqs // 4, 4)},
         "Speculative depth multiplies what every sequence needs.",
         trades="fewer requests run at once",
         confidence=0.45,
     )
-    yield bench.change(
+    yield planner.change(
         "eager_or_fewer_graphs",
         {"enforce_eager": True},
         "Adapter graphs are captured once more for every size.",
         trades="slower decoding",
         confidence=0.4,
     )
-    yield bench.lever("more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs there is room for both.", 0.35)
+    yield planner.lever("more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs there is room for both.", 0.35)
 
 
-DEAD_ENDS = (
-    DeadEnd("expandable_segments alone", "the memory is in use outside torch, not in pieces inside it"),
-    DeadEnd("change --cpu-offload-gb together with adapters", "that combination does not start whatever the size"),
+CAUSE = Cause(
+    label="lora_or_spec_decode_extra",
+    entry="LR303",
+    title=Localized(
+        "adapters or the draft model need memory that was not measured", "LoRA 适配器或草稿模型占用了未被统计的显存"
+    ),
+    usual_at=("spec", "lora"),
+    examine=examine,
+    remedies=remedies,
+    dead_ends=(
+        DeadEnd("expandable_segments alone", "the memory is in use outside torch, not in pieces inside it"),
+        DeadEnd("change --cpu-offload-gb together with adapters", "that combination does not start whatever the size"),
+    ),
 )

@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.diagnosis.case import Case
-from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
-from legroom.diagnosis.workbench import Workbench
+from legroom.diagnosis.cause import Cause
+from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
+from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.explain.entry import Localized
 from legroom.units import gib
 
-CAUSE, ENTRY = "multimodal_inputs", "LR402"
 
-
-def examine(case: Case) -> Finding | None:
+def examine(case: Case) -> Assessment | None:
     """The encoder cache's own message, a traceback through the encoder, or a request larger than the card."""
     cache = case.first("encoder_cache_short", "mm_item_limit", "mm_tokens_not_enough")
     if cache:
         item, size = cache.facts.get("item_tokens_count"), cache.facts.get("cache_tokens_count")
         numbers = f" The item has {item} tokens and the cache {size}." if item is not None else ""
-        return Finding(
-            CAUSE, ENTRY, 0.93, proof(cache), f"A media item is larger than the encoder cache was made for.{numbers}"
-        )
+        return Assessment(0.93, proof(cache), f"A media item is larger than the encoder cache was made for.{numbers}")
     if not case.is_oom:
         return None
     oom, vision = case.oom, bool(case.frames & {"frame_vision"})
@@ -33,7 +31,7 @@ def examine(case: Case) -> Finding | None:
         confidence = 0.5
     if not confidence:
         return None
-    return Finding(CAUSE, ENTRY, confidence, proof(case.first("frame_vision"), case.first("torch_oom")), _why(case))
+    return Assessment(confidence, proof(case.first("frame_vision"), case.first("torch_oom")), _why(case))
 
 
 def _dummies_suspected(case: Case) -> bool:
@@ -60,16 +58,16 @@ def _why(case: Case) -> str:
     )
 
 
-def remedies(bench: Workbench) -> Iterator[Fix | None]:
+def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fewer and smaller media; a cache that holds them."""
-    cache = bench.case.first("encoder_cache_short")
+    cache = planner.case.first("encoder_cache_short")
     limits = {"image": 1, "video": 0}
     item = cache.facts.get("item_tokens_count") if cache else None
     limit = Fix(
         "limit_multimodal",
         "Dummy and real media are bounded by these limits; passed to the engine, not only to the client.",
         flags={"limit_mm_per_prompt": limits, "mm_processor_kwargs": {"max_pixels": 1003520}},
-        command=bench.command({"limit_mm_per_prompt": limits, "mm_processor_kwargs": {"max_pixels": 1003520}}),
+        command=planner.command({"limit_mm_per_prompt": limits, "mm_processor_kwargs": {"max_pixels": 1003520}}),
         confidence=0.6,
     )
     if isinstance(item, int) and cache is not None:
@@ -79,8 +77,8 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
             steps=("pip install -U vllm",),
             confidence=0.6,
         )
-        tokens = max(1 << (item - 1).bit_length(), bench.known.args.max_num_batched_tokens or 0, 2048)
-        larger = bench.change(
+        tokens = max(1 << (item - 1).bit_length(), planner.known.args.max_num_batched_tokens or 0, 2048)
+        larger = planner.change(
             "max_num_batched_tokens",
             {"max_num_batched_tokens": tokens},
             f"The encoder cache is sized from it and must hold an item of {item} tokens.",
@@ -96,8 +94,8 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
         steps=("use a release and build whose log names a flash backend for the encoder",),
         confidence=0.4,
     )
-    tokens = bench.known.args.max_num_batched_tokens or 8192
-    yield bench.change(
+    tokens = planner.known.args.max_num_batched_tokens or 8192
+    yield planner.change(
         "max_num_batched_tokens",
         {"max_num_batched_tokens": max(tokens // 2, 2048)},
         "Fewer media tokens are encoded at once.",
@@ -108,12 +106,23 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
         "limit_multimodal",
         "If only text is served, do not load or profile the encoder's inputs at all.",
         flags={"limit_mm_per_prompt": {"image": 0, "video": 0}},
-        command=bench.command({"limit_mm_per_prompt": {"image": 0, "video": 0}}),
+        command=planner.command({"limit_mm_per_prompt": {"image": 0, "video": 0}}),
         confidence=0.4,
     )
 
 
-DEAD_ENDS = (
-    DeadEnd("change gpu_memory_utilization", "the request is the same at every ratio"),
-    DeadEnd("raise max_model_len as the warning advises", "it makes room for more media tokens and so for more memory"),
+CAUSE = Cause(
+    label="multimodal_inputs",
+    entry="LR402",
+    title=Localized(
+        "images, videos or audio are larger than the engine was sized for", "图像/视频/音频输入超出引擎的预留"
+    ),
+    examine=examine,
+    remedies=remedies,
+    dead_ends=(
+        DeadEnd("change gpu_memory_utilization", "the request is the same at every ratio"),
+        DeadEnd(
+            "raise max_model_len as the warning advises", "it makes room for more media tokens and so for more memory"
+        ),
+    ),
 )

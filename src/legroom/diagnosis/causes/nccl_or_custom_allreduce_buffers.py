@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.diagnosis.case import Case
-from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
-from legroom.diagnosis.workbench import Workbench
+from legroom.diagnosis.cause import Cause
+from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
+from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.explain.entry import Localized
 from legroom.units import GIB
 
-CAUSE, ENTRY = "nccl_or_custom_allreduce_buffers", "LR304"
 
-
-def examine(case: Case) -> Finding | None:
+def examine(case: Case) -> Assessment | None:
     """NCCL itself names the reason; without its `out of memory` an NCCL error is no memory problem."""
     error = case.first("nccl_oom", "nccl_register", "deepep_buffer")
     if error:
@@ -22,35 +22,33 @@ def examine(case: Case) -> Finding | None:
             "gpu_memory_utilization leaves free has to hold them on every rank."
         )
         unhandled = case.first("nccl_unhandled_cuda")
-        return Finding(CAUSE, ENTRY, 0.92, proof(unhandled, error), why)
+        return Assessment(0.92, proof(unhandled, error), why)
     if case.is_oom and case.frames & {"frame_all_reduce"}:
         why = (
             "The allocation failed inside the set-up of all-reduce or "
             "expert-parallel buffers, which the profile run does not count."
         )
-        return Finding(
-            CAUSE, ENTRY, 0.5, proof(case.first("frame_all_reduce"), case.first("torch_oom", "cuda_oom")), why
-        )
+        return Assessment(0.5, proof(case.first("frame_all_reduce"), case.first("torch_oom", "cuda_oom")), why)
     return None
 
 
-def remedies(bench: Workbench) -> Iterator[Fix | None]:
+def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Smaller or fewer buffers, or room for them."""
     env = {"NCCL_CUMEM_ENABLE": "0"}
     yield Fix(
         "disable_custom_allreduce_or_nccl_env",
         "cuMem costs memory for every captured graph; the default NCCL_BUFFSIZE is enough.",
         env=env,
-        command=bench.command({}, env),
+        command=planner.command({}, env),
         steps=("unset NCCL_BUFFSIZE and NCCL_NCHANNELS if they are set",),
         confidence=0.5,
     )
-    yield bench.lower_utilization(GIB, "Communication buffers live beside the budget.", 0.5)
+    yield planner.lower_utilization(GIB, "Communication buffers live beside the budget.", 0.5)
     yield Fix(
         "disable_custom_allreduce_or_nccl_env",
         "Without custom all-reduce its buffers are gone.",
         flags={"disable_custom_all_reduce": True},
-        command=(*bench.command({}), "--disable-custom-all-reduce"),
+        command=(*planner.command({}), "--disable-custom-all-reduce"),
         trades="slower all-reduce",
         confidence=0.35,
     )
@@ -62,4 +60,12 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
     )
 
 
-DEAD_ENDS = (DeadEnd("lower max_model_len", "the buffers depend on ranks and channels, not on length"),)
+CAUSE = Cause(
+    label="nccl_or_custom_allreduce_buffers",
+    entry="LR304",
+    title=Localized("communication buffers ran out of GPU memory", "通信缓冲区（NCCL/all-reduce）显存不足"),
+    phase="startup_load",
+    examine=examine,
+    remedies=remedies,
+    dead_ends=(DeadEnd("lower max_model_len", "the buffers depend on ranks and channels, not on length"),),
+)

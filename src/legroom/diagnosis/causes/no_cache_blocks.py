@@ -6,16 +6,16 @@ import math
 from collections.abc import Iterator
 
 from legroom.diagnosis.case import Case
+from legroom.diagnosis.cause import Cause
 from legroom.diagnosis.evidence import Evidence
-from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
+from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
+from legroom.diagnosis.fix_planner import FixPlanner
 from legroom.diagnosis.flag_repair import larger_pool
-from legroom.diagnosis.workbench import Workbench
+from legroom.explain.entry import Localized
 from legroom.units import GIB, gib
 
-CAUSE, ENTRY = "no_cache_blocks", "LR201"
 
-
-def examine(case: Case) -> Finding | None:
+def examine(case: Case) -> Assessment | None:
     """The check itself, or accounting lines that already show it."""
     starved = cpu_starved(case)
     if starved:
@@ -24,7 +24,7 @@ def examine(case: Case) -> Finding | None:
             f"{gib(int(starved.facts.get('budget_bytes', 0)))} of RAM, and the process uses "
             f"{gib(-int(starved.facts['requested_bytes']))} more than that before any KV cache."
         )
-        return Finding(CAUSE, ENTRY, 0.93, proof(starved), why)
+        return Assessment(0.93, proof(starved), why)
     error = case.first("no_cache_blocks")
     startup = case.startup
     negative = startup.available_kv_bytes is not None and startup.available_kv_bytes <= 0
@@ -32,7 +32,7 @@ def examine(case: Case) -> Finding | None:
         return None
     proven = proof(case.last("profile_v0"), case.last("available_kv"), case.last("kv_sized"), error)
     known = startup.weights_bytes is not None and (startup.activation_bytes is not None or negative)
-    return Finding(CAUSE, ENTRY, 0.85 if known else 0.6, proven, _why(case))
+    return Assessment(0.85 if known else 0.6, proven, _why(case))
 
 
 def cpu_starved(case: Case) -> Evidence | None:
@@ -63,34 +63,34 @@ def _why(case: Case) -> str:
     )
 
 
-def remedies(bench: Workbench) -> Iterator[Fix | None]:
+def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Raise the budget where the card has room; else make weights or peak smaller."""
-    starved = cpu_starved(bench.case)
+    starved = cpu_starved(planner.case)
     if starved:
-        yield _more_ram_share(bench, starved)
+        yield _more_ram_share(planner, starved)
         return
-    yield larger_pool(bench)
-    if bench.base is not None:
+    yield larger_pool(planner)
+    if planner.base is not None:
         why = "Weights and peak are above the budget, and the card has room."
-        yield bench.lever("raise utilization", "raise_util", why, 0.7)
-        yield bench.lever("smaller batches", "max_num_batched_tokens", "A smaller dummy batch has a smaller peak.")
-        yield bench.lever("fewer sequences", "max_num_seqs", "Fewer dummy sequences have a smaller peak.")
-        yield bench.lever("quantized weights", "checkpoint_format", "Smaller weights leave room for the pool.")
-        yield bench.lever("more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, each has room for a pool.")
+        yield planner.lever("raise utilization", "raise_util", why, 0.7)
+        yield planner.lever("smaller batches", "max_num_batched_tokens", "A smaller dummy batch has a smaller peak.")
+        yield planner.lever("fewer sequences", "max_num_seqs", "Fewer dummy sequences have a smaller peak.")
+        yield planner.lever("quantized weights", "checkpoint_format", "Smaller weights leave room for the pool.")
+        yield planner.lever("more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, each has room for a pool.")
         return
-    yield _more_of_the_card(bench)
-    silent = bench.case.startup.weights_bytes is None
+    yield _more_of_the_card(planner)
+    silent = planner.case.startup.weights_bytes is None
     if silent:
         yield _another_release()
-    tokens = bench.known.args.max_num_batched_tokens or 8192
-    yield bench.change(
+    tokens = planner.known.args.max_num_batched_tokens or 8192
+    yield planner.change(
         "max_num_batched_tokens",
         {"max_num_batched_tokens": max(tokens // 4, 2048)},
         "The peak of the profile run follows the tokens of a step.",
         trades="long prompts take more steps",
         confidence=0.4,
     )
-    if bench.case.engine.generation == "V0":
+    if planner.case.engine.generation == "V0":
         yield Fix(
             "max_model_len",
             "In the V0 engine the dummy batch is as long as max_model_len.",
@@ -110,7 +110,7 @@ def _another_release() -> Fix:
     )
 
 
-def _more_ram_share(bench: Workbench, starved: Evidence) -> Fix | None:
+def _more_ram_share(planner: FixPlanner, starved: Evidence) -> Fix | None:
     """The share of RAM that holds what the process uses and a pool beside it, within what is free."""
     total, free = int(starved.facts["total_bytes"]), int(starved.facts["free_bytes"])
     used = int(starved.facts.get("budget_bytes", 0)) - int(starved.facts["requested_bytes"])
@@ -120,36 +120,45 @@ def _more_ram_share(bench: Workbench, starved: Evidence) -> Fix | None:
         f"The process uses {gib(used)}; {share:g} x {gib(total)} "
         f"leaves {gib(int(share * total) - used)} for the KV cache."
     )
-    return bench.change("raise_util", {"gpu_memory_utilization": share}, why, confidence=0.8)
+    return planner.change("raise_util", {"gpu_memory_utilization": share}, why, confidence=0.8)
 
 
-def _more_of_the_card(bench: Workbench) -> Fix | None:
+def _more_of_the_card(planner: FixPlanner) -> Fix | None:
     """By the numbers of the profile lines; without them, up to the release's default where less was asked for."""
-    startup = bench.case.startup
+    startup = planner.case.startup
     missing = max(-(startup.available_kv_bytes or 0), 0)
     why = f"The pool is {gib(missing)} below zero; the card has that much outside the budget."
     for pool in (GIB, GIB // 2, GIB // 4):
-        if startup.available_kv_bytes is not None and (fix := bench.raise_utilization(missing + pool, why)):
+        if startup.available_kv_bytes is not None and (fix := planner.raise_utilization(missing + pool, why)):
             return fix
-    usual = 0.92 if bench.known.release.at_least("0.20.0") else 0.9
-    if bench.utilization < usual - 0.005:
-        why = f"Only {bench.utilization:g} of the card was asked for; {usual:g} is what the release takes by itself."
-        return bench.change("raise_util", {"gpu_memory_utilization": usual}, why, confidence=0.6)
+    usual = 0.92 if planner.known.release.at_least("0.20.0") else 0.9
+    if planner.utilization < usual - 0.005:
+        why = f"Only {planner.utilization:g} of the card was asked for; {usual:g} is what the release takes by itself."
+        return planner.change("raise_util", {"gpu_memory_utilization": usual}, why, confidence=0.6)
     return Fix(
         "raise_util",
         "If the profile lines above the error show weights + peak just above the budget, raise it.",
         flags={"gpu_memory_utilization": 0.95},
-        command=bench.command({"gpu_memory_utilization": 0.95}),
+        command=planner.command({"gpu_memory_utilization": 0.95}),
         trades="less of the card is left for what vLLM does not count",
         confidence=0.35,
     )
 
 
-DEAD_ENDS = (
-    DeadEnd("lower gpu_memory_utilization", "the budget is too small already"),
-    DeadEnd("--swap-space", "swap is of the V0 engine and is not KV memory of the GPU; it is gone since 0.18"),
-    DeadEnd(
-        "a 4-bit checkpoint to shrink the KV cache",
-        "KV entries follow kv_cache_dtype; only the weights shrink, and that room becomes pool",
+CAUSE = Cause(
+    label="no_cache_blocks",
+    entry="LR201",
+    title=Localized("nothing is left of the budget for the KV cache", "预算扣除权重和激活峰值后，没有剩余给 KV 缓存"),
+    phase="startup_kv",
+    usual_at=("kv",),
+    examine=examine,
+    remedies=remedies,
+    dead_ends=(
+        DeadEnd("lower gpu_memory_utilization", "the budget is too small already"),
+        DeadEnd("--swap-space", "swap is of the V0 engine and is not KV memory of the GPU; it is gone since 0.18"),
+        DeadEnd(
+            "a 4-bit checkpoint to shrink the KV cache",
+            "KV entries follow kv_cache_dtype; only the weights shrink, and that room becomes pool",
+        ),
     ),
 )

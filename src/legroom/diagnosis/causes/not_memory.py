@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.diagnosis.case import Case
+from legroom.diagnosis.cause import Cause
 from legroom.diagnosis.evidence import Evidence
-from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
-from legroom.diagnosis.workbench import Workbench
+from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
+from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.explain.entry import Localized
 
-CAUSE, ENTRY = "not_memory", "LR901"
 _REASONS = {
     "illegal_access": "A kernel touched an address that is not its own. "
     "The words speak of memory, but nothing was short.",
@@ -41,7 +42,7 @@ _REASONS = {
 }
 
 
-def examine(case: Case) -> Finding | None:
+def examine(case: Case) -> Assessment | None:
     """The first failure is one of the known look-alikes, or an exception that no memory message goes with."""
     error = case.first("profiling_error")
     if (
@@ -53,17 +54,17 @@ def examine(case: Case) -> Finding | None:
             "Free memory before and after is the same, so nobody took or "
             "released any: the check itself is wrong for this platform."
         )
-        return Finding(CAUSE, ENTRY, 0.93, proof(error), why)
-    found = _known(case)
-    if found:
-        return found
+        return Assessment(0.93, proof(error), why)
+    lookalike = _known(case)
+    if lookalike:
+        return lookalike
     if case.has("failed_execution_dump") and not case.is_oom:
         why = "A model step crashed and its input was saved; no allocation failed."
-        return Finding(CAUSE, ENTRY, 0.7, proof(case.first("failed_execution_dump"), case.last("exception")), why)
+        return Assessment(0.7, proof(case.first("failed_execution_dump"), case.last("exception")), why)
     return _any_exception(case)
 
 
-def _known(case: Case) -> Finding | None:
+def _known(case: Case) -> Assessment | None:
     items = [item for item in case.evidence if item.id in _REASONS]
     if not items:
         return None
@@ -81,7 +82,7 @@ def _known(case: Case) -> Finding | None:
         confidence = min(confidence, 0.4)
     elif _shortage_first(case, error):
         confidence = 0.3
-    return Finding(CAUSE, ENTRY, confidence, proof(error), _REASONS[error.id])
+    return Assessment(confidence, proof(error), _REASONS[error.id])
 
 
 def _shortage_first(case: Case, error: Evidence) -> bool:
@@ -101,7 +102,7 @@ def _shortage_first(case: Case, error: Evidence) -> bool:
     return shortage is not None and shortage.line <= error.line
 
 
-def _any_exception(case: Case) -> Finding | None:
+def _any_exception(case: Case) -> Assessment | None:
     error = case.first("exception")
     if error is None or case.is_oom:
         return None
@@ -113,7 +114,7 @@ def _any_exception(case: Case) -> Finding | None:
     kind = _kind(error)
     confidence = 0.35 if case.has("preempted", "kv_usage_metric") else 0.6
     why = f"The log ends in {kind}, and nothing in it speaks of memory running out."
-    return Finding(CAUSE, ENTRY, confidence, proof(error), why)
+    return Assessment(confidence, proof(error), why)
 
 
 def _is_missing_module(case: Case) -> bool:
@@ -127,9 +128,9 @@ def _kind(error: Evidence) -> str:
     return str(error.facts.get("type", "an exception")).rpartition(".")[2]
 
 
-def remedies(bench: Workbench) -> Iterator[Fix | None]:
+def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """What to do instead of turning memory knobs."""
-    case = bench.case
+    case = planner.case
     if case.has("custom_allreduce_invalid", "expandable_vs_pool"):
         yield Fix(
             "allocator_conf",
@@ -141,7 +142,7 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
             "disable_custom_allreduce_or_nccl_env",
             "Without custom all-reduce nothing has to be shared.",
             flags={"disable_custom_all_reduce": True},
-            command=(*bench.command({}), "--disable-custom-all-reduce"),
+            command=(*planner.command({}), "--disable-custom-all-reduce"),
             trades="slower all-reduce",
             confidence=0.6,
         )
@@ -150,7 +151,7 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
             "disable_custom_allreduce_or_nccl_env",
             "NCCL's own log names the call that failed.",
             env={"NCCL_DEBUG": "INFO"},
-            command=bench.command({}, {"NCCL_DEBUG": "INFO"}),
+            command=planner.command({}, {"NCCL_DEBUG": "INFO"}),
             confidence=0.5,
         )
         yield Fix(
@@ -189,10 +190,19 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
         "report",
         "Find the kernel that fails.",
         env={"CUDA_LAUNCH_BLOCKING": "1"},
-        command=bench.command({"enforce_eager": True}, {"CUDA_LAUNCH_BLOCKING": "1"}),
+        command=planner.command({"enforce_eager": True}, {"CUDA_LAUNCH_BLOCKING": "1"}),
         steps=("run once with CUDA_LAUNCH_BLOCKING=1 and --enforce-eager: the traceback then points at it",),
         confidence=0.4,
     )
 
 
-DEAD_ENDS = (DeadEnd("any memory flag", "nothing was short; none of them changes this"),)
+CAUSE = Cause(
+    label="not_memory",
+    entry="LR901",
+    title=Localized("this looks like memory but is not", "看似内存问题，其实不是"),
+    domain="other",
+    priority=1,  # gives way to what explains as much
+    examine=examine,
+    remedies=remedies,
+    dead_ends=(DeadEnd("any memory flag", "nothing was short; none of them changes this"),),
+)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.diagnosis.case import Case
-from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
-from legroom.diagnosis.workbench import Workbench
+from legroom.diagnosis.cause import Cause
+from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
+from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.explain.entry import Localized
 
-CAUSE, ENTRY = "prefix_cache_pressure", "LR404"
 
-
-def examine(case: Case) -> Finding | None:
+def examine(case: Case) -> Assessment | None:
     """Usage that only climbs while nothing waits and nothing is preempted: blocks kept for reuse, not requests."""
     metric = case.all("kv_usage_metric")
     stats = case.all("engine_stats")
@@ -23,7 +23,7 @@ def examine(case: Case) -> Finding | None:
             "Cached prefixes stay in the pool until their blocks are "
             "needed; they are given up on demand, so a full pool alone is no fault."
         )
-        return Finding(CAUSE, ENTRY, 0.7, proof(metric[:1], metric[-1:]), why)
+        return Assessment(0.7, proof(metric[:1], metric[-1:]), why)
     evicting = [
         item
         for item in stats
@@ -37,11 +37,11 @@ def examine(case: Case) -> Finding | None:
             "The pool is nearly full and prefixes are hardly reused: "
             "cached blocks are evicted before anybody needs them again."
         )
-        return Finding(CAUSE, ENTRY, 0.4, proof(evicting[:2]), why)
+        return Assessment(0.4, proof(evicting[:2]), why)
     return None
 
 
-def remedies(bench: Workbench) -> Iterator[Fix | None]:
+def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Mostly nothing; or more pool, so that prefixes live longer."""
     yield Fix(
         "report",
@@ -49,20 +49,28 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
         steps=("no restart is needed; cached blocks are given up on demand",),
         confidence=0.6,
     )
-    yield bench.lever("raise utilization", "raise_util", "A larger pool keeps prefixes longer.", 0.35)
+    yield planner.lever("raise utilization", "raise_util", "A larger pool keeps prefixes longer.", 0.35)
     yield Fix(
         "other_engine_feature_off",
         "If prompts share nothing, caching only costs hashing.",
         flags={"enable_prefix_caching": False},
-        command=bench.command({"enable_prefix_caching": False}),
+        command=planner.command({"enable_prefix_caching": False}),
         confidence=0.3,
     )
 
 
-DEAD_ENDS = (
-    DeadEnd(
-        "restart when KV usage passes 90 %",
-        "cached blocks are evictable; a restart throws the cache away and gains nothing",
+CAUSE = Cause(
+    label="prefix_cache_pressure",
+    entry="LR404",
+    title=Localized("the pool is full of cached prefixes", "KV 池被前缀缓存占满（可回收）"),
+    phase="serving",
+    examine=examine,
+    remedies=remedies,
+    dead_ends=(
+        DeadEnd(
+            "restart when KV usage passes 90 %",
+            "cached blocks are evictable; a restart throws the cache away and gains nothing",
+        ),
+        DeadEnd("turn prefix caching off to save memory", "it neither saves nor costs pool memory by itself"),
     ),
-    DeadEnd("turn prefix caching off to save memory", "it neither saves nor costs pool memory by itself"),
 )

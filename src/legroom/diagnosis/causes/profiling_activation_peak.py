@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.diagnosis.case import Case
-from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
-from legroom.diagnosis.workbench import Workbench
+from legroom.diagnosis.cause import Cause
+from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
+from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.explain.entry import Localized
 from legroom.units import GIB, gib, human_bytes
 
-CAUSE, ENTRY = "profiling_activation_peak", "LR301"
 
-
-def examine(case: Case) -> Finding | None:
+def examine(case: Case) -> Assessment | None:
     """The sampler's own message, a traceback through the profile run, or a request of a size only dummies have."""
     warmup = case.first("sampler_warmup_oom")
     starved = _starved(case)
@@ -22,7 +22,7 @@ def examine(case: Case) -> Finding | None:
     if not confidence:
         return None
     proven = proof(warmup, case.first("torch_oom", "cuda_oom"), case.last("weights_loaded"), case.last("profile_v0"))
-    return Finding(CAUSE, ENTRY, confidence, proven, _why(case))
+    return Assessment(confidence, proven, _why(case))
 
 
 def _confidence(case: Case) -> float:
@@ -85,15 +85,15 @@ def _why(case: Case) -> str:
     )
 
 
-def remedies(bench: Workbench) -> Iterator[Fix | None]:
+def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Smaller dummies: sequences for the sampler, tokens for the layers, limits for media; after the pool, room."""
-    case = bench.case
+    case = planner.case
     if case.site == "warmup":
-        yield _room_for_warmup(bench)
-        yield _fewer_tokens(bench)
-        yield _fewer_sequences(bench)
+        yield _room_for_warmup(planner)
+        yield _fewer_tokens(planner)
+        yield _fewer_sequences(planner)
         return
-    fewer_sequences, fewer_tokens = _fewer_sequences(bench), _fewer_tokens(bench)
+    fewer_sequences, fewer_tokens = _fewer_sequences(planner), _fewer_tokens(planner)
     yield fewer_sequences
     if case.frames & {"frame_vision"} or case.has("mm_profile_too_short", "encoder_budget"):
         limits = {"limit_mm_per_prompt": {"image": 1, "video": 0}, "mm_processor_kwargs": {"max_pixels": 1003520}}
@@ -101,14 +101,14 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
             "limit_multimodal",
             "The dummy images and videos are as large and as many as the limits allow.",
             flags=limits,
-            command=bench.command(limits),
+            command=planner.command(limits),
             confidence=0.6,
         )
     if case.site in ("sampler", "graph"):
-        yield _room_for_warmup(bench)
+        yield _room_for_warmup(planner)
     yield fewer_tokens
     if fewer_sequences is None and fewer_tokens is None:
-        yield bench.together("max_num_batched_tokens", "No single change is enough; these together are.")
+        yield planner.combined_levers("max_num_batched_tokens", "No single change is enough; these together are.")
     if case.engine.generation != "V1":
         yield Fix(
             "max_model_len",
@@ -116,40 +116,48 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
             steps=("give --max-model-len explicitly, as short as your requests allow",),
             confidence=0.45,
         )
-    yield bench.lever("quantized weights", "checkpoint_format", "Smaller weights leave room for the run.", 0.4)
+    yield planner.lever("quantized weights", "checkpoint_format", "Smaller weights leave room for the run.", 0.4)
 
 
-def _room_for_warmup(bench: Workbench) -> Fix | None:
-    oom = bench.case.oom
+def _room_for_warmup(planner: FixPlanner) -> Fix | None:
+    oom = planner.case.oom
     need = max(oom.wanted_bytes - (oom.free_bytes or 0), 0) if oom else GIB
     why = "The warm-up comes after the pool was allocated: a smaller pool leaves room for it."
-    return bench.lower_utilization(need, why, 0.6)
+    return planner.lower_utilization(need, why, 0.6)
 
 
-def _fewer_sequences(bench: Workbench) -> Fix | None:
-    warmup = bench.case.first("sampler_warmup_oom")
+def _fewer_sequences(planner: FixPlanner) -> Fix | None:
+    warmup = planner.case.first("sampler_warmup_oom")
     dummies = warmup.facts.get("dummy_requests_count") if warmup else None
-    seqs = dummies if isinstance(dummies, int) else bench.known.args.max_num_seqs or 256
+    seqs = dummies if isinstance(dummies, int) else planner.known.args.max_num_seqs or 256
     why = "Logits and their copies grow with sequences x vocabulary."
-    if bench.base is not None:
-        return bench.lever("fewer sequences", "max_num_seqs", why, 0.65)
+    if planner.base is not None:
+        return planner.lever("fewer sequences", "max_num_seqs", why, 0.65)
     flags = {"max_num_seqs": max(seqs // 4, 1)}
-    return bench.change("max_num_seqs", flags, why, trades="fewer requests run at once")
+    return planner.change("max_num_seqs", flags, why, trades="fewer requests run at once")
 
 
-def _fewer_tokens(bench: Workbench) -> Fix | None:
+def _fewer_tokens(planner: FixPlanner) -> Fix | None:
     why = "The peak grows with the tokens of a step."
-    if bench.base is not None:
-        return bench.lever("smaller batches", "max_num_batched_tokens", why, 0.6)
-    flags = {"max_num_batched_tokens": max((bench.known.args.max_num_batched_tokens or 8192) // 4, 1024)}
-    return bench.change("max_num_batched_tokens", flags, why, trades="long prompts take more steps", confidence=0.5)
+    if planner.base is not None:
+        return planner.lever("smaller batches", "max_num_batched_tokens", why, 0.6)
+    flags = {"max_num_batched_tokens": max((planner.known.args.max_num_batched_tokens or 8192) // 4, 1024)}
+    return planner.change("max_num_batched_tokens", flags, why, trades="long prompts take more steps", confidence=0.5)
 
 
-DEAD_ENDS = (
-    DeadEnd(
-        "change gpu_memory_utilization while the profile run fails",
-        "the run is not bounded by it: the same byte counts at 0.9, 0.8, 0.6 and 0.5",
+CAUSE = Cause(
+    label="profiling_activation_peak",
+    entry="LR301",
+    title=Localized("the profile or warm-up run needs more than there is", "性能分析或预热运行的激活峰值超出可用显存"),
+    usual_at=("profile", "sampler", "warmup"),
+    examine=examine,
+    remedies=remedies,
+    dead_ends=(
+        DeadEnd(
+            "change gpu_memory_utilization while the profile run fails",
+            "the run is not bounded by it: the same byte counts at 0.9, 0.8, 0.6 and 0.5",
+        ),
+        DeadEnd("raise max_model_len as the multimodal warning advises", "that makes the dummy batch larger"),
+        DeadEnd("--swap-space 0", "swap has no part in the profile run"),
     ),
-    DeadEnd("raise max_model_len as the multimodal warning advises", "that makes the dummy batch larger"),
-    DeadEnd("--swap-space 0", "swap has no part in the profile run"),
 )

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.diagnosis.case import Case
-from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
-from legroom.diagnosis.workbench import Workbench
+from legroom.diagnosis.cause import Cause
+from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
+from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.explain.entry import Localized
 from legroom.units import GIB, gib
 
-CAUSE, ENTRY = "quantization_kernel_workspace", "LR102"
 
-
-def examine(case: Case) -> Finding | None:
+def examine(case: Case) -> Assessment | None:
     """A failure in the code that converts weights, or between shards: parameters exist by then, so this is a copy."""
     if not case.is_oom and not case.has("backend_workspace"):
         return None
@@ -35,9 +35,7 @@ def examine(case: Case) -> Finding | None:
     if not confidence:
         return None
     frames = [evidence for evidence in case.evidence if evidence.id == "frame_quant"][-2:]
-    return Finding(
-        CAUSE, ENTRY, confidence, proof(frames, shards, case.first("torch_oom", "backend_workspace")), _why(case)
-    )
+    return Assessment(confidence, proof(frames, shards, case.first("torch_oom", "backend_workspace")), _why(case))
 
 
 def _why(case: Case) -> str:
@@ -50,19 +48,20 @@ def _why(case: Case) -> str:
     )
 
 
-def remedies(bench: Workbench) -> Iterator[Fix | None]:
+def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Another release or checkpoint, so that no second copy is made; or room for it."""
-    said = f" (this is {bench.known.release})" if bench.known.release_said else ""
+    which = f" (this is {planner.known.release})" if planner.known.release_known else ""
     yield Fix(
         "engine_version_or_V0",
-        f"What is copied while loading differs from release to release{said}: the one before the failure began starts.",
+        f"What is copied while loading differs from release to release{which}: "
+        "the one before the failure began starts.",
         steps=(
             "pin the last release that worked, e.g. pip install vllm==X",
             "or take the newest one, where the copy may be gone",
         ),
         confidence=0.55,
     )
-    yield bench.lever(
+    yield planner.lever(
         "quantized weights", "checkpoint_format", "A checkpoint that is already quantized needs no copy at all.", 0.6
     ) or Fix(
         "checkpoint_format",
@@ -70,20 +69,33 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
         steps=("use a published FP8, AWQ or GPTQ checkpoint instead of --quantization on a bf16 one",),
         confidence=0.5,
     )
-    if bench.case.site in ("graph", "serving", "profile"):
-        need = bench.case.oom.wanted_bytes if bench.case.oom else GIB
-        yield bench.lower_utilization(need, "A workspace that is made late needs room beside the pool.", 0.5)
-    yield bench.lever(
+    if planner.case.site in ("graph", "serving", "profile"):
+        need = planner.case.oom.wanted_bytes if planner.case.oom else GIB
+        yield planner.lower_utilization(need, "A workspace that is made late needs room beside the pool.", 0.5)
+    yield planner.lever(
         "more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, the copy fits beside the weights.", 0.5
     )
 
 
-DEAD_ENDS = (
-    DeadEnd(
-        "lower max_model_len or max_num_seqs",
-        "the copy is of weights; 85k -> 5k tokens and 100 -> 1 sequences changed nothing",
+CAUSE = Cause(
+    label="quantization_kernel_workspace",
+    entry="LR102",
+    title=Localized(
+        "a second copy of weights, or a kernel's workspace, does not fit",
+        "权重重排/在线量化的第二份拷贝或内核工作区放不下",
     ),
-    DeadEnd(
-        "lower gpu_memory_utilization for a failure while loading", "the ratio bounds neither weights nor their copies"
+    phase="startup_load",
+    usual_at=("quant",),
+    examine=examine,
+    remedies=remedies,
+    dead_ends=(
+        DeadEnd(
+            "lower max_model_len or max_num_seqs",
+            "the copy is of weights; 85k -> 5k tokens and 100 -> 1 sequences changed nothing",
+        ),
+        DeadEnd(
+            "lower gpu_memory_utilization for a failure while loading",
+            "the ratio bounds neither weights nor their copies",
+        ),
     ),
 )

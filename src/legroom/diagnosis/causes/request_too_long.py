@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.diagnosis.case import Case
-from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
-from legroom.diagnosis.workbench import Workbench
+from legroom.diagnosis.cause import Cause
+from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
+from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.explain.entry import Localized
 
-CAUSE, ENTRY = "request_too_long", "LR408"
 _MESSAGES = ("context_exceeded", "prompt_too_long", "prompt_over_context", "max_tokens_too_large")
 
 
-def examine(case: Case) -> Finding | None:
+def examine(case: Case) -> Assessment | None:
     """The server's refusal; nothing is wrong with the memory."""
     error = case.first(*_MESSAGES)
     if error is None:
@@ -29,20 +30,20 @@ def examine(case: Case) -> Finding | None:
         "max_model_len and, without chunked prefill, max_num_batched_tokens."
     )
     crashed = case.is_oom or case.has("illegal_access", "no_cache_blocks")
-    return Finding(CAUSE, ENTRY, 0.5 if crashed else 0.92, proof(error), why)
+    return Assessment(0.5 if crashed else 0.92, proof(error), why)
 
 
-def remedies(bench: Workbench) -> Iterator[Fix | None]:
+def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """A larger limit if memory allows, or a shorter request."""
-    error = bench.case.first(*_MESSAGES)
+    error = planner.case.first(*_MESSAGES)
     asked = error.facts.get("asked_count") if error else None
     if error is not None and error.id == "prompt_too_long" and isinstance(asked, int):
         tokens = -(-asked // 1024) * 1024
-        yield bench.change(
+        yield planner.change(
             "max_num_batched_tokens",
             {
                 "max_num_batched_tokens": tokens,
-                "max_model_len": max(tokens, bench.known.args.max_model_len or 0) or None,
+                "max_model_len": max(tokens, planner.known.args.max_model_len or 0) or None,
             },
             f"Without chunked prefill a prompt of {asked:,} tokens must fit into one step.",
             trades="a larger activation peak",
@@ -50,7 +51,7 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
         )
     if isinstance(asked, int):
         length = -(-asked // 1024) * 1024
-        yield bench.change(
+        yield planner.change(
             "max_model_len",
             {"max_model_len": length},
             f"The request needs {asked:,} tokens.",
@@ -65,4 +66,13 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
     )
 
 
-DEAD_ENDS = (DeadEnd("change gpu_memory_utilization", "the limit is a setting, not memory"),)
+CAUSE = Cause(
+    label="request_too_long",
+    entry="LR408",
+    title=Localized("a request is longer than the server takes", "请求长度超过服务器设置"),
+    phase="serving",
+    domain="settings",
+    examine=examine,
+    remedies=remedies,
+    dead_ends=(DeadEnd("change gpu_memory_utilization", "the limit is a setting, not memory"),),
+)

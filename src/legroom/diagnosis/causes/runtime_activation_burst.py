@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.diagnosis.case import Case
-from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
-from legroom.diagnosis.workbench import Workbench
+from legroom.diagnosis.cause import Cause
+from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
+from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.explain.entry import Localized
 from legroom.units import GIB, gib, human_bytes
 
-CAUSE, ENTRY = "runtime_activation_burst", "LR401"
 
-
-def examine(case: Case) -> Finding | None:
+def examine(case: Case) -> Assessment | None:
     """An allocation that fails inside a model step, after the server was ready."""
     if not case.is_oom:
         if case.has("captured", "kv_sized") and case.has("frame_serving") and not _other_failure(case):
             why = "The log ends in a model step right after start-up, with the pool holding the whole budget."
-            return Finding(CAUSE, ENTRY, 0.45, proof(case.first("frame_serving"), case.last("profile_v0")), why)
+            return Assessment(0.45, proof(case.first("frame_serving"), case.last("profile_v0")), why)
         return None
     confidence = _confidence(case)
     if not confidence:
@@ -25,7 +25,7 @@ def examine(case: Case) -> Finding | None:
     proven = proof(
         case.first("torch_oom", "cuda_oom", "torch_oom_unsized"), case.first("engine_dead"), case.first("frame_logits")
     )
-    return Finding(CAUSE, ENTRY, confidence, proven, _why(case))
+    return Assessment(confidence, proven, _why(case))
 
 
 def _other_failure(case: Case) -> bool:
@@ -73,21 +73,21 @@ def _why(case: Case) -> str:
     )
 
 
-def remedies(bench: Workbench) -> Iterator[Fix | None]:
+def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """More room outside the pool, or smaller steps."""
-    case, args = bench.case, bench.known.args
+    case, args = planner.case, planner.known.args
     oom = case.oom
     short = oom.wanted_bytes - (oom.free_bytes or 0) if oom else GIB
     need = short if short > 0 or oom is None else oom.wanted_bytes  # free, but not in one piece
     tokens = args.max_num_batched_tokens or 8192
-    smaller = bench.change(
+    smaller = planner.change(
         "max_num_batched_tokens",
         {"max_num_batched_tokens": max(tokens // 2, 1024)},
         "A step of half the tokens needs half of the transient.",
         trades="long prompts take more steps",
         confidence=0.6,
     )
-    lower = bench.lower_utilization(
+    lower = planner.lower_utilization(
         need, f"{human_bytes(need)} more must stay free while serving; the pool has to leave them.", 0.65
     )
     yield lower
@@ -99,27 +99,39 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
             steps=("ask for fewer prompt_logprobs, or chunk the prompts (chunked prefill)",),
             confidence=0.5,
         )
-    if oom and oom.total_bytes and bench.known.release.at_least("0.10.2"):
+    if oom and oom.total_bytes and planner.known.release.at_least("0.10.2"):
         pool = case.startup.available_kv_bytes
         if pool and pool > need + GIB:
-            yield bench.change(
+            yield planner.change(
                 "kv_cache_memory_bytes",
                 {"kv_cache_memory_bytes": pool - need - GIB // 2},
                 "The pool in bytes: exactly what the transient needs is taken off it.",
                 trades="a smaller KV pool",
                 confidence=0.5,
             )
-    yield bench.lever(
+    yield planner.lever(
         "more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, a step's transient is split too.", 0.35
     )
 
 
-DEAD_ENDS = (
-    DeadEnd(
-        "raise gpu_memory_utilization",
-        "every confirmed failure of this kind was cured by lowering "
-        "it; raising makes the pool larger and the room smaller",
+CAUSE = Cause(
+    label="runtime_activation_burst",
+    entry="LR401",
+    title=Localized(
+        "a step of real traffic needed more memory than the KV cache left",
+        "实际请求的瞬时激活超出 KV 缓存之外的剩余显存",
     ),
-    DeadEnd("torch.cuda.empty_cache() between requests", "it runs in another process, and the memory is in use"),
-    DeadEnd("believe the idle nvidia-smi", "a prefill takes 0.5 to 1.5 GiB more for a moment"),
+    phase="serving",
+    usual_at=("serving",),
+    examine=examine,
+    remedies=remedies,
+    dead_ends=(
+        DeadEnd(
+            "raise gpu_memory_utilization",
+            "every confirmed failure of this kind was cured by lowering "
+            "it; raising makes the pool larger and the room smaller",
+        ),
+        DeadEnd("torch.cuda.empty_cache() between requests", "it runs in another process, and the memory is in use"),
+        DeadEnd("believe the idle nvidia-smi", "a prefill takes 0.5 to 1.5 GiB more for a moment"),
+    ),
 )

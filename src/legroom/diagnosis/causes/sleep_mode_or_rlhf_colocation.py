@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.diagnosis.case import Case
-from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
-from legroom.diagnosis.workbench import Workbench
+from legroom.diagnosis.cause import Cause
+from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
+from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.explain.entry import Localized
 from legroom.units import GIB, gib
 
-CAUSE, ENTRY = "sleep_mode_or_rlhf_colocation", "LR407"
 
-
-def examine(case: Case) -> Finding | None:
+def examine(case: Case) -> Assessment | None:
     """The sleep-mode allocator's own error, a wake-up in the traceback, or a trainer around the engine."""
     cumem = case.first("cumem_oom")
     trainer = case.first("trainer")
@@ -22,9 +22,7 @@ def examine(case: Case) -> Finding | None:
             "else - usually the trainer or its optimizer on the same "
             "card - holds it by now."
         )
-        return Finding(
-            CAUSE, ENTRY, 0.93, proof(case.first("frame_wake"), cumem or case.first("torch_oom", "cuda_oom")), why
-        )
+        return Assessment(0.93, proof(case.first("frame_wake"), cumem or case.first("torch_oom", "cuda_oom")), why)
     oom = case.oom
     if oom and oom.pools_bytes > 4 * GIB and not case.has("captured", "capturing"):
         why = (
@@ -32,28 +30,24 @@ def examine(case: Case) -> Finding | None:
             "graph has been captured: the sleep-mode allocator keeps "
             "what was freed."
         )
-        return Finding(CAUSE, ENTRY, 0.9, proof(case.first("weights_peak"), case.first("torch_oom")), why)
+        return Assessment(0.9, proof(case.first("weights_peak"), case.first("torch_oom")), why)
     if trainer and (case.has("profiling_error", "no_cache_blocks", "free_below_desired") or case.is_oom):
         why = (
             "A training framework runs the engine on GPUs that it uses "
             "itself: its weights, gradients and optimizer are on the card too."
         )
-        return Finding(CAUSE, ENTRY, 0.88, proof(trainer, case.first_failure), why)
+        return Assessment(0.88, proof(trainer, case.first_failure), why)
     if case.has("sleep_on") and case.is_oom:
-        return Finding(
-            CAUSE,
-            ENTRY,
-            0.4,
-            proof(case.first("sleep_on")),
-            "Sleep mode is on; its pool cannot give memory back to others.",
+        return Assessment(
+            0.4, proof(case.first("sleep_on")), "Sleep mode is on; its pool cannot give memory back to others."
         )
     return None
 
 
-def remedies(bench: Workbench) -> Iterator[Fix | None]:
+def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Leave the trainer its share; wake in the right order."""
-    share = round(max(min(bench.utilization - 0.25, 0.6), 0.3), 2)
-    lower = bench.change(
+    share = round(max(min(planner.utilization - 0.25, 0.6), 0.3), 2)
+    lower = planner.change(
         "lower_util",
         {"gpu_memory_utilization": share},
         "Trainer and engine share the card: 0.9 -> 0.7, 0.6, 0.45 or 0.3 is what worked, by the trainer's size.",
@@ -79,15 +73,27 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
         steps=("run without --enable-sleep-mode",),
         confidence=0.4,
     )
-    if bench.case.has("weights_peak") or bench.case.site == "quant":
+    if planner.case.has("weights_peak") or planner.case.site == "quant":
         yield from (newer, off, lower)
     else:
-        yield from (lower, newer if bench.case.has("cumem_oom") else order, order, off)
+        yield from (lower, newer if planner.case.has("cumem_oom") else order, order, off)
 
 
-DEAD_ENDS = (
-    DeadEnd(
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "the sleep-mode pool refuses it (assertion before 0.20)"
+CAUSE = Cause(
+    label="sleep_mode_or_rlhf_colocation",
+    entry="LR407",
+    title=Localized(
+        "trainer and engine share the card, or sleep mode keeps memory", "训练与推理同卡，或睡眠模式残留显存"
     ),
-    DeadEnd("torch.cuda.empty_cache() in the trainer alone", "optimizer states and gradients are in use, not cached"),
+    usual_at=("wake",),
+    examine=examine,
+    remedies=remedies,
+    dead_ends=(
+        DeadEnd(
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "the sleep-mode pool refuses it (assertion before 0.20)"
+        ),
+        DeadEnd(
+            "torch.cuda.empty_cache() in the trainer alone", "optimizer states and gradients are in use, not cached"
+        ),
+    ),
 )

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.diagnosis.case import Case
+from legroom.diagnosis.cause import Cause
 from legroom.diagnosis.causes.kv_too_small_for_max_len import longest_len
-from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
-from legroom.diagnosis.workbench import Workbench
+from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
+from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.explain.entry import Localized
 from legroom.units import gib
 
-CAUSE, ENTRY = "tp_kv_head_replication_or_pp_imbalance", "LR204"
 
-
-def examine(case: Case) -> Finding | None:
+def examine(case: Case) -> Assessment | None:
     """KV sizes or weights that differ between ranks; or a pipeline together with a pool that is too small."""
     pools = _by_process(case, "available_kv", "available_bytes")
     weights = _by_process(case, "weights_loaded", "weights_bytes")
@@ -27,20 +27,16 @@ def examine(case: Case) -> Finding | None:
             f"The ranks are not alike: {gib(low)} on the poorest, "
             f"{gib(high)} on the richest. The poorest decides for all."
         )
-        return Finding(
-            CAUSE, ENTRY, 0.95 if error else 0.6, proof(case.all("available_kv", "weights_loaded"), error), why
-        )
+        return Assessment(0.95 if error else 0.6, proof(case.all("available_kv", "weights_loaded"), error), why)
     staged = case.first("pp_on") or ((case.startup.args.pipeline_parallel_size or 1) > 1 and case.first_failure)
     if staged and error:
         why = (
             "With pipeline stages the smallest pool of any stage "
             "counts; the first and last carry embeddings and the head."
         )
-        return Finding(CAUSE, ENTRY, 0.62, proof(case.first("pp_on"), error), why)
+        return Assessment(0.62, proof(case.first("pp_on"), error), why)
     if error:
-        return Finding(
-            CAUSE, ENTRY, 0.2, proof(error), "Unequal ranks cannot be ruled out: this log shows one of them."
-        )
+        return Assessment(0.2, proof(error), "Unequal ranks cannot be ruled out: this log shows one of them.")
     return None
 
 
@@ -58,19 +54,18 @@ def _uneven(values: dict[str, int]) -> bool:
     return len(values) > 1 and max(values.values()) - min(values.values()) > max(values.values()) * 0.15
 
 
-def remedies(bench: Workbench) -> Iterator[Fix | None]:
-    """Even out the stages."""
-    stages = bench.known.args.pipeline_parallel_size
+def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
+    stages = planner.known.args.pipeline_parallel_size
     yield Fix(
         "more_or_fewer_gpus_tp_pp",
         "Fewer layers on the first and last stage leave room there for embeddings and head.",
-        env={"VLLM_PP_LAYER_PARTITION": "a,b,..."} if not stages else {"VLLM_PP_LAYER_PARTITION": _partition(bench)},
+        env={"VLLM_PP_LAYER_PARTITION": "a,b,..."} if not stages else {"VLLM_PP_LAYER_PARTITION": _partition(planner)},
         steps=("write one number of layers a stage, smaller at both ends; their sum is the model's layer count",),
         confidence=0.6,
     )
-    fits = longest_len(bench.case)
+    fits = longest_len(planner.case)
     if fits:
-        yield bench.change(
+        yield planner.change(
             "max_model_len",
             {"max_model_len": max(fits // 1024 * 1024, 128)},
             "The poorest stage holds this much; vLLM's estimate may be too high for uneven stages.",
@@ -91,18 +86,25 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
     )
 
 
-def _partition(bench: Workbench) -> str:
-    stages = bench.known.args.pipeline_parallel_size or 1
-    if bench.base is None or stages < 2:
+def _partition(planner: FixPlanner) -> str:
+    stages = planner.known.args.pipeline_parallel_size or 1
+    if planner.base is None or stages < 2:
         return ",".join(["N"] * max(stages, 2))
-    layers = len(bench.base.target.model.layers)
+    layers = len(planner.base.target.model.layers)
     inner = -(-(layers + 2) // stages)
     ends = [inner - 1] + [inner] * (stages - 2) + [inner - 1]
     ends[len(ends) // 2] -= sum(ends) - layers
     return ",".join(str(count) for count in ends)
 
 
-DEAD_ENDS = (
-    DeadEnd("add GPUs evenly", "the poorest rank decides, and KV takes what sharding frees on the others"),
-    DeadEnd("reckon with size / GPUs", "embeddings, heads and replicated KV heads are not divided"),
+CAUSE = Cause(
+    label="tp_kv_head_replication_or_pp_imbalance",
+    entry="LR204",
+    title=Localized("ranks or pipeline stages carry unequal shares", "各张量并行/流水线分段负担不均或 KV 头被复制"),
+    examine=examine,
+    remedies=remedies,
+    dead_ends=(
+        DeadEnd("add GPUs evenly", "the poorest rank decides, and KV takes what sharding frees on the others"),
+        DeadEnd("reckon with size / GPUs", "embeddings, heads and replicated KV heads are not divided"),
+    ),
 )

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.diagnosis.case import Case
-from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
-from legroom.diagnosis.workbench import Workbench
+from legroom.diagnosis.cause import Cause
+from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
+from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.explain.entry import Localized
 from legroom.units import gib
 
-CAUSE, ENTRY = "unified_memory_or_wsl", "LR502"
 _SHORTAGES = (
     "free_below_desired",
     "free_below_desired_bare",
@@ -22,7 +23,7 @@ _SHORTAGES = (
 )
 
 
-def examine(case: Case) -> Finding | None:
+def examine(case: Case) -> Assessment | None:
     """The driver's own shortage, free memory that could not be had, or a shared-memory platform under any shortage."""
     driver = case.first("driver_no_memory", "tegra_assert")
     if driver:
@@ -30,7 +31,7 @@ def examine(case: Case) -> Finding | None:
             "The GPU driver asked the kernel for pages and got none: GPU and "
             "CPU share one memory here, and the page cache counts as used."
         )
-        return Finding(CAUSE, ENTRY, 0.92, proof(driver, case.first("oom_killer")), why)
+        return Assessment(0.92, proof(driver, case.first("oom_killer")), why)
     oom = case.oom
     if oom and oom.free_was_enough and not oom.larger_than_card:
         why = (
@@ -39,13 +40,13 @@ def examine(case: Case) -> Finding | None:
             "short: what backs its memory is - the RAM of a WSL or "
             "virtual machine, or the one memory that CPU and GPU share."
         )
-        return Finding(
-            CAUSE, ENTRY, 0.88, proof(case.first("torch_oom"), case.first("prefetch_ram_short"), case.first("wsl")), why
+        return Assessment(
+            0.88, proof(case.first("torch_oom"), case.first("prefetch_ram_short"), case.first("wsl")), why
         )
     return _on_shared_memory(case) or _perhaps(case)
 
 
-def _on_shared_memory(case: Case) -> Finding | None:
+def _on_shared_memory(case: Case) -> Assessment | None:
     if not (case.platform.unified or case.platform.wsl) or not (case.is_oom or case.has(*_SHORTAGES)):
         return None
     confidence = 0.75 if not case.has("free_below_desired") or _much_free(case) else 0.6
@@ -56,20 +57,20 @@ def _on_shared_memory(case: Case) -> Finding | None:
         "cache, other programs and the GPU's own allocations compete."
     )
     proven = proof(case.first("unified", "wsl", "nv_sysmem"), case.first_failure)
-    return Finding(CAUSE, ENTRY, confidence, proven, why)
+    return Assessment(confidence, proven, why)
 
 
-def _perhaps(case: Case) -> Finding | None:
+def _perhaps(case: Case) -> Assessment | None:
     """Nothing names the platform, but this is how it fails on such ones too."""
     if case.has("free_below_desired_bare", "free_below_desired") or (case.site == "device" and case.is_oom):
         why = (
             "If this machine shares its memory between CPU and GPU, "
             "the page cache counts as used and free memory moves."
         )
-        return Finding(CAUSE, ENTRY, 0.4, proof(case.first_failure), why)
+        return Assessment(0.4, proof(case.first_failure), why)
     stalled = case.first("rpc_timeout")
     if stalled:
-        return Finding(CAUSE, ENTRY, 0.25, proof(stalled), "A machine that swaps shared memory stops answering.")
+        return Assessment(0.25, proof(stalled), "A machine that swaps shared memory stops answering.")
     return None
 
 
@@ -79,9 +80,9 @@ def _much_free(case: Case) -> bool:
     return isinstance(free, int) and isinstance(total, int) and free > total // 6
 
 
-def remedies(bench: Workbench) -> Iterator[Fix | None]:
+def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Give memory back to the pool that both sides share."""
-    case = bench.case
+    case = planner.case
     drop = Fix(
         "drop_page_cache",
         "Files in the page cache count as used on shared memory.",
@@ -100,8 +101,8 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
         steps=("wait until free -g is back before the next start",),
         confidence=0.5,
     )
-    share = round(max(bench.utilization - 0.1, 0.3), 2)
-    lower = bench.change(
+    share = round(max(planner.utilization - 0.1, 0.3), 2)
+    lower = planner.change(
         "lower_util",
         {"gpu_memory_utilization": share},
         "The system needs its part of the one memory.",
@@ -116,7 +117,17 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
         yield from (drop, lower, wait, wsl)
 
 
-DEAD_ENDS = (
-    DeadEnd("chase the printed free number", "it moves with the page cache"),
-    DeadEnd("add swap", "GPU allocations cannot be swapped out"),
+CAUSE = Cause(
+    label="unified_memory_or_wsl",
+    entry="LR502",
+    title=Localized(
+        "CPU and GPU share one memory, or a virtual machine limits it", "CPU 与 GPU 共享内存，或虚拟机限制了内存"
+    ),
+    domain="host",
+    examine=examine,
+    remedies=remedies,
+    dead_ends=(
+        DeadEnd("chase the printed free number", "it moves with the page cache"),
+        DeadEnd("add swap", "GPU allocations cannot be swapped out"),
+    ),
 )

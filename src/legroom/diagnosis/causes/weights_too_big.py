@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterator
 
 from legroom.diagnosis.case import Case
-from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
-from legroom.diagnosis.workbench import Workbench
+from legroom.diagnosis.cause import Cause
+from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
+from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.explain.entry import Localized
 from legroom.units import GIB, MIB, gib
 
-CAUSE, ENTRY = "weights_too_big", "LR101"
 
-
-def examine(case: Case) -> Finding | None:
+def examine(case: Case) -> Assessment | None:
     """An allocation that fails while modules are created is a parameter: only weights are made there."""
     oom = case.oom
     if not case.is_oom or (oom and (oom.larger_than_card or oom.free_was_enough)):
@@ -22,7 +22,7 @@ def examine(case: Case) -> Finding | None:
     if not confidence:
         return None
     proven = proof(case.first("load_oom_hint"), case.first("torch_oom", "cuda_oom"), case.last("shards"))
-    return Finding(CAUSE, ENTRY, confidence, proven, _why(case))
+    return Assessment(confidence, proven, _why(case))
 
 
 def _confidence(case: Case) -> float:
@@ -62,9 +62,9 @@ def _why(case: Case) -> str:
     )
 
 
-def remedies(bench: Workbench) -> Iterator[Fix | None]:
+def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fewer bytes of weights, or more cards; no flag of the KV cache helps."""
-    smaller = bench.lever(
+    smaller = planner.lever(
         "quantized weights", "checkpoint_format", "A checkpoint with weights in fewer bits fits.", 0.7
     )
     yield smaller or Fix(
@@ -77,37 +77,47 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
         confidence=0.6,
         trades="another checkpoint, with weights in fewer bits",
     )
-    more = bench.lever("more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, the weights fit.", 0.7)
-    yield more or bench.change(
+    more = planner.lever("more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, the weights fit.", 0.7)
+    yield more or planner.change(
         "more_or_fewer_gpus_tp_pp",
-        {"tensor_parallel_size": 2 * (bench.known.args.tensor_parallel_size or 1)},
+        {"tensor_parallel_size": 2 * (planner.known.args.tensor_parallel_size or 1)},
         "Split over twice as many GPUs, each holds half of the weights.",
         trades="twice as many GPUs",
         confidence=0.5,
         steps=("legroom size MODEL says how many of which GPU hold it",),
     )
-    oom = bench.case.oom
+    oom = planner.case.oom
     missing = math.ceil(((oom.wanted_bytes if oom else 0) + 4 * GIB) / GIB)
     why, trades = "A part of the weights can stay in host RAM.", "every step copies that part over the bus: much slower"
     sizes = ({"cpu_offload_gb": float(missing + more)} for more in range(0, 64, 2))
     # Planned, it is known to start; otherwise it is a guess.
-    planned = bench.best("cpu_offload", sizes, why, trades=trades, confidence=0.35)
-    yield bench.held(planned, why, confidence=0.35) or bench.change(
+    planned = planner.first_fitting("cpu_offload", sizes, why, trades=trades, confidence=0.35)
+    yield planner.made_to_fit(planned, why, confidence=0.35) or planner.change(
         "cpu_offload", {"cpu_offload_gb": float(missing)}, why, confidence=0.3, trades=trades
     )
 
 
-DEAD_ENDS = (
-    DeadEnd(
-        "lower gpu_memory_utilization",
-        "it does not bound the weights: 0.1 fails at the same byte as 0.9, although vLLM's own message advises it",
-    ),
-    DeadEnd(
-        "lower max_model_len or max_num_seqs", "nothing of the KV cache is allocated yet when the weights are created"
-    ),
-    DeadEnd("limit images or pixels", "the profile run comes later"),
-    DeadEnd(
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-        "hardly anything is reserved and unused, so there is nothing to join",
+CAUSE = Cause(
+    label="weights_too_big",
+    entry="LR101",
+    title=Localized("the weights do not fit on the GPU", "模型权重放不进显存"),
+    phase="startup_load",
+    usual_at=("build", "load"),
+    examine=examine,
+    remedies=remedies,
+    dead_ends=(
+        DeadEnd(
+            "lower gpu_memory_utilization",
+            "it does not bound the weights: 0.1 fails at the same byte as 0.9, although vLLM's own message advises it",
+        ),
+        DeadEnd(
+            "lower max_model_len or max_num_seqs",
+            "nothing of the KV cache is allocated yet when the weights are created",
+        ),
+        DeadEnd("limit images or pixels", "the profile run comes later"),
+        DeadEnd(
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+            "hardly anything is reserved and unused, so there is nothing to join",
+        ),
     ),
 )

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.diagnosis.case import Case
-from legroom.diagnosis.finding import DeadEnd, Finding, Fix, proof
-from legroom.diagnosis.workbench import Workbench
+from legroom.diagnosis.cause import Cause
+from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
+from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.explain.entry import Localized
 
-CAUSE, ENTRY = "wrong_flag", "LR903"
 _REFUSED = (
     "unrecognized_arguments",
     "invalid_choice",
@@ -26,27 +27,27 @@ _REFUSED = (
 )
 
 
-def examine(case: Case) -> Finding | None:
+def examine(case: Case) -> Assessment | None:
     """The parser's or the engine's own refusal."""
     error = case.first(*_REFUSED)
     if error is None:
         return _ignored(case)
     confidence = 0.5 if case.is_oom or case.has("no_cache_blocks", "kv_bytes_short", "kv_tokens_short") else 0.92
-    return Finding(CAUSE, ENTRY, confidence, proof(error), _why(error.id, {**error.facts}))
+    return Assessment(confidence, proof(error), _why(error.id, {**error.facts}))
 
 
-def _ignored(case: Case) -> Finding | None:
+def _ignored(case: Case) -> Assessment | None:
     """A flag that was taken and did nothing."""
     offload = case.first("offload_on")
     if offload and case.is_oom and case.site in ("build", "load", "") and not case.has("offloaded"):
         why = "CPU offload was asked for, but no line says that anything was offloaded: this setting did not arrive."
-        return Finding(CAUSE, ENTRY, 0.65, proof(offload, case.first("torch_oom", "cuda_oom")), why)
+        return Assessment(0.65, proof(offload, case.first("torch_oom", "cuda_oom")), why)
     ignored = case.first("flag_ignored")
     if ignored is None:
         return None
     what = ignored.facts.get("flag") or "Something that was set"
     quiet = case.first_failure is None and not case.has("server_ready", "engine_ready")
-    return Finding(CAUSE, ENTRY, 0.55 if quiet else 0.3, proof(ignored), f"{what} is ignored in this release.")
+    return Assessment(0.55 if quiet else 0.3, proof(ignored), f"{what} is ignored in this release.")
 
 
 def _why(id_: str, facts: dict[str, object]) -> str:
@@ -81,11 +82,11 @@ def _why(id_: str, facts: dict[str, object]) -> str:
     return "The flags as given were refused; nothing was allocated yet."
 
 
-def remedies(bench: Workbench) -> Iterator[Fix | None]:
+def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Name the right flag where the facts know it."""
     from legroom.diagnosis.flag_repair import repairs  # noqa: PLC0415 - only for a refused flag
 
-    yield from repairs(bench)
+    yield from repairs(planner)
     yield Fix(
         "flag",
         "Take out or correct what was refused.",
@@ -100,4 +101,13 @@ def remedies(bench: Workbench) -> Iterator[Fix | None]:
     )
 
 
-DEAD_ENDS = (DeadEnd("change the memory settings", "the server stopped before it allocated anything"),)
+CAUSE = Cause(
+    label="wrong_flag",
+    entry="LR903",
+    title=Localized("a flag was refused or ignored", "参数被拒绝或被忽略"),
+    phase="startup_load",
+    domain="settings",
+    examine=examine,
+    remedies=remedies,
+    dead_ends=(DeadEnd("change the memory settings", "the server stopped before it allocated anything"),),
+)

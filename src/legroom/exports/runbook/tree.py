@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from legroom.explain.entry import Entry, Language, Text
+from legroom.explain.entry import Entry, Language, Localized
 from legroom.records import dataclass
 
 
@@ -14,8 +14,8 @@ class Branch:
 
     key: str
     """The first digit of its entries."""
-    question: Text
-    look: Text
+    question: Localized
+    look: Localized
     """How to see that it is this one."""
     colour: str
     entries: tuple[Entry, ...] = ()
@@ -28,8 +28,8 @@ class Branch:
 _BRANCHES = (
     Branch(
         "9",
-        Text("Is it something else than memory?", "是否根本不是显存问题？"),
-        Text(
+        Localized("Is it something else than memory?", "是否根本不是显存问题？"),
+        Localized(
             "the last lines name a driver, a kernel, NCCL or a flag, and no size",
             "末尾几行提到驱动、内核、NCCL 或参数，没有字节数",
         ),
@@ -37,14 +37,14 @@ _BRANCHES = (
     ),
     Branch(
         "1",
-        Text("Does it end while the model loads?", "是否在加载模型时失败？"),
-        Text("before the line that says what model loading took", "在 Model loading took 之前"),
+        Localized("Does it end while the model loads?", "是否在加载模型时失败？"),
+        Localized("before the line that says what model loading took", "在 Model loading took 之前"),
         "blue",
     ),
     Branch(
         "3",
-        Text("In the profile run, in graph capture or in a warm-up?", "是否在探测、图捕获或预热时失败？"),
-        Text(
+        Localized("In the profile run, in graph capture or in a warm-up?", "是否在探测、图捕获或预热时失败？"),
+        Localized(
             "after loading; profile_run, capture_model or warming up is in the traceback",
             "加载之后；堆栈里有 profile_run、capture_model 或 warm up",
         ),
@@ -52,8 +52,8 @@ _BRANCHES = (
     ),
     Branch(
         "2",
-        Text("When the KV cache is sized?", "是否在确定 KV 缓存大小时失败？"),
-        Text(
+        Localized("When the KV cache is sized?", "是否在确定 KV 缓存大小时失败？"),
+        Localized(
             "the message speaks of cache blocks, of max seq len or of KV cache memory",
             "报错提到 cache blocks、max seq len 或 KV cache memory",
         ),
@@ -61,14 +61,14 @@ _BRANCHES = (
     ),
     Branch(
         "4",
-        Text("While it serves?", "是否在服务期间出现？"),
-        Text("it had started, and requests were answered", "已经启动，并且处理过请求"),
+        Localized("While it serves?", "是否在服务期间出现？"),
+        Localized("it had started, and requests were answered", "已经启动，并且处理过请求"),
         "orange",
     ),
     Branch(
         "5",
-        Text("Is it the host?", "是否是主机的问题？"),
-        Text(
+        Localized("Is it the host?", "是否是主机的问题？"),
+        Localized(
             "the process was killed, or /dev/shm, pinned or unified memory is named",
             "进程被杀死，或提到 /dev/shm、锁页内存、统一内存",
         ),

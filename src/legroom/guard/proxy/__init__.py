@@ -1,1 +1,1 @@
-"""The door as a reverse proxy: two small protocols on one event loop, no task and no copy for an ordinary request."""
+"""Admission as a reverse proxy: two small protocols on one event loop, no task and no copy for an ordinary request."""

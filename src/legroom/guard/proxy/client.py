@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from legroom.guard import refusals
+from legroom.guard.admission import Admission
+from legroom.guard.log import log_bug
 from legroom.guard.paths import DRAIN, METRICS, STATUS, kind_of
-from legroom.guard.proxy.exchange import Exchange
-from legroom.guard.proxy.reader import Request, RequestReader, Stop
-from legroom.guard.proxy.wire import REASONS, Headers, path_of, request_head, unsent_bytes
+from legroom.guard.proxy.reader import BufferedBodies, HttpRequest, RequestReader, Stop
+from legroom.guard.proxy.upstream import Exchange, ServerPool
+from legroom.guard.proxy.wire import REASONS, Headers, Upstream, path_of, request_head, unsent_bytes
 from legroom.guard.refusals import Refusal
-from legroom.guard.request import Visit
-
-if TYPE_CHECKING:
-    from legroom.guard.proxy.server import Proxy
+from legroom.guard.request import GuardedRequest
 
 HEADER_S = 10.0
 """From the first byte of a request to the end of its head."""
@@ -28,17 +27,31 @@ MOST_PIPELINED = 256
 """Requests that may wait on one connection; their bodies together may be as large as one body."""
 
 
-class ClientConnection(asyncio.Protocol):
-    """One client."""
+class ProxyState(Protocol):
+    """What a client's connection needs of the proxy, and all connections share."""
 
+    admission: Admission
+    upstream: Upstream
+    servers: ServerPool
+    clients: set[ClientConnection]
+    buffered: BufferedBodies
+    answer_s: float
+    now_s: float
+    closing: bool
+
+    async def own_page(self, client: ClientConnection, method: str, path: str, headers: Headers, body: bytes) -> None:
+        """Answer a page of the guard's own."""
+
+
+class ClientConnection(asyncio.Protocol):
     __slots__ = ("_discarding", "_exchange", "_head_only", "_proxy", "_queue", "_reader", "_task",
                  "_unsent_bytes", "deadline_s", "keep_alive", "peer", "serving", "speaks_chunked",
                  "stalled_since_s", "transport")  # fmt: skip
 
-    def __init__(self, proxy: Proxy) -> None:
+    def __init__(self, proxy: ProxyState) -> None:
         self._proxy = proxy
-        self._reader = RequestReader(proxy, self)
-        self._queue: deque[Request] | None = None
+        self._reader = RequestReader(self, proxy.admission, proxy.buffered)
+        self._queue: deque[HttpRequest] | None = None
         self._exchange: Exchange | None = None
         self._task: asyncio.Task[None] | None = None
         self.serving = False
@@ -51,7 +64,6 @@ class ClientConnection(asyncio.Protocol):
         self.peer = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client came."""
         self.transport: asyncio.Transport = transport  # type: ignore[assignment]
         name = transport.get_extra_info("peername")
         self.peer = str(name[0]) if name else ""
@@ -70,7 +82,6 @@ class ClientConnection(asyncio.Protocol):
             self._exchange = None
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of one or more requests."""
         if self._discarding:
             return
         if self._reader.request is None and not self.serving:
@@ -79,16 +90,15 @@ class ClientConnection(asyncio.Protocol):
 
     # The reader's calls.
 
-    def head_read(self, request: Request) -> None:
+    def head_read(self, request: HttpRequest) -> None:
         """The head of a request is whole; its body is to come."""
-        self.deadline_s = self._proxy.now_s + self._proxy.door.policy.queue.body_timeout_s
+        self.deadline_s = self._proxy.now_s + self._proxy.admission.policy.queue.body_timeout_s
         if request.expects and not self._is_busy():
             self._call_for_body(request)
 
-    def request_read(self, request: Request) -> None:
-        """A request is whole."""
+    def request_read(self, request: HttpRequest) -> None:
         if self.transport.is_closing():  # the answer before it was the last one
-            self._proxy.buffered_bytes -= len(request.body)
+            self._proxy.buffered.total_bytes -= len(request.body)
             raise Stop
         if not self._is_busy():
             self._serve(request)
@@ -96,8 +106,8 @@ class ClientConnection(asyncio.Protocol):
         # Reading goes on, as else it would not be seen that the client left; so what may gather is bounded.
         queue = self._queue = self._queue or deque()
         queue.append(request)
-        most = self._proxy.door.policy.requests.body_bytes
-        if len(queue) > MOST_PIPELINED or sum(len(one.body) for one in queue) > most:
+        most = self._proxy.admission.policy.requests.body_bytes
+        if len(queue) > MOST_PIPELINED or sum(len(queued.body) for queued in queue) > most:
             self.abort()
             raise Stop
 
@@ -105,19 +115,19 @@ class ClientConnection(asyncio.Protocol):
         """Whether a request has to wait for those before it, or for the client to take their answers."""
         return self.serving or bool(self._queue) or self.stalled_since_s > 0
 
-    def _call_for_body(self, request: Request) -> None:
+    def _call_for_body(self, request: HttpRequest) -> None:
         request.expects = False
         self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _drop_requests(self) -> None:
         """Forget what was read and not served."""
         self._reader.drop()
-        self._proxy.buffered_bytes -= sum(len(request.body) for request in self._queue or ())
+        self._proxy.buffered.total_bytes -= sum(len(request.body) for request in self._queue or ())
         self._queue = None
 
     # Serving.
 
-    def _serve(self, request: Request) -> None:
+    def _serve(self, request: HttpRequest) -> None:
         """Start on a request; an ordinary one is on its way to the server when this returns."""
         self.serving = True
         self.deadline_s = 0.0
@@ -125,62 +135,62 @@ class ClientConnection(asyncio.Protocol):
         self.speaks_chunked = not request.old
         self._head_only = request.method == b"HEAD"
         body = request.take_body()
-        self._proxy.buffered_bytes -= len(body)
-        method, path, door = request.method.decode("latin-1"), path_of(request.target), self._proxy.door
+        self._proxy.buffered.total_bytes -= len(body)
+        method, path, admission = request.method.decode("latin-1"), path_of(request.target), self._proxy.admission
         kind = kind_of(method, path)
         if kind is None:
             if (path == METRICS and method == "GET") or path in (DRAIN, STATUS):
                 self._later(self._proxy.own_page(self, method, path, request.headers, body))
                 return
-            door.meters.passed += 1
+            admission.meters.passed += 1
             self._forward(request, None, body)
             return
-        door.reload()
-        visit = door.look(kind, body)
-        if isinstance(visit, Refusal):
-            self.refuse(visit)
-        elif door.weigh(visit):
-            self._later(self._admit(request, visit))
+        admission.reload()
+        guarded = admission.read(kind, body)
+        if isinstance(guarded, Refusal):
+            self.refuse(guarded)
+        elif admission.weigh(guarded):
+            self._later(self._admit(request, guarded))
         else:
-            self._ask(request, visit)
+            self._ask(request, guarded)
 
-    def _ask(self, request: Request, visit: Visit) -> None:
-        door = self._proxy.door
-        refusal = door.ask(visit)
+    def _ask(self, request: HttpRequest, guarded: GuardedRequest) -> None:
+        admission = self._proxy.admission
+        refusal = admission.admit(guarded)
         if refusal is not None:
             self.refuse(refusal)
-        elif door.is_waiting(visit):
+        elif admission.is_waiting(guarded):
             # A task that is cancelled before its first step runs nothing of what it was to do.
-            self._later(self._wait(request, visit)).add_done_callback(
-                lambda task: door.give_up(visit) if task.cancelled() else None
+            self._later(self._wait(request, guarded)).add_done_callback(
+                lambda task: admission.abandon(guarded) if task.cancelled() else None
             )
         else:
-            self._forward(request, visit, visit.body)
+            self._forward(request, guarded, guarded.body)
 
-    async def _admit(self, request: Request, visit: Visit) -> None:
-        refusal = await self._proxy.door.count(visit)
+    async def _admit(self, request: HttpRequest, guarded: GuardedRequest) -> None:
+        refusal = await self._proxy.admission.count(guarded)
         if refusal is not None:
             self.refuse(refusal)
         else:
-            self._ask(request, visit)
+            self._ask(request, guarded)
 
-    async def _wait(self, request: Request, visit: Visit) -> None:
-        refusal = await self._proxy.door.wait(visit)  # a client that leaves cancels this
+    async def _wait(self, request: HttpRequest, guarded: GuardedRequest) -> None:
+        refusal = await self._proxy.admission.wait(guarded)  # a client that leaves cancels this
         if refusal is not None:
             self.refuse(refusal)
         else:
-            self._forward(request, visit, visit.body)
+            self._forward(request, guarded, guarded.body)
 
-    def _forward(self, request: Request, visit: Visit | None, body: bytes) -> None:
+    def _forward(self, request: HttpRequest, guarded: GuardedRequest | None, body: bytes) -> None:
         proxy = self._proxy
         with_body = bool(body) or request.method in (b"POST", b"PUT", b"PATCH")
         head = request_head(
             request.method, request.target, request.headers, proxy.upstream,
             len(body) if with_body else None, self.peer,
         )  # fmt: skip
-        exchange = Exchange(self, proxy.door, visit, request.method, head, body)
-        if visit is not None:
-            visit.body = b""
+        exchange = Exchange(self, proxy.admission, guarded, request.method, head, body)
+        if guarded is not None:
+            guarded.body = b""
         if proxy.answer_s:
             exchange.deadline_s = proxy.now_s + proxy.answer_s
         self._exchange = exchange
@@ -191,7 +201,6 @@ class ClientConnection(asyncio.Protocol):
             self.connect_and_send(exchange)
 
     def connect_and_send(self, exchange: Exchange) -> None:
-        """Send over a new connection."""
         self._later(self._connect(exchange))
 
     async def _connect(self, exchange: Exchange) -> None:
@@ -216,7 +225,7 @@ class ClientConnection(asyncio.Protocol):
         if self._task is task:
             self._task = None
         if not task.cancelled() and task.exception() is not None:
-            self._proxy.log_bug(task.exception())
+            log_bug(task.exception())
             self.abort()
 
     # Answering.
@@ -227,7 +236,6 @@ class ClientConnection(asyncio.Protocol):
         return self.keep_alive
 
     def write(self, data: bytes) -> None:
-        """Bytes of an answer."""
         self.transport.write(data)
 
     def refuse(self, refusal: Refusal) -> None:
@@ -276,15 +284,11 @@ class ClientConnection(asyncio.Protocol):
         if self._queue and not self.transport.is_closing():
             self._serve(self._queue.popleft())
 
-    def log_bug(self, error: BaseException) -> None:
-        """Something escaped."""
-        self._proxy.log_bug(error)
-
     def abort(self) -> None:
         """Cut the connection: the client must see that its answer is not whole."""
         self.transport.abort()
 
-    def turn_away(self, refusal: Refusal) -> None:
+    def refuse_unread(self, refusal: Refusal) -> None:
         """A request that is not even read to its end."""
         behind_others = self.serving or bool(self._queue)
         self._drop_requests()
@@ -294,7 +298,7 @@ class ClientConnection(asyncio.Protocol):
         self.keep_alive = False
         self._discarding = True
         self._head_only = self._reader.method == b"HEAD"
-        self.refuse(self._proxy.door.refused(refusal))
+        self.refuse(self._proxy.admission.refuse(refusal))
 
     def pause_writing(self) -> None:
         """The client reads slower than the server writes: let the server wait."""
@@ -304,7 +308,6 @@ class ClientConnection(asyncio.Protocol):
             self._exchange.server.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """It caught up."""
         self.stalled_since_s = 0.0
         if self._exchange is not None and self._exchange.server is not None:
             self._exchange.server.transport.resume_reading()
@@ -325,13 +328,13 @@ class ClientConnection(asyncio.Protocol):
             if self._reader.request is None:
                 self.transport.close()
             else:
-                self.turn_away(refusals.body_timeout(self._proxy.door.policy.queue.body_timeout_s))
+                self.refuse_unread(refusals.body_timeout(self._proxy.admission.policy.queue.body_timeout_s))
 
     def stop(self) -> None:
         """The proxy stops: let an idle client go, and tell one that has sent half a request to come back."""
         if self.serving or self._discarding or self.transport.is_closing():
             return
         if self._reader.request is not None:
-            self.turn_away(refusals.draining(self._proxy.door.policy.queue.drain_retry_s))
+            self.refuse_unread(refusals.draining(self._proxy.admission.policy.queue.drain_retry_s))
         else:
             self.transport.close()

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import httptools
 
 from legroom.guard import refusals
+from legroom.guard.admission import Admission
+from legroom.guard.log import log_bug
 from legroom.guard.proxy.wire import Headers, origin_form
 from legroom.guard.refusals import INVALID, SERVER, Refusal
 
-if TYPE_CHECKING:
-    from legroom.guard.proxy.client import ClientConnection
-    from legroom.guard.proxy.server import Proxy
 
-
-class Request:
+class HttpRequest:
     """What has arrived of it so far. `method` stays empty until the head is whole."""
 
     __slots__ = ("body", "expects", "headers", "keep_alive", "method", "old", "target")
@@ -56,35 +54,60 @@ class Stop(Exception):
     """Ends the reading of a connection that was answered, or cut, already."""
 
 
+class BufferedBodies:
+    """The bytes of request bodies that all connections together hold in memory."""
+
+    __slots__ = ("most_bytes", "total_bytes")
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        self.total_bytes = 0
+
+
+class RequestHandler(Protocol):
+    """Who is told what was read. Any of these may raise `Stop`."""
+
+    def head_read(self, request: HttpRequest) -> None:
+        """The head of a request is whole; its body is to come."""
+
+    def request_read(self, request: HttpRequest) -> None:
+        """A request is whole."""
+
+    def refuse_unread(self, refusal: Refusal) -> None:
+        """A request that is not even read to its end."""
+
+    def abort(self) -> None:
+        """Cut the connection."""
+
+
 class RequestReader:
-    """The parser's calls become calls of the connection: `head_read`, `request_read`, `turn_away`."""
+    """The HTTP parser's calls become calls of the handler."""
 
-    __slots__ = ("_connection", "_head_bytes", "_parser", "_proxy", "request")
+    __slots__ = ("_admission", "_buffered", "_handler", "_head_bytes", "_parser", "request")
 
-    def __init__(self, proxy: Proxy, connection: ClientConnection) -> None:
-        self._proxy, self._connection = proxy, connection
+    def __init__(self, handler: RequestHandler, admission: Admission, buffered: BufferedBodies) -> None:
+        self._handler, self._admission, self._buffered = handler, admission, buffered
         self._parser = httptools.HttpRequestParser(self)
         self._head_bytes = 0
-        self.request: Request | None = None
+        self.request: HttpRequest | None = None
         """What is being read; None between requests."""
 
     @property
     def method(self) -> bytes:
         """Of the request that is being read, as far as it is known."""
-        found: bytes = self._parser.get_method()
-        return found
+        method: bytes = self._parser.get_method()
+        return method
 
     def feed(self, data: bytes) -> None:
-        """Bytes of one or more requests."""
         try:
             while data:
                 data = self._feed(data)
         except httptools.HttpParserCallbackError as error:
             if not isinstance(error.__context__, Stop):
-                self._proxy.log_bug(error)
-                self._connection.abort()
+                log_bug(error)
+                self._handler.abort()
         except httptools.HttpParserError as error:
-            self._connection.turn_away(Refusal(400, "bad_request", f"The request is not HTTP: {error}.", INVALID))
+            self._handler.refuse_unread(Refusal(400, "bad_request", f"The request is not HTTP: {error}.", INVALID))
 
     def _feed(self, data: bytes) -> bytes:
         """What is left to feed: the parser leaves the body of a request that offers an upgrade unread."""
@@ -99,28 +122,25 @@ class RequestReader:
     def drop(self) -> None:
         """What was read of a request is not needed any more."""
         if self.request is not None:
-            self._proxy.buffered_bytes -= len(self.request.body)
+            self._buffered.total_bytes -= len(self.request.body)
             self.request = None
 
     def _refuse(self, refusal: Refusal) -> None:
-        self._connection.turn_away(refusal)
+        self._handler.refuse_unread(refusal)
         raise Stop
 
     # The parser's calls.
 
     def on_message_begin(self) -> None:
-        """A request starts."""
-        self.request = Request()
+        self.request = HttpRequest()
         self._head_bytes = 0
 
     def on_url(self, piece: bytes) -> None:
-        """A piece of the target."""
         assert self.request is not None
         self.request.target += piece
         self._grown(len(piece))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
         assert self.request is not None
         if not self.request.method:  # what comes after the head are trailers: no server of ours reads them
             self.request.headers.append((name.lower(), value))
@@ -133,7 +153,6 @@ class RequestReader:
             self._refuse(Refusal(431, "bad_request", text, INVALID))
 
     def on_headers_complete(self) -> None:
-        """The head is whole."""
         request = self.request
         assert request is not None
         request.method = self._parser.get_method()
@@ -144,24 +163,23 @@ class RequestReader:
                 return  # it is read again without the offer
             text = "The guard passes no upgraded connections (WebSocket); connect to the server itself."
             self._refuse(Refusal(501, "bad_request", text, INVALID))
-        most = self._proxy.door.policy.requests.body_bytes
+        most = self._admission.policy.requests.body_bytes
         for name, value in request.headers:
             if name == b"content-length" and value.isdigit() and int(value) > most:
                 self._refuse(refusals.too_large(most))
             if name == b"expect" and value.lower() == b"100-continue":
                 request.expects = not request.old
-        self._connection.head_read(request)
+        self._handler.head_read(request)
 
     def on_body(self, data: bytes) -> None:
-        """A piece of the body."""
-        request, proxy = self.request, self._proxy
+        request, buffered = self.request, self._buffered
         assert request is not None
         request.body += data
-        proxy.buffered_bytes += len(data)
-        most = proxy.door.policy.requests.body_bytes
+        buffered.total_bytes += len(data)
+        most = self._admission.policy.requests.body_bytes
         if len(request.body) > most:
             self._refuse(refusals.too_large(most))
-        if proxy.buffered_bytes > proxy.most_buffered_bytes:
+        if buffered.total_bytes > buffered.most_bytes:
             text = "The guard holds as many request bodies as it may; retry soon."
             self._refuse(Refusal(503, "queue_full", text, SERVER, None, 1))
 
@@ -174,4 +192,4 @@ class RequestReader:
         # As uvicorn does: a client of HTTP/1.0 may take the end of the connection for the end of the answer.
         request.keep_alive = self._parser.should_keep_alive() and not request.old
         self.request = None
-        self._connection.request_read(request)
+        self._handler.request_read(request)

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.guard import control
-from legroom.guard.admission import LOG, Door
+from legroom.guard.admission import Admission
 from legroom.guard.limits import EngineLimits, limits_of_metrics
+from legroom.guard.log import LOG, log_bug
 from legroom.guard.meters import with_page
 from legroom.guard.paths import METRICS
 from legroom.guard.pool import PoolLimits
 from legroom.guard.proxy.client import ClientConnection
+from legroom.guard.proxy.reader import BufferedBodies
 from legroom.guard.proxy.upstream import ServerPool
 from legroom.guard.proxy.wire import Headers, Upstream
 from legroom.records import dataclass
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     import aiohttp
 
 ASK_S = 5.0
+SWEEP_S = 1.0
+"""How often deadlines and the policy file are looked at."""
 LEARN_AGAIN_S = 30.0
 """A server behind the guard may be restarted with another pool."""
 LEARN_SOON_S = 2.0
@@ -41,8 +45,6 @@ Ready = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class ProxyOptions:
-    """How to run the proxy."""
-
     upstream: Upstream
     policy: Path | None = None
     plan: EngineLimits | None = None
@@ -63,28 +65,26 @@ class Proxy:
     def __init__(self, options: ProxyOptions) -> None:
         self.options = options
         self.upstream = options.upstream
-        self.door = Door(options.policy, options.plan, self._tokenize)
+        self.admission = Admission(options.policy, options.plan, self._tokenize)
         self.answer_s = options.answer_s
         self.clients: set[ClientConnection] = set()
-        self.buffered_bytes = 0
-        self.most_buffered_bytes = options.most_buffered_bytes
+        self.buffered = BufferedBodies(options.most_buffered_bytes)
         self.closing = False
         self._drain_until_s = math.inf
-        self.now_s = self.door.clock()
+        self.now_s = self.admission.clock()
         """The time as of the last second: deadlines need no finer one."""
-        self.servers = ServerPool(options.upstream, self.door.clock)
+        self.servers = ServerPool(options.upstream, self.admission.clock)
         self._session: aiohttp.ClientSession | None = None
         self._learnt = EngineLimits()
-        self._told: tuple[PoolLimits, bool] | None = None
+        self._logged: tuple[PoolLimits, bool] | None = None
         """What the log said last."""
 
     async def start(self) -> asyncio.Server:
-        """Listen."""
         import aiohttp  # noqa: PLC0415
 
         secret, key = self.upstream.authorization, self.options.api_key
-        said = secret.decode() if secret else f"Bearer {key}" if key else None
-        headers = {"authorization": said} if said else {}
+        credentials = secret.decode() if secret else f"Bearer {key}" if key else None
+        headers = {"authorization": credentials} if credentials else {}
         timeout = aiohttp.ClientTimeout(total=ASK_S)
         self._session = aiohttp.ClientSession(headers=headers, timeout=timeout, trust_env=False)
         loop = asyncio.get_running_loop()
@@ -119,38 +119,40 @@ class Proxy:
 
     async def _drain(self, server: asyncio.Server) -> None:
         server.close()
-        self.closing = self.door.draining = True
-        LOG.info("stopping: %d requests run, %d wait", self.door.pool.running, self.door.pool.waiting)
-        begun_s = self.door.clock()
+        self.closing = self.admission.draining = True
+        LOG.info("stopping: %d requests run, %d wait", self.admission.pool.running, self.admission.pool.waiting)
+        begun_s = self.admission.clock()
         self._drain_until_s = begun_s + self.options.drain_s
-        while self.door.clock() < self._drain_until_s:
+        while self.admission.clock() < self._drain_until_s:
             for client in list(self.clients):
                 client.stop()
             if not self.clients:
                 return
             await asyncio.sleep(0.05)
-        LOG.warning("stopped with %d connections open after %.0f s", len(self.clients), self.door.clock() - begun_s)
+        LOG.warning(
+            "stopped with %d connections open after %.0f s", len(self.clients), self.admission.clock() - begun_s
+        )
 
     def told_to_stop(self, stop: asyncio.Event) -> None:
         """A signal: let what runs finish. One more, a second or more later (what starts us may pass one on twice): do
         not wait for it.
         """
-        now_s = self.door.clock()
+        now_s = self.admission.clock()
         if self.closing and now_s > self._drain_until_s - self.options.drain_s + TWICE_S:
             self._drain_until_s = now_s
         stop.set()
 
     async def _sweep(self) -> None:
         while True:
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(SWEEP_S)
             try:
                 self._sweep_once()
             except Exception as error:  # without it no client would ever be too slow again
-                self.log_bug(error)
+                log_bug(error)
 
     def _sweep_once(self) -> None:
-        self.now_s = self.door.clock()
-        self.door.reload()
+        self.now_s = self.admission.clock()
+        self.admission.reload()
         self.servers.sweep(self.now_s)
         for client in list(self.clients):
             client.sweep(self.now_s)
@@ -162,18 +164,18 @@ class Proxy:
             try:
                 known = await self._learn_once()
             except Exception as error:  # whatever the server says, it is asked again
-                self.log_bug(error)
+                log_bug(error)
             await asyncio.sleep(LEARN_AGAIN_S if known else LEARN_SOON_S)
 
     async def _learn_once(self) -> bool:
         """Whether the server said how large its pool is; where it does not, what it said before stays."""
         limits = await self._limits()
         self._learnt = limits.over(self._learnt)
-        self.door.learn_engine(self._learnt)
-        told = (self.door.pool.limits, self.door.limits.known)
-        if told != self._told:
-            self._told = told
-            LOG.info("%s", self.door.said())
+        self.admission.learn_engine(self._learnt)
+        reached = (self.admission.pool.limits, self.admission.limits.known)
+        if reached != self._logged:
+            self._logged = reached
+            LOG.info("%s", self.admission.summary())
             if limits.known:
                 await self._note_native_flags()
         return limits.known
@@ -185,7 +187,7 @@ class Proxy:
         )  # fmt: skip
         models = await self._get("/v1/models")
         with contextlib.suppress(ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError):
-            lengths = [one.get("max_model_len") for one in json.loads(models or b"{}")["data"]]
+            lengths = [model.get("max_model_len") for model in json.loads(models or b"{}")["data"]]
             limits = replace(limits, max_model_len=max(int(length) for length in lengths if length))
         return limits
 
@@ -195,7 +197,7 @@ class Proxy:
             version = str(json.loads(await self._get("/version") or b"{}")["version"])
         except (ValueError, KeyError, TypeError):
             return
-        hint = self.door.native_hint(version)
+        hint = self.admission.native_flags_hint(version)
         if hint:
             LOG.info("%s", hint)
 
@@ -219,19 +221,14 @@ class Proxy:
     async def own_page(self, client: ClientConnection, method: str, path: str, headers: Headers, body: bytes) -> None:
         """The pages that the guard answers itself, or adds to."""
         if path == METRICS:
-            page = with_page(await self._get(METRICS) or b"", self.door.page())
+            page = with_page(await self._get(METRICS) or b"", self.admission.page())
             client.respond(200, [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8"),
                                  (b"content-length", b"%d" % len(page))], page)  # fmt: skip
             return
         given = dict(headers).get(b"authorization", b"")
-        status, document = control.answer(self.door, self.options.token, method, path, given, body)
+        status, document = control.answer(self.admission, self.options.token, method, path, given, body)
         length = b"%d" % len(document)
         client.respond(status, [(b"content-type", b"application/json"), (b"content-length", length)], document)
-
-    @staticmethod
-    def log_bug(error: BaseException | None) -> None:
-        """Something escaped: say so, and go on with the other requests."""
-        LOG.error("a request failed inside the guard: %r", error, exc_info=error)
 
 
 def serve(options: ProxyOptions, ready: Ready | None = None) -> int:
@@ -256,7 +253,7 @@ async def _serve(options: ProxyOptions, ready: Ready | None) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, proxy.told_to_stop, stop)
-    loop.add_signal_handler(signal.SIGHUP, lambda: proxy.door.reload(force=True))
+    loop.add_signal_handler(signal.SIGHUP, lambda: proxy.admission.reload(force=True))
     await proxy.run(stop, ready)
     return 0
 

@@ -1,18 +1,22 @@
-"""Connections to the server: kept alive, taken newest first, each serving one exchange at a time."""
+"""The way to the server and back: exchanges, and the connections that carry them one at a time.
+
+Connections are kept alive and taken newest first.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import httptools
 
+from legroom.guard.admission import Admission
+from legroom.guard.log import log_bug
 from legroom.guard.proxy.wire import LAST_CHUNK, Headers, Upstream, chunk, response_head
-
-if TYPE_CHECKING:
-    from legroom.guard.proxy.exchange import Exchange
+from legroom.guard.refusals import SERVER, Refusal
+from legroom.guard.request import GuardedRequest
 
 CONNECT_S = 5.0
 IDLE_S = 4.0
@@ -23,9 +27,124 @@ REPEATABLE = frozenset({b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE"})
 """To send these twice does what sending them once does."""
 
 
-class ServerConnection(asyncio.Protocol):
-    """One connection to the server."""
+class AnswerReceiver(Protocol):
+    """What an exchange needs of the client's connection."""
 
+    keep_alive: bool
+    speaks_chunked: bool
+
+    def stays_open(self) -> bool:
+        """Whether the connection outlives this answer."""
+
+    def write(self, data: bytes) -> None:
+        """Bytes of the answer."""
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Answer in the server's place."""
+
+    def answered(self) -> None:
+        """The answer ended."""
+
+    def abort(self) -> None:
+        """Cut the connection: the client must see that its answer is not whole."""
+
+    def connect_and_send(self, exchange: Exchange) -> None:
+        """Send over a new connection."""
+
+
+class Exchange:
+    """Ties a client's connection to a server's until the answer ended, and gives the place in the pool back."""
+
+    __slots__ = ("admission", "body", "client", "deadline_s", "guarded", "head", "method", "over", "retried", "sent",
+                 "server", "status")  # fmt: skip
+
+    def __init__(
+        self,
+        client: AnswerReceiver,
+        admission: Admission,
+        guarded: GuardedRequest | None,
+        method: bytes,
+        head: bytes,
+        body: bytes,
+    ) -> None:
+        self.client, self.admission, self.guarded = client, admission, guarded
+        self.method, self.head, self.body = method, head, body
+        self.server: ServerConnection | None = None
+        self.status = 0
+        self.deadline_s = 0.0
+        self.retried = self.sent = self.over = False
+
+    def on_head(self, status: int, headers: Headers) -> Headers:
+        """The head of the answer came; refusals of the server's own get a Retry-After."""
+        self.status = status
+        self.body = self.head = b""  # not needed any more, and a stream may last for minutes
+        if status in (429, 503) and not any(name == b"retry-after" for name, _ in headers):
+            return [*headers, (b"retry-after", b"1")]
+        return headers
+
+    def on_chunk(self, data: bytes) -> None:
+        if self.guarded is not None and self.status == 200:
+            self.admission.on_chunk(self.guarded, data)
+
+    def finished(self) -> None:
+        """The whole answer was passed on."""
+        self._end(finished=True)
+        self.client.answered()
+
+    def failed(self, why: str) -> None:
+        """The server is gone, before or amidst its answer."""
+        if self.over:
+            return
+        started = self.status != 0
+        self._end(finished=False)
+        if started:
+            # The client must see that the answer is not whole.
+            self.client.abort()
+        else:
+            self.client.refuse(self.admission.refuse(down(why)))
+
+    def retry(self) -> None:
+        """A kept connection was closed just when it was used: try once on a new one."""
+        if self.over:
+            return
+        if self.retried:
+            self.failed("the server closed the connection")
+            return
+        self.retried = True
+        self.client.connect_and_send(self)
+
+    def abandon(self) -> None:
+        """The client left: so does the request, and the server sees it."""
+        if self.over:
+            return
+        server, self.server = self.server, None
+        if server is not None:
+            server.exchange = None
+            server.transport.abort()
+        self._end(finished=False)
+
+    def timed_out(self) -> None:
+        """The server did not begin to answer in time."""
+        server, self.server = self.server, None
+        if server is not None:
+            server.exchange = None
+            server.transport.abort()
+        self._end(finished=False)
+        text = "The server did not begin to answer in time."
+        self.client.refuse(self.admission.refuse(Refusal(504, "upstream_timeout", text, SERVER)))
+
+    def _end(self, finished: bool) -> None:
+        self.over = True
+        self.server = None
+        if self.guarded is not None:
+            self.admission.release(self.guarded, finished, self.sent)
+
+
+def down(why: str) -> Refusal:
+    return Refusal(502, "upstream_down", f"The server behind the guard does not answer: {why}.", SERVER)
+
+
+class ServerConnection(asyncio.Protocol):
     __slots__ = ("_headers", "_parser", "_pool", "_reason", "chunked", "exchange", "has_length", "idle_since_s", "out",
                  "sent_s", "transport", "used")  # fmt: skip
 
@@ -37,11 +156,9 @@ class ServerConnection(asyncio.Protocol):
         self.out: list[bytes] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Connected."""
         self.transport: asyncio.Transport = transport  # type: ignore[assignment]
 
     def send(self, exchange: Exchange) -> None:
-        """Send a request and pass its answer on."""
         self.exchange = exchange
         self._parser = httptools.HttpResponseParser(self)
         self._headers: Headers = []
@@ -64,7 +181,7 @@ class ServerConnection(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             if isinstance(error, httptools.HttpParserCallbackError):
-                exchange.client.log_bug(error)
+                log_bug(error)
             self.transport.abort()
             if self.exchange is not None:
                 self.exchange.failed(f"the server's answer is not HTTP ({error})")
@@ -72,18 +189,15 @@ class ServerConnection(asyncio.Protocol):
         self.flush(exchange)
 
     def flush(self, exchange: Exchange) -> None:
-        """Write what has gathered."""
         if self.out:
             gathered = self.out[0] if len(self.out) == 1 else b"".join(self.out)
             self.out.clear()
             exchange.client.write(gathered)
 
     def on_status(self, reason: bytes) -> None:
-        """A piece of the status line's words."""
         self._reason += reason
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
         name = name.lower()
         self._headers.append((name, value))
         if name == b"content-length":
@@ -100,7 +214,7 @@ class ServerConnection(asyncio.Protocol):
         self.chunked = not self.has_length and not without_body and exchange.client.speaks_chunked
         if not self.has_length and not self.chunked and not without_body:
             exchange.client.keep_alive = False
-        headers = exchange.answering(status, self._headers)
+        headers = exchange.on_head(status, self._headers)
         head = response_head(
             status, self._reason, headers, chunked=self.chunked, keep_alive=exchange.client.stays_open()
         )  # fmt: skip
@@ -109,14 +223,12 @@ class ServerConnection(asyncio.Protocol):
             self._finish(reusable=False)
 
     def on_body(self, data: bytes) -> None:
-        """A piece of the body."""
         exchange = self.exchange
         if exchange is not None and exchange.status:
-            exchange.passing(data)
+            exchange.on_chunk(data)
             self.out.append(chunk(data) if self.chunked else data)
 
     def on_message_complete(self) -> None:
-        """The answer is whole."""
         if self.exchange is not None and self.exchange.status:
             self._finish(reusable=self._parser.should_keep_alive())
 
@@ -150,7 +262,7 @@ class ServerConnection(asyncio.Protocol):
             self.flush(exchange)
             exchange.finished()
         elif not exchange.status and self.used and self._may_repeat(exchange):
-            exchange.again()
+            exchange.retry()
         else:
             exchange.failed("the server closed the connection" if error is None else str(error))
 
@@ -172,16 +284,15 @@ class ServerPool:
     def take(self) -> ServerConnection | None:
         """An idle connection, the one used last."""
         while self._idle:
-            found = self._idle.pop()
-            if found.transport.is_closing():
+            connection = self._idle.pop()
+            if connection.transport.is_closing():
                 continue
-            if self.clock() - found.idle_since_s <= IDLE_S:
-                return found
-            found.transport.close()  # a busy loop sweeps late, and the server may be closing it just now
+            if self.clock() - connection.idle_since_s <= IDLE_S:
+                return connection
+            connection.transport.close()  # a busy loop sweeps late, and the server may be closing it just now
         return None
 
     async def connect(self) -> ServerConnection:
-        """A new one."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(CONNECT_S):
             _, connection = await loop.create_connection(
@@ -195,12 +306,10 @@ class ServerPool:
         self._idle.append(connection)
 
     def forget(self, connection: ServerConnection) -> None:
-        """It was lost."""
         if connection.exchange is None and connection in self._idle:
             self._idle.remove(connection)
 
     def sweep(self, now_s: float) -> None:
-        """Drop what was idle for long."""
         keep = []
         for connection in self._idle:
             if now_s - connection.idle_since_s > IDLE_S:
@@ -210,7 +319,6 @@ class ServerPool:
         self._idle = keep
 
     def close(self) -> None:
-        """Drop all."""
         for connection in self._idle:
             connection.transport.close()
         self._idle.clear()

@@ -28,8 +28,6 @@ WITHOUT_BODY = frozenset({204, 304})
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """The server behind the proxy."""
-
     host: str
     port: int
     tls: bool

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.deployments.subjects import Expression
 from legroom.lint.context import Context, finding
+from legroom.lint.expressions import Expression
 from legroom.lint.finding import Finding, Rule
 from legroom.lint.promql import operands, roles_behind, roles_in
 

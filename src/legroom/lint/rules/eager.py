@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.deployments.subjects import Started
+from legroom.deployments.subjects import StartedServer
 from legroom.lint.context import Context, finding, flag_word
 from legroom.lint.finding import Finding, Rule
 from legroom.units import human_bytes
@@ -22,7 +22,7 @@ RULES = (RULE,)
 
 def check(subject: Any, context: Context) -> Iterator[Finding]:
     """A server without graphs."""
-    if not isinstance(subject, Started) or not context.parsed(subject).args.enforce_eager:
+    if not isinstance(subject, StartedServer) or not context.parsed(subject).args.enforce_eager:
         return
     word = flag_word(subject, "--enforce-eager")
     place = subject.place_of(word) if word else subject.place

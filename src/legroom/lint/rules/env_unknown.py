@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.deployments.subjects import Started
+from legroom.deployments.subjects import StartedServer
 from legroom.facts.flags import env_history, env_names, flags_of
 from legroom.lint.context import Context, finding
 from legroom.lint.finding import Finding, Rule
@@ -23,7 +23,7 @@ _FLAG_INSTEAD = {"VLLM_ATTENTION_BACKEND": "--attention-backend"}
 
 def check(subject: Any, context: Context) -> Iterator[Finding]:
     """VLLM_* variables of a server: those of another release, and those that are nearly right."""
-    if not isinstance(subject, Started):
+    if not isinstance(subject, StartedServer):
         return
     release = context.release_of(subject)
     for name, word in subject.env.items():

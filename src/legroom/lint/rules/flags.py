@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.deployments.subjects import Started
+from legroom.deployments.subjects import StartedServer
 from legroom.facts.flags import advice
 from legroom.lint.context import Context, finding, flag_word
 from legroom.lint.finding import Finding, Rule
@@ -34,7 +34,7 @@ _MOST_STRAYS = 2
 
 def check(subject: Any, context: Context) -> Iterator[Finding]:
     """Every problem that reading the command line for the release shows."""
-    if not isinstance(subject, Started) or any(word.text.startswith("--help") for word in subject.words):
+    if not isinstance(subject, StartedServer) or any(word.text.startswith("--help") for word in subject.words):
         return
     seen = set()
     problems = context.parsed(subject).problems
@@ -66,7 +66,7 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
     yield from _share(subject, context)
 
 
-def _share(subject: Started, context: Context) -> Iterator[Finding]:
+def _share(subject: StartedServer, context: Context) -> Iterator[Finding]:
     """A share of the GPU that is written in percent; every release refuses one above 1."""
     share = context.parsed(subject).args.gpu_memory_utilization
     word = flag_word(subject, _SHARE, "--device-memory-utilization")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.deployments.subjects import Expression
 from legroom.facts.metrics import metrics_of, name_of, role_of
 from legroom.lint.context import Context, finding
+from legroom.lint.expressions import Expression
 from legroom.lint.finding import Finding, Rule
 from legroom.lint.promql import series_names
 

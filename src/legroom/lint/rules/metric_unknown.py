@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.deployments.subjects import Expression
 from legroom.facts.metrics import Metric, all_exposed_names, metrics_of, nearest, releases_of
 from legroom.lint.context import Context, finding
+from legroom.lint.expressions import Expression
 from legroom.lint.finding import Finding, Rule
 from legroom.lint.promql import Series, series_names, tokens
 

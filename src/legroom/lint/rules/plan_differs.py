@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.deployments.subjects import Started
+from legroom.deployments.subjects import StartedServer
 from legroom.facts.flags import flag_name
 from legroom.lint.context import Context, finding, flag_word
 from legroom.lint.finding import Finding, Rule
@@ -25,7 +25,7 @@ _COMPARED = (
 
 def check(subject: Any, context: Context) -> Iterator[Finding]:
     """Settings that memory follows from, where both say one."""
-    if not isinstance(subject, Started) or (plan := context.plan_of(subject)) is None:
+    if not isinstance(subject, StartedServer) or (plan := context.plan_of(subject)) is None:
         return
     args = context.parsed(subject).args
     for dest in _COMPARED:

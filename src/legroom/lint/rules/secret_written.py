@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.deployments.subjects import Started
+from legroom.deployments.subjects import StartedServer
 from legroom.lint.context import Context, finding, flag_word
 from legroom.lint.finding import Finding, Rule
 from legroom.vllm.secret_words import SECRET_FLAGS
@@ -29,7 +29,7 @@ _STANDS_FOR = re.compile(
 
 def check(subject: Any, context: Context) -> Iterator[Finding]:
     """Variables and flags whose value stands there."""
-    if not isinstance(subject, Started):
+    if not isinstance(subject, StartedServer):
         return
     for name in _NAMES:
         word = subject.env.get(name)

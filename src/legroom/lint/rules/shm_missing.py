@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.deployments.subjects import Started
+from legroom.deployments.subjects import StartedServer
 from legroom.errors import LegroomError
 from legroom.lint.context import Context, finding
 from legroom.lint.finding import Finding, Rule
@@ -29,7 +29,7 @@ _HOW = {
 
 def check(subject: Any, context: Context) -> Iterator[Finding]:
     """More than one GPU, and nothing or too little said about /dev/shm."""
-    if not isinstance(subject, Started) or not subject.in_container:
+    if not isinstance(subject, StartedServer) or not subject.in_container:
         return
     ranks = context.parsed(subject).args.engine_ranks
     if ranks < 2:

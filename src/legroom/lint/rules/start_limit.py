@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.deployments.subjects import Started
+from legroom.deployments.subjects import StartedServer
 from legroom.exports.deploy.server import planned_server
 from legroom.exports.deploy.times import IMPORT_S, SHORTEST_ENGINE_S
 from legroom.lint.context import Context, finding
@@ -24,7 +24,7 @@ _LEAST_S = IMPORT_S + SHORTEST_ENGINE_S
 
 def check(subject: Any, context: Context) -> Iterator[Finding]:
     """The limit against the planned load, or against a load of nothing where there is no plan."""
-    if not isinstance(subject, Started) or subject.start_limit is None:
+    if not isinstance(subject, StartedServer) or subject.start_limit is None:
         return
     limit = subject.start_limit
     plan = context.plan_of(subject)

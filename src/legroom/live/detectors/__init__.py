@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from legroom.live.detectors.base import Condition, Detector, Finding, Severity, Situation
+from legroom.live.detectors.base import Condition, Detector, DetectorFinding, Severity, Situation
 from legroom.live.detectors.crash_loop import CrashLoop
 from legroom.live.detectors.fragmentation import Fragmentation
 from legroom.live.detectors.long_prompt_burst import LongPromptBurst
@@ -21,7 +21,7 @@ from legroom.live.metrics.window import Window
 from legroom.live.thresholds import DEFAULT, Thresholds
 from legroom.planning.plan_document import PlanDocument
 
-__all__ = ["DETECTORS", "Condition", "Detector", "Finding", "Severity", "Situation", "Watcher", "watch_all"]
+__all__ = ["DETECTORS", "Condition", "Detector", "DetectorFinding", "Severity", "Situation", "Watcher", "watch_all"]
 
 DETECTORS: tuple[type[Detector], ...] = (
     Unreachable,
@@ -52,12 +52,12 @@ class Watcher:
     def __init__(self, server: str, levels: Thresholds = DEFAULT, plan: PlanDocument | None = None) -> None:
         self.window = Window(server)
         self.detectors = watch_all(levels, plan)
-        self.findings: tuple[Finding, ...] = ()
+        self.findings: tuple[DetectorFinding, ...] = ()
 
-    def take(self, look: Look, now_s: float | None = None) -> tuple[Finding, ...]:
+    def take(self, look: Look, now_s: float | None = None) -> tuple[DetectorFinding, ...]:
         """Add a look; what is wrong now, the gravest first. Time is the look's own unless given."""
         self.window.add(look)
         time_s = look.time_s if now_s is None else now_s
-        found = (detector.update(self.window, time_s) for detector in self.detectors)
-        self.findings = tuple(finding for finding in found if finding is not None)
+        updates = (detector.update(self.window, time_s) for detector in self.detectors)
+        self.findings = tuple(finding for finding in updates if finding is not None)
         return self.findings

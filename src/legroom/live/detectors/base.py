@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from legroom.live.metrics.window import Window
@@ -39,7 +39,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DetectorFinding:
     """Something is wrong, why legroom says so, and what kind of answer can help."""
 
     kind: str
@@ -63,7 +63,6 @@ class Finding:
     """False while it is merely not over yet: the last look no longer showed it."""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__} | {"numbers": dict(self.numbers)}
 
 
@@ -112,7 +111,7 @@ class Detector(ABC):
         """How long it must have watched a server before its silence means that nothing is wrong."""
         return _SETTLED_S + self.hold.seconds
 
-    def update(self, window: Window, now_s: float) -> Finding | None:
+    def update(self, window: Window, now_s: float) -> DetectorFinding | None:
         """The finding while it lasts, with the numbers of this look; None otherwise."""
         if self._last_s is not None and now_s < self._last_s:
             self._forget_times()
@@ -153,9 +152,9 @@ class Detector(ABC):
         self._bad_since_s = self._calm_since_s = None
         self._bad_looks = self._calm_looks = 0
 
-    def _finding(self, window: Window, now_s: float, seen: Condition | None) -> Finding:
+    def _finding(self, window: Window, now_s: float, seen: Condition | None) -> DetectorFinding:
         shown = self._shown = seen if seen is not None and seen.is_bad else self._shown
-        return Finding(
+        return DetectorFinding(
             kind=self.kind,
             server=window.server,
             severity=shown.severity or self.severity,
@@ -179,12 +178,20 @@ def _passed(hold: Hold, looks: int, seconds: float) -> bool:
     return looks >= hold.samples and seconds >= hold.seconds * _JITTER
 
 
+def of_all_engines(conditions: Sequence[Condition]) -> Condition | None:
+    """A server's condition: that of its first engine in trouble, and calm only where all are. None without any."""
+    if not conditions:
+        return None
+    calm = Condition(False, all(condition.is_calm for condition in conditions))
+    return next((condition for condition in conditions if condition.is_bad), calm)
+
+
 def named(engine: tuple[str, str], window: Window) -> str:
     """How to call an engine; nothing where the server has but one."""
     if window.latest is None or len(window.latest.engines) < 2:
         return ""
     model, rank = engine
-    models = {one.model for one in window.latest.engines}
+    models = {sample.model for sample in window.latest.engines}
     return f"{model} engine {rank}" if len(models) > 1 else f"engine {rank}"
 
 

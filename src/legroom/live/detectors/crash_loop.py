@@ -8,8 +8,6 @@ from legroom.live.thresholds import Hold
 
 
 class CrashLoop(Detector):
-    """Several starts in a short time."""
-
     kind = "crash_loop"
     title = "The server crashes and starts over"
     severity = "critical"

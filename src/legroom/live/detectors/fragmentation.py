@@ -29,12 +29,14 @@ class Fragmentation(Detector):
         levels, sample = self.levels, window.latest
         if not window.is_answering or sample is None or not sample.reserved_bytes or sample.allocated_bytes is None:
             return None
-        held = sample.reserved_bytes - sample.allocated_bytes
-        share = held / sample.reserved_bytes
-        if share < levels.fragmentation_ratio or held < levels.fragmentation_bytes:
-            return Condition(False, share < levels.fragmentation_calm_ratio or held < levels.fragmentation_bytes)
+        unused_bytes = sample.reserved_bytes - sample.allocated_bytes
+        share = unused_bytes / sample.reserved_bytes
+        if share < levels.fragmentation_ratio or unused_bytes < levels.fragmentation_bytes:
+            return Condition(
+                False, share < levels.fragmentation_calm_ratio or unused_bytes < levels.fragmentation_bytes
+            )
         reason = (
             f"PyTorch reserves {human_bytes(sample.reserved_bytes)} and uses {human_bytes(sample.allocated_bytes)}: "
-            f"{human_bytes(held)} ({share:.0%}) lies in pieces"
+            f"{human_bytes(unused_bytes)} ({share:.0%}) lies in pieces"
         )
-        return Condition(True, False, reason, {"held_bytes": float(held), "share": share})
+        return Condition(True, False, reason, {"held_bytes": float(unused_bytes), "share": share})

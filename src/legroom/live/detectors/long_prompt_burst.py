@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from legroom.live.detectors.base import Condition, Detector, counted
-from legroom.live.metrics.window import Step, Window
+from legroom.live.metrics.window import Window, WindowStep
 
 _LEAST_BEFORE = 5.0
 """Requests before the burst that make a mean worth comparing with."""
@@ -48,7 +48,7 @@ class LongPromptBurst(Detector):
         return Condition(True, False, reason, numbers | ({"usual_prompt_tokens": usual} if usual else {}))
 
 
-def _prompts(steps: list[Step]) -> tuple[float | None, float]:
+def _prompts(steps: list[WindowStep]) -> tuple[float | None, float]:
     """Prompt tokens and how many prompts they were."""
     shown = [value for step in steps if (value := step.total("prompt_tokens")) is not None]
     count = sum(engine.ttft.count for step in steps for engine in step.engines if engine.ttft is not None)

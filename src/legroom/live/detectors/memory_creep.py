@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from legroom.live.detectors.base import Condition, Detector
 from legroom.live.forecast import Trend, trend
-from legroom.live.metrics.window import Point, Window
+from legroom.live.metrics.window import MemoryPoint, Window
 from legroom.live.thresholds import Hold
 from legroom.units import human_bytes
 
@@ -50,7 +50,7 @@ class MemoryCreep(Detector):
             self._seen, self._last = state, self._slope(points)
         return self._last
 
-    def _slope(self, points: list[Point]) -> Condition | None:
+    def _slope(self, points: list[MemoryPoint]) -> Condition | None:
         levels = self.levels
         used = [(point.time_s, float(point.memory_used_bytes)) for point in points if point.memory_used_bytes]
         reserved = [(point.time_s, float(point.reserved_bytes)) for point in points if point.reserved_bytes]
@@ -60,29 +60,29 @@ class MemoryCreep(Detector):
         hours = (series[-1][0] - series[0][0]) / _HOUR_S if series else 0.0
         if hours < levels.creep_least_hours or len(series) < _LEAST_POINTS:
             return None
-        found = trend(series)
-        if found is None:
+        line = trend(series)
+        if line is None:
             return None
-        per_h = found.slope * _HOUR_S
-        if per_h < levels.creep_bytes_per_h or found.rising < levels.creep_share_ratio or not found.is_clear:
+        per_h = line.slope * _HOUR_S
+        if per_h < levels.creep_bytes_per_h or line.rising < levels.creep_share_ratio or not line.is_clear:
             return Condition(False, True)
         reason = (
             f"memory {what} grew from {human_bytes(int(series[0][1]))} to {human_bytes(int(series[-1][1]))} in "
             f"{hours:.1f} h, {human_bytes(int(per_h))} an hour"
         )
         numbers = {"bytes_per_h": per_h, "hours": hours, "bytes": series[-1][1]}
-        left_h = self._hours_left(found, series[-1][1])
+        left_h = self._hours_left(line, series[-1][1])
         if left_h is not None:
             numbers["hours_left"] = left_h
             reason += f"; at this slope the card is full in {left_h:.0f} h"
         return Condition(True, False, reason, numbers)
 
-    def _hours_left(self, found: Trend, bytes_now: float) -> float | None:
+    def _hours_left(self, line: Trend, bytes_now: float) -> float | None:
         total = self.plan.gpu.total_bytes * (self.plan.gpu.count or 1) if self.plan else 0
-        return max(total - bytes_now, 0.0) / found.slope / _HOUR_S if total > bytes_now else None
+        return max(total - bytes_now, 0.0) / line.slope / _HOUR_S if total > bytes_now else None
 
 
-def _unbroken(points: list[Point]) -> list[Point]:
+def _unbroken(points: list[MemoryPoint]) -> list[MemoryPoint]:
     """The points since the last gap."""
     begins = [late for late in range(1, len(points)) if points[late].time_s - points[late - 1].time_s > _GAP_S]
     return points[begins[-1] :] if begins else points

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from legroom.live.detectors.base import Condition, Detector
-from legroom.live.metrics.window import Step, Window
+from legroom.live.metrics.window import Window, WindowStep
 from legroom.live.thresholds import Hold
 
 
 class NoTraffic(Detector):
-    """No request ran, waited or finished for a while."""
-
     kind = "no_traffic"
     title = "No requests come in"
     severity = "info"
@@ -39,5 +37,5 @@ class NoTraffic(Detector):
         return Condition(True, False, f"no request for {idle_s / 60:.0f} min", {"idle_s": idle_s})
 
 
-def _is_busy(step: Step) -> bool:
+def _is_busy(step: WindowStep) -> bool:
     return any(step.total(field) for field in ("running", "waiting", "finished", "prompt_tokens", "generation_tokens"))

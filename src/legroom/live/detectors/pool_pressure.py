@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from legroom.live.detectors.base import Condition, Detector, counted, named
+from legroom.live.detectors.base import Condition, Detector, counted, named, of_all_engines
 from legroom.live.metrics.window import EngineStep, Window
 
 
 class PoolPressure(Detector):
-    """KV use high, and waiting or preempting."""
-
     kind = "pool_pressure"
     title = "The KV pool is full and requests wait for it"
     cause = "kv_preemption_thrash"
@@ -20,10 +18,8 @@ class PoolPressure(Detector):
         """The worst engine of the last step."""
         if not window.is_answering or not window.steps:
             return None
-        found = [self._engine(engine, window) for engine in window.steps[-1].engines if engine.kv_use is not None]
-        if not found:
-            return None
-        return next((one for one in found if one.is_bad), None) or Condition(False, all(one.is_calm for one in found))
+        conditions = [self._engine(engine, window) for engine in window.steps[-1].engines if engine.kv_use is not None]
+        return of_all_engines(conditions)
 
     def _engine(self, engine: EngineStep, window: Window) -> Condition:
         use = engine.most_kv_use

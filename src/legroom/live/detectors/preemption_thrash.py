@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from legroom.live.detectors.base import Condition, Detector, counted, named
+from legroom.live.detectors.base import Condition, Detector, counted, named, of_all_engines
 from legroom.live.metrics.window import EngineStep, Window
 
 
 class PreemptionThrash(Detector):
-    """The share of recomputed work is high."""
-
     kind = "preemption_thrash"
     title = "Requests are preempted and computed again"
     severity = "critical"
     cause = "kv_preemption_thrash"
     entry = "LR403"
     situation = "burst"
-    what_helps = "fewer requests at once (--max-num-seqs), a larger pool, or bounds at the door"
+    what_helps = "fewer requests at once (--max-num-seqs), a larger pool, or admission limits (legroom guard)"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
         """Every engine over the last minute, because the counter comes late."""
@@ -27,10 +25,8 @@ class PreemptionThrash(Detector):
             for engine in step.engines:
                 if engine.preemptions is not None:
                     by_engine.setdefault(engine.key, []).append(engine)
-        found = [self._engine(engine_steps, window) for engine_steps in by_engine.values()]
-        if not found:
-            return None
-        return next((one for one in found if one.is_bad), None) or Condition(False, all(one.is_calm for one in found))
+        conditions = [self._engine(engine_steps, window) for engine_steps in by_engine.values()]
+        return of_all_engines(conditions)
 
     def _engine(self, steps: list[EngineStep], window: Window) -> Condition:
         levels = self.levels
@@ -68,9 +64,10 @@ def _recomputed_share(steps: list[EngineStep]) -> tuple[float | None, str]:
     if counters:
         again, how = sum(counters), "were"
     else:
-        held = [step.tokens_per_request for step in steps if step.tokens_per_request is not None]
-        if not held:
+        request_tokens = [step.tokens_per_request for step in steps if step.tokens_per_request is not None]
+        if not request_tokens:
             return None, ""
-        again, how = sum(step.preemptions or 0.0 for step in steps) * sum(held) / len(held), "were, by estimate,"
+        per_request = sum(request_tokens) / len(request_tokens)
+        again, how = sum(step.preemptions or 0.0 for step in steps) * per_request, "were, by estimate,"
     total = again + max(useful, 0.0)
     return (again / total if total > 0 else None), how

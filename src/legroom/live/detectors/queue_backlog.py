@@ -16,7 +16,7 @@ class QueueBacklog(Detector):
     cause = "kv_preemption_thrash"
     entry = "LR403"
     situation = "burst"
-    what_helps = "more servers, fewer requests at the door, or a larger batch where the pool has room"
+    what_helps = "more servers, admission limits (legroom guard), or a larger batch where the pool has room"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
         """The whole server, because a request may go to any of its engines."""

@@ -30,12 +30,12 @@ class StuckEngine(Detector):
         last = window.steps[-1]
         if last.total("running") is None or last.total("generation_tokens") is None:
             return None
-        found = [
+        stuck = [
             self._stuck(engine, window)
             for engine in last.engines
             if (engine.running or 0.0) > 0 and not engine.asleep and not engine.has_progress
         ]
-        return min(found, key=lambda one: one.severity == "warning", default=Condition(False, True))
+        return min(stuck, key=lambda condition: condition.severity == "warning", default=Condition(False, True))
 
     def _stuck(self, engine: EngineStep, window: Window) -> Condition:
         which, running, still_s = named(engine.key, window), engine.running or 0.0, _still_s(window, engine.key)
@@ -53,13 +53,13 @@ class StuckEngine(Detector):
 def _has_computed(window: Window, key: tuple[str, str]) -> bool:
     """Whether the engine has shown a token since it started."""
     engines = window.latest.engines if window.latest is not None else ()
-    return any(one.key == key and bool(one.prompt_tokens or one.generation_tokens) for one in engines)
+    return any(engine.key == key and bool(engine.prompt_tokens or engine.generation_tokens) for engine in engines)
 
 
 def _still_s(window: Window, key: tuple[str, str]) -> float:
     total = 0.0
     for step in window.backwards():
-        engine = next((one for one in step.engines if one.key == key), None)
+        engine = next((candidate for candidate in step.engines if candidate.key == key), None)
         if engine is None or engine.has_progress:
             break
         total += step.seconds

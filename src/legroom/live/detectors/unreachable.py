@@ -11,8 +11,6 @@ _SERVER_IS_AT_FAULT = frozenset({"refused", "timeout", "http_error", "cut_short"
 
 
 class Unreachable(Detector):
-    """Look after look brings nothing."""
-
     kind = "unreachable"
     title = "The server does not answer"
     severity = "critical"

@@ -26,7 +26,7 @@ _NEVER = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sql
 """What SQLite says of values that it will not take tomorrow either."""
 
 
-class PatientJournal:
+class BufferedJournal:
     """Keeps writes in order. Every method may block for a moment: call it from a thread that may."""
 
     def __init__(
@@ -97,8 +97,8 @@ class PatientJournal:
                 return False
             self._writes.popleft()
         if self._samples:
-            held = list(self._samples)
-            if not self._written(lambda journal: journal.add_samples(held), len(held)):
+            samples = list(self._samples)
+            if not self._written(lambda journal: journal.add_samples(samples), len(samples)):
                 return False
             self._samples.clear()
         self.problem = None

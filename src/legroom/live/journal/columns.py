@@ -38,7 +38,7 @@ class DamagedColumns(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class JournalPoint:
     """A sample, or several made one: from `time_s` on for `span_s` seconds (0: one sample), `count` of them.
 
     Gauges have a least, a mean and a greatest value. Counters have their last total, and by how much they grew
@@ -59,12 +59,10 @@ class Point:
         return _known(self.mean[GAUGES.index(name)])
 
     def gauge_range(self, name: str) -> tuple[float, float] | None:
-        """The least and the greatest value of a gauge."""
         at = GAUGES.index(name)
         return None if isnan(self.low[at]) else (self.low[at], self.high[at])
 
     def total(self, name: str) -> float | None:
-        """The last total of a counter."""
         return _known(self.last[COUNTERS.index(name)])
 
     def growth_of(self, name: str) -> float | None:
@@ -88,9 +86,9 @@ def pack_row(values: Sequence[float]) -> bytes:
     return struct.pack(f"<{len(values)}d", *values)
 
 
-def unpack_row(held: bytes) -> tuple[float, ...]:
+def unpack_row(packed: bytes) -> tuple[float, ...]:
     """One waiting sample."""
-    return struct.unpack(f"<{len(held) // 8}d", held)
+    return struct.unpack(f"<{len(packed) // 8}d", packed)
 
 
 def pack_columns(columns: Sequence[Column]) -> bytes:
@@ -101,11 +99,11 @@ def pack_columns(columns: Sequence[Column]) -> bytes:
     return _compressor()[0](b"".join(parts))
 
 
-def unpack_columns(held: bytes) -> list[Column]:
+def unpack_columns(packed: bytes) -> list[Column]:
     """What `pack_columns` was given. Raises `DamagedColumns`."""
     _, decompress, error_type = _compressor()
     try:
-        plain = decompress(held)
+        plain = decompress(packed)
         count, length = struct.unpack_from("<HI", plain)
         if length > _MOST_ROWS:
             raise DamagedColumns(f"{length} rows in one hour")
@@ -136,18 +134,18 @@ def _unpacked(plain: bytes, at: int, length: int) -> tuple[Column, int]:
     at += 1
     if kind == _CONSTANT:
         return [struct.unpack_from("<d", plain, at)[0]] * length, at + 8
-    held = _from_significance(plain[at : at + 8 * length])
+    values = _from_significance(plain[at : at + 8 * length])
     if kind == _DOUBLES:
-        return array("d", held), at + 8 * length
-    return list(accumulate(array("q", held))), at + 8 * length
+        return array("d", values), at + 8 * length
+    return list(accumulate(array("q", values))), at + 8 * length
 
 
 def _by_significance(plain: bytes) -> bytes:
     return b"".join(plain[at::8] for at in range(8))
 
 
-def _from_significance(held: bytes) -> bytes:
-    plain, length = bytearray(len(held)), len(held) // 8
+def _from_significance(sorted_bytes: bytes) -> bytes:
+    plain, length = bytearray(len(sorted_bytes)), len(sorted_bytes) // 8
     for at in range(8):
-        plain[at::8] = held[at * length : (at + 1) * length]
+        plain[at::8] = sorted_bytes[at * length : (at + 1) * length]
     return bytes(plain)

@@ -18,7 +18,7 @@ from typing import Any
 
 from legroom.home import store_path
 from legroom.live.journal import schema
-from legroom.live.journal.columns import Point
+from legroom.live.journal.columns import JournalPoint
 from legroom.live.journal.masking import masked
 from legroom.live.journal.records import (
     DONE,
@@ -29,17 +29,17 @@ from legroom.live.journal.records import (
     UNDONE,
     UNFINISHED,
     Action,
+    ActionStage,
     Incident,
     JournalUnavailable,
     Note,
-    Stage,
 )
 from legroom.live.journal.samples import Retention, SampleStore, values_of
 from legroom.live.metrics.sample import Sample
 
 __all__ = [
-    "DONE", "FAILED", "OUTCOMES", "PLANNED", "STARTED", "UNDONE", "UNFINISHED", "Action", "Incident", "Journal",
-    "JournalUnavailable", "Note", "Point", "Retention", "Stage", "journal_path",
+    "DONE", "FAILED", "OUTCOMES", "PLANNED", "STARTED", "UNDONE", "UNFINISHED", "Action", "ActionStage", "Incident",
+    "Journal", "JournalPoint", "JournalUnavailable", "Note", "Retention", "journal_path",
 ]  # fmt: skip
 
 _BUSY_S = 5.0
@@ -168,7 +168,6 @@ class Journal:
         return tuple(_incident(row) for row in rows)
 
     def incident(self, incident_id: int) -> Incident | None:
-        """One incident with its notes and actions."""
         with self._reading() as db:
             row = db.execute(f"SELECT {_INCIDENT_COLUMNS} FROM incidents WHERE id = ?", (incident_id,)).fetchone()
             if row is None:
@@ -177,7 +176,7 @@ class Journal:
                 "SELECT time_s, text, detail FROM notes WHERE incident_id = ? ORDER BY id", (incident_id,)
             ).fetchall()
             actions = self._actions("incident_id = ?", (incident_id,))
-        return _incident(row, tuple(Note(time_s, text, json.loads(held)) for time_s, text, held in notes), actions)
+        return _incident(row, tuple(Note(time_s, text, json.loads(detail)) for time_s, text, detail in notes), actions)
 
     # Actions
 
@@ -205,10 +204,10 @@ class Journal:
             raise ValueError(f"{outcome!r} is not one of {', '.join(OUTCOMES)}")
         with self._writing() as db:
             row = db.execute("SELECT detail FROM actions WHERE id = ?", (action_id,)).fetchone()
-            held = {**(json.loads(row[0]) if row else {}), **_plain(detail or {})}
+            merged = {**(json.loads(row[0]) if row else {}), **_plain(detail or {})}
             db.execute(
                 "UPDATE actions SET state = ?, finished_s = ?, detail = ? WHERE id = ?",
-                (outcome, self._now(None), json.dumps(held), action_id),
+                (outcome, self._now(None), json.dumps(merged), action_id),
             )
 
     def unfinished_actions(self) -> tuple[Action, ...]:
@@ -224,18 +223,19 @@ class Journal:
             return self._actions('"group" = ? AND begun_s >= ?', (group, since_s))
 
     def action(self, action_id: int) -> Action | None:
-        """One action with its stages."""
         with self._reading():
             return next(iter(self._actions("id = ?", (action_id,))), None)
 
     def _actions(self, where: str, values: Sequence[Any]) -> tuple[Action, ...]:
         query = f"SELECT {_ACTION_COLUMNS} FROM actions WHERE {where} ORDER BY id"
         stages = "SELECT time_s, name, detail FROM stages WHERE action_id = ? ORDER BY id"
-        found = []
+        actions = []
         for row in self._db.execute(query, tuple(values)).fetchall():
-            reached = (Stage(at_s, name, json.loads(held)) for at_s, name, held in self._db.execute(stages, row[:1]))
-            found.append(Action(*row[:-1], json.loads(row[-1]), tuple(reached)))  # type: ignore[call-arg]
-        return tuple(found)
+            reached = (
+                ActionStage(at_s, name, json.loads(detail)) for at_s, name, detail in self._db.execute(stages, row[:1])
+            )
+            actions.append(Action(*row[:-1], json.loads(row[-1]), tuple(reached)))  # type: ignore[call-arg]
+        return tuple(actions)
 
     # Leases
 
@@ -278,7 +278,7 @@ class Journal:
 
     def samples(
         self, server: str, since_s: float, until_s: float | None = None, max_points: int = 3000
-    ) -> tuple[Point, ...]:
+    ) -> tuple[JournalPoint, ...]:
         """What one server did between two times: every sample, or minutes or ten minutes where that is too many."""
         with self._reading():
             return self._samples.points(server, since_s, self._now(until_s), max_points)
@@ -337,10 +337,10 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")
     db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
-    found = schema.version_of(db)
-    if found > schema.VERSION:
+    version = schema.version_of(db)
+    if version > schema.VERSION:
         raise JournalUnavailable(
-            f"the journal {path} was written by a newer legroom (version {found} of its tables; "
+            f"the journal {path} was written by a newer legroom (version {version} of its tables; "
             f"this one knows {schema.VERSION})",
             "update legroom, or name another journal",
         )

@@ -35,17 +35,17 @@ def masked(value: Any) -> Any:
 def _masked_text(text: str) -> str:
     text = CREDENTIALS.sub(rf"\1{MASK}@", text)
     text = _IN_QUERY.sub(_without_value, text)
-    text = _HOOK_PATH.sub(lambda found: f"{found.group(1) or found.group(2)}/{MASK}", text)
+    text = _HOOK_PATH.sub(lambda match: f"{match.group(1) or match.group(2)}/{MASK}", text)
     text = _ASSIGNED.sub(_without_value, text)
     text = _FLAG.sub(_without_value, text)
     text = _AFTER_NAME.sub(rf"\1{MASK}", text)
     return _KNOWN.sub(MASK, text)
 
 
-def _without_value(found: re.Match[str]) -> str:
+def _without_value(match: re.Match[str]) -> str:
     """`NAME=value` without its value, where the name is a secret's."""
-    hidden = is_secret(found[2]) or found[2].lower() in _SIGNATURES
-    return f"{found[1]}{MASK}" if hidden else found[0]
+    hidden = is_secret(match[2]) or match[2].lower() in _SIGNATURES
+    return f"{match[1]}{MASK}" if hidden else match[0]
 
 
 def _holds_secret(key: Any, value: Any) -> bool:

@@ -33,7 +33,7 @@ class Note:
 
 
 @dataclass(frozen=True)
-class Stage:
+class ActionStage:
     """How far an action had come. `name` is the platform's word for it ("drained", "stopped")."""
 
     time_s: float
@@ -53,14 +53,14 @@ class Action:
     begun_s: float
     finished_s: float | None
     detail: Mapping[str, Any]
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[ActionStage, ...] = ()
 
     @property
     def unfinished(self) -> bool:
         """Whether nobody has said yet how it ended."""
         return self.state in UNFINISHED
 
-    def stage(self, name: str) -> Stage | None:
+    def stage(self, name: str) -> ActionStage | None:
         """The last stage of this name, if it got there."""
         return next((stage for stage in reversed(self.stages) if stage.name == name), None)
 

@@ -18,7 +18,7 @@ from legroom.live.journal.columns import (
     TEN_MINUTES_STEP_S,
     Column,
     DamagedColumns,
-    Point,
+    JournalPoint,
     pack_columns,
     pack_row,
     unpack_columns,
@@ -57,10 +57,10 @@ def values_of(sample: Sample) -> tuple[float, ...]:
 
 
 def _field(sample: Sample, name: str) -> Any:
-    for part, held in (("_sum_s", "sum"), ("_count", "count")):
+    for part, attribute in (("_sum_s", "sum"), ("_count", "count")):
         if name.endswith(part):
             histograms = [getattr(engine, name.removesuffix(part)) for engine in sample.engines]
-            return _sum([getattr(histogram, held) for histogram in histograms if histogram is not None])
+            return _sum([getattr(histogram, attribute) for histogram in histograms if histogram is not None])
     if name == "kv_use":
         return sample.kv_use_max  # a full engine beside an idle one is the one that suffers
     if hasattr(sample, name):
@@ -89,14 +89,14 @@ class SampleStore:
 
     def add(self, rows: Iterable[tuple[str, float, Sequence[float]]]) -> None:
         """Server, time and values of each. The same server and millisecond again replaces what was there."""
-        held = [(self._id(server), int(time_s * 1000), pack_row(values)) for server, time_s, values in rows]
-        self._db.executemany("INSERT OR REPLACE INTO fine VALUES (?, ?, ?)", held)
+        packed_rows = [(self._id(server), int(time_s * 1000), pack_row(values)) for server, time_s, values in rows]
+        self._db.executemany("INSERT OR REPLACE INTO fine VALUES (?, ?, ?)", packed_rows)
 
     def servers(self) -> tuple[str, ...]:
         """Every server that has samples."""
         return tuple(name for (name,) in self._db.execute("SELECT name FROM servers ORDER BY name"))
 
-    def points(self, server: str, since_s: float, until_s: float, max_points: int) -> tuple[Point, ...]:
+    def points(self, server: str, since_s: float, until_s: float, max_points: int) -> tuple[JournalPoint, ...]:
         """Points between two times, at the finest step that stays within `max_points` and is still kept."""
         known = self._db.execute("SELECT id FROM servers WHERE name = ?", (server,)).fetchone()
         if known is None or until_s < since_s:
@@ -104,34 +104,34 @@ class SampleStore:
         wanted_s = next(
             (step for step in STEPS_S if (until_s - since_s) / (step or _SCRAPE_S) <= max_points), STEPS_S[-1]
         )
-        found = [*self._packed_points(known[0], since_s, until_s, wanted_s)]
+        points = [*self._packed_points(known[0], since_s, until_s, wanted_s)]
         fine = self._fine_rows(known[0], since_s, until_s)
-        found += as_points(fine) if wanted_s == RAW_STEP_S else thinned(fine, wanted_s)
-        found.sort(key=_TIME)
-        return tuple(found[bisect_left(found, since_s, key=_TIME) : bisect_right(found, until_s, key=_TIME)])
+        points += as_points(fine) if wanted_s == RAW_STEP_S else thinned(fine, wanted_s)
+        points.sort(key=_TIME)
+        return tuple(points[bisect_left(points, since_s, key=_TIME) : bisect_right(points, until_s, key=_TIME)])
 
-    def _packed_points(self, server_id: int, since_s: float, until_s: float, wanted_s: int) -> list[Point]:
+    def _packed_points(self, server_id: int, since_s: float, until_s: float, wanted_s: int) -> list[JournalPoint]:
         """Of each hour the step that was asked for, or the next coarser one that is left of it."""
         rows = self._db.execute(
             "SELECT hour, step_s, held FROM packed WHERE server_id = ? AND step_s >= ? AND hour BETWEEN ? AND ? "
             "ORDER BY step_s",
             (server_id, wanted_s, int(since_s // _DAY_S) * _DAY_HOURS, int(until_s // HOUR_S)),
         )
-        found: list[Point] = []
+        kept: list[JournalPoint] = []
         fine_hours: set[int] = set()
         coarse_keys: set[int] = set()
-        for hour, step_s, held in rows:
-            columns = _read(held, step_s)
+        for hour, step_s, blob in rows:
+            columns = _read(blob, step_s)
             if columns is None:
                 continue
             if step_s == RAW_STEP_S:
                 fine_hours.add(hour)
-                found += as_points(_rows_of(columns))
+                kept += as_points(_rows_of(columns))
             elif hour not in coarse_keys:  # minutes and tens of minutes cover the same hours
                 coarse_keys.add(hour)
                 points = points_of(columns, step_s)
-                found += [p for p in points if int(p.time_s // HOUR_S) not in fine_hours] if fine_hours else points
-        return found
+                kept += [p for p in points if int(p.time_s // HOUR_S) not in fine_hours] if fine_hours else points
+        return kept
 
     def pack(self, now_s: float, at_most: int | None = None) -> int:
         """Packs hours that are over. Says how many; fewer than `at_most` means that none is left.
@@ -150,17 +150,17 @@ class SampleStore:
     def _pack_hour(self, server_id: int, hour: int) -> None:
         start_s, end_s = hour * HOUR_S, (hour + 1) * HOUR_S
         rows = self._fine_rows(server_id, start_s, end_s - 0.001)
-        held = self._held(server_id, RAW_STEP_S, hour)
-        if held is not None:  # the hour came again: a clock that was set back
-            rows = sorted({row[0]: row for row in (*_rows_of(held), *rows)}.values())
+        packed_before = self._packed_hour(server_id, RAW_STEP_S, hour)
+        if packed_before is not None:  # the hour came again: a clock that was set back
+            rows = sorted({row[0]: row for row in (*_rows_of(packed_before), *rows)}.values())
         self._hold(server_id, RAW_STEP_S, hour, _columns_of_rows(rows))
         minutes = thinned(rows, MINUTE_STEP_S, self._row_before(server_id, hour))
-        earlier = self._held(server_id, MINUTE_STEP_S, hour)  # this hour again, or a day that begins with it
+        earlier = self._packed_hour(server_id, MINUTE_STEP_S, hour)  # this hour again, or a day that begins with it
         if earlier is not None:
             kept = [
                 point
                 for point in points_of(earlier, MINUTE_STEP_S)
-                if held is None or not start_s <= point.time_s < end_s
+                if packed_before is None or not start_s <= point.time_s < end_s
             ]
             minutes = merged(sorted([*kept, *minutes], key=lambda point: point.time_s), MINUTE_STEP_S)
         self._hold(server_id, MINUTE_STEP_S, hour, columns_of(minutes))
@@ -183,7 +183,7 @@ class SampleStore:
             rows = self._db.execute(
                 "SELECT held FROM packed WHERE server_id = ? AND step_s = ? AND hour >= ? AND hour < ?", where
             ).fetchall()
-            pieces = [columns for (held,) in rows if (columns := _read(held, step_s)) is not None]
+            pieces = [columns for (blob,) in rows if (columns := _read(blob, step_s)) is not None]
             points = [point for columns in pieces for point in points_of(columns, step_s)]
             self._db.execute("DELETE FROM packed WHERE server_id = ? AND step_s = ? AND hour >= ? AND hour < ?", where)
             points.sort(key=lambda point: point.time_s)
@@ -202,14 +202,14 @@ class SampleStore:
             "SELECT time_ms, held FROM fine WHERE server_id = ? AND time_ms BETWEEN ? AND ? ORDER BY time_ms",
             (server_id, math.floor(since_s * 1000), math.ceil(until_s * 1000)),
         )
-        return [(time_ms / 1000, unpack_row(held)) for time_ms, held in rows if len(held) == _ROW_BYTES]
+        return [(time_ms / 1000, unpack_row(blob)) for time_ms, blob in rows if len(blob) == _ROW_BYTES]
 
     def _row_before(self, server_id: int, hour: int) -> Row | None:
         """The last sample of the hour before, so that growth across the hour's edge is counted."""
-        columns = self._held(server_id, RAW_STEP_S, hour - 1)
+        columns = self._packed_hour(server_id, RAW_STEP_S, hour - 1)
         return _rows_of([column[-1:] for column in columns])[0] if columns else None
 
-    def _held(self, server_id: int, step_s: int, hour: int) -> list[Column] | None:
+    def _packed_hour(self, server_id: int, step_s: int, hour: int) -> list[Column] | None:
         row = self._db.execute(
             "SELECT held FROM packed WHERE server_id = ? AND step_s = ? AND hour = ?", (server_id, step_s, hour)
         ).fetchone()
@@ -233,10 +233,10 @@ class SampleStore:
             self._ids = dict(self._db.execute("SELECT name, id FROM servers"))
 
 
-def _read(held: bytes, step_s: int) -> list[Column] | None:
+def _read(blob: bytes, step_s: int) -> list[Column] | None:
     """A piece; None for a damaged one, which is left out: the rest of the journal is worth as much without it."""
     try:
-        columns = unpack_columns(held)
+        columns = unpack_columns(blob)
     except DamagedColumns:
         return None
     return columns if len(columns) == (1 + len(FIELDS) if step_s == RAW_STEP_S else POINT_COLUMNS) else None

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import fsum, isnan
 
-from legroom.live.journal.columns import COUNTERS, FIELDS, GAUGES, NAN, Column, Point
+from legroom.live.journal.columns import COUNTERS, FIELDS, GAUGES, NAN, Column, JournalPoint
 
 Row = tuple[float, tuple[float, ...]]  # time_s, the values of FIELDS
 _GAUGE_COUNT, _COUNTER_COUNT = len(GAUGES), len(COUNTERS)
@@ -25,9 +25,9 @@ def growth(totals: Sequence[float]) -> float:
     return NAN if isnan(before) else grown
 
 
-def thinned(rows: Sequence[Row], step_s: int, before: Row | None = None) -> list[Point]:
+def thinned(rows: Sequence[Row], step_s: int, before: Row | None = None) -> list[JournalPoint]:
     """One point for every `step_s` seconds in which there are rows. `before` is the row before the first."""
-    points: list[Point] = []
+    points: list[JournalPoint] = []
     for start_s, bucket in _buckets(rows, step_s):
         columns = list(zip(*(values for _, values in bucket), strict=True))
         earlier = before[1] if before else (NAN,) * len(FIELDS)
@@ -37,18 +37,18 @@ def thinned(rows: Sequence[Row], step_s: int, before: Row | None = None) -> list
             for at, column in enumerate(columns[_GAUGE_COUNT:], start=_GAUGE_COUNT)
         ]
         last, grown = zip(*counted, strict=True)
-        points.append(Point(start_s, step_s, len(bucket), low, mean, high, last, grown))
+        points.append(JournalPoint(start_s, step_s, len(bucket), low, mean, high, last, grown))
         before = (bucket[-1][0], (*bucket[-1][1][:_GAUGE_COUNT], *last))
     return points
 
 
-def as_points(rows: Sequence[Row], before: Row | None = None) -> list[Point]:
+def as_points(rows: Sequence[Row], before: Row | None = None) -> list[JournalPoint]:
     """Every row as a point of its own."""
     earlier = before[1] if before else (NAN,) * len(FIELDS)
     columns = list(zip(*(values for _, values in rows), strict=True))
     grown = [_growths(earlier[at], columns[at]) for at in range(_GAUGE_COUNT, len(columns))]
     return [
-        Point(
+        JournalPoint(
             time_s,
             0,
             1,
@@ -66,17 +66,17 @@ def _growths(before: float, totals: Sequence[float]) -> list[float]:
     """The growth of a counter at each of its totals. Mostly all are known, which is quick to tell and to do."""
     if not isnan(sum(totals)):
         return [growth((before, totals[0])), *(b - a if b >= a else b for a, b in pairwise(totals))]
-    found = []
+    growths = []
     for total in totals:
-        found.append(growth((before, total)) if not isnan(total) else NAN)
+        growths.append(growth((before, total)) if not isnan(total) else NAN)
         before = before if isnan(total) else total
-    return found
+    return growths
 
 
-def merged(points: Sequence[Point], step_s: int) -> list[Point]:
+def merged(points: Sequence[JournalPoint], step_s: int) -> list[JournalPoint]:
     """Points of a finer step made points of a coarser one."""
-    made: list[Point] = []
-    group: list[Point] = []
+    made: list[JournalPoint] = []
+    group: list[JournalPoint] = []
     for point in points:
         if group and _floor(point.time_s, step_s) != _floor(group[0].time_s, step_s):
             made.append(_merge(group, step_s))
@@ -87,11 +87,11 @@ def merged(points: Sequence[Point], step_s: int) -> list[Point]:
     return made
 
 
-def _merge(points: Sequence[Point], step_s: int) -> Point:
+def _merge(points: Sequence[JournalPoint], step_s: int) -> JournalPoint:
     count = sum(point.count for point in points)
     gauges = range(_GAUGE_COUNT)
     counters = range(_COUNTER_COUNT)
-    return Point(
+    return JournalPoint(
         _floor(points[0].time_s, step_s), step_s, count,
         tuple(_spread([point.low[at] for point in points])[0] for at in gauges),
         tuple(_weighted(points, at) for at in gauges),
@@ -101,25 +101,25 @@ def _merge(points: Sequence[Point], step_s: int) -> Point:
     )  # fmt: skip
 
 
-def _weighted(points: Sequence[Point], at: int) -> float:
+def _weighted(points: Sequence[JournalPoint], at: int) -> float:
     known = [(point.mean[at], point.count) for point in points if not isnan(point.mean[at])]
     weight = sum(count for _, count in known)
     return sum(mean * count for mean, count in known) / weight if weight else NAN
 
 
-def columns_of(points: Sequence[Point]) -> list[Column]:
+def columns_of(points: Sequence[JournalPoint]) -> list[Column]:
     """Thinned points as columns to pack."""
     rows = [(p.time_s, float(p.count), *p.low, *p.mean, *p.high, *p.last, *p.growth) for p in points]
     return [list(column) for column in zip(*rows, strict=True)]
 
 
-def points_of(columns: Sequence[Column], step_s: int) -> list[Point]:
+def points_of(columns: Sequence[Column], step_s: int) -> list[JournalPoint]:
     """The points of packed columns."""
     g, c = _GAUGE_COUNT, _COUNTER_COUNT
     ends = (2, 2 + g, 2 + 2 * g, 2 + 3 * g, 2 + 3 * g + c, 2 + 3 * g + 2 * c)
     parts = [zip(*columns[start:end], strict=True) for start, end in pairwise(ends)]
     return [
-        Point(time_s, step_s, int(count), *rest)
+        JournalPoint(time_s, step_s, int(count), *rest)
         for time_s, count, *rest in zip(columns[0], columns[1], *parts, strict=True)
     ]
 

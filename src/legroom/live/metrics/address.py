@@ -76,7 +76,7 @@ def _split(url: str) -> SplitResult:
         usable = False
     if not usable:
         raise LegroomError(
-            f"{masked_url(url)} is no address of a server", "write it like http://host:8000 (http or https)"
+            f"{masked_url(url)} is not the address of a server", "write it like http://host:8000 (http or https)"
         )
     return parts
 

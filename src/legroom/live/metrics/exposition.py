@@ -87,16 +87,16 @@ _Parts = dict[frozenset[tuple[str, str]], tuple[int, float]]
 
 
 def _take_part(parts: _Parts, slot: Slot, labels: _Labels, value: float) -> None:
-    one = frozenset(labels.named.items())
-    known = parts.get(one)
+    key = frozenset(labels.named.items())
+    known = parts.get(key)
     if known is None or slot.rank <= known[0]:
-        parts[one] = slot.rank, value
+        parts[key] = slot.rank, value
 
 
 def _newest(parts: _Parts) -> Iterable[tuple[dict[str, str], float]]:
     """The label sets under the newest name that is shown, each with its value."""
     newest = min((rank for rank, _ in parts.values()), default=0)
-    return [(dict(one), value) for one, (rank, value) in parts.items() if rank == newest]
+    return [(dict(labels), value) for labels, (rank, value) in parts.items() if rank == newest]
 
 
 class _Buckets:
@@ -128,10 +128,10 @@ class _Reading:
             self.notes.append(text)
 
     def engine(self, key: tuple[str, str]) -> dict[str, Any]:
-        found = self.engines.get(key)
-        if found is None:
-            found = self.engines[key] = {}
-        return found
+        fields = self.engines.get(key)
+        if fields is None:
+            fields = self.engines[key] = {}
+        return fields
 
     def take(self, slot: Slot, labels: _Labels, value: float) -> None:
         """Put one value where it belongs."""
@@ -287,8 +287,8 @@ def _spaced(line: bytes, brace: int, slots: dict[bytes, Slot]) -> tuple[bytes, i
 
 def _end_of_labels(line: bytes, brace: int) -> int:
     """Where the label set that begins at `brace` ends; OpenMetrics may put an exemplar's, and its value, behind it."""
-    found = _LABEL_SET.match(line, brace) if brace > 0 else None
-    return found.end() - 1 if found else line.rfind(b"}")
+    label_set = _LABEL_SET.match(line, brace) if brace > 0 else None
+    return label_set.end() - 1 if label_set else line.rfind(b"}")
 
 
 def _check_type(reading: _Reading, line: bytes, slots: dict[bytes, Slot], ignored: set[Slot]) -> None:
@@ -297,8 +297,8 @@ def _check_type(reading: _Reading, line: bytes, slots: dict[bytes, Slot], ignore
     if len(words) != 4:
         return
     _, _, name, kind = words
-    found = [slot for part in (b"", b"_bucket", b"_sum", b"_count") if (slot := slots.get(name + part))]
-    for slot in found:
+    typed = [slot for part in (b"", b"_bucket", b"_sum", b"_count") if (slot := slots.get(name + part))]
+    for slot in typed:
         if kind not in slot.types:
             ignored.add(slot)
             reading.note(f"{name.decode('utf-8', 'replace')} is a {kind.decode('utf-8', 'replace')} here: left out")
@@ -343,13 +343,13 @@ def _sample(reading: _Reading, time_s: float, server: str) -> Sample:
 
 def _finished(success: _Parts) -> dict[str, float]:
     """Requests that ended, and of those the ones that ended badly."""
-    found: dict[str, float] = {}
+    counts: dict[str, float] = {}
     for labels, value in _newest(success):
-        found["finished"] = found.get("finished", 0.0) + value
+        counts["finished"] = counts.get("finished", 0.0) + value
         bad = {"abort": "aborted", "error": "errored"}.get(labels.get("finished_reason", ""))
         if bad is not None:
-            found[bad] = found.get(bad, 0.0) + value
-    return found
+            counts[bad] = counts.get(bad, 0.0) + value
+    return counts
 
 
 def _pool(configs: list[dict[str, str]], key: tuple[str, str]) -> dict[str, Any]:
@@ -357,8 +357,8 @@ def _pool(configs: list[dict[str, str]], key: tuple[str, str]) -> dict[str, Any]
     model, engine = key
     config = next(
         (
-            one for one in configs
-            if ("engine" not in one or _engine(one) == engine) and one.get("model_name", model) == model
+            row for row in configs
+            if ("engine" not in row or _engine(row) == engine) and row.get("model_name", model) == model
         ),
         None,
     )  # fmt: skip
@@ -367,7 +367,7 @@ def _pool(configs: list[dict[str, str]], key: tuple[str, str]) -> dict[str, Any]
     caching = {"True": True, "False": False}.get(config.get("enable_prefix_caching", ""))
     concurrency = _number(config.get("kv_cache_max_concurrency"))
     # Each row of a server's data-parallel engines names the blocks of all of them together (0.9+).
-    engines = sum(_but_engine(one) == _but_engine(config) for one in configs)
+    engines = sum(_but_engine(row) == _but_engine(config) for row in configs)
     blocks, size = _number(config.get("num_gpu_blocks")), _number(config.get("block_size"))
     tokens = _number(config.get("kv_cache_size_tokens"))  # of one engine, unlike the blocks
     return {

@@ -124,5 +124,5 @@ def _pod(item: Any) -> Pod | None:
 def discovered(pods: Pods, selector: str, namespace: str | None = None) -> dict[str, Endpoint]:
     """Where the metrics of every selected pod are, by `namespace/name`."""
     if not selector.strip():
-        raise LegroomError("which pods run vLLM must be said", "give a label: --kubernetes app=vllm")
+        raise LegroomError("no label says which pods run vLLM", "give a label: --kubernetes app=vllm")
     return {f"{pod.namespace}/{pod.name}": pod.endpoint for pod in pods.running(selector, namespace)}

@@ -39,9 +39,9 @@ class Slot(NamedTuple):
 @cache
 def slots_by_name() -> dict[bytes, Slot]:
     """Series name -> slot, for every name a role ever had, spelled in every way it is met."""
-    found: dict[bytes, Slot] = {b"process_start_time_seconds": Slot("process_start_s", 0, "server", _ANY_NUMBER)}
+    slots: dict[bytes, Slot] = {b"process_start_time_seconds": Slot("process_start_s", 0, "server", _ANY_NUMBER)}
     for name, field in WORKER.items():
-        found[name.encode()] = Slot(field, 0, "worker", _ANY_NUMBER)
+        slots[name.encode()] = Slot(field, 0, "worker", _ANY_NUMBER)
     special = {"request_success": "success", "cache_config": "config", "sleep_state": "sleep",
                "admission_rejections": "rejections", "waiting_by_reason": "reason"}  # fmt: skip
     fields = {**_GAUGES, **_COUNTERS, **HISTOGRAMS, **{role: role for role in special}}
@@ -50,10 +50,10 @@ def slots_by_name() -> dict[bytes, Slot]:
             for name in _spellings(series):
                 if role in HISTOGRAMS:
                     for part in ("bucket", "sum", "count"):
-                        found.setdefault(f"{name}_{part}".encode(), Slot(field, rank, part, _HISTOGRAM))
+                        slots.setdefault(f"{name}_{part}".encode(), Slot(field, rank, part, _HISTOGRAM))
                 else:
-                    found.setdefault(name.encode(), Slot(field, rank, special.get(role, "value"), _ANY_NUMBER))
-    return found
+                    slots.setdefault(name.encode(), Slot(field, rank, special.get(role, "value"), _ANY_NUMBER))
+    return slots
 
 
 def _spellings(series: str) -> Iterable[str]:

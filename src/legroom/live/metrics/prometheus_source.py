@@ -17,7 +17,7 @@ from legroom.facts import metrics
 from legroom.live.metrics.address import Endpoint, endpoint
 from legroom.live.metrics.exposition import sample_of_series
 from legroom.live.metrics.names import WORKER
-from legroom.live.metrics.sample import Failure, Look
+from legroom.live.metrics.sample import Look, ScrapeFailure
 from legroom.live.metrics.scrape import ScrapeFailed, fetch
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class PrometheusSource:
         for labels, value in up:  # a pod may be scraped at several ports
             is_up[_server(labels)] = is_up.get(_server(labels), True) and value != 0
         self._targets |= is_up.keys() & by_server.keys()
-        found: list[Look] = []
+        looks: list[Look] = []
         for server, series in by_server.items():
             at_s = scraped.get(server, time_s)
             was_missing = self._missing.pop(server, None)
@@ -125,15 +125,15 @@ class PrometheusSource:
             sample = sample_of_series(series, at_s, server)
             if sample is not None:
                 self._last_s[server] = at_s
-                found.append(sample)
-        return found + self._vanished(by_server, is_up, time_s)
+                looks.append(sample)
+        return looks + self._vanished(by_server, is_up, time_s)
 
     def _vanished(self, present: Mapping[str, Any], is_up: Mapping[str, bool], time_s: float) -> list[Look]:
         """One failure a scrape that failed, not one a question: a single lost scrape is a single lost look.
 
         A target that Prometheus has dropped was taken away, by a rolling update perhaps: it has not failed.
         """
-        found: list[Look] = []
+        failures: list[Look] = []
         usual_s = statistics.median(self._scrape_s.values()) if self._scrape_s else _USUAL_SCRAPE_S
         for server in [known for known in self._last_s if known not in present]:
             looks = self._missing[server] = 1 if server in is_up else self._missing.get(server, 0) + 1
@@ -147,8 +147,8 @@ class PrometheusSource:
             self._failed_s[server] = time_s
             is_down = not is_up.get(server, True)
             why = "its last scrape failed (up is 0)" if is_down else "Prometheus has no current figures of it"
-            found.append(Failure(time_s, server, "unreachable", f"{server}: {why}"))
-        return found
+            failures.append(ScrapeFailure(time_s, server, "unreachable", f"{server}: {why}"))
+        return failures
 
     def _forget(self, server: str) -> None:
         self._targets.discard(server)
@@ -176,7 +176,9 @@ def _checked(matchers: str) -> str:
 
     text = matchers.strip().removeprefix("{").removesuffix("}").replace(", ", ",").rstrip(",")
     if not _MATCHERS.fullmatch(text):
-        raise LegroomError(f"{matchers!r} are no label matchers", 'write them like namespace="prod",job=~"vllm.*"')
+        raise LegroomError(
+            f"{matchers!r} is not a list of label matchers", 'write them like namespace="prod",job=~"vllm.*"'
+        )
     return text
 
 

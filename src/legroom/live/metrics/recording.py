@@ -26,7 +26,7 @@ from typing import IO, Any, Literal, cast
 from legroom.errors import LegroomError
 from legroom.facts import metrics
 from legroom.live.metrics.exposition import NotMetrics, parse_sample
-from legroom.live.metrics.sample import EngineSample, Failure, Histogram, Look, Sample
+from legroom.live.metrics.sample import EngineSample, Histogram, Look, Sample, ScrapeFailure
 
 _PLAIN = {
     "kv_use": "kv_use", "running": "running", "waiting": "waiting", "swapped": "swapped",
@@ -145,9 +145,8 @@ class Recorder:
             raise LegroomError(f"could not write to {self._path}: {error.strerror}", "is the disk full?") from error
 
     def add(self, look: Look) -> None:
-        """Write one look."""
         line: dict[str, Any] = {"t": round(look.time_s, 3), "s": look.server}
-        if isinstance(look, Failure):
+        if isinstance(look, ScrapeFailure):
             line["fail"] = [look.kind, look.message]
         else:
             line |= self._changes(look)
@@ -182,7 +181,6 @@ class Recorder:
         return line
 
     def close(self) -> None:
-        """Finish the file."""
         with self._telling():
             self._file.close()
 
@@ -204,7 +202,9 @@ def replay(path: Path) -> Iterator[Look]:
     lines = _lines(path)
     header = _entry(next(lines, ""))
     if header is None or header.get("legroom") != "recording":
-        raise LegroomError(f"{path} is no recording of legroom", "make one with: legroom watch URL --record FILE")
+        raise LegroomError(
+            f"{path} is not a recording made by legroom", "make one with: legroom watch URL --record FILE"
+        )
     for number, line in enumerate(lines, start=2):
         entry = _entry(line)
         if entry is None and next(lines, None) is None:
@@ -212,7 +212,7 @@ def replay(path: Path) -> Iterator[Look]:
         try:
             yield _look(entry or {}, numbered, last)
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise LegroomError(f"{path}, line {number}: not a look of a recording", "the file is damaged") from error
+            raise LegroomError(f"{path}, line {number}: not a recorded sample", "the file is damaged") from error
 
 
 def _entry(line: str) -> dict[str, Any] | None:
@@ -229,7 +229,7 @@ def _look(entry: dict[str, Any], numbered: list[str], last: dict[str, dict[int, 
         raise ValueError(time_s)
     if "fail" in entry:
         kind, message = entry["fail"]
-        return Failure(time_s, server, kind, message)
+        return ScrapeFailure(time_s, server, kind, message)
     numbered += entry.get("new", [])
     values = {} if entry.get("full") else dict(last.get(server, {}))
     for number in entry.get("gone", []):

@@ -30,7 +30,6 @@ class Histogram:
 
     @property
     def count(self) -> float:
-        """Observations in all."""
         return self.counts[-1]
 
     @property
@@ -44,7 +43,7 @@ class Histogram:
             return None
         # Whole numbers, because Python keeps the small ones once: a window holds thousands of them.
         grown = tuple(int(new - old) for new, old in zip(self.counts, older.counts, strict=True))
-        if any(one < 0 for one in grown):
+        if any(growth < 0 for growth in grown):
             return None
         return Histogram(self.bounds, grown, self.sum - older.sum)
 
@@ -141,7 +140,7 @@ class Sample:
     """Its address, without credentials."""
     engines: tuple[EngineSample, ...]
     rejections: float | None = None
-    """Requests refused at the door by vLLM's own queue limits (0.32.0 on)."""
+    """Requests refused on arrival by vLLM's own queue limits (0.32.0 on)."""
     process_start_s: float | None = None
     memory_used_bytes: int | None = None
     """What its processes hold on the GPUs, where NVML can be asked."""
@@ -166,7 +165,6 @@ class Sample:
 
     @property
     def preemptions(self) -> float | None:
-        """Preempted so far."""
         return self._total("preemptions")
 
     @property
@@ -181,12 +179,10 @@ class Sample:
 
     @property
     def prompt_tokens(self) -> float | None:
-        """Prompt tokens so far."""
         return self._total("prompt_tokens")
 
     @property
     def generation_tokens(self) -> float | None:
-        """Generated tokens so far."""
         return self._total("generation_tokens")
 
     @property
@@ -218,7 +214,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class ScrapeFailure:
     """A look that brought nothing, and why."""
 
     time_s: float
@@ -227,4 +223,4 @@ class Failure:
     message: str
 
 
-Look = Sample | Failure
+Look = Sample | ScrapeFailure

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.live.metrics.address import Endpoint, endpoint
 from legroom.live.metrics.exposition import NotMetrics, parse_sample
-from legroom.live.metrics.sample import Failure, FailureKind, Look, Sample
+from legroom.live.metrics.sample import FailureKind, Look, Sample, ScrapeFailure
 from legroom.memo import Memo
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ async def look(
     try:
         return await scrape(session, target, timeout_s, time_s)
     except ScrapeFailed as error:
-        return Failure(time.time() if time_s is None else time_s, target.server, error.kind, error.message)
+        return ScrapeFailure(time.time() if time_s is None else time_s, target.server, error.kind, error.message)
 
 
 async def fetch(

@@ -13,12 +13,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from legroom.live.metrics.sample import COUNTERS, HISTOGRAMS, EngineSample, Failure, Histogram, Look, Sample
+from legroom.live.metrics.sample import COUNTERS, HISTOGRAMS, EngineSample, Histogram, Look, Sample, ScrapeFailure
 from legroom.live.thresholds import LONGEST_INTERVAL_S
 from legroom.records import dataclass
 
 MOST_STEPS = 120
 """Ten minutes at five seconds, about a quarter of a megabyte. What needs days keeps a thinned line of its own."""
+SHORTEST_STEP_S = 1e-3
+"""Samples closer together than this are one: over next to no time any growth is an endless rate. Clocks that are put
+right a little do that, and so does a source that tells the same sample twice; no watcher looks this often."""
 _GAP_S = 60.0
 _GAP_INTERVALS = 6.0
 """A pause this long is no interval: what happened in it is unknown, and its mean rate would hide that."""
@@ -116,7 +119,7 @@ class EngineStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class WindowStep:
     """A server between two samples."""
 
     time_s: float
@@ -131,7 +134,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class MemoryPoint:
     """A moment of the thinned line that is kept for days."""
 
     time_s: float
@@ -173,24 +176,27 @@ class Window:
         self.server = server
         self.latest: Sample | None = None
         """The last sample; older than the last look where the server does not answer."""
-        self.steps: deque[Step] = deque(maxlen=most_steps)
-        self.failures: deque[Failure] = deque(maxlen=64)
+        self.steps: deque[WindowStep] = deque(maxlen=most_steps)
+        self.failures: deque[ScrapeFailure] = deque(maxlen=64)
         """Failed looks since the last sample."""
         self.restarts: deque[float] = deque(maxlen=64)
         """When the server was seen to have started anew."""
         self.switches: deque[float] = deque(maxlen=64)
         """When another server than the last time answered, one that had been there already."""
-        self.points: deque[Point] = deque(maxlen=_MOST_THINNED)
+        self.points: deque[MemoryPoint] = deque(maxlen=_MOST_THINNED)
         self.last_look_s: float | None = None
         self.jumps = 0
         """How often the clock went backwards."""
 
     def add(self, look: Look) -> None:
-        """Take one look."""
+        if self._repeats_latest(look):
+            self.last_look_s = look.time_s
+            self.failures.clear()
+            return
         if self.last_look_s is not None and look.time_s <= self.last_look_s:
             self._clock_went_back(look)
         self.last_look_s = look.time_s
-        if isinstance(look, Failure):
+        if isinstance(look, ScrapeFailure):
             self.failures.append(look)
             return
         step = self._step(look)
@@ -206,6 +212,12 @@ class Window:
         self.latest = look
         self._thin(look)
 
+    def _repeats_latest(self, look: Look) -> bool:
+        """What it grew by then counts for the step that ends with the next sample."""
+        if self.latest is None or isinstance(look, ScrapeFailure):
+            return False
+        return 0 <= look.time_s - self.latest.time_s < SHORTEST_STEP_S
+
     def _clock_went_back(self, look: Look) -> None:
         """Nothing seen before can be put in time with what comes now."""
         self.jumps += 1
@@ -217,18 +229,22 @@ class Window:
         if self.latest is not None:
             self.latest = replace(self.latest, time_s=look.time_s)
 
-    def _step(self, sample: Sample) -> Step | None:
+    def _step(self, sample: Sample) -> WindowStep | None:
         before = self.latest
         if before is None or self._is_another(sample):
             return None
         seconds = sample.time_s - before.time_s
-        if not 0 < seconds <= self._longest_s:
+        if not SHORTEST_STEP_S <= seconds <= self._longest_s:
             return None
         old = {engine.key: engine for engine in before.engines}
         engines = tuple(
             _engine_step(engine, old[engine.key], seconds) for engine in sample.engines if engine.key in old
         )
-        return Step(sample.time_s, seconds, engines, any(engine.restarted for engine in engines)) if engines else None
+        return (
+            WindowStep(sample.time_s, seconds, engines, any(engine.restarted for engine in engines))
+            if engines
+            else None
+        )
 
     @property
     def _longest_s(self) -> float:
@@ -246,7 +262,7 @@ class Window:
         differs = abs(sample.process_start_s - before.process_start_s) > 1
         return differs and sample.process_start_s < before.time_s - _CLOCK_SKEW_S
 
-    def _has_started_anew(self, sample: Sample, step: Step | None) -> bool:
+    def _has_started_anew(self, sample: Sample, step: WindowStep | None) -> bool:
         before = self.latest
         if before is None or self._is_another(sample):
             return False
@@ -265,7 +281,7 @@ class Window:
             return
         if not self.points or sample.time_s - self.points[-1].time_s >= _THIN_S:
             self.points.append(
-                Point(sample.time_s, sample.memory_used_bytes, sample.allocated_bytes, sample.reserved_bytes)
+                MemoryPoint(sample.time_s, sample.memory_used_bytes, sample.allocated_bytes, sample.reserved_bytes)
             )
 
     @property
@@ -279,7 +295,7 @@ class Window:
         """Whether the last look brought a sample."""
         return self.latest is not None and not self.failures
 
-    def recent(self, seconds: float) -> list[Step]:
+    def recent(self, seconds: float) -> list[WindowStep]:
         """The steps that ended in the last `seconds` before the last look, the newest last."""
         if not self.steps:
             return []
@@ -291,7 +307,7 @@ class Window:
             kept.append(step)
         return kept[::-1]
 
-    def backwards(self) -> Iterator[Step]:
+    def backwards(self) -> Iterator[WindowStep]:
         """The steps, the newest first."""
         return reversed(self.steps)
 
@@ -308,13 +324,13 @@ class Window:
 
     def histogram(self, field: str, seconds: float = 60.0) -> Histogram | None:
         """What a histogram observed over the last `seconds`, all engines together."""
-        found: Histogram | None = None
+        total: Histogram | None = None
         for step in self.recent(seconds):
             for engine in step.engines:
                 seen: Histogram | None = getattr(engine, field)
                 if seen is not None:
-                    found = seen if found is None else found.plus(seen)
-        return found
+                    total = seen if total is None else total.plus(seen)
+        return total
 
     def quantile(self, field: str, share: float, seconds: float = 60.0) -> float | None:
         """A latency's quantile over the last `seconds`; None where nothing was observed."""

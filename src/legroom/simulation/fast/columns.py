@@ -77,7 +77,7 @@ class Sim(NamedTuple):
     """Per prefix: the prefix it begins with, and for how many blocks."""
 
 
-class Row:
+class NumberRow:
     """A row in plain Python: every field starts at 0 or NONE."""
 
     __slots__: tuple[str, ...] = ()
@@ -88,19 +88,19 @@ class Row:
             setattr(self, name, NONE if name in self.starts_at_none else 0)
 
 
-class StateRow(Row):
+class StateRow(NumberRow):
     """Counts of the moment, and totals."""
 
     __slots__ = (
-        "blank", "blocked", "cached", "cached_tokens", "failed", "finished", "held", "held_slot_steps", "next_arrival",
-        "next_rank", "now", "num_finishing", "num_prefills", "num_running", "num_waiting", "peak_blocks",
-        "peak_running", "peak_waiting", "preemptions", "prompt_tokens", "queue_head", "recomputed_tokens",
-        "sample_width", "scheduled_tokens", "shared_decodes", "spare_ids", "spare_runs", "spare_slots", "step",
-        "steps", "stored", "stored_token_steps",
+        "blank", "blocked", "cached", "cached_tokens", "failed", "finished", "held_blocks", "held_slot_steps",
+        "next_arrival", "next_rank", "now", "num_finishing", "num_prefills", "num_running", "num_waiting",
+        "peak_blocks", "peak_running", "peak_waiting", "preemptions", "prompt_tokens", "queue_head",
+        "recomputed_tokens", "sample_width", "scheduled_tokens", "shared_decodes", "spare_ids", "spare_runs",
+        "spare_slots", "step", "steps", "stored", "stored_token_steps",
     )  # fmt: skip
 
 
-class RequestRow(Row):
+class RequestRow(NumberRow):
     """One request. Of a decoding one, `tokens` and `computed` are not kept up: `base + step` tokens are computed.
 
     `prefix`, `straddle` and `tail` name the streams of its content (see `content.py`), NONE where nobody else has it;
@@ -111,14 +111,14 @@ class RequestRow(Row):
 
     __slots__ = (
         "arrival", "base", "by_urgency", "cached", "chunk", "computed", "finish", "finish_s", "first_sched",
-        "first_token", "held", "peak", "preemptions", "prefix", "prefix_blocks", "prompt", "queued", "rank", "run",
-        "sched_s", "shared_blocks", "slot", "stamp", "state", "straddle", "tail", "token_s", "tokens", "total",
+        "first_token", "held_blocks", "peak", "preemptions", "prefix", "prefix_blocks", "prompt", "queued", "rank",
+        "run", "sched_s", "shared_blocks", "slot", "stamp", "state", "straddle", "tail", "token_s", "tokens", "total",
         "urgency",
     )  # fmt: skip
     starts_at_none = ("finish", "first_sched", "first_token", "run", "stamp", "prefix", "straddle", "tail")
 
 
-class BlockRow(Row):
+class BlockRow(NumberRow):
     """A block that is told apart, or a run of counted blocks; `before` and `after` make the free queue.
 
     Blocks of equal content form a list from the one that was cached first. `spare_id` and `spare_run` are stacks.
@@ -131,20 +131,20 @@ class BlockRow(Row):
     starts_at_none = ("key",)
 
 
-class PlaceRow(Row):
+class PlaceRow(NumberRow):
     """A place of the hash table: a key and the first block with that content."""
 
     __slots__ = ("block", "key")
     starts_at_none = ("key",)
 
 
-class SeatRow(Row):
+class SeatRow(NumberRow):
     """Lists as long as there are seats; `decodes` and `shared_decodes` are counted by step modulo the block size."""
 
     __slots__ = ("decodes", "finishing", "need", "prefill", "shared_decodes", "spare_slot")
 
 
-class SampleRow(Row):
+class SampleRow(NumberRow):
     """The worst of a stretch of steps."""
 
     __slots__ = ("running", "used", "waiting")
@@ -154,7 +154,7 @@ class SampleRow(Row):
 _REALS = frozenset({"now", "arrival", "sched_s", "token_s", "finish_s"})
 
 
-def rows(kind: type[Row], count: int, compiled: bool) -> Any:
+def rows(kind: type[NumberRow], count: int, compiled: bool) -> Any:
     """`count` rows in their first state."""
     if not compiled:
         return [kind() for _ in range(count)]
@@ -167,7 +167,6 @@ def rows(kind: type[Row], count: int, compiled: bool) -> Any:
 
 
 def numbers(count: int, compiled: bool) -> Any:
-    """`count` zeros."""
     if not compiled:
         return [0] * count
     import numpy as np  # noqa: PLC0415
@@ -176,7 +175,6 @@ def numbers(count: int, compiled: bool) -> Any:
 
 
 def fill(table: Any, field: str, values: Any, compiled: bool) -> None:
-    """Set a field of every row."""
     if compiled:
         import numpy as np  # noqa: PLC0415
 
@@ -187,5 +185,4 @@ def fill(table: Any, field: str, values: Any, compiled: bool) -> None:
 
 
 def column(table: Any, field: str, compiled: bool) -> Any:
-    """A field of every row."""
     return table[field] if compiled else [getattr(row, field) for row in table]

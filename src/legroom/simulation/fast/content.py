@@ -35,8 +35,6 @@ class Contents:
 
 
 class _Sorter:
-    """Sorts requests by content."""
-
     def __init__(self, trace: Trace, block_size: int) -> None:
         self.trace = trace
         self.block_size = block_size

@@ -29,8 +29,8 @@ from legroom.simulation.fast.columns import (
 from legroom.simulation.fast.content import Contents, sort_contents
 from legroom.simulation.fast.jit import compiled
 from legroom.simulation.rejection import admissible
-from legroom.simulation.settings import KvGroup, SchedulerSettings
-from legroom.simulation.timeline import Clocks, Sample, Tally, Timeline
+from legroom.simulation.settings import LayerGroup, SchedulerSettings
+from legroom.simulation.timeline import Clocks, PoolSample, Tally, Timeline
 from legroom.simulation.trace import Trace
 from legroom.units import cdiv
 
@@ -48,7 +48,7 @@ def can_replay(settings: SchedulerSettings) -> bool:
         settings.engine == "V1"
         and not settings.async_scheduling
         and settings.num_speculative_tokens == 0
-        and settings.groups == (KvGroup(),)
+        and settings.groups == (LayerGroup(),)
         and settings.block_size >= _FEWEST_TOKENS_A_BLOCK
     )
 
@@ -177,12 +177,12 @@ class FastReplay:
             self._total("step"),
         )
 
-    def _samples(self) -> Iterator[Sample]:
+    def _samples(self) -> Iterator[PoolSample]:
         width = self._total("sample_width")
         points = [column(self.sim.samples, name, self.use_numba) for name in ("used", "running", "waiting")]
         for i, (used, running, waiting) in enumerate(zip(*points, strict=True)):
             if used != NONE:
-                yield Sample(i * width, int(used), int(running), int(waiting))
+                yield PoolSample(i * width, int(used), int(running), int(waiting))
 
 
 def _rules(trace: Trace, settings: SchedulerSettings, contents: Contents) -> Rules:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from legroom.simulation.fast.books import close_quiet_steps, close_step, span_seconds, step_seconds
+from legroom.simulation.fast.accounting import close_quiet_steps, close_step, span_seconds, step_seconds
 from legroom.simulation.fast.columns import ALL_BLOCKS, DECODING, DONE, NONE, PREEMPTED, PREFILLING, REJECTED
 from legroom.simulation.fast.jit import compilable
 from legroom.simulation.fast.pool import adopt, cache_up_to, find_hit, grow, release, take, tell_apart_all, told_apart
@@ -30,7 +30,7 @@ def preempt(sim, rules, r):
         computed = request.base + state.step
         request.tokens = computed + 1
         # Counted blocks are not booked one by one.
-        request.held = -(-(computed + (1 if request.stamp == state.step else 0)) // rules.block_size)
+        request.held_blocks = -(-(computed + (1 if request.stamp == state.step else 0)) // rules.block_size)
         stop_decoding(sim, rules, r, state.num_running - state.num_prefills)
     else:
         computed = request.computed
@@ -44,7 +44,7 @@ def preempt(sim, rules, r):
         state.scheduled_tokens -= request.chunk
         request.stamp = NONE
     leave_running(sim, r)
-    state.held -= request.held
+    state.held_blocks -= request.held_blocks
     state.stored -= computed
     cached_blocks = cacheable // rules.block_size if rules.caching else 0
     if cached_blocks > (request.tokens - 1) // rules.block_size and request.shared_blocks != ALL_BLOCKS:
@@ -83,8 +83,8 @@ def hold_chunk(sim, rules, r, computed, chunk):
     """Book `chunk` more tokens of a request that has `computed` so far."""
     state, request = sim.state[0], sim.requests[r]
     blocks = -(-(computed + chunk) // rules.block_size)
-    if blocks > request.held:
-        state.held += blocks - request.held
+    if blocks > request.held_blocks:
+        state.held_blocks += blocks - request.held_blocks
         grow(sim, rules, r, blocks)
     if rules.caching:
         cache_up_to(sim, rules, r, (computed + chunk) // rules.block_size)
@@ -114,10 +114,10 @@ def run_slowly(sim, rules, threshold):
                 budget -= 1
                 index += 1
                 continue
-            requests[r].held = -(-computed // bs)
+            requests[r].held_blocks = -(-computed // bs)
         else:
             computed, chunk = requests[r].computed, chunk_of(sim, r, threshold, budget)
-        need = -(-(computed + chunk) // bs) - requests[r].held
+        need = -(-(computed + chunk) // bs) - requests[r].held_blocks
         while need > state.blank + state.cached:
             thrown = victim(sim, rules)
             if requests[thrown].rank < requests[r].rank:
@@ -158,7 +158,7 @@ def run_at_once(sim, rules, threshold):
         seats[i].need = chunk
         budget -= chunk
         if chunk:
-            free -= -(-(requests[r].computed + chunk) // bs) - requests[r].held
+            free -= -(-(requests[r].computed + chunk) // bs) - requests[r].held_blocks
     if free < 0 or budget < 0:
         return _TOO_TIGHT
     if decodes:
@@ -179,7 +179,7 @@ def advance_decodes(sim, rules, steps):
     for offset in range(steps % bs):
         blocks += seats[(state.step + offset) % bs].decodes
     take(sim, rules, blocks)
-    state.held += blocks
+    state.held_blocks += blocks
     state.stored += steps * decodes
     state.scheduled_tokens += steps * decodes
     if state.shared_decodes:
@@ -201,7 +201,7 @@ def advance_shared(sim, rules, steps):
             computed = requests[r].base + step
             if computed % bs == 0:
                 table[requests[r].slot * width + computed // bs] = told_apart(sim)
-                requests[r].held = computed // bs + 1
+                requests[r].held_blocks = computed // bs + 1
             if (computed + 1) % bs == 0:
                 cache_up_to(sim, rules, r, (computed + 1) // bs)
 
@@ -257,7 +257,7 @@ def seat(sim, rules, r, hit):
     request.state = PREFILLING
     adopt(sim, rules, r, hit)
     request.computed = tokens
-    state.held += hit
+    state.held_blocks += hit
     state.stored += tokens
 
 
@@ -310,11 +310,11 @@ def finish_due(sim, rules):
         if requests[r].state == DECODING:
             stop_decoding(sim, rules, r, state.num_running - state.num_prefills)
             # Counted blocks were not booked one by one.
-            requests[r].held = -(-computed // rules.block_size)
+            requests[r].held_blocks = -(-computed // rules.block_size)
         else:
             drop_prefill(sim, r)
         leave_running(sim, r)
-        state.held -= requests[r].held
+        state.held_blocks -= requests[r].held_blocks
         state.stored -= computed
         release(sim, rules, r, computed // rules.block_size if rules.caching else 0, NONE)
         requests[r].state = DONE

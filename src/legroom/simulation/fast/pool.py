@@ -169,14 +169,14 @@ def find_hit(sim, rules, r):
     request, blocks, places, table = sim.requests[r], sim.blocks, sim.places, sim.table
     most = (request.tokens - 1) // rules.block_size
     shared = min(most, request.shared_blocks)
-    found = rules.max_num_seqs * rules.row_width
+    last_row = rules.max_num_seqs * rules.row_width
     hit = used = 0
     while hit < shared:
         place = place_of(places, rules.hash_mask, key_of(sim, r, hit))
         if places[place].key == NONE:
             return hit, used
         block = places[place].block
-        table[found + hit] = block
+        table[last_row + hit] = block
         if blocks[block].refs > 0:
             used += 1
         hit += 1
@@ -191,9 +191,9 @@ def adopt(sim, rules, r, hit):
     state, request, blocks, table = sim.state[0], sim.requests[r], sim.blocks, sim.table
     state.spare_slots -= 1
     request.slot = sim.seats[state.spare_slots].spare_slot
-    row, found = request.slot * rules.row_width, rules.max_num_seqs * rules.row_width
+    row, last_row = request.slot * rules.row_width, rules.max_num_seqs * rules.row_width
     for k in range(min(hit, request.shared_blocks)):
-        block = table[found + k]
+        block = table[last_row + k]
         if blocks[block].refs == 0:
             unlink(blocks, block)
             state.cached -= 1
@@ -207,19 +207,18 @@ def adopt(sim, rules, r, hit):
         request.run = NONE
     elif request.run != NONE:
         state.failed = 1
-    request.held = hit
+    request.held_blocks = hit
     request.cached = hit
 
 
 @compilable
 def grow(sim, rules, r, blocks):
-    """Hold `blocks` blocks in all."""
     request, table = sim.requests[r], sim.table
-    take(sim, rules, blocks - request.held)
+    take(sim, rules, blocks - request.held_blocks)
     row = request.slot * rules.row_width
-    for k in range(request.held, min(blocks, request.shared_blocks)):
+    for k in range(request.held_blocks, min(blocks, request.shared_blocks)):
         table[row + k] = told_apart(sim)
-    request.held = blocks
+    request.held_blocks = blocks
 
 
 @compilable
@@ -240,10 +239,10 @@ def tell_apart_all(sim, rules, r, cached_blocks):
     because its last token must be computed anew: a second copy of that block will come to be.
     """
     request, table = sim.requests[r], sim.table
-    first = min(request.held, request.shared_blocks)
+    first = min(request.held_blocks, request.shared_blocks)
     request.tail = rules.own_streams + r
     request.shared_blocks = ALL_BLOCKS
-    for k in range(first, request.held):
+    for k in range(first, request.held_blocks):
         block = told_apart(sim)
         table[request.slot * rules.row_width + k] = block
         if k < cached_blocks:
@@ -254,9 +253,9 @@ def tell_apart_all(sim, rules, r, cached_blocks):
 def release(sim, rules, r, cached_blocks, owner):
     """Give back every block of a request, the tail first; `owner` may come back for the counted ones."""
     state, request, blocks, table = sim.state[0], sim.requests[r], sim.blocks, sim.table
-    held = request.held
-    shared = min(held, request.shared_blocks)
-    kept = max(0, min(held, cached_blocks) - shared)
+    held_blocks = request.held_blocks
+    shared = min(held_blocks, request.shared_blocks)
+    kept = max(0, min(held_blocks, cached_blocks) - shared)
     end = 2 * rules.num_ids
     if kept > 0:
         state.spare_runs -= 1
@@ -267,7 +266,7 @@ def release(sim, rules, r, cached_blocks, owner):
         if owner != NONE:
             request.run = run
     state.cached += kept
-    state.blank += held - shared - kept
+    state.blank += held_blocks - shared - kept
     for place in range(request.slot * rules.row_width + shared - 1, request.slot * rules.row_width - 1, -1):
         block = table[place]
         blocks[block].refs -= 1
@@ -281,5 +280,5 @@ def release(sim, rules, r, cached_blocks, owner):
                 state.cached += 1
     sim.seats[state.spare_slots].spare_slot = request.slot
     state.spare_slots += 1
-    request.held = 0
+    request.held_blocks = 0
     request.cached = 0

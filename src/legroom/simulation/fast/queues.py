@@ -41,7 +41,6 @@ def first_waiting(sim, rules):
 
 @compilable
 def leave_queue(sim, rules):
-    """Take the first waiting request out."""
     state, requests = sim.state[0], sim.requests
     state.num_waiting -= 1
     if not rules.by_priority:

@@ -31,7 +31,6 @@ def csv_rows(lines: Iterable[str], names: Sequence[str], file: str) -> Iterator[
 
 
 def tokens(cell: str, what: str, file: str, line: int) -> int:
-    """A count of tokens."""
     try:
         return int(float(cell))
     except (ValueError, OverflowError):

@@ -26,14 +26,14 @@ def read(spec: str, seed: int = 0) -> Trace:
     """
     words: dict[str, str] = {}
     process = ""
-    for found in _WORD.finditer(spec):
-        if found[3]:
-            process = found[3]
+    for match in _WORD.finditer(spec):
+        if match[3]:
+            process = match[3]
         else:
-            words[found[1]] = found[2]
+            words[match[1]] = match[2]
     known = {"rate", "prompt", "output", "requests", "burst", "long", "prefix"}
     if unknown := set(words) - known:
-        raise LegroomError(f"the synthetic mix does not know {min(unknown)!r}", _EXAMPLE)
+        raise LegroomError(f"a synthetic mix has no {min(unknown)!r}", _EXAMPLE)
     if process not in ("poisson", "uniform", "bursts"):
         raise LegroomError(f"arrivals can be poisson, uniform or bursts, not {process!r}", _EXAMPLE)
     return _make(process, words, random.Random(seed))
@@ -75,7 +75,7 @@ def _law(text: str) -> Draw:
     if call[1] in ("exponential", "geometric") and len(numbers) == 1 and numbers[0] > 0:
         return lambda rng: rng.expovariate(1 / numbers[0])
     raise LegroomError(
-        f"{text!r} is not a law of lengths", "use N, lognormal(median,sigma), uniform(a,b), exponential(m)"
+        f"{text!r} is not a distribution of lengths", "use N, lognormal(median,sigma), uniform(a,b), exponential(m)"
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from legroom.deployments.plain_shell import assignments
+from legroom.deployments.server_words import assignments
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.finding import Fix, FixKind
 from legroom.diagnosis.starting_plan import NOT_PLANNABLE, Hints, Known, base_plan, known_of
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _HIGHEST, _LOWEST = 0.97, 0.2
 
 
-class Workbench:
+class FixPlanner:
     """One case, what is known of its deployment, and the tools to compute a change."""
 
     def __init__(self, case: Case, hints: Hints | None = None) -> None:
@@ -31,14 +31,13 @@ class Workbench:
 
     @cached_property
     def known(self) -> Known:
-        """The deployment."""
         return known_of(self.case, self._hints)
 
     @cached_property
     def given_args(self) -> ServeArgs:
         """The flags as they were given, however odd: those of the line, else those that the log shows."""
         if self._hints.command:
-            from legroom.deployments.plain_sources import deployment_from_command  # noqa: PLC0415 - only where a line was given
+            from legroom.deployments.deployment import deployment_from_command  # noqa: PLC0415 - only where a line was given
 
             return deployment_from_command(self._hints.command, self.known.release).args
         return self.case.startup.args
@@ -52,14 +51,14 @@ class Workbench:
     def utilization(self) -> float:
         """The share of the card that was asked for."""
         check = self.case.first("free_below_desired")
-        said = check.facts.get("utilization_ratio") if check else None
-        if isinstance(said, float):
-            return said
+        printed = check.facts.get("utilization_ratio") if check else None
+        if isinstance(printed, float):
+            return printed
         given = self.known.args.gpu_memory_utilization
         if given is not None:
             return given
         # 0.9 up to 0.19, 0.92 from 0.20 on.
-        return 0.92 if self.known.release_said and self.known.release.at_least("0.20.0") else 0.9
+        return 0.92 if self.known.release_known and self.known.release.at_least("0.20.0") else 0.9
 
     @property
     def total_bytes(self) -> int | None:
@@ -78,7 +77,7 @@ class Workbench:
         confidence: float = 0.6,
     ) -> Fix | None:
         """A fix by flags or environment; None where the memory model says that it would not start."""
-        planned = self.tried(flags) if flags else None
+        planned = self.plan_with(flags) if flags else None
         if self.base is not None and flags and planned is None:
             return None
         if planned is not None:
@@ -90,7 +89,7 @@ class Workbench:
         line = self.command(flags, env)
         return Fix(kind, why, dict(flags), dict(env or {}), steps, confidence, trades, line, planned, before)
 
-    def best(
+    def first_fitting(
         self,
         kind: FixKind,
         proposals: Iterable[Mapping[str, Any]],
@@ -110,7 +109,7 @@ class Workbench:
             tight = tight or fix
         return tight
 
-    def held(self, fix: Fix | None, why: str, *, confidence: float) -> Fix | None:
+    def made_to_fit(self, fix: Fix | None, why: str, *, confidence: float) -> Fix | None:
         """A change that starts and may run over, with the levers that make it hold; as it is where none does."""
         if fix is None or fix.plan is None or fix.plan.verdict == "fits":
             return fix
@@ -130,9 +129,9 @@ class Workbench:
         from legroom.planning.levers import LEVERS  # noqa: PLC0415
 
         lever = next(lever for lever in LEVERS if lever.name == name)
-        return self.best(kind, lever.propose(self.base), why, trades=lever.trades, confidence=confidence)
+        return self.first_fitting(kind, lever.propose(self.base), why, trades=lever.trades, confidence=confidence)
 
-    def together(self, kind: FixKind, why: str, confidence: float = 0.6) -> Fix | None:
+    def combined_levers(self, kind: FixKind, why: str, confidence: float = 0.6) -> Fix | None:
         """Several levers at once, as `legroom plan` advises them, for the same model; needs a known deployment."""
         if self.base is None:
             return None
@@ -146,7 +145,7 @@ class Workbench:
                     return fix
         return None
 
-    def tried(self, flags: Mapping[str, Any]) -> Plan | None:
+    def plan_with(self, flags: Mapping[str, Any]) -> Plan | None:
         """The plan that these flags lead to, if it starts, and better than the run that failed."""
         if self.base is None:
             return None
@@ -192,7 +191,7 @@ class Workbench:
         if value < _LOWEST:
             return None
         proposals = [{"gpu_memory_utilization": round(value - step / 100, 2)} for step in range(0, 15)]
-        return self.best(
+        return self.first_fitting(
             "lower_util", proposals, why, trades="a smaller KV pool", confidence=confidence
         ) or self.change("lower_util", proposals[0], why, trades="a smaller KV pool", confidence=confidence)
 

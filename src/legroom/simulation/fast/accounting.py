@@ -13,9 +13,9 @@ def double_stretches(sim):
     state, samples = sim.state[0], sim.samples
     half = MOST_SAMPLES // 2
     for i in range(half):
-        one, other = samples[2 * i], samples[2 * i + 1]
-        used, running = max(one.used, other.used), max(one.running, other.running)
-        waiting = max(one.waiting, other.waiting)
+        left, right = samples[2 * i], samples[2 * i + 1]
+        used, running = max(left.used, right.used), max(left.running, right.running)
+        waiting = max(left.waiting, right.waiting)
         samples[i].used, samples[i].running, samples[i].waiting = used, running, waiting
     for i in range(half, MOST_SAMPLES):
         samples[i].used = samples[i].running = samples[i].waiting = NONE
@@ -45,7 +45,7 @@ def close_step(sim, rules):
     state.peak_blocks = max(state.peak_blocks, used)
     state.peak_running = max(state.peak_running, state.num_running)
     state.peak_waiting = max(state.peak_waiting, state.num_waiting)
-    state.held_slot_steps += state.held * rules.block_size
+    state.held_slot_steps += state.held_blocks * rules.block_size
     state.stored_token_steps += state.stored
     sample(sim, state.step, 1, used)
 
@@ -55,7 +55,7 @@ def close_quiet_steps(sim, rules, quiet):
     """Book the ends of `quiet` steps to come: tokens grow by one a request, blocks by those whose turn it is."""
     state, seats, bs = sim.state[0], sim.seats, rules.block_size
     decodes = state.num_running
-    held_steps = state.held * quiet
+    held_steps = state.held_blocks * quiet
     blocks = 0
     for offset in range(min(bs, quiet)):
         here = seats[(state.step + offset) % bs].decodes

@@ -1,0 +1,62 @@
+"""What the terminal shows of a diagnosis can be read at its width and pasted into a shell."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from diagnosis_logs import CAUSES, TORCH
+
+from legroom.diagnosis.diagnose import LogReading, read_log
+from legroom.diagnosis.starting_plan import Hints
+from legroom.drawing.terminal import Style
+from legroom.render.diagnosis_text import readings_text
+
+LONG = (
+    "vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 65536 --max-num-seqs 64 --max-num-batched-tokens 4096 "
+    "--served-model-name 'my model' --kv-cache-dtype auto --block-size 16 --api-key sk-0123456789abcdef"
+)
+SHORT_KV = CAUSES["a context longer than the pool"][1]
+
+
+def reading(log: str, command: str | None = LONG) -> LogReading:
+    return read_log([log.encode()], "the log", Hints(command=command, gpu="l4", vllm="0.11.0"))
+
+
+def shown_command(text: str) -> list[str]:
+    """The lines of the command: those that go on after the paragraph of the fix, and the one that does not."""
+    lines = text[text.index("\nfix:") :].partition("\n\n")[2].splitlines()
+    return lines[: next(number for number, line in enumerate(lines, 1) if not line.endswith("\\"))]
+
+
+@pytest.mark.parametrize("width", [66, 80, 100])
+def test_a_command_that_is_pasted_is_the_command_of_the_fix(width: int) -> None:
+    answer = reading(SHORT_KV)
+    lines = shown_command(readings_text([answer], Style(width=width)))
+    assert len(lines) > 1
+    assert max(map(len, lines)) <= width
+    script = 'vllm() { printf "%s\\n" "$@"; }\n' + "\n".join(lines)
+    pasted = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()
+    computed = answer.runs[0].findings[0].fixes[0].command[1:]
+    assert pasted == ["[masked]" if word.startswith("sk-") else word for word in computed]
+    assert "my model" in pasted
+
+
+def test_variables_in_front_of_a_command_are_pasted_with_it() -> None:
+    fragmented = TORCH.format(
+        wanted="2.00 GiB", total="79.18 GiB", free="300.00 MiB", own="78.88 GiB", torch="71.00 GiB", unused="7.10 GiB"
+    )
+    lines = shown_command(readings_text([reading(fragmented)], Style(width=66)))
+    script = 'vllm() { echo "$PYTORCH_CUDA_ALLOC_CONF"; }\n' + "\n".join(lines)
+    pasted = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout
+    assert pasted == "expandable_segments:True\n"
+
+
+def test_a_short_command_stays_on_one_line() -> None:
+    assert len(shown_command(readings_text([reading(SHORT_KV, "vllm serve llama-3.1-8b")], Style(width=80)))) == 1
+
+
+@pytest.mark.parametrize("what", CAUSES)
+def test_no_line_is_wider_than_the_terminal(what: str) -> None:
+    text = readings_text([read_log([CAUSES[what][1].encode()])], Style(width=80))
+    assert [line for line in text.splitlines() if len(line) > 80] == []
