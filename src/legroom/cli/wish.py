@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from legroom.api import Machine
     from legroom.facts.releases import Release
     from legroom.planning.plan import Plan, Target
-    from legroom.planning.search import SearchResult
+    from legroom.planning.search import WishResult
     from legroom.planning.wish import Wish
     from legroom.vllm.args import ServeArgs
 
@@ -97,7 +97,7 @@ def used_only(plan: Plan) -> Plan:
     return replace(plan, target=replace(plan.target, gpus=used))
 
 
-def _show(found: SearchResult, target: Target, serve_args: ServeArgs, args: argparse.Namespace) -> None:
+def _show(found: WishResult, target: Target, serve_args: ServeArgs, args: argparse.Namespace) -> None:
     if args.svg and found.best:
         from legroom.render.plan_svg import plan_svg
 
@@ -111,7 +111,7 @@ def _show(found: SearchResult, target: Target, serve_args: ServeArgs, args: argp
     sys.stdout.write(wish_text(found, style_of(sys.stdout)))
 
 
-def _document(found: SearchResult, target: Target, serve_args: ServeArgs, explain_math: bool) -> dict[str, Any]:
+def _document(found: WishResult, target: Target, serve_args: ServeArgs, explain_math: bool) -> dict[str, Any]:
     from legroom.planning.plan import plan
     from legroom.planning.plan_document import plan_json
 

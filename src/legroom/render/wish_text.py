@@ -13,10 +13,10 @@ from legroom.render.plan_text import body_text, command_lines, mini_layout
 
 if TYPE_CHECKING:
     from legroom.planning.plan import Plan
-    from legroom.planning.search import SearchResult
+    from legroom.planning.search import WishResult
 
 
-def wish_text(found: SearchResult, style: Style = PLAIN) -> str:
+def wish_text(found: WishResult, style: Style = PLAIN) -> str:
     """The whole answer, ending in a newline."""
     requests = "request" if found.wish.concurrency == 1 else "requests"
     wished = f"{found.wish.concurrency:g} {requests} of {count(found.wish.context)} tokens"
@@ -36,7 +36,7 @@ def wish_text(found: SearchResult, style: Style = PLAIN) -> str:
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
-def _answer(found: SearchResult, best: Plan, wished: str, style: Style) -> Iterator[str]:
+def _answer(found: WishResult, best: Plan, wished: str, style: Style) -> Iterator[str]:
     mark = style.paint(style.pick("✓", "ok"), "green", "bold")
     head = f"{short_name(best.target.model.name)} on {best.target.gpus} x {best.target.gpu.name} holds {wished}."
     lines = wrap(head, style.width - 2)
@@ -47,7 +47,7 @@ def _answer(found: SearchResult, best: Plan, wished: str, style: Style) -> Itera
     yield from wrap(f"{count(found.considered)} settings were weighed; policy {found.wish.policy}.", style.width, "  ")
 
 
-def _alternatives(found: SearchResult, style: Style) -> Iterator[str]:
+def _alternatives(found: WishResult, style: Style) -> Iterator[str]:
     if not found.alternatives:
         return
     yield style.paint("Other ways to pay", "bold")
