@@ -64,7 +64,7 @@ class Override:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RestartRequest:
     """One restart that was asked for. `launched` is called with the process that does it, before it does anything."""
 
     token: str
@@ -90,7 +90,7 @@ class Platform(Protocol):
         """As it is now. Raises `ActionFailed` where the platform does not answer."""
         ...
 
-    async def restart(self, asked: Asked) -> None:
+    async def restart(self, asked: RestartRequest) -> None:
         """Stops and starts it. Returns when the platform has taken it on; raises `ActionFailed`."""
         ...
 
@@ -141,14 +141,14 @@ def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
     beside = path.with_name(f".{path.name}.legroom")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        held = path.stat() if path.exists() else None
+        present = path.stat() if path.exists() else None
         beside.unlink(missing_ok=True)
-        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if held else mode)
+        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if present else mode)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            if held is not None:
+            if present is not None:
                 with contextlib.suppress(PermissionError):  # another's file may be written where its folder may be
-                    os.fchown(handle, held.st_uid, held.st_gid)
-                os.fchmod(handle, stat.S_IMODE(held.st_mode))
+                    os.fchown(handle, present.st_uid, present.st_gid)
+                os.fchmod(handle, stat.S_IMODE(present.st_mode))
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -179,8 +179,8 @@ def undo_file(action_id: int, home: Path | None = None) -> Path:
 
 def keep_override(action_id: int, override: Override, home: Path | None = None) -> None:
     """Keeps it, safely in the file before anything is changed."""
-    held = {"place": override.place, "before": override.before}
-    write_whole(undo_file(action_id, home), json.dumps(held) + "\n", 0o600)
+    kept = {"place": override.place, "before": override.before}
+    write_whole(undo_file(action_id, home), json.dumps(kept) + "\n", 0o600)
 
 
 def kept_override(action_id: int, home: Path | None = None) -> Override | None:
@@ -190,8 +190,8 @@ def kept_override(action_id: int, home: Path | None = None) -> Override | None:
     if text is None:
         return None
     try:
-        held = json.loads(text)
-        return Override(str(held["place"]), held["before"])
+        kept = json.loads(text)
+        return Override(str(kept["place"]), kept["before"])
     except (ValueError, KeyError, TypeError) as error:
         raise ActionFailed(f"{path} cannot be read: {error}") from error
 

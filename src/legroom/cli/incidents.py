@@ -28,7 +28,6 @@ _UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 60
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Describe the command's options."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "incidents",
         description="What went wrong with servers, the newest first: from the journal of legroom watch and run.",
@@ -46,7 +45,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read and list."""
     from legroom.cli.journal_file import open_journal
     from legroom.drawing.terminal import style_of
     from legroom.render.incident_text import incident_json, incidents_text
@@ -56,20 +54,22 @@ def run(args: argparse.Namespace) -> int:
     if args.limit < 1:
         raise LegroomError(f"--limit {args.limit} leaves nothing to show", "give 1 or more")
     journal = open_journal(args.journal)
-    found = _incidents(journal, args, since_s) if journal else []
+    listed = _incidents(journal, args, since_s) if journal else []
     if args.json:
         keep = ("id", "server", "kind", "title", "opened_s", "closed_s", "outcome", "detail")
-        print_json({"incidents": [{name: value for name, value in incident_json(one).items() if name in keep}
-                                  for one in found]})  # fmt: skip
+        print_json({"incidents": [{name: value for name, value in incident_json(incident).items() if name in keep}
+                                  for incident in listed]})  # fmt: skip
     else:
-        sys.stdout.write(incidents_text(found, now_s, style_of(sys.stdout)))
+        sys.stdout.write(incidents_text(listed, now_s, style_of(sys.stdout)))
     return OK
 
 
 def _incidents(journal: Journal, args: argparse.Namespace, since_s: float | None) -> list[Incident]:
     limit = min(args.limit, _MOST)
-    found = [one for name in _names(args.server) for one in journal.incidents(since_s, name, limit, args.open_only)]
-    return sorted(found, key=lambda one: (one.opened_s, one.id), reverse=True)[:limit]
+    listed = [
+        incident for name in _names(args.server) for incident in journal.incidents(since_s, name, limit, args.open_only)
+    ]
+    return sorted(listed, key=lambda incident: (incident.opened_s, incident.id), reverse=True)[:limit]
 
 
 def _names(server: str | None) -> list[str | None]:
@@ -86,7 +86,7 @@ def _names(server: str | None) -> list[str | None]:
 
 def seconds_ago(text: str) -> float:
     """`90min`, `12h`, `2d`."""
-    found = _AGO.fullmatch(text.strip().lower())
-    if not found:
+    amount = _AGO.fullmatch(text.strip().lower())
+    if not amount:
         raise LegroomError(f"--since {text!r} is not a time", "write it like 90min, 12h, 2d or 1w")
-    return float(found[1]) * _UNITS_S[found[2]]
+    return float(amount[1]) * _UNITS_S[amount[2]]

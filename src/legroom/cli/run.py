@@ -1,4 +1,4 @@
-"""`legroom run -- vllm serve ...`: plan it, start it, mend it, hold it."""
+"""`legroom run -- vllm serve ...`: plan it, start it, fix it, keep it serving."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    mend = parser.add_argument_group("mending a start-up")
-    mend.add_argument("--tries", metavar="N", default="3", help="launch again at most so often (default: 3)")
-    mend.add_argument("--keep", metavar="FLAG", action="append", default=[], help="never change this flag of vLLM's")
-    mend.add_argument("--min-context", metavar="LEN", help="never go below this max_model_len (8k)")
-    mend.add_argument("--min-concurrency", metavar="N", help="never go below so many requests at once")
-    mend.add_argument("--ready-timeout", metavar="S", default="1800", help="seconds to become healthy (default: 1800)")
+    fix = parser.add_argument_group("fixing a failed start")
+    fix.add_argument("--tries", metavar="N", default="3", help="launch again at most so often (default: 3)")
+    fix.add_argument("--keep", metavar="FLAG", action="append", default=[], help="never change this flag of vLLM's")
+    fix.add_argument("--min-context", metavar="LEN", help="never go below this max_model_len (8k)")
+    fix.add_argument("--min-concurrency", metavar="N", help="never go below so many requests at once")
+    fix.add_argument("--ready-timeout", metavar="S", default="1800", help="seconds to become healthy (default: 1800)")
     serve = parser.add_argument_group("while it serves")
     serve.add_argument("--on-crash", choices=("restart", "exit"), default="restart", help="default: restart")
     serve.add_argument("--restarts", metavar="N", default="5", help="restarts an hour may have (default: 5)")
@@ -56,7 +56,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     serve.add_argument(
         "--hang-timeout", metavar="S", default="120", help="without work and answer it hangs; 0: never (default: 120)"
     )
-    what = parser.add_argument_group("what it is told and tells")
+    what = parser.add_argument_group("input and output")
     what.add_argument("--gpu", metavar="NAME", help="the GPU, where the driver's name for it means nothing to legroom")
     what.add_argument("--vllm", metavar="VERSION", help="the vLLM release, where it cannot be found out")
     what.add_argument("--no-verify", action="store_true", help="do not send it requests once it is healthy")
@@ -91,7 +91,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 def run(args: argparse.Namespace) -> int:
     """Prepare, show, and hold the server until it ends."""
-    from legroom.run.task_process import ask
+    from legroom.run.task_process import run_task
 
     _open_closed_streams()
     options = _options(args)
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         "words": options.words, "vllm": options.vllm, "gpu": options.gpu, "drain_s": options.drain_s,
         "keep": options.keep,
     }  # fmt: skip
-    prepared = ask("prepare", question)
+    prepared = run_task("prepare", question)
     for line in _introduction(prepared):
         say(line)
     if args.dry_run:
@@ -113,11 +113,11 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.json:
         return Supervisor(options, prepared, say).run()
-    held = Supervisor(options, prepared, say, outputs=(2, 2))
-    code = held.run()
-    last = {"command": shlex.split(held.setup.line), "expected": dict(held.setup.expected)}
+    supervisor = Supervisor(options, prepared, say, outputs=(2, 2))
+    code = supervisor.run()
+    last = {"command": shlex.split(supervisor.setup.line), "expected": dict(supervisor.setup.expected)}
     print_json(_first_command(prepared) | last | {
-        "history": held.history, "verified": held.verified, "exit_code": code,
+        "history": supervisor.history, "verified": supervisor.verified, "exit_code": code,
     })  # fmt: skip
     return code
 

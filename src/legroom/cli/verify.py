@@ -12,7 +12,7 @@ from legroom.cli.output import ProgressBar, print_json, write_file
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
-    from legroom.verify.verify import Wish
+    from legroom.verify.verify import VerificationRequest
 
 _INTERRUPTED = 130
 
@@ -36,7 +36,6 @@ exit codes: 0 verified, 1 not verified, 2 the call is wrong, 3 the server cannot
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Describe the command's options."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "verify",
         usage="legroom verify URL [--plan FILE] [--load LOAD] [options]",
@@ -70,39 +69,41 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Verify, show, and say by the exit code whether it holds."""
-    wish = _wish(args)
+    request = _request(args)
     from legroom.render.verify_page import verification_svg, verification_text
     from legroom.verify.verify import verify
 
     bar = ProgressBar("verifying")
     try:
-        found = verify(wish, bar)
+        verification = verify(request, bar)
     finally:
         bar.clear()
     if args.json:
-        print_json(found.json())
+        print_json(verification.json())
     else:
         from legroom.drawing.terminal import style_of
 
-        sys.stdout.write(verification_text(found, style_of(sys.stdout)))
+        sys.stdout.write(verification_text(verification, style_of(sys.stdout)))
     sys.stdout.flush()  # a file that cannot be written must not cost the answer
     if args.svg:
-        write_file(args.svg, verification_svg(found), "picture")
+        write_file(args.svg, verification_svg(verification), "picture")
     if args.report:
         import json
 
         as_json = args.report.endswith(".json")
         write_file(
-            args.report, json.dumps(found.json(), indent=1) + "\n" if as_json else verification_text(found), "report"
+            args.report,
+            json.dumps(verification.json(), indent=1) + "\n" if as_json else verification_text(verification),
+            "report",
         )
-    if any(remark.startswith("interrupted") for remark in found.notes):
+    if verification.interrupted:
         return _INTERRUPTED
-    return OK if found.ok else ANSWER_IS_NO
+    return OK if verification.ok else ANSWER_IS_NO
 
 
-def _wish(args: argparse.Namespace) -> Wish:
-    from legroom.verify.checks import Limits, planned_pool
-    from legroom.verify.verify import Wish
+def _request(args: argparse.Namespace) -> VerificationRequest:
+    from legroom.verify.checks import PassCriteria, planned_pool
+    from legroom.verify.verify import VerificationRequest
 
     if args.trace and args.load != "chat":
         raise LegroomError("--trace and --load both say what the load is", "give one of them")
@@ -113,7 +114,7 @@ def _wish(args: argparse.Namespace) -> Wish:
             raise LegroomError(
                 f"{option} {path}: not a file that can be written", "give a path in a folder that is there"
             )
-    return Wish(
+    return VerificationRequest(
         url=args.url,
         api_key=args.api_key or _key_around(args.url),
         planned=planned_pool(args.plan) if args.plan else None,
@@ -122,7 +123,7 @@ def _wish(args: argparse.Namespace) -> Wish:
         requests=_number(args.requests, "--requests", 1),
         timeout_s=args.timeout,
         seed=args.seed,
-        limits=Limits(max_preemptions=_number(args.max_preemptions, "--max-preemptions", 0) or 0),
+        limits=PassCriteria(max_preemptions=_number(args.max_preemptions, "--max-preemptions", 0) or 0),
         verify_tls=not args.insecure,
         load_remote=args.yes_load_remote,
     )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Watch serving vLLMs: KV use, running and waiting, preemptions, prefix cache, tokens, latency, GPU memory of a server on
 this machine; a state and a sentence for each, a forecast, and incidents. On a terminal a live page; elsewhere, or with
---once, one look and an exit code. --daemon runs the sidecar, which tells others and, if told to, acts."""
+--once, one look and an exit code. --daemon runs the sidecar, which notifies others and, where allowed, acts."""
 
 _EPILOG = """\
 examples:
@@ -41,7 +41,6 @@ exit codes: 0 healthy, 1 an incident, 2 the call is wrong, 3 a server (or what l
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Describe the command's options."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "watch",
         usage="legroom watch URL ... [options]",
@@ -69,7 +68,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     how.add_argument("--ca-file", metavar="FILE", help="certificates of your own authority")
     how.add_argument("--json", action="store_true", help="one JSON object a look, on stdout")
     sidecar = parser.add_argument_group("the sidecar")
-    sidecar.add_argument("--daemon", action="store_true", help="stay, tell others, serve /metrics and /incidents")
+    sidecar.add_argument("--daemon", action="store_true", help="stay, notify others, serve /metrics and /incidents")
     sidecar.add_argument("--config", metavar="FILE", help="watch.toml")
     sidecar.add_argument(
         "--act", action="append", default=[], metavar="NAME", help="turn an action on (may be repeated)"
@@ -79,7 +78,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Choose the surface and hand over."""
     if args.record:
         _check_record(args)
     if args.rehearse:
@@ -100,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _has_terminal() -> bool:
     """Textual reads keys from stdin and draws on stderr. One that was closed is None."""
-    return all(one is not None and one.isatty() for one in (sys.stdin, sys.stdout, sys.stderr))
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
 
 
 def _check_record(args: argparse.Namespace) -> None:
@@ -201,8 +199,8 @@ def _replay(args: argparse.Namespace) -> int:
             opened += not change.is_over
             if not args.json:
                 finding = change.incident.finding
-                said = "over" if change.is_over else finding.reason if finding else ""
-                print(f"{when(change.time_s)}  {change.incident.server}  {change.incident.title}: {said}")
+                state = "over" if change.is_over else finding.reason if finding else ""
+                print(f"{when(change.time_s)}  {change.incident.server}  {change.incident.title}: {state}")
     if not args.json:
         print(f"\n{session.looks:,} looks, {opened} incident{'s' if opened != 1 else ''}\n")
         _show(list(session.views.values()), False)
@@ -214,14 +212,14 @@ def _rehearse(args: argparse.Namespace) -> int:
     from legroom.render.incident_text import when
     from legroom.sidecar.rehearse import rehearse
 
-    found = rehearse(Path(args.rehearse), _config(args))
+    rehearsal = rehearse(Path(args.rehearse), _config(args))
     if args.json:
-        print_json(found.to_json())
+        print_json(rehearsal.to_json())
         return OK
-    for event in found.events:
+    for event in rehearsal.events:
         print(f"{when(event.time_s)}  {event.server}  {event.text}")
-    servers, actions = plural(found.servers, "server"), plural(len(found.actions), "action")
-    print(f"\n{found.looks:,} looks at {servers}; {actions} would have been taken")
+    servers, actions = plural(rehearsal.servers, "server"), plural(len(rehearsal.actions), "action")
+    print(f"\n{rehearsal.looks:,} looks at {servers}; {actions} would have been taken")
     return OK
 
 

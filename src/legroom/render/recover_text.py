@@ -10,10 +10,10 @@ from legroom.drawing.terminal import Style
 from legroom.drawing.text import columns, plural, wrap
 from legroom.recover.free import Freed
 from legroom.recover.holders import Holdings
-from legroom.recover.orphans import Holder, State
+from legroom.recover.orphans import Holder, HolderState
 from legroom.units import GIB, human_bytes
 
-_HEADINGS: dict[State, tuple[str, str]] = {
+_HEADINGS: dict[HolderState, tuple[str, str]] = {
     "dead": ("Dead weight of a dead server", "red"),
     "suspect": ("Perhaps dead, not proven: left alone", "orange"),
     "unseen": ("Named by the driver, not to be seen from here", "orange"),
