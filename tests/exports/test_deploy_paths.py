@@ -10,17 +10,17 @@ from legroom.errors import LegroomError
 from legroom.exports.deploy import compose, docker, helm_values, kubernetes, script, systemd
 from legroom.exports.deploy.paths import named_paths
 from legroom.exports.deploy.server import is_model_folder, planned_server
-from legroom.exports.plan_document import plan_document
 from legroom.exports.request import ExportRequest
+from legroom.planning.plan_document import plan_from_json
 
 ELSEWHERE = [docker, compose, kubernetes, helm_values, systemd]
 
 
 def asked(*flags, model=None, **options):
-    document = dict(planned("8b-h100").document)
+    document = dict(planned("8b-h100").to_json())
     words = list(document["command"])
     document["command"] = [*words[:2], model or words[2], *words[3:], *map(str, flags)]
-    return ExportRequest(planned("8b-h100").release, plan_document(document), options)
+    return ExportRequest(planned("8b-h100").release, plan_from_json(document), options)
 
 
 def text(module, request):
@@ -159,8 +159,8 @@ def test_without_such_a_folder_it_is_of_the_hub(tmp_path, monkeypatch):
 
 
 def cached(folder):
-    document = {**planned("8b-h100").document, "env": {"HF_HOME": str(folder), "VLLM_LOGGING_LEVEL": "INFO"}}
-    return ExportRequest(planned("8b-h100").release, plan_document(document), {})
+    document = {**planned("8b-h100").to_json(), "env": {"HF_HOME": str(folder), "VLLM_LOGGING_LEVEL": "INFO"}}
+    return ExportRequest(planned("8b-h100").release, plan_from_json(document), {})
 
 
 @pytest.mark.parametrize("module", [docker, compose, kubernetes, helm_values])

@@ -9,12 +9,12 @@ import yaml
 from planned import planned
 
 from legroom.cli.main import COMMANDS, main
-from legroom.exports.plan_document import plan_document
 from legroom.exports.prometheus import alert_runbooks
 from legroom.exports.prometheus import rules as prometheus
 from legroom.exports.prometheus.alerts import words
 from legroom.exports.request import ExportRequest
 from legroom.facts.releases import release
+from legroom.planning.plan_document import plan_from_json
 
 PAGES = Path(__file__).parents[2] / "docs/runbooks"
 
@@ -66,7 +66,7 @@ def test_the_configuration_scrapes_what_was_named(promtool, tmp_path):
 def test_a_plan_puts_its_figures_into_the_alerts():
     plan = planned("8b-h100")
     rules, _ = prometheus.files(ExportRequest(plan.release, plan))
-    assert f"the pool holds {plan.kv['tokens']:,} tokens" in rules.text
+    assert f"the pool holds {plan.kv.tokens:,} tokens" in rules.text
     assert f"{plan.args['max_num_seqs']:,} may run at once" in rules.text
 
 
@@ -106,8 +106,8 @@ def test_a_speed_up_divides_every_time_and_changes_nothing_else():
 
 
 def planned_with(*flags):
-    document = dict(planned("8b-dp2").document)
-    made = plan_document({**document, "command": [*document["command"], *flags]})
+    document = dict(planned("8b-dp2").to_json())
+    made = plan_from_json({**document, "command": [*document["command"], *flags]})
     return ExportRequest(made.release, made, {})
 
 

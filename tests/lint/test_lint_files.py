@@ -16,10 +16,10 @@ from legroom.api import plan
 from legroom.cli.main import main
 from legroom.deployments.shell.words import commands
 from legroom.deployments.text import Text
-from legroom.exports.plan_document import plan_document
 from legroom.lint.lint import SEARCHED, Options, lint_texts
 from legroom.lint.promql import comparisons, series_names
 from legroom.lint.rules import modules, rules
+from legroom.planning.plan_document import plan_from_json
 
 ROOT = Path(__file__).parents[2]
 RULES_FILE = "groups: [{name: a, rules: [{alert: A, expr: 'EXPR'}]}]"
@@ -64,7 +64,7 @@ def test_alerts(expression, expected):
 
 
 def test_a_threshold_is_held_against_the_plan():
-    document = plan_document(plan("llama-3.1-8b", "h100", max_num_seqs=64).json())
+    document = plan_from_json(plan("llama-3.1-8b", "h100", max_num_seqs=64).json())
     assert alert("vllm:num_requests_running > 100", plan=document) == ["alert-never"]
     assert alert("vllm:num_requests_running > 60", plan=document) == []
 
@@ -219,14 +219,14 @@ def test_the_release_of_an_image_decides_unless_one_is_named():
 
 
 def test_a_probe_is_held_against_the_planned_load():
-    document = plan_document(plan("llama-3.1-70b", "h100", tensor_parallel_size=4).json())
+    document = plan_from_json(plan("llama-3.1-70b", "h100", tensor_parallel_size=4).json())
     planned = manifest(container={"args": ["--model", "meta-llama/Llama-3.1-70B", "--tensor-parallel-size", "4"]})
     assert "start-too-short" in rules_of(planned, "pod.yaml", plan=document)
     assert "start-too-short" not in rules_of(planned, "pod.yaml")
 
 
 def test_a_server_of_another_model_is_not_held_against_the_plan():
-    document = plan_document(plan("llama-3.1-70b", "h100", tensor_parallel_size=4).json())
+    document = plan_from_json(plan("llama-3.1-70b", "h100", tensor_parallel_size=4).json())
     other = manifest(container={"args": ["--model", "org/m", "--tensor-parallel-size", "2", "--enforce-eager"]})
     (found,) = lint(other, "pod.yaml", plan=document).findings
     assert found.rule == "eager"
@@ -234,7 +234,7 @@ def test_a_server_of_another_model_is_not_held_against_the_plan():
 
 
 def test_flags_that_differ_from_the_plan_are_named():
-    document = plan_document(plan("llama-3.1-8b", "h100", max_model_len=8192).json())
+    document = plan_from_json(plan("llama-3.1-8b", "h100", max_model_len=8192).json())
     script = "vllm serve meta-llama/Llama-3.1-8B --max-model-len 4096 --max-num-seqs 1024"
     assert rules_of(script, "start.sh", plan=document) == ["plan-differs"]
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from legroom.errors import LegroomError
 from legroom.facts.releases import release
-from legroom.run.edited_command import value_of, with_flags
 from legroom.run.server_command import ServerCommand, read_command
 from legroom.run.start_script import script
 from legroom.run.tasks import apply_changes
+from legroom.vllm.command_line import value_of, with_settings
 
 NEW = release("0.32.0")
 
@@ -35,7 +35,7 @@ def read(*words: str) -> ServerCommand:
 
 def edited(text: str, **changes: object) -> str:
     words = text.split()
-    return " ".join(with_flags(words, 2, changes, NEW))
+    return " ".join(with_settings(words, 2, changes, NEW))
 
 
 def test_a_flag_is_replaced_where_it_stands_in_any_spelling():

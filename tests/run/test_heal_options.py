@@ -12,7 +12,7 @@ from forked import legroom
 
 from legroom.cli.main import main
 from legroom.errors import LegroomError
-from legroom.run.edited_command import kept_name
+from legroom.run.tasks import kept_name
 
 
 @pytest.fixture

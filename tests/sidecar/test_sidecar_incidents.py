@@ -10,6 +10,7 @@ from legroom.actions.notify import Webhook
 from legroom.live.detectors import DetectorFinding
 from legroom.live.journal.journal import Incident, Note
 from legroom.live.remedies import ProposedRemedy
+from legroom.planning.plan_document import PlanDocument
 from legroom.sidecar.acting import change_of
 from legroom.sidecar.http import SidecarMetrics
 from legroom.sidecar.incidents import IncidentKeeper
@@ -131,7 +132,7 @@ def test_a_severity_that_swings_is_told_once():
     ],
 )
 def test_computed_settings_become_flags_of_the_servers_release(version, settings, flags):
-    assert change_of((ProposedRemedy("why", settings),), {"vllm": version}).flags == flags
+    assert change_of((ProposedRemedy("why", settings),), PlanDocument(vllm=version)).flags == flags
 
 
 @pytest.mark.parametrize(
@@ -144,13 +145,13 @@ def test_computed_settings_become_flags_of_the_servers_release(version, settings
 )
 def test_what_is_for_people_or_for_another_release_is_passed_over(version, settings):
     found = (ProposedRemedy("why", settings), ProposedRemedy("next", {"max_num_seqs": 8}))
-    assert change_of(found, {"vllm": version}).flags == {"--max-num-seqs": "8"}
-    assert change_of(found[:1], {"vllm": version}) is None
+    assert change_of(found, PlanDocument(vllm=version)).flags == {"--max-num-seqs": "8"}
+    assert change_of(found[:1], PlanDocument(vllm=version)) is None
 
 
 def test_flags_are_changed_only_where_a_plan_is_known():
     found = (ProposedRemedy("words"), ProposedRemedy("better", {"max_num_seqs": 8}, {"A": "1"}))
     assert change_of(found, None) is None
-    assert change_of(found, {}).flags == {"--max-num-seqs": "8"}
-    assert change_of(found[:1], {}) is None
-    assert change_of(found, {"vllm": "of next year"}) is None
+    assert change_of(found, PlanDocument()).flags == {"--max-num-seqs": "8"}
+    assert change_of(found[:1], PlanDocument()) is None
+    assert change_of(found, PlanDocument(vllm="of next year")) is None

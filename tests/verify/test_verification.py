@@ -18,7 +18,15 @@ from legroom.errors import LegroomError
 from legroom.live.local_memory import is_loopback
 from legroom.render.verify_page import verification_svg, verification_text
 from legroom.units import GIB, MIB
-from legroom.verify.checks import PassCriteria, PlannedPool, kv_use, pool_as_planned, preempted, stable_memory
+from legroom.verify.checks import (
+    PassCriteria,
+    PlannedPool,
+    kv_use,
+    planned_pool,
+    pool_as_planned,
+    preempted,
+    stable_memory,
+)
 from legroom.verify.load import (
     PRESETS,
     KvPool,
@@ -29,7 +37,6 @@ from legroom.verify.load import (
     safe_concurrency,
     token_ids,
 )
-from legroom.verify.planned import read_plan
 from legroom.verify.report import LoadRun
 from legroom.verify.sampling import LoadSample
 from legroom.verify.server import RequestOutcome
@@ -366,7 +373,7 @@ def test_a_plan_of_legroom_is_read_with_its_band(tmp_path, capsys):
     assert main(["plan", "llama-3.1-8b", "--gpu", "h100", "--max-model-len", "8192", "--json"]) == 0
     path = tmp_path / "plan.json"
     path.write_text(capsys.readouterr().out)
-    planned = read_plan(str(path))
+    planned = planned_pool(str(path))
     assert planned.low_blocks < planned.num_blocks < planned.high_blocks
     assert planned.max_model_len == 8192
 
@@ -378,4 +385,4 @@ def test_what_is_no_plan_is_refused(tmp_path, text):
     path = tmp_path / "plan.json"
     path.write_text(text)
     with pytest.raises(LegroomError):
-        read_plan(str(path))
+        planned_pool(str(path))

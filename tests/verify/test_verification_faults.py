@@ -10,9 +10,8 @@ from test_verification import StandIn, checked, serving
 from legroom.cli.main import main
 from legroom.errors import LegroomError
 from legroom.live.local_memory import is_loopback
-from legroom.verify.checks import PlannedPool, kv_use
+from legroom.verify.checks import PlannedPool, kv_use, planned_pool
 from legroom.verify.load import KvPool, Load, LoadRequest, read_load
-from legroom.verify.planned import read_plan
 from legroom.verify.report import LoadRun
 from legroom.verify.sampling import LoadSample
 from legroom.verify.verify import VerificationRequest, verify
@@ -93,7 +92,7 @@ def test_another_name_of_the_model_is_noted_and_not_judged():
 
 def test_the_model_and_context_of_a_plan_are_read(tmp_path):
     (tmp_path / "p.json").write_text(json.dumps(PLAN))
-    planned = read_plan(str(tmp_path / "p.json"))
+    planned = planned_pool(str(tmp_path / "p.json"))
     assert (planned.model, planned.max_model_len) == ("Qwen/Qwen3-8B", 512)
 
 
@@ -109,7 +108,7 @@ def test_a_plan_that_is_none_is_said_to_be_in_plain_words(tmp_path, text):
     path = tmp_path / "p.json"
     path.write_text(text)
     with pytest.raises(LegroomError) as caught:
-        read_plan(str(path))
+        planned_pool(str(path))
     assert "indices" not in caught.value.message
 
 

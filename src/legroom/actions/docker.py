@@ -10,7 +10,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from legroom.actions.flag_words import doubled, require_server, with_flags
 from legroom.actions.platform import (
     ActionFailed,
     FlagChange,
@@ -18,12 +17,15 @@ from legroom.actions.platform import (
     Override,
     RestartRequest,
     State,
+    doubled,
     read_if_there,
+    require_server,
     restore_file,
     write_whole,
 )
 from legroom.actions.programs import call, succeed
 from legroom.records import dataclass
+from legroom.vllm.command_line import with_flags
 
 _QUICK_S = 30.0
 

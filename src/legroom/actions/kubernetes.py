@@ -13,9 +13,17 @@ import json
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
-from legroom.actions.flag_words import require_server, with_flags
-from legroom.actions.platform import ActionFailed, FlagChange, FlagsFixed, Override, RestartRequest, State
+from legroom.actions.platform import (
+    ActionFailed,
+    FlagChange,
+    FlagsFixed,
+    Override,
+    RestartRequest,
+    State,
+    require_server,
+)
 from legroom.records import dataclass
+from legroom.vllm.command_line import with_flags
 
 RESTARTED_BY = "legroom/restarted-by"
 _QUICK_S = 20.0

@@ -6,10 +6,11 @@ import contextlib
 import json
 import os
 import stat
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from legroom.deployments.server_words import SHELLS, basename, server_start
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.home import store_path
 from legroom.records import dataclass, field
@@ -213,3 +214,24 @@ async def scale(platform: Platform, replicas: int, act: bool) -> str:
         return f"{platform.name} has {replicas} already"
     await platform.scale(replicas)
     return f"{platform.name} scaled from {before} to {replicas}"
+
+
+def doubled(values: Mapping[str, str | None], signs: str) -> dict[str, str | None]:
+    """The values with every such sign twice: to whoever reads them, one alone begins a name that is replaced."""
+    twice = str.maketrans({sign: sign * 2 for sign in signs})
+    return {name: value.translate(twice) if value is not None else None for name, value in values.items()}
+
+
+def require_server(words: Sequence[str], where: str, *, in_image: bool = False) -> None:
+    """Raises where the words do not start vLLM themselves, so that a changed flag would not reach it.
+
+    What an image starts is not known here (`in_image`): it is taken for vLLM, unless it is a shell with a script.
+    """
+    if server_start(list(words)) is None and not any("vllm" in word for word in words[:1]):
+        if in_image and not any(basename(word) in SHELLS for word in words[:1]):
+            return
+        shown = " ".join(words[:2])
+        raise FlagsFixed(
+            f"{where} runs `{shown} ...`, and legroom cannot see vLLM's flags in it",
+            "start vLLM there directly, or change the flags in that script by hand",
+        )

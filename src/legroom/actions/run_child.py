@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from legroom.actions.flag_words import way_back
 from legroom.actions.platform import (
     ActionFailed,
     FlagChange,
@@ -23,6 +22,7 @@ from legroom.actions.platform import (
 from legroom.actions.programs import process_identity
 from legroom.home import runs_folder
 from legroom.records import dataclass
+from legroom.vllm.command_line import changes_back
 
 _POLL_S = 0.2
 
@@ -81,7 +81,7 @@ class RunChild:
 
     async def restore_flags(self, override: Override) -> None:
         """The way back from the command that runs to the one that ran: what `run` was told, it keeps."""
-        back = way_back(
+        back = changes_back(
             [str(word) for word in self._record().get("command") or []], json.loads(override.before or "[]")
         )
         if back:

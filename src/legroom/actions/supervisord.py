@@ -6,7 +6,6 @@ import re
 import shlex
 from pathlib import Path
 
-from legroom.actions.flag_words import doubled, require_server, with_flags
 from legroom.actions.platform import (
     ActionFailed,
     FlagChange,
@@ -14,11 +13,14 @@ from legroom.actions.platform import (
     Override,
     RestartRequest,
     State,
+    doubled,
     read_if_there,
+    require_server,
     write_whole,
 )
 from legroom.actions.programs import call, process_identity, succeed
 from legroom.records import dataclass
+from legroom.vllm.command_line import with_flags
 
 _QUICK_S = 20.0
 _STATUS = re.compile(r"^\S+\s+(?P<state>[A-Z]+)\s*(?:pid (?P<pid>\d+))?", re.MULTILINE)

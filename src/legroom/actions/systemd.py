@@ -6,7 +6,6 @@ import os
 import shlex
 from pathlib import Path
 
-from legroom.actions.flag_words import doubled, require_server, with_flags
 from legroom.actions.platform import (
     ActionFailed,
     FlagChange,
@@ -14,12 +13,15 @@ from legroom.actions.platform import (
     Override,
     RestartRequest,
     State,
+    doubled,
     read_if_there,
+    require_server,
     restore_file,
     write_whole,
 )
 from legroom.actions.programs import call, succeed
 from legroom.records import dataclass
+from legroom.vllm.command_line import with_flags
 
 _DROP_IN = "90-legroom.conf"
 _QUICK_S = 20.0

@@ -156,7 +156,7 @@ def _show(rows: Sequence[Row], wish: Wish, release: Release, args: argparse.Name
 def row_json(row: Row) -> dict[str, Any]:
     """One row of the table."""
     from legroom.planning.plan import ready_command
-    from legroom.planning.plan_json import layout_json
+    from legroom.planning.plan_document import layout_json
 
     fit, plan = row.fit, row.fit.plan
     document: dict[str, Any] = {

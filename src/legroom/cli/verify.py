@@ -102,8 +102,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _request(args: argparse.Namespace) -> VerificationRequest:
-    from legroom.verify.checks import PassCriteria
-    from legroom.verify.planned import read_plan
+    from legroom.verify.checks import PassCriteria, planned_pool
     from legroom.verify.verify import VerificationRequest
 
     if args.trace and args.load != "chat":
@@ -118,7 +117,7 @@ def _request(args: argparse.Namespace) -> VerificationRequest:
     return VerificationRequest(
         url=args.url,
         api_key=args.api_key or _key_around(args.url),
-        planned=read_plan(args.plan) if args.plan else None,
+        planned=planned_pool(args.plan) if args.plan else None,
         load=args.trace or args.load,
         concurrency=_number(args.concurrency, "--concurrency", 1),
         requests=_number(args.requests, "--requests", 1),

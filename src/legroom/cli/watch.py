@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from dataclasses import replace
@@ -225,6 +224,7 @@ def _rehearse(args: argparse.Namespace) -> int:
 
 
 def _session(args: argparse.Namespace, journal: Journal | None, config: SidecarConfig) -> WatchSession:
+    from legroom.planning.plan_document import read_plan
     from legroom.sidecar.watch import WatchSession
 
     recorder = None
@@ -234,20 +234,8 @@ def _session(args: argparse.Namespace, journal: Journal | None, config: SidecarC
         recorder = Recorder(Path(args.record))
     plans = {server.name: server.plan for server in config.servers if server.plan is not None}
     if args.plan:
-        plans[""] = _plan(args.plan)
+        plans[""] = read_plan(args.plan, needs=("kv",))
     return WatchSession(config.thresholds, plans, journal=journal, recorder=recorder, say=note)
-
-
-def _plan(path: str) -> dict[str, Any]:
-    try:
-        document = json.loads(Path(path).read_text("utf-8"))
-    except OSError as error:
-        raise LegroomError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError:
-        document = None
-    if not isinstance(document, dict) or "kv" not in document:
-        raise LegroomError(f"{path} is not a plan", "write it with legroom plan ... --json > FILE")
-    return document
 
 
 def _journal(config: SidecarConfig) -> Journal | None:
@@ -263,6 +251,7 @@ def _journal(config: SidecarConfig) -> Journal | None:
 def _config(args: argparse.Namespace) -> SidecarConfig:
     """Where to look, from watch.toml, addresses or both."""
     from legroom.live.metrics.address import endpoint
+    from legroom.planning.plan_document import read_plan
     from legroom.sidecar.config import (
         KubernetesConfig,
         PrometheusConfig,
@@ -277,7 +266,7 @@ def _config(args: argparse.Namespace) -> SidecarConfig:
     config = with_act(read_config(Path(args.config)), args.act) if args.config else simple_config([], args.act)
     known = {server.name for server in config.servers}
     given = [endpoint(url, token, verify_tls=not args.insecure, ca_file=args.ca_file) for url in args.urls]
-    plan = _plan(args.plan) if args.plan else None
+    plan = read_plan(args.plan, needs=("kv",)) if args.plan else None
     # A server may be given twice, with and without http:// or credentials: two lines of looks would break its rates.
     more = {place.server: ServerConfig(place, "default", plan=plan) for place in given if place.server not in known}
     config = replace(config, servers=(*config.servers, *more.values()))

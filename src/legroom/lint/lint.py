@@ -19,8 +19,8 @@ from legroom.lint.rules import modules
 from legroom.records import dataclass
 
 if TYPE_CHECKING:
-    from legroom.exports.plan_document import PlanDocument
     from legroom.facts.releases import Release
+    from legroom.planning.plan_document import PlanDocument
 
 
 _COMMENT = re.compile(r"legroom:\s*ignore(?P<file>-file)?(?P<rules>(?:[ \t]+[a-z][a-z-]*,?)*)")

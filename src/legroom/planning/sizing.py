@@ -45,14 +45,14 @@ def size(model: Model, release: Release, args: ServeArgs, wish: Wish, gpus: Sequ
         yield _smallest(Target(model, gpu, 1, release), args, wish)
 
 
-def _smallest(one: Target, args: ServeArgs, wish: Wish) -> Fit:
+def _smallest(target: Target, args: ServeArgs, wish: Wish) -> Fit:
     short = ""
     for count in sorted(wish.gpus):
-        found = find([replace(one, gpus=count)], args, replace(wish, gpus=(count,)), most=1)
-        if found.best is not None:
-            return Fit(one.gpu, found.best, found.losses, _largest_part(found.best))
-        short = found.short_by
-    return Fit(one.gpu, None, (), short)
+        result = find([replace(target, gpus=count)], args, replace(wish, gpus=(count,)), most=1)
+        if result.best is not None:
+            return Fit(target.gpu, result.best, result.losses, _largest_part(result.best))
+        short = result.short_by
+    return Fit(target.gpu, None, (), short)
 
 
 def _largest_part(plan: Plan) -> str:

@@ -17,7 +17,7 @@ from legroom.drawing.text import columns, wrap
 from legroom.facts.releases import latest
 from legroom.live.journal.journal import Incident, JournalPoint
 from legroom.render.watch_text import curve
-from legroom.vllm.command import setting_words
+from legroom.vllm.command_line import setting_words
 
 _MOST_LINES = 8
 _MOST_SLOTS = 560

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from legroom.drawing.bar import Segment
 from legroom.drawing.text import count, plural
@@ -88,20 +87,6 @@ def headline(plan: Plan) -> str:
         return f"{start} starts, but it is tight: {plan.reason}."
     card = "the card" if target.gpus == 1 else "each card"
     return f"{start} starts; {max(plan.layout.headroom_bytes, 0) / GIB:.1f} GiB of {card} stays free."
-
-
-def flag_words(flags: Mapping[str, Any]) -> list[str]:
-    """`{"enforce_eager": True}` as `--enforce-eager`, the way it is typed."""
-    words: list[str] = []
-    for name, value in flags.items():
-        flag = "--" + name.replace("_", "-")
-        if value is True:
-            words.append(flag)
-        elif value is False:
-            words.append("--no-" + flag[2:])
-        elif value is not None:
-            words += [flag, str(value)]
-    return words
 
 
 def pool_words(kv: KvPlan, block: str) -> str:

@@ -13,10 +13,10 @@ from legroom.render.plan_text import body_text, command_lines, mini_layout
 
 if TYPE_CHECKING:
     from legroom.planning.plan import Plan
-    from legroom.planning.search import Found
+    from legroom.planning.search import WishResult
 
 
-def wish_text(result: Found, style: Style = PLAIN) -> str:
+def wish_text(result: WishResult, style: Style = PLAIN) -> str:
     requests = "request" if result.wish.concurrency == 1 else "requests"
     wished = f"{result.wish.concurrency:g} {requests} of {count(result.wish.context)} tokens"
     if result.best is None:
@@ -35,7 +35,7 @@ def wish_text(result: Found, style: Style = PLAIN) -> str:
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
-def _answer(result: Found, best: Plan, wished: str, style: Style) -> Iterator[str]:
+def _answer(result: WishResult, best: Plan, wished: str, style: Style) -> Iterator[str]:
     mark = style.paint(style.pick("✓", "ok"), "green", "bold")
     head = f"{short_name(best.target.model.name)} on {best.target.gpus} x {best.target.gpu.name} holds {wished}."
     lines = wrap(head, style.width - 2)
@@ -48,7 +48,7 @@ def _answer(result: Found, best: Plan, wished: str, style: Style) -> Iterator[st
     )
 
 
-def _alternatives(result: Found, style: Style) -> Iterator[str]:
+def _alternatives(result: WishResult, style: Style) -> Iterator[str]:
     if not result.alternatives:
         return
     yield style.paint("Other ways to pay", "bold")

@@ -18,12 +18,11 @@ from legroom.diagnosis.reader import pieces_of_file
 from legroom.diagnosis.starting_plan import Hints
 from legroom.errors import LegroomError
 from legroom.explain.catalog import entry
-from legroom.facts.flags import flags_of
+from legroom.facts.flags import flag_name, flags_of
 from legroom.records import dataclass
-from legroom.run.edited_command import value_of, with_flags
 from legroom.run.expectation import Expectation, Gpus, expect
 from legroom.run.server_command import ServerCommand, read_command
-from legroom.vllm.command_parts import command_parts
+from legroom.vllm.command_line import command_parts, value_of, with_settings
 
 SURE_ENOUGH = 0.5
 """Causes and fixes below this are reported, never tried."""
@@ -146,7 +145,7 @@ def _first_allowed(diagnosed: Remedy, findings: tuple[Finding, ...], case: _Case
     for fix in computed_fixes(findings):
         command = case.command
         change = _described(fix, command, case.environ)
-        words = with_flags(command.words, command.flags_at, fix.flags, command.release)
+        words = with_settings(command.words, command.flags_at, fix.flags, command.release)
         env = {**command.env, **fix.env}
         reason = _forbidden(fix, case.bounds) or _nothing_new(fix, words, env, case)
         if not reason:
@@ -242,4 +241,4 @@ def _flag(name: str, command: ServerCommand | None = None) -> str:
         for flag in flags_of(command.release).values():
             if flag.dest == name:
                 return flag.name
-    return name if name.isupper() else "--" + name.replace("_", "-")
+    return name if name.isupper() else flag_name(name)

@@ -102,9 +102,11 @@ class RunFile:
 
     def moving(self) -> str:
         """Why what was left is refused, and taken away: it would put the server elsewhere. Empty where it would not."""
+        from legroom.facts.flags import dest_name  # noqa: PLC0415 - `run` waits in little memory
+
         with contextlib.suppress(OSError, ValueError, AttributeError):
             flags = json.loads(self._flags.read_text("utf-8")).get("flags") or {}
-            moving = [name for name in flags if name.lstrip("-").replace("-", "_") in _MOVING]
+            moving = [name for name in flags if dest_name(name) in _MOVING]
             if moving:
                 self._flags.unlink()
                 return f"{', '.join(moving)} cannot be changed while it runs"

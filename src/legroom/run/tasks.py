@@ -8,9 +8,11 @@ An answer is `{"answer": ...}` or `{"error": {"message", "hint", "exit_code"}}`.
 from __future__ import annotations
 
 import asyncio
+import difflib
 import json
 import math
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -22,15 +24,14 @@ from legroom.actions.descendants import die_with_parent
 from legroom.deployments.server_words import assignments
 from legroom.errors import LegroomError
 from legroom.facts.evidence import startup_lines
-from legroom.facts.flags import flags_of
+from legroom.facts.flags import flag_name, flags_ever, flags_of
 from legroom.facts.releases import Release
 from legroom.guard import MIDDLEWARE
-from legroom.run.edited_command import kept_name, value_of, with_flags
 from legroom.run.expectation import Expectation, Gpus, calibrated, compared, expect, gpus_here
 from legroom.run.healing import Bounds, heal
 from legroom.run.server_command import ServerCommand, read_command
 from legroom.vllm.args import other_value
-from legroom.vllm.command_parts import command_parts
+from legroom.vllm.command_line import command_parts, value_of, with_settings
 from legroom.vllm.secret_words import without_secrets
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def apply_changes(question: Question) -> Answer:
     command = read_command([*assignments(given), *question["words"]], question["vllm"], os.environ)
     flags = question["changes"].get("flags") or {}
     changes = dict(_change(name, value, command.release) for name, value in flags.items())
-    changed = with_flags(command.words, command.flags_at, changes, command.release)
+    changed = with_settings(command.words, command.flags_at, changes, command.release)
     after = read_command([*assignments(given), *changed], question["vllm"], os.environ)
     wrong = [problem for problem in after.problems if problem not in command.problems]
     if wrong and not command.release.note:  # of a release that is not known exactly, flags are not either
@@ -203,3 +204,16 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+def kept_name(given: str) -> str:
+    """What `--keep` means: vLLM's Python name of a flag in any spelling, or a variable of the environment."""
+    name = "--" + given.lower() if not given.startswith("-") else given.lower() if given.startswith("--") else given
+    part = next(iter(command_parts([name])))
+    if part.flag is not None and ("-" in given or not given.isupper() or part.flag.name == flag_name(given.lower())):
+        return part.flag.dest
+    if re.fullmatch(r"[A-Z_][A-Z0-9_]*", given):
+        return given
+    near = difflib.get_close_matches(flag_name(name), flags_ever(), n=1)
+    hint = f"did you mean {near[0]}?" if near else "write a flag of vLLM's as vLLM does, a variable in capitals"
+    raise LegroomError(f"--keep {given}: vLLM has no such flag", hint)

@@ -7,17 +7,19 @@ import copy
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from legroom.actions.kubernetes import KubernetesLease
 from legroom.actions.platform import ActionFailed, FlagChange, FlagsFixed, Override, kept_override, scale
 from legroom.errors import LegroomError
-from legroom.facts.releases import Release, latest, release
+from legroom.facts.flags import flag_name
+from legroom.facts.releases import Release, latest
 from legroom.live.detectors import Watcher
 from legroom.live.journal.journal import DONE, FAILED, UNDONE, Action, JournalUnavailable
 from legroom.live.metrics.window import Window
 from legroom.live.remedies import ProposedRemedy
+from legroom.planning.plan_document import PlanDocument
 from legroom.sidecar.config import ServerConfig, SidecarConfig
 from legroom.sidecar.decisions import decision_about
 from legroom.sidecar.drains import REFUSED_AGAIN_S, Drains, left_drained
@@ -25,19 +27,18 @@ from legroom.sidecar.incidents import BY, OpenIncident
 from legroom.sidecar.notifier import ActionReport
 from legroom.sidecar.policy import DAY_S, RESTARTS, Decision, GroupState, Trouble, decide, refuse
 from legroom.sidecar.restart import ActionContext, RestartOrder, RestartOutcome, ServerRestart
-from legroom.vllm.command import setting_words
+from legroom.vllm.command_line import setting_words
 
 _BY_PEOPLE = frozenset({"model", "tensor_parallel_size", "pipeline_parallel_size"})
 """Another model, or more GPUs than the server has, is a decision of people."""
 
 
-def change_of(remedies: Sequence[ProposedRemedy], plan: Mapping[str, Any] | None) -> FlagChange | None:
+def change_of(remedies: Sequence[ProposedRemedy], plan: PlanDocument | None) -> FlagChange | None:
     """The flags of the first remedy that the server's release takes, where they come from a plan of this server."""
     if plan is None:
         return None
-    version = plan.get("vllm")
     try:
-        used = release(version) if isinstance(version, str) else latest()
+        used = plan.release if plan.vllm else latest()
     except LegroomError:
         return None  # which flags it takes is not known
     changes = (
@@ -53,7 +54,7 @@ def _change(answer: ProposedRemedy, used: Release) -> FlagChange | None:
         words = setting_words(dest, value, used)
         if words is None or len(words) > 2:
             return None
-        name, _, joined = words[0].partition("=") if words else ("--" + dest.replace("_", "-"), "", None)
+        name, _, joined = words[0].partition("=") if words else (flag_name(dest), "", None)
         flags[name] = words[1] if len(words) == 2 else joined
     return FlagChange(flags, dict(answer.env))
 

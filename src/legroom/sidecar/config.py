@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from legroom.live.detectors import DETECTORS
 from legroom.live.metrics.address import Endpoint, endpoint
 from legroom.live.metrics.prometheus_source import PrometheusSource
 from legroom.live.thresholds import DEFAULT, LONGEST_INTERVAL_S, Thresholds
+from legroom.planning.plan_document import PlanDocument, read_plan
 from legroom.records import dataclass, field
 from legroom.sidecar.platforms import drain_method_of, platform_of
 from legroom.sidecar.policy import ACTION_NAMES, ActionLimits
@@ -35,7 +35,7 @@ class ServerConfig:
     group: str
     platform: Platform | None = None
     drain_method: DrainMethod | None = None
-    plan: Mapping[str, Any] | None = None
+    plan: PlanDocument | None = None
     answers: Mapping[str, FlagChange] = field(default_factory=dict)
     """Flags to restart with, by the kind of finding that they cure."""
 
@@ -189,19 +189,16 @@ def _server(table: Table) -> ServerConfig:
     return made
 
 
-def _plan(table: Table) -> Mapping[str, Any] | None:
+def _plan(table: Table) -> PlanDocument | None:
     path = table.path("plan")
     if path is None:
         return None
     try:
-        document = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+        return read_plan(str(path), needs=("layout",))
+    except LegroomError as error:
         raise table.wrong(
             "plan", f"{path} is not the JSON of a plan", "write it with: legroom plan ... --json"
         ) from error
-    if not isinstance(document, dict) or "layout" not in document:
-        raise table.wrong("plan", f"{path} is not the JSON of a plan", "write it with: legroom plan ... --json")
-    return document
 
 
 def _answers(table: Table) -> dict[str, FlagChange]:

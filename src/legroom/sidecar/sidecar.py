@@ -27,6 +27,7 @@ from legroom.live.metrics.sample import Look, Sample
 from legroom.live.metrics.scrape import look, open_session
 from legroom.live.metrics.window import Window
 from legroom.live.remedies import remedies_for
+from legroom.planning.plan_document import PlanDocument
 from legroom.process_lock import single_process
 from legroom.sidecar.acting import Actor, change_of, frozen_copy
 from legroom.sidecar.config import ServerConfig, SidecarConfig, is_loopback
@@ -244,7 +245,7 @@ class Sidecar:
         task.add_done_callback(self._finding_remedies.discard)
 
     async def _find_remedies(
-        self, incident: OpenIncident, finding: DetectorFinding, window: Window, plan: Mapping[str, Any] | None
+        self, incident: OpenIncident, finding: DetectorFinding, window: Window, plan: PlanDocument | None
     ) -> None:
         """Computes what would cure it, beside the looking: a plan and its levers take a moment."""
         given = incident.change

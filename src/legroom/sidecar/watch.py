@@ -24,6 +24,7 @@ from legroom.live.local_memory import LocalMemory
 from legroom.live.metrics.sample import Look, Sample, ScrapeFailure
 from legroom.live.thresholds import DEFAULT, Thresholds
 from legroom.live.view import ServerView, view
+from legroom.planning.plan_document import PlanDocument
 from legroom.records import dataclass
 from legroom.sidecar.incidents import OVER, UNWATCHED, IncidentKeeper, OpenIncident
 
@@ -75,7 +76,7 @@ class WatchSession:
     def __init__(
         self,
         levels: Thresholds = DEFAULT,
-        plans: Mapping[str, Mapping[str, Any]] | None = None,
+        plans: Mapping[str, PlanDocument] | None = None,
         journal: Journal | None = None,
         recorder: Recorder | None = None,
         say: Callable[[str], None] | None = None,

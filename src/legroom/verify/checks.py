@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from legroom.drawing.text import count, plural
+from legroom.errors import LegroomError
+from legroom.planning.plan_document import HOW_TO_WRITE_ONE, read_plan
 from legroom.records import dataclass
 from legroom.units import MIB, human_bytes
 from legroom.verify.load import KvPool, Load, needed_blocks
@@ -37,6 +39,24 @@ class PlannedPool:
     max_num_seqs: int | None = None
     max_model_len: int | None = None
     model: str = ""
+
+
+_OF_THE_PLAN = ("kv.num_blocks", "kv.block_size", "layout.kv_cache_bytes", "args.max_num_seqs", "args.max_model_len")
+
+
+def planned_pool(path: str) -> PlannedPool:
+    """The blocks of a saved plan, with the band that its own certainty gives them."""
+    plan = read_plan(path, _OF_THE_PLAN)
+    kv, args, planned_bytes = plan.kv, plan.args, plan.layout.kv_cache_bytes
+    seqs, context = int(args["max_num_seqs"]), int(args["max_model_len"])
+    if kv.num_blocks < 0 or min(kv.block_size, context) < 1:
+        raise LegroomError(f"{path} is no plan of legroom: it has a pool of nothing", HOW_TO_WRITE_ONE)
+    low = high = float(kv.num_blocks)
+    band = plan.confidence.get("kv_cache_bytes")
+    if band and planned_bytes and args.get("num_gpu_blocks_override") is None:
+        blocks_per_byte = kv.num_blocks / planned_bytes
+        low, high = ((planned_bytes if end is None else end) * blocks_per_byte for end in (band.low, band.high))
+    return PlannedPool(kv.num_blocks, kv.block_size, int(low), int(high), seqs, context, plan.model)
 
 
 def load_checks(

@@ -40,7 +40,7 @@ def looks_like_flag(token: str) -> bool:
 
 
 @dataclass
-class Reading:
+class FlagReader:
     """One command line being read for one release."""
 
     release: Release

@@ -12,7 +12,7 @@ from legroom.version import __version__
 
 if TYPE_CHECKING:
     from legroom.exports.deploy.words import Phrase
-    from legroom.exports.plan_document import PlanDocument
+    from legroom.planning.plan_document import PlanDocument
 
 WRITTEN = f"{MARK} {__version__}."
 _Told = Callable[["Phrase", "PlanDocument"], str]
@@ -30,17 +30,17 @@ def comment(phrase: Phrase, plan: PlanDocument | None) -> str:
 def headline(plan: PlanDocument) -> tuple[str, ...]:
     """What was planned and who wrote it down, in a few lines for the top of a file."""
     gpu, layout, kv = plan.gpu, plan.layout, plan.kv
-    each = "the card" if gpu["count"] == 1 else "each card"
+    each = "the card" if gpu.count == 1 else "each card"
     lines = [
-        f"{plan.model} on {gpu['count']} x {gpu['name']} with vLLM {plan.document['vllm']}.",
-        f"Of {gib(layout['total_bytes'])} on {each}: weights {gib(layout['weights_bytes'])}, activations "
-        f"{gib(layout.get('activation_bytes', 0))}, KV cache {gib(layout['kv_cache_bytes'])}, "
-        f"{gib(max(layout.get('headroom_bytes', 0), 0))} free at the peak.",
+        f"{plan.model} on {gpu.count} x {gpu.name} with vLLM {plan.vllm}.",
+        f"Of {gib(layout.total_bytes)} on {each}: weights {gib(layout.weights_bytes)}, activations "
+        f"{gib(layout.activation_bytes)}, KV cache {gib(layout.kv_cache_bytes)}, "
+        f"{gib(max(layout.headroom_bytes, 0))} free at the peak.",
     ]
-    if kv["num_blocks"] > 0:
+    if kv.num_blocks > 0:
         pool = "The pool" if plan.engines == 1 else f"The pool of each of the {plan.engines} data-parallel engines"
         lines.append(
-            f"{pool} has {kv['num_blocks']:,} blocks, {kv['tokens']:,} tokens: {kv['max_concurrency']:.2f} requests "
+            f"{pool} has {kv.num_blocks:,} blocks, {kv.tokens:,} tokens: {kv.max_concurrency:.2f} requests "
             f"of the full {plan.args['max_model_len']:,} tokens at once."
         )
     return (*lines, WRITTEN)
@@ -49,19 +49,19 @@ def headline(plan: PlanDocument) -> tuple[str, ...]:
 def _max_model_len(phrase: Phrase, plan: PlanDocument) -> str:
     if phrase.value in ("-1", "auto"):
         return f"The longest context that memory holds: {plan.args['max_model_len']:,} tokens here."
-    needed = plan.kv.get("needed_bytes") or 0
-    if not needed or plan.kv["num_blocks"] <= 0:
+    needed = plan.kv.needed_bytes
+    if not needed or plan.kv.num_blocks <= 0:
         return "The most tokens a request may have."
     return (
         f"The most tokens a request may have. One request of that length needs {gib(needed)} of KV cache; the pool "
-        f"holds {plan.kv['max_concurrency']:.2f} of them. A lower limit does not make the pool smaller."
+        f"holds {plan.kv.max_concurrency:.2f} of them. A lower limit does not make the pool smaller."
     )
 
 
 def _max_num_seqs(phrase: Phrase, plan: PlanDocument) -> str:
-    if plan.kv["tokens"] <= 0:
+    if plan.kv.tokens <= 0:
         return _PLAIN[phrase.flag]
-    average = int(plan.kv["tokens"] / max(int(plan.args["max_num_seqs"]), 1))
+    average = int(plan.kv.tokens / max(int(plan.args["max_num_seqs"]), 1))
     return (
         f"Requests computed in one step. If all of them run, each has {average:,} tokens of the pool on average; any "
         "more wait, they do not fail."
@@ -69,7 +69,7 @@ def _max_num_seqs(phrase: Phrase, plan: PlanDocument) -> str:
 
 
 def _batched_tokens(phrase: Phrase, plan: PlanDocument) -> str:
-    peak = human_bytes(plan.layout.get("activation_bytes", 0))
+    peak = human_bytes(plan.layout.activation_bytes)
     return f"Tokens computed in one step. They set the activation peak: {peak} of each card in the profile run."
 
 
@@ -77,33 +77,33 @@ def _utilization(phrase: Phrase, plan: PlanDocument) -> str:
     layout = plan.layout
     if plan.args.get("kv_cache_memory_bytes"):
         return "The share of the card that must be free at the start; the size of the pool is set separately."
-    share = f"The share of each card that vLLM may use: {gib(layout['budget_bytes'])} of {gib(layout['total_bytes'])}."
-    if not plan.kv["num_blocks"]:
+    share = f"The share of each card that vLLM may use: {gib(layout.budget_bytes)} of {gib(layout.total_bytes)}."
+    if not plan.kv.num_blocks:
         return f"{share} This model keeps no KV cache."
     return (
-        f"{share} What weights and activations leave of it becomes KV cache, {gib(layout['kv_cache_bytes'])}; another "
-        f"{gib(layout.get('outside_bytes', 0))} is used outside this share."
+        f"{share} What weights and activations leave of it becomes KV cache, {gib(layout.kv_cache_bytes)}; another "
+        f"{gib(layout.outside_bytes)} is used outside this share."
     )
 
 
 def _tensor_parallel(phrase: Phrase, plan: PlanDocument) -> str:
     return (
-        f"GPUs that split every layer between them. {gib(plan.layout['weights_bytes'])} of weights and "
-        f"{gib(plan.layout['kv_cache_bytes'])} of KV cache lie on each."
+        f"GPUs that split every layer between them. {gib(plan.layout.weights_bytes)} of weights and "
+        f"{gib(plan.layout.kv_cache_bytes)} of KV cache lie on each."
     )
 
 
 def _pipeline_parallel(phrase: Phrase, plan: PlanDocument) -> str:
-    return f"Stages the layers are split into; the fullest card holds {gib(plan.layout['weights_bytes'])} of weights."
+    return f"Stages the layers are split into; the fullest card holds {gib(plan.layout.weights_bytes)} of weights."
 
 
 def _kv_dtype(phrase: Phrase, plan: PlanDocument) -> str:
-    per_token = plan.kv.get("bytes_per_token") or 0
+    per_token = plan.kv.bytes_per_token or 0
     return f"The data type of the KV cache: {per_token:,} bytes per token on each card, over all layers."
 
 
 def _block_size(phrase: Phrase, plan: PlanDocument) -> str:
-    size = int(plan.kv["block_size"])
+    size = plan.kv.block_size
     return f"Tokens in a block; the last block of a sequence may have up to {size - 1} unused. The pool uses {size}."
 
 
@@ -112,15 +112,15 @@ def _eager(phrase: Phrase, plan: PlanDocument) -> str:
 
 
 def _kv_bytes(phrase: Phrase, plan: PlanDocument) -> str:
-    return f"The size of the KV cache on each card, set rather than computed: {gib(plan.layout['kv_cache_bytes'])}."
+    return f"The size of the KV cache on each card, set rather than computed: {gib(plan.layout.kv_cache_bytes)}."
 
 
 def _blocks(phrase: Phrase, plan: PlanDocument) -> str:
-    return f"Blocks of the pool, set rather than computed: {plan.kv['num_blocks']:,}."
+    return f"Blocks of the pool, set rather than computed: {plan.kv.num_blocks:,}."
 
 
 def _offload(phrase: Phrase, plan: PlanDocument) -> str:
-    left = gib(plan.layout["weights_bytes"])
+    left = gib(plan.layout.weights_bytes)
     return f"GiB of weights per card that stay in host memory; {left} remain on it. Every step reads the others again."
 
 
@@ -135,7 +135,7 @@ def _graph_sizes(phrase: Phrase, plan: PlanDocument) -> str:
 
 
 def _graphs(plan: PlanDocument) -> str:
-    return human_bytes(plan.layout.get("cuda_graph_bytes", 0))
+    return human_bytes(plan.layout.cuda_graph_bytes)
 
 
 _WITH_PLAN: Mapping[str, _Told] = {

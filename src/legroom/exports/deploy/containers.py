@@ -45,7 +45,7 @@ def container_server(request: ExportRequest) -> ExportedServer:
 
 def vendor(server: ExportedServer) -> str:
     """`nvidia`, `amd` or `intel`."""
-    name = str(server.plan.gpu.get("name", "")) if server.plan else ""
+    name = server.plan.gpu.name if server.plan else ""
     maker = "amd" if name.startswith("AMD") else "intel" if name.startswith("Intel") else "nvidia"
     if maker != "nvidia" and server.options.image is None:
         raise LegroomError(

@@ -14,8 +14,8 @@ from legroom.vllm.secret_words import is_secret
 
 if TYPE_CHECKING:
     from legroom.exports.deploy.times import StartTimes
-    from legroom.exports.plan_document import PlanDocument
     from legroom.facts.releases import Release
+    from legroom.planning.plan_document import PlanDocument
 
 _OF_ONE_MACHINE = frozenset({
     "PATH", "HOME", "USER", "LOGNAME", "PWD", "SHELL", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "PYTHONPATH",
@@ -78,9 +78,9 @@ def allocator_objection(plan: PlanDocument, words: ServerWords, release: Release
     broken = _broken(plan, words, release)
     if broken:
         return broken
-    if not str(plan.gpu.get("name", "")).startswith("NVIDIA"):
+    if not plan.gpu.name.startswith("NVIDIA"):
         return "expandable segments are known to work on NVIDIA cards only"
-    spare, burst = plan.layout.get("headroom_bytes", 0), plan.layout.get("activation_bytes", 0)
+    spare, burst = plan.layout.headroom_bytes, plan.layout.activation_bytes
     if spare >= burst:
         return (
             f"{gib(spare)} of the card stays free, more than the {gib(burst)} that a burst of activations takes, so "
@@ -90,7 +90,7 @@ def allocator_objection(plan: PlanDocument, words: ServerWords, release: Release
 
 
 def _allocator_reason(plan: PlanDocument) -> str:
-    spare, burst = plan.layout.get("headroom_bytes", 0), plan.layout.get("activation_bytes", 0)
+    spare, burst = plan.layout.headroom_bytes, plan.layout.activation_bytes
     return (
         f"only {gib(spare)} of the card stays free beside {gib(burst)} of activations, so PyTorch's cache must not "
         "fragment"

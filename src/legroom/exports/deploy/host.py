@@ -14,8 +14,8 @@ from legroom.records import dataclass
 from legroom.units import GIB, MIB
 
 if TYPE_CHECKING:
-    from legroom.exports.plan_document import PlanDocument
     from legroom.facts.releases import Release
+    from legroom.planning.plan_document import PlanDocument
 
 API_SERVER_BYTES = 2 * GIB
 ENGINE_BYTES = 2 * GIB
@@ -95,7 +95,7 @@ def host_needs(
     ]
     if words.get("--enable-sleep-mode") is not None:
         # Level 1 keeps the weights of every card in pinned memory until it is woken.
-        asleep = int(plan.layout["weights_bytes"]) * gpus
+        asleep = plan.layout.weights_bytes * gpus
         shares.append(Share("weights while asleep", asleep))
     if media_gib and not in_shm:
         # Every process that reads requests may fill one, and so may every engine.
@@ -113,7 +113,7 @@ def media_cache_gib(words: ServerWords, plan: PlanDocument, given: Mapping[str, 
     if phrase is not None:
         return number_of(phrase.value)
     off = ("--disable-mm-preprocessor-cache", "--language-model-only")
-    if not plan.document.get("modalities") or any(words.get(flag) for flag in off):
+    if not plan.modalities or any(words.get(flag) for flag in off):
         return 0.0
     if plan.release.before("0.8.0"):
         return 0.0

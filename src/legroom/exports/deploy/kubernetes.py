@@ -169,7 +169,7 @@ def _environment(server: ExportedServer) -> list[Any]:
 
 def secret_key(name: str) -> str:
     """Where in the server's Secret a variable lies."""
-    return _SECRET_KEYS.get(name) or name.lower().replace("_", "-")
+    return _SECRET_KEYS.get(name) or "-".join(name.lower().split("_"))
 
 
 def secrets_created(server: ExportedServer, namespace: str | None) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.drawing.text import wrap
@@ -20,9 +21,9 @@ from legroom.exports.deploy.words import API_KEY_NAME, WITHOUT_API_KEY
 from legroom.exports.request import ExportedFile
 
 if TYPE_CHECKING:
-    from legroom.exports.plan_document import PlanDocument
     from legroom.exports.request import ExportRequest
     from legroom.facts.releases import Release
+    from legroom.planning.plan_document import PlanDocument
 
 NAME = "script"
 HELP = "a start script with every flag explained"
@@ -52,10 +53,7 @@ def script_for(
     """
     if plan is None:
         return script_text(unplanned_server(words, release, env))
-    from legroom.exports.plan_document import PlanDocument  # noqa: PLC0415
-
-    document = {**plan.document, "command": list(words), "env": dict(env or plan.document.get("env") or {})}
-    return script_text(planned_server(PlanDocument(document, plan.source)))
+    return script_text(planned_server(replace(plan, command=tuple(words), env=env or plan.env)))
 
 
 def script_text(server: ExportedServer) -> str:

@@ -17,16 +17,16 @@ from legroom.exports.deploy.environment import EnvLine, env_remarks, environment
 from legroom.exports.deploy.host import HostNeeds, host_needs
 from legroom.exports.deploy.times import DISK_BYTES_S, DOWNLOAD_BYTES_S, DRAIN_S, StartTimes, speed_of
 from legroom.exports.deploy.words import API_KEY_NAME, WITHOUT_API_KEY, Phrase, ServerWords, take_apart
-from legroom.facts.flags import flags_of
+from legroom.facts.flags import flag_name, flags_of
 from legroom.guard import MIDDLEWARE, TOKEN_NAME
 from legroom.records import dataclass
 from legroom.units import GIB
 from legroom.vllm.secret_words import HIDDEN, PLACEHOLDER, is_secret
 
 if TYPE_CHECKING:
-    from legroom.exports.plan_document import PlanDocument
     from legroom.exports.request import ExportRequest
     from legroom.facts.releases import Release
+    from legroom.planning.plan_document import PlanDocument
 
 _PINNED = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
 """What the memory of a server follows from: written out, so that a release with other defaults changes nothing."""
@@ -192,7 +192,7 @@ def planned_server(
     words = _with_pinned(take_apart(plan.command, release), plan, release)
     if _has_guard(words):
         options = replace(options, guard=True)
-    given = {str(name): str(value) for name, value in (plan.document.get("env") or {}).items()}
+    given = dict(plan.env)
     copies = copies_here(words, plan.engines)
     gpus = copies * ranks_here(words, plan.args)
     checkpoint = checkpoint_bytes(plan, words)
@@ -279,18 +279,18 @@ def _secret_names(env: Mapping[str, str]) -> tuple[str, ...]:
 def checkpoint_bytes(plan: PlanDocument, words: ServerWords) -> int:
     """What is read from disk: the checkpoint itself where the plan knows it, else the weights of every rank of one copy
     and those that stay on the host."""
-    if plan.document.get("checkpoint_bytes"):
-        return int(plan.document["checkpoint_bytes"])
+    if plan.checkpoint_bytes:
+        return plan.checkpoint_bytes
     ways = int(plan.args.get("tensor_parallel_size") or 1)
-    ranks = plan.document.get("ranks") or [plan.layout]
-    on_cards = sum(int(rank.get("weights_bytes", 0)) for rank in ranks) * ways
-    if plan.document.get("moe") or plan.args.get("enable_expert_parallel"):
+    stages = [stage.layout for stage in plan.ranks] or [plan.layout]
+    on_cards = sum(layout.weights_bytes for layout in stages) * ways
+    if plan.moe or plan.args.get("enable_expert_parallel"):
         # Experts are spread over the copies too, whole or in slices; counting the rest as often errs upwards.
         on_cards *= int(plan.args.get("data_parallel_size") or 1)
         on_cards *= int(plan.args.get("prefill_context_parallel_size") or 1)
     phrase = words.get("--cpu-offload-gb")
     try:
-        on_host = int(float(phrase.value) * GIB) * ways * len(ranks) if phrase else 0
+        on_host = int(float(phrase.value) * GIB) * ways * len(stages) if phrase else 0
     except ValueError:
         on_host = 0
     given = words.get("--quantization")
@@ -307,7 +307,7 @@ def name_of_model(model: str) -> str:
 def _with_pinned(words: ServerWords, plan: PlanDocument, release: Release) -> ServerWords:
     table = flags_of(release)
     for dest in _PINNED:
-        flag = "--" + dest.replace("_", "-")
+        flag = flag_name(dest)
         value = plan.args.get(dest)
         if words.get(flag) is not None or value is None or flag not in table:
             continue

@@ -8,6 +8,7 @@ from legroom.errors import LegroomError
 from legroom.facts.flags import flags_of
 from legroom.facts.releases import Release
 from legroom.records import dataclass
+from legroom.vllm.command_line import joined, plain_name
 from legroom.vllm.reading import looks_like_flag
 from legroom.vllm.secret_words import SECRET_FLAGS
 
@@ -26,9 +27,7 @@ class Phrase:
     @property
     def words(self) -> tuple[str, ...]:
         """As it is typed; a value that starts with a dash is joined by `=`."""
-        if len(self.values) == 1 and looks_like_flag(self.values[0]):
-            return (f"{self.flag}={self.values[0]}",)
-        return (self.flag, *self.values)
+        return tuple(joined(self.flag, self.values))
 
     @property
     def value(self) -> str:
@@ -104,9 +103,5 @@ def _phrases(words: Iterable[str], release: Release) -> list[Phrase]:
 def _long_name(flag: str, table: object) -> str:
     if not flag.startswith("--") and isinstance(table, dict) and flag in table and not flag.startswith("-O"):
         return str(table[flag].name)
-    return flag if not flag.startswith("--") else "--" + flag[2:].partition(".")[0].replace("_", "-") + _dotted(flag)
-
-
-def _dotted(flag: str) -> str:
     _, dot, path = flag.partition(".")
-    return dot + path
+    return plain_name(flag) + dot + path if flag.startswith("--") else flag

@@ -14,8 +14,8 @@ from legroom.exports.prometheus.promql import Measures
 from legroom.exports.request import ExportedFile
 
 if TYPE_CHECKING:
-    from legroom.exports.plan_document import PlanDocument
     from legroom.exports.request import ExportRequest
+    from legroom.planning.plan_document import PlanDocument
 
 NAME = "grafana"
 HELP = "a dashboard with the plan beside what the servers measure"
@@ -52,7 +52,7 @@ def uid(plan: PlanDocument | None) -> str:
     """The same for the same deployment, so that importing again replaces the dashboard."""
     if plan is None:
         return "legroom-vllm"
-    which = f"{plan.model} {plan.gpu['name']} {plan.gpu['count']}"
+    which = f"{plan.model} {plan.gpu.name} {plan.gpu.count}"
     return f"legroom-vllm-{hashlib.sha256(which.encode()).hexdigest()[:8]}"
 
 

@@ -9,9 +9,9 @@ from legroom.exports.grafana.panels import BY_SERVER, INSTANCE, SERVER, WINDOW, 
 from legroom.exports.prometheus.promql import Measures, grouped
 
 if TYPE_CHECKING:
-    from legroom.exports.plan_document import PlanDocument
     from legroom.exports.prometheus.levels import AlertLevels
     from legroom.facts.releases import Release
+    from legroom.planning.plan_document import PlanDocument
 
 _SETTINGS = ("instance", "engine", "num_gpu_blocks", "block_size", "cache_dtype", "gpu_memory_utilization")
 """The labels of vLLM's cache settings that a reader compares with a plan."""
@@ -34,14 +34,14 @@ def memory_row(release: Release | None, measures: Measures, plan: PlanDocument |
         "The pool as the servers report it",
         "num_gpu_blocks and block_size are the pool that vLLM allocated at start"
         + (
-            f"; the plan says {plan.kv['num_blocks']:,} blocks of {plan.kv['block_size']} tokens."
+            f"; the plan says {plan.kv.num_blocks:,} blocks of {plan.kv.block_size} tokens."
             if plan
             else ". `legroom export grafana --plan FILE` puts the plan beside it."
         ),
         (Query(reported.value("cache_config", "max"), "{{instance}}"),),
         "short",
         "table",
-        24 if plan is None else 8 if plan.kv["num_blocks"] else 12,
+        24 if plan is None else 8 if plan.kv.num_blocks else 12,
     )
     if plan is None:
         return DashboardRow("Memory", (settings,))
@@ -52,11 +52,13 @@ def _layout(plan: PlanDocument) -> Panel:
     return Panel(
         "Planned layout of one GPU",
         f"Where every byte of the tightest GPU goes, by the plan for {plan.model} on "
-        f"{plan.gpu['count']} x {plan.gpu['name']}.",
-        tuple(Query(f"vector({plan.layout[name]})", label) for name, label in _PARTS.items() if plan.layout.get(name)),
+        f"{plan.gpu.count} x {plan.gpu.name}.",
+        tuple(
+            Query(f"vector({size})", label) for name, label in _PARTS.items() if (size := getattr(plan.layout, name))
+        ),
         "bytes",
         "bargauge",
-        8 if plan.kv["num_blocks"] else 12,
+        8 if plan.kv.num_blocks else 12,
     )
 
 
@@ -68,7 +70,7 @@ def _held(measures: Measures, plan: PlanDocument) -> tuple[Panel, ...]:
     panel = Panel(
         "Tokens in the KV cache",
         f"KV use times the planned {_pools(plan)}. The line is the pool: "
-        f"{plan.kv['max_concurrency'] * plan.engines:.1f} requests of {plan.args['max_model_len']:,} tokens.",
+        f"{plan.kv.max_concurrency * plan.engines:.1f} requests of {plan.args['max_model_len']:,} tokens.",
         (
             Query(f"{tokens} * {grouped(measures.value('kv_use', 'avg'))}"),
             Query(f"vector({tokens})", "planned pool"),
@@ -83,11 +85,11 @@ def _held(measures: Measures, plan: PlanDocument) -> tuple[Panel, ...]:
 
 def pool_tokens(plan: PlanDocument) -> int:
     """Of all engines of a server together: each data-parallel engine has a pool of its own."""
-    return int(plan.kv["tokens"]) * plan.engines
+    return plan.kv.tokens * plan.engines
 
 
 def _pools(plan: PlanDocument) -> str:
-    pool = f"pool of {plan.kv['tokens']:,} tokens"
+    pool = f"pool of {plan.kv.tokens:,} tokens"
     return pool if plan.engines == 1 else f"{plan.engines} pools, each a {pool}"
 
 

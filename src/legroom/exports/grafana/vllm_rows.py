@@ -20,9 +20,9 @@ from legroom.exports.grafana.pool_rows import kv_row, memory_row, preemptions_ro
 from legroom.exports.prometheus.promql import Measures, grouped
 
 if TYPE_CHECKING:
-    from legroom.exports.plan_document import PlanDocument
     from legroom.exports.prometheus.levels import AlertLevels
     from legroom.facts.releases import Release
+    from legroom.planning.plan_document import PlanDocument
 
 
 def vllm_rows(release: Release | None, levels: AlertLevels, plan: PlanDocument | None) -> tuple[DashboardRow, ...]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from legroom.exports.plan_document import PlanDocument
+    from legroom.planning.plan_document import PlanDocument
 
 MOST_SPEED_UP = 60.0
 

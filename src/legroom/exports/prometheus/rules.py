@@ -80,9 +80,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 def _head(request: ExportRequest) -> str:
     release = f"vLLM {request.release.version}" if request.release else "any vLLM release that legroom knows"
     plan = (
-        f"# Plan: {request.plan.model} on {request.plan.gpu['count']} x {request.plan.gpu['name']}.\n"
-        if request.plan
-        else ""
+        f"# Plan: {request.plan.model} on {request.plan.gpu.count} x {request.plan.gpu.name}.\n" if request.plan else ""
     )
     return f"# {MARK} {__version__} for {release}.\n{plan}"
 

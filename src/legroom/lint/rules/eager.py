@@ -27,7 +27,7 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     word = flag_word(subject, "--enforce-eager")
     place = subject.place_of(word) if word else subject.place
     plan = context.plan_of(subject)
-    graphs = plan.layout.get("cuda_graph_bytes", 0) if plan else 0
+    graphs = plan.layout.cuda_graph_bytes if plan else 0
     saved = f" ({human_bytes(graphs)} in the plan)" if graphs else ""
     message = f"--enforce-eager saves the memory of CUDA graphs{saved} and slows every decoding step"
     if context.release_of(subject).before("0.20.0"):

@@ -10,6 +10,7 @@ from legroom.deployments.subjects import StartedServer
 from legroom.facts.flags import advice
 from legroom.lint.context import Context, finding, flag_word
 from legroom.lint.finding import LintFinding, Rule
+from legroom.vllm.command_line import plain_name
 
 _STOPS = "vLLM ends with 'unrecognized arguments' before it loads anything."
 UNKNOWN = Rule("flag-unknown", "error", "A flag that no vLLM release has", _STOPS)
@@ -85,5 +86,5 @@ def _same(word: str, flag: str) -> bool:
         return True
     if not head.startswith("--"):
         return flag == head.partition(".")[0]
-    plain = "--" + head[2:].partition(".")[0].replace("_", "-")
+    plain = plain_name(head)
     return flag in (plain, plain.replace("--no-", "--", 1)) or (plain.startswith(flag) and len(flag) > 4)
