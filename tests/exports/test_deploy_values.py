@@ -112,9 +112,7 @@ def test_a_guard_that_is_there_already_is_not_added_again():
     written = script_text(planned_server(made.plan, options_of(made.options)))
     assert written.count("--middleware legroom.guard.Guard") == 1
     lines = [line.strip() for line in written.splitlines()]
-    assert (
-        lines[lines.index("--middleware my.auth.Middleware") - 1] == "# A layer around every request, as it was given."
-    )
+    assert lines[lines.index("--middleware my.auth.Middleware") - 1] == "# A layer around every request, as given."
     assert lines[lines.index("--middleware legroom.guard.Guard") - 1].startswith("# The guard:")
 
 
@@ -133,7 +131,7 @@ def test_a_drain_is_claimed_only_where_the_release_has_one(module):
 def test_files_that_flags_name_are_said_to_need_a_volume(module):
     flags = ("--chat-template", "/etc/t.jinja", "--lora-modules", "a=/models/x", '{"name": "b", "path": "/models/y"}')
     written = " ".join(text(module, asked(*flags, "--root-path", "/api")).replace("#", " ").split())
-    assert "Flags name /etc/t.jinja, /models/x, /models/y: no volume" in written
+    assert "Flags name /etc/t.jinja, /models/x, /models/y, and no volume" in written
 
 
 @pytest.mark.parametrize("flags", [(), ("--tokenizer", "/models/m/tok"), ("--chat-template", "{{ '/a' }}")])

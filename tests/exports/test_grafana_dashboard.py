@@ -31,7 +31,7 @@ def panels(document):
 def schema(name):
     found = sorted(SCHEMAS.glob(f"*/{name}.json"))
     if not found:
-        pytest.skip("no schemas of Grafana here: run bin/setup-grafana-schema")
+        pytest.skip("no schemas of Grafana here: run bin/setup-tools grafana")
     return json.loads(found[-1].read_text())
 
 

@@ -54,13 +54,13 @@ def test_the_configuration_scrapes_what_was_named(promtool, tmp_path):
         (tmp_path / file.path).parent.mkdir(exist_ok=True)
         (tmp_path / file.path).write_text(file.text)
     config = yaml.safe_load((tmp_path / prometheus.CONFIG_FILE).read_text())
-    jobs = {one["job_name"]: one for one in config["scrape_configs"]}
+    jobs = {scrape["job_name"]: scrape for scrape in config["scrape_configs"]}
     assert jobs["vllm"]["static_configs"][0]["targets"] == ["a:8000", "b:8000"]
     assert jobs["legroom-guard"]["metric_relabel_configs"][0]["regex"] == "legroom_.*"
-    said = subprocess.run(
+    done = subprocess.run(
         [promtool, "check", "config", prometheus.CONFIG_FILE], cwd=tmp_path, capture_output=True, check=False
     )
-    assert said.returncode == 0, said.stderr
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_plan_puts_its_figures_into_the_alerts():
@@ -123,16 +123,16 @@ def test_the_planned_server_is_scraped_where_it_listens(promtool, tmp_path):
     for file in prometheus.files(made):
         (tmp_path / file.path).parent.mkdir(exist_ok=True)
         (tmp_path / file.path).write_text(file.text)
-    said = subprocess.run(
+    done = subprocess.run(
         [promtool, "check", "config", prometheus.CONFIG_FILE], cwd=tmp_path, capture_output=True, check=False
     )
-    assert said.returncode == 0, said.stdout
+    assert done.returncode == 0, done.stdout
 
 
 def down_for(plan, **options):
     rules, _ = prometheus.files(ExportRequest(plan.release, plan, options))
-    found = [rule for group in yaml.safe_load(rules.text)["groups"] for rule in group["rules"]]
-    return next(rule["for"] for rule in found if rule.get("alert") == "VllmDown")
+    every = [rule for group in yaml.safe_load(rules.text)["groups"] for rule in group["rules"]]
+    return next(rule["for"] for rule in every if rule.get("alert") == "VllmDown")
 
 
 def test_a_start_takes_as_long_as_one_checkpoint_and_the_disk_say():

@@ -19,7 +19,7 @@ from tiny_models import SERVE_ENV, serve_words, write_model
 from legroom.api import plan
 from legroom.exports.deploy.drain import metrics_drain
 from legroom.exports.deploy.script import script_for
-from legroom.exports.deploy.server import Server, planned_server, unplanned_server
+from legroom.exports.deploy.server import ExportedServer, planned_server, unplanned_server
 from legroom.facts.releases import release
 from legroom.planning.plan_document import plan_from_json
 
@@ -72,7 +72,7 @@ class Started:
                 return thread, answered
         raise AssertionError("the request was never seen to run")
 
-    def description(self) -> Server:
+    def description(self) -> ExportedServer:
         return unplanned_server(self.words, release("0.32.0"))
 
 

@@ -39,7 +39,7 @@ FORMATS: tuple[Format, ...] = (
     Format("kubernetes", "legroom.exports.deploy.kubernetes"),
     Format("helm-values", "legroom.exports.deploy.helm_values"),
     Format("script", "legroom.exports.deploy.script"),
-    Format("env", "legroom.exports.deploy.env"),
+    Format("env", "legroom.exports.deploy.env_file"),
     Format("runbook", "legroom.exports.runbook.runbook"),
 )
 

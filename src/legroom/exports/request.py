@@ -27,8 +27,6 @@ class ExportedFile:
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What was asked for."""
-
     release: Release | None
     """None: any release, in forms that survive a rename (`--vllm any`); only formats that take it see None."""
     plan: PlanDocument | None = None

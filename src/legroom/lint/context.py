@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from legroom.facts.metrics import all_exposed_names, exposed_names
 from legroom.facts.releases import Release, latest
 from legroom.facts.releases import release as known_release
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.finding import LintFinding, Rule
 from legroom.records import dataclass, field
 from legroom.vllm.command_line import plain_name
 from legroom.vllm.parse import ParsedArgs, parse_flags
@@ -77,6 +77,5 @@ def flag_word(server: StartedServer, *names: str) -> Word | None:
     return given
 
 
-def finding(rule: Rule, place: Place, message: str, suggestion: str = "", length: int = 0) -> Finding:
-    """A finding of a rule."""
-    return Finding(place, rule.id, rule.severity, message, suggestion, length)
+def finding(rule: Rule, place: Place, message: str, suggestion: str = "", length: int = 0) -> LintFinding:
+    return LintFinding(place, rule.id, rule.severity, message, suggestion, length)

@@ -10,7 +10,7 @@ from legroom.drawing.bar import bar, labels, ruler, swatch
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, command_phrases, count, plural, wrap, wrap_command
 from legroom.planning.plan import cold_start, ready_command
-from legroom.render.plan_parts import Part, certainty, headline, parts, pool_words, scale_bytes
+from legroom.render.plan_parts import LayoutPart, certainty, headline, parts, pool_words, scale_bytes
 from legroom.units import gib, human_bytes
 from legroom.vllm.command_line import any_release_words
 
@@ -95,7 +95,7 @@ def _budget_ruler(plan: Plan, width: int, style: Style) -> str:
     return ruler(position, width, f"budget {gib(layout.budget_bytes)} = {share:g} x total", style)
 
 
-def _legend(layout: Layout, rows: Sequence[Part], style: Style) -> Iterator[tuple[str, str, str, str, str]]:
+def _legend(layout: Layout, rows: Sequence[LayoutPart], style: Style) -> Iterator[tuple[str, str, str, str, str]]:
     for part in rows:
         bytes_ = part.figure.bytes if part.figure else layout.headroom_bytes
         mark = swatch(part.segment, style, 2)

@@ -85,7 +85,7 @@ def _read_optimization(token: str, reading: FlagReader) -> None:
         if text in ("0", "1", "2", "3"):
             reading.values["optimization_level"] = int(text)
         else:
-            reading.problem(token, "bad_value", f"-O takes 0, 1, 2 or 3 since vLLM 0.12.0, not {text!r}", "-cc")
+            reading.problem(token, "bad_value", f"-O takes 0, 1, 2 or 3 since vLLM 0.12.0, not {text!r}", "-cc", text)
         return
     flag = flags_of(reading.release).get("-O")
     if flag is None:
@@ -174,7 +174,7 @@ def _read_switch(flag: Flag, negated: bool, value: str | None, reading: FlagRead
     try:
         wanted = read_bool(value) != negated
     except BadValue:
-        reading.problem(flag.name, "bad_value", f"{flag.name} takes no value, got {value!r}")
+        reading.problem(flag.name, "bad_value", f"{flag.name} takes no value, got {value!r}", value=value)
         return
     if flag.kind != "optbool":
         off = "--no-" + flag.name[2:] if flag.kind == "bool" else ""
@@ -199,7 +199,8 @@ def _read_list(flag: Flag, value: str | None, reading: FlagReader) -> None:
         elif flag.kind == "list:float":
             converted = [read_float(item) for item in items]
     except BadValue as expected:
-        reading.problem(flag.name, "bad_value", f"{flag.name} takes {expected}, got {' '.join(items)!r}")
+        value = " ".join(items)
+        reading.problem(flag.name, "bad_value", f"{flag.name} takes {expected}, got {value!r}", value=value)
         return
     reading.store(flag, tuple(converted))
 

@@ -27,7 +27,7 @@ WHERE = (
 
 def fill(text: str, slots: Mapping[str, str]) -> str:
     """`<name>` becomes its slot; a name that is no slot is a mistake in the data."""
-    return _SLOT.sub(lambda found: slots[found[1]], text)
+    return _SLOT.sub(lambda match: slots[match[1]], text)
 
 
 def level_words(levels: AlertLevels) -> dict[str, str]:

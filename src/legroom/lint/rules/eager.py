@@ -7,7 +7,7 @@ from typing import Any
 
 from legroom.deployments.subjects import StartedServer
 from legroom.lint.context import Context, finding, flag_word
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.finding import LintFinding, Rule
 from legroom.units import human_bytes
 
 RULE = Rule(
@@ -20,7 +20,7 @@ RULE = Rule(
 RULES = (RULE,)
 
 
-def check(subject: Any, context: Context) -> Iterator[Finding]:
+def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """A server without graphs."""
     if not isinstance(subject, StartedServer) or not context.parsed(subject).args.enforce_eager:
         return

@@ -8,13 +8,13 @@ from typing import Any
 from legroom.deployments.subjects import StartedServer
 from legroom.facts.flags import flag_name
 from legroom.lint.context import Context, finding, flag_word
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.finding import LintFinding, Rule
 
 RULE = Rule(
     "plan-differs",
     "warning",
     "Flags that differ from the plan",
-    "The numbers of the plan hold for the planned flags alone.",
+    "The numbers of the plan hold for the planned flags only.",
 )
 RULES = (RULE,)
 _COMPARED = (
@@ -23,7 +23,7 @@ _COMPARED = (
 )  # fmt: skip
 
 
-def check(subject: Any, context: Context) -> Iterator[Finding]:
+def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """Settings that memory follows from, where both say one."""
     if not isinstance(subject, StartedServer) or (plan := context.plan_of(subject)) is None:
         return
