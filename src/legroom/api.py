@@ -92,7 +92,7 @@ class PlanReport:
 
     def json(self, explain_math: bool = False) -> dict[str, Any]:
         """The document that `legroom plan --json` prints."""
-        from legroom.planning.plan_json import plan_json  # noqa: PLC0415
+        from legroom.planning.plan_document import plan_json  # noqa: PLC0415
 
         return plan_json(self.plan, explain_math)
 

@@ -196,7 +196,7 @@ def test_simulate_says_what_is_missing(arguments):
 
 
 def test_over_stdio_the_sdk_client_lists_and_calls():
-    server = mcp.StdioServerParameters(command=sys.executable, args=["-m", "legroom", "mcp"])
+    server = mcp.StdioServerParameters(command=sys.executable, args=["-m", "legroom", "mcp"], env=dict(os.environ))
 
     async def talk():
         async with mcp.Client(server) as client:

@@ -24,7 +24,6 @@ _MOST_POINTS = 1000
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Describe the command's options."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "incident",
         description="The story of one incident: what was seen (with its curves), diagnosed, done and recommended.",
@@ -40,7 +39,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read and tell."""
     from legroom.cli.incidents import open_journal
     from legroom.drawing.terminal import style_of
     from legroom.render.incident_text import incident_json, incident_svg, incident_text

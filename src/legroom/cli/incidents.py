@@ -29,7 +29,6 @@ _UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 60
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Describe the command's options."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "incidents",
         description="What went wrong with servers, the newest first: from the journal of legroom watch and run.",
@@ -47,7 +46,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read and list."""
     from legroom.drawing.terminal import style_of
     from legroom.render.incident_text import incident_json, incidents_text
 

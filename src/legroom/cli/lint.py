@@ -61,10 +61,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Look at the files, print, and answer with 0, 1 or 2."""
-    from legroom.exports.plan_document import read_plan
     from legroom.facts.releases import release as known_release
     from legroom.lint.lint import Options, lint_files
     from legroom.lint.rules import rules
+    from legroom.planning.plan_document import read_plan
 
     if args.rules:
         return _list_rules(args.json)

@@ -1,4 +1,4 @@
-"""`legroom run -- vllm serve ...`: plan it, start it, fix it, supervise it."""
+"""`legroom run -- vllm serve ...`: plan it, start it, fix it, keep it serving."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         default="120",
         help="seconds without progress or an answer after which it counts as hung; 0: never (default: 120)",
     )
-    what = parser.add_argument_group("what it is told and tells")
+    what = parser.add_argument_group("input and output")
     what.add_argument("--gpu", metavar="NAME", help="the GPU, if legroom does not know the driver's name for it")
     what.add_argument("--vllm", metavar="VERSION", help="the vLLM release, if it cannot be detected")
     what.add_argument("--no-verify", action="store_true", help="do not send it requests once it is healthy")
@@ -105,7 +105,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 def run(args: argparse.Namespace) -> int:
     """Prepare, show, and hold the server until it ends."""
-    from legroom.run.task_process import ask
+    from legroom.run.task_process import run_task
 
     _open_closed_streams()
     options = _options(args)
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
         "words": options.words, "vllm": options.vllm, "gpu": options.gpu, "drain_s": options.drain_s,
         "keep": options.keep,
     }  # fmt: skip
-    prepared = ask("prepare", question)
+    prepared = run_task("prepare", question)
     for line in _introduction(prepared):
         say(line)
     if args.dry_run:

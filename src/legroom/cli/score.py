@@ -14,7 +14,7 @@ from legroom.cli.output import note
 from legroom.errors import BAD_INPUT, OK, LegroomError
 
 if TYPE_CHECKING:
-    from legroom.planning.scoring import Result, Summary
+    from legroom.planning.scoring import Result, ScoreSummary
     from legroom.planning.scoring_data import Loaded
 
 _LONG = 40
@@ -161,7 +161,7 @@ def report(results: Sequence[Result], loaded: Loaded, worst: int) -> list[str]:
     return lines
 
 
-def _error_table(whole: Summary) -> list[str]:
+def _error_table(whole: ScoreSummary) -> list[str]:
     from legroom.drawing.text import columns
 
     rows = [["error", "records", "sources", "median", "p90", "worst", "mean by source", "bias"]]
@@ -173,7 +173,7 @@ def _error_table(whole: Summary) -> list[str]:
     return columns(rows, "<>>>>>>>")
 
 
-def _verdict_lines(whole: Summary) -> list[str]:
+def _verdict_lines(whole: ScoreSummary) -> list[str]:
     lines = []
     if whole.tokens_exact is not None:
         lines.append(f"tokens exact to rounding: {whole.tokens_exact:.1%}")
@@ -188,7 +188,7 @@ def _verdict_lines(whole: Summary) -> list[str]:
     return lines
 
 
-def _group_table(group: str, parts: dict[str, Summary]) -> list[str]:
+def _group_table(group: str, parts: dict[str, ScoreSummary]) -> list[str]:
     from legroom.drawing.text import columns
 
     rows = [[f"by {group}", "records", "weights", "KV", "KV of card", "bias", "tokens exact", "verdict"]]
@@ -204,12 +204,12 @@ def _group_table(group: str, parts: dict[str, Summary]) -> list[str]:
     return columns(rows, "<>>>>>>>")
 
 
-def _verdicts(part: Summary) -> list[tuple[int, float]]:
+def _verdicts(part: ScoreSummary) -> list[tuple[int, float]]:
     pairs = ((part.starts, part.starts_right), (part.failures, part.failures_right))
     return [(count, share) for count, share in pairs if share is not None]
 
 
-def _median(part: Summary, measure: str) -> str:
+def _median(part: ScoreSummary, measure: str) -> str:
     return f"{part.spreads[measure].median:.2%}" if measure in part.spreads else ""
 
 

@@ -178,9 +178,10 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
     for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len"):
         value = getattr(args, name)
         if value is not None:
+            from legroom.facts.flags import flag_name
             from legroom.units import parse_count
 
-            setattr(args, name, parse_count(value, "--" + name.replace("_", "-")))
+            setattr(args, name, parse_count(value, flag_name(name)))
     return args
 
 
@@ -257,6 +258,7 @@ def _choose(args: argparse.Namespace, trace: Trace, pool: Any) -> int:
 def _show_choice(choice: Choice, pool: Any) -> None:
     from legroom.drawing.terminal import style_of
     from legroom.drawing.text import columns, count
+    from legroom.vllm.command_line import any_release_words
 
     style, unit = style_of(sys.stdout), "s" if choice.in_seconds else "steps"
     rows = [("", "tokens/" + ("s" if choice.in_seconds else "step"), f"first token p99 ({unit})",
@@ -265,7 +267,7 @@ def _show_choice(choice: Choice, pool: Any) -> None:
     if choice.best and choice.best not in shown:
         shown = [choice.best, *shown]
     for outcome in shown:
-        flags = " ".join(pool.flag_words(outcome.flags))
+        flags = " ".join(any_release_words(outcome.flags))
         rows.append((
             style.pick("▶", ">") if outcome is choice.best else "", f"{outcome.throughput:,.1f}",
             f"{outcome.first_token_p99:,.2f}", f"{outcome.latency_p99:,.2f}", count(outcome.preemptions),

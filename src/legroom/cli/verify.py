@@ -12,7 +12,7 @@ from legroom.cli.output import ProgressBar, print_json, write_file
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
-    from legroom.verify.verify import Wish
+    from legroom.verify.verify import VerificationRequest
 
 _INTERRUPTED = 130
 
@@ -36,7 +36,6 @@ exit codes: 0 verified, 1 not verified, 2 the call is wrong, 3 the server cannot
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Describe the command's options."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "verify",
         usage="legroom verify URL [--plan FILE] [--load LOAD] [options]",
@@ -74,13 +73,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Verify, show, and say by the exit code whether it holds."""
-    wish = _wish(args)
+    request = _request(args)
     from legroom.render.verify_page import verification_svg, verification_text
     from legroom.verify.verify import verify
 
     bar = ProgressBar("verifying")
     try:
-        verification = verify(wish, bar)
+        verification = verify(request, bar)
     finally:
         bar.clear()
     if args.json:
@@ -101,15 +100,14 @@ def run(args: argparse.Namespace) -> int:
             json.dumps(verification.json(), indent=1) + "\n" if as_json else verification_text(verification),
             "report",
         )
-    if any(remark.startswith("interrupted") for remark in verification.notes):
+    if verification.interrupted:
         return _INTERRUPTED
     return OK if verification.ok else ANSWER_IS_NO
 
 
-def _wish(args: argparse.Namespace) -> Wish:
-    from legroom.verify.checks import Limits
-    from legroom.verify.planned import read_plan
-    from legroom.verify.verify import Wish
+def _request(args: argparse.Namespace) -> VerificationRequest:
+    from legroom.verify.checks import PassCriteria, planned_pool
+    from legroom.verify.verify import VerificationRequest
 
     if args.trace and args.load != "chat":
         raise LegroomError("--trace and --load both say what the load is", "give one of them")
@@ -120,16 +118,16 @@ def _wish(args: argparse.Namespace) -> Wish:
             raise LegroomError(
                 f"{option} {path}: not a file that can be written", "give a path in a folder that is there"
             )
-    return Wish(
+    return VerificationRequest(
         url=args.url,
         api_key=args.api_key or _key_around(args.url),
-        planned=read_plan(args.plan) if args.plan else None,
+        planned=planned_pool(args.plan) if args.plan else None,
         load=args.trace or args.load,
         concurrency=_number(args.concurrency, "--concurrency", 1),
         requests=_number(args.requests, "--requests", 1),
         timeout_s=args.timeout,
         seed=args.seed,
-        limits=Limits(max_preemptions=_number(args.max_preemptions, "--max-preemptions", 0) or 0),
+        limits=PassCriteria(max_preemptions=_number(args.max_preemptions, "--max-preemptions", 0) or 0),
         verify_tls=not args.insecure,
         load_remote=args.yes_load_remote,
     )

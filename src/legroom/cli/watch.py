@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from dataclasses import replace
@@ -42,7 +41,6 @@ exit codes: 0 healthy, 1 an incident, 2 the call is wrong, 3 a server (or what l
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Describe the command's options."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "watch",
         usage="legroom watch URL ... [options]",
@@ -74,7 +72,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--json", action="store_true", help="a stream on stdout: one JSON object per server and check, a line each"
     )
     sidecar = parser.add_argument_group("the sidecar")
-    sidecar.add_argument("--daemon", action="store_true", help="stay, notify, serve /metrics and /incidents")
+    sidecar.add_argument("--daemon", action="store_true", help="stay, notify others, serve /metrics and /incidents")
     sidecar.add_argument("--config", metavar="FILE", help="watch.toml")
     sidecar.add_argument(
         "--act", action="append", default=[], metavar="NAME", help="turn an action on (may be repeated)"
@@ -84,7 +82,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Choose the surface and hand over."""
     if args.record:
         _check_record(args)
     if args.rehearse:
@@ -206,8 +203,8 @@ def _replay(args: argparse.Namespace) -> int:
             opened += not change.is_over
             if not args.json:
                 finding = change.incident.finding
-                reason = "over" if change.is_over else finding.reason if finding else ""
-                print(f"{when(change.time_s)}  {change.incident.server}  {change.incident.title}: {reason}")
+                state = "over" if change.is_over else finding.reason if finding else ""
+                print(f"{when(change.time_s)}  {change.incident.server}  {change.incident.title}: {state}")
     if not args.json:
         print(f"\n{session.looks:,} looks, {opened} incident{'s' if opened != 1 else ''}\n")
         _show(list(session.views.values()), False)
@@ -231,6 +228,7 @@ def _rehearse(args: argparse.Namespace) -> int:
 
 
 def _session(args: argparse.Namespace, journal: Journal | None, config: SidecarConfig) -> WatchSession:
+    from legroom.planning.plan_document import read_plan
     from legroom.sidecar.watch import WatchSession
 
     recorder = None
@@ -240,20 +238,8 @@ def _session(args: argparse.Namespace, journal: Journal | None, config: SidecarC
         recorder = Recorder(Path(args.record))
     plans = {server.name: server.plan for server in config.servers if server.plan is not None}
     if args.plan:
-        plans[""] = _plan(args.plan)
+        plans[""] = read_plan(args.plan, needs=("kv",))
     return WatchSession(config.thresholds, plans, journal=journal, recorder=recorder, say=note)
-
-
-def _plan(path: str) -> dict[str, Any]:
-    try:
-        document = json.loads(Path(path).read_text("utf-8"))
-    except OSError as error:
-        raise LegroomError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError:
-        document = None
-    if not isinstance(document, dict) or "kv" not in document:
-        raise LegroomError(f"{path} is not a plan", "write it with legroom plan ... --json > FILE")
-    return document
 
 
 def _journal(config: SidecarConfig) -> Journal | None:
@@ -269,6 +255,7 @@ def _journal(config: SidecarConfig) -> Journal | None:
 def _config(args: argparse.Namespace) -> SidecarConfig:
     """Where to look, from watch.toml, addresses or both."""
     from legroom.live.metrics.address import endpoint
+    from legroom.planning.plan_document import read_plan
     from legroom.sidecar.config import (
         KubernetesConfig,
         PrometheusConfig,
@@ -283,7 +270,7 @@ def _config(args: argparse.Namespace) -> SidecarConfig:
     config = with_act(read_config(Path(args.config)), args.act) if args.config else simple_config([], args.act)
     known = {server.name for server in config.servers}
     given = [endpoint(url, token, verify_tls=not args.insecure, ca_file=args.ca_file) for url in args.urls]
-    plan = _plan(args.plan) if args.plan else None
+    plan = read_plan(args.plan, needs=("kv",)) if args.plan else None
     # A server may be given twice, with and without http:// or credentials: two lines of looks would break its rates.
     more = {place.server: ServerConfig(place, "default", plan=plan) for place in given if place.server not in known}
     config = replace(config, servers=(*config.servers, *more.values()))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from legroom.live.view import ServerView
     from legroom.sidecar.config import SidecarConfig
-    from legroom.sidecar.watch import IncidentChange, Moment, WatchSession
+    from legroom.sidecar.watch import HistoryPoint, IncidentChange, WatchSession
 
 _REDRAWN_S = 0.5
 _NARROW = 90
@@ -184,7 +184,7 @@ def shortened(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1].rstrip() + "…"
 
 
-def detail_panel(view: ServerView, history: Sequence[Moment], width: int) -> str:
+def detail_panel(view: ServerView, history: Sequence[HistoryPoint], width: int) -> str:
     """One server: its sentence, its figures and its curves."""
     style = Style(width=width, colour=True)
     named = shortened(f"{view.server}  {', '.join(view.models)}", width - 16)

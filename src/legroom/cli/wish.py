@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from legroom.api import Machine
     from legroom.facts.releases import Release
     from legroom.planning.plan import Plan, Target
-    from legroom.planning.search import Found
+    from legroom.planning.search import WishResult
     from legroom.planning.wish import Wish
     from legroom.vllm.args import ServeArgs
 
@@ -95,7 +95,7 @@ def used_only(plan: Plan) -> Plan:
     return replace(plan, target=replace(plan.target, gpus=used))
 
 
-def _show(answer: Found, target: Target, serve_args: ServeArgs, args: argparse.Namespace) -> None:
+def _show(answer: WishResult, target: Target, serve_args: ServeArgs, args: argparse.Namespace) -> None:
     if args.svg and answer.best:
         from legroom.render.plan_svg import plan_svg
 
@@ -109,9 +109,9 @@ def _show(answer: Found, target: Target, serve_args: ServeArgs, args: argparse.N
     sys.stdout.write(wish_text(answer, style_of(sys.stdout)))
 
 
-def _document(answer: Found, target: Target, serve_args: ServeArgs, explain_math: bool) -> dict[str, Any]:
+def _document(answer: WishResult, target: Target, serve_args: ServeArgs, explain_math: bool) -> dict[str, Any]:
     from legroom.planning.plan import plan
-    from legroom.planning.plan_json import plan_json
+    from legroom.planning.plan_document import plan_json
 
     search = {
         "want_context": answer.wish.context,
@@ -132,7 +132,7 @@ def _document(answer: Found, target: Target, serve_args: ServeArgs, explain_math
 
 def _alternative(plan: Plan, losses: Sequence[str]) -> dict[str, Any]:
     from legroom.planning.plan import ready_command
-    from legroom.planning.plan_json import layout_json
+    from legroom.planning.plan_document import layout_json
 
     return {
         "gpus": plan.target.gpus,

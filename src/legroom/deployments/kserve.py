@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from legroom.deployments.shell.scan import Word
 from legroom.deployments.yaml_nodes import Node
-from legroom.facts.flags import all_flag_names
+from legroom.facts.flags import all_flag_names, flag_name
 
 _RENAMED = {"--model-id": "--model", "--model-name": "--served-model-name", "--model-revision": "--revision"}
 _OWN = ("--backend", "--task", "--model-dir")
@@ -32,7 +32,7 @@ def kserve_words(model: Node, given: tuple[Word, ...]) -> tuple[Word, ...] | Non
         if not head.startswith("--"):
             words += [word] if keeps else []
             continue
-        name = "--" + head[2:].replace("_", "-")
+        name = flag_name(head)
         following = given[i + 1].text if i + 1 < len(given) else ""
         if name == "--backend" and (value or following) == _WITHOUT_VLLM:
             return None

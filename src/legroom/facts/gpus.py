@@ -68,8 +68,8 @@ class Gpu:
 
 def gpu(name: str) -> Gpu:
     """The GPU that `name` means: any usual spelling, or a size such as `24GiB`."""
-    if found := _as_written(name):
-        return found  # before sizes: 2080ti is a card, not 2080 TiB
+    if card := _as_written(name):
+        return card  # before sizes: 2080ti is a card, not 2080 TiB
     if _SIZE.fullmatch(name):
         return _anonymous(name)
     counted = _COUNTED.fullmatch(name)
@@ -77,11 +77,11 @@ def gpu(name: str) -> Gpu:
         raise LegroomError(
             f"{name!r} names {counted.group(1)} GPUs", f"give the GPU ({counted.group(2)}) and the count apart"
         )
-    found = _lookup(name)
-    if found is None:
+    card = _lookup(name)
+    if card is None:
         hint = ", ".join(nearest_gpus(name))
         raise LegroomError(f"GPU {name!r} is not known to legroom", f"nearest: {hint}; or give its size, like 24GiB")
-    return found
+    return card
 
 
 def with_total(card: Gpu, total_bytes: int) -> Gpu:

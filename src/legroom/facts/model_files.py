@@ -60,10 +60,10 @@ def config_of_folder(folder: Path) -> dict[str, Any]:
     return config
 
 
-def with_quantization_file(config: dict[str, Any], name: str, found: Mapping[str, Any]) -> dict[str, Any]:
+def with_quantization_file(config: dict[str, Any], name: str, content: Mapping[str, Any]) -> dict[str, Any]:
     """The config with a quantization file's content where it has no quantization_config of its own."""
     if config.get("quantization_config") or config.get("compression_config"):
         return config
     method = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}[name]
-    inner = found.get("quantization") if isinstance(found.get("quantization"), Mapping) else found
+    inner = content.get("quantization") if isinstance(content.get("quantization"), Mapping) else content
     return {**config, "quantization_config": {"quant_method": method, **(inner or {})}}

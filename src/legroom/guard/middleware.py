@@ -20,7 +20,7 @@ from legroom.guard import control, refusals
 from legroom.guard.admission import Admission
 from legroom.guard.api_key import KeyCheck
 from legroom.guard.asgi import Message, Receive, Replay, Upload, call, soon
-from legroom.guard.limits import EngineLimits, limits_of_metrics, limits_of_vllm, read_plan
+from legroom.guard.limits import EngineLimits, limits_of_metrics, limits_of_vllm, read_limits
 from legroom.guard.log import LOG, log_to_stderr
 from legroom.guard.meters import with_page
 from legroom.guard.paths import DRAIN, METRICS, STATUS, TOKEN_NAME, Kind, kind_of, plain_path
@@ -54,7 +54,7 @@ class Guard:
         self._server: Any = None
         self._summary = ""
         try:
-            planned = read_plan(Path(plan)) if plan else None
+            planned = read_limits(Path(plan)) if plan else None
             self.admission = Admission(Path(policy) if policy else None, planned, self._tokenize)
         except LegroomError as error:
             # vLLM prints what a middleware raises; a sentence is worth more than its traceback.

@@ -15,14 +15,14 @@ from legroom.errors import LegroomError
 from legroom.facts.releases import latest
 from legroom.facts.releases import release as known_release
 from legroom.lint.context import Context
-from legroom.lint.finding import Finding, Report, Skipped
+from legroom.lint.finding import LintFinding, Report, Skipped
 from legroom.lint.read import LintedPart, read_linted
 from legroom.lint.rules import modules
 from legroom.records import dataclass
 
 if TYPE_CHECKING:
-    from legroom.exports.plan_document import PlanDocument
     from legroom.facts.releases import Release
+    from legroom.planning.plan_document import PlanDocument
 
 
 _COMMENT = re.compile(r"legroom:\s*ignore(?P<file>-file)?(?P<rules>(?:[ \t]+[a-z][a-z-]*,?)*)")
@@ -56,7 +56,7 @@ class Ignores:
     def _add(self, number: int, rules: set[str]) -> None:
         self._lines.setdefault(number, set()).update(rules)
 
-    def silences(self, finding: Finding) -> bool:
+    def silences(self, finding: LintFinding) -> bool:
         """Whether a comment speaks of this finding."""
         named = self._file | self._lines.get(finding.place.line, set())
         return finding.rule in named or _EVERY in named
@@ -85,8 +85,6 @@ _EMPTY_HINT = "name the files themselves: a file that is named is read whatever 
 
 @dataclass(frozen=True)
 class Options:
-    """What lint was asked for."""
-
     release: Release | None = None
     plan: PlanDocument | None = None
     ignore: frozenset[str] = frozenset()
@@ -97,7 +95,6 @@ class Options:
 
 
 def lint_files(paths: Sequence[str], options: Options) -> Report:
-    """Look at files and folders."""
     texts: list[tuple[str, str]] = []
     unread: list[Unread] = []
     for named in paths:
@@ -113,7 +110,6 @@ def lint_files(paths: Sequence[str], options: Options) -> Report:
 
 
 def _standard_input() -> str:
-    """What is piped in."""
     content = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
         raise LegroomError("- is too large", f"legroom reads files up to {MAX_FILE_BYTES >> 20} MiB")
@@ -160,8 +156,8 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
                 parts.append((path, item))
     records = {name: expression for _, part in parts for name, expression in part.records.items()}
     ignores = {path: Ignores(text) for path, text in texts}
-    distinct: dict[Finding, None] = {}
-    silenced: dict[Finding, None] = {}
+    distinct: dict[LintFinding, None] = {}
+    silenced: dict[LintFinding, None] = {}
     for path, part in parts:
         for finding in _check(part, replace(frames[path], records=records)):
             if isinstance(finding, Unread):
@@ -174,7 +170,12 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
     findings = sorted(distinct, key=lambda finding: (order.get(finding.place.path, 0), *finding.where))
     files = tuple(path for path, _ in texts)
     return Report(
-        release.version, files, tuple(findings), tuple(dict.fromkeys(not_read)), tuple(skipped), len(silenced)
+        release.version,
+        files,
+        tuple(findings),
+        tuple(dict.fromkeys(not_read)),
+        tuple(skipped),
+        len(silenced),
     )
 
 
@@ -188,7 +189,7 @@ def _frame_of(text: str, frame: Context) -> Context:
     return replace(frame, any_release=bool(own) or _OWN_DASHBOARD in text)
 
 
-def _check(part: LintedPart, context: Context) -> Iterable[Finding | Unread]:
+def _check(part: LintedPart, context: Context) -> Iterable[LintFinding | Unread]:
     for subject in part.subjects:
         if isinstance(subject, StartedServer):
             try:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from legroom.facts.attention import LatentAttention
+from legroom.facts.attention import latent
 from legroom.facts.fit import by_release, constants
 from legroom.facts.model import Experts
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term, estimated, exact
 from legroom.memory.activation.layers import layer_kinds
-from legroom.memory.remember import of_structure, remembered
+from legroom.memory.cache import cached, cached_by_model
 from legroom.units import MIB
 
 # Attention splits a decode batch over the processors up to about this many sequences.
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 def graph_estimate(model: Model, settings: EngineSettings, gpu: Gpu) -> Figure:
     """What the release subtracts from the budget for CUDA graphs."""
-    return remembered(_estimate, model, settings, gpu, 0)
+    return cached(_estimate, model, settings, gpu, 0)
 
 
 def graph_bytes(model: Model, settings: EngineSettings, gpu: Gpu) -> Figure:
     """What capturing the graphs really takes."""
-    return remembered(_taken, model, settings, gpu, 0)
+    return cached(_taken, model, settings, gpu, 0)
 
 
 def _estimate(model: Model, settings: EngineSettings, gpu: Gpu, _: int) -> Figure:
@@ -71,7 +71,7 @@ def _taken(model: Model, settings: EngineSettings, gpu: Gpu, _: int) -> Figure:
     driver = each * (pieces * fit["piecewise_mib"] + full * fit["full_mib"])
     largest = min(_largest_full(settings) if full else _largest(settings) // 4, _LARGEST_SPLIT)
     pool = fit["pool_mib"] + fit["pool_mib_per_token"] * largest
-    if any(isinstance(layer.feedforward, Experts) for layer, _ in of_structure(layer_kinds, model)):
+    if any(isinstance(layer.feedforward, Experts) for layer, _ in cached_by_model(layer_kinds, model)):
         pool += fit["pool_mib_experts"]
     taken = int((driver + pool) * MIB)
     spread = int(taken * fit["relative_band"])
@@ -105,11 +105,11 @@ def captures(settings: EngineSettings) -> tuple[int, int]:
 def layer_nodes(model: Model) -> float:
     """Layers of this model, counted in those of a plain transformer: MLA launches more kernels."""
     heavier: float = constants()["graphs"]["heavy_layer"] - 1.0
-    return len(model.layers) + heavier * of_structure(_latent_layers, model)
+    return len(model.layers) + heavier * cached_by_model(_latent_layers, model)
 
 
 def _latent_layers(model: Model) -> int:
-    return sum(1 for layer in model.layers if isinstance(layer.mixer, LatentAttention))
+    return len(latent(layer.mixer for layer in model.layers))
 
 
 def _largest(settings: EngineSettings) -> int:

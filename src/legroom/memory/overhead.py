@@ -11,9 +11,9 @@ from legroom.figures import Figure, Term, estimated
 from legroom.memory.activation.experts import expert_scratch
 from legroom.memory.activation.peak import activation, cublas_workspace, element_bytes, forward_bytes, is_compiled
 from legroom.memory.activation.sampler import sampling
+from legroom.memory.cache import cached
 from legroom.memory.dtypes import FLOAT32_BYTES
 from legroom.memory.graphs import graph_bytes, graph_estimate
-from legroom.memory.remember import remembered
 from legroom.memory.runner_buffers import runner_buffers, sampler_tables
 from legroom.units import MIB
 
@@ -54,12 +54,12 @@ def _wire_before_snapshot(settings: EngineSettings, gpu: Gpu) -> int:
 
 def non_torch(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
     """Modules, library handles and communication buffers, as the release charges them."""
-    return remembered(_non_torch, model, settings, gpu, pp_rank)
+    return cached(_non_torch, model, settings, gpu, pp_rank)
 
 
 def outside(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
     """What the card holds beside the budget once the server is up and has served its first full batches."""
-    return remembered(_outside, model, settings, gpu, pp_rank)
+    return cached(_outside, model, settings, gpu, pp_rank)
 
 
 def charges_device_wide(settings: EngineSettings) -> bool:
@@ -132,11 +132,11 @@ def _outside(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> 
     wire = _wire_before_snapshot(settings, gpu)
     if wire:
         terms.insert(1, Term("communication", wire, "NCCL starts before the budget's first look at the card"))
-    held = sum(term.bytes for term in terms)
+    outside_total = sum(term.bytes for term in terms)
     # A reserve larger than all of it (profile runs that sorted the logits) stays idle: the budget still holds it.
-    covered = min(charged.bytes, held)
+    covered = min(charged.bytes, outside_total)
     terms.append(Term("charged activation", -covered, "the budget sets this aside for the same blocks"))
-    size = held - covered
+    size = outside_total - covered
     fit = constants()["cached"]
     spread = int(fit["band_mib"] * MIB) + int(fit["relative_band"] * cached) + (taken.high - taken.bytes)
     return estimated(size, max(0, size - spread), size + spread, tuple(terms))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from legroom.facts.attention import Attention, LatentAttention, StateSpace
+from legroom.facts.attention import attending, latent, recurrent
 from legroom.memory.activation.layers import layer_kinds
+from legroom.memory.cache import cached_by_model
 from legroom.memory.dtypes import INT32_BYTES, dtype_bytes
-from legroom.memory.remember import of_structure
 from legroom.units import KIB, cdiv
 
 if TYPE_CHECKING:
@@ -37,25 +37,18 @@ def sampler_tables(model: Model, settings: EngineSettings) -> int:
 def _block_tables(model: Model, settings: EngineSettings) -> int:
     """One row a sequence for each KV group, as long as the longest sequence; V2 keeps a second copy for the batch."""
     block_size = settings.block_size or 16
-    layers = of_structure(layer_kinds, model)
-    kinds = {_group_of(layer.mixer) for layer, _ in layers if layer.mixer is not None}
+    layers = cached_by_model(layer_kinds, model)
+    mixers = [layer.mixer for layer, _ in layers]
+    kinds = {("attention", mixer.window or 0) for mixer in attending(mixers)}
+    kinds |= {("state", 0) for _ in recurrent(mixers)}
     copies = 2 if settings.runner == "V2" else 1
     blocks = cdiv(settings.max_model_len, block_size)
     return copies * max(1, len(kinds)) * settings.max_num_seqs * blocks * INT32_BYTES
 
 
-def _group_of(mixer: object) -> tuple[str, int]:
-    window = mixer.window if isinstance(mixer, Attention | LatentAttention) and mixer.window else 0
-    return ("state" if isinstance(mixer, StateSpace) else "attention", window)
-
-
 def _latent_workspace(model: Model, settings: EngineSettings) -> int:
     """MLA gathers the latents of cached context here before it expands them (chunked prefill)."""
-    widths = [
-        layer.mixer.kv_lora_rank + layer.mixer.qk_rope_head_dim
-        for layer, _ in of_structure(layer_kinds, model)
-        if isinstance(layer.mixer, LatentAttention)
-    ]
+    widths = [mixer.latent_width for mixer in latent(layer.mixer for layer, _ in cached_by_model(layer_kinds, model))]
     if not widths:
         return 0
     return latent_workspace_tokens(settings) * max(widths) * 2

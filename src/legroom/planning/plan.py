@@ -13,7 +13,7 @@ from legroom.memory.deployment import DeploymentMemory, Measurements, deployment
 from legroom.memory.kv.plan import kv_plan
 from legroom.records import dataclass
 from legroom.units import human_bytes
-from legroom.vllm.command import command
+from legroom.vllm.command_line import command
 from legroom.vllm.resolve import resolve
 from legroom.vllm.secret_words import without_secrets
 
@@ -136,6 +136,14 @@ def plan(target: Target, args: ServeArgs) -> Plan:
     return made
 
 
+def try_flags(start: Plan, flags: Mapping[str, Any]) -> Plan | None:
+    """The plan with some flags changed; None where the release or the model does not take them."""
+    try:
+        return plan(start.target, replace(start.args, **flags))
+    except LegroomError:
+        return None
+
+
 def cold_start(warm: Plan) -> Plan:
     """The same deployment with an empty compile cache; the plan itself where that makes no difference."""
     ranks = tuple(_cold(warm, rank) for rank in warm.memory.ranks)
@@ -143,8 +151,8 @@ def cold_start(warm: Plan) -> Plan:
         return warm
     model, gpu, settings = warm.target.model, warm.target.gpu, warm.settings
     kv = kv_plan(model, settings, gpu, [rank.kv_cache.bytes for rank in ranks])
-    held = warm.target.held_by_others_bytes
-    failure = first_failure(ranks, kv, warm.memory.graphs, settings, gpu=gpu, held_by_others_bytes=held)
+    held_by_others = warm.target.held_by_others_bytes
+    failure = first_failure(ranks, kv, warm.memory.graphs, settings, gpu=gpu, held_by_others_bytes=held_by_others)
     memory = DeploymentMemory(ranks, kv, warm.memory.graphs, failure)
     answer, reason = verdict(model, gpu, settings, memory)
     return replace(warm, memory=memory, verdict=answer, reason=reason)

@@ -51,7 +51,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class WishResult:
     """The answer to a wish."""
 
     wish: Wish
@@ -64,7 +64,7 @@ class Found:
     """Where nothing works: what was missing, in words."""
 
 
-def find(targets: Sequence[Target], args: ServeArgs, wish: Wish, most: int = 4) -> Found:
+def find(targets: Sequence[Target], args: ServeArgs, wish: Wish, most: int = 4) -> WishResult:
     """The best settings for a wish. `targets` are the model and its quantized variants, the original first.
 
     Flags that `args` gives stay as they are; the others are searched. What changes the model's answers (another
@@ -92,8 +92,8 @@ def find(targets: Sequence[Target], args: ServeArgs, wish: Wish, most: int = 4) 
     plans = [(laid_out, option.losses) for option, laid_out in _starting(tally.options, asked, most)]
     if not plans:
         short = tally.closest.why_short(wish) if tally.closest else _why_none(targets[0], asked, wish)
-        return Found(wish, None, (), (), tally.considered, short)
-    return Found(wish, plans[0][0], plans[0][1], tuple(plans[1:]), tally.considered)
+        return WishResult(wish, None, (), (), tally.considered, short)
+    return WishResult(wish, plans[0][0], plans[0][1], tuple(plans[1:]), tally.considered)
 
 
 def _why_none(target: Target, asked: ServeArgs, wish: Wish) -> str:
@@ -131,9 +131,9 @@ class _Tally:
     considered: int = 0
     closest: Structure | None = None
 
-    def add(self, shape: Structure, wish: Wish, weighed: int, found: list[Option]) -> None:
+    def add(self, shape: Structure, wish: Wish, weighed: int, options: list[Option]) -> None:
         self.considered += weighed
-        self.options += found
+        self.options += options
         if self.closest is None or shape.shortfall_bytes(wish) < self.closest.shortfall_bytes(wish):
             self.closest = shape
 

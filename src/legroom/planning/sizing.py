@@ -10,7 +10,7 @@ from legroom.errors import LegroomError
 from legroom.facts.gpus import Gpu, all_gpus
 from legroom.facts.gpus import gpu as known_gpu
 from legroom.planning.plan import Target, ready_command
-from legroom.planning.plan_json import layout_json
+from legroom.planning.plan_document import layout_json
 from legroom.planning.search import find
 from legroom.planning.wish import Wish
 from legroom.records import dataclass
@@ -113,10 +113,10 @@ def size(model: Model, release: Release, args: ServeArgs, wish: Wish, gpus: Sequ
 def _smallest(target: Target, args: ServeArgs, wish: Wish) -> Fit:
     short = ""
     for count in sorted(wish.gpus):
-        answer = find([replace(target, gpus=count)], args, replace(wish, gpus=(count,)), most=1)
-        if answer.best is not None:
-            return Fit(target.gpu, answer.best, answer.losses, _largest_part(answer.best))
-        short = answer.short_by
+        result = find([replace(target, gpus=count)], args, replace(wish, gpus=(count,)), most=1)
+        if result.best is not None:
+            return Fit(target.gpu, result.best, result.losses, _largest_part(result.best))
+        short = result.short_by
     return Fit(target.gpu, None, (), short)
 
 

@@ -10,8 +10,9 @@ from legroom.drawing.bar import bar, labels, ruler, swatch
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, command_phrases, count, plural, wrap, wrap_command
 from legroom.planning.plan import cold_start, ready_command
-from legroom.render.plan_parts import Part, certainty, flag_words, headline, parts, pool_words, scale_bytes
+from legroom.render.plan_parts import LayoutPart, certainty, headline, parts, pool_words, scale_bytes
 from legroom.units import gib, human_bytes
+from legroom.vllm.command_line import any_release_words
 
 if TYPE_CHECKING:
     from legroom.memory.layout import Layout
@@ -93,7 +94,7 @@ def _budget_ruler(plan: Plan, width: int, style: Style) -> str:
     return ruler(position, width, f"budget {gib(layout.budget_bytes)} = {share:g} x total", style)
 
 
-def _legend(layout: Layout, rows: Sequence[Part], style: Style) -> Iterator[tuple[str, str, str, str, str]]:
+def _legend(layout: Layout, rows: Sequence[LayoutPart], style: Style) -> Iterator[tuple[str, str, str, str, str]]:
     for part in rows:
         bytes_ = part.figure.bytes if part.figure else layout.headroom_bytes
         mark = swatch(part.segment, style, 2)
@@ -166,7 +167,7 @@ def _advice(plan: Plan, style: Style) -> Iterator[str]:
 
 def _one_advice(number: int, advice: Advice, style: Style) -> Iterator[str]:
     after = advice.plan
-    flags = " ".join(flag_words(advice.flags))
+    flags = " ".join(any_release_words(advice.flags))
     caveat = "" if after.verdict == "fits" else "  (tight)"
     yield f"{number:>2}. {style.paint(flags, 'bold')}{caveat}"
     yield from mini_layout(after, style)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from legroom.facts.attention import Attention, LatentAttention, StateSpace
+from legroom.facts.attention import attending, latent, recurrent, with_kv_heads
 from legroom.facts.model import Experts, Layer, Model
 from legroom.facts.releases import Release
 from legroom.memo import Memo
@@ -36,20 +36,17 @@ def _traits(model: Model) -> _LayerTraits:
 
 def _read(layers: tuple[Layer, ...]) -> _LayerTraits:
     mixers = [layer.mixer for layer in layers if layer.mixer is not None]
-    attentions = [mixer for mixer in mixers if isinstance(mixer, Attention)]
-    latents = [mixer for mixer in mixers if isinstance(mixer, LatentAttention)]
-    states = [mixer for mixer in mixers if isinstance(mixer, StateSpace)]
-    with_heads = [mixer for mixer in mixers if isinstance(mixer, Attention | LatentAttention)]
+    attentions, latents, states = with_kv_heads(mixers), latent(mixers), recurrent(mixers)
     return _LayerTraits(
         has_state=bool(states),
         attention_free=bool(mixers) and len(states) == len(mixers),
         moe=any(isinstance(layer.feedforward, Experts) for layer in layers),
         mla=bool(latents),
-        sparse_mla=any(latent.index_heads for latent in latents),
+        sparse_mla=any(mixer.index_heads for mixer in latents),
         bidirectional=bool(attentions) and not any(attention.causal for attention in attentions),
         slides_everywhere=bool(attentions) and all(attention.window for attention in attentions),
         chunked=any(attention.chunk for attention in attentions),
-        heads=with_heads[0].heads if with_heads else None,
+        heads=next((mixer.heads for mixer in attending(mixers)), None),
     )
 
 

@@ -24,16 +24,16 @@ def modalities(config: Config) -> tuple[Modality, ...]:
     row = families().get(family)
     text = nested_text_config(config) or config
     width = int(text.get("hidden_size") or text.get("n_embd") or 0)
-    found: list[Modality] = []
+    known: list[Modality] = []
     vision = config.get("vision_config")
     if isinstance(vision, Mapping) and vision:
-        found.append(_tower(row or families()["_plain"], {**_defaults(row, width), **vision}, config, width, True))
+        known.append(_tower(row or families()["_plain"], {**_defaults(row, width), **vision}, config, width, True))
     elif row and (config.get("has_vision") or row.get("always")):
-        found.append(_tower(row, _defaults(row, width), config, width, False))
+        known.append(_tower(row, _defaults(row, width), config, width, False))
     audio = config.get("audio_config")
     if isinstance(audio, Mapping) and audio.get("d_model") and audio.get("encoder_layers"):
-        found.append(_audio_tower(audio, width))
-    return tuple(found)
+        known.append(_audio_tower(audio, width))
+    return tuple(known)
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from legroom.facts.attention import LatentAttention
+from legroom.facts.attention import latent
 from legroom.facts.fit import constants
 from legroom.facts.gpus import HOPPER
 from legroom.facts.model import Experts
@@ -12,10 +12,10 @@ from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term, estimated
 from legroom.memory.activation.encoder import encoder_profile
 from legroom.memory.activation.experts import expert_scratch
-from legroom.memory.activation.layers import Execution, Moment, layer_kinds, moments
+from legroom.memory.activation.layers import Execution, LayerPeak, layer_kinds, layer_peaks
 from legroom.memory.activation.sampler import sampling
+from legroom.memory.cache import cached, cached_by_model
 from legroom.memory.dtypes import dtype_bytes
-from legroom.memory.remember import of_structure, remembered
 from legroom.memory.runner_buffers import latent_workspace_tokens
 from legroom.memory.stages import stage_range
 from legroom.units import KIB, MIB, cdiv
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
     """Peak of the profile run above the weights, with a warm compile cache."""
-    return remembered(_activation, model, settings, gpu, pp_rank)
+    return cached(_activation, model, settings, gpu, pp_rank)
 
 
 def activation_cold(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
@@ -49,8 +49,8 @@ def forward_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int
     """What the greediest moment of a full batch allocates and frees again, without workspaces that stay."""
     passing = expert_scratch(model, settings, gpu).passing_elements
     width = element_bytes(settings)
-    found = (_moment_bytes(m, model, settings, passing, width) for m in _stage_moments(model, settings, pp_rank))
-    return max(found, default=0)
+    peaks = (_peak_bytes(m, model, settings, passing, width) for m in _stage_peaks(model, settings, pp_rank))
+    return max(peaks, default=0)
 
 
 def is_compiled(settings: EngineSettings) -> bool:
@@ -101,7 +101,7 @@ def _reserved_slack(peak: int, settings: EngineSettings) -> int:
     return int(peak * fit["relative"] + fit["fixed_mib"] * MIB)
 
 
-def _stage_moments(model: Model, settings: EngineSettings, pp_rank: int) -> tuple[Moment, ...]:
+def _stage_peaks(model: Model, settings: EngineSettings, pp_rank: int) -> tuple[LayerPeak, ...]:
     execution = Execution(
         settings.tensor_parallel_size,
         is_compiled(settings),
@@ -109,7 +109,7 @@ def _stage_moments(model: Model, settings: EngineSettings, pp_rank: int) -> tupl
         bool(model.quantization and model.quantization.block and model.quantization.weight_bits == 8),
     )
     indices = stage_range(len(model.layers), settings, pp_rank)
-    return of_structure(moments, model, indices.start, indices.stop, execution)
+    return cached_by_model(layer_peaks, model, indices.start, indices.stop, execution)
 
 
 def _at_forward(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tuple[int, tuple[Term, ...]]:
@@ -118,8 +118,8 @@ def _at_forward(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) 
     scratch = expert_scratch(model, settings, gpu)
     best = 0
     best_terms: tuple[Term, ...] = ()
-    for moment in _stage_moments(model, settings, pp_rank):
-        live = _moment_bytes(moment, model, settings, scratch.passing_elements, width)
+    for moment in _stage_peaks(model, settings, pp_rank):
+        live = _peak_bytes(moment, model, settings, scratch.passing_elements, width)
         kept = scratch.kept_elements * width if moment.after_experts else 0
         if live + kept > best:
             best = live + kept
@@ -131,7 +131,7 @@ def _at_forward(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) 
     return best + cublas, (*best_terms, Term("cuBLAS workspace", cublas, "kept by torch"))
 
 
-def _moment_bytes(moment: Moment, model: Model, settings: EngineSettings, passing: int, width: int) -> int:
+def _peak_bytes(moment: LayerPeak, model: Model, settings: EngineSettings, passing: int, width: int) -> int:
     elements = moment.elements * settings.max_num_batched_tokens
     if moment.where == "experts":
         elements += passing
@@ -145,8 +145,8 @@ def _expanded_prefill(model: Model, settings: EngineSettings) -> int:
     if known_release(settings.release).before("0.8.0"):
         return 0
     tokens = latent_workspace_tokens(settings)
-    kinds = of_structure(layer_kinds, model)
-    mixers = [layer.mixer for layer, _ in kinds if isinstance(layer.mixer, LatentAttention)]
+    kinds = cached_by_model(layer_kinds, model)
+    mixers = latent(layer.mixer for layer, _ in kinds)
     ranks = settings.tensor_parallel_size
     return max(tokens * cdiv(m.heads, ranks) * (m.qk_nope_head_dim + m.v_head_dim) for m in mixers)
 
@@ -172,7 +172,7 @@ def _quantizes_activations(model: Model) -> bool:
 
 def _never_calls_cublas(model: Model) -> bool:
     scheme = model.quantization
-    experts = any(isinstance(layer.feedforward, Experts) for layer, _ in of_structure(layer_kinds, model))
+    experts = any(isinstance(layer.feedforward, Experts) for layer, _ in cached_by_model(layer_kinds, model))
     return scheme is not None and not experts and scheme.method != "mxfp4"
 
 

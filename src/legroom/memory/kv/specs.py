@@ -167,8 +167,8 @@ class SlidingWindowSpec(AttentionSpec):
 
     def blocks(self, length: int) -> int:
         """One block more than the tokens fill: the window need not start at a block's edge."""
-        held = self.window - 1 + self.retained_tokens + self.in_flight_tokens
-        return cdiv(min(held, length), self.block_size) + 1
+        kept_tokens = self.window - 1 + self.retained_tokens + self.in_flight_tokens
+        return cdiv(min(kept_tokens, length), self.block_size) + 1
 
     @property
     def working(self) -> str:
