@@ -162,9 +162,9 @@ def fit_cached(runs: Sequence[Run], fit: dict[str, Any]) -> None:
             features = (1.0, logits / MIB, forward_bytes(run.model, run.settings, run.gpu) / MIB)
             rows.append((run.name, features, rest / MIB))
         (fixed, logit, forward), errors = least_squares(rows)
-        fit["cached"][runner] = {
-            "mib": round(fixed, 1), "per_logit_byte": round(logit, 3), "per_forward_byte": round(forward, 3)
-        }  # fmt: skip
+        by_release(fit["cached"][runner], "0.26.0").update(
+            mib=round(fixed, 1), per_logit_byte=round(logit, 3), per_forward_byte=round(forward, 3)
+        )
         table(f"cached by torch, runner {runner}", errors)
 
 
@@ -181,7 +181,8 @@ def fit_graphs(runs: Sequence[Run], fit: dict[str, Any]) -> None:
             splits = largest_splits(run.model, run.settings, run.gpu) / MIB
             activations = captured_activations(run.model, run.settings, run.gpu) / MIB
             experts = any(hasattr(layer.feedforward, "num_experts") for layer in run.model.layers)
-            rows.append((run.name, (1.0, splits, activations, float(experts)), run.seen["graph_bytes"] / MIB - nodes))
+            share = max(run.settings.cudagraph_capture_sizes) / 512 if experts else 0.0
+            rows.append((run.name, (1.0, splits, activations, share), run.seen["graph_bytes"] / MIB - nodes))
         (pool, split, activation_byte, experts_pool), errors = least_squares(rows)
         row.update(
             pool_mib=round(pool, 1), pool_per_split_byte=round(split, 3),

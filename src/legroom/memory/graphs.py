@@ -1,8 +1,8 @@
 """CUDA graphs: what the release subtracts for them, and what capturing them takes.
 
 A captured graph costs the driver a piece for every kernel it holds, so layers x sizes, and torch a private pool as
-large as the largest captures need: the activations of that many tokens, the buffers of FlashAttention 3's splits, and
-FlashInfer's workspace. The constants are fitted (`facts/data/fit.json`).
+large as the largest captures need: the activations of that many tokens and the buffers of FlashAttention 3's splits.
+The constants are fitted (`facts/data/fit.json`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _SAMPLES = 2
 """Sizes that the trial capture of the release captures."""
+_USUAL_LARGEST = 512
+"""The largest captured size that `pool_mib_experts` is for."""
 
 
 def graph_estimate(model: Model, settings: EngineSettings, gpu: Gpu) -> Figure:
@@ -68,7 +70,7 @@ def _sampled_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Te
     return (
         Term("first captures", int(first), f"the largest of {pieces} piecewise and {full} full sizes"),
         Term("the other sizes", int(rest * MIB), "each counts like the second of its kind"),
-        *_workspace_terms(model, settings, gpu),
+        *_beside_terms(model, settings, gpu),
     )
 
 
@@ -85,7 +87,7 @@ def _trial_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Term
     terms = (
         Term("trial graphs", driver, f"{len(model.layers)} layers x ({pieces} piecewise + {len(sampled)} full sizes)"),
         Term("trial pool", _pool_bytes(model, settings, gpu, splits), "activations and attention splits"),
-        *_workspace_terms(model, settings, gpu),
+        *_beside_terms(model, settings, gpu),
     )
     if full < _SAMPLES:
         return terms
@@ -107,7 +109,7 @@ def _taken(model: Model, settings: EngineSettings, gpu: Gpu, _: int) -> Figure:
     terms = (
         Term("graph nodes", driver, f"{len(model.layers)} layers x ({pieces} piecewise + {full} full sizes)"),
         Term("graph pool", pool, "activations and attention splits of the largest captures"),
-        *_workspace_terms(model, settings, gpu),
+        *_host_terms(gpu),
     )
     taken = sum(term.bytes for term in terms)
     spread = int(taken * _era(settings)["relative_band"])
@@ -124,7 +126,7 @@ def _pool_bytes(model: Model, settings: EngineSettings, gpu: Gpu, splits: int) -
     pool = fit["pool_mib"] * MIB + fit["pool_per_split_byte"] * splits
     pool += fit["pool_per_activation_byte"] * captured_activations(model, settings, gpu)
     if any(isinstance(layer.feedforward, Experts) for layer, _ in cached_by_model(layer_kinds, model)):
-        pool += fit["pool_mib_experts"] * MIB
+        pool += fit["pool_mib_experts"] * MIB * max(settings.cudagraph_capture_sizes, default=0) / _USUAL_LARGEST
     return int(pool)
 
 
@@ -139,9 +141,18 @@ def largest_splits(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
     return max((split_buffers(model, settings, gpu, size) for size in _full_sizes(settings)), default=0)
 
 
-def _workspace_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Term, ...]:
+def _beside_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Term, ...]:
+    """What the trial capture counts with the graphs, though it is not theirs."""
     workspace = flashinfer_workspace(model, settings, gpu)
-    return (Term("FlashInfer's workspace", workspace, "asked for by the first capture"),) if workspace else ()
+    term = Term("FlashInfer's workspace", workspace, "asked for by the first capture")
+    return (*((term,) if workspace else ()), *_host_terms(gpu))
+
+
+def _host_terms(gpu: Gpu) -> tuple[Term, ...]:
+    if not gpu.unified:
+        return ()
+    size = int(constants()["graphs"]["unified_mib"] * MIB)
+    return (Term("host memory", size, "CPU and GPU share one memory, and free memory is the system's"),)
 
 
 def _era(settings: EngineSettings) -> dict[str, Any]:

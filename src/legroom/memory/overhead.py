@@ -146,8 +146,8 @@ def _outside(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> 
     wire = _wire_before_snapshot(settings, gpu)
     if wire:
         terms.insert(1, Term("communication", wire, "NCCL starts before the budget's first look at the card"))
-    if settings.enforce_eager and (workspace := flashinfer_workspace(model, settings, gpu)):
-        terms.append(Term("FlashInfer's workspace", workspace, "asked for by the first request"))
+    if workspace := flashinfer_workspace(model, settings, gpu):
+        terms.append(Term("FlashInfer's workspace", workspace, "kept by the attention backend"))
     outside_total = sum(term.bytes for term in terms)
     # A reserve larger than all of it (profile runs that sorted the logits) stays idle: the budget still holds it.
     covered = max(0, min(charged.bytes, outside_total))
