@@ -120,8 +120,9 @@ def communication_bytes(settings: EngineSettings, gpu: Gpu) -> int:
     fused = row.get("fused_mib") and nvlink and is_compiled(settings) and ranks > 1
     if fused and settings.pipeline_parallel_size == settings.data_parallel_size == 1:
         return int((row["fused_mib"] + row["fused_mib_per_doubling"] * (ranks.bit_length() - 2)) * MIB)
-    first = row["hopper_mib"] if nvlink else row["other_mib"]
-    each = row["mib_per_doubling"] if nvlink else row.get("other_mib_per_doubling", row["mib_per_doubling"])
+    first, each = row["hopper_mib"] if nvlink else row["other_mib"], row["mib_per_doubling"]
+    if gpu.vendor == "nvidia" and not nvlink and "pcie_mib" in row:
+        first, each = row["pcie_mib"], row["pcie_mib_per_doubling"]
     return int((first + each * max(0, ranks.bit_length() - 2)) * MIB)
 
 
@@ -150,10 +151,10 @@ def _outside(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> 
         terms.append(Term("FlashInfer's workspace", workspace, "kept by the attention backend"))
     outside_total = sum(term.bytes for term in terms)
     # A reserve larger than all of it (profile runs that sorted the logits) stays idle: the budget still holds it.
-    covered = max(0, min(charged.bytes, outside_total))
+    covered = min(charged.bytes, outside_total)
     terms.append(Term("charged activation", -covered, "the budget sets this aside for the same blocks"))
     terms.extend(host_terms(gpu))
-    size = max(0, outside_total - covered) + sum(term.bytes for term in host_terms(gpu))
+    size = outside_total - covered + sum(term.bytes for term in host_terms(gpu))
     fit = constants()["cached"]
     spread = int(fit["band_mib"] * MIB) + int(fit["relative_band"] * cached) + (taken.high - taken.bytes)
     return estimated(size, max(0, size - spread), size + spread, tuple(terms))
