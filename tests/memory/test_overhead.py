@@ -127,3 +127,18 @@ def test_torch_serves_with_an_empty_cache_from_0_29_on() -> None:
     before = settle(LLAMA, "0.26.0", max_model_len=8192)
     after = settle(LLAMA, "0.32.0", max_model_len=8192)
     assert cached_bytes(LLAMA, after, H200) < 0.6 * cached_bytes(LLAMA, before, H200)
+
+
+def test_a_model_with_an_encoder_keeps_a_batch_of_embeddings() -> None:
+    model = load("Qwen/Qwen2.5-VL-7B-Instruct")
+    flags = {"max_model_len": 8192, "max_num_batched_tokens": 8192}
+    seeing = settle(model, "0.32.0", **flags)
+    blind = settle(model, "0.32.0", language_model_only=True, **flags)
+    assert sampler_tables(model, seeing) - sampler_tables(model, blind) == 8192 * 3584 * 2
+
+
+def test_looking_drafts_up_needs_the_tokens_and_a_mask_for_each_draft() -> None:
+    flags = {"max_model_len": 8192, "max_num_seqs": 64}
+    drafting = settle(LLAMA, "0.32.0", speculative_config={"method": "ngram", "num_speculative_tokens": 4}, **flags)
+    more = sampler_tables(LLAMA, drafting) - sampler_tables(LLAMA, settle(LLAMA, "0.32.0", **flags))
+    assert more == 64 * (4 * LLAMA.vocab_size // 8 + 8192 * 4)

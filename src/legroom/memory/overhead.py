@@ -15,7 +15,7 @@ from legroom.memory.attention_scratch import flashinfer_workspace
 from legroom.memory.cache import cached
 from legroom.memory.dtypes import FLOAT32_BYTES
 from legroom.memory.graphs import graph_bytes, graph_estimate
-from legroom.memory.runner_buffers import runner_buffers, sampler_tables
+from legroom.memory.runner_buffers import runner_buffers, sampler_tables, segment_rests
 from legroom.memory.unified import charged_to_vllm, host_terms, system_bytes
 from legroom.units import MIB
 
@@ -103,6 +103,9 @@ def _non_torch(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -
         terms.append(Term("host memory", shared, "CPU and GPU share one memory, and free memory is the system's"))
     if counts_runner_buffers(settings):
         terms.append(Term("runner buffers", sampler_tables(model, settings), "counted from 0.27 on"))
+        terms.append(
+            Term("rests of segments", segment_rests(model, settings), "reserved by torch, counted from 0.27 on")
+        )
     size = sum(term.bytes for term in terms)
     spread = int(fit["fixed_band_mib"] * MIB) + int(fit["relative_band"] * (size - base))
     return estimated(size, max(0, size - spread), size + spread, tuple(terms))
