@@ -12,8 +12,9 @@ from functools import cache
 from typing import Any
 
 from legroom.facts.config.fields import nested_text_config
+from legroom.facts.config.media_items import live_tensors, media_items
 from legroom.facts.data_files import read_data
-from legroom.facts.model import Linear, Modality, Split
+from legroom.facts.model import Linear, MediaItem, Modality, Split
 
 Config = Mapping[str, Any]
 
@@ -42,6 +43,12 @@ def families() -> dict[str, dict[str, Any]]:
     document = read_data("towers.json")
     rows: dict[str, dict[str, Any]] = document["families"]
     return {**rows, **{alias: rows[name] for alias, name in document["aliases"].items()}}
+
+
+@cache
+def _live(name: str) -> list[dict[str, Any]]:
+    table: list[dict[str, Any]] = read_data("towers.json")["live"][name]
+    return table
 
 
 def _family(config: Config) -> str:
@@ -92,7 +99,12 @@ def _tower(row: Mapping[str, Any], vision: Config, config: Config, width: int, e
         *_blocks(style, hidden, inner, layers, (_field(row, vision, "qkv_hidden_size", hidden), heads)),
         *_PROJECTORS[str(row.get("projector", "none"))](row, vision, config, hidden, width),
     )
-    tokens = int(row.get("tokens_per_item", 0)) or _tokens(row, vision)
+    patch, merge = _field(row, vision, "patch_size", 14), int(row.get("merge", 1))
+    items = media_items(
+        row, config, patch=patch, merge=merge, image_size=_field(row, vision, "image_size", 24 * patch)
+    )
+    largest = max(items, key=lambda item: item.tokens)
+    frames = _field(row, vision, "temporal_patch_size", 1)
     return Modality(
         str(row.get("kind", "image")),
         hidden,
@@ -100,11 +112,19 @@ def _tower(row: Mapping[str, Any], vision: Config, config: Config, width: int, e
         layers,
         heads,
         sum(weight.parameters for weight in weights),
-        tokens,
-        tokens * int(row.get("merge", 1)) ** 2,
+        largest.tokens,
+        largest.patches,
         weights,
         1 + _tapped_blocks(vision),
         exact,
+        items,
+        live_tensors(_live(str(row.get("live", "plain")))),
+        _field(row, vision, "in_channels", 3) * frames * patch * patch,
+        str(row.get("raw_pixels_since", "")),
+        int(row.get("chunk_bytes_per_patch", 0)),
+        str(row.get("chunked_since", "")),
+        _tapped_blocks(vision),
+        float(row.get("spread", 0.3)),
     )
 
 
@@ -127,12 +147,21 @@ def _audio_tower(audio: Config, width: int) -> Modality:
     )
     tokens = frames // 2
     parameters = sum(weight.parameters for weight in weights)
-    return Modality("audio", hidden, inner, layers, heads, parameters, tokens, frames, weights)
-
-
-def _tokens(row: Mapping[str, Any], vision: Config) -> int:
-    size, patch = _field(row, vision, "image_size", 336), _field(row, vision, "patch_size", 14)
-    return max((size // max(patch * int(row.get("merge", 1)), 1)) ** 2, 1)
+    return Modality(
+        "audio",
+        hidden,
+        inner,
+        layers,
+        heads,
+        parameters,
+        tokens,
+        frames,
+        weights,
+        items=(MediaItem("audio", tokens, frames),),
+        moments=live_tensors(_live("whisper")),
+        pixels_per_patch=2 * int(audio.get("num_mel_bins") or 128),
+        spread=0.1,
+    )
 
 
 def _norm(name: str, size: int, style: set[str], count: int = 1) -> Linear:
