@@ -14,7 +14,7 @@ from legroom.memory.activation.sampler import sampling
 from legroom.memory.cache import cached
 from legroom.memory.dtypes import FLOAT32_BYTES
 from legroom.memory.graphs import graph_bytes, graph_estimate
-from legroom.memory.runner_buffers import runner_buffers, sampler_tables
+from legroom.memory.runner_buffers import embedding_buffer, runner_buffers, sampler_tables
 from legroom.units import MIB
 
 if TYPE_CHECKING:
@@ -89,7 +89,8 @@ def _non_torch(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -
         shared = int(fit["unified_mib"] * MIB)
         terms.append(Term("host memory", shared, "CPU and GPU share one memory, and free memory is the system's"))
     if counts_runner_buffers(settings):
-        terms.append(Term("runner buffers", sampler_tables(model, settings), "counted from 0.27 on"))
+        buffers = sampler_tables(model, settings) + embedding_buffer(model, settings)
+        terms.append(Term("runner buffers", buffers, "counted from 0.27 on"))
     size = sum(term.bytes for term in terms)
     spread = int(fit["fixed_band_mib"] * MIB) + int(fit["relative_band"] * (size - base))
     return estimated(size, max(0, size - spread), size + spread, tuple(terms))
@@ -119,7 +120,7 @@ def _outside(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> 
     kept += sampling(model, settings, gpu).kept_bytes
     buffers = runner_buffers(model, settings)
     if counts_runner_buffers(settings):
-        buffers -= sampler_tables(model, settings)
+        buffers -= sampler_tables(model, settings) + embedding_buffer(model, settings)
     cached = cached_bytes(model, settings, gpu, pp_rank)
     terms = [
         Term("runner buffers", buffers, "sampler tables, block tables and input buffers"),

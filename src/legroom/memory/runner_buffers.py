@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from legroom.facts.attention import attending, latent, recurrent
+from legroom.facts.releases import release as known_release
 from legroom.memory.activation.layers import layer_kinds
 from legroom.memory.cache import cached_by_model
 from legroom.memory.dtypes import INT32_BYTES, dtype_bytes
 from legroom.units import KIB, cdiv
+from legroom.vllm.traits import builds_encoders
 
 if TYPE_CHECKING:
     from legroom.facts.model import Model
@@ -21,7 +23,12 @@ _LATENT_BLOCK_TOKENS = 64
 
 def runner_buffers(model: Model, settings: EngineSettings) -> int:
     """Sampler tables, block tables and input buffers of one rank."""
-    return sampler_tables(model, settings) + _block_tables(model, settings) + _latent_workspace(model, settings)
+    return (
+        sampler_tables(model, settings)
+        + _block_tables(model, settings)
+        + _latent_workspace(model, settings)
+        + embedding_buffer(model, settings)
+    )
 
 
 def sampler_tables(model: Model, settings: EngineSettings) -> int:
@@ -30,6 +37,16 @@ def sampler_tables(model: Model, settings: EngineSettings) -> int:
         masks = 2 * cdiv(model.vocab_size, 8)
         return settings.max_num_seqs * (model.vocab_size * INT32_BYTES + masks + 19 * KIB)
     if settings.engine == "V0":
+        return 0
+    return settings.max_num_batched_tokens * model.hidden_size * dtype_bytes(settings.dtype)
+
+
+def embedding_buffer(model: Model, settings: EngineSettings) -> int:
+    """V2 keeps the embeddings of a batch where images are put among them; V1's inputs have them already."""
+    release = known_release(settings.release)
+    if settings.engine != "V1" or settings.runner != "V2" or not model.modalities:
+        return 0
+    if not builds_encoders(settings.given, model, release):
         return 0
     return settings.max_num_batched_tokens * model.hidden_size * dtype_bytes(settings.dtype)
 

@@ -104,6 +104,11 @@ def builds_encoders(args: ServeArgs, model: Model, release: Release) -> bool:
     return not (args.language_model_only or (none_allowed and release.at_least("0.11.0")))
 
 
+def replicates_encoders(args: ServeArgs) -> bool:
+    """Whether every tensor-parallel rank holds the encoders whole and encodes its share of the items."""
+    return other_value(args, "--mm-encoder-tp-mode") == "data"
+
+
 def is_bidirectional(model: Model) -> bool:
     """Whether attention sees the whole input (BERT-like)."""
     return _traits(model).bidirectional

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from legroom.facts.config.fields import nested_text_config
+from legroom.facts.config.fields import config_defaults, nested_text_config
 from legroom.facts.config.media_items import live_tensors, media_items
 from legroom.facts.data_files import read_data
 from legroom.facts.model import Linear, MediaItem, Modality, Split
@@ -24,7 +24,8 @@ def modalities(config: Config) -> tuple[Modality, ...]:
     family = _family(config)
     row = families().get(family)
     text = nested_text_config(config) or config
-    width = int(text.get("hidden_size") or text.get("n_embd") or 0)
+    usual = config_defaults().get(str(text.get("model_type")), {})
+    width = int(text.get("hidden_size") or text.get("n_embd") or usual.get("hidden_size") or 0)
     known: list[Modality] = []
     vision = config.get("vision_config")
     if isinstance(vision, Mapping) and vision:
@@ -111,7 +112,7 @@ def _tower(row: Mapping[str, Any], vision: Config, config: Config, width: int, e
         inner,
         layers,
         heads,
-        sum(weight.parameters for weight in weights),
+        sum(weight.parameters for weight in weights if weight.name != "rotary_table"),
         largest.tokens,
         largest.patches,
         weights,
@@ -185,6 +186,9 @@ def _embedding(row: Mapping[str, Any], vision: Config, style: set[str], hidden: 
         out.append(Linear("class_embedding", hidden))
     if positions:
         out.append(Linear("position_embedding", positions, hidden))
+    if "rotary_table" in style:
+        heads = _field(row, vision, "num_attention_heads", 16)
+        out.append(Linear("rotary_table", 8192, hidden // heads // 2))
     if "pre_norm" in style:
         out.append(_norm("pre_norm", hidden, style))
     if "post_norm" in style:

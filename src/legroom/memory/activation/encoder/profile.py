@@ -20,8 +20,7 @@ from legroom.memory.activation.encoder.items import (
 from legroom.memory.dtypes import dtype_bytes
 from legroom.records import dataclass
 from legroom.units import MIB, cdiv
-from legroom.vllm.args import other_value
-from legroom.vllm.traits import builds_encoders
+from legroom.vllm.traits import builds_encoders, replicates_encoders
 
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
@@ -74,15 +73,21 @@ def encoder_profile(model: Model, settings: EngineSettings, gpu: Gpu | None = No
     budget = encoder_budget(items, settings)
     count = items_per_batch(largest, budget, settings)
     batch = EncoderBatch(largest, count, settings.tensor_parallel_size)
-    if _replicates_tower(settings):
+    if replicates_encoders(settings.given):
         batch = EncoderBatch(largest, cdiv(count, settings.tensor_parallel_size), 1)
     rows = _kept_rows(largest, budget, settings)
+    padded = rows != largest.outputs
     handed = largest.tower.feature_levels * model.hidden_size
-    kept = count * rows * handed * width
+    kept = (count * rows + (largest.outputs if padded else 0)) * handed * width
+    how = f"{count} {largest.kind} items x {rows} tokens x {handed} x {width} bytes"
+    if settings.runner != "V2":
+        # Local variables of the V1 runner's profile run keep its inputs, and the last output that was padded.
+        pixels = batch.patches * _pixel_bytes(largest.tower, settings, width)
+        kept += pixels
+        how += f" + {pixels / MIB:.0f} MiB of pixels"
     inside, moment = _tower_peak(batch, model, settings, gpu, width)
     outputs = count * largest.outputs * handed * width
-    peak = max(inside, outputs + kept if rows != largest.outputs else 0)
-    how = f"{count} {largest.kind} items x {rows} tokens x {handed} x {width} bytes"
+    peak = max(inside, outputs + kept if padded else 0)
     what = f"{count} {largest.kind} items, {batch.patches} patches in the {moment}"
     return EncoderProfile(peak, what, kept, how, int(peak * largest.tower.spread))
 
@@ -93,10 +98,6 @@ def _is_profiled(model: Model, settings: EngineSettings) -> bool:
         return False
     # The V2 runner profiled no encoder at first.
     return not (settings.engine == "V1" and settings.runner == "V2" and release.before("0.27.0"))
-
-
-def _replicates_tower(settings: EngineSettings) -> bool:
-    return other_value(settings.given, "--mm-encoder-tp-mode") == "data"
 
 
 def _kept_rows(item: ProfiledItem, budget: int, settings: EngineSettings) -> int:
@@ -110,13 +111,18 @@ def _kept_rows(item: ProfiledItem, budget: int, settings: EngineSettings) -> int
 def _tower_peak(
     batch: EncoderBatch, model: Model, settings: EngineSettings, gpu: Gpu | None, width: int
 ) -> tuple[int, str]:
-    tower, release = batch.item.tower, known_release(settings.release)
+    tower = batch.item.tower
     moments = [m for m in tower.moments or _PLAIN if not _outdated(m, settings)]
     at_once = min(batch.patches, _chunk_patches(batch, settings, gpu))
     live, where = max((_live_bytes(moment, tower, batch.ranks, width), moment.where) for moment in moments)
-    raw = bool(tower.raw_pixels_since) and release.at_least(tower.raw_pixels_since)
-    pixels = batch.patches * tower.pixels_per_patch * (1 if raw else width)
+    pixels = batch.patches * _pixel_bytes(tower, settings, width)
     return at_once * live + pixels + _tapped_bytes(batch, model, settings, width), where
+
+
+def _pixel_bytes(tower: Modality, settings: EngineSettings, width: int) -> int:
+    """Input bytes of one patch."""
+    raw = bool(tower.raw_pixels_since) and known_release(settings.release).at_least(tower.raw_pixels_since)
+    return tower.pixels_per_patch * (1 if raw else width)
 
 
 def _outdated(moment: LiveTensors, settings: EngineSettings) -> bool:
