@@ -136,7 +136,8 @@ class Modality:
     feature_levels: int = 1
     """Features handed to the language model for each token: of the last block, and of those that DeepStack taps."""
     exact: bool = True
-    """False: the checkpoint's config says nothing of its encoder, and the usual one of its family is assumed."""
+    """False: the config says nothing of its encoder and the usual one of its family is assumed, or the family is
+    unknown and a plain transformer is."""
     items: tuple[MediaItem, ...] = ()
     """What it encodes: images, and often videos too."""
     moments: tuple[LiveTensors, ...] = ()

@@ -52,7 +52,7 @@ class _Grid:
         self.config, self.patch, self.merge, self.side, self.class_token = config, patch, merge, side, class_token
 
     def items(self, kind: str, spec: Config) -> list[MediaItem]:
-        dates = {name: str(spec[name]) for name in ("since", "until") if name in spec}
+        dates: dict[str, Any] = {name: str(spec[name]) for name in ("since", "until") if name in spec}
         if "max_pixels" in spec:
             return [self._by_pixels(kind, spec, dates)]
         if "steps" in spec:
@@ -65,7 +65,7 @@ class _Grid:
         )
         return [MediaItem(kind, tokens, patches, int(spec.get("outputs") or 0), **dates)]
 
-    def _by_pixels(self, kind: str, spec: Config, dates: dict[str, str]) -> MediaItem:
+    def _by_pixels(self, kind: str, spec: Config, dates: dict[str, Any]) -> MediaItem:
         """Qwen-VL: the largest picture has max_pixels; a video's budget is spread over pairs of frames."""
         unit = (self.patch * self.merge) ** 2 * int(spec.get("frames") or 1)
         tokens = max((self._max_pixels(kind) or int(spec["max_pixels"])) // unit, 1)
@@ -73,7 +73,7 @@ class _Grid:
         outputs = tokens if inflated != tokens else 0
         return MediaItem(kind, inflated, tokens * self.merge**2, outputs, pixels_per_token=unit, **dates)
 
-    def _growing(self, kind: str, spec: Config, dates: dict[str, str]) -> MediaItem:
+    def _growing(self, kind: str, spec: Config, dates: dict[str, Any]) -> MediaItem:
         """A video of as many frames as fit. `steps`: what one step of frames is made of."""
         step = self._tile() if spec["steps"] == "tile" else self.items("image", spec["steps"])[0]
         return MediaItem(
@@ -94,7 +94,7 @@ class _Grid:
             tokens = int((self.side * ratio) ** 2)
         return MediaItem("image", tokens, self.side**2 + self.class_token)
 
-    def _tiled(self, kind: str, spec: Config, dates: dict[str, str]) -> MediaItem:
+    def _tiled(self, kind: str, spec: Config, dates: dict[str, Any]) -> MediaItem:
         """InternVL: as many tiles as the processor cuts a large picture into, and a thumbnail."""
         processor = self._processor("image")
         tiles = int(self.config.get("max_dynamic_patch") or spec["tiles"])

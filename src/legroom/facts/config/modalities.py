@@ -29,7 +29,9 @@ def modalities(config: Config) -> tuple[Modality, ...]:
     known: list[Modality] = []
     vision = config.get("vision_config")
     if isinstance(vision, Mapping) and vision:
-        known.append(_tower(row or families()["_plain"], {**_defaults(row, width), **vision}, config, width, True))
+        known.append(
+            _tower(row or families()["_plain"], {**_defaults(row, width), **vision}, config, width, row is not None)
+        )
     elif row and (config.get("has_vision") or row.get("always")):
         known.append(_tower(row, _defaults(row, width), config, width, False))
     audio = config.get("audio_config")
@@ -101,9 +103,7 @@ def _tower(row: Mapping[str, Any], vision: Config, config: Config, width: int, e
         *_PROJECTORS[str(row.get("projector", "none"))](row, vision, config, hidden, width),
     )
     patch, merge = _field(row, vision, "patch_size", 14), int(row.get("merge", 1))
-    items = media_items(
-        row, config, patch=patch, merge=merge, image_size=_field(row, vision, "image_size", 24 * patch)
-    )
+    items = media_items(row, config, patch=patch, merge=merge, image_size=_field(row, vision, "image_size", 24 * patch))
     largest = max(items, key=lambda item: item.tokens)
     frames = _field(row, vision, "temporal_patch_size", 1)
     return Modality(

@@ -83,7 +83,10 @@ def _activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) 
     in_tower = encoder.peak_bytes + cublas_workspace(gpu) if encoder else 0
     if encoder and in_tower > images + max(at_forward - buffered, at_sampling + kept):
         cublas = in_tower - encoder.peak_bytes
-        terms = (Term("encoder", encoder.peak_bytes, encoder.peak_how), Term("cuBLAS workspace", cublas, "kept by torch"))
+        terms = (
+            Term("encoder", encoder.peak_bytes, encoder.peak_how),
+            Term("cuBLAS workspace", cublas, "kept by torch"),
+        )
         peak, doubt = in_tower, encoder.spread_bytes
     elif at_sampling + kept > at_forward - buffered:
         peak = at_sampling + kept + images
@@ -101,7 +104,7 @@ def _activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) 
 
 
 def _buffered_embeddings(model: Model, settings: EngineSettings) -> int:
-    """A multimodal model takes its embeddings from a buffer of the runner; eager, a text model's are one more tensor."""
+    """A multimodal model reads its embeddings from a buffer; eager, a text model's are one more tensor."""
     if is_compiled(settings) or settings.engine == "V0":
         return 0
     return settings.max_num_batched_tokens * model.hidden_size * element_bytes(settings)

@@ -180,7 +180,7 @@ def _base(build: _Build, stage: range) -> Iterator[StoredModule]:
 
 
 def _encoders(build: _Build) -> Iterator[Module]:
-    """vLLM builds encoders on every stage, block after block, split like a decoder's unless each rank has them whole."""
+    """vLLM builds encoders on every stage, split like a decoder's unless each rank has them whole."""
     settings = build.settings
     ranks = 1 if replicates_encoders(settings.given) else build.ranks.tensor
     for encoder in build.model.modalities:
