@@ -92,6 +92,8 @@ class MediaItem:
     frames_per_step: int = 1
     beside_image_until: str = ""
     """Before this release a growing video shared the longest request with an image; "always": it still does."""
+    within_length: bool = False
+    """Made no larger than the longest request."""
     pixels_per_token: int = 0
     """> 0: the processor's max_pixels sets the size."""
     since: str = ""

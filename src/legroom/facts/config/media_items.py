@@ -71,7 +71,10 @@ class _Grid:
         tokens = max((self._max_pixels(kind) or int(spec["max_pixels"])) // unit, 1)
         inflated = int(tokens * float(spec.get("inflated", 1)))
         outputs = tokens if inflated != tokens else 0
-        return MediaItem(kind, inflated, tokens * self.merge**2, outputs, pixels_per_token=unit, **dates)
+        within = bool(spec.get("within_length"))
+        return MediaItem(
+            kind, inflated, tokens * self.merge**2, outputs, pixels_per_token=unit, within_length=within, **dates
+        )
 
     def _growing(self, kind: str, spec: Config, dates: dict[str, Any]) -> MediaItem:
         """A video of as many frames as fit. `steps`: what one step of frames is made of."""

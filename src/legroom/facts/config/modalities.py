@@ -323,6 +323,18 @@ def _internvl(row: Mapping[str, Any], vision: Config, config: Config, hidden: in
     ]
 
 
+def _glm(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
+    """A convolution that merges two by two patches, then a gated block of the language model's width."""
+    out, inner = _field(row, vision, "out_hidden_size", width), int(vision.get("intermediate_size") or 13696)
+    return [
+        Linear("downsample", out, 4 * hidden, True),
+        Linear("merger.proj", out, out, split="out"),
+        Linear("merger.norm", out, bias=True),
+        Linear("merger.gate_up", 2 * inner, out, split="out"),
+        Linear("merger.down", out, inner, split="in"),
+    ]
+
+
 def _llama4(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
     into, out = _field(row, vision, "projector_input_dim", 4096), _field(row, vision, "projector_output_dim", 4096)
     inner = _field(row, vision, "intermediate_size", 5632)
@@ -337,6 +349,6 @@ def _llama4(row: Mapping[str, Any], vision: Config, config: Config, hidden: int,
 _PROJECTORS: dict[str, Projector] = {
     "none": _no_projector, "mlp": _mlp_projector, "merger": _merger, "patch_merger": _patch_merger,
     "mistral3": _mistral3, "gemma": _gemma, "gemma4": _gemma4, "minimax": _minimax, "internvl": _internvl,
-    "llama4": _llama4, "cohere": _cohere, "pixel_shuffle": _pixel_shuffle,
+    "llama4": _llama4, "glm": _glm, "cohere": _cohere, "pixel_shuffle": _pixel_shuffle,
     "linear": _linear,
 }  # fmt: skip

@@ -93,6 +93,9 @@ def _sized(item: MediaItem, tower: Modality, settings: EngineSettings, allowed: 
         steps = _steps(item, settings.max_model_len - (image if shared else 0))
         built = _steps(item, _dummy_length(settings, item, steps))
         tokens, patches, outputs = steps * item.tokens, built * item.patches, built * item.tokens
+    if item.within_length and tokens > settings.max_model_len:
+        patches, outputs = (size * settings.max_model_len // tokens for size in (patches, outputs))
+        tokens = settings.max_model_len
     share = _smaller(item, patches, options)
     return ProfiledItem(item.kind, tokens, int(patches * share), int(outputs * share), tower)
 
