@@ -1,0 +1,98 @@
+"""What would hold a model that no change of flags makes fit: another checkpoint, more cards, a larger card."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING
+
+from legroom.diagnosis.finding import Fix
+from legroom.units import GIB, gib
+
+if TYPE_CHECKING:
+    from legroom.diagnosis.fix_planner import FixPlanner
+
+_FEW_BITS = re.compile(
+    r"(?i)(?:^|[-_./])(?:awq|gptq|(?:int|w)[248]\w*|[248]bits?|nvfp4|mxfp[48]|fp8|bnb|gguf|exl2|q[2-8]_\w+)(?:$|[-_./])"
+)
+_BITS = re.compile(r"(?i)(?:awq|gptq|int4|w4|4bit|nvfp4|mxfp4|fp4|bnb|q4)")
+_BESIDE_WEIGHTS = 3 * GIB
+"""For the context, a profile run and a small pool, where none of them was measured."""
+
+
+def is_quantized(planner: FixPlanner) -> bool:
+    """Whether the checkpoint is in few bits already: by its config, its flags or its name."""
+    if planner.base is not None:
+        return planner.base.target.model.quantization is not None
+    args = planner.known.args
+    return bool(args.quantization) or bool(_FEW_BITS.search(args.model))
+
+
+def is_four_bits(planner: FixPlanner) -> bool:
+    """Whether there is hardly a smaller checkpoint to be had."""
+    if planner.base is not None:
+        quantization = planner.base.target.model.quantization
+        return quantization is not None and quantization.weight_bits <= 4
+    return bool(_BITS.search(f"{planner.known.args.model} {planner.known.args.quantization or ''}"))
+
+
+def rank_bytes(planner: FixPlanner) -> int | None:
+    """What one rank needs before there is a KV cache: by the plan, by the log's own lines, or at least what torch held
+    when it asked for more."""
+    if planner.base is not None:
+        layout = planner.base.layout
+        return layout.weights.bytes + layout.activation.bytes + layout.non_torch.bytes
+    startup, oom = planner.case.startup, planner.case.oom
+    if startup.weights_bytes:
+        return startup.weights_bytes + (startup.activation_bytes or 0) + (startup.non_torch_bytes or 0)
+    if oom and oom.torch_bytes is not None:
+        return oom.torch_bytes + oom.wanted_bytes
+    return None
+
+
+def more_cards(planner: FixPlanner, why: str, confidence: float = 0.5) -> Fix | None:
+    """Twice the ranks that there are, or as many as the plan asks for."""
+    planned = planner.lever("more GPUs", "more_or_fewer_gpus_tp_pp", why, confidence + 0.2)
+    if planned is not None or planner.base is not None:
+        return planner.made_to_fit(planned, why, confidence=confidence + 0.1)
+    ranks = planner.known.ranks
+    stages = planner.known.args.pipeline_parallel_size or 1
+    size = 2 * ranks // stages if stages < ranks else 2 * ranks
+    return planner.change(
+        "more_or_fewer_gpus_tp_pp",
+        {"tensor_parallel_size": size},
+        f"{why} {_ranks(ranks)} it now; over {2 * ranks} each holds about half.",
+        trades=f"{2 * ranks} GPUs instead of {ranks}",
+        confidence=confidence,
+        steps=("legroom size MODEL says how many of which GPU hold it",),
+    )
+
+
+def _ranks(ranks: int) -> str:
+    return "One GPU holds" if ranks == 1 else f"{ranks} GPUs hold"
+
+
+def other_hardware(planner: FixPlanner, confidence: float = 0.6) -> Fix:
+    """Said plainly where no flag helps: how much is needed, and which cards or checkpoints have it."""
+    ranks, needed, total = planner.known.ranks, rank_bytes(planner), planner.total_bytes
+    if needed is None or total is None:
+        why = "No flag makes it fit: it takes smaller weights, more GPUs or larger ones."
+    else:
+        why = (
+            f"Weights and what runs beside them need at least {gib(needed)} on each GPU before there is any KV cache, "
+            f"and the card has {gib(total)}: no flag makes it fit."
+        )
+    steps = []
+    if needed is not None:
+        card = math.ceil((needed + (0 if planner.base else _BESIDE_WEIGHTS)) / 0.9 / GIB)
+        steps.append(f"a GPU with {card} GiB or more, or --tensor-parallel-size {2 * ranks} on {2 * ranks} of these")
+    else:
+        steps.append(f"--tensor-parallel-size {2 * ranks} on {2 * ranks} GPUs, or larger GPUs")
+    if not is_four_bits(planner):
+        bits = "4 bits (AWQ, GPTQ, NVFP4)" if is_quantized(planner) else "8 or 4 bits (FP8, AWQ, GPTQ)"
+        steps.append(f"or a checkpoint of the same model with weights in {bits}")
+    else:
+        steps.append("or a smaller model: this checkpoint is in 4 bits already")
+    model = planner.known.args.model or "MODEL"
+    steps.append(f"legroom size {model} says which GPUs hold it, and how many")
+    return Fix("more_or_fewer_gpus_tp_pp", why, steps=tuple(steps), confidence=confidence, trades="other hardware")
