@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.diagnosis.finding import Fix
@@ -37,16 +39,13 @@ def is_four_bits(planner: FixPlanner) -> bool:
 
 
 def rank_bytes(planner: FixPlanner) -> int | None:
-    """What one rank needs before there is a KV cache: by the plan, by the log's own lines, or at least what torch held
-    when it asked for more."""
+    """What one rank needs before there is a KV cache, by the plan or by the log's own lines."""
     if planner.base is not None:
         layout = planner.base.layout
         return layout.weights.bytes + layout.activation.bytes + layout.non_torch.bytes
-    startup, oom = planner.case.startup, planner.case.oom
+    startup = planner.case.startup
     if startup.weights_bytes:
         return startup.weights_bytes + (startup.activation_bytes or 0) + (startup.non_torch_bytes or 0)
-    if oom and oom.torch_bytes is not None:
-        return oom.torch_bytes + oom.wanted_bytes
     return None
 
 
@@ -72,12 +71,38 @@ def _ranks(ranks: int) -> str:
     return "One GPU holds" if ranks == 1 else f"{ranks} GPUs hold"
 
 
+def larger_budget(planner: FixPlanner) -> Iterator[Fix]:
+    """Where the weights alone are above share x total: the share that holds them if the card does, else other cards.
+
+    Both numbers stand in the log, so neither batches nor lengths are tried.
+    """
+    accounting, total = planner.accounting, planner.total_bytes
+    weights = accounting.weights_bytes
+    if not total or not weights or not accounting.weights_over_budget_bytes:
+        return
+    budget = round(planner.utilization * total)
+    said = f"The weights take {gib(weights)}, and {planner.utilization:g} x {gib(total)} is {gib(budget)}."
+    pool = max(GIB, weights // 20)
+    beside = (accounting.peak_bytes or GIB) + (accounting.non_torch_bytes or 0)
+    fix = planner.raise_utilization(weights - budget + beside + pool, said)
+    if fix is not None:
+        yield fix
+    hardware = other_hardware(planner, 0.6 if fix is None else 0.4)
+    yield replace(hardware, why=f"{said} {hardware.why}")
+
+
 def other_hardware(planner: FixPlanner, confidence: float = 0.6) -> Fix:
     """Said plainly where no flag helps: how much is needed, and which cards or checkpoints have it."""
     ranks, needed, total = planner.known.ranks, rank_bytes(planner), planner.total_bytes
-    if needed is None or total is None:
+    oom = planner.case.oom
+    if total is None or (needed is None and (oom is None or oom.torch_bytes is None)):
         why = "No flag makes it fit: it takes smaller weights, more GPUs or larger ones."
-    else:
+    elif needed is None and oom is not None:
+        why = (
+            f"The card of {gib(total)} was full before the model was complete, so its weights need more than "
+            f"{gib((oom.torch_bytes or 0) + oom.wanted_bytes)} here; no flag makes them fit."
+        )
+    elif needed is not None:
         why = (
             f"Weights and what runs beside them need at least {gib(needed)} on each GPU before there is any KV cache, "
             f"and the card has {gib(total)}: no flag makes it fit."

@@ -76,6 +76,13 @@ class FixPlanner:
             return given
         return self.usual_utilization if self.known.release_known else 0.9
 
+    def runs_within(self, first: str, last: str) -> bool:
+        """Whether the release is known to be one of these; an open end is empty."""
+        release = self.known.release
+        if not self.known.release_known or not release.at_least(first):
+            return False
+        return not last or release.within(first, last)
+
     @property
     def usual_utilization(self) -> float:
         """What the release takes where nothing is said: 0.9 up to 0.19, 0.92 from 0.20 on."""

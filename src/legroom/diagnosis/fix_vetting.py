@@ -1,4 +1,4 @@
-"""Every fix before it is offered: known to the release, not in force already, and starting by the numbers of the log."""
+"""Every fix before it is offered: known to the release, not in force already, starting by the numbers of the log."""
 
 from __future__ import annotations
 

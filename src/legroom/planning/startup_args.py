@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from legroom.facts.releases import Release
 
 
-
 @dataclass(frozen=True)
 class GivenFlags:
     """The flags that were typed, as far as a log shows them."""

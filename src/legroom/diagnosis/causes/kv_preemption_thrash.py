@@ -81,7 +81,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             "swap_space",
             "The V0 engine swaps preempted requests to host memory, and that is used up.",
             flags={"swap_space": 32},
-            command=planner.command({"swap_space": 32.0}),
             trades="32 GiB of host RAM a GPU",
             confidence=0.6,
         )
