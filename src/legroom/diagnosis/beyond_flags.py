@@ -54,6 +54,8 @@ def more_cards(planner: FixPlanner, why: str, confidence: float = 0.5) -> Fix | 
     planned = planner.lever("more GPUs", "more_or_fewer_gpus_tp_pp", why, confidence + 0.2)
     if planned is not None or planner.base is not None:
         return planner.made_to_fit(planned, why, confidence=confidence + 0.1)
+    if not planner.known.ranks_known:
+        return None  # twice of what, the log does not show
     ranks = planner.known.ranks
     stages = planner.known.args.pipeline_parallel_size or 1
     size = 2 * ranks // stages if stages < ranks else 2 * ranks
@@ -107,12 +109,14 @@ def other_hardware(planner: FixPlanner, confidence: float = 0.6) -> Fix:
             f"Weights and what runs beside them need at least {gib(needed)} on each GPU before there is any KV cache, "
             f"and the card has {gib(total)}: no flag makes it fit."
         )
-    steps = []
+    more = f"--tensor-parallel-size {2 * ranks} on {2 * ranks} of these GPUs"
+    if not planner.known.ranks_known:
+        more = "twice as many of these GPUs (double --tensor-parallel-size; 2 where it was not given)"
+    larger = "larger ones"
     if needed is not None:
         card = math.ceil((needed + (0 if planner.base else _BESIDE_WEIGHTS)) / 0.9 / GIB)
-        steps.append(f"a GPU with {card} GiB or more, or --tensor-parallel-size {2 * ranks} on {2 * ranks} of these")
-    else:
-        steps.append(f"--tensor-parallel-size {2 * ranks} on {2 * ranks} GPUs, or larger GPUs")
+        larger = f"{'one' if ranks == 1 else f'{ranks}'} with {card} GiB or more"
+    steps = [f"{more}, or {larger}"]
     if not is_four_bits(planner):
         bits = "4 bits (AWQ, GPTQ, NVFP4)" if is_quantized(planner) else "8 or 4 bits (FP8, AWQ, GPTQ)"
         steps.append(f"or a checkpoint of the same model with weights in {bits}")

@@ -32,7 +32,7 @@ def _is_doubtful(fix: Fix) -> bool:
 def _held_up(planner: FixPlanner, fix: Fix) -> Fix | None:
     if not (fix.flags or fix.env):
         return fix
-    if not _release_takes(planner, fix) or _in_force(planner, fix):
+    if fix.kind != "flag" and (not _release_takes(planner, fix) or _in_force(planner, fix)):
         return replace(fix, flags={}, env={}, command=()) if fix.steps and not fix.flags else None
     checked = fix if fix.kind in _NOT_OF_MEMORY else _planned(planner, fix)
     if checked is None:

@@ -54,14 +54,14 @@ class LogAccounting:
 
     def refuses(self, flags: Mapping[str, Any]) -> bool:
         """Whether these numbers already show that a server with such flags does not start."""
-        if flags.keys() & _OTHER_WEIGHTS:
+        if self.total_bytes is None or flags.keys() & _OTHER_WEIGHTS:
             return False
         share = flags.get("gpu_memory_utilization") or self.share
         pool = self.pool_at(share)
         smaller_peak = flags.keys() & {"max_num_seqs", "max_num_batched_tokens", "limit_mm_per_prompt", "enforce_eager"}
         if smaller_peak:
-            return self.weights_bytes is not None and (self.total_bytes or 0) * share <= self.weights_bytes > 0
-        above_free = self.free_bytes is not None and round(share * (self.total_bytes or 0)) > self.free_bytes
+            return self.weights_bytes is not None and self.total_bytes * share <= self.weights_bytes
+        above_free = self.free_bytes is not None and round(share * self.total_bytes) > self.free_bytes
         return (pool is not None and pool <= 0) or (above_free and "gpu_memory_utilization" in flags)
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from legroom.planning.startup_log import Startup
 
 _UNSET = ServeArgs()
+_MODULE = ("python", "-m", "vllm.entrypoints.openai.api_server")
 _RESOLVED = {
     "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "data_parallel_size": 1, "kv_cache_dtype": "auto",
     "dtype": "bfloat16", "enable_prefix_caching": True, "enforce_eager": False, "enable_chunked_prefill": True,
@@ -33,6 +34,8 @@ class RebuiltCommand:
     args: ServeArgs
     comment: str = ""
     """Empty where everything is known; else what the reader has to put in."""
+    is_module: bool = False
+    """Written as the module that every release has, where the log shows that and no release."""
 
     def words(self, flags: Mapping[str, Any], env: Mapping[str, str], release: Release) -> tuple[str, ...]:
         """The line to run with some flags changed, by vLLM's Python names, None to take one away."""
@@ -43,7 +46,10 @@ class RebuiltCommand:
         dests = {flag.dest for flag in flags_of(release).values()}
         others |= {name: value for name, value in own.items() if value is not None and name not in dests}
         args = replace(args, others=with_settings(args.others, 0, others, release))
-        return tuple(without_secrets((*assignments({**self.args.env, **env}), *command(args, release))))
+        words = command(args, release)
+        if self.is_module and words[:2] == ("vllm", "serve"):
+            words = (*_MODULE, "--model", *words[2:])
+        return tuple(without_secrets((*assignments({**self.args.env, **env}), *words)))
 
     def remark(self, flags: Mapping[str, Any], env: Mapping[str, str]) -> str:
         """What stands beside the line; names the change alone where the line is not the user's own."""
@@ -63,7 +69,7 @@ def rebuilt_command(startup: Startup, line: ServeArgs | None, model: str) -> Reb
         return RebuiltCommand(replace(args, model=line.model or model, others=line.others))
     if startup.args_known:
         args = replace(given.args, model=given.args.model or model)
-        return RebuiltCommand(args, _unknown(given.unknown, startup))
+        return RebuiltCommand(args, _unknown(given.unknown, startup), given.is_module and startup.vllm is None)
     args = replace(_as_written(startup.args), model=model)
     if startup.args.model:
         comment = "the log shows what the engine resolved, not the flags that were given; keep your other flags"

@@ -59,6 +59,8 @@ class Known:
     """The command as it was, for writing it again."""
     ranks: int = 1
     """How many ranks one engine has at least: by its flags, or by the ranks that speak in the log."""
+    ranks_known: bool = False
+    """Flags or ranks are shown; else there may be more than one that the log is silent about."""
 
 
 def known_of(case: Case, hints: Hints) -> Known:
@@ -83,7 +85,8 @@ def known_of(case: Case, hints: Hints) -> Known:
         args = replace(args, tensor_parallel_size=seen // args.engine_ranks)
     total = _total_bytes(case)
     card = _gpu(case, hints, total)
-    return Known(args, release, release_known, card, gpus, total, rebuilt, max(args.engine_ranks, seen))
+    told = startup.args_known or line is not None or args.tensor_parallel_size is not None or seen > 1
+    return Known(args, release, release_known, card, gpus, total, rebuilt, max(args.engine_ranks, seen), told)
 
 
 def given_deployment(hints: Hints, release: Release | None) -> Deployment:
@@ -105,6 +108,7 @@ def ranks_seen(case: Case) -> int:
     if case.startup.world_size and case.startup.world_size <= MOST_RANKS:
         return case.startup.world_size
     highest = max((item.rank for item in case.evidence if item.rank is not None), default=0)
+    highest = max(highest, case.oom.gpu or 0 if case.oom else 0)  # every rank has the device of its number
     # Until V1 the first rank ran in the engine's own process, beside its workers.
     workers = {item.pid for item in case.evidence if "WorkerProcess" in item.process or "RayWorker" in item.process}
     highest = max(highest, len(workers))

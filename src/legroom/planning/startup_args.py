@@ -26,6 +26,8 @@ class GivenFlags:
     """The flags that were typed, as far as a log shows them."""
 
     args: ServeArgs = field(default_factory=ServeArgs)
+    is_module: bool = False
+    """Started as `python -m vllm.entrypoints.openai.api_server`: `vllm serve` passes the model as `model_tag`."""
     unknown: tuple[str, ...] = ()
     """What was given too, without its value being shown: names of flags, or words for them."""
 
@@ -132,7 +134,8 @@ def given_args(mapping: str | None, namespace: str | None, release: Release | No
     chosen["model"] = str(printed.values.get("model") or printed.values.get("model_tag") or "")
     args = ServeArgs(**chosen, others=other_words(printed, release, from_llm))
     lost = () if printed.is_whole else ("the flags behind the place where its line was cut",)
-    return GivenFlags(args, (*untyped_names(printed, release), *lost))
+    is_module = not from_llm and "model_tag" not in printed.values and "subparser" not in printed.values
+    return GivenFlags(args, is_module, (*untyped_names(printed, release), *lost))
 
 
 def engine_words(config: str, model: str, release: Release | None) -> tuple[str, ...]:

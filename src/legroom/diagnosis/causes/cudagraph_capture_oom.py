@@ -70,7 +70,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Room outside the pool, or fewer graphs."""
     case = planner.case
     oom = case.oom
-    need = (oom.wanted_bytes - (oom.free_bytes or 0) if oom else 0) + (case.startup.graph_bytes or 0)
+    # Without a size, as much as the graphs of a dense model take with the default sizes.
+    need = (oom.wanted_bytes - (oom.free_bytes or 0) if oom else GIB) + (case.startup.graph_bytes or 0)
     if case.engine.generation == "V1" and planner.runs_within("0.8.0", "0.10.2"):
         yield Fix(
             "engine_version_or_V0",

@@ -154,14 +154,14 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 def _less_pinned(planner: FixPlanner) -> Iterator[Fix | None]:
     """What was asked for of the host's memory, asked for no more: swap space in V0, offloaded weights and KV."""
     case, args = planner.case, planner.known.args
-    pinned = case.has("pinned_failed", "too_large_swap", "cannot_allocate") or "frame_pin" in case.frames
+    pinned = case.has("pinned_failed", "too_large_swap") or "frame_pin" in case.frames
     swaps = case.engine.generation == "V0" or planner.known.release.before("0.8.0")
     if pinned and swaps:
         yield Fix(
             "swap_space",
             "The V0 engine pins --swap-space GiB of host RAM for every GPU (4 unless told otherwise) as it starts.",
-            flags={"swap_space": 0.0 if planner.known.release.at_least("0.6.0") else 1.0},
-            trades="preempted requests are computed again instead of being swapped",
+            flags={"swap_space": 1},
+            trades="fewer preempted requests can be swapped out instead of being computed again",
             confidence=0.65,
         )
     if args.cpu_offload_gb and pinned:

@@ -73,7 +73,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             steps=("pip install -U vllm",),
             confidence=0.6,
         )
-        tokens = max(1 << (item - 1).bit_length(), planner.known.args.max_num_batched_tokens or 0, 2048)
+        tokens = max(-(-item // 1024) * 1024, planner.known.args.max_num_batched_tokens or 0, 2048)
         larger = planner.change(
             "max_num_batched_tokens",
             {"max_num_batched_tokens": tokens},

@@ -79,11 +79,13 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if planner.base is not None:
         yield from _planned(planner)
         return
-    yield _more_of_the_card(planner)
+    more = _more_of_the_card(planner)
+    yield more
     accounting = planner.accounting
     if accounting.pool_bytes is not None and accounting.pool_bytes <= 0:
         yield from _smaller_peak(planner, accounting)
-        yield other_hardware(planner, 0.45)
+        if more is None:
+            yield other_hardware(planner, 0.45)
     elif planner.case.startup.weights_bytes is None:
         yield _another_release()
     yield from _guesses(planner)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from legroom.diagnosis.beyond_flags import larger_budget
 from legroom.diagnosis.case import Case
@@ -126,8 +127,16 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 def _smaller_dummies(planner: FixPlanner) -> Fix | None:
     """Without a plan, both of what sets the dummy batch: sequences carry logits and media, tokens the layers."""
-    args = planner.known.args
-    flags = {"max_num_seqs": _cut(planner, args.max_num_seqs or 256)}
+    case, args = planner.case, planner.known.args
+    media = bool(case.frames & {"frame_vision"}) or case.has("mm_profile_too_short", "encoder_budget")
+    if media and case.engine.generation == "V0":
+        # Every dummy sequence brings its images, and V0 cannot chunk their prompts.
+        seqs = max((args.max_num_seqs or 256) // 16, 1)
+        why = "The V0 engine profiles max_num_seqs sequences with all their images at once."
+        return planner.change(
+            "max_num_seqs", {"max_num_seqs": seqs}, why, trades="fewer requests run at once", confidence=0.65
+        )
+    flags: dict[str, Any] = {"max_num_seqs": _cut(planner, args.max_num_seqs or 256)}
     asked = args.max_num_batched_tokens
     if asked is None or asked > _SMALL_STEP:
         flags |= smaller_steps(planner, _SMALL_STEP)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
-from legroom.diagnosis.beyond_flags import is_quantized, more_cards, other_hardware
+from legroom.diagnosis.beyond_flags import more_cards, other_hardware
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.cause import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
@@ -71,11 +72,12 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     more = more_cards(planner, "Split over more GPUs, each holds less of the weights.")
     yield _read_as_quantized(planner)
     yield smaller
-    if is_quantized(planner) or planner.known.ranks > 1:
-        yield more
-    if smaller is None:
+    if smaller is None and more is None:
         yield other_hardware(planner)
-    if not (is_quantized(planner) or planner.known.ranks > 1):
+    elif smaller is None and more is not None:
+        hardware = other_hardware(planner)
+        yield replace(more, why=f"{hardware.why} {more.why}", steps=hardware.steps[1:])
+    else:
         yield more
     yield _offloaded(planner)
 
