@@ -137,7 +137,7 @@ def test_what_is_in_force_already_is_not_offered() -> None:
 
 def test_a_smaller_step_in_the_first_engine_comes_with_chunked_prefill() -> None:
     log = (
-        "ERROR 01-02 03:04:05 engine.py:9]   File \"vllm/worker/model_runner.py\", line 9, in profile_run\n"
+        'ERROR 01-02 03:04:05 engine.py:9]   File "vllm/worker/model_runner.py", line 9, in profile_run\n'
         "ERROR 01-02 03:04:05 engine.py:9] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB.\n"
     )
     flags = first(log).fixes[0].flags
