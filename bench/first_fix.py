@@ -9,10 +9,13 @@ A case is an object with `id`, `log`, `cause` and, where its thread tells, `acce
     kind      of the kind that the thread confirmed; where it confirmed none, of a kind that fixes this cause at all
     starts    the plan that it carries starts (a plan that is only tight counts as half)
     keeps     its command has every flag that the log prints as given, but for those it changes
-    known     the release in the log has every flag and variable of it
+    known     the release, by the log or by the thread, has every flag and variable of it; no advice is for older ones
+    numbers   what the log itself says does not refuse it: more ranks than those that speak, no smaller batches where
+              the weights alone are above share x total, no quantized checkpoint of one that is
     refuted   it is nothing that the thread tried in vain
 
-`works`: all of them. `wrong`: refuted, unknown to the release, of another cause and kind, or nothing offered.
+`works`: all of them. `wrong`: refuted, refused by the numbers, unknown to the release, of another cause and kind, or
+nothing offered.
 `partly`: the rest. Cases are split in halves by a hash of their id: one to look at, one to measure on.
 """
 
@@ -127,10 +130,13 @@ def judge(case: dict[str, Any]) -> FixJudgement:
     agrees = fix.kind in tags
     if first.cause not in right and not agrees:
         wrong.append("another cause")
-    if _was_tried(fix, case.get("fixes_that_failed") or ()):
+    if not agrees and _was_tried(fix, case.get("fixes_that_failed") or ()):
         wrong.append("refuted by the thread")
-    if not _is_known(fix, run.case.startup):
+    if not _is_known(fix, run.case.startup.vllm) or not _is_known(fix, _thread_version(case)):
         wrong.append("unknown to the release")
+    wrong += _against_numbers(fix, case["log"])
+    if _QUANTIZED.search(str(case.get("model") or "")) and any("quantized checkpoint" in step for step in fix.steps):
+        doubts.append("asks for a quantized checkpoint of one that is")
     usual = set().union(*(WORKING_KINDS.get(cause, frozenset()) for cause in right))
     if tags and not agrees and fix.kind in usual:
         doubts.append(f"the thread ended with {', '.join(sorted(tags))}")
@@ -153,13 +159,49 @@ def _was_tried(fix: Fix, failed: Any) -> bool:
     return bool(pattern and len(fix.flags) + len(fix.env) <= 1 and pattern.search(tried))
 
 
-def _is_known(fix: Fix, startup: Startup) -> bool:
-    if startup.vllm is None:
+_QUANTIZED = re.compile(r"(?i)awq|gptq|int[48]|nvfp4|fp8|gguf|[48]bit")
+_RANK = re.compile(r"rank=(\d+)|\[rank(\d+)\]|Worker_TP(\d+)|\bTP(\d+) pid")
+_WORLD = re.compile(r"world size (\d+)|local_reader_ranks=\[[\d, ]*?(\d+)\]")
+_WEIGHTS = re.compile(r"(?:Loading model weights|Model loading) took ([\d.]+) Gi?B")
+_TOTAL = re.compile(r"total capacity of ([\d.]+) GiB|total_gpu_memory \(([\d.]+)GiB\)")
+_SHARE = re.compile(r"gpu_memory_utilization['\"]?[:= (]+([\d.]+)")
+
+
+def _against_numbers(fix: Fix, log: str) -> list[str]:
+    """By patterns of this file's own, so that a reader's mistake in the package does not excuse itself."""
+    against = []
+    ranks = [int(next(filter(None, found.groups()))) + 1 for found in _RANK.finditer(log)]
+    ranks += [int(next(filter(None, found.groups()))) for found in _WORLD.finditer(log)]
+    size = fix.flags.get("tensor_parallel_size")
+    if isinstance(size, int) and size <= max(ranks, default=1):
+        against.append("fewer ranks than in the log")
+    weights, total, share = (pattern.search(log) for pattern in (_WEIGHTS, _TOTAL, _SHARE))
+    if weights and total:
+        budget = float(next(filter(None, total.groups()))) * (float(share[1]) if share else 0.9)
+        raised = fix.flags.get("gpu_memory_utilization", 0)
+        untouched = not fix.flags.keys() & {"model", "quantization", "tensor_parallel_size", "cpu_offload_gb"}
+        if fix.flags and untouched and not raised and float(weights[1]) > budget:
+            against.append("weights above the budget")
+    return against
+
+
+def _thread_version(case: dict[str, Any]) -> str | None:
+    found = re.match(r"0\.\d+\.\d+", str(case.get("vllm_version") or ""))
+    return found[0] if found else None
+
+
+def _is_known(fix: Fix, version: str | None) -> bool:
+    if version is None:
         return True
     try:
-        running = release(startup.vllm)
+        running = release(version)
     except Exception:  # a build without a number has no table
         return True
+    needed = [found[1] for step in fix.steps if (found := re.search(r"vllm>=(\d+\.\d+\.\d+)", step))]
+    if any(running.at_least(bound) for bound in needed):
+        return False
+    if running.at_least("0.11.0") and "VLLM_USE_V1" in fix.env:
+        return False
     dests = {flag.dest for flag in flags_of(running).values()}
     flags = all(value is None or name in dests for name, value in fix.flags.items())
     return flags and all(name in env_names(running) for name in fix.env if env_history(name))

@@ -84,6 +84,17 @@ class FixPlanner:
         return not last or release.within(first, last)
 
     @property
+    def is_early_v1(self) -> bool:
+        """The V1 engine of 0.8 to 0.9.1: by the release, else by its labels. 0.9.2 put the engine's name before every
+        line of it, and workers became `Worker_TP0`."""
+        if self.known.release_known:
+            return self.case.engine.generation == "V1" and self.runs_within("0.8.0", "0.9.1")
+        labels = {item.process for item in self.case.evidence}
+        if self.case.engine.generation != "V1" or self.case.engine.before_brackets:
+            return False
+        return all(label in ("", "VllmWorker") for label in labels)
+
+    @property
     def usual_utilization(self) -> float:
         """What the release takes where nothing is said: 0.9 up to 0.19, 0.92 from 0.20 on."""
         return 0.92 if self.known.release.at_least("0.20.0") else 0.9

@@ -72,7 +72,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     oom = case.oom
     # Without a size, as much as the graphs of a dense model take with the default sizes.
     need = (oom.wanted_bytes - (oom.free_bytes or 0) if oom else GIB) + (case.startup.graph_bytes or 0)
-    if case.engine.generation == "V1" and planner.runs_within("0.8.0", "0.10.2"):
+    if planner.is_early_v1 or (case.engine.generation == "V1" and planner.runs_within("0.8.0", "0.10.2")):
         yield Fix(
             "engine_version_or_V0",
             "The V1 engine of 0.8 to 0.10 captures far more graphs than V0 does; later releases count them.",

@@ -181,7 +181,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 def _accounting_fix(planner: FixPlanner) -> Fix | None:
     # Without a number on the log, only its style tells: no bracket before the file is older than 0.8.
-    old = planner.known.release.before("0.9.1") if planner.known.release_known else planner.case.engine.before_brackets
+    by_style = planner.is_early_v1 or bool(planner.case.engine.before_brackets)
+    old = planner.known.release.before("0.9.1") if planner.known.release_known else by_style
     if not old:
         return None
     return Fix(
