@@ -90,7 +90,15 @@ def _activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) 
     if slack:
         terms += (Term("reserved but unused", slack, "before 0.6.4 all that torch held on to was charged"),)
     spread = _spread(peak) + slack // 2
-    return estimated(peak + slack, peak + slack - spread, peak + slack + spread, terms)
+    least = max(at_forward, at_sampling + kept - _saved_by_flashinfer(model, settings, gpu)) + images
+    low = min(peak, max(least, encoder.peak_bytes if encoder else 0)) + slack - spread
+    return estimated(peak + slack, low, peak + slack + spread, terms)
+
+
+def _saved_by_flashinfer(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
+    """What the profile run samples less where the installation turns out to have FlashInfer's sampler."""
+    sample = sampling(model, settings, gpu)
+    return sample.bytes - sample.least_bytes if sample.least_bytes >= 0 else 0
 
 
 def _reserved_slack(peak: int, settings: EngineSettings) -> int:
