@@ -14,6 +14,7 @@ from legroom.diagnosis.platforms import engine_of, platform_of
 from legroom.diagnosis.report import Diagnosis, diagnose_run
 from legroom.diagnosis.scan import Scanner
 from legroom.diagnosis.starting_plan import Hints
+from legroom.diagnosis.unwrap import unwrapped
 from legroom.facts.evidence import startup_lines, typed
 from legroom.planning.startup_log import Event, Startup, split_starts, startup_of
 from legroom.records import dataclass, field
@@ -107,7 +108,7 @@ class LogReading:
 
 def read_log(pieces: Iterable[bytes], source: str = "the log", hints: Hints | None = None) -> LogReading:
     scanner = Scanner()
-    gathered = gather(scanner.passages(pieces))
+    gathered = gather(scanner.passages(unwrapped(pieces)))
     cases = runs_of(gathered, source, scanner.lines)
     runs = tuple(diagnose_run(case, hints) for case in reversed(cases))
     return LogReading(source, scanner.lines, scanner.bytes, _informative_first(runs))

@@ -25,6 +25,8 @@ _HUGE = 8 << 20
 _LARGE = 12 << 20
 _LAST = 1 << 20
 _AROUND = 16 * 1024
+_MOST_LOOKED_AT = 8 * WINDOW_LINES
+"""Lines behind a mark that are looked at for ones with text."""
 # Marks of start-up lines that are too short to stop at; these say the same and are rarer.
 _BETTER = {
     " took ": ("loading took", "weights took"),
@@ -166,10 +168,13 @@ def passage_at(buffer: bytes, start: int, number: int, hit: int | None = None) -
         start = hit - 2000  # deep inside a long line: what surrounds the mark
     lines: list[str] = []
     position = start
-    while len(lines) < WINDOW_LINES and position < len(buffer):
+    for _ in range(_MOST_LOOKED_AT):
+        if len(lines) == WINDOW_LINES or position >= len(buffer):
+            break
         newline = buffer.find(b"\n", position)
         stop = newline if newline >= 0 else len(buffer)
-        lines.append(buffer[position : min(stop, position + LONGEST_LINE)].decode("utf-8", "replace"))
+        if stop > position or not lines:  # empty lines say nothing, and stand where broken lines were joined
+            lines.append(buffer[position : min(stop, position + LONGEST_LINE)].decode("utf-8", "replace"))
         if stop - position > LONGEST_LINE:
             break
         position = stop + 1

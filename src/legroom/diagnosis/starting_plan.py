@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from legroom.errors import LegroomError
 from legroom.facts.gpus import Gpu, all_gpus, with_total
 from legroom.facts.gpus import gpu as known_gpu
-from legroom.facts.releases import Release, latest
+from legroom.facts.releases import Release, latest, logged_release
 from legroom.facts.releases import release as known_release
 from legroom.memory.deployment import Measurements
 from legroom.records import dataclass
@@ -113,12 +113,7 @@ def _anchored(made: Plan, case: Case) -> Target:
 def _release(version: str | None, must: bool) -> Release:
     if version is None:
         return latest()
-    try:
-        return known_release(version)
-    except LegroomError:
-        if must:
-            raise
-        return latest()
+    return known_release(version) if must else logged_release(version)
 
 
 def _merged(line: ServeArgs, logged: ServeArgs) -> ServeArgs:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from legroom.facts.evidence import LineKind, Value, startup_lines, typed
-from legroom.facts.releases import release as known_release
+from legroom.facts.releases import logged_release
 from legroom.planning.startup_args import engine_facts, merged_args
 from legroom.records import dataclass, field
 from legroom.vllm.args import ServeArgs
@@ -221,7 +221,7 @@ def _summary_holds_graphs(vllm: str | None) -> bool:
 
 
 def _release_at_least(vllm: str, bound: str) -> bool:
-    return known_release(vllm).at_least(bound)
+    return logged_release(vllm).at_least(bound)
 
 
 def _with_capacity(startup: Startup, events: list[Event]) -> Startup:
