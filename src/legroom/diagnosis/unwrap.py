@@ -14,15 +14,18 @@ from legroom.records import dataclass
 _SAMPLE_BYTES = 256 * 1024
 _NARROWEST, _WIDEST = 40, 300
 _LONGEST_JOINED = 64 * 1024
-_USUAL_WIDTHS = frozenset({72, 76, 78, 79, 80, 100, 120, 132, 160, 200})
+_USUAL_WIDTHS = frozenset({72, 76, 78, 79, 80, 100, 120, 132})
+_USUAL_NARROWEST = 72
+_SHORT = 8
+"""Lines of a text so short that one break tells."""
 _FEWEST_BREAKS = 2
 _BROKEN_SHARE = 0.03
-_WORD_BROKEN_SHARE = 0.3
+_WORD_BROKEN_SHARE = 0.2
 
 # What never continues a broken line: indentation, a logger's, platform's or process's prefix, a traceback's own lines,
 # a table's border.
 _FRESH = re.compile(
-    r"(?:[ \t]{2}|\(\w+[ _]|\[|(?:INFO|WARN(?:ING)?|ERROR|DEBUG|CRITICAL|FATAL)\b|Traceback |File \"|During handling|"
+    r"(?:[ \t]{2}|\((?:EngineCore|Worker|VllmWorker|APIServer|Ray|raylet|pid|\w+ (?:rank|pid)=)|\[(?:rank\d|pod/|\d{4}-)|(?:INFO|WARN(?:ING)?|ERROR|DEBUG|CRITICAL|FATAL)\b|Traceback |File \"|During handling|"
     r"The above exc|\d{4}-\d\d-\d\d|[A-Z][a-z]{2} {1,2}\d{1,2} \d\d:|(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Warning): |"
     r"[+|]|[=~^*-]{4}|\{\"|[$#>] |[\w.-]+ *\| )"
 )
@@ -37,15 +40,15 @@ class LineWidth:
 
     def breaks(self, line: str, following: str) -> bool:
         """Whether `following` is the rest of `line`."""
-        if not following.strip() or _FRESH.match(following):
-            return False
+        if not following.strip() or _FRESH.match(following) or following[:4] == line[:4]:
+            return False  # rows of a table begin alike
         if not self.at_words:
             return len(line) == self.characters
         room = self.characters - len(line.rstrip())
-        return 0 <= room <= len(following.split(" ", 1)[0])
+        return 0 <= room <= len(following.split(None, 1)[0])
 
     def joined(self, line: str, following: str) -> str:
-        return f"{line.rstrip()} {following}" if self.at_words else line + following
+        return f"{line.rstrip()} {following.lstrip()}" if self.at_words else line + following
 
 
 def unwrapped(pieces: Iterable[bytes]) -> Iterator[bytes]:
@@ -58,15 +61,12 @@ def unwrapped(pieces: Iterable[bytes]) -> Iterator[bytes]:
         return
     pending = b""
     for piece in chain((first,), source):
-        text, _, pending = (pending + piece).rpartition(b"\n")
-        # The last line may go on in the next piece.
-        head, _, last = text.rpartition(b"\n")
-        pending = last + b"\n" + pending if text else pending
-        if head:
-            yield _rejoined(head, width) + b"\n"
+        whole, rest = _rejoined((pending + piece).split(b"\n"), width, more=True)
+        pending = b"\n".join(rest)
+        if whole:
+            yield b"\n".join(whole) + b"\n"
     if pending:
-        ended = pending.endswith(b"\n")
-        yield _rejoined(pending[:-1] if ended else pending, width) + (b"\n" if ended else b"")
+        yield b"\n".join(_rejoined(pending.split(b"\n"), width, more=False)[0])
 
 
 def line_width(sample: str) -> LineWidth | None:
@@ -76,30 +76,36 @@ def line_width(sample: str) -> LineWidth | None:
     if not _NARROWEST <= longest <= _WIDEST:
         return None
     filled = sum(1 for line in lines if line)
-    at_column = LineWidth(longest, at_words=False)
-    full = sum(1 for line, following in pairwise(lines) if at_column.breaks(line, following))
-    if full >= max(_FEWEST_BREAKS, filled * _BROKEN_SHARE) or (full and longest in _USUAL_WIDTHS and filled <= 6):
-        return at_column
-    at_words = LineWidth(longest, at_words=True)
-    broken = sum(1 for line, following in pairwise(lines) if at_words.breaks(line, following))
-    return at_words if broken >= max(_FEWEST_BREAKS, filled * _WORD_BROKEN_SHARE) else None
+    at_column, at_words = LineWidth(longest, at_words=False), LineWidth(longest, at_words=True)
+    full, broken = (
+        sum(width.breaks(line, following) for line, following in pairwise(lines)) for width in (at_column, at_words)
+    )
+    fewest = 1 if filled <= _SHORT and longest >= _USUAL_NARROWEST else _FEWEST_BREAKS
+    if broken > 2 * full:  # text that is broken anywhere hardly ever ends a line short of the width
+        return at_words if broken >= max(fewest, filled * _WORD_BROKEN_SHARE) else None
+    enough = full >= max(_FEWEST_BREAKS, filled * _BROKEN_SHARE)
+    return at_column if enough or (full and longest in _USUAL_WIDTHS and filled <= _SHORT) else None
 
 
-def _rejoined(text: bytes, width: LineWidth) -> bytes:
-    lines = text.decode("utf-8", "replace").split("\n")
-    whole: list[str] = []
+def _rejoined(lines: list[bytes], width: LineWidth, more: bool) -> tuple[list[bytes], list[bytes]]:
+    """The lines made whole; where more is to come, the last ones as they are, since they may go on."""
+    whole: list[bytes] = []
     number = 0
     while number < len(lines):
-        line = part = lines[number].rstrip("\r")
+        line = part = _text(lines[number])
         taken = 1
-        while (
-            number + taken < len(lines)
-            and len(line) < _LONGEST_JOINED
-            and width.breaks(part, lines[number + taken].rstrip("\r"))
-        ):
-            part = lines[number + taken].rstrip("\r")
-            line = width.joined(line, part)
+        while number + taken < len(lines) and len(line) < _LONGEST_JOINED:
+            following = _text(lines[number + taken])
+            if not width.breaks(part, following):
+                break
+            line, part = width.joined(line, following), following
             taken += 1
-        whole += [line, *[""] * (taken - 1)]
+        if more and number + taken >= len(lines) - 1:
+            break
+        whole += [line.encode("utf-8"), *[b""] * (taken - 1)]
         number += taken
-    return "\n".join(whole).encode("utf-8")
+    return whole, lines[number:]
+
+
+def _text(line: bytes) -> str:
+    return line.decode("utf-8", "replace").rstrip("\r")
