@@ -127,7 +127,8 @@ def in_order(readings: Sequence[LogReading]) -> tuple[LogReading, ...]:
 
 def _informative_first(runs: tuple[Diagnosis, ...]) -> tuple[Diagnosis, ...]:
     """The last run first, unless the log ends before it says anything: then the one before it that does."""
-    for number, run in enumerate(runs):
-        if run.verdict != "not understood":
-            return (run, *runs[:number], *runs[number + 1 :])
+    for unsaid in (("not understood", "cause above"), ("not understood",)):
+        for number, run in enumerate(runs):
+            if run.verdict not in unsaid:
+                return (run, *runs[:number], *runs[number + 1 :])
     return runs

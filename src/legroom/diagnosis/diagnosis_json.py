@@ -34,13 +34,14 @@ def readings_json(readings: Sequence[LogReading]) -> dict[str, Any]:
 
 
 def diagnosis_json(diagnosis: Diagnosis) -> dict[str, Any]:
-    return {
+    document: dict[str, Any] = {
         "verdict": diagnosis.verdict,
         "phase": diagnosis.phase,
         "findings": [finding_json(finding) for finding in diagnosis.findings],
         "deployment": deployment_json(diagnosis.case),
         "memory": memory_json(diagnosis.case),
     }
+    return document | ({"needed": list(diagnosis.needed)} if diagnosis.needed else {})
 
 
 def finding_json(finding: Finding) -> dict[str, Any]:
