@@ -82,9 +82,7 @@ def prefixed(form: Callable[[str], str]) -> Callable[[str], str]:
 
 def interleaved(log: str) -> str:
     """Eight ranks that print the same lines at nearly the same time."""
-    return "\n".join(
-        f"(Worker_TP{rank} pid={300 + rank}) {line}" for line in log.split("\n") for rank in range(RANKS)
-    )
+    return "\n".join(f"(Worker_TP{rank} pid={300 + rank}) {line}" for line in log.split("\n") for rank in range(RANKS))
 
 
 VARIANTS: dict[str, Callable[[str], str]] = {

@@ -64,7 +64,7 @@ class Case:
     @cached_property
     def echo(self) -> Evidence | None:
         """The last line that only tells that some other process had failed before."""
-        return self.last("echo", "engine_start_failed", "engine_dead", "died_silently", *BOILERPLATE)
+        return self.last("echo", "engine_start_failed", "engine_dead", "died_silently", "self_kill", *BOILERPLATE)
 
     @cached_property
     def broken_traceback(self) -> Evidence | None:

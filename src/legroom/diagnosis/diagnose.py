@@ -91,7 +91,25 @@ def _with_utilization(startup: Startup, events: Sequence[Event]) -> Startup:
     return replace(startup, args=replace(startup.args, gpu_memory_utilization=ratio))
 
 
-def _case(evidence: Sequence[Evidence], startup: Startup, source: str, lines: int) -> Case:
+_KILLS = ("killed_word", "sigkill")
+
+
+def _without_self_inflicted(evidence: Sequence[Evidence]) -> list[Evidence]:
+    """A server that goes down after an error ends its workers and at last itself with SIGKILL: that is no failure of
+    its own. A kill that names the memory limit stays one."""
+    ending = next((item.line for item in evidence if item.id == "self_kill"), None)
+    if ending is None:
+        return list(evidence)
+    return [
+        replace(item, role="symptom")
+        if item.id in _KILLS and item.line > ending and "oom" not in item.text.lower()
+        else item
+        for item in evidence
+    ]
+
+
+def _case(items: Sequence[Evidence], startup: Startup, source: str, lines: int) -> Case:
+    evidence = _without_self_inflicted(items)
     return Case(tuple(evidence), startup, engine_of(evidence, startup), platform_of(evidence, startup), source, lines)
 
 

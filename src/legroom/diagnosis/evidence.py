@@ -94,6 +94,7 @@ _COVERED = {
     "free_below_desired": ("free_below_desired_bare",),
     "pinned_failed": ("cuda_oom",),
     "illegal_access": ("kernel_launch",),
+    "kernel_shared_memory": ("torch_oom_unsized",),
     "core_killed": ("engine_start_failed",),
     "core_bus_error": ("engine_start_failed",),
     # Ray lists what may have happened, killing for want of memory among it, whatever happened.

@@ -1,4 +1,4 @@
-"""Lines that a terminal or a mail broke at its width, whole again: a break inside a message hides it from every pattern.
+"""Lines that a terminal or a mail broke at its width, made whole: a break inside a message hides it from a pattern.
 
 Each joined line is followed by as many empty ones as it took in, so that line numbers stay those of the text given.
 """
@@ -25,7 +25,8 @@ _WORD_BROKEN_SHARE = 0.2
 # What never continues a broken line: indentation, a logger's, platform's or process's prefix, a traceback's own lines,
 # a table's border.
 _FRESH = re.compile(
-    r"(?:[ \t]{2}|\((?:EngineCore|Worker|VllmWorker|APIServer|Ray|raylet|pid|\w+ (?:rank|pid)=)|\[(?:rank\d|pod/|\d{4}-)|(?:INFO|WARN(?:ING)?|ERROR|DEBUG|CRITICAL|FATAL)\b|Traceback |File \"|During handling|"
+    r"(?:[ \t]{2}|\((?:EngineCore|Worker|VllmWorker|APIServer|Ray|raylet|pid|\w+ (?:rank|pid)=)|"
+    r"\[(?:rank\d|pod/|\d{4}-)|(?:INFO|WARN(?:ING)?|ERROR|DEBUG|CRITICAL|FATAL)\b|Traceback |File \"|During handling|"
     r"The above exc|\d{4}-\d\d-\d\d|[A-Z][a-z]{2} {1,2}\d{1,2} \d\d:|(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Warning): |"
     r"[+|]|[=~^*-]{4}|\{\"|[$#>] |[\w.-]+ *\| )"
 )

@@ -40,6 +40,8 @@ def examine(case: Case) -> Assessment | None:
         return Assessment(0.92, proof(shares), why)
     for ids, certainty in ((_CERTAIN, 0.9), (_LIKELY, 0.72), (_POSSIBLE, 0.6), (_FAINT, 0.35)):
         error = case.first(*ids)
+        if error is not None and error.id in _POSSIBLE and error.role != "host":
+            continue  # the server ended its own workers
         if error is not None and error.id in _FAINT and (case.last_error or not _may_be_killed(case, error)):
             continue  # an error is there, or was above: that a process ended is no sign by itself
         if error is not None:
