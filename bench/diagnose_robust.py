@@ -98,7 +98,9 @@ VARIANTS: dict[str, Callable[[str], str]] = {
     "compose prefix": prefixed(lambda line: f"vllm-1  | {line}"),
     "kubectl prefix": prefixed(lambda line: f"[pod/vllm-0/vllm] {line}"),
     "docker json": prefixed(
-        lambda line: json.dumps({"log": line + "\n", "stream": "stderr", "time": "2026-02-03T04:05:06.7Z"})
+        lambda line: json.dumps(
+            {"log": line + "\n", "stream": "stderr", "time": "2026-02-03T04:05:06.7Z"}, ensure_ascii=False
+        )
     ),
     "eight ranks": interleaved,
     "ray, wrapped": lambda log: wrapped(VARIANTS["ray prefix"](log)),

@@ -61,7 +61,7 @@ def evidence_of(passage: Passage) -> list[Evidence]:
     first = line.text[:_WINDOW_CHARS]
     # An INFO line stands alone; errors are wrapped by terminals, and carry lines of their own.
     wrapped = () if _COMPLETE.search(line.raw[:200]) else passage.following
-    following = (without_prefixes(server_text(raw[:4000])).strip()[:1000] for raw in wrapped)
+    following = (without_prefixes(server_text(raw)[:4000]).strip()[:1000] for raw in wrapped)
     window = " ".join((first, *following))[: 2 * _WINDOW_CHARS]
     head = line.raw[:200]
     is_chatter, is_warning = bool(_CHATTER.search(head)), bool(_WARNING.search(head))

@@ -14,7 +14,7 @@ from legroom.records import dataclass
 _SAMPLE_BYTES = 256 * 1024
 _NARROWEST, _WIDEST = 40, 300
 _LONGEST_JOINED = 64 * 1024
-_USUAL_WIDTHS = frozenset({72, 76, 78, 79, 80, 100, 120, 132})
+_USUAL_WIDTHS = frozenset({72, 80, 100, 120, 132})
 _USUAL_NARROWEST = 72
 _SHORT = 8
 """Lines of a text so short that one break tells."""
@@ -41,7 +41,7 @@ class LineWidth:
 
     def breaks(self, line: str, following: str) -> bool:
         """Whether `following` is the rest of `line`."""
-        if not following.strip() or _FRESH.match(following) or following[:4] == line[:4]:
+        if not following.strip() or _FRESH.match(following) or following[:8] == line[:8]:
             return False  # rows of a table begin alike
         if not self.at_words:
             return len(line) == self.characters
@@ -82,7 +82,8 @@ def line_width(sample: str) -> LineWidth | None:
         sum(width.breaks(line, following) for line, following in pairwise(lines)) for width in (at_column, at_words)
     )
     fewest = 1 if filled <= _SHORT and longest >= _USUAL_NARROWEST else _FEWEST_BREAKS
-    if broken > 2 * full:  # text that is broken anywhere hardly ever ends a line short of the width
+    # Text that is broken anywhere hardly ever ends a line short of the width; between words, most lines end so.
+    if broken > 2 * full or (broken > full == 1 and longest not in _USUAL_WIDTHS):
         return at_words if broken >= max(fewest, filled * _WORD_BROKEN_SHARE) else None
     enough = full >= max(_FEWEST_BREAKS, filled * _BROKEN_SHARE)
     return at_column if enough or (full and longest in _USUAL_WIDTHS and filled <= _SHORT) else None
