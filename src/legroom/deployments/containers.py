@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from legroom.deployments.server_words import ASSIGNMENT, basename
 from legroom.deployments.shell.scan import Word
+from legroom.facts.flags import flag_name
 from legroom.facts.releases import known_releases
 from legroom.records import dataclass
 
@@ -102,7 +103,7 @@ def image_words(image: str, entry: tuple[Word, ...], given: tuple[Word, ...], of
 
 
 def _takes_vllm_flags(image: str, given: tuple[Word, ...]) -> bool:
-    names = {word.text.partition("=")[0].replace("_", "-") for word in given if word.text.startswith("--")}
+    names = {flag_name(word.text.partition("=")[0]) for word in given if word.text.startswith("--")}
     is_flag = bool(given) and given[0].text.startswith("--")
     return is_flag and bool(image) and not _stands_beside(image) and not names.isdisjoint(_ONLY_VLLMS)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from legroom.deployments.subjects import EngineCall
-from legroom.facts.flags import Flag, flags_of
+from legroom.facts.flags import Flag, flag_name, flags_of
 from legroom.facts.releases import Release
 from legroom.vllm.args import Usage
 from legroom.vllm.parse import ParsedArgs
 from legroom.vllm.problems import explain_unknown
-from legroom.vllm.reading import FIELDS, Reading
+from legroom.vllm.reading import FIELDS, FlagReader
 
 _USAGES: dict[str, Usage] = {"LLM": "llm", "EngineArgs": "llm", "AsyncEngineArgs": "serve"}
 """Whose defaults a call gets."""
@@ -18,20 +18,20 @@ _USAGES: dict[str, Usage] = {"LLM": "llm", "EngineArgs": "llm", "AsyncEngineArgs
 
 def parse_call(call: EngineCall, release: Release) -> ParsedArgs:
     """The literal arguments of a call, read for one release."""
-    reading = Reading(release, [])
+    reading = FlagReader(release, [])
     table = {flag.dest: flag for flag in flags_of(release).values()}
     for name, value in call.values.items():
         if value is None:
             continue
         flag = table.get(name)
         if flag is None:
-            reading.problems.append(explain_unknown("--" + name.replace("_", "-"), release))
+            reading.problems.append(explain_unknown(flag_name(name), release))
         else:
             _store_literal(reading, flag, value)
     return ParsedArgs(reading.to_args(_USAGES[call.name], {}), tuple(reading.problems))
 
 
-def _store_literal(reading: Reading, flag: Flag, value: Any) -> None:
+def _store_literal(reading: FlagReader, flag: Flag, value: Any) -> None:
     kind = FIELDS.get(flag.dest, "")
     if isinstance(value, str) and not kind.startswith("str") and flag.kind in ("int", "human", "float"):
         reading.convert_and_store(flag, flag.dest, value)

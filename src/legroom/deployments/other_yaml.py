@@ -20,6 +20,7 @@ from legroom.deployments.subjects import StartedServer, Subject
 from legroom.deployments.text import Text
 from legroom.deployments.vllm_config import ANCHORS, config_server, is_config
 from legroom.deployments.yaml_nodes import Node
+from legroom.facts.flags import flag_name
 from legroom.facts.releases import Release
 from legroom.records import dataclass, field
 
@@ -109,7 +110,7 @@ def _arguments(node: Node, around: _Around) -> Iterator[StartedServer]:
 
 
 def _are_flags(words: tuple[Word, ...]) -> bool:
-    flags = {"--" + word.text[2:].partition("=")[0].replace("_", "-") for word in words if word.text.startswith("--")}
+    flags = {flag_name(word.text.partition("=")[0]) for word in words if word.text.startswith("--")}
     return bool(words) and words[0].text.startswith("--") and bool(flags & ANCHORS)
 
 

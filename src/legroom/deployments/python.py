@@ -16,7 +16,7 @@ from legroom.deployments.shell.scan import Word, placed_env
 from legroom.deployments.shell.script import read_shell
 from legroom.deployments.subjects import EngineCall, StartedServer, Subject
 from legroom.deployments.text import Text
-from legroom.facts.flags import all_flag_names
+from legroom.facts.flags import all_flag_names, flag_name
 from legroom.facts.releases import latest
 from legroom.vllm.problems import nearest_flags
 
@@ -209,7 +209,7 @@ class _Program(ast.NodeVisitor):
         for keyword in node.keywords:
             offset = self._source.start_of(keyword.lineno - 1) + self._column(keyword.lineno, keyword.col_offset)
             for name, value in self._given(keyword):
-                flag = "--" + name.replace("_", "-")
+                flag = flag_name(name)
                 if flag not in all_flag_names() and not nearest_flags(flag, latest()):
                     continue  # arguments that are no flags have no record
                 words = [f"{flag}={_UNKNOWN}"] if value is _NOT_KNOWN else _flag_words(flag, value)

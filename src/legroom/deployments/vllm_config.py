@@ -7,7 +7,7 @@ import json
 from legroom.deployments.shell.scan import Word
 from legroom.deployments.subjects import StartedServer
 from legroom.deployments.yaml_nodes import Node
-from legroom.facts.flags import all_flag_names, flags_of
+from legroom.facts.flags import all_flag_names, flag_name, flags_of
 from legroom.facts.releases import Release
 
 ANCHORS = frozenset({
@@ -21,7 +21,7 @@ ANCHORS = frozenset({
 
 def is_config(document: Node) -> bool:
     """Whether most of its keys are flags of vLLM, and one is among those that every such file has."""
-    keys = ["--" + key.replace("_", "-") for key, _ in document.items()]
+    keys = [flag_name(key) for key, _ in document.items()]
     known = set(all_flag_names())
     return bool(ANCHORS & set(keys)) and sum(key in known for key in keys) * 3 >= 2 * len(keys)
 
@@ -39,7 +39,7 @@ def config_words(document: Node, release: Release) -> list[Word]:
     table = flags_of(release)
     words: list[Word] = []
     for key, value in document.items():
-        flag = "--" + key.replace("_", "-")
+        flag = flag_name(key)
         key_at = document.source.text.rfind(key, 0, value.offset)
         offset = key_at if key_at >= 0 else value.offset
         plain = value.plain()

@@ -11,7 +11,7 @@ from legroom.diagnosis.finding import Finding, Fix
 from legroom.diagnosis.masking import masked, masked_all
 from legroom.diagnosis.report import Diagnosis
 from legroom.facts.releases import logged_release
-from legroom.planning.plan_json import layout_json
+from legroom.planning.plan_document import layout_json
 
 _LONGEST_TEXT = 1000
 

@@ -14,7 +14,7 @@ from legroom.diagnosis.finding import Fix, FixKind
 from legroom.diagnosis.starting_plan import NOT_PLANNABLE, Hints, Known, base_plan, known_of
 from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
-from legroom.vllm.command import command
+from legroom.vllm.command_line import command
 
 if TYPE_CHECKING:
     from legroom.planning.plan import Plan

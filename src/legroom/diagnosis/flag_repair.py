@@ -11,7 +11,7 @@ from legroom.diagnosis.finding import Fix
 from legroom.diagnosis.fix_planner import FixPlanner
 from legroom.diagnosis.starting_plan import NOT_PLANNABLE
 from legroom.errors import LegroomError
-from legroom.facts.flags import flag_kind_ever, flags_of
+from legroom.facts.flags import dest_name, flag_kind_ever, flags_of
 from legroom.facts.gpus import gpu as known_gpu
 from legroom.memory.kv.plan import KvPlan, kv_plan
 from legroom.units import GIB, MIB, cdiv, human_bytes
@@ -131,7 +131,7 @@ def _without_unknown(planner: FixPlanner, words: list[str]) -> Fix | None:
         problem = _problem(planner, name)
         if problem is None:
             continue
-        flags[_dest(name)] = None
+        flags[dest_name(name)] = None
         instead = _same_meaning(planner, problem, value)
         if instead is not None:
             flags[instead] = _read(planner, instead, value)
@@ -179,7 +179,8 @@ def _refused(planner: FixPlanner, evidence: Evidence) -> Fix | None:
         if value is not None:
             return _changed(planner, {flag.dest: value}, f"{name} takes JSON in vLLM {planner.known.release}.")
     what = f"{name} does not take {refused}" if refused else f"{name} has no value"
-    return _changed(planner, {flag.dest if flag else _dest(name): None}, f"{what}: without it vLLM's default applies.")
+    dest = flag.dest if flag else dest_name(name)
+    return _changed(planner, {dest: None}, f"{what}: without it vLLM's default applies.")
 
 
 def _out_of_range(planner: FixPlanner, evidence: Evidence) -> Fix | None:
@@ -258,7 +259,3 @@ def given_flags(planner: FixPlanner) -> dict[str, Any]:
 def _changed(planner: FixPlanner, flags: Mapping[str, Any], why: str, steps: tuple[str, ...] = ()) -> Fix:
     line = planner.command({name: value for name, value in flags.items() if name in ServeArgs.__dataclass_fields__})
     return Fix("flag", why, dict(flags), steps=steps, confidence=_SURE, command=line)
-
-
-def _dest(name: str) -> str:
-    return name.lstrip("-").replace("-", "_")

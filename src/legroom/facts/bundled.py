@@ -65,18 +65,18 @@ def variants(name: str) -> tuple[Bundled, ...]:
     One entry covers checkpoints of one size (Llama 3.1 and 3.3, Qwen2.5 and its Coder); only those made from the named
     model are listed. A name without a role means its instruct checkpoints too.
     """
-    found = find(name)
-    if found is None:
+    bundled = find(name)
+    if bundled is None:
         return ()
-    root = found.base or found.name
-    others = (_bundled(key) for key, entry in _entries().items() if entry.get("base") == root and key != found.name)
-    kin = (replace(other, ids=tuple(one for one in other.ids if _made_from(name, one))) for other in others)
+    root = bundled.base or bundled.name
+    others = (_bundled(key) for key, entry in _entries().items() if entry.get("base") == root and key != bundled.name)
+    kin = (replace(other, ids=tuple(hub_id for hub_id in other.ids if _made_from(name, hub_id))) for other in others)
     return tuple(other for other in kin if other.ids)
 
 
 def _made_from(name: str, quantized: str) -> bool:
     """Whether a quantized checkpoint's name starts with the model's; another date is another checkpoint."""
-    asked, made = (_name_words(one) for one in (name, quantized))
+    asked, made = (_name_words(each) for each in (name, quantized))
     if not _ROLES.intersection(asked):
         made = [word for word in made if word not in _ROLES]
     rest = made[len(asked) :]

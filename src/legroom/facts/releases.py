@@ -43,15 +43,15 @@ def _read(version: str) -> re.Match[str] | None:
 @lru_cache(maxsize=512)
 def _key(version: str) -> _Key:
     """A key that sorts as Python packaging does: dev < rc < final < post."""
-    found = _read(version)
-    if found is None:
+    parsed = _read(version)
+    if parsed is None:
         raise LegroomError(f"vLLM release {version!r} is not a version number", _hint())
-    numbers = tuple(int(part) for part in found["numbers"].split("."))
+    numbers = tuple(int(part) for part in parsed["numbers"].split("."))
     numbers += (0,) * (5 - len(numbers))
-    phase = -1 if found["phase"] else 0
-    if found["dev"] and not found["phase"] and found["post"] is None:
+    phase = -1 if parsed["phase"] else 0
+    if parsed["dev"] and not parsed["phase"] and parsed["post"] is None:
         phase = -2
-    return numbers, phase, int(found["phase_number"] or 0) if found["phase"] else 0, int(found["post"] or -1) + 1
+    return numbers, phase, int(parsed["phase_number"] or 0) if parsed["phase"] else 0, int(parsed["post"] or -1) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +121,15 @@ def release(version: str) -> Release:
     if _NEWEST_NAMES.fullmatch(asked.lower()):
         note = f"'{asked}' names no fixed release; the facts of {known[-1]}, the newest legroom knows, apply"
         return Release(known[-1], asked, note)
-    found = _read(asked)
-    if found is None:
+    parsed = _read(asked)
+    if parsed is None:
         shown = asked if len(asked) <= 40 else asked[:40] + "..."
         raise LegroomError(f"vLLM release {shown!r} is not a version number", _hint())
     key = _key(asked)
     for name in reversed(known):
         if _key(name) == key:
             return Release(name, asked)
-    if found["phase"]:
+    if parsed["phase"]:
         # A release candidate behaves like the release it leads up to, not like the one before.
         final = (key[0], 0, 0, 0)
         for name in known:

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 from legroom.facts.metrics import all_exposed_names, exposed_names
 from legroom.facts.releases import Release, latest
 from legroom.facts.releases import release as known_release
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.finding import LintFinding, Rule
 from legroom.records import dataclass, field
+from legroom.vllm.command_line import plain_name
 from legroom.vllm.parse import ParsedArgs, parse_flags
 
 if TYPE_CHECKING:
     from legroom.deployments.shell.scan import Word
     from legroom.deployments.subjects import StartedServer
     from legroom.deployments.text import Place
-    from legroom.exports.plan_document import PlanDocument
+    from legroom.planning.plan_document import PlanDocument
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Context:
     """The frame of one run of lint."""
 
     asked: Release | None = None
-    """The release that was asked for; None: what an image names, else the newest known."""
+    """The release that was asked for; None: what an image names, else the plan's, else the newest known."""
     plan: PlanDocument | None = None
     records: Mapping[str, str] = field(default_factory=dict)
     """Series that the linted rule files record, each with its expression."""
@@ -35,7 +36,7 @@ class Context:
     @property
     def release(self) -> Release:
         """Of what names no release itself."""
-        return self.asked or latest()
+        return self.asked or (self.plan.release if self.plan else latest())
 
     @property
     def series(self) -> frozenset[str]:
@@ -71,14 +72,10 @@ def flag_word(server: StartedServer, *names: str) -> Word | None:
     """The last word that gives one of some flags, however it is written."""
     given = None
     for word in server.words:
-        head = word.text.partition("=")[0]
-        if head.startswith("--"):
-            head = "--" + head[2:].partition(".")[0].replace("_", "-")
-        if head in names:
+        if plain_name(word.text) in names:
             given = word
     return given
 
 
-def finding(rule: Rule, place: Place, message: str, suggestion: str = "", length: int = 0) -> Finding:
-    """A finding of a rule."""
-    return Finding(place, rule.id, rule.severity, message, suggestion, length)
+def finding(rule: Rule, place: Place, message: str, suggestion: str = "", length: int = 0) -> LintFinding:
+    return LintFinding(place, rule.id, rule.severity, message, suggestion, length)

@@ -24,9 +24,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that is wrong."""
-
+class LintFinding:
     place: Place
     rule: str
     severity: Severity
@@ -51,11 +49,9 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything lint says about some files."""
-
     release: str
     files: tuple[str, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[LintFinding, ...]
     unread: tuple[Unread, ...]
     skipped: tuple[Skipped, ...]
     ignored: int = 0

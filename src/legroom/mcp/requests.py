@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.diagnosis.starting_plan import is_local
 from legroom.errors import LegroomError
+from legroom.vllm.command_line import any_release_words
 
 if TYPE_CHECKING:
     from legroom.api import Machine
@@ -49,7 +50,7 @@ def deployment(
     release = asked or latest()
     assert model is not None
     refuse_local(model, local_files)
-    parsed = parse_flags([model, *flag_words(flags or {})], release)
+    parsed = parse_flags([model, *any_release_words(flags or {})], release)
     _refuse(parsed.problems, release)
     return Deployment(parsed.args, release, notes=tuple(problem.message for problem in parsed.problems))
 
@@ -60,20 +61,6 @@ def planned(what: Deployment, where: Machine, *, advice: bool) -> Plan:
 
     machine = where if where.gpus is not None else replace(where, gpus=what.gpu_count)
     return make_plan(what.args, what.release, machine, advice=advice)
-
-
-def flag_words(flags: Mapping[str, Any]) -> list[str]:
-    """Engine arguments by their Python names as words of a command line."""
-    words: list[str] = []
-    for name, value in flags.items():
-        option = name.lstrip("-").replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{option}" if value else f"--no-{option}")
-        elif isinstance(value, (dict, list)):
-            words.append(f"--{option}={json.dumps(value)}")
-        elif value is not None:
-            words.append(f"--{option}={value}")
-    return words
 
 
 def trace_of(requests: Sequence[Mapping[str, Any]] | None, mix: str | None) -> Trace:
@@ -103,7 +90,7 @@ def scheduler_settings(trace: Trace, plan: Plan | None, given: Mapping[str, int 
     if plan is not None:
         if plan.verdict == "does_not_fit" and given.get("num_blocks") is None:
             raise LegroomError(f"this deployment does not start ({plan.reason}), so there is no pool to simulate",
-                               "call plan for the flags that mend it, or give num_blocks")  # fmt: skip
+                               "call plan for the flags that fix it, or give num_blocks")  # fmt: skip
         engine = plan.settings
         values = {
             "num_blocks": plan.memory.kv.num_blocks, "block_size": plan.memory.kv.block_size,

@@ -68,9 +68,9 @@ def engine_facts(config: str) -> dict[str, Any]:
     """What the `Initializing ... LLM engine` line tells of the resolved settings."""
     facts: dict[str, Any] = {}
     for name, pattern in _ENGINE_FACTS.items():
-        found = pattern.search(config)
-        if found:
-            value = _literal(found["value"])
+        match = pattern.search(config)
+        if match:
+            value = _literal(match["value"])
             if value is not None:
                 facts[name] = value
     sizes = _CAPTURE_SIZES.search(config)
@@ -128,8 +128,8 @@ def _mapping(text: str) -> dict[str, Any]:
 def _pairs(text: str) -> dict[str, Any]:
     """Names with plain values, outermost ones first; whatever else is in the text is passed over."""
     pairs: dict[str, Any] = {}
-    for found in _PAIR.finditer(text):
-        pairs.setdefault(found["name"], _literal(found["value"]))
+    for pair in _PAIR.finditer(text):
+        pairs.setdefault(pair["name"], _literal(pair["value"]))
     return pairs
 
 

@@ -15,8 +15,9 @@ from legroom.drawing.text import cells, command_phrases, wrap, wrap_command
 from legroom.errors import LegroomError
 from legroom.facts.diagnosis_texts import Language, heading, how_to_verify, phase_title
 from legroom.facts.releases import logged_release
-from legroom.render.plan_parts import flag_words, parts, scale_bytes
+from legroom.render.plan_parts import parts, scale_bytes
 from legroom.units import gib
+from legroom.vllm.command_line import any_release_words
 
 if TYPE_CHECKING:
     from legroom.diagnosis.case import Case
@@ -182,7 +183,7 @@ def _side_by_side(fix: Fix, style: Style, language: Language) -> Iterator[str]:
 
 
 def _short(fix: Fix) -> str:
-    words = flag_words(fix.flags)
+    words = any_release_words(fix.flags)
     env = [f"{name}={value}" for name, value in fix.env.items()]
     return masked(" ".join([*env, *words]))
 

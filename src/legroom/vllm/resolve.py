@@ -55,12 +55,14 @@ def _narrowed(args: ServeArgs, model: Model, release: Release, has_bf16: bool) -
 
 def _no_bfloat16(gpu: Gpu) -> RefusedByVllm:
     capability = ".".join(map(str, gpu.compute_capability))
-    said = (
+    vllm_message = (
         "Bfloat16 is only supported on GPUs with compute capability of at least 8.0. "
         f"Your {gpu.name} GPU has compute capability {capability}. You can use float16 instead by explicitly "
         "setting the `dtype` flag in CLI, for example: --dtype=half."
     )
-    return RefusedByVllm(f"{gpu.name} (compute capability {capability}) has no bfloat16", "add --dtype half", said)
+    return RefusedByVllm(
+        f"{gpu.name} (compute capability {capability}) has no bfloat16", "add --dtype half", vllm_message
+    )
 
 
 def kv_cache_dtype(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> str:

@@ -14,8 +14,8 @@ from legroom.records import dataclass
 from legroom.units import GIB, MIB
 
 if TYPE_CHECKING:
-    from legroom.exports.plan_document import PlanDocument
     from legroom.facts.releases import Release
+    from legroom.planning.plan_document import PlanDocument
 
 API_SERVER_BYTES = 2 * GIB
 ENGINE_BYTES = 2 * GIB
@@ -72,7 +72,8 @@ class HostNeeds:
     def sentence(self) -> str:
         """The working, for a comment."""
         parts = ", ".join(f"{share.what} {share.bytes / GIB:.1f}" for share in self.shares)
-        return f"GiB held: {parts}; loading reads through up to {self.loading_bytes / GIB:.1f} of page cache"
+        loading = f"loading passes up to {self.loading_bytes / GIB:.1f} through the page cache"
+        return f"Host memory in GiB: {parts}; {loading}"
 
 
 def whole_gib(bytes_: float) -> int:
@@ -94,8 +95,8 @@ def host_needs(
     ]
     if words.get("--enable-sleep-mode") is not None:
         # Level 1 keeps the weights of every card in pinned memory until it is woken.
-        asleep = int(plan.layout["weights_bytes"]) * gpus
-        shares.append(Share("weights while it sleeps", asleep))
+        asleep = plan.layout.weights_bytes * gpus
+        shares.append(Share("weights while asleep", asleep))
     if media_gib and not in_shm:
         # Every process that reads requests may fill one, and so may every engine.
         size = int(media_gib * GIB * (fronts + engines))
@@ -108,11 +109,11 @@ def host_needs(
 def media_cache_gib(words: ServerWords, plan: PlanDocument, given: Mapping[str, str]) -> float:
     """How much processed media a process keeps, where the model takes any: a flag from 0.10.1 on, a variable from
     0.8.0; before that a number of items, of which nobody knows the size."""
-    said = words.get("--mm-processor-cache-gb")
-    if said is not None:
-        return number_of(said.value)
+    phrase = words.get("--mm-processor-cache-gb")
+    if phrase is not None:
+        return number_of(phrase.value)
     off = ("--disable-mm-preprocessor-cache", "--language-model-only")
-    if not plan.document.get("modalities") or any(words.get(flag) for flag in off):
+    if not plan.modalities or any(words.get(flag) for flag in off):
         return 0.0
     if plan.release.before("0.8.0"):
         return 0.0
@@ -130,7 +131,7 @@ def shm_bytes(words: ServerWords, gpus: int, media_gib: float = 0.0) -> int:
 def _pinned(words: ServerWords, gpus: int, args: Mapping[str, Any]) -> Iterator[Share]:
     offload = _number(words, "--cpu-offload-gb")
     if offload:
-        yield Share(f"weights offloaded ({offload:g} x {gpus})", int(offload * GIB * gpus))
+        yield Share(f"offloaded weights ({offload:g} x {gpus})", int(offload * GIB * gpus))
     swap = _number(words, "--swap-space")
     # The V1 engine never swaps; V0 pins the space for every GPU.
     if args.get("engine") == "V0":
@@ -142,8 +143,8 @@ def _pinned(words: ServerWords, gpus: int, args: Mapping[str, Any]) -> Iterator[
 def api_servers(words: ServerWords, engines: int, release: Release) -> int:
     """How many processes read requests: as many as are said, else one, from 0.15.0 on one for each data-parallel
     engine."""
-    said = int(_number(words, "--api-server-count"))
-    return said or (engines if release.at_least("0.15.0") else 1)
+    given = int(_number(words, "--api-server-count"))
+    return given or (engines if release.at_least("0.15.0") else 1)
 
 
 def _number(words: ServerWords, flag: str) -> float:

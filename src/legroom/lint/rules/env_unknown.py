@@ -9,7 +9,7 @@ from typing import Any
 from legroom.deployments.subjects import StartedServer
 from legroom.facts.flags import env_history, env_names, flags_of
 from legroom.lint.context import Context, finding
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.finding import LintFinding, Rule
 
 RULE = Rule(
     "env-unknown",
@@ -21,7 +21,7 @@ RULES = (RULE,)
 _FLAG_INSTEAD = {"VLLM_ATTENTION_BACKEND": "--attention-backend"}
 
 
-def check(subject: Any, context: Context) -> Iterator[Finding]:
+def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """VLLM_* variables of a server: those of another release, and those that are nearly right."""
     if not isinstance(subject, StartedServer):
         return

@@ -7,7 +7,7 @@ from typing import Any
 
 from legroom.deployments.subjects import StartedServer
 from legroom.lint.context import Context, finding, flag_word
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.finding import LintFinding, Rule
 
 RULE = Rule(
     "gpus-too-few",
@@ -31,7 +31,7 @@ _SIZES = (
 )  # fmt: skip
 
 
-def check(subject: Any, context: Context) -> Iterator[Finding]:
+def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """The ranks of an engine, and of all its data-parallel copies on this machine, against what the file gives."""
     if not isinstance(subject, StartedServer) or context.release_of(subject).before("0.11.1"):
         return

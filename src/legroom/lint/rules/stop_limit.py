@@ -7,7 +7,7 @@ from typing import Any
 
 from legroom.deployments.subjects import StartedServer
 from legroom.lint.context import Context, finding, flag_word
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.finding import LintFinding, Rule
 from legroom.vllm.args import other_value
 
 RULE = Rule(
@@ -19,7 +19,7 @@ RULE = Rule(
 RULES = (RULE,)
 
 
-def check(subject: Any, context: Context) -> Iterator[Finding]:
+def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """--shutdown-timeout against what the file allows."""
     if not isinstance(subject, StartedServer) or subject.stop_limit is None:
         return

@@ -1,12 +1,12 @@
-"""The question that an incident puts to the policy, put the same way while watching and while rehearsing."""
+"""The decision about an incident, asked of the policy in the same way while watching and while rehearsing."""
 
 from __future__ import annotations
 
-from legroom.actions.drain import PlatformDoor
+from legroom.actions.drain import PlatformDrain
 from legroom.live.detectors import Watcher
 from legroom.sidecar.config import GroupConfig, ServerConfig
 from legroom.sidecar.incidents import OpenIncident
-from legroom.sidecar.policy import RESTARTS, Decision, GroupState, Trouble, decide
+from legroom.sidecar.policy import RESTARTS, Decision, GroupState, Trouble, decide, refuse
 
 _SCALE_HELPS = ("queue_backlog", "pool_pressure")
 _RECENT_S = 300.0
@@ -32,7 +32,7 @@ def decision_about(
     if decision.action is not None or possible == settings.act:
         return decision
     wanted = decide(trouble, group, settings.limits, settings.act)
-    return wanted if wanted.action is None else Decision(None, _lacking(incident.server, wanted.action))
+    return wanted if wanted.action is None else refuse("impossible", _lacking(incident.server, wanted.action))
 
 
 def expected_drain_s(watcher: Watcher) -> float | None:
@@ -49,14 +49,16 @@ def expected_drain_s(watcher: Watcher) -> float | None:
 
 
 def _possible(server: ServerConfig | None, act: frozenset[str]) -> frozenset[str]:
-    """A server that was found by Prometheus or Kubernetes has neither platform nor door: it is told about only.
+    """A server that Prometheus or Kubernetes lists has neither a platform nor a way to be drained: it is only reported.
 
     A platform that drains by itself does so when it restarts, and cannot keep work from a server that goes on.
     """
     if server is None or server.platform is None:
         act = act - {*RESTARTS, "scale"}
-    has_door = server is not None and server.door is not None and not isinstance(server.door, PlatformDoor)
-    return act if has_door else act - {"drain"}
+    can_drain = (
+        server is not None and server.drain_method is not None and not isinstance(server.drain_method, PlatformDrain)
+    )
+    return act if can_drain else act - {"drain"}
 
 
 def _lacking(server: str, action: str) -> str:

@@ -11,7 +11,7 @@ from legroom.errors import LegroomError
 from legroom.records import dataclass
 
 if TYPE_CHECKING:
-    from legroom.exports.deploy.server import Server
+    from legroom.exports.deploy.server import ExportedServer
     from legroom.exports.deploy.words import Phrase
 
 _NO_PATHS = frozenset({"--root-path", "--served-model-name", "--uds"})
@@ -36,7 +36,7 @@ _OF_THE_IMAGE = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedPath:
     """A path of this machine that a flag names."""
 
     flag: str
@@ -50,64 +50,59 @@ class Named:
         return self.flag.startswith("--ssl-")
 
 
-def is_local(model: str) -> bool:
-    """Whether the model is a folder rather than a Hub id. vLLM looks for a folder of that name first; so does this."""
-    return model.startswith(("/", ".", "~")) or (bool(model) and _exists(Path(model)) and Path(model).is_dir())
-
-
-def check_paths(server: Server, *, mounted: bool = True) -> None:
+def check_paths(server: ExportedServer, *, mounted: bool = True) -> None:
     """Refuse a path that would be another one, or none, where the server starts."""
     models = [server.model] if server.local_model else []
-    found = [("the model", path) for path in models if not path.startswith("/")]
+    relative = [("the model", path) for path in models if not path.startswith("/")]
     for phrase in _phrases(server):
-        found += [(phrase.flag, path) for path in _said(phrase) if _from_here(phrase, path)]
-    for what, path in found:
+        relative += [(phrase.flag, path) for path in _possible_paths(phrase) if _from_here(phrase, path)]
+    for what, path in relative:
         raise LegroomError(
             f"{what} {path} is a path from where the command runs, and the exported server starts elsewhere",
-            f"name the whole path, like {Path(path).expanduser().absolute()}",
+            f"name the absolute path, like {Path(path).expanduser().absolute()}",
         )
-    for path in (*models, *(one.path for one in named(server))):
+    for path in (*models, *(named.path for named in named_paths(server))):
         if mounted and ":" in path:
             raise LegroomError(f"the path {path} has a colon, and volumes are written with one", "rename it")
 
 
-def named(server: Server) -> tuple[Named, ...]:
+def named_paths(server: ExportedServer) -> tuple[NamedPath, ...]:
     """What is on this machine and must be mounted, by its own path; the model itself is not among it."""
-    found: dict[str, Named] = {}
+    by_path: dict[str, NamedPath] = {}
     for phrase in _phrases(server):
         for path in _absolute(phrase, server):
             there = Path(path)
             if path in _OF_THE_IMAGE or not (_exists(there) or phrase.flag == _DOWNLOADS):
                 continue
             folder = not there.is_file()
-            found.setdefault(path, Named(phrase.flag, path, folder, folder and phrase.flag in _WRITTEN))
-    return tuple(one for one in found.values() if not any(_inside(one, other) for other in found.values()))
+            by_path.setdefault(path, NamedPath(phrase.flag, path, folder, folder and phrase.flag in _WRITTEN))
+    return tuple(named for named in by_path.values() if not any(_inside(named, other) for other in by_path.values()))
 
 
-def not_mounted(server: Server) -> Iterator[str]:
+def not_mounted(server: ExportedServer) -> Iterator[str]:
     """A sentence about what flags name and no volume brings into the container."""
-    mounted = named(server)
+    mounted = named_paths(server)
     paths = [path for phrase in _phrases(server) for path in _absolute(phrase, server)]
-    left = [path for path in dict.fromkeys(paths) if not any(_under(path, one.path) for one in mounted)]
+    left = [path for path in dict.fromkeys(paths) if not any(_under(path, mount.path) for mount in mounted)]
     if left:
         yield (
-            f"Flags name {', '.join(left)}: no volume here brings that into the container, because it is not on the "
-            "machine this was written on or is a folder of the image. What the image does not have needs a volume."
+            f"Flags name {', '.join(left)}, and no volume here brings that into the container: it is not on the "
+            "machine this was written on, or it is a folder of the image. What the image lacks needs a volume."
         )
 
 
-def _phrases(server: Server) -> list[Phrase]:
+def _phrases(server: ExportedServer) -> list[Phrase]:
     return [line.phrase for line in server.lines if line.phrase.flag.partition(".")[0] not in _NO_PATHS]
 
 
-def _absolute(phrase: Phrase, server: Server) -> Iterator[str]:
+def _absolute(phrase: Phrase, server: ExportedServer) -> Iterator[str]:
     """The whole paths that a flag names outside the model's own folder."""
-    for path in _said(phrase):
+    for path in _possible_paths(phrase):
         if path.startswith("/") and not (server.local_model and _under(path, server.model)):
             yield path.rstrip("/")
 
 
-def _said(phrase: Phrase) -> Iterator[str]:
+def _possible_paths(phrase: Phrase) -> Iterator[str]:
     """What may be a path: a value (/a), what stands after a name (x=/a), a text in JSON ("path": "/a")."""
     for value in phrase.values:
         if value.startswith(("{{", "{%")) or "\n" in value:
@@ -123,17 +118,17 @@ def _said(phrase: Phrase) -> Iterator[str]:
 
 def _texts(value: str) -> Iterator[str]:
     try:
-        held: list[Any] = [json.loads(value)]
+        waiting: list[Any] = [json.loads(value)]
     except (ValueError, RecursionError):
         return
-    while held:
-        one = held.pop()
-        if isinstance(one, str) and "/" in one:
-            yield one
-        elif isinstance(one, dict):
-            held += reversed(one.values())
-        elif isinstance(one, list):
-            held += reversed(one)
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, str) and "/" in part:
+            yield part
+        elif isinstance(part, dict):
+            waiting += reversed(part.values())
+        elif isinstance(part, list):
+            waiting += reversed(part)
 
 
 def _from_here(phrase: Phrase, path: str) -> bool:
@@ -153,5 +148,5 @@ def _under(path: str, folder: str) -> bool:
     return f"{path}/".startswith(f"{folder.rstrip('/')}/")
 
 
-def _inside(one: Named, other: Named) -> bool:
-    return one.path != other.path and _under(one.path, other.path) and other.writable >= one.writable
+def _inside(named: NamedPath, other: NamedPath) -> bool:
+    return named.path != other.path and _under(named.path, other.path) and other.writable >= named.writable

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from legroom.errors import LegroomError
 from legroom.exports.deploy.comments import headline
 from legroom.exports.deploy.script import comment_lines
-from legroom.exports.deploy.server import Server, add_server_options, server_of
+from legroom.exports.deploy.server import ExportedServer, add_server_options, server_of
 from legroom.exports.deploy.words import API_KEY_NAME, WITHOUT_API_KEY
 from legroom.exports.request import ExportedFile
 
@@ -22,22 +22,20 @@ NEEDS_PLAN = True
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
-    """The format's own options."""
     add_server_options(group)
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
-    """One file."""
     server = server_of(request)
     return (ExportedFile(f"{server.name}.env", env_text(server)),)
 
 
-def env_text(server: Server) -> str:
+def env_text(server: ExportedServer) -> str:
     """`NAME=value` lines; values are as they stand, because docker takes quotes for a part of them."""
     return "\n".join(_lines(server)) + "\n"
 
 
-def _lines(server: Server) -> Iterator[str]:
+def _lines(server: ExportedServer) -> Iterator[str]:
     for text in headline(server.plan) if server.plan else ():
         yield from comment_lines(text)
     for remark in server.remarks:
@@ -45,13 +43,13 @@ def _lines(server: Server) -> Iterator[str]:
     for line in server.env:
         if "\n" in line.value or "\r" in line.value:
             raise LegroomError(
-                f"the value of {line.name} has several lines", "an environment file holds one a variable"
+                f"the value of {line.name} has several lines", "an environment file holds one line per variable"
             )
         yield from comment_lines(f"{line.name}: {line.why}.")
         yield f"{line.name}={line.value}"
     for name in server.secrets:
         open_to_all = f" It is needed: {WITHOUT_API_KEY}." if name == API_KEY_NAME else ""
         yield from comment_lines(
-            f"{name} is a secret: fill it in where the file is readable for the service alone.{open_to_all}"
+            f"{name} is a secret: fill it in only where nobody but the service can read the file.{open_to_all}"
         )
         yield f"#{name}="

@@ -1,11 +1,45 @@
-"""Changed flags replace every spelling of the old ones and leave all other words alone."""
+"""A command line taken apart keeps every word, and changed flags replace every spelling of the old ones."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legroom.actions.flag_words import flags_in, require_server, way_back, with_flags
-from legroom.actions.platform import ActionFailed, FlagChange
+from legroom.facts.flags import flags_ever
+from legroom.facts.releases import release
+from legroom.vllm.command_line import any_release_words, changes_back, command_parts, flags_in, long_name, with_flags
+
+WORDS = st.lists(
+    st.sampled_from([*sorted(flags_ever()), "--nothing-like-it", "-O3", "--seed=1", "1", "True", "{}", "", "-1", "m"])
+)
+
+
+@given(WORDS, st.sampled_from([None, "0.4.0", "0.10.2", "0.32.0"]))
+def test_put_together_again_they_are_the_command(words, version):
+    parts = list(command_parts(words, release(version) if version else None))
+    assert [word for part in parts for word in part.words] == words
+    assert all(part.words for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        ("-tp 4", "--tensor-parallel-size", "4"),
+        ("--gpu_memory_utilization=0.8", "--gpu-memory-utilization", "0.8"),
+        ("--max-model-le 2k", "--max-model-len", "2k"),
+        ("--no-enable-prefix-caching", "--enable-prefix-caching", ""),
+        ("--compilation-config.level 3", "--compilation-config", "3"),
+        ("--cuda-graph-sizes 1 2 4", "--cuda-graph-sizes", "1 2 4"),
+        ("--num-lookahead-slots 2", "--num-lookahead-slots", "2"),  # gone since 0.9
+        ("--enforce-eager", "--enforce-eager", ""),
+    ],
+)
+def test_a_flag_has_one_name_and_its_own_words(words, name, value):
+    (part, rest) = command_parts([*words.split(), "--port"])
+    assert (part.long_name, part.value, rest.words) == (name, value, ("--port",))
+    assert long_name(part.name) == name
+    (same, _) = command_parts([*words.split(), "--port"], release("0.32.0"))
+    assert (same.long_name, same.value) == (name, value)
+
 
 LINE = ["vllm", "serve", "org/model", "--max_model_len", "32768", "--enforce-eager", "--port", "8000"]
 
@@ -54,21 +88,6 @@ def test_a_flag_stands_once_with_its_new_value_whatever_was_there(words, flag, v
     assert with_flags(made, {flag: str(value)}) == made
 
 
-def test_only_a_command_that_starts_vllm_can_have_its_flags_changed():
-    require_server(["/usr/bin/python3", "-m", "vllm.entrypoints.openai.api_server", "--model", "m"], "here")
-    require_server(["/opt/venv/bin/vllm", "serve", "m"], "here")
-    with pytest.raises(ActionFailed, match="cannot see"):
-        require_server(["/bin/bash", "/opt/start.sh"], "here")
-    require_server(["--model", "m"], "an image", in_image=True)
-    with pytest.raises(ActionFailed, match="cannot see"):
-        require_server(["/bin/bash", "-c", "vllm serve m"], "an image", in_image=True)
-
-
-def test_a_change_reads_as_a_sentence():
-    change = FlagChange({"--max-model-len": "8192", "--enforce-eager": "", "--seed": None}, {"A": "1", "B": None})
-    assert str(change) == "--max-model-len 8192, --enforce-eager, without --seed, A=1, without B"
-
-
 FLAGS = st.dictionaries(
     st.sampled_from(["--max-model-len", "--port", "--seed"]), st.integers(0, 9).map(str), max_size=3
 )  # fmt: skip
@@ -77,5 +96,23 @@ FLAGS = st.dictionaries(
 @given(FLAGS, FLAGS)
 def test_the_way_back_leads_back(now, before):
     words = [word for pair in now.items() for word in pair]
-    changed = with_flags(["vllm", "serve", "m", *words], way_back(words, [w for pair in before.items() for w in pair]))
+    changed = with_flags(
+        ["vllm", "serve", "m", *words], changes_back(words, [w for pair in before.items() for w in pair])
+    )
     assert flags_in(changed) == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"enforce_eager": True}, ["--enforce-eager"]),
+        ({"enable_prefix_caching": False, "seed": None}, ["--no-enable-prefix-caching"]),
+        ({"max_num_seqs": 8, "max_model_len": -1}, ["--max-num-seqs", "8", "--max-model-len", "-1"]),
+        ({"served_model_name": "-x"}, ["--served-model-name=-x"]),
+        ({"compilation_config": {"level": 3}}, ["--compilation-config", '{"level": 3}']),
+        ({"cudagraph_capture_sizes": (1, 2, 4)}, ["--cudagraph-capture-sizes", "1", "2", "4"]),
+        ({"cudagraph_capture_sizes": []}, ["--cudagraph-capture-sizes", "[]"]),
+    ],
+)
+def test_settings_are_written_as_they_are_typed_where_no_release_is_named(settings, words):
+    assert any_release_words(settings) == words

@@ -8,19 +8,19 @@ from planned import planned
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy import compose, docker, helm_values, kubernetes, script, systemd
-from legroom.exports.deploy.files import is_local, named
-from legroom.exports.deploy.server import planned_server
-from legroom.exports.plan_document import plan_document
+from legroom.exports.deploy.paths import named_paths
+from legroom.exports.deploy.server import is_model_folder, planned_server
 from legroom.exports.request import ExportRequest
+from legroom.planning.plan_document import plan_from_json
 
 ELSEWHERE = [docker, compose, kubernetes, helm_values, systemd]
 
 
 def asked(*flags, model=None, **options):
-    document = dict(planned("8b-h100").document)
+    document = dict(planned("8b-h100").to_json())
     words = list(document["command"])
     document["command"] = [*words[:2], model or words[2], *words[3:], *map(str, flags)]
-    return ExportRequest(planned("8b-h100").release, plan_document(document), options)
+    return ExportRequest(planned("8b-h100").release, plan_from_json(document), options)
 
 
 def text(module, request):
@@ -100,21 +100,21 @@ def test_a_folder_for_downloads_can_be_written(tmp_path):
 
 @pytest.mark.parametrize("flags", [("--allowed-local-media-path", "/"), ("--chat-template", "/tmp")])
 def test_a_folder_of_the_image_is_not_hidden(flags):
-    assert named(planned_server(asked(*flags).plan)) == ()
+    assert named_paths(planned_server(asked(*flags).plan)) == ()
     assert "no volume here" in text(docker, asked(*flags))
 
 
 def test_what_is_no_path_is_not_mounted(tmp_path):
-    assert named(planned_server(asked("--served-model-name", tmp_path, "--root-path", tmp_path).plan)) == ()
+    assert named_paths(planned_server(asked("--served-model-name", tmp_path, "--root-path", tmp_path).plan)) == ()
 
 
 def test_a_file_in_a_mounted_folder_needs_no_volume_of_its_own(tmp_path):
     (tmp_path / "m").mkdir()
     (tmp_path / "m/t.jinja").write_text("x")
     inside = asked("--chat-template", f"{tmp_path}/m/t.jinja", model=f"{tmp_path}/m")
-    assert named(planned_server(inside.plan)) == ()
+    assert named_paths(planned_server(inside.plan)) == ()
     both = asked("--tokenizer", f"{tmp_path}/m", "--chat-template", f"{tmp_path}/m/t.jinja")
-    assert [one.path for one in named(planned_server(both.plan))] == [f"{tmp_path}/m"]
+    assert [one.path for one in named_paths(planned_server(both.plan))] == [f"{tmp_path}/m"]
 
 
 @pytest.mark.parametrize("module", ELSEWHERE)
@@ -159,15 +159,15 @@ def test_without_such_a_folder_it_is_of_the_hub(tmp_path, monkeypatch):
 
 
 def cached(folder):
-    document = {**planned("8b-h100").document, "env": {"HF_HOME": str(folder), "VLLM_LOGGING_LEVEL": "INFO"}}
-    return ExportRequest(planned("8b-h100").release, plan_document(document), {})
+    document = {**planned("8b-h100").to_json(), "env": {"HF_HOME": str(folder), "VLLM_LOGGING_LEVEL": "INFO"}}
+    return ExportRequest(planned("8b-h100").release, plan_from_json(document), {})
 
 
 @pytest.mark.parametrize("module", [docker, compose, kubernetes, helm_values])
 def test_a_cache_of_the_host_is_none_of_the_container(module, tmp_path):
     written = text(module, cached("/nowhere/hf"))
     assert "/nowhere" not in written
-    assert "HF_HOME: given, and left out" in written.replace("\n# ", " ")
+    assert "HF_HOME: given, but left out" in written.replace("\n# ", " ")
     assert "VLLM_LOGGING_LEVEL" in written
 
 
@@ -185,4 +185,4 @@ def test_a_unit_keeps_the_cache_that_was_given(tmp_path):
 
 @pytest.mark.parametrize("name", ["x" * 5000, "a\0b"])
 def test_a_name_that_no_folder_can_have_is_of_the_hub(name):
-    assert not is_local(name)
+    assert not is_model_folder(name)
