@@ -11,7 +11,7 @@ from legroom.diagnosis.rebuilt_command import RebuiltCommand, rebuilt_command
 from legroom.errors import LegroomError
 from legroom.facts.gpus import Gpu, all_gpus, with_total
 from legroom.facts.gpus import gpu as known_gpu
-from legroom.facts.releases import Release, latest
+from legroom.facts.releases import Release, latest, logged_release
 from legroom.facts.releases import release as known_release
 from legroom.memory.deployment import Measurements
 from legroom.records import dataclass
@@ -160,7 +160,7 @@ def _release(case: Case, hints: Hints) -> tuple[Release, bool]:
         try:
             return known_release(case.startup.vllm), True
         except LegroomError:
-            pass
+            return logged_release(case.startup.vllm), False
     if case.engine.generation == "V0":
         return known_release("0.7.3" if case.engine.before_brackets else "0.8.5"), False
     return latest(), False

@@ -96,7 +96,7 @@ def engine_facts(config: str) -> dict[str, Any]:
                 facts[name] = value
     sizes = _CAPTURE_SIZES.search(config)
     if sizes:
-        facts["cudagraph_capture_sizes"] = tuple(int(size) for size in sizes["sizes"].split(",") if size.strip())
+        facts["cudagraph_capture_sizes"] = tuple(int(size[:9]) for size in re.findall(r"\d+", sizes["sizes"]))
     return facts
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from legroom.errors import LegroomError
 from legroom.facts.evidence import LineKind, Value, startup_lines, typed
-from legroom.facts.releases import Release
+from legroom.facts.releases import Release, logged_release
 from legroom.facts.releases import release as known_release
 from legroom.planning.startup_args import GivenFlags, engine_facts, engine_words, given_args, merged_args
 from legroom.records import dataclass, field
@@ -241,7 +241,7 @@ def _known_release(vllm: str | None) -> Release | None:
 
 
 def _release_at_least(vllm: str, bound: str) -> bool:
-    return known_release(vllm).at_least(bound)
+    return logged_release(vllm).at_least(bound)
 
 
 def _with_capacity(startup: Startup, events: list[StartupEvent]) -> Startup:

@@ -9,7 +9,7 @@ from legroom.diagnosis.cause import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fix_planner import FixPlanner
 from legroom.explain.entry import Localized
-from legroom.units import GIB, gib
+from legroom.units import GIB, MIB, gib
 
 
 def examine(case: Case) -> Assessment | None:
@@ -22,7 +22,8 @@ def examine(case: Case) -> Assessment | None:
                 "buffers, after the pool had taken the whole budget."
             )
             return Assessment(0.5, proof(case.last("registering_graphs"), case.last("profile_v0")), why)
-        if case.has("sigkill", "killed_word") and not case.has("killed_process", "oom_killer"):
+        killed = case.first("sigkill", "killed_word")
+        if killed is not None and killed.role == "host" and not case.has("killed_process", "oom_killer"):
             why = "The process was killed from outside; capture is one of the moments at which memory peaks."
             return Assessment(0.3, proof(case.first("sigkill", "killed_word")), why)
         return None
@@ -47,7 +48,8 @@ def _confidence(case: Case) -> float:
     if oom is None and case.has("cuda_oom") and case.site in ("", "kv"):
         return 0.5  # the driver's own message without sizes: graphs are allocated past torch
     if oom and oom.pools_bytes and not case.site:
-        return 0.55
+        # Capture runs batches of at most 512 tokens, whose pieces are small.
+        return 0.55 if oom.wanted_bytes < 128 * MIB else 0.4
     return 0.25 if case.site in ("serving", "") else 0.1
 
 

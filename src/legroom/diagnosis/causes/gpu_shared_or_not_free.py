@@ -102,12 +102,14 @@ def _counted_as_own(case: Case) -> Assessment | None:
     if error is None:
         return None
     startup, engine = case.startup, case.engine
-    used_before = case.neighbours_bytes
+    before = case.first("used_before")
+    printed = before.facts.get("used_bytes") if before else None
+    used_before = printed if isinstance(printed, int) else case.neighbours_bytes
     if used_before is not None and used_before > 2 * GIB:
         why = (
             f"{gib(used_before)} of the card were in use before vLLM started; what is left of the budget is not enough."
         )
-        return Assessment(0.8, proof(error), why)
+        return Assessment(0.88, proof(before, error), why)
     parts = (startup.weights_bytes, startup.activation_bytes, startup.gpu_total_bytes)
     if all(part is not None for part in parts) or startup.available_kv_bytes is not None:
         weights, total = startup.weights_bytes or 0, startup.gpu_total_bytes or 0
@@ -129,7 +131,8 @@ def _counted_as_own(case: Case) -> Assessment | None:
         "vLLM the measurement counted the memory of every process "
         "on the card, so a neighbour or an orphaned worker is charged to this one."
     )
-    return Assessment(0.66 if charging else 0.5, proof(error), why)
+    # Under WSL weights spill into the RAM of the host, so that a model larger than the card loads first.
+    return Assessment(0.66 if charging and not case.platform.wsl else 0.5, proof(error), why)
 
 
 def _late_2024(case: Case) -> bool:

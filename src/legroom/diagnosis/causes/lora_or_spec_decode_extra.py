@@ -40,9 +40,8 @@ def examine(case: Case) -> Assessment | None:
     elif on:
         confidence = 0.65 if case.site in ("graph", "serving", "sampler") else 0.45
     elif large:
-        confidence = (
-            0.71 if case.site in ("", "graph") or not case.is_traced else 0.87 if case.site == "sampler" else 0.45
-        )
+        # No sign of adapters or a draft: only a share that nothing else has makes them more than a possibility.
+        confidence = 0.62 if (non_torch or 0) > 2 * _LARGE_NON_TORCH and not case.is_traced else 0.35
     if not confidence:
         return None
     proven = proof(case.first("lora_on", "spec_on"), case.first("frame_spec", "frame_lora"), case.first("torch_oom"))
@@ -56,7 +55,7 @@ def _why(case: Case, non_torch: int | None) -> str:
             f"({gib(case.oom.total_bytes or 0)} - {gib(case.oom.free_bytes or 0)} "
             f"free - {gib(case.oom.torch_bytes)} torch - "
             f"{gib(case.oom.unallocated_bytes or 0)} unused reserve). A plain server stays "
-            "below 2.5 GiB; adapter graphs and draft models with their own "
+            "below 2.5 GiB; graphs captured for adapters and draft models with their own "
             "communicators do not, and the profile run sees none of it."
         )
     return (

@@ -37,6 +37,8 @@ def _confidence(case: Case) -> float:
         return 0.86
     if case.site == "warmup":
         return 0.82
+    if case.site == "sampling":
+        return 0.7 if case.oom and case.oom.pools_bytes and not case.has("engine_dead") else 0.5
     if oom and oom.free_was_enough:
         return 0.3
     if case.site == "profile":

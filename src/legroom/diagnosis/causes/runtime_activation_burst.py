@@ -41,6 +41,8 @@ def _confidence(case: Case) -> float:
         return 0.86
     if case.site in ("spec", "lora"):
         return 0.5
+    if case.site == "sampling":
+        return 0.6
     if case.site == "graph" and case.has("request_served"):
         return 0.6
     if not case.site:
