@@ -282,7 +282,9 @@ def make_target(args: ServeArgs, release: Release, machine: Machine) -> Target:
     number = machine.gpus if machine.gpus is not None else max(args.gpus_needed, 1)
     if number < 1:
         raise LegroomError(f"{number} GPUs cannot serve a model", "say --gpus 1 or more")
-    return Target(served_model(args), card, number, release, held_by_others_bytes=used)
+    return Target(
+        served_model(args), card, number, release, held_by_others_bytes=used, gpus_given=machine.gpus is not None
+    )
 
 
 def with_measured_total(card: Gpu) -> Gpu:

@@ -74,6 +74,8 @@ class Target:
     seen: Measurements | None = None
     """What this user's own start-ups measured, if anything."""
     held_by_others_bytes: int = 0
+    gpus_given: bool = False
+    """The user or the pod says how many GPUs there are: no advice asks for more."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,8 @@ class Plan:
     reason: str
     advice: tuple[Advice, ...] = ()
     notes: tuple[str, ...] = ()
+    advised: bool = False
+    """Whether advice was looked for, found or not."""
 
     @property
     def layout(self) -> Layout:
@@ -145,10 +149,10 @@ def try_flags(start: Plan, flags: Mapping[str, Any]) -> Plan | None:
 
 def cold_start(warm: Plan) -> Plan:
     """The same deployment with an empty compile cache; the plan itself where that makes no difference."""
-    ranks = tuple(_cold(warm, rank) for rank in warm.memory.ranks)
+    model, gpu, settings = warm.target.model, warm.target.gpu, warm.settings
+    ranks = tuple(cold_layout(model, gpu, settings, rank) for rank in warm.memory.ranks)
     if ranks == warm.memory.ranks:
         return warm
-    model, gpu, settings = warm.target.model, warm.target.gpu, warm.settings
     kv = kv_plan(model, settings, gpu, [rank.kv_cache.bytes for rank in ranks])
     held_by_others = warm.target.held_by_others_bytes
     failure = first_failure(ranks, kv, warm.memory.graphs, settings, gpu=gpu, held_by_others_bytes=held_by_others)
@@ -157,15 +161,15 @@ def cold_start(warm: Plan) -> Plan:
     return replace(warm, memory=memory, verdict=answer, reason=reason)
 
 
-def _cold(warm: Plan, rank: Layout) -> Layout:
+def cold_layout(model: Model, gpu: Gpu, settings: EngineSettings, rank: Layout) -> Layout:
+    """One rank's layout with an empty compile cache; itself where that makes no difference."""
     if rank.activation.kind == "measured":
         return rank
-    activation = activation_cold(warm.target.model, warm.settings, warm.target.gpu, rank.rank)
+    activation = activation_cold(model, settings, gpu, rank.rank)
     if activation.bytes <= rank.activation.bytes:
         return rank
     parts = (rank.weights, activation, rank.cuda_graph, rank.non_torch)
-    kv_cache = kv_cache_figure(rank.budget_bytes, parts, warm.settings)
-    return replace(rank, activation=activation, kv_cache=kv_cache)
+    return replace(rank, activation=activation, kv_cache=kv_cache_figure(rank.budget_bytes, parts, settings))
 
 
 def ready_command(plan: Plan) -> list[str]:
