@@ -103,6 +103,11 @@ def all_gpus() -> tuple[Gpu, ...]:
     return tuple(_read(entry) for entry in _data()["gpus"])
 
 
+def gpu_names() -> dict[str, tuple[str, ...]]:
+    """Each GPU's short names, as they are typed after `--gpu`."""
+    return {entry["name"]: tuple(alias.replace(" ", "-") for alias in entry["aliases"]) for entry in _data()["gpus"]}
+
+
 def nearest_gpus(name: str, limit: int = 4) -> tuple[str, ...]:
     """The names in the facts that look most like `name`."""
     import difflib  # noqa: PLC0415 - only on the way to an error message

@@ -45,7 +45,7 @@ def with_advice(first: Plan, keep: Iterable[str] = ()) -> Plan:
     if not _fits_here(working, first):
         working += _together(first, kept)
     if not _fits_here(working, first):
-        working += [advice for lever in LAST_RESORTS if (advice := _pull(lever, first, kept, shortened=True))]
+        working += [advice for lever in LAST_RESORTS if (advice := _pull_hard(lever, first, kept))]
     sure = [advice for advice in working if advice.plan.verdict == "fits"] or working
     sure.sort(key=_cost)
     notes = (*first.notes, *(() if sure else _on_more_gpus(first, kept)))
@@ -68,27 +68,27 @@ def _cost(advice: Advice) -> int:
     return max(cost, _COST_OF_SHORT) if short else cost
 
 
-def _pull(lever: Lever, start: Plan, kept: frozenset[str], shortened: bool = False) -> Advice | None:
+def _pull(lever: Lever, start: Plan, kept: frozenset[str]) -> Advice | None:
     """The first proposal that fits; failing that, the first that at least starts where the plan did not."""
     starts: Advice | None = None
     for flags, changed in _tried(lever, start, kept):
         if changed.verdict == "fits":
             return Advice(flags, why(start, changed), changed, lever.trades)
-        if shortened and (shorter := _shortened(lever, flags, changed, start, kept)):
-            return shorter
         if starts is None and start.verdict == "does_not_fit" and changed.verdict == "tight":
             starts = Advice(flags, why(start, changed), changed, lever.trades)
     return starts
 
 
-def _shortened(
-    lever: Lever, flags: dict[str, Any], changed: Plan, start: Plan, kept: frozenset[str]
-) -> Advice | None:
-    """A change that is not enough alone, with as much less context as it takes."""
-    context = next(lever for lever in LEVERS if lever.name == "shorter context")
-    for shorter, fitting in _tried(context, changed, kept):
-        if fitting.verdict == "fits" and fitting.settings.max_model_len >= USEFUL_CONTEXT:
-            return Advice(flags | shorter, why(start, fitting), fitting, f"{lever.trades}; {context.trades}")
+def _pull_hard(lever: Lever, start: Plan, kept: frozenset[str]) -> Advice | None:
+    """A last resort, with whatever else it takes: the first proposal that fits so."""
+    for flags, changed in _tried(lever, start, kept):
+        if changed.verdict == "fits":
+            return Advice(flags, why(start, changed), changed, lever.trades)
+        pinned = kept | flags.keys()
+        more = next(_by_context([changed.target], changed.args, changed, pinned, _offered(start)), None)
+        if more is not None:
+            trades = f"{lever.trades}; {more.trades}"
+            return Advice({**flags, **more.flags}, why(start, more.plan), more.plan, trades)
     return None
 
 

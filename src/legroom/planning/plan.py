@@ -124,8 +124,9 @@ def plan(target: Target, args: ServeArgs) -> Plan:
     settings = resolve(args, target.model, target.gpu, target.release)
     needed = args.gpus_needed
     if needed > target.gpus:
+        there = "is only 1" if target.gpus == 1 else f"are only {target.gpus}"
         raise LegroomError(
-            f"the flags ask for {needed} GPUs (the product of the parallel sizes) but only {target.gpus} are given",
+            f"the flags ask for {needed} GPUs (the product of the parallel sizes), but there {there}",
             f"say --gpus {needed}, or lower the parallel sizes",
         )
     memory = deployment_memory(target.model, target.gpu, settings, target.seen, target.held_by_others_bytes)
