@@ -250,7 +250,7 @@ def size(
     context: int | str = 4096,
     concurrency: float = 1,
     gpus: Sequence[str] | str | None = None,
-    max_gpus: int = 8,
+    max_gpus: int = 32,
     vllm: str | None = None,
     policy: Policy = "balanced",
     env: Mapping[str, str] | None = None,

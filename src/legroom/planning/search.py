@@ -69,6 +69,8 @@ class WishResult:
     """How many settings were weighed."""
     short_by: str = ""
     """Where nothing works: what was missing, in words."""
+    short_bytes: int = 0
+    """Where nothing works: what each card lacks with the closest setting; 0 where no setting was possible at all."""
 
 
 def find(targets: Sequence[Target], args: ServeArgs, wish: Wish, most: int = 4) -> WishResult:
@@ -93,22 +95,25 @@ def find(targets: Sequence[Target], args: ServeArgs, wish: Wish, most: int = 4) 
                 weighed, options = _walk_utilization(shape, asked, wish, number, base.max_num_seqs)
                 tally.add(shape, wish, weighed, options)
                 if most == 1 and any(_nothing_beats(option) for option in options):
-                    break  # the first setting tried is the release's own
+                    enough = gpus  # the release's own setting, and the first way to split it that does
+                    break
             enough = min([enough, *(option.gpus + 1 for option in tally.options if option.keeps_answers)])
         # Another checkpoint is worth a look only where it saves GPUs over what was found so far, or has more room.
         enough = min([enough, *(option.gpus for option in tally.options if not number or option.roomy)])
     tally.options.sort(key=lambda option: option.cost)
     plans = [(laid_out, option.losses) for option, laid_out in _starting(tally.options, asked, most)]
     if not plans:
-        short = tally.closest.why_short(wish) if tally.closest else _why_none(targets[0], asked, wish)
-        return WishResult(wish, None, (), (), tally.considered, short)
+        if tally.closest is None:
+            return WishResult(wish, None, (), (), tally.considered, _why_none(targets[0], asked, wish))
+        lacking = max(tally.closest.shortfall_bytes(wish), 0)
+        return WishResult(wish, None, (), (), tally.considered, tally.closest.why_short(wish), lacking)
     return WishResult(wish, plans[0][0], plans[0][1], tuple(plans[1:]), tally.considered)
 
 
 def _why_none(target: Target, asked: ServeArgs, wish: Wish) -> str:
     """What the release says to the wish, where it takes no setting at all: as it stands, then split over the GPUs."""
     reasons: list[str] = []
-    for parallel in ({}, *_parallel_sizes(asked, wish)):
+    for parallel in ({}, *_parallel_sizes(asked, wish, is_moe(target.model))):
         try:
             resolve(replace(asked, **parallel), target.model, target.gpu, target.release)
         except LegroomError as error:
@@ -199,16 +204,20 @@ def _parallel_sizes(args: ServeArgs, wish: Wish, experts: bool) -> Iterator[Flag
         yield {}
         return
     for count in sorted(wish.gpus):
-        for pipeline in (1, 2, 3, 4, 8):
-            if count % pipeline == 0 and (count <= NODE_GPUS or count // pipeline <= NODE_GPUS):
-                sizes = {"tensor_parallel_size": count // pipeline, "pipeline_parallel_size": pipeline}
-                yield {name: size for name, size in sizes.items() if size > 1}
+        if count <= NODE_GPUS:
+            yield _sizes(tensor_parallel_size=count)
         if experts and count >= NODE_GPUS and args.data_parallel_size is None:
-            for tensor in (1, 2, 4, 8):
+            for tensor in (8, 4, 2, 1):
                 if count % tensor == 0 and count > tensor:
-                    sizes = {"tensor_parallel_size": tensor, "data_parallel_size": count // tensor}
-                    spread = {name: size for name, size in sizes.items() if size > 1}
+                    spread = _sizes(tensor_parallel_size=tensor, data_parallel_size=count // tensor)
                     yield {**spread, "enable_expert_parallel": True}
+        for pipeline in (2, 3, 4, 8):
+            if count % pipeline == 0 and count // pipeline <= NODE_GPUS:
+                yield _sizes(tensor_parallel_size=count // pipeline, pipeline_parallel_size=pipeline)
+
+
+def _sizes(**sizes: int) -> Flags:
+    return {name: size for name, size in sizes.items() if size > 1}
 
 
 def _axes(target: Target, args: ServeArgs, base: EngineSettings, wish: Wish) -> list[list[Flags]]:
