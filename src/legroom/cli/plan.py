@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
         return run_wish(args, meant.args, meant.release, where)
     made = make_plan(meant.args, meant.release, where, advice=not args.no_advice)
-    made = replace(made, notes=(*meant.notes, *made.notes))
+    made = replace(made, notes=tuple(dict.fromkeys((*meant.notes, *made.notes))))
     if args.cold:
         from legroom.planning.plan import cold_start
 

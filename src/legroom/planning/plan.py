@@ -173,6 +173,18 @@ def cold_layout(model: Model, gpu: Gpu, settings: EngineSettings, rank: Layout) 
     return replace(rank, activation=activation, kv_cache=kv_cache_figure(rank.budget_bytes, parts, settings))
 
 
+_USERS = (4, 16, 64)
+
+
+def shared_contexts(plan: Plan) -> dict[int, int]:
+    """How many tokens each of 4, 16, 64 users gets at once, for the numbers that the full length is too long for."""
+    kv, settings = plan.memory.kv, plan.settings
+    if plan.memory.failure is not None:
+        return {}
+    crowds = [users for users in _USERS if kv.max_concurrency < users <= settings.max_num_seqs]
+    return {users: tokens for users in crowds if (tokens := kv.longest_for(users)) >= kv.block_size}
+
+
 def ready_command(plan: Plan) -> list[str]:
     """`vllm serve ...`, with the Hub id where the model was named by its bundled short name, and no secrets."""
     model = plan.target.model

@@ -81,6 +81,8 @@ class PlannedKv:
     max_concurrency: float = 0.0
     longest_len: int = 0
     needed_bytes: int = 0
+    context_by_users: Mapping[str, Any] = field(default_factory=dict)
+    """Tokens that each of so many requests can have at once, for numbers that the full length is too long for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +276,7 @@ def replan(document: PlanDocument) -> Plan:
 
 def plan_document(plan: Plan, explain_math: bool = False) -> PlanDocument:
     """The document of a plan."""
-    from legroom.planning.plan import ready_command  # noqa: PLC0415 - reading a document needs no planner
+    from legroom.planning.plan import ready_command, shared_contexts  # noqa: PLC0415 - reading needs no planner
     from legroom.vllm.secret_words import is_secret  # noqa: PLC0415
     from legroom.vllm.traits import is_moe  # noqa: PLC0415
 
@@ -291,6 +293,7 @@ def plan_document(plan: Plan, explain_math: bool = False) -> PlanDocument:
         kv=PlannedKv(
             kv.block_size, max(kv.num_blocks, 0), max(kv.tokens, 0), kv.bytes_per_token, kv.max_concurrency,
             max(kv.longest_len, 0), kv.needed_bytes,
+            {str(users): tokens for users, tokens in shared_contexts(plan).items()},
         ),
         verdict=plan.verdict,
         reason=plan.reason,
