@@ -52,6 +52,8 @@ class Machine:
     """Total of one GPU, in place of the one in the facts."""
     used: str | None = None
     """What other processes hold of one GPU."""
+    host_memory: str | None = None
+    """What the server may use of its host's memory; None: no limit is known."""
 
 
 @dataclass(frozen=True)
@@ -357,7 +359,13 @@ def make_target(args: ServeArgs, release: Release, machine: Machine) -> Target:
     if number < 1:
         raise LegroomError(f"{number} GPUs cannot serve a model", "say --gpus 1 or more")
     return Target(
-        served_model(args), card, number, release, held_by_others_bytes=used, gpus_given=machine.gpus is not None
+        served_model(args),
+        card,
+        number,
+        release,
+        held_by_others_bytes=used,
+        host_limit_bytes=parse_bytes(machine.host_memory, "--host-memory") if machine.host_memory else None,
+        gpus_given=machine.gpus is not None,
     )
 
 

@@ -40,6 +40,9 @@ def with_advice(first: Plan, keep: Iterable[str] = ()) -> Plan:
     """
     if first.verdict == "fits":
         return first
+    if _host_is_short(first):
+        room = f"no flag helps where the host's memory is too small: allow {human_bytes(first.host.request_bytes)}"
+        return replace(first, advised=True, notes=(*first.notes, room))
     kept = frozenset(keep)
     working = [advice for lever in LEVERS if (advice := _pull(lever, first, kept))]
     if not _fits_here(working, first):
@@ -50,6 +53,14 @@ def with_advice(first: Plan, keep: Iterable[str] = ()) -> Plan:
     sure.sort(key=_cost)
     notes = (*first.notes, *(() if sure else _on_more_gpus(first, kept)))
     return replace(first, advice=tuple(sure[:MOST_ADVICE]), advised=True, notes=notes)
+
+
+def _host_is_short(first: Plan) -> bool:
+    """Whether it is the host's memory, and not the card's, that makes the verdict."""
+    limit, failure = first.target.host_limit_bytes, first.memory.failure
+    if failure is not None:
+        return failure.id == "host_ram_oom"
+    return limit is not None and limit < first.host.held_bytes
 
 
 def _fits_here(working: Sequence[Advice], first: Plan) -> bool:

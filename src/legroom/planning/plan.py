@@ -10,9 +10,10 @@ from legroom.facts.gpus import gpu
 from legroom.memory.activation.peak import activation_cold
 from legroom.memory.checks import first_failure
 from legroom.memory.deployment import DeploymentMemory, Measurements, deployment_memory, kv_cache_figure
+from legroom.memory.host import deployment_host, host_failure
 from legroom.memory.kv.plan import kv_plan
 from legroom.records import dataclass
-from legroom.units import human_bytes
+from legroom.units import gib, human_bytes
 from legroom.vllm.command_line import command
 from legroom.vllm.resolve import resolve
 from legroom.vllm.secret_words import without_secrets
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
     from legroom.facts.model import Model
     from legroom.facts.releases import Release
+    from legroom.memory.host import HostNeeds
     from legroom.memory.layout import Layout
     from legroom.vllm.args import EngineSettings, ServeArgs
 
@@ -74,6 +76,8 @@ class Target:
     seen: Measurements | None = None
     """What this user's own start-ups measured, if anything."""
     held_by_others_bytes: int = 0
+    host_limit_bytes: int | None = None
+    """What the server may use of its host's memory, where a container or the user limits it."""
     gpus_given: bool = False
     """The user or the pod says how many GPUs there are: no advice asks for more."""
 
@@ -108,6 +112,11 @@ class Plan:
         """The tightest GPU's."""
         return self.memory.tightest
 
+    @property
+    def host(self) -> HostNeeds:
+        """What it takes of its host."""
+        return deployment_host(self.target.model, self.target.gpu, self.settings, self.memory)
+
 
 def plan_on_named_card(target: Target, args: ServeArgs) -> Plan:
     """The plan on the card that was named; a name two cards share means the larger if only that holds the weights."""
@@ -134,8 +143,8 @@ def plan(target: Target, args: ServeArgs) -> Plan:
         settings = replace(settings, max_model_len=memory.kv.max_model_len)
     answer, reason = verdict(target.model, target.gpu, settings, memory)
     notes = (*(note for note in (target.release.note, target.gpu.note) if note), *settings.notes)
-    made = Plan(target, args, settings, memory, answer, reason, notes=notes)
-    if answer == "fits" and cold_start(made).memory.failure:
+    made = _within_host(Plan(target, args, settings, memory, answer, reason, notes=notes))
+    if made.verdict == "fits" and cold_start(made).memory.failure:
         return replace(made, verdict="tight", reason="a first start, with a cold compile cache, fails once")
     return made
 
@@ -159,7 +168,23 @@ def cold_start(warm: Plan) -> Plan:
     failure = first_failure(ranks, kv, warm.memory.graphs, settings, gpu=gpu, held_by_others_bytes=held_by_others)
     memory = DeploymentMemory(ranks, kv, warm.memory.graphs, failure)
     answer, reason = verdict(model, gpu, settings, memory)
-    return replace(warm, memory=memory, verdict=answer, reason=reason)
+    return _within_host(replace(warm, memory=memory, verdict=answer, reason=reason))
+
+
+def _within_host(made: Plan) -> Plan:
+    """The plan with the verdict on its host's memory, where that is limited and the card is not the first to end it."""
+    limit = made.target.host_limit_bytes
+    if limit is None or made.memory.failure is not None:
+        return made
+    needs = made.host
+    failure = host_failure(needs, limit)
+    if failure is not None:
+        memory = replace(made.memory, failure=failure)
+        return replace(made, memory=memory, verdict="does_not_fit", reason=failure.id)
+    if limit < needs.held_bytes and made.verdict == "fits":
+        reason = f"the server may come to hold {gib(needs.held_bytes)} of the host's memory, and may use {gib(limit)}"
+        return replace(made, verdict="tight", reason=reason)
+    return made
 
 
 def cold_layout(model: Model, gpu: Gpu, settings: EngineSettings, rank: Layout) -> Layout:

@@ -120,6 +120,7 @@ def _kv(plan: Plan, style: Style) -> Iterator[str]:
         *_shared(plan),
         ("longest", _longest(plan)),
         *_first_start(plan),
+        ("host", _host(plan)),
     ]
     yield from (_MARGIN + line for line in columns([(style.paint(a, "bold"), b) for a, b in rows], "<<"))
 
@@ -140,6 +141,13 @@ def _longest(plan: Plan) -> str:
     if 0 < limit < fits:
         return f"{count(fits)} tokens would fit; the model's limit is {count(limit)} tokens"
     return f"{count(fits)} tokens is the longest context that fits"
+
+
+def _host(plan: Plan) -> str:
+    """Host memory, beside the card."""
+    needs, limit = plan.host, plan.target.host_limit_bytes
+    allowed = f" of {gib(limit, 1)}" if limit is not None else ""
+    return f"holds about {gib(needs.held_bytes, 1)}{allowed} of RAM, {gib(needs.shm_bytes, 0)} of it in /dev/shm"
 
 
 def _first_start(plan: Plan) -> Iterator[tuple[str, str]]:
