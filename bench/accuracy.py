@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from legroom.planning import scoring_data
-from legroom.planning.scoring import Result, Summary, score, summary
+from legroom.planning.scoring import Result, ScoreSummary, score, summary
 
 PEERS = {
     "weights mean": {"KV-planner": 0.005, "llm-d-planner": 0.010, "vramscout": 0.010, "kvfit": 0.021},
@@ -26,7 +26,7 @@ PEERS = {
 }  # fmt: skip
 
 
-def figures(whole: Summary) -> list[tuple[str, float, float, bool]]:
+def figures(whole: ScoreSummary) -> list[tuple[str, float, float, bool]]:
     """(what, value, target, whether smaller is better)."""
     weights, kv, card = (whole.spreads[name] for name in ("weights", "kv", "kv_of_card"))
     return [

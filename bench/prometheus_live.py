@@ -348,11 +348,11 @@ def _check_dashboard(stage: Stage) -> list[str]:
 
 
 def tool() -> str:
-    own = ROOT / ".prometheus/usr/bin/prometheus"
-    found = str(own) if own.exists() else shutil.which("prometheus")
-    if found is None:
-        raise SystemExit("no prometheus here: run bin/setup-prometheus")
-    return found
+    own = ROOT / ".tools/usr/bin/prometheus"
+    program = str(own) if own.exists() else shutil.which("prometheus")
+    if program is None:
+        raise SystemExit("no prometheus here: run bin/setup-tools")
+    return program
 
 
 def main() -> int:

@@ -1,5 +1,6 @@
 """Settings for every test."""
 
+import os
 import signal
 import ssl
 import subprocess
@@ -13,6 +14,11 @@ from hypothesis import settings
 settings.register_profile("legroom", deadline=None, database=None)
 settings.register_profile("long", deadline=None, database=None, max_examples=500)
 settings.load_profile("legroom")
+
+# What bin/setup-tools brought, where the system has no such program of its own.
+os.environ["PATH"] = os.pathsep.join(
+    [os.environ.get("PATH", os.defpath), str(Path(__file__).parents[1] / ".tools/usr/bin")]
+)
 
 # A shell starts background jobs with Ctrl-C ignored, nohup with SIGHUP; programs that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -12,7 +12,7 @@ from legroom.errors import LegroomError
 
 
 @contextlib.contextmanager
-def alone(
+def single_process(
     path: Path, say: Callable[[str], None], keeps_away: str, refusal: Callable[[str], LegroomError]
 ) -> Iterator[None]:
     """Holds the file, or raises `refusal` of the pid that does. The kernel lets go however a process ends.
@@ -21,20 +21,20 @@ def alone(
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         say(f"{path} cannot be made ({error.strerror}): nothing keeps {keeps_away}")
         yield
         return
     try:
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(held, 0)
-            os.write(held, str(os.getpid()).encode())
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(lock, 0)
+            os.write(lock, str(os.getpid()).encode())
         except BlockingIOError:
-            raise refusal(os.read(held, 32).decode("ascii", "replace").strip()) from None
+            raise refusal(os.read(lock, 32).decode("ascii", "replace").strip()) from None
         except OSError as error:
             say(f"{path} cannot be held ({error.strerror}): nothing keeps {keeps_away}")
         yield
     finally:
-        os.close(held)
+        os.close(lock)

@@ -14,7 +14,7 @@ import pytest
 
 from legroom.actions.child import Child
 from legroom.actions.descendants import descendants, send, started
-from legroom.actions.server_log import KeptLog, last_lines
+from legroom.actions.server_log import ServerLog, last_lines
 from legroom.errors import LegroomError
 
 SLEEP = "import time; time.sleep(600)"
@@ -73,7 +73,7 @@ def test_output_goes_to_the_streams_it_was_printed_to(launch, tmp_path):
 
 def test_lines_are_seen_and_kept_as_they_come(launch, tmp_path):
     seen: list[bytes] = []
-    log = KeptLog(tmp_path / "log")
+    log = ServerLog(tmp_path / "log")
     child = launch("print('one'); print('two', end='')", log=log, see=seen.append)
     child.wait_gone(20)
     child.close()
@@ -122,7 +122,7 @@ def test_a_program_that_is_not_there_says_so():
 
 
 def test_what_a_killed_server_leaves_behind_is_killed(launch, tmp_path):
-    child = launch(FAMILY)
+    child = launch(FAMILY, leftover_grace_s=0.2)
     core, worker = pids_printed(tmp_path / "out", 2)
     os.kill(child.pid, signal.SIGKILL)
     assert child.wait_gone(20)
@@ -185,7 +185,7 @@ def test_a_closed_output_does_not_stop_the_server(launch):
 
 def test_a_log_keeps_its_start_and_its_newest_lines(tmp_path, monkeypatch):
     monkeypatch.setattr("legroom.actions.server_log.TAIL_BYTES", 1000)
-    log = KeptLog(tmp_path / "log")
+    log = ServerLog(tmp_path / "log")
     log.write(b"the start\n")
     log.started()
     for number in range(1000):

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from aiohttp import web
 
-from legroom.actions.notify import FORMATS, Message, Webhook, body_of, notify
+from legroom.actions.notify import FORMATS, Notification, Webhook, body_of, post
 from legroom.actions.platform import ActionFailed
 
-MESSAGE = Message(
+MESSAGE = Notification(
     17, "http://a:8000", "llama", "stuck_engine", "no tokens for 30 s", "restart it", 1_700_000_000.0,
     detail={"api_key": "s3cret", "running": 3},
 )  # fmt: skip
@@ -33,7 +33,7 @@ def posted(statuses, hook_format="json", path="/hook"):
         await site.start()
         port = site._server.sockets[0].getsockname()[1]
         try:
-            await notify(Webhook(f"http://127.0.0.1:{port}{path}", hook_format), MESSAGE, first_pause_s=0.001)
+            await post(Webhook(f"http://127.0.0.1:{port}{path}", hook_format), MESSAGE, first_pause_s=0.001)
         finally:
             await runner.cleanup()
 
@@ -64,7 +64,7 @@ def test_it_gives_up_in_the_end(statuses, tries):
 def test_nobody_there_is_a_sentence_without_the_address_secret():
     hook = Webhook("http://user:pa55word@127.0.0.1:1/services/T0/s3cret")
     with pytest.raises(ActionFailed, match="cannot be reached") as failure:
-        asyncio.run(notify(hook, MESSAGE, first_pause_s=0.001))
+        asyncio.run(post(hook, MESSAGE, first_pause_s=0.001))
     assert not {"pa55word", "s3cret"} & set(failure.value.message.replace("/", " ").replace("@", " ").split())
 
 
@@ -78,13 +78,13 @@ def test_alertmanager_gets_labels_and_times():
     }  # fmt: skip
     assert alert["startsAt"] == "2023-11-14T22:13:20.000Z"
     assert "endsAt" not in alert
-    closed = body_of(Message(1, "a", "g", "k", "t", "x", 0.0, 60.0), "alertmanager")[0]
+    closed = body_of(Notification(1, "a", "g", "k", "t", "x", 0.0, 60.0), "alertmanager")[0]
     assert closed["endsAt"] == "1970-01-01T00:01:00.000Z"
 
 
 @pytest.mark.parametrize("style", FORMATS)
 def test_no_format_shows_a_secret(style):
-    message = Message(
+    message = Notification(
         1, "a", "g", "k", "https://u:s3cret@host is down", "Bearer s3cret-s3cret", 0.0, detail=MESSAGE.detail
     )
     assert "s3cret" not in json.dumps(body_of(message, style))

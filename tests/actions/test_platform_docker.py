@@ -7,7 +7,7 @@ import pytest
 from platform_fakes import DOCKER, install
 
 from legroom.actions.docker import ComposeService, DockerContainer
-from legroom.actions.platform import ActionFailed, Asked, FlagChange, scale
+from legroom.actions.platform import ActionFailed, FlagChange, RestartRequest, scale
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def service(docker, tmp_path):
 def test_a_container_is_restarted_and_told_apart_from_before(docker):
     container = DockerContainer("vllm0", stop_s=33)
     before = asyncio.run(container.state())
-    asyncio.run(container.restart(Asked("1")))
+    asyncio.run(container.restart(RestartRequest("1")))
     assert asyncio.run(container.state()).identity != before.identity
     assert ["restart", "--time", "33", "vllm0"] in docker()["calls"]
 
@@ -52,7 +52,7 @@ def test_a_compose_service_gets_an_override_file_that_undo_takes_away(service, t
     assert written == {
         "services": {"vllm": {"command": ["--model", "m", "--max-model-len", "8192"], "environment": {"A": "b"}}}
     }
-    asyncio.run(service.restart(Asked("1")))
+    asyncio.run(service.restart(RestartRequest("1")))
     assert str(tmp_path / "compose.legroom.yaml") in docker()["calls"][-1]
     asyncio.run(service.restore_flags(override))
     assert not (tmp_path / "compose.legroom.yaml").exists()

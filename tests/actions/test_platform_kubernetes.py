@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from legroom.actions.kubernetes import RESTARTED_BY, KubernetesLease, Workload
-from legroom.actions.platform import ActionFailed, Asked, FlagChange, scale
+from legroom.actions.platform import ActionFailed, FlagChange, RestartRequest, scale
 
 pytest.importorskip("kubernetes")
 
@@ -89,7 +89,7 @@ def api(tmp_path, monkeypatch):
             "status": {"observedGeneration": 1, "updatedReplicas": 2, "readyReplicas": 2},
         }
     }  # fmt: skip
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     config = {
         "apiVersion": "v1", "kind": "Config", "current-context": "c",
         "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}], "users": [{"name": "u", "user": {}}],
@@ -104,15 +104,15 @@ def api(tmp_path, monkeypatch):
     server.server_close()
 
 
-WORKLOAD = Workload("vllm", "ml", context="c")
+WORKLOAD = Workload("vllm", "ml", context="c", poll_s=0.02)
 
 
 def test_a_restart_is_one_rollout_however_often_it_is_asked_for(api):
     before = asyncio.run(WORKLOAD.state())
     assert (before.running, before.underway) == (True, False)
-    asyncio.run(WORKLOAD.restart(Asked("17", 10)))
+    asyncio.run(WORKLOAD.restart(RestartRequest("17", 10)))
     after = asyncio.run(WORKLOAD.state())
-    asyncio.run(WORKLOAD.restart(Asked("17", 10)))
+    asyncio.run(WORKLOAD.restart(RestartRequest("17", 10)))
     assert asyncio.run(WORKLOAD.state()) == after
     assert after.identity != before.identity
     assert [patch["template"]["metadata"]["annotations"][RESTARTED_BY] for patch in api.patches] == ["17"]
@@ -122,7 +122,7 @@ def test_a_rollout_that_does_not_end_is_said(api):
     api.objects[DEPLOYMENT]["metadata"]["generation"] = 5
     assert asyncio.run(WORKLOAD.state()).underway
     with pytest.raises(ActionFailed, match="did not end within 0 s"):
-        asyncio.run(WORKLOAD.restart(Asked("1", 0)))
+        asyncio.run(WORKLOAD.restart(RestartRequest("1", 0)))
 
 
 def test_flags_are_patched_into_the_container_and_undone(api):

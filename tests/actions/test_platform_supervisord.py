@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from legroom.actions.platform import ActionFailed, Asked, FlagChange
+from legroom.actions.platform import ActionFailed, FlagChange, RestartRequest
 from legroom.actions.supervisord import SupervisordProgram, with_command
 
 BIN = Path(sys.executable).parent
@@ -68,7 +68,7 @@ def args(program):
 def test_a_restart_gives_another_process(program):
     before = asyncio.run(program.state())
     assert before.running
-    asyncio.run(program.restart(Asked("1", 30)))
+    asyncio.run(program.restart(RestartRequest("1", 30)))
     after = asyncio.run(program.state())
     assert after.running
     assert after.identity not in (None, before.identity)
@@ -82,7 +82,7 @@ def test_new_flags_reach_the_program_and_undo_takes_them_back(program):
     ):
         asyncio.run(change())
         program.config.with_name("args").unlink()
-        asyncio.run(program.restart(Asked("2", 30)))
+        asyncio.run(program.restart(RestartRequest("2", 30)))
         assert args(program) == expected
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from platform_fakes import SYSTEMCTL, install
 
-from legroom.actions.platform import ActionFailed, Asked, FlagChange
+from legroom.actions.platform import ActionFailed, FlagChange, RestartRequest
 from legroom.actions.systemd import SystemdUnit, exec_start, quoted
 
 UNIT = """[Service]
@@ -49,7 +49,7 @@ def test_a_restart_changes_the_identity_and_nothing_else_does(unit):
     before = asyncio.run(unit.state())
     assert (before.running, before.underway) == (True, False)
     assert asyncio.run(unit.state()) == before
-    asyncio.run(unit.restart(Asked("7")))
+    asyncio.run(unit.restart(RestartRequest("7")))
     assert asyncio.run(unit.state()).identity != before.identity
 
 
@@ -68,7 +68,7 @@ def test_a_unit_that_is_not_there_is_said_to_be_missing(unit, tmp_path):
 def test_what_systemd_says_of_a_failure_is_shown_without_secrets(unit, tmp_path):
     change_state(tmp_path, broken=True)
     with pytest.raises(ActionFailed, match="Job for vllm") as failure:
-        asyncio.run(unit.restart(Asked("7")))
+        asyncio.run(unit.restart(RestartRequest("7")))
     assert "verysecret" not in failure.value.message
 
 

@@ -14,9 +14,9 @@ import pytest
 from legroom.actions.command import CommandPlatform
 from legroom.actions.platform import (
     ActionFailed,
-    Asked,
     FlagChange,
     Override,
+    RestartRequest,
     forget_override,
     keep_override,
     kept_override,
@@ -34,7 +34,9 @@ def test_words_are_never_read_as_shell(tmp_path):
     async def noted(pid, identity):
         assert process_identity(pid) == identity
 
-    gated = asyncio.run(call(["printf", "%s|", "a b", "$HOME;", '"'], timeout_s=10, asked=Asked("1", launched=noted)))
+    gated = asyncio.run(
+        call(["printf", "%s|", "a b", "$HOME;", '"'], timeout_s=10, asked=RestartRequest("1", launched=noted))
+    )
     assert gated.output == 'a b|$HOME;|"|'
 
 
@@ -49,12 +51,12 @@ def test_a_program_that_is_missing_or_slow_or_fails_is_a_sentence():
 
 KILLED_AT_THE_GATE = """
 import asyncio, os, signal, sys
-from legroom.actions.platform import Asked
+from legroom.actions.platform import RestartRequest
 from legroom.actions.programs import call
 async def launched(pid, identity):
     print(pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
-asyncio.run(call(["touch", sys.argv[1]], timeout_s=10, asked=Asked("1", launched=launched)))
+asyncio.run(call(["touch", sys.argv[1]], timeout_s=10, asked=RestartRequest("1", launched=launched)))
 """
 
 
@@ -93,7 +95,7 @@ def test_a_command_restarts_with_the_server_and_the_flags_it_is_told(tmp_path):
     )
     override = asyncio.run(platform.override_place())
     asyncio.run(platform.write_flags(FlagChange({"--seed": "1"})))
-    asyncio.run(platform.restart(Asked("17", 10)))
+    asyncio.run(platform.restart(RestartRequest("17", 10)))
     first, rest = said.read_text().split("\n", 1)
     assert first == "http://a:8000 17"
     assert json.loads(rest)["flags"] == {"--seed": "1"}
@@ -157,7 +159,7 @@ def test_a_run_is_restarted_by_a_hangup_and_reads_its_flags_file(tmp_path):
         assert json.loads(flags.read_text()) == {"flags": {"--seed": "1"}, "env": {}}
         asyncio.run(child.restore_flags(Override("", json.dumps(["vllm", "serve", "m", "--no-async-scheduling"]))))
         assert json.loads(flags.read_text())["flags"] == {"--port": None, "--no-async-scheduling": ""}
-        asyncio.run(child.restart(Asked("1", 20)))
+        asyncio.run(child.restart(RestartRequest("1", 20)))
         after = asyncio.run(child.state())
         assert after.identity not in (None, before.identity)
     finally:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from legroom.deployments.plain_sources import (
+from legroom.deployments.deployment import (
     MAX_FILE_BYTES,
     Deployment,
     deployment_from_command,

@@ -1,22 +1,20 @@
-"""Finds the real promtool and Prometheus that `bin/setup-prometheus` brings; without them, tests skip and say so."""
+"""The programs that exported files are checked with: `bin/setup-tools` brings them; without one, its tests skip."""
 
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-
 
 def tool(name: str) -> str:
-    """The path of a tool, or a skip."""
-    own = ROOT / ".prometheus/usr/bin" / name
-    found = str(own) if own.exists() else shutil.which(name)
-    if found is None:
-        pytest.skip(f"no {name} here: run bin/setup-prometheus")
-    return found
+    """The path of a program, or a skip."""
+    program = shutil.which(name) or shutil.which(name, path=Path(sys.executable).parent)
+    if program is None:
+        pytest.skip(f"no {name} here: run bin/setup-tools")
+    return program
 
 
 @pytest.fixture(scope="session")
@@ -25,5 +23,5 @@ def promtool() -> str:
 
 
 @pytest.fixture(scope="session")
-def prometheus() -> str:
-    return tool("prometheus")
+def shellcheck() -> str:
+    return tool("shellcheck")

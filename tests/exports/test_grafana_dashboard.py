@@ -31,7 +31,7 @@ def panels(document):
 def schema(name):
     found = sorted(SCHEMAS.glob(f"*/{name}.json"))
     if not found:
-        pytest.skip("no schemas of Grafana here: run bin/setup-grafana-schema")
+        pytest.skip("no schemas of Grafana here: run bin/setup-tools grafana")
     return json.loads(found[-1].read_text())
 
 
@@ -104,10 +104,10 @@ def test_the_plan_is_beside_reality():
     plan = planned("8b-h100")
     titles = {panel["title"]: panel for panel in panels(dashboard(plan=plan))}
     parts = [target["expr"] for target in titles["Planned layout of one GPU"]["targets"]]
-    assert f"vector({plan.layout['weights_bytes']})" in parts
+    assert f"vector({plan.layout.weights_bytes})" in parts
     steps = titles["Running"]["fieldConfig"]["defaults"]["thresholds"]["steps"]
     assert steps[-1]["value"] == plan.args["max_num_seqs"]
-    assert str(plan.kv["tokens"]) in titles["Tokens in the KV cache"]["targets"][0]["expr"]
+    assert str(plan.kv.tokens) in titles["Tokens in the KV cache"]["targets"][0]["expr"]
 
 
 def test_the_figures_of_a_data_parallel_plan_are_those_of_all_its_engines():
@@ -115,8 +115,8 @@ def test_the_figures_of_a_data_parallel_plan_are_those_of_all_its_engines():
     titles = {panel["title"]: panel for panel in panels(dashboard(plan=plan))}
     steps = titles["Running"]["fieldConfig"]["defaults"]["thresholds"]["steps"]
     assert steps[-1]["value"] == 2 * plan.args["max_num_seqs"]
-    assert f"vector({2 * plan.kv['tokens']})" in titles["Tokens in the KV cache"]["targets"][1]["expr"]
-    assert str(2 * plan.kv["tokens"]) in titles["Recomputed share"]["targets"][0]["expr"]
+    assert f"vector({2 * plan.kv.tokens})" in titles["Tokens in the KV cache"]["targets"][1]["expr"]
+    assert str(2 * plan.kv.tokens) in titles["Recomputed share"]["targets"][0]["expr"]
 
 
 def test_a_model_without_a_kv_cache_has_no_panel_and_no_sentence_about_a_pool_of_nothing():

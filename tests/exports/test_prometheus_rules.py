@@ -1,6 +1,7 @@
 """The exported rules under promtool: every alert with cases in which it fires and cases in which it must not."""
 
 import json
+import os
 import re
 import subprocess
 from itertools import groupby
@@ -50,26 +51,28 @@ def promtool_test(cases, version):
 
 
 def run(*words_, cwd):
-    done = subprocess.run(words_, cwd=cwd, capture_output=True, text=True, check=False)
+    # Collecting garbage a quarter as often saves a quarter of promtool's time.
+    seldom = {**os.environ, "GOGC": "400"}
+    done = subprocess.run(words_, cwd=cwd, env=seldom, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("written_for", [*RELEASES, "any"])
 def test_promtool_takes_the_rules_and_the_configuration(promtool, tmp_path, written_for):
     exported(written_for, tmp_path)
-    code, said = run(promtool, "check", "rules", "--lint=all", "--lint-fatal", prometheus.RULES_FILE, cwd=tmp_path)
-    assert code == 0, said
-    code, said = run(promtool, "check", "config", prometheus.CONFIG_FILE, cwd=tmp_path)
-    assert code == 0, said
+    code, output = run(promtool, "check", "rules", "--lint=all", "--lint-fatal", prometheus.RULES_FILE, cwd=tmp_path)
+    assert code == 0, output
+    code, output = run(promtool, "check", "config", prometheus.CONFIG_FILE, cwd=tmp_path)
+    assert code == 0, output
 
 
 def in_one_run(case):
     """Cases with the same rules and the same clock."""
-    return tuple(case.options.items()), case.every_minutes, case.minutes
+    return tuple(case.options.items()), case.every_minutes, case.rules_every_minutes, case.minutes
 
 
 def fire_exactly(promtool, tmp_path, cases, written_for, version):
-    for number, ((options, every, _), alike) in enumerate(groupby(sorted(cases, key=in_one_run), in_one_run)):
+    for number, ((options, _, every, _), alike) in enumerate(groupby(sorted(cases, key=in_one_run), in_one_run)):
         folder = exported(written_for, tmp_path / str(number), **dict(options))
         groups = yaml.safe_load((folder / prometheus.RULES_FILE).read_text())["groups"]
         document = {
@@ -79,9 +82,10 @@ def fire_exactly(promtool, tmp_path, cases, written_for, version):
             "group_eval_order": [group["name"] for group in groups],
             "tests": [promtool_test(list(alike), version)],
         }
-        (folder / "test.yml").write_text(yaml.safe_dump(document))
-        code, said = run(promtool, "test", "rules", "test.yml", cwd=folder)
-        assert code == 0, said
+        # JSON is YAML, and thousands of series are written ten times as fast.
+        (folder / "test.yml").write_text(json.dumps(document))
+        code, output = run(promtool, "test", "rules", "test.yml", cwd=folder)
+        assert code == 0, output
 
 
 @pytest.mark.parametrize(("written_for", "version"), WRITTEN_FOR, ids=lambda value: value)
@@ -103,11 +107,11 @@ def expressions(version):
     """Everything that the rules and the dashboard of a release ask."""
     known = None if version == "any" else release(version)
     rules, _ = prometheus.files(ExportRequest(known, planned("8b-h100")))
-    found = [rule["expr"] for group in yaml.safe_load(rules.text)["groups"] for rule in group["rules"]]
+    asked = [rule["expr"] for group in yaml.safe_load(rules.text)["groups"] for rule in group["rules"]]
     (dashboard,) = grafana.files(ExportRequest(known, planned("8b-h100")))
     document = json.loads(dashboard.text)
-    found += [target["expr"] for panel in document["panels"] for target in panel.get("targets", ())]
-    return found + [annotation["expr"] for annotation in document["annotations"]["list"]]
+    asked += [target["expr"] for panel in document["panels"] for target in panel.get("targets", ())]
+    return asked + [annotation["expr"] for annotation in document["annotations"]["list"]]
 
 
 @pytest.mark.parametrize("version", [*RELEASES, "0.17.0"])
@@ -124,8 +128,8 @@ def test_promtool_reads_every_expression_of_the_dashboard(promtool, tmp_path, ve
         for number, expr in enumerate(expressions(version))
     ]
     (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "all", "rules": rules}]}))
-    code, said = run(promtool, "check", "rules", "rules.yml", cwd=tmp_path)
-    assert code == 0, said
+    code, output = run(promtool, "check", "rules", "rules.yml", cwd=tmp_path)
+    assert code == 0, output
 
 
 def test_an_alert_tells_its_values_in_words(promtool, tmp_path):
@@ -133,9 +137,9 @@ def test_an_alert_tells_its_values_in_words(promtool, tmp_path):
     server = HEALTHY.but(kv_use=level(0.98), waiting=level(3), preemptions=growing(6))
     told = {
         "summary": "KV cache pressure on llama on llama/a:8000",
-        "description": "The KV cache of llama on llama/a:8000 is up to 98% full while 3 requests wait and 0.10 a "
-        "second are preempted. A full pool alone is healthy; full with a queue or with preemptions means that more is "
-        "asked of it than it holds.",
+        "description": "The KV cache of llama on llama/a:8000 is up to 98% full while 3 requests wait and 0.10 are "
+        "preempted per second. A full pool alone is healthy; full with a queue or with preemptions means that the load "
+        "is larger than what it can hold.",
         "runbook_url": "https://wiki.example.org/VllmKvPressure.md",
     }
     labels = {"severity": "warning", "job": "vllm", "instance": "llama/a:8000", "model_name": "llama", "engine": "0"}
@@ -147,8 +151,8 @@ def test_an_alert_tells_its_values_in_words(promtool, tmp_path):
     }
     document = {"rule_files": [prometheus.RULES_FILE], "evaluation_interval": "1m", "tests": [test]}
     (tmp_path / "test.yml").write_text(yaml.safe_dump(document))
-    code, said = run(promtool, "test", "rules", "test.yml", cwd=tmp_path)
-    assert code == 0, said
+    code, output = run(promtool, "test", "rules", "test.yml", cwd=tmp_path)
+    assert code == 0, output
 
 
 PRESSED = """
@@ -182,18 +186,18 @@ def test_the_pressure_that_the_dashboard_shows_is_that_of_the_alert_engine_by_en
     ]
     if version != "0.6.6":  # V0 has no engines
         rows += second(HEALTHY, kv_use=level(1.0)).series(version, "m2")
-    said = [
+    expected = [
         {"labels": f'{{instance="m{number}/a:8000", model_name="m{number}"}}', "value": server["is"]}
         for number, server in enumerate(servers)
     ]
     test = {
         "interval": "1m",
         "input_series": rows,
-        "promql_expr_test": [{"expr": expr, "eval_time": "5m", "exp_samples": said}],
+        "promql_expr_test": [{"expr": expr, "eval_time": "5m", "exp_samples": expected}],
     }
     (tmp_path / "test.yml").write_text(yaml.safe_dump({"rule_files": [], "tests": [test]}))
-    code, told = run(promtool, "test", "rules", "test.yml", cwd=tmp_path)
-    assert code == 0, told
+    code, output = run(promtool, "test", "rules", "test.yml", cwd=tmp_path)
+    assert code == 0, output
 
 
 def test_every_alert_has_a_case_that_fires_it():

@@ -9,12 +9,12 @@ import yaml
 from planned import planned
 
 from legroom.cli.main import COMMANDS, main
-from legroom.exports.plan_document import plan_document
 from legroom.exports.prometheus import alert_runbooks
 from legroom.exports.prometheus import rules as prometheus
 from legroom.exports.prometheus.alerts import words
 from legroom.exports.request import ExportRequest
 from legroom.facts.releases import release
+from legroom.planning.plan_document import plan_from_json
 
 PAGES = Path(__file__).parents[2] / "docs/runbooks"
 
@@ -54,19 +54,19 @@ def test_the_configuration_scrapes_what_was_named(promtool, tmp_path):
         (tmp_path / file.path).parent.mkdir(exist_ok=True)
         (tmp_path / file.path).write_text(file.text)
     config = yaml.safe_load((tmp_path / prometheus.CONFIG_FILE).read_text())
-    jobs = {one["job_name"]: one for one in config["scrape_configs"]}
+    jobs = {scrape["job_name"]: scrape for scrape in config["scrape_configs"]}
     assert jobs["vllm"]["static_configs"][0]["targets"] == ["a:8000", "b:8000"]
     assert jobs["legroom-guard"]["metric_relabel_configs"][0]["regex"] == "legroom_.*"
-    said = subprocess.run(
+    done = subprocess.run(
         [promtool, "check", "config", prometheus.CONFIG_FILE], cwd=tmp_path, capture_output=True, check=False
     )
-    assert said.returncode == 0, said.stderr
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_plan_puts_its_figures_into_the_alerts():
     plan = planned("8b-h100")
     rules, _ = prometheus.files(ExportRequest(plan.release, plan))
-    assert f"the pool holds {plan.kv['tokens']:,} tokens" in rules.text
+    assert f"the pool holds {plan.kv.tokens:,} tokens" in rules.text
     assert f"{plan.args['max_num_seqs']:,} may run at once" in rules.text
 
 
@@ -106,8 +106,8 @@ def test_a_speed_up_divides_every_time_and_changes_nothing_else():
 
 
 def planned_with(*flags):
-    document = dict(planned("8b-dp2").document)
-    made = plan_document({**document, "command": [*document["command"], *flags]})
+    document = dict(planned("8b-dp2").to_json())
+    made = plan_from_json({**document, "command": [*document["command"], *flags]})
     return ExportRequest(made.release, made, {})
 
 
@@ -123,16 +123,16 @@ def test_the_planned_server_is_scraped_where_it_listens(promtool, tmp_path):
     for file in prometheus.files(made):
         (tmp_path / file.path).parent.mkdir(exist_ok=True)
         (tmp_path / file.path).write_text(file.text)
-    said = subprocess.run(
+    done = subprocess.run(
         [promtool, "check", "config", prometheus.CONFIG_FILE], cwd=tmp_path, capture_output=True, check=False
     )
-    assert said.returncode == 0, said.stdout
+    assert done.returncode == 0, done.stdout
 
 
 def down_for(plan, **options):
     rules, _ = prometheus.files(ExportRequest(plan.release, plan, options))
-    found = [rule for group in yaml.safe_load(rules.text)["groups"] for rule in group["rules"]]
-    return next(rule["for"] for rule in found if rule.get("alert") == "VllmDown")
+    every = [rule for group in yaml.safe_load(rules.text)["groups"] for rule in group["rules"]]
+    return next(rule["for"] for rule in every if rule.get("alert") == "VllmDown")
 
 
 def test_a_start_takes_as_long_as_one_checkpoint_and_the_disk_say():

@@ -16,12 +16,13 @@ from legroom.guard.limits import (
     limits_of_plan,
     limits_of_vllm,
     native_flags,
-    read_plan,
+    read_limits,
 )
 from legroom.guard.paths import Kind
 from legroom.guard.policy import PoolPolicy
 from legroom.guard.tokens import CONFIRMED, FEWEST, GENERATION, MOST_MODELS, Highest, ModelTokens, Quantile, TokenBook
 from legroom.guard.weigh import weight_of
+from legroom.planning.plan_document import plan_from_json
 from legroom.units import cdiv
 
 PLAIN = EngineLimits(num_blocks=101, block_size=16, full_request_blocks=64, max_model_len=1024, max_num_seqs=8)
@@ -34,13 +35,17 @@ def plan(**kv):
     }
 
 
+def planned(**kv):
+    return plan_from_json(plan(**kv), needs=())
+
+
 def test_a_plan_gives_the_pool_and_the_flags():
-    limits = limits_of_plan(plan())
+    limits = limits_of_plan(planned())
     assert (limits.num_blocks, limits.full_request_blocks, limits.max_num_seqs) == (1000, 64, 256)
 
 
 def test_a_plan_of_a_model_without_a_kv_cache_says_so():
-    limits = limits_of_plan(plan(num_blocks=0, max_concurrency=0.0, bytes_per_token=0))
+    limits = limits_of_plan(planned(num_blocks=0, max_concurrency=0.0, bytes_per_token=0))
     assert limits.cacheless
     assert limits.share_seats() == 256
 
@@ -53,16 +58,16 @@ def test_the_placeholder_alone_is_no_pool_on_any_of_the_engines():
 
 
 def test_the_null_block_is_nobodys():
-    assert limits_of_plan(plan()).share_blocks() == 999
+    assert limits_of_plan(planned()).share_blocks() == 999
 
 
 def test_a_file_that_is_no_plan_is_complained_about(tmp_path):
     for text in ("[]", "{}", "no", json.dumps(plan(num_blocks=0)), json.dumps({"kv": 3, "args": {}})):
         (tmp_path / "plan.json").write_text(text)
         with pytest.raises(LegroomError):
-            read_plan(tmp_path / "plan.json")
+            read_limits(tmp_path / "plan.json")
     with pytest.raises(LegroomError, match="could not read"):
-        read_plan(tmp_path / "none.json")
+        read_limits(tmp_path / "none.json")
 
 
 ROW = (
@@ -156,7 +161,7 @@ def test_a_block_holds_a_part_of_the_tokens_on_each_rank_of_a_context_parallel_g
 def test_a_plan_with_context_parallel_ranks_does_not_make_short_requests_long():
     document = plan(max_concurrency=1000 / 16)
     document["args"]["decode_context_parallel_size"] = 4
-    limits = limits_of_plan(document)
+    limits = limits_of_plan(plan_from_json(document, needs=()))
     assert (limits.block_size, limits.blocks(64), limits.blocks(1024)) == (64, 1, 16)
 
 
@@ -172,23 +177,23 @@ def test_a_configuration_of_another_release_leaves_things_unknown():
 
 def test_the_engine_wins_over_the_plan_and_the_plan_fills_what_it_leaves_open():
     engine = EngineLimits(num_blocks=50, block_size=16, source="engine")
-    both = engine.over(limits_of_plan(plan()))
+    both = engine.over(limits_of_plan(planned()))
     assert (both.num_blocks, both.max_num_seqs, both.source) == (50, 256, "engine")
-    assert EngineLimits(source="none").over(limits_of_plan(plan())).num_blocks == 1000
+    assert EngineLimits(source="none").over(limits_of_plan(planned())).num_blocks == 1000
 
 
 def test_a_plan_tells_of_drafts_and_of_further_groups_what_a_metrics_page_does_not():
     page = EngineLimits(num_blocks=50, block_size=16, max_model_len=1024, source="page")
     document = plan(max_concurrency=1000 / 70)
     document["args"]["num_speculative_tokens"] = 3
-    both = page.over(limits_of_plan(document))
+    both = page.over(limits_of_plan(plan_from_json(document, needs=())))
     assert (both.num_blocks, both.full_request_blocks, both.extra_tokens) == (50, 70, 6)
 
 
 @pytest.mark.parametrize("other", [{"block_size": 32}, {"max_model_len": 2048}])
 def test_the_blocks_of_a_full_request_are_not_taken_from_a_plan_of_another_length_or_block_size(other):
     page = EngineLimits(**{"num_blocks": 50, "block_size": 16, "max_model_len": 1024} | other)
-    assert page.over(limits_of_plan(plan())).full_request_blocks is None
+    assert page.over(limits_of_plan(planned())).full_request_blocks is None
 
 
 def true_blocks(length, block, full_groups, window_groups, window, states):

@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import jsonschema
@@ -15,10 +16,10 @@ from legroom.api import plan
 from legroom.cli.main import main
 from legroom.deployments.shell.words import commands
 from legroom.deployments.text import Text
-from legroom.exports.plan_document import plan_document
 from legroom.lint.lint import SEARCHED, Options, lint_texts
 from legroom.lint.promql import comparisons, series_names
 from legroom.lint.rules import modules, rules
+from legroom.planning.plan_document import plan_from_json
 
 ROOT = Path(__file__).parents[2]
 RULES_FILE = "groups: [{name: a, rules: [{alert: A, expr: 'EXPR'}]}]"
@@ -63,7 +64,7 @@ def test_alerts(expression, expected):
 
 
 def test_a_threshold_is_held_against_the_plan():
-    document = plan_document(plan("llama-3.1-8b", "h100", max_num_seqs=64).json())
+    document = plan_from_json(plan("llama-3.1-8b", "h100", max_num_seqs=64).json())
     assert alert("vllm:num_requests_running > 100", plan=document) == ["alert-never"]
     assert alert("vllm:num_requests_running > 60", plan=document) == []
 
@@ -218,14 +219,14 @@ def test_the_release_of_an_image_decides_unless_one_is_named():
 
 
 def test_a_probe_is_held_against_the_planned_load():
-    document = plan_document(plan("llama-3.1-70b", "h100", tensor_parallel_size=4).json())
+    document = plan_from_json(plan("llama-3.1-70b", "h100", tensor_parallel_size=4).json())
     planned = manifest(container={"args": ["--model", "meta-llama/Llama-3.1-70B", "--tensor-parallel-size", "4"]})
     assert "start-too-short" in rules_of(planned, "pod.yaml", plan=document)
     assert "start-too-short" not in rules_of(planned, "pod.yaml")
 
 
 def test_a_server_of_another_model_is_not_held_against_the_plan():
-    document = plan_document(plan("llama-3.1-70b", "h100", tensor_parallel_size=4).json())
+    document = plan_from_json(plan("llama-3.1-70b", "h100", tensor_parallel_size=4).json())
     other = manifest(container={"args": ["--model", "org/m", "--tensor-parallel-size", "2", "--enforce-eager"]})
     (found,) = lint(other, "pod.yaml", plan=document).findings
     assert found.rule == "eager"
@@ -233,7 +234,7 @@ def test_a_server_of_another_model_is_not_held_against_the_plan():
 
 
 def test_flags_that_differ_from_the_plan_are_named():
-    document = plan_document(plan("llama-3.1-8b", "h100", max_model_len=8192).json())
+    document = plan_from_json(plan("llama-3.1-8b", "h100", max_model_len=8192).json())
     script = "vllm serve meta-llama/Llama-3.1-8B --max-model-len 4096 --max-num-seqs 1024"
     assert rules_of(script, "start.sh", plan=document) == ["plan-differs"]
 
@@ -383,7 +384,7 @@ def test_sarif_is_valid_by_its_schema(tmp_path, capsys):
     assert document["version"] == "2.1.0"
     assert [result["ruleId"] for result in document["runs"][0]["results"]] == ["flag-unknown", "kill-by-pattern"]
     if not schema.exists():
-        pytest.skip("the SARIF schema is not here: run bin/setup-tools")
+        pytest.skip("the SARIF schema is not here: run bin/setup-tools sarif")
     jsonschema.validate(document, json.loads(schema.read_text("utf-8-sig")))
 
 
@@ -409,9 +410,8 @@ def test_the_pre_commit_hook_names_a_command_that_works(tmp_path):
     path = tmp_path / "start.sh"
     path.write_text("vllm serve org/m --nope\n")
     words = [*hook["entry"].split(), *hook.get("args", []), str(path)]
-    done = subprocess.run(
-        [str(ROOT / ".venv" / "bin" / words[0]), *words[1:]], capture_output=True, text=True, check=False
-    )
+    command = [str(Path(sys.executable).with_name(words[0])), *words[1:]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
@@ -10,27 +10,28 @@ from legroom import plan
 from legroom.live.detectors.base import DetectorFinding
 from legroom.live.metrics.sample import EngineSample, Histogram, Sample
 from legroom.live.metrics.window import Window
-from legroom.live.planned import plan_of
 from legroom.live.remedies import remedies_for, traffic
+from legroom.planning.plan_document import PlanDocument, plan_from_json, replan
 from legroom.units import GIB
 
 
 @pytest.fixture(scope="module")
-def document() -> dict[str, Any]:
-    return plan("llama-3.1-8b", gpu="h100", vllm="0.32.0", max_model_len=8192, gpu_memory_utilization=0.6).json()
+def document() -> PlanDocument:
+    made = plan("llama-3.1-8b", gpu="h100", vllm="0.32.0", max_model_len=8192, gpu_memory_utilization=0.6)
+    return plan_from_json(made.json())
 
 
-def window(document: dict[str, Any], prompt: int = 3000, answer: int = 1000) -> Window:
+def window(document: PlanDocument, prompt: int = 3000, answer: int = 1000) -> Window:
     """A server of the planned pool whose requests reach 4,000 tokens."""
     seen = Window("http://host:8000")
-    kv = document["kv"]
+    kv = document.kv
     for number in range(20):
         ended = 10.0 * number
         ttft = Histogram((1.0, float("inf")), (ended, ended), ended)
         engine = EngineSample(
             "m", "0", kv_use=0.99, running=60.0, waiting=40.0, prompt_tokens=prompt * ended,
-            generation_tokens=answer * ended, finished=ended, ttft=ttft, num_blocks=kv["num_blocks"],
-            block_size=kv["block_size"],
+            generation_tokens=answer * ended, finished=ended, ttft=ttft, num_blocks=kv.num_blocks,
+            block_size=kv.block_size,
         )  # fmt: skip
         seen.add(Sample(5.0 * number, "http://host:8000", (engine,)))
     return seen
@@ -40,13 +41,13 @@ def finding(kind: str, **numbers: float) -> DetectorFinding:
     return DetectorFinding(kind, "http://host:8000", "warning", "t", "r", 0.0, 1.0, numbers)
 
 
-def test_traffic_is_read_from_the_servers_own_counters(document: dict[str, Any]) -> None:
+def test_traffic_is_read_from_the_servers_own_counters(document: PlanDocument) -> None:
     seen = traffic(window(document))
     assert (seen.prompt_tokens, seen.answer_tokens, seen.request_tokens) == (3000, 1000, 4000)
-    assert seen.holds == document["kv"]["num_blocks"] * 16 // 4000
+    assert seen.holds == document.kv.num_blocks * 16 // 4000
 
 
-def test_a_data_parallel_server_is_answered_for_one_of_its_engines(document: dict[str, Any]) -> None:
+def test_a_data_parallel_server_is_answered_for_one_of_its_engines(document: PlanDocument) -> None:
     seen, single = Window("http://host:8000"), window(document)
     for step in range(20):
         ended = 10.0 * step
@@ -54,7 +55,7 @@ def test_a_data_parallel_server_is_answered_for_one_of_its_engines(document: dic
         engines = tuple(
             EngineSample(
                 "m", str(rank), running=60.0, waiting=40.0, prompt_tokens=3000 * ended, generation_tokens=1000 * ended,
-                finished=ended, ttft=ttft, num_blocks=document["kv"]["num_blocks"], block_size=16,
+                finished=ended, ttft=ttft, num_blocks=document.kv.num_blocks, block_size=16,
             )
             for rank in range(4)
         )  # fmt: skip
@@ -65,47 +66,47 @@ def test_a_data_parallel_server_is_answered_for_one_of_its_engines(document: dic
     assert "of each engine" in best.why
 
 
-def test_the_tokens_that_vllm_names_are_the_pool(document: dict[str, Any]) -> None:
+def test_the_tokens_that_vllm_names_are_the_pool(document: PlanDocument) -> None:
     # Where two groups of layers share the blocks, every token takes two.
     assert EngineSample("m", "0", num_blocks=1000, block_size=16, size_tokens=8000).pool_tokens == 8000
 
 
-def test_a_plans_document_is_read_back_as_the_same_plan(document: dict[str, Any]) -> None:
-    again = plan_of(document)
-    assert again.memory.kv.num_blocks == document["kv"]["num_blocks"]
-    assert again.layout.headroom_bytes == document["layout"]["headroom_bytes"]
+def test_a_plans_document_is_read_back_as_the_same_plan(document: PlanDocument) -> None:
+    again = replan(document)
+    assert again.memory.kv.num_blocks == document.kv.num_blocks
+    assert again.layout.headroom_bytes == document.layout.headroom_bytes
 
 
 @pytest.mark.parametrize("kind", ["pool_pressure", "preemption_thrash"])
 def test_a_burst_is_answered_with_the_batch_that_the_pool_holds_and_with_larger_pools(
-    document: dict[str, Any], kind: str
+    document: PlanDocument, kind: str
 ) -> None:
     remedies = remedies_for(finding(kind), window(document), document)
-    holds = document["kv"]["num_blocks"] * 16 // 4000
+    holds = document.kv.num_blocks * 16 // 4000
     assert remedies[0].flags == {"max_num_seqs": holds}
     assert "--max-num-seqs" in remedies[0].command and str(holds) in remedies[0].command
     larger = next(remedy for remedy in remedies if "gpu_memory_utilization" in remedy.flags)
     assert larger.flags["gpu_memory_utilization"] > 0.6
     # 100 requests of 4,000 tokens: the first share of the card whose pool holds them.
-    pools = plan_of(document)
+    pools = replan(document)
     again = plan("llama-3.1-8b", gpu="h100", vllm="0.32.0", max_model_len=8192, **larger.flags).json()
     assert again["kv"]["tokens"] >= 400_000 > pools.memory.kv.tokens
 
 
-def test_a_backlog_with_room_in_the_pool_is_answered_with_a_larger_batch(document: dict[str, Any]) -> None:
-    small = dict(document, command=[*document["command"], "--max-num-seqs", "16"])
+def test_a_backlog_with_room_in_the_pool_is_answered_with_a_larger_batch(document: PlanDocument) -> None:
+    small = replace(document, command=(*document.command, "--max-num-seqs", "16"))
     remedies = remedies_for(finding("queue_backlog", kv_use=0.3), window(document, 300, 100), small)
     assert remedies[0].flags == {"max_num_seqs": 100}
 
 
-def test_long_prompts_are_answered_with_the_guard(document: dict[str, Any]) -> None:
+def test_long_prompts_are_answered_with_the_guard(document: PlanDocument) -> None:
     seen = finding("long_prompt_burst", mean_prompt_tokens=30_000, pool_tokens=270_000)
     remedies = remedies_for(seen, window(document), document)
     assert any("9 such prompts fill the pool" in remedy.why for remedy in remedies)
 
 
-def test_creep_is_answered_with_the_room_that_lasts_a_week(document: dict[str, Any]) -> None:
-    headroom = document["layout"]["headroom_bytes"]
+def test_creep_is_answered_with_the_room_that_lasts_a_week(document: PlanDocument) -> None:
+    headroom = document.layout.headroom_bytes
     slow = remedies_for(finding("memory_creep", bytes_per_h=headroom / 400), window(document), document)
     assert "restart once a week" in slow[-1].why
     fast = remedies_for(
@@ -118,32 +119,31 @@ def test_creep_is_answered_with_the_room_that_lasts_a_week(document: dict[str, A
     assert wanted > 0.6 - 0.16
 
 
-def test_a_useless_prefix_cache_is_answered_with_what_turning_it_off_changes(document: dict[str, Any]) -> None:
+def test_a_useless_prefix_cache_is_answered_with_what_turning_it_off_changes(document: PlanDocument) -> None:
     remedies = remedies_for(finding("prefix_cache_waste", hit_rate=0.01), window(document), document)
     assert remedies[0].flags == {"enable_prefix_caching": False}
-    assert f"stays at {document['kv']['tokens']:,} tokens" in remedies[0].why
+    assert f"stays at {document.kv.tokens:,} tokens" in remedies[0].why
     assert "--no-enable-prefix-caching" in remedies[0].command
 
 
 def test_a_crash_loop_of_a_plan_that_does_not_fit_is_answered_with_flags_that_do() -> None:
-    hopeless = plan("llama-3.1-8b", gpu="rtx 4090", vllm="0.32.0").json()
-    assert hopeless["verdict"] == "does_not_fit"
+    hopeless = plan_from_json(plan("llama-3.1-8b", gpu="rtx 4090", vllm="0.32.0").json())
+    assert hopeless.verdict == "does_not_fit"
     remedies = remedies_for(finding("crash_loop"), Window("x"), hopeless)
     assert remedies[0].flags and remedies[0].command
-    words = dict(hopeless, command=list(remedies[0].command))
-    assert plan_of(words).verdict != "does_not_fit"
+    assert replan(replace(hopeless, command=remedies[0].command)).verdict != "does_not_fit"
 
 
-def test_a_crash_loop_of_a_plan_that_fits_is_sent_to_the_log(document: dict[str, Any]) -> None:
+def test_a_crash_loop_of_a_plan_that_fits_is_sent_to_the_log(document: PlanDocument) -> None:
     (remedy,) = remedies_for(finding("crash_loop"), Window("x"), document)
     assert remedy.steps == ("legroom diagnose LOG",) and "the plan fits" in remedy.why
 
 
-def test_fragmentation_is_answered_by_what_this_server_can_take(document: dict[str, Any]) -> None:
+def test_fragmentation_is_answered_by_what_this_server_can_take(document: PlanDocument) -> None:
     (remedy,) = remedies_for(finding("fragmentation", held_bytes=5.0 * GIB), Window("x"), document)
     assert remedy.env == {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     two_gpus = plan("llama-3.1-8b", gpu="h100", gpus=2, vllm="0.32.0", tensor_parallel_size=2).json()
-    (two,) = remedies_for(finding("fragmentation", held_bytes=5.0 * GIB), Window("x"), two_gpus)
+    (two,) = remedies_for(finding("fragmentation", held_bytes=5.0 * GIB), Window("x"), plan_from_json(two_gpus))
     assert not two.env and "custom all-reduce" in two.why
 
 
@@ -154,7 +154,7 @@ def test_without_a_plan_it_says_which_command_makes_one(kind: str) -> None:
 
 
 def test_a_plan_that_cannot_be_read_is_said() -> None:
-    remedies = remedies_for(finding("pool_pressure"), Window("x"), {"model": "x"})
+    remedies = remedies_for(finding("pool_pressure"), Window("x"), PlanDocument(model="x"))
     assert "could not be read" in remedies[-1].why
 
 

@@ -183,7 +183,7 @@ def test_any_observation_survives_json(terms: dict[str, int]) -> None:
 
 
 def test_a_missing_store_is_empty_and_no_problem(tmp_path: Path) -> None:
-    assert store.read_store(tmp_path / "calibration.json") == store.Stored()
+    assert store.read_store(tmp_path / "calibration.json") == store.StoredCalibration()
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"schema": 1}', '{"schema": 1, "observations": [3]}', "\x00"])

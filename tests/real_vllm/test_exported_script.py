@@ -19,9 +19,9 @@ from tiny_models import SERVE_ENV, serve_words, write_model
 from legroom.api import plan
 from legroom.exports.deploy.drain import metrics_drain
 from legroom.exports.deploy.script import script_for
-from legroom.exports.deploy.server import Server, planned_server, unplanned_server
-from legroom.exports.plan_document import plan_document
+from legroom.exports.deploy.server import ExportedServer, planned_server, unplanned_server
 from legroom.facts.releases import release
+from legroom.planning.plan_document import plan_from_json
 
 PATIENCE_S = 600.0
 
@@ -72,7 +72,7 @@ class Started:
                 return thread, answered
         raise AssertionError("the request was never seen to run")
 
-    def description(self) -> Server:
+    def description(self) -> ExportedServer:
         return unplanned_server(self.words, release("0.32.0"))
 
 
@@ -108,7 +108,7 @@ def test_sigterm_lets_what_runs_end_and_then_it_leaves(server: Started) -> None:
 def test_the_flags_of_a_planned_server_are_read_by_the_real_parser(vllm_python: Path) -> None:
     flags: dict[str, object] = {"kv_cache_dtype": "fp8", "max_model_len": 8192, "cpu_offload_gb": 2}
     made = plan("llama-3.1-8b", "l4", vllm="0.32.0", advice=False, **flags).json()
-    words = planned_server(plan_document(made)).words.words()[2:]
+    words = planned_server(plan_from_json(made)).words.words()[2:]
     read = (
         "import sys\n"
         "from vllm.entrypoints.launchers.cli_args import make_arg_parser\n"

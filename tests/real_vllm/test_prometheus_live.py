@@ -32,10 +32,9 @@ def free_ports() -> Iterator[int]:
 
 @pytest.fixture(scope="module")
 def played(vllm_python: Path) -> Iterator[tuple[live.Stage, dict[str, live.Seen]]]:
-    own = ROOT / ".prometheus/usr/bin/prometheus"
-    tool = str(own) if own.exists() else shutil.which("prometheus")
+    tool = shutil.which("prometheus")
     if tool is None:
-        pytest.skip("no prometheus here: run bin/setup-prometheus")
+        pytest.skip("no prometheus here: run bin/setup-tools")
     with live.staged(vllm_python, tool, free_ports()) as stage:
         phases = [phase for phase in live.PHASES if phase.name in ("healthy", "pressure")]
         yield stage, {phase.name: asyncio.run(live.play(stage, phase, healthy_s=20)) for phase in phases}

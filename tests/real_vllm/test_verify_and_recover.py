@@ -20,7 +20,7 @@ from legroom.cli.main import main
 from legroom.recover.free import free
 from legroom.recover.holders import look
 from legroom.recover.orphans import judge
-from legroom.verify.verify import Wish, verify
+from legroom.verify.verify import VerificationRequest, verify
 
 PORT = 18310
 URL = f"http://127.0.0.1:{PORT}"
@@ -107,7 +107,7 @@ def test_a_server_that_holds_its_load_is_verified(server, tmp_path, capsys):
 
 
 def test_a_load_that_the_pool_does_not_hold_is_not_verified(server):
-    found = verify(Wish(URL, load="120/300", concurrency=24, requests=30, timeout_s=600))
+    found = verify(VerificationRequest(URL, load="120/300", concurrency=24, requests=30, timeout_s=600))
     passed = {check.name: check.ok for check in found.checks}
     assert (found.ok, passed["load"], passed["preemptions"]) == (False, True, False)
     assert found.load and found.load.preemptions and found.load.preemptions > 0

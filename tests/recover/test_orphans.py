@@ -16,7 +16,7 @@ from multiprocessing import shared_memory
 import pytest
 
 from legroom.live.nvml import GpuMemory
-from legroom.recover.holders import ELSEWHERE, Holdings, ProcessFact, Segment, look, socket_peers, tcp_peers
+from legroom.recover.holders import ELSEWHERE, Holdings, ProcessFact, SharedMemorySegment, look, socket_peers, tcp_peers
 from legroom.recover.orphans import judge, part_of
 from legroom.units import GIB, MIB
 
@@ -36,8 +36,8 @@ def states(holdings: Holdings) -> dict[int | str, str]:
     return {holder.process.pid if holder.process else holder.what: holder.state for holder in judge(holdings)}
 
 
-def ring(path="/dev/shm/psm_1", length=RING_BYTES, age_s=3600.0, **more) -> Segment:
-    return Segment(path, length, 4096, 1, NOW - age_s, **more)
+def ring(path="/dev/shm/psm_1", length=RING_BYTES, age_s=3600.0, **more) -> SharedMemorySegment:
+    return SharedMemorySegment(path, length, 4096, 1, NOW - age_s, **more)
 
 
 def test_an_adopted_engine_core_and_its_workers_that_nobody_talks_to_are_dead():

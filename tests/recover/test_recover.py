@@ -15,7 +15,7 @@ import pytest
 
 from legroom.live.journal.journal import Journal, JournalUnavailable
 from legroom.recover.free import free
-from legroom.recover.holders import Segment, look
+from legroom.recover.holders import SharedMemorySegment, look
 from legroom.recover.orphans import Holder, judge
 
 ORPHAN = """
@@ -139,7 +139,9 @@ def test_without_permission_it_says_so_and_goes_on(orphan, monkeypatch):
 
 def segment_holder(path: Path) -> Holder:
     seen = path.stat()
-    return Holder("dead", path.name, "a leftover", segment=Segment(str(path), seen.st_size, 0, seen.st_ino, 0.0))
+    return Holder(
+        "dead", path.name, "a leftover", segment=SharedMemorySegment(str(path), seen.st_size, 0, seen.st_ino, 0.0)
+    )
 
 
 def in_folder(folder: Path):

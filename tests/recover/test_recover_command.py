@@ -16,7 +16,7 @@ from legroom.errors import LegroomError
 from legroom.live.nvml import GpuMemory
 from legroom.recover import free as action
 from legroom.recover import holders, restart_command
-from legroom.recover.holders import Holdings, ProcessFact, Segment
+from legroom.recover.holders import Holdings, ProcessFact, SharedMemorySegment
 from legroom.recover.restart_command import Crashed, last_run, restart_after
 from legroom.render.recover_text import holdings_text
 from legroom.units import GIB, MIB
@@ -25,7 +25,7 @@ INIT = ProcessFact(1, 1.0, 0, "systemd", "/sbin/init", is_python=False)
 CORE = ProcessFact(200, 6.0, 1, "VLLM::EngineCor", "VLLM::EngineCore", True, resident_bytes=2 * GIB, user="ann")
 OTHER = ProcessFact(400, 5.0, 1, "python3", "python3 train.py --api-key [masked]", True, user="bob")
 CARD = GpuMemory(0, "NVIDIA H100 80GB HBM3", "u", 80 * GIB, 75 * GIB, ((200, 70 * GIB), (400, 4 * GIB), (999, GIB)))
-SEGMENTS = tuple(Segment(f"/dev/shm/psm_{n}", 10 * 16 * MIB + 20, MIB, n, 0.0) for n in range(20))
+SEGMENTS = tuple(SharedMemorySegment(f"/dev/shm/psm_{n}", 10 * 16 * MIB + 20, MIB, n, 0.0) for n in range(20))
 LOG = Path(__file__).parents[2] / "docs/samples/kv-too-small.log"
 
 GONE = 2**22 + 1

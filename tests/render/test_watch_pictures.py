@@ -23,10 +23,10 @@ from legroom.live.view import ServerView
 from legroom.render.incident_text import duration, incident_svg, incident_text, incidents_text
 from legroom.render.verify_page import verification_svg, verification_text
 from legroom.render.watch_text import look_text, seconds
-from legroom.verify.load import Pool
+from legroom.verify.load import KvPool
 from legroom.verify.report import Check, LoadRun, Verification
-from legroom.verify.sampling import Point as Moment
-from legroom.verify.server import Outcome, Served
+from legroom.verify.sampling import LoadSample
+from legroom.verify.server import RequestOutcome, ServedModel
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")
 NOW = 1_700_000_000.0
@@ -150,11 +150,11 @@ def test_the_picture_of_an_incident_marks_what_happened():
 
 def verification(ok: bool) -> Verification:
     moments = tuple(
-        Moment(n / 4, min(0.95, n / 50), min(13, n), max(0, n - 40) if not ok else 0, 0 if ok else n, 2**30)
+        LoadSample(n / 4, min(0.95, n / 50), min(13, n), max(0, n - 40) if not ok else 0, 0 if ok else n, 2**30)
         for n in range(60)
     )
-    outcomes = (Outcome(300, 60, 0.1, 1.2),) * 39 + (
-        (Outcome(300, 60, 0.3, 2.2),) if ok else (Outcome(error="500: no"),)
+    outcomes = (RequestOutcome(300, 60, 0.1, 1.2),) * 39 + (
+        (RequestOutcome(300, 60, 0.3, 2.2),) if ok else (RequestOutcome(error="500: no"),)
     )
     run = LoadRun("300/60", 40, 13, outcomes, moments, 15.0, 0 if ok else 41)
     checks = (
@@ -164,7 +164,9 @@ def verification(ok: bool) -> Verification:
         Check("preemptions", ok, "none" if ok else "41 preemptions"),
         Check("memory", None, "not measured: the server's processes cannot be seen from here"),
     )
-    return Verification("http://127.0.0.1:8000", Served("tiny", 2048), Pool(40, 128), checks, run, "", ("a remark",))
+    return Verification(
+        "http://127.0.0.1:8000", ServedModel("tiny", 2048), KvPool(40, 128), checks, run, "", ("a remark",)
+    )
 
 
 @pytest.mark.parametrize("ok", [True, False], ids=["verified", "not_verified"])

@@ -2,6 +2,33 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
+import pytest
 from held_run import port, run
 
+from legroom.run import tasks
+
 __all__ = ["port", "run"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warm(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What a task reads and compiles once, every fork has: the facts of a release, the patterns of a diagnosis."""
+    folder: Path = tmp_path_factory.mktemp("warm")
+    vllm, log = folder / "vllm", folder / "log"
+    vllm.write_text(f"#!{sys.executable}\n")
+    vllm.chmod(0o755)
+    log.write_text("ERROR 11-15 05:58:00 [async_llm.py:700] EngineDeadError: EngineCore\n")
+    words = {
+        "words": [str(vllm), "serve", "tiny"],
+        "vllm": "0.32.0",
+        "env": {},
+        "gpus": {},
+        "log": str(log),
+        "keep": (),
+    }
+    tasks.prepare(words | {"gpu": None, "drain_s": 60.0})
+    tasks.find_fix(words | {"min_context": None, "min_concurrency": None, "tried": ()})
+    tasks.verify_and_calibrate(words | {"verify": False, "url": ""})

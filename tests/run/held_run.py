@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import QUICK, Forked, legroom
 
 from legroom.actions.descendants import descendants
 from legroom.live.journal.journal import Journal
+from legroom.run.options import Timing
 
 STAND_IN = Path(__file__).with_name("stand_in_vllm.py")
 
@@ -28,57 +30,53 @@ STAND_IN = Path(__file__).with_name("stand_in_vllm.py")
 def until(true: Callable[[], Any], patience_s: float = 90.0) -> Any:
     end = time.monotonic() + patience_s
     while time.monotonic() < end:
-        if found := true():
-            return found
-        time.sleep(0.02)
+        if value := true():
+            return value
+        time.sleep(0.01)
     raise AssertionError("it did not happen")
 
 
 class Run:
-    """One `legroom run` of the stand-in."""
+    """One `legroom run` of the stand-in. With words `before` it is a Python of its own, as a user would start it."""
 
     def __init__(
-        self, folder: Path, port: int, own: list[str], flags: list[str], env: dict[str, str], before: Sequence[str] = ()
-    ) -> None:
+        self, folder: Path, port: int, own: list[str], flags: list[str], env: dict[str, str],
+        before: Sequence[str] = (), timing: Timing = QUICK,
+    ) -> None:  # fmt: skip
         vllm = folder / "vllm"
-        vllm.write_text(f"#!{sys.executable}\nimport runpy\nrunpy.run_path({str(STAND_IN)!r}, run_name='__main__')\n")
+        vllm.write_text(
+            f"#!{sys.executable} -IS\nimport runpy\nrunpy.run_path({str(STAND_IN)!r}, run_name='__main__')\n"
+        )
         vllm.chmod(vllm.stat().st_mode | stat.S_IXUSR)
         self.folder, self.port, self.home = folder, port, folder / "home"
-        words = [
-            *before,
-            sys.executable,
-            "-m",
-            "legroom",
-            "run",
-            "--vllm",
-            "0.32.0",
-            "--restart-delay",
-            "0",
-            *own,
-            "--",
-        ]
+        words = ["run", "--vllm", "0.32.0", "--restart-delay", "0", *own, "--"]
         words += [str(vllm), "serve", "tiny", "--port", str(port), *flags]
+        env = {"LEGROOM_HOME": str(self.home), **env}
         self.out, self.err = folder / "out", folder / "err"
+        self.process: Forked | subprocess.Popen[bytes]
+        if not before:
+            self.process = legroom(words, self.out, self.err, env, timing)
+            return
         with self.out.open("wb") as out, self.err.open("wb") as err:
             self.process = subprocess.Popen(
-                words, stdout=out, stderr=err, env={**os.environ, "LEGROOM_HOME": str(self.home), **env}
+                [*before, sys.executable, "-m", "legroom", *words], stdout=out, stderr=err, env={**os.environ, **env}
             )
 
     def said(self, text: str) -> str:
         """The first of legroom's lines that holds this text, once it is there."""
 
         def find() -> str | None:
-            lines = self.err.read_text().splitlines()
+            lines = self.err.read_text().splitlines() if self.err.exists() else []
             return next((line for line in lines if line.startswith("legroom: ") and text in line), None)
 
         return str(until(find))
 
     def serving(self, times: int = 1) -> None:
-        until(lambda: self.err.read_text().count("legroom: serving at") >= times)
+        until(lambda: self.err.exists() and self.err.read_text().count("legroom: serving at") >= times)
 
     def file(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.home / f"runs/{self.port}.json").read_text())
-        return found
+        record: dict[str, Any] = json.loads((self.home / f"runs/{self.port}.json").read_text())
+        return record
 
     def engine(self) -> int:
         below = descendants(self.file()["child_pid"])
@@ -105,7 +103,7 @@ class Run:
 
     def incidents(self) -> list[Any]:
         with Journal.open(self.home / "journal.db") as journal:
-            return [journal.incident(found.id) for found in journal.incidents()]
+            return [journal.incident(listed.id) for listed in journal.incidents()]
 
     def end(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
@@ -123,14 +121,16 @@ def port() -> int:
 def run(tmp_path: Path, port: int) -> Iterator[Callable[..., Run]]:
     runs: list[Run] = []
 
-    def start(*own: str, flags: tuple[str, ...] = (), before: Sequence[str] = (), **env: str) -> Run:
-        runs.append(Run(tmp_path, port, list(own), list(flags), env, before))
+    def start(
+        *own: str, flags: tuple[str, ...] = (), before: Sequence[str] = (), timing: Timing = QUICK, **env: str
+    ) -> Run:
+        runs.append(Run(tmp_path, port, list(own), list(flags), env, before, timing))
         return runs[-1]
 
     yield start
-    for one in runs:
-        one.process.kill()
-        one.process.wait()
+    for started in runs:
+        started.process.kill()
+        started.process.wait()
 
 
 def is_free(port: int) -> bool:

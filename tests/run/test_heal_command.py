@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from legroom.errors import LegroomError
 from legroom.facts.releases import release
-from legroom.run.edited_command import value_of, with_flags
 from legroom.run.server_command import ServerCommand, read_command
 from legroom.run.start_script import script
-from legroom.run.tasks import change
+from legroom.run.tasks import apply_changes
+from legroom.vllm.command_line import value_of, with_settings
 
 NEW = release("0.32.0")
 
@@ -35,7 +35,7 @@ def read(*words: str) -> ServerCommand:
 
 def edited(text: str, **changes: object) -> str:
     words = text.split()
-    return " ".join(with_flags(words, 2, changes, NEW))
+    return " ".join(with_settings(words, 2, changes, NEW))
 
 
 def test_a_flag_is_replaced_where_it_stands_in_any_spelling():
@@ -166,14 +166,14 @@ def test_a_vllm_that_only_the_servers_own_environment_shows_is_found(tmp_path):
         "--model",
         "llama-3.1-8b",
     ]
-    assert read_command(words, None, os.environ).release_said == "0.19.0"
+    assert read_command(words, None, os.environ).stated_release == "0.19.0"
 
 
 def changed(vllm: str, *flags: str, **changes: object) -> list[str]:
     """The flags of a command after a restart for which these changes were left."""
     by_name = {name.replace("_", "-"): value for name, value in changes.items()}
     question = {"words": [vllm, "serve", "m", *flags], "env": {}, "vllm": "0.32.0", "gpus": {}}
-    return list(change(question | {"changes": {"flags": by_name}})["words"][3:])
+    return list(apply_changes(question | {"changes": {"flags": by_name}})["words"][3:])
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-import socket
+import shlex
 import subprocess
 import sys
 
 import pytest
+from forked import legroom
 
 from legroom.cli.main import main
 from legroom.errors import LegroomError
-from legroom.run.edited_command import kept_name
+from legroom.run.tasks import kept_name
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def said(monkeypatch):
     """What the options come to, without starting anything."""
     seen = {}
 
-    def ask(task, question):
+    def run_task(task, question):
         seen["question"] = question
         return {
             "words": list(question["words"]), "env": {}, "vllm": "0.32.0", "model": "m", "line": "vllm serve m",
@@ -33,7 +34,7 @@ def said(monkeypatch):
         def run(self):
             return 0
 
-    monkeypatch.setattr("legroom.run.task_process.ask", ask)
+    monkeypatch.setattr("legroom.run.task_process.run_task", run_task)
     monkeypatch.setattr("legroom.run.supervisor.Supervisor", Supervisor)
     return seen
 
@@ -83,15 +84,23 @@ def test_a_flag_to_keep_that_vllm_does_not_have_is_refused(written, near):
     assert error.value.exit_code == 2
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_streams_that_are_closed_do_no_harm(closed, tmp_path):
+@pytest.fixture
+def failing(tmp_path, port):
+    """The words of a run whose server ends with 5 at once."""
     vllm = tmp_path / "vllm"
     vllm.write_text("#!/bin/sh\nexit 5\n")
     vllm.chmod(0o755)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    line = f"{sys.executable} -m legroom run --vllm 0.32.0 -- {vllm} serve m --port {port} {closed}"
+    return ["run", "--vllm", "0.32.0", "--", str(vllm), "serve", "m", "--port", str(port)]
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_streams_that_are_closed_do_no_harm(closed, failing, tmp_path):
+    env = {"LEGROOM_HOME": str(tmp_path / "home")}
+    assert legroom(failing, tmp_path / "out", tmp_path / "err", env, closed=closed).wait() == 5
+
+
+def test_streams_that_a_shell_closed_do_no_harm(failing, tmp_path):
+    line = f"{shlex.join([sys.executable, '-m', 'legroom', *failing])} <&- >&- 2>&-"
     env = {**os.environ, "LEGROOM_HOME": str(tmp_path / "home")}
     assert subprocess.run(["sh", "-c", line], env=env, capture_output=True, check=False).returncode == 5
 

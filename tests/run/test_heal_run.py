@@ -77,12 +77,12 @@ def test_sigterm_lets_requests_finish(run):
     held = run("--no-verify")
     held.serving()
     answers: list[Any] = []
-    asking = threading.Thread(target=lambda: answers.append(held.request(100)))
+    asking = threading.Thread(target=lambda: answers.append(held.request(40)))
     asking.start()
     held.received()
     assert held.end() == 0
     asking.join()
-    assert answers[0]["usage"]["completion_tokens"] == 100
+    assert answers[0]["usage"]["completion_tokens"] == 40
 
 
 def test_a_server_that_has_just_come_up_may_finish_its_requests_too(run, port):
@@ -118,9 +118,9 @@ def test_a_port_in_use_is_said_before_anything_starts(run, port):
 
 
 def test_a_server_that_never_becomes_healthy_is_stopped_with_its_last_lines(run):
-    held = run("--ready-timeout", "6", STAND_IN_START_S="60")
+    held = run("--ready-timeout", "2", STAND_IN_START_S="60")
     assert held.process.wait(120) != 0
-    assert "not healthy after 6 s" in held.said("not healthy")
+    assert "not healthy after 2 s" in held.said("not healthy")
     assert "non-default args" in held.said("non-default args")
 
 

@@ -57,7 +57,7 @@ def test_a_server_that_is_not_up_has_nothing_to_finish(world):
 
 
 @pytest.fixture
-def behind_a_door():
+def behind_a_guard():
     clock, closed = [100.0], []
     stopping = Stopping(60.0, lambda line: None, lambda: clock[0], closed.append)
     stopping.is_up = True
@@ -65,17 +65,17 @@ def behind_a_door():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_with_a_door_the_server_hears_of_it_when_it_is_empty(behind_a_door, number):
-    stopping, server, _, closed = behind_a_door
+def test_with_a_guard_the_server_hears_of_it_when_it_is_empty(behind_a_guard, number):
+    stopping, server, _, closed = behind_a_guard
     stopping.take(number, server)
     assert (closed, server.got) == ([60.0], [])
-    stopping.emptied(server)
-    stopping.emptied(server)
+    stopping.drained(server)
+    stopping.drained(server)
     assert (server.got, stopping.left_s()) == (["SIGTERM"], 60 + GRACE_S)
 
 
-def test_what_is_inside_gets_no_more_time_by_a_door(behind_a_door):
-    stopping, server, clock, _ = behind_a_door
+def test_what_is_inside_gets_no_more_time_by_a_guard(behind_a_guard):
+    stopping, server, clock, _ = behind_a_guard
     stopping.take(signal.SIGTERM, server)
     clock[0] += 60
     stopping.check(server)
@@ -85,42 +85,42 @@ def test_what_is_inside_gets_no_more_time_by_a_door(behind_a_door):
     assert server.got == ["SIGTERM", "kill"]
 
 
-def test_a_second_signal_does_not_wait_for_a_door(behind_a_door):
-    stopping, server, _, _ = behind_a_door
+def test_a_second_signal_does_not_wait_for_a_guard(behind_a_guard):
+    stopping, server, _, _ = behind_a_guard
     stopping.take(signal.SIGTERM, server)
     stopping.take(signal.SIGTERM, server)
     assert (server.got, stopping.left_s()) == (["SIGINT"], HURRY_S)
-    stopping.emptied(server)
+    stopping.drained(server)
     assert server.got == ["SIGINT"]
 
 
-def test_a_door_that_closes_for_a_restart_is_not_closed_again_for_the_end(behind_a_door):
-    stopping, server, _, closed = behind_a_door
+def test_a_guard_that_drains_for_a_restart_does_not_drain_again_for_the_end(behind_a_guard):
+    stopping, server, _, closed = behind_a_guard
     stopping.take(signal.SIGHUP, server)
     stopping.take(signal.SIGTERM, server)
     assert (len(closed), server.got) == (1, [])
-    stopping.emptied(server)
+    stopping.drained(server)
     assert server.got == ["SIGTERM"]
 
 
-def test_a_door_that_is_closed_and_empty_needs_no_more_waiting(behind_a_door):
-    stopping, server, _, closed = behind_a_door
+def test_a_guard_that_has_drained_needs_no_more_waiting(behind_a_guard):
+    stopping, server, _, closed = behind_a_guard
     stopping.take(signal.SIGHUP, server)
-    stopping.emptied(server)
+    stopping.drained(server)
     stopping.take(signal.SIGTERM, server)
     assert (len(closed), server.got) == (1, ["SIGTERM", "SIGTERM"])
 
 
-def test_the_door_of_the_next_life_is_open(behind_a_door):
-    stopping, server, _, closed = behind_a_door
+def test_the_guard_of_the_next_start_admits(behind_a_guard):
+    stopping, server, _, closed = behind_a_guard
     stopping.take(signal.SIGHUP, server)
     stopping.restarting()
     stopping.take(signal.SIGTERM, server)
     assert len(closed) == 2
 
 
-def test_a_door_is_for_draining_alone(behind_a_door):
-    stopping, server, _, closed = behind_a_door
+def test_a_guard_drains_for_sigterm_alone(behind_a_guard):
+    stopping, server, _, closed = behind_a_guard
     stopping.take(signal.SIGINT, server)
     assert (closed, server.got) == ([], ["SIGINT"])
 
@@ -255,7 +255,7 @@ def test_a_run_without_a_folder_to_write_to_is_held_all_the_same(tmp_path, monke
     (tmp_path / "file").touch()
     monkeypatch.setenv("LEGROOM_HOME", str(tmp_path / "file"))
     said: list[str] = []
-    with RunFile(8000).alone(said.append):
+    with RunFile(8000).lock(said.append):
         assert "nothing keeps a second run away" in said[0]
 
 

@@ -9,10 +9,12 @@ import signal
 import socket
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+from forked import QUICK
 from held_run import Run, is_free, until
 
 from legroom.actions.descendants import started
@@ -187,11 +189,11 @@ def test_a_change_that_vllm_would_refuse_is_left_out(run, port):
 
 
 def test_a_server_that_hangs_is_an_incident_and_a_restart(run):
-    held = run("--no-verify", "--hang-timeout", "4")
+    held = run("--no-verify", "--hang-timeout", "0.8")
     held.serving()
     os.kill(held.file()["child_pid"], signal.SIGSTOP)
     held.serving(times=2)
-    held.said("it hangs: no answer and no work for 4 s")
+    held.said("it hangs: no answer and no work for 0.8 s")
     assert held.end() == 0
     (incident,) = held.incidents()
     assert (incident.kind, incident.outcome) == ("died_serving", "it serves again")
@@ -199,10 +201,10 @@ def test_a_server_that_hangs_is_an_incident_and_a_restart(run):
 
 
 def test_a_sighup_between_two_lives_counts_for_the_next(run, port):
-    held = run("--no-verify", "--restart-delay", "2")
+    held = run("--no-verify", "--restart-delay", "0.5")
     held.serving()
     os.kill(held.engine(), signal.SIGKILL)
-    held.said("restart in 2 s")
+    held.said("restart in 0.5 s")
     (held.home / f"runs/{port}.flags.json").write_text(json.dumps({"flags": {"--max-model-len": "512"}}))
     held.process.send_signal(signal.SIGHUP)
     held.serving(times=2)
@@ -235,35 +237,36 @@ def test_a_variable_that_is_null_is_taken_away(run, port):
     assert held.end() == 0
 
 
-@pytest.fixture
-def dead(run):
+def dead(run, timing):
     """One whose engine died, and that is about to be started again."""
-    held = run("--no-verify", "--json", "--restart-delay", "1")
+    held = run("--no-verify", "--json", "--restart-delay", "0.5", timing=timing)
     held.serving()
     os.kill(held.engine(), signal.SIGKILL)
-    held.said("restart in 1 s")
+    held.said("restart in 0.5 s")
     return held
 
 
-def test_a_stop_is_heard_while_a_restart_waits_for_its_port(dead, port):
+def test_a_stop_is_heard_while_a_restart_waits_for_its_port(run, port):
+    held = dead(run, replace(QUICK, port_patience_s=60.0))
     with socket.create_server(("127.0.0.1", port)):
-        time.sleep(2)
-        assert dead.process.poll() is None
-        assert dead.end() == 1
-    assert json.loads(dead.out.read_text())["exit_code"] == 1
-    (incident,) = dead.incidents()
+        time.sleep(0.8)  # past the delay: it waits for the port now
+        assert held.process.poll() is None
+        assert held.end() == 1
+    assert json.loads(held.out.read_text())["exit_code"] == 1
+    (incident,) = held.incidents()
     assert incident.outcome == "asked to stop"
 
 
-def test_a_port_that_was_taken_between_two_lives_ends_the_run(dead, port):
+def test_a_port_that_was_taken_between_two_lives_ends_the_run(run, port):
+    held = dead(run, QUICK)
     with socket.create_server(("127.0.0.1", port)):
-        assert dead.process.wait(120) == 1
-    dead.said("is in use: not started again")
-    assert json.loads(dead.out.read_text())["exit_code"] == 1
+        assert held.process.wait(120) == 1
+    held.said("is in use: not started again")
+    assert json.loads(held.out.read_text())["exit_code"] == 1
 
 
 def test_a_second_run_of_a_port_is_refused_while_the_first_one_starts(run, tmp_path, port):
-    first = run("--no-verify", STAND_IN_START_S="3")
+    first = run("--no-verify", STAND_IN_START_S="1")
     until((first.home / f"runs/{port}.json").exists)
     before = first.file()
     folder = tmp_path / "second"

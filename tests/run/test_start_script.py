@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from legroom.actions import server_log
-from legroom.actions.server_log import KeptLog
+from legroom.actions.server_log import ServerLog
 from legroom.cli import main as cli
 from legroom.run.run_file import RunFile
 from legroom.run.start_script import save, script
@@ -46,7 +46,7 @@ def test_the_note_of_a_run_is_for_its_user_alone(tmp_path, monkeypatch):
 
 def test_a_log_stays_for_its_user_alone_when_it_is_shortened(tmp_path, monkeypatch):
     monkeypatch.setattr(server_log, "TAIL_BYTES", 100)
-    log = KeptLog(tmp_path / "log")
+    log = ServerLog(tmp_path / "log")
     log.started()
     for _ in range(30):
         log.write(b"0123456789\n")

@@ -1,4 +1,4 @@
-"""Questions of the supervisor to counsel."""
+"""Questions of the supervisor to a task of its own process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tempfile
 import pytest
 
 from legroom.errors import LegroomError
-from legroom.run.task_process import Asking, ask
+from legroom.run.task_process import TaskProcess, run_task
 
 
 @pytest.fixture(autouse=True)
@@ -20,12 +20,12 @@ def _no_disk(monkeypatch):
 
 
 def test_a_question_is_answered_without_a_disk():
-    assert ask("compare", {"log": "/nowhere/log", "expected": {"text": ""}}) == {"lines": []}
+    assert run_task("compare_pool", {"log": "/nowhere/log", "expected": {"text": ""}}) == {"line": ""}
 
 
 def test_a_question_that_cannot_be_answered_is_told_without_a_disk():
     with pytest.raises(LegroomError, match="could not work it out: KeyError"):
-        ask("compare", {})
+        run_task("compare_pool", {})
 
 
 def test_where_no_process_can_be_started_the_question_is_told_to_have_failed(monkeypatch):
@@ -33,7 +33,7 @@ def test_where_no_process_can_be_started_the_question_is_told_to_have_failed(mon
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
-    asking = Asking("compare", {})
-    assert select.select([asking], [], [], 60)[0] == [asking]
+    task = TaskProcess("compare_pool", {})
+    assert select.select([task], [], [], 60)[0] == [task]
     with pytest.raises(LegroomError, match=r"could not work it out: .*Resource temporarily unavailable"):
-        asking.answer()
+        task.answer()

@@ -56,7 +56,7 @@ def starts(folder: Path) -> list[str]:
 def write_config(folder: Path, port: int, own_port: int, server: str = "", **more: object) -> Path:
     """watch.toml for the stand-in: hasty detectors, no pauses, restarts turned on."""
     lines = {
-        "interval_s": 0.2, "port": own_port, "journal": "journal.db", "act": ["notify", "restart"],
+        "interval_s": 0.05, "port": own_port, "journal": "journal.db", "act": ["notify", "restart"],
         "token": "act-token", **more,
     }  # fmt: skip
     text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items())
@@ -70,7 +70,7 @@ restart_deadline_s = 20
 
 [thresholds]
 stuck_hold = {{ samples = 2, seconds = 0.1 }}
-unreachable_hold = {{ samples = 15, seconds = 5 }}
+unreachable_hold = {{ samples = 60, seconds = 5 }}
 calm = {{ samples = 2, seconds = 0.1 }}
 crash_restarts = 1000000
 

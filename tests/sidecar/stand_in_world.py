@@ -1,4 +1,4 @@
-"""A server, its platform and its door without any process, for tests of what is done to them and in which order."""
+"""A server, its platform and its drain without any process, for tests of what is done to them and in which order."""
 
 from legroom.actions.platform import Override, State
 from legroom.live.metrics.sample import EngineSample, Sample, ScrapeFailure
@@ -9,7 +9,7 @@ class Killed(BaseException):
 
 
 class World:
-    """A server, its platform and its door in one, with a list of what was done to them."""
+    """A server, its platform and its drain in one, with a list of what was done to them."""
 
     name = "the world"
     settle_s = 0.0
@@ -48,15 +48,15 @@ class World:
         self.flags = override.before
         self.happens("flags restored")
 
-    async def close(self):
+    async def begin(self):
         self.closed = True
         self.happens("closed")
 
-    async def open(self):
+    async def end(self):
         self.closed = False
         self.happens("opened")
 
-    async def inside(self):
+    async def in_flight(self):
         return None
 
     async def look(self, server):

@@ -7,7 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from legroom.sidecar.policy import ACTION_NAMES, DAY_S, HOUR_S, RESTARTS, Decision, GroupState, Limits, Trouble, decide
+from legroom.sidecar.policy import (
+    ACTION_NAMES,
+    DAY_S,
+    HOUR_S,
+    RESTARTS,
+    ActionLimits,
+    Decision,
+    GroupState,
+    Trouble,
+    decide,
+)
 
 ALL = frozenset(ACTION_NAMES)
 STUCK = Trouble("http://a", "stuck_engine", restart_helps=True, failing=True)
@@ -17,75 +27,75 @@ GROUP = GroupState("llama", servers=4, unhealthy=1)
 
 
 def test_a_stuck_engine_is_restarted_when_that_is_allowed():
-    assert decide(STUCK, GROUP, Limits(), frozenset({"restart"})).action == "restart"
+    assert decide(STUCK, GROUP, ActionLimits(), frozenset({"restart"})).action == "restart"
 
 
 def test_by_default_nothing_is_done_but_telling():
-    refused = decide(STUCK, GROUP, Limits(), frozenset({"notify"}))
-    assert refused == Decision(None, "legroom was not told to act (--act)")
+    refused = decide(STUCK, GROUP, ActionLimits(), frozenset({"notify"}))
+    assert refused == Decision(None, "legroom was not told to act (--act)", refusal="not allowed")
 
 
 def test_load_is_never_answered_by_a_restart():
-    refused = decide(BACKLOG, GROUP, Limits(), frozenset({"notify", "restart"}))
-    assert refused == Decision(None, "a restart does not help against queue_backlog")
+    refused = decide(BACKLOG, GROUP, ActionLimits(), frozenset({"notify", "restart"}))
+    assert refused == Decision(None, "a restart does not help against queue_backlog", refusal="no help")
 
 
 def test_load_is_answered_by_more_servers_up_to_a_number():
-    assert decide(BACKLOG, GROUP, Limits(), frozenset({"scale"})).action == "scale"
+    assert decide(BACKLOG, GROUP, ActionLimits(), frozenset({"scale"})).action == "scale"
     full = GroupState("llama", 4, 1, replicas=8)
-    assert "the most that is allowed" in decide(BACKLOG, full, Limits(), frozenset({"scale"})).reason
+    assert "the most that is allowed" in decide(BACKLOG, full, ActionLimits(), frozenset({"scale"})).reason
 
 
 def test_computed_flags_are_preferred_to_a_plain_restart():
     trouble = Trouble("a", "pool_pressure", restart_helps=False, failing=False, has_flags=True)
-    assert decide(trouble, GROUP, Limits(), ALL).action == "restart-with-flags"
-    assert decide(trouble, GROUP, Limits(), frozenset({"restart"})).action is None
+    assert decide(trouble, GROUP, ActionLimits(), ALL).action == "restart-with-flags"
+    assert decide(trouble, GROUP, ActionLimits(), frozenset({"restart"})).action is None
 
 
 def test_a_failing_server_is_taken_out_where_only_drain_is_allowed():
-    assert decide(STUCK, GROUP, Limits(), frozenset({"drain"})).action == "drain"
-    assert decide(CREEP, GROUP, Limits(), frozenset({"drain"})).action is None
+    assert decide(STUCK, GROUP, ActionLimits(), frozenset({"drain"})).action == "drain"
+    assert decide(CREEP, GROUP, ActionLimits(), frozenset({"drain"})).action is None
 
 
 def test_one_at_a_time():
     busy = GroupState("llama", 4, 1, busy_with="action 7 is under way")
-    assert decide(STUCK, busy, Limits(), ALL).reason == "one at a time: action 7 is under way in group llama"
+    assert decide(STUCK, busy, ActionLimits(), ALL).reason == "one at a time: action 7 is under way in group llama"
 
 
 @pytest.mark.parametrize(
     ("servers", "unhealthy", "acts"), [(1, 1, True), (2, 1, True), (2, 2, False), (3, 2, False), (4, 2, True)]
 )
 def test_a_majority_must_be_healthy_unless_the_server_is_alone(servers, unhealthy, acts):
-    decision = decide(STUCK, GroupState("g", servers, unhealthy), Limits(), ALL)
+    decision = decide(STUCK, GroupState("g", servers, unhealthy), ActionLimits(), ALL)
     assert (decision.action is not None) == acts
     assert acts or f"{unhealthy} of {servers} servers of group g are unhealthy" in decision.reason
 
 
 def test_budgets_and_pauses_refuse_and_say_until_when():
-    hour = decide(STUCK, GroupState("g", 1, 1, (3000.0, 2000.0)), Limits(), ALL)
+    hour = decide(STUCK, GroupState("g", 1, 1, (3000.0, 2000.0)), ActionLimits(), ALL)
     assert (hour.action, hour.again_in_s) == (None, 600.0)
     assert hour.reason == "the budget of 2 restarts an hour is spent in group g"
-    day = decide(STUCK, GroupState("g", 1, 1, [HOUR_S * n for n in range(3, 9)]), Limits(), ALL)
+    day = decide(STUCK, GroupState("g", 1, 1, [HOUR_S * n for n in range(3, 9)]), ActionLimits(), ALL)
     assert (day.reason, day.again_in_s) == ("the budget of 6 restarts a day is spent in group g", DAY_S - 8 * HOUR_S)
-    pause = decide(STUCK, GroupState("g", 1, 1, (100.0,)), Limits(), ALL)
+    pause = decide(STUCK, GroupState("g", 1, 1, (100.0,)), ActionLimits(), ALL)
     assert pause.again_in_s == 200.0
     assert "backing off" in pause.reason
 
 
 def test_pauses_double_and_end():
-    limits = Limits(first_pause_s=10, longest_pause_s=100)
+    limits = ActionLimits(first_pause_s=10, longest_pause_s=100)
     assert [limits.pause_s(n) for n in (0, 1, 2, 3, 4, 5, 500)] == [0, 10, 20, 40, 80, 100, 100]
 
 
 def test_a_server_that_serves_is_not_restarted_when_draining_takes_too_long():
     slow = Trouble("a", "memory_creep", True, False, expected_drain_s=500)
-    assert "draining would take about 500 s" in decide(slow, GROUP, Limits(), ALL).reason
+    assert "draining would take about 500 s" in decide(slow, GROUP, ActionLimits(), ALL).reason
     failing = Trouble("a", "stuck_engine", True, True, expected_drain_s=500)
-    assert decide(failing, GROUP, Limits(), ALL).action == "restart"
+    assert decide(failing, GROUP, ActionLimits(), ALL).action == "restart"
 
 
 def test_a_clock_that_was_set_back_spends_the_budget():
-    assert decide(STUCK, GroupState("g", 1, 1, (-5000.0, -50.0)), Limits(), ALL).action is None
+    assert decide(STUCK, GroupState("g", 1, 1, (-5000.0, -50.0)), ActionLimits(), ALL).action is None
 
 
 @given(
@@ -96,7 +106,7 @@ def test_a_clock_that_was_set_back_spends_the_budget():
     st.frozensets(st.sampled_from(ACTION_NAMES)),
 )  # fmt: skip
 def test_every_answer_has_a_reason_and_only_allowed_actions(trouble, group, allowed):
-    decision = decide(trouble, group, Limits(), allowed)
+    decision = decide(trouble, group, ActionLimits(), allowed)
     assert decision.reason
     assert decision.action is None or decision.action in allowed
     if decision.action in RESTARTS:
@@ -113,7 +123,7 @@ class RunAway(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.limits = Limits(per_hour=2, per_day=4, first_pause_s=60, longest_pause_s=HOUR_S)
+        self.limits = ActionLimits(per_hour=2, per_day=4, first_pause_s=60, longest_pause_s=HOUR_S)
         self.true_s, self.skew_s = 0.0, 0.0
         self.begun_true_s, self.begun_wall_s = [], []
         self.under_way = False

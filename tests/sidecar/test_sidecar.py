@@ -16,9 +16,22 @@ from contextlib import closing
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
-from stand_in import RUN, answers, free_port, start_server, start_sidecar, starts, stop_server, wait_for, write_config
+from forked import Forked, take_streams
+from stand_in import RUN, answers, free_port, start_server, starts, stop_server, wait_for, write_config
 
 from legroom.live.journal.journal import Journal
+from legroom.sidecar.config import read_config
+from legroom.sidecar.sidecar import run_sidecar
+
+
+def forked_sidecar(config, log):
+    """A process of its own, without starting Python anew."""
+
+    def work():
+        take_streams(log, log)
+        return run_sidecar(read_config(config))
+
+    return Forked(work)
 
 
 class Place:
@@ -32,7 +45,7 @@ class Place:
 
     def another(self):
         """With the same files, which the one before may still have in use."""
-        self.sidecars.append(start_sidecar(self.config, self.folder / "said"))
+        self.sidecars.append(forked_sidecar(self.config, self.folder / "said"))
         wait_for(lambda: answers(f"http://127.0.0.1:{self.own}/healthz"))
         return self.sidecars[-1]
 
@@ -134,7 +147,7 @@ def test_flags_that_cure_are_written_for_the_restart_and_undone_by_hand(place):
         assert place.post("/act", asked)[0] == 400, "there is nothing left to undo"
 
 
-def test_told_to_stop_while_it_drains_it_opens_the_door_again(place):
+def test_stopped_while_it_drains_it_ends_the_drain(place):
     sidecar = place.sidecar(act=["notify"])
     (place.folder / "busy").write_text("2")
     wait_for(lambda: place.post("/act", {"server": f"http://127.0.0.1:{place.port}"})[0] == 202)
@@ -160,7 +173,7 @@ def test_messages_reach_a_webhook_and_a_dead_one_holds_up_nothing(place):
             pass
 
     hook = HTTPServer(("127.0.0.1", 0), Hook)
-    threading.Thread(target=hook.serve_forever, daemon=True).start()
+    threading.Thread(target=hook.serve_forever, args=(0.01,), daemon=True).start()
     hooks = f'[[notify]]\nurl = "http://127.0.0.1:1/dead"\n[[notify]]\nurl = "http://127.0.0.1:{hook.server_port}"'
     place.sidecar(act=["restart"], server=hooks)
     (place.folder / "stuck").touch()
@@ -212,5 +225,5 @@ def test_a_second_sidecar_with_the_same_journal_is_refused(place):
 
 def test_a_port_in_use_is_said(place):
     config = write_config(place.folder, place.port, place.port)
-    done = subprocess.run([sys.executable, "-c", RUN, config], capture_output=True, text=True, check=False, timeout=120)
-    assert "cannot listen on 127.0.0.1" in done.stderr
+    assert forked_sidecar(config, place.folder / "said").wait() != 0
+    assert "cannot listen on 127.0.0.1" in place.said()

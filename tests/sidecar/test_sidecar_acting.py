@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from stand_in_world import Killed, World
 
-from legroom.actions.drain import PlatformDoor
+from legroom.actions.drain import PlatformDrain
 from legroom.actions.platform import ActionFailed, FlagChange, FlagsFixed, kept_override
 from legroom.live.detectors import DetectorFinding, Watcher
 from legroom.live.journal.journal import Journal, JournalUnavailable
@@ -14,10 +14,10 @@ from legroom.live.metrics.address import endpoint
 from legroom.sidecar.acting import Actor
 from legroom.sidecar.config import GroupConfig, ServerConfig, SidecarConfig
 from legroom.sidecar.incidents import OpenIncident
-from legroom.sidecar.policy import Limits
-from legroom.sidecar.restart import Hands, Order, Restart
+from legroom.sidecar.policy import ActionLimits
+from legroom.sidecar.restart import ActionContext, RestartOrder, ServerRestart
 
-LIMITS = Limits(per_hour=100, per_day=100, first_pause_s=0.0, drain_deadline_s=0.05, restart_deadline_s=0.3)
+LIMITS = ActionLimits(per_hour=100, per_day=100, first_pause_s=0.0, drain_deadline_s=0.05, restart_deadline_s=0.3)
 A, B = "http://a", "http://b"
 
 
@@ -30,26 +30,26 @@ class Scene:
         servers = tuple(ServerConfig(endpoint(name), "g", world, world) for name, world in self.worlds.items())
         act = frozenset(act)
         self.config = SidecarConfig(servers, {"g": GroupConfig("g", act, LIMITS)}, act)
-        self.said, self.later = [], []
+        self.reports, self.later = [], []
 
     @property
-    def hands(self):
+    def context(self):
         async def keep(call):
             return call(self.journal)
 
         async def look(server):
             return await self.worlds[server.name].look(server)
 
-        return Hands(keep, self.later.append, look, self.folder, 0.005)
+        return ActionContext(keep, self.later.append, look, self.folder, 0.005)
 
     def actor(self):
-        return Actor(self.config, self.hands, self.said.append)
+        return Actor(self.config, self.context, self.reports.append)
 
     def change_flags(self, name):
         """A restart with new flags, to its end."""
         server = next(one for one in self.config.servers if one.name == name)
-        order = Order(server, LIMITS, "restart-with-flags", "a test", False, None, FlagChange({"--seed": "1"}))
-        return asyncio.run(Restart(self.hands, order).run())
+        order = RestartOrder(server, LIMITS, "restart-with-flags", "a test", False, None, FlagChange({"--seed": "1"}))
+        return asyncio.run(ServerRestart(self.context, order).run())
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def test_a_platform_that_does_not_answer_is_told_once_and_nothing_is_begun(scene
     for _ in range(3):
         considered(scene, incident)
         incident.ask_again_s = 0.0
-    assert [said.text for said in scene.said] == ["not acting: the platform does not answer"]
+    assert [report.text for report in scene.reports] == ["not acting: the platform does not answer"]
     assert scene.journal.actions() == ()
 
 
@@ -194,7 +194,7 @@ def test_flags_that_cannot_be_written_leave_the_server_as_it_runs(tmp_path):
         considered(scene, incident)
         assert states(scene) == ["undone"]
         assert (world.starts, world.closed) == (1, False)
-        assert "it starts a script" in scene.said[-1].text
+        assert "it starts a script" in scene.reports[-1].text
 
 
 def test_where_flags_cannot_be_changed_a_restart_that_helps_is_made_without_them(tmp_path):
@@ -206,7 +206,7 @@ def test_where_flags_cannot_be_changed_a_restart_that_helps_is_made_without_them
         world, incident = scene.worlds[A], hanging(scene)
         world.override_place, incident.change = fixed, FlagChange({"--seed": "1"})
         considered(scene, incident)
-        assert [said.text for said in scene.said] == ["not acting: it starts a script"]
+        assert [report.text for report in scene.reports] == ["not acting: it starts a script"]
         incident.ask_again_s = 0.0
         considered(scene, incident)
         assert [(action.name, action.state) for action in journal.actions()] == [("restart", "done")]
@@ -219,7 +219,9 @@ def hanging(scene, server=A, kind="stuck_engine"):
     """An incident that is in the journal and is seen now."""
     finding = DetectorFinding(kind, server, "critical", "It hangs", "no token comes", 0.0, 0.0, restart_helps=True)
     scene.journal.open_incident(server, kind, "It hangs", {"by": "sidecar"}, 0.0, f"{server}|{kind}")
-    return OpenIncident(f"{server}|{kind}", server, "g", kind, "It hangs", 0.0, "critical", finding, answered=True)
+    return OpenIncident(
+        f"{server}|{kind}", server, "g", kind, "It hangs", 0.0, "critical", finding, remedies_known=True
+    )
 
 
 def considered(scene, *incidents):
@@ -265,7 +267,7 @@ def states(scene):
     return [action.state for action in scene.journal.actions()]
 
 
-def test_a_door_that_one_legroom_closed_is_opened_by_the_next_when_the_incident_is_over(draining):
+def test_a_drain_that_one_legroom_began_is_ended_by_the_next_when_the_incident_is_over(draining):
     considered(draining, hanging(draining))
     assert draining.worlds[A].closed
     over(draining, hanging(draining))
@@ -273,13 +275,13 @@ def test_a_door_that_one_legroom_closed_is_opened_by_the_next_when_the_incident_
     assert states(draining) == ["undone"]
 
 
-def test_a_door_is_closed_once_for_an_incident_however_often_legroom_starts(draining):
+def test_a_server_is_drained_once_for_an_incident_however_often_legroom_starts(draining):
     considered(draining, hanging(draining))
     considered(draining, hanging(draining))
     assert states(draining) == ["done"]
 
 
-def test_a_door_whose_incident_ended_unseen_is_opened_at_the_next_start(draining):
+def test_a_drain_whose_incident_ended_unseen_is_ended_at_the_next_start(draining):
     considered(draining, hanging(draining))
     taken_over(draining)
     assert draining.worlds[A].closed, "its incident lasts"
@@ -288,7 +290,7 @@ def test_a_door_whose_incident_ended_unseen_is_opened_at_the_next_start(draining
     assert not draining.worlds[A].closed
 
 
-def test_a_door_stays_closed_while_another_incident_of_the_server_lasts(draining):
+def test_a_server_stays_drained_while_another_incident_of_it_lasts(draining):
     first, second = hanging(draining), hanging(draining, kind="unreachable")
     considered(draining, first, second)
     over(draining, first)
@@ -297,46 +299,48 @@ def test_a_door_stays_closed_while_another_incident_of_the_server_lasts(draining
     assert not draining.worlds[A].closed
 
 
-def test_a_door_that_does_not_open_is_tried_again(draining):
+def test_a_drain_that_does_not_end_is_tried_again(draining):
     world, tries = draining.worlds[A], []
     considered(draining, hanging(draining))
-    really_open = world.open
+    really_end = world.end
 
     async def stiff():
-        tries.append("open")
+        tries.append("end")
         if len(tries) < 3:
             raise ActionFailed("the guard cannot be reached")
-        await really_open()
+        await really_end()
 
-    world.open = stiff
+    world.end = stiff
     over(draining, hanging(draining))
     assert (world.closed, len(tries)) == (False, 3)
-    assert [said.text for said in draining.said].count("the door is still closed: the guard cannot be reached") == 1
+    assert [report.text for report in draining.reports].count(
+        "new work is still turned away: the guard cannot be reached"
+    ) == 1
 
 
 def test_a_server_that_is_only_watched_is_neither_drained_nor_restarted(tmp_path):
     with Journal.open(tmp_path / "journal.db") as journal:
         scene = Scene(tmp_path, journal, ("drain", "restart"))
         considered(scene, hanging(scene, "found:8000"))
-        assert [said.text for said in scene.said] == [
+        assert [report.text for report in scene.reports] == [
             "not acting: no platform is named for found:8000, so legroom cannot restart it"
         ]
         assert journal.actions() == ()
 
 
-def test_a_server_without_a_door_is_not_drained(tmp_path):
+def test_a_server_without_a_way_to_drain_is_not_drained(tmp_path):
     with Journal.open(tmp_path / "journal.db") as journal:
         scene = Scene(tmp_path, journal, ("drain",))
         considered(scene, hanging(scene, "found:8000"))
-        assert "no way to stop new work at found:8000 is named" in scene.said[0].text
+        assert "no way to stop new work at found:8000 is named" in scene.reports[0].text
 
 
 def test_a_platform_that_drains_by_itself_keeps_no_work_from_a_server_that_goes_on(draining):
-    server = replace(draining.config.servers[0], door=PlatformDoor("Kubernetes"))
+    server = replace(draining.config.servers[0], drain_method=PlatformDrain("Kubernetes"))
     draining.config = replace(draining.config, servers=(server,))
     considered(draining, hanging(draining))
     assert draining.journal.actions() == ()
-    assert "no way to stop new work" in draining.said[-1].text
+    assert "no way to stop new work" in draining.reports[-1].text
 
 
 def test_a_mistake_while_acting_is_not_repeated_at_every_look(draining):
@@ -345,9 +349,9 @@ def test_a_mistake_while_acting_is_not_repeated_at_every_look(draining):
     async def broken():
         raise KeyError("a mistake")
 
-    draining.worlds[A].close = broken
+    draining.worlds[A].begin = broken
     considered(draining, incident, incident, incident)
-    assert [said.text for said in draining.said if "acting failed" in said.text] == [
+    assert [report.text for report in draining.reports if "acting failed" in report.text] == [
         "acting failed: KeyError('a mistake')"
     ]
 

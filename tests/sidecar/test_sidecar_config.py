@@ -3,7 +3,7 @@
 import pytest
 
 from legroom.actions.docker import ComposeService, DockerContainer
-from legroom.actions.drain import CommandDoor, FileDoor, GuardDoor, PlatformDoor
+from legroom.actions.drain import CommandDrain, GuardDrain, PlatformDrain, ReadinessFileDrain
 from legroom.actions.kubernetes import Workload
 from legroom.actions.platform import FlagChange
 from legroom.actions.run_child import RunChild
@@ -11,7 +11,7 @@ from legroom.actions.supervisord import SupervisordProgram
 from legroom.actions.systemd import SystemdUnit
 from legroom.errors import LegroomError
 from legroom.sidecar.config import is_loopback, read_config, simple_config, with_act
-from legroom.sidecar.policy import Limits
+from legroom.sidecar.policy import ActionLimits
 
 WHOLE = """
 interval_s = 2.5
@@ -66,12 +66,12 @@ def test_a_whole_file_is_understood(tmp_path, monkeypatch):
     config = read(tmp_path, WHOLE)
     first, second = config.servers
     assert (first.name, first.group, first.platform) == ("http://a:8000", "llama", SystemdUnit("vllm@0"))
-    assert isinstance(first.door, GuardDoor)
+    assert isinstance(first.drain_method, GuardDrain)
     assert first.answers == {"preemption_thrash": FlagChange({"--max-num-seqs": "32"})}
     assert (second.name, second.platform) == ("https://b:8000", Workload("vllm", "ml"))
-    assert isinstance(second.door, PlatformDoor)
+    assert isinstance(second.drain_method, PlatformDrain)
     assert config.group("llama").act == {"notify"}
-    assert config.group("llama").limits == Limits(per_hour=1, per_day=3)
+    assert config.group("llama").limits == ActionLimits(per_hour=1, per_day=3)
     assert config.group("default").act == {"notify", "restart"}
     assert config.thresholds.pool_full_ratio == 0.9
     assert config.thresholds.stuck_hold.samples == 5
@@ -179,20 +179,20 @@ def test_every_platform_has_a_name(tmp_path, lines, kind):
 @pytest.mark.parametrize(
     ("drain", "kind"),
     [
-        ('{ by = "file", path = "x", seen_after_s = 1 }', FileDoor),
-        ('{ by = "command", close_command = "a", open_command = "b" }', CommandDoor),
-        ('{ by = "platform" }', PlatformDoor),
+        ('{ by = "file", path = "x", seen_after_s = 1 }', ReadinessFileDrain),
+        ('{ by = "command", close_command = "a", open_command = "b" }', CommandDrain),
+        ('{ by = "platform" }', PlatformDrain),
     ],
 )
 def test_every_door_has_a_name(tmp_path, drain, kind):
-    assert isinstance(read(tmp_path, SERVER + f"drain = {drain}\n").servers[0].door, kind)
+    assert isinstance(read(tmp_path, SERVER + f"drain = {drain}\n").servers[0].drain_method, kind)
 
 
 def test_a_guard_is_the_door_where_there_is_a_token_for_it(tmp_path, monkeypatch):
     monkeypatch.setenv("LEGROOM_GUARD_TOKEN", "g")
-    assert read(tmp_path, SERVER).servers[0].door == GuardDoor("http://a", "g")
-    unchecked = read(tmp_path, SERVER + "verify_tls = false\n").servers[0].door
-    assert unchecked == GuardDoor("http://a", "g", verify_tls=False)
+    assert read(tmp_path, SERVER).servers[0].drain_method == GuardDrain("http://a", "g")
+    unchecked = read(tmp_path, SERVER + "verify_tls = false\n").servers[0].drain_method
+    assert unchecked == GuardDrain("http://a", "g", verify_tls=False)
 
 
 def test_a_configuration_without_a_file_tells_only_unless_told(tmp_path):

@@ -10,10 +10,11 @@ from legroom.actions.notify import Webhook
 from legroom.live.detectors import DetectorFinding
 from legroom.live.journal.journal import Incident, Note
 from legroom.live.remedies import ProposedRemedy
+from legroom.planning.plan_document import PlanDocument
 from legroom.sidecar.acting import change_of
 from legroom.sidecar.http import SidecarMetrics
 from legroom.sidecar.incidents import IncidentKeeper
-from legroom.sidecar.notifier import Telling
+from legroom.sidecar.notifier import Notifier
 
 
 def finding(kind="stuck_engine", severity="critical", time_s=10.0):
@@ -64,9 +65,9 @@ def test_an_incident_that_ended_meanwhile_is_closed_after_a_while():
 def test_an_adopted_incident_is_repeated_with_why_it_was_opened():
     keeper = IncidentKeeper()
     keeper.adopt([replace(left_open(), detail={"by": "sidecar", "finding": {"reason": "no token"}})], {"a": "g"}, {})
-    telling = Telling((Webhook("http://h", "alertmanager"),), None, None)
-    telling.repeat(keeper.all())
-    _, message = telling._queues[0].get_nowait()
+    notifier = Notifier((Webhook("http://h", "alertmanager"),), None, None)
+    notifier.repeat(keeper.all())
+    _, message = notifier._queues[0].get_nowait()
     assert (message.incident, message.text) == (7, "no token")
 
 
@@ -79,15 +80,15 @@ def test_a_message_that_is_on_its_way_when_the_sidecar_ends_arrives(monkeypatch)
             await goes_on.wait()
             taken.append(message.kind)
 
-        monkeypatch.setattr("legroom.sidecar.notifier.notify", slowly)
-        telling = Telling((Webhook("http://h"),), SidecarMetrics(), lambda text: None)
-        sending = asyncio.create_task(telling.run(lambda: ()))
+        monkeypatch.setattr("legroom.sidecar.notifier.post", slowly)
+        notifier = Notifier((Webhook("http://h"),), SidecarMetrics(), lambda text: None)
+        sending = asyncio.create_task(notifier.run(lambda: ()))
         (incident,) = IncidentKeeper().update("a", "g", [finding()]).opened
         incident.number = 7
-        telling.tell(incident)
+        notifier.notify(incident)
         await begun.wait()
         asyncio.get_running_loop().call_soon(goes_on.set)
-        await telling.drain(60.0)
+        await notifier.drain(60.0)
         sending.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await sending
@@ -131,7 +132,7 @@ def test_a_severity_that_swings_is_told_once():
     ],
 )
 def test_computed_settings_become_flags_of_the_servers_release(version, settings, flags):
-    assert change_of((ProposedRemedy("why", settings),), {"vllm": version}).flags == flags
+    assert change_of((ProposedRemedy("why", settings),), PlanDocument(vllm=version)).flags == flags
 
 
 @pytest.mark.parametrize(
@@ -144,13 +145,13 @@ def test_computed_settings_become_flags_of_the_servers_release(version, settings
 )
 def test_what_is_for_people_or_for_another_release_is_passed_over(version, settings):
     found = (ProposedRemedy("why", settings), ProposedRemedy("next", {"max_num_seqs": 8}))
-    assert change_of(found, {"vllm": version}).flags == {"--max-num-seqs": "8"}
-    assert change_of(found[:1], {"vllm": version}) is None
+    assert change_of(found, PlanDocument(vllm=version)).flags == {"--max-num-seqs": "8"}
+    assert change_of(found[:1], PlanDocument(vllm=version)) is None
 
 
 def test_flags_are_changed_only_where_a_plan_is_known():
     found = (ProposedRemedy("words"), ProposedRemedy("better", {"max_num_seqs": 8}, {"A": "1"}))
     assert change_of(found, None) is None
-    assert change_of(found, {}).flags == {"--max-num-seqs": "8"}
-    assert change_of(found[:1], {}) is None
-    assert change_of(found, {"vllm": "of next year"}) is None
+    assert change_of(found, PlanDocument()).flags == {"--max-num-seqs": "8"}
+    assert change_of(found[:1], PlanDocument()) is None
+    assert change_of(found, PlanDocument(vllm="of next year")) is None

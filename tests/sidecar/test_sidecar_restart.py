@@ -9,10 +9,10 @@ from legroom.actions.platform import ActionFailed, FlagChange, Override, keep_ov
 from legroom.live.journal.journal import Journal
 from legroom.live.metrics.address import endpoint
 from legroom.sidecar.config import ServerConfig
-from legroom.sidecar.policy import Limits
-from legroom.sidecar.restart import Hands, Order, Restart
+from legroom.sidecar.policy import ActionLimits
+from legroom.sidecar.restart import ActionContext, RestartOrder, ServerRestart
 
-LIMITS = Limits(drain_deadline_s=0.05, restart_deadline_s=0.5)
+LIMITS = ActionLimits(drain_deadline_s=0.05, restart_deadline_s=0.5)
 
 
 @pytest.fixture
@@ -26,8 +26,8 @@ def restart_of(world, journal, tmp_path, **more):
         return call(journal)
 
     server = ServerConfig(endpoint("http://a"), "g", world, world)
-    order = Order(server, LIMITS, "restart", "it hangs", more.pop("failing", False), **more)
-    return Restart(Hands(keep, lambda write: write(journal), world.look, tmp_path, 0.005), order)
+    order = RestartOrder(server, LIMITS, "restart", "it hangs", more.pop("failing", False), **more)
+    return ServerRestart(ActionContext(keep, lambda write: write(journal), world.look, tmp_path, 0.005), order)
 
 
 def run(world, journal, tmp_path, **more):
@@ -60,13 +60,13 @@ def test_a_failing_server_is_not_waited_for(journal, tmp_path):
     assert world.starts == 2
 
 
-def test_a_door_that_does_not_close_stops_a_restart_of_a_server_that_serves(journal, tmp_path):
+def test_a_drain_that_does_not_begin_stops_a_restart_of_a_server_that_serves(journal, tmp_path):
     world = World()
 
     async def broken():
         raise ActionFailed("the guard cannot be reached")
 
-    world.close = broken
+    world.begin = broken
     outcome = run(world, journal, tmp_path)
     assert (outcome.state, world.starts) == ("undone", 1)
     assert "new work could not be stopped" in outcome.text
@@ -156,8 +156,9 @@ def test_no_platform_is_said(journal, tmp_path):
         return call(journal)
 
     with pytest.raises(ActionFailed, match="no platform is named"):
-        Restart(
-            Hands(keep, None, None, tmp_path), Order(ServerConfig(endpoint("a"), "g"), LIMITS, "restart", "", False)
+        ServerRestart(
+            ActionContext(keep, None, None, tmp_path),
+            RestartOrder(ServerConfig(endpoint("a"), "g"), LIMITS, "restart", "", False),
         )
 
 

@@ -107,7 +107,7 @@ def test_an_incident_of_a_server_that_is_found_elsewhere_goes_on_after_a_restart
     told = []
 
     async def steps(sidecar, take, gone):
-        sidecar._telling.tell = lambda *said: told.append(said)
+        sidecar._notifier.notify = lambda *said: told.append(said)
         assert sidecar._awaited() == {"ns/pod-a", "ns/pod-b"}
         take(down("ns/pod-a"))
         take(down("ns/pod-a"))

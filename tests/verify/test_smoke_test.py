@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from legroom.run import tasks
-from legroom.verify.smoke_test import prove
+from legroom.verify.smoke_test import smoke_test
 
 CONTEXT = 1000
 NO_ROUTE = (404, {"detail": "Not Found"})
@@ -43,7 +43,7 @@ def server():
             pass
 
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=http.serve_forever, daemon=True).start()
+    threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True).start()
     seen["url"] = f"http://127.0.0.1:{http.server_port}"
     yield seen
     http.shutdown()
@@ -51,18 +51,18 @@ def server():
 
 def test_a_server_that_fails_at_the_full_context_is_not_proven(server):
     server["longest"] = 500
-    ok, text = prove(server["url"], "key")
+    ok, text = smoke_test(server["url"], "key")
     assert not ok
     assert "500" in text
     assert server["keys"] == ["Bearer key"] * 2
 
 
 def test_a_server_that_is_gone_is_not_proven():
-    assert prove("http://127.0.0.1:9")[0] is False
+    assert smoke_test("http://127.0.0.1:9")[0] is False
 
 
 def test_the_request_at_the_full_context_is_exactly_that_long(server):
-    assert prove(server["url"]) == (True, "serves tiny: one completion and a request of 1,000 tokens")
+    assert smoke_test(server["url"]) == (True, "serves tiny: one completion and a request of 1,000 tokens")
     body = server["asked"][1][1]
     assert len(body["prompt"]) + body["max_tokens"] == CONTEXT
     assert body["ignore_eos"] is True
@@ -72,7 +72,7 @@ def test_a_proxy_of_the_environment_is_not_asked(server, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "")
     monkeypatch.setattr("urllib.request._opener", None)  # urllib reads the environment once
-    assert prove(server["url"])[0] is True
+    assert smoke_test(server["url"])[0] is True
 
 
 @pytest.mark.parametrize(
@@ -85,19 +85,19 @@ def test_a_proxy_of_the_environment_is_not_asked(server, monkeypatch):
 )
 def test_a_server_of_embeddings_is_proven_with_those(server, refusal):
     server["refusals"] = {"/v1/completions": refusal}
-    assert prove(server["url"]) == (True, "serves tiny: one embedding and a request of 1,000 tokens")
+    assert smoke_test(server["url"]) == (True, "serves tiny: one embedding and a request of 1,000 tokens")
     assert len(server["asked"][-1][1]["input"]) == CONTEXT
 
 
 def test_a_classifier_is_proven_with_what_it_pools(server):
     server["refusals"] = {"/v1/completions": NO_ROUTE, "/v1/embeddings": NO_ROUTE}
-    assert prove(server["url"]) == (True, "serves tiny: one pooled input and a request of 1,000 tokens")
+    assert smoke_test(server["url"]) == (True, "serves tiny: one pooled input and a request of 1,000 tokens")
     assert [path for path, _ in server["asked"][-2:]] == ["/pooling"] * 2
 
 
 def test_a_server_of_neither_is_not_judged(server):
     server["refusals"] = dict.fromkeys(("/v1/completions", "/v1/embeddings", "/pooling"), NO_ROUTE)
-    ok, text = prove(server["url"])
+    ok, text = smoke_test(server["url"])
     assert ok is None
     assert "no completions, and pools nothing" in text
 
@@ -106,14 +106,14 @@ def test_a_full_context_that_the_guard_does_not_let_in_is_no_fault_of_the_server
     server["longest"] = 500
     refusal = {"error": {"message": "The prompt has 996 tokens; at most 500 are served.", "code": "prompt_too_long"}}
     server["too_long"] = (400, refusal)
-    ok, text = prove(server["url"])
+    ok, text = smoke_test(server["url"])
     assert ok is True
     assert text == "serves tiny: one completion and none of 1,000 tokens, which the guard does not let in"
 
 
 def test_a_refusal_of_another_kind_is_not_proven(server):
     server["refusals"] = {"/v1/completions": (400, {"error": {"message": "no memory"}})}
-    ok, text = prove(server["url"])
+    ok, text = smoke_test(server["url"])
     assert ok is False
     assert "400" in text and "no memory" in text
 
@@ -128,5 +128,5 @@ def test_the_key_that_stands_before_the_command_is_the_one_that_is_sent(server, 
         "words": [str(vllm), "serve", "tiny"], "env": {"VLLM_API_KEY": "own"}, "vllm": "0.32.0", "verify": True,
         "url": server["url"], "log": str(tmp_path / "log"), "gpus": {},
     }  # fmt: skip
-    assert tasks.settle(question)["ok"] is True
+    assert tasks.verify_and_calibrate(question)["ok"] is True
     assert set(server["keys"]) == {"Bearer own"}

@@ -18,13 +18,29 @@ from legroom.errors import LegroomError
 from legroom.live.local_memory import is_loopback
 from legroom.render.verify_page import verification_svg, verification_text
 from legroom.units import GIB, MIB
-from legroom.verify.checks import Limits, PlannedPool, kv_use, pool_as_planned, preempted, stable_memory
-from legroom.verify.load import PRESETS, Load, LoadRequest, Pool, needed_blocks, read_load, safe_concurrency, token_ids
-from legroom.verify.planned import read_plan
+from legroom.verify.checks import (
+    PassCriteria,
+    PlannedPool,
+    kv_use,
+    planned_pool,
+    pool_as_planned,
+    preempted,
+    stable_memory,
+)
+from legroom.verify.load import (
+    PRESETS,
+    KvPool,
+    Load,
+    LoadRequest,
+    needed_blocks,
+    read_load,
+    safe_concurrency,
+    token_ids,
+)
 from legroom.verify.report import LoadRun
-from legroom.verify.sampling import Point
-from legroom.verify.server import Outcome
-from legroom.verify.verify import Wish, verify
+from legroom.verify.sampling import LoadSample
+from legroom.verify.server import RequestOutcome
+from legroom.verify.verify import VerificationRequest, verify
 
 VOCABULARY = tuple(range(10, 60))
 
@@ -126,7 +142,7 @@ def serving(stand_in: StandIn) -> Iterator[str]:
 
 def checked(stand_in: StandIn, **wish) -> tuple[dict[str, bool | None], object]:
     with serving(stand_in) as url:
-        found = verify(Wish(url, **({"load": "64/16", "requests": 24} | wish)))
+        found = verify(VerificationRequest(url, **({"load": "64/16", "requests": 24} | wish)))
     return {check.name: check.ok for check in found.checks}, found
 
 
@@ -147,7 +163,7 @@ def test_more_than_fits_is_seen_as_preemptions():
     passed, found = checked(StandIn(blocks=33), concurrency=16, requests=48)
     assert (found.ok, passed["preemptions"]) == (False, False)
     assert any("--max-num-seqs 6 never preempts" in remark for remark in found.notes)
-    with_room, _ = checked(StandIn(blocks=33), concurrency=16, requests=48, limits=Limits(max_preemptions=1000))
+    with_room, _ = checked(StandIn(blocks=33), concurrency=16, requests=48, limits=PassCriteria(max_preemptions=1000))
     assert with_room["preemptions"]
 
 
@@ -172,7 +188,7 @@ def test_a_server_that_takes_no_token_ids_is_asked_with_text():
 
 
 def test_it_ends_when_the_time_is_up():
-    _, found = checked(StandIn(takes_s=0.5), concurrency=1, requests=200, timeout_s=2.5)
+    _, found = checked(StandIn(takes_s=0.1), concurrency=1, requests=200, timeout_s=1.0)
     assert not found.ok
     assert "--timeout" in found.load.interrupted
 
@@ -270,7 +286,7 @@ LENGTHS = st.lists(st.tuples(st.integers(1, 900), st.integers(1, 100)), min_size
 @given(LENGTHS, st.integers(2, 500), st.sampled_from([1, 16, 128]), st.integers(1, 64))
 def test_the_default_number_at_a_time_always_fits_the_pool(lengths, blocks, size, most):
     load = Load("x", tuple(LoadRequest(*pair) for pair in lengths))
-    pool = Pool(blocks, size)
+    pool = KvPool(blocks, size)
     count = safe_concurrency(load, pool, 1000, most)
     assert 1 <= count <= most
     assert count == 1 or needed_blocks(load, pool, count) <= pool.usable_blocks
@@ -280,7 +296,7 @@ def test_the_default_number_at_a_time_always_fits_the_pool(lengths, blocks, size
 
 def test_a_pool_shared_by_groups_is_counted_by_full_requests():
     load = Load("x", (LoadRequest(10, 10),) * 50)
-    assert safe_concurrency(load, Pool(101, 16, full_request_blocks=20), 128, 64) == 5
+    assert safe_concurrency(load, KvPool(101, 16, full_request_blocks=20), 128, 64) == 5
 
 
 def test_prompts_that_share_a_beginning_begin_with_the_same_tokens():
@@ -302,52 +318,54 @@ def test_a_trace_gives_its_lengths(tmp_path):
 
 
 def run_of(points=(), **more) -> LoadRun:
-    return LoadRun("x", 10, 4, (Outcome(10, 5, 0.1, 0.2),) * 10, tuple(points), 5.0, 0, **more)
+    return LoadRun("x", 10, 4, (RequestOutcome(10, 5, 0.1, 0.2),) * 10, tuple(points), 5.0, 0, **more)
 
 
 def test_counters_that_go_backwards_mean_a_restart():
-    check = preempted(replace(run_of(), preemptions=-3), Limits())
+    check = preempted(replace(run_of(), preemptions=-3), PassCriteria())
     assert (check.ok, "restarted" in check.text) == (False, True)
 
 
 def test_a_pool_fuller_than_the_load_can_make_it_is_not_as_planned():
-    load, pool = Load("x", (LoadRequest(12, 4),) * 10), Pool(101, 16)
-    low, high = Point(0, 0.06, 4, 0, 0, ours=4), Point(0, 0.5, 4, 0, 0, ours=4)
+    load, pool = Load("x", (LoadRequest(12, 4),) * 10), KvPool(101, 16)
+    low, high = LoadSample(0, 0.06, 4, 0, 0, ours=4), LoadSample(0, 0.5, 4, 0, 0, ours=4)
     assert kv_use(run_of([low]), load, pool, 1000).ok
     assert kv_use(run_of([high]), load, pool, 1000).ok is False
 
 
 def test_with_other_clients_the_need_is_not_judged():
-    load, pool = Load("x", (LoadRequest(12, 4),) * 10), Pool(101, 16)
-    assert kv_use(run_of([Point(0, 0.9, 30, 5, 0, ours=4)]), load, pool, 1000).ok is None
+    load, pool = Load("x", (LoadRequest(12, 4),) * 10), KvPool(101, 16)
+    assert kv_use(run_of([LoadSample(0, 0.9, 30, 5, 0, ours=4)]), load, pool, 1000).ok is None
 
 
-def readings(*sizes: int) -> list[Point]:
-    return [Point(float(at), 0.5, 1, 0, 0, size) for at, size in enumerate(sizes)]
+def readings(*sizes: int) -> list[LoadSample]:
+    return [LoadSample(float(at), 0.5, 1, 0, 0, size) for at, size in enumerate(sizes)]
 
 
 def test_memory_that_settles_after_the_ramp_is_stable():
-    assert stable_memory(readings(60 * GIB, 62 * GIB, *[63 * GIB] * 8), Limits(), "GPU memory", 80 * GIB).ok
+    assert stable_memory(readings(60 * GIB, 62 * GIB, *[63 * GIB] * 8), PassCriteria(), "GPU memory", 80 * GIB).ok
 
 
 def test_memory_that_keeps_growing_is_not():
-    check = stable_memory(readings(*(60 * GIB + n * 512 * MIB for n in range(12))), Limits(), "GPU memory", 80 * GIB)
+    check = stable_memory(
+        readings(*(60 * GIB + n * 512 * MIB for n in range(12))), PassCriteria(), "GPU memory", 80 * GIB
+    )
     assert (check.ok, "grew by" in check.text) == (False, True)
 
 
 def test_host_memory_that_grows_while_blocks_are_used_for_the_first_time_is_not_judged():
     grown = readings(*(2 * GIB + n * 64 * MIB for n in range(12)))
-    assert stable_memory(grown, Limits(), "resident memory", None, settles=False).ok is None
-    assert stable_memory(grown, Limits(), "resident memory", None, settles=True).ok is False
+    assert stable_memory(grown, PassCriteria(), "resident memory", None, settles=False).ok is None
+    assert stable_memory(grown, PassCriteria(), "resident memory", None, settles=True).ok is False
 
 
 def test_memory_that_cannot_be_read_is_said_to_be():
-    assert stable_memory(readings(1, 2, 3, 4, 5), Limits(), "", None).ok is None
+    assert stable_memory(readings(1, 2, 3, 4, 5), PassCriteria(), "", None).ok is None
 
 
 @pytest.mark.parametrize(("blocks", "ok"), [(100, True), (97, True), (94, False), (110, False)])
 def test_the_pool_may_lie_anywhere_in_the_band_of_the_plan(blocks, ok):
-    check = pool_as_planned(Pool(blocks, 16), PlannedPool(100, 16, 95, 105))
+    check = pool_as_planned(KvPool(blocks, 16), PlannedPool(100, 16, 95, 105))
     assert check and check.ok is ok
 
 
@@ -355,7 +373,7 @@ def test_a_plan_of_legroom_is_read_with_its_band(tmp_path, capsys):
     assert main(["plan", "llama-3.1-8b", "--gpu", "h100", "--max-model-len", "8192", "--json"]) == 0
     path = tmp_path / "plan.json"
     path.write_text(capsys.readouterr().out)
-    planned = read_plan(str(path))
+    planned = planned_pool(str(path))
     assert planned.low_blocks < planned.num_blocks < planned.high_blocks
     assert planned.max_model_len == 8192
 
@@ -367,4 +385,4 @@ def test_what_is_no_plan_is_refused(tmp_path, text):
     path = tmp_path / "plan.json"
     path.write_text(text)
     with pytest.raises(LegroomError):
-        read_plan(str(path))
+        planned_pool(str(path))

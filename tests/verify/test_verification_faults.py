@@ -10,12 +10,11 @@ from test_verification import StandIn, checked, serving
 from legroom.cli.main import main
 from legroom.errors import LegroomError
 from legroom.live.local_memory import is_loopback
-from legroom.verify.checks import PlannedPool, kv_use
-from legroom.verify.load import Load, LoadRequest, Pool, read_load
-from legroom.verify.planned import read_plan
+from legroom.verify.checks import PlannedPool, kv_use, planned_pool
+from legroom.verify.load import KvPool, Load, LoadRequest, read_load
 from legroom.verify.report import LoadRun
-from legroom.verify.sampling import Point
-from legroom.verify.verify import Wish, verify
+from legroom.verify.sampling import LoadSample
+from legroom.verify.verify import VerificationRequest, verify
 
 PLAN = {
     "model": "Qwen/Qwen3-8B", "kv": {"num_blocks": 65, "block_size": 16}, "layout": {"kv_cache_bytes": 65},
@@ -93,7 +92,7 @@ def test_another_name_of_the_model_is_noted_and_not_judged():
 
 def test_the_model_and_context_of_a_plan_are_read(tmp_path):
     (tmp_path / "p.json").write_text(json.dumps(PLAN))
-    planned = read_plan(str(tmp_path / "p.json"))
+    planned = planned_pool(str(tmp_path / "p.json"))
     assert (planned.model, planned.max_model_len) == ("Qwen/Qwen3-8B", 512)
 
 
@@ -109,7 +108,7 @@ def test_a_plan_that_is_none_is_said_to_be_in_plain_words(tmp_path, text):
     path = tmp_path / "p.json"
     path.write_text(text)
     with pytest.raises(LegroomError) as caught:
-        read_plan(str(path))
+        planned_pool(str(path))
     assert "indices" not in caught.value.message
 
 
@@ -174,14 +173,14 @@ def test_a_stream_that_cannot_be_read_is_not_verified(stream):
 
 def test_a_server_that_speaks_no_tls_is_not_said_to_be_away():
     with serving(StandIn()) as url, pytest.raises(LegroomError) as caught:
-        verify(Wish(url.replace("http:", "https:")))
+        verify(VerificationRequest(url.replace("http:", "https:")))
     assert "TLS" in caught.value.message
     assert "nothing listens" not in caught.value.message
 
 
 def test_a_host_that_is_not_known_is_said_to_be():
     with pytest.raises(LegroomError, match="host name is not known"):
-        verify(Wish("http://no-such-host.invalid:8000", load_remote=True))
+        verify(VerificationRequest("http://no-such-host.invalid:8000", load_remote=True))
 
 
 # The call
@@ -243,8 +242,8 @@ def test_only_what_does_not_fit_the_context_is_cut():
 
 
 def test_what_always_fits_is_not_called_more_than_the_pool_has():
-    load, pool = Load("x", (LoadRequest(500, 12),) * 4), Pool(65, 16)
-    run = LoadRun("x", 4, 2, (), (Point(0.0, 1.0, 2, 0, 0, ours=2),), 1.0, 0)
+    load, pool = Load("x", (LoadRequest(500, 12),) * 4), KvPool(65, 16)
+    run = LoadRun("x", 4, 2, (), (LoadSample(0.0, 1.0, 2, 0, 0, ours=2),), 1.0, 0)
     check = kv_use(run, load, pool, 512)
     assert check.ok is True
     assert check.text.endswith("2 of these requests can take 64")

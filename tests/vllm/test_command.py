@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from legroom.facts.flags import choices, flags_of
 from legroom.facts.releases import known_releases, release
 from legroom.vllm.args import ServeArgs
-from legroom.vllm.command import command
+from legroom.vllm.command_line import command
 from legroom.vllm.parse import parse_flags
 from legroom.vllm.reading import FIELDS
 

@@ -1,4 +1,4 @@
-"""A server as a child: started below a keeper, its output passed on, its end told, nothing of it left behind."""
+"""A server as a child: started below a keeper, its output passed on, its end seen, nothing of it left behind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from legroom.actions.descendants import adopt_orphans, kill_all_below
-from legroom.actions.server_log import KeptLog, PassingOn
+from legroom.actions.server_log import OutputRelay, ServerLog
 from legroom.errors import UNREACHABLE, LegroomError
 
 _KEEPER = "import sys; sys.path.insert(0, {folder!r}); from legroom.actions.keeper import main; main()"
@@ -31,9 +31,10 @@ class Child:
         words: Sequence[str],
         env: Mapping[str, str],
         *,
-        log: KeptLog | None = None,
+        log: ServerLog | None = None,
         see: Callable[[bytes], None] | None = None,
         outputs: tuple[int, int] = (1, 2),
+        leftover_grace_s: float = 3.0,
     ) -> None:
         adopt_orphans()  # where the keeper is killed, what it kept comes to us
         ours, theirs = socket.socketpair()
@@ -45,7 +46,10 @@ class Child:
         self._control, self._pending = ours, b""
         self._refusal: int | None = None
         folder = str(Path(__file__).parents[2])
-        line = [sys.executable, "-I", "-S", "-c", _KEEPER.format(folder=folder), str(theirs.fileno()), *words]
+        line = [
+            sys.executable, "-I", "-S", "-c", _KEEPER.format(folder=folder), str(theirs.fileno()),
+            str(leftover_grace_s), *words,
+        ]  # fmt: skip
         with theirs:
             # A session of its own: Ctrl-C in a terminal goes to legroom, which decides what the server gets.
             self._keeper = subprocess.Popen(
@@ -53,9 +57,9 @@ class Child:
                 pass_fds=[theirs.fileno()], start_new_session=True,
             )  # fmt: skip
         self._streams = []
-        for (source, held), target in zip(pipes, outputs, strict=True):
-            os.close(held)
-            self._streams.append(PassingOn(source, target, log, see))
+        for (source, writing), target in zip(pipes, outputs, strict=True):
+            os.close(writing)
+            self._streams.append(OutputRelay(source, target, log, see))
         for stream in self._streams:
             stream.start()
         self._await_start()
@@ -79,19 +83,18 @@ class Child:
         return any(stream.is_held_up for stream in self._streams)
 
     def fileno(self) -> int:
-        """What to wait on."""
         return self._control.fileno()
 
     def read(self) -> None:
         """Take in what the keeper has said."""
         try:
-            said = self._control.recv(4096)
+            received = self._control.recv(4096)
         except OSError:
-            said = b""
-        if not said and not self.gone:
+            received = b""
+        if not received and not self.gone:
             self._outlive_keeper()
             return
-        *lines, self._pending = (self._pending + said).split(b"\n")
+        *lines, self._pending = (self._pending + received).split(b"\n")
         for line in lines:
             self._take(line.decode())
 
@@ -111,7 +114,7 @@ class Child:
                 self.read()
         return self.gone
 
-    def settle(self) -> None:
+    def mark_ready(self) -> None:
         """It is up: read along no more, and wake up less often for its output."""
         for stream in self._streams:
             stream.calm = True

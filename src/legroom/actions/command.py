@@ -7,10 +7,10 @@ from pathlib import Path
 
 from legroom.actions.platform import (
     ActionFailed,
-    Asked,
     FlagChange,
     FlagsFixed,
     Override,
+    RestartRequest,
     State,
     read_if_there,
     restore_file,
@@ -35,11 +35,9 @@ class CommandPlatform:
 
     @property
     def name(self) -> str:
-        """For sentences."""
         return "the restart command"
 
     async def state(self) -> State:
-        """The process of the pid file."""
         if self.pid_file is None:
             return State(None)
         text = read_if_there(self.pid_file)
@@ -51,7 +49,7 @@ class CommandPlatform:
             raise ActionFailed(f"{self.pid_file} holds no process id") from error
         return State(identity, identity is not None)
 
-    async def restart(self, asked: Asked) -> None:
+    async def restart(self, asked: RestartRequest) -> None:
         """Runs it and waits for its end."""
         env = {"LEGROOM_SERVER": self.server, "LEGROOM_ACTION": asked.token}
         if self.flags_file is not None:
@@ -60,7 +58,6 @@ class CommandPlatform:
         await succeed(words, "the restart command", timeout_s=asked.deadline_s, env=env, asked=asked)
 
     async def override_place(self) -> Override:
-        """The file that the command reads."""
         if self.flags_file is None:
             raise FlagsFixed("no `flags_file` is named for the restart command, so flags cannot be changed")
         return Override(str(self.flags_file), read_if_there(self.flags_file))
@@ -71,5 +68,4 @@ class CommandPlatform:
         write_whole(place, json.dumps({"flags": dict(change.flags), "env": dict(change.env)}, indent=1) + "\n", 0o600)
 
     async def restore_flags(self, override: Override) -> None:
-        """The old file, or none."""
         restore_file(Path(override.place), override.before)

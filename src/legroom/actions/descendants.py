@@ -27,12 +27,12 @@ def descendants(ancestor: int) -> dict[int, int]:
     for name in _pids():
         if (fields := _stat(name)) is not None:
             parents[int(name)] = (int(fields[_PPID]), int(fields[_STARTED]), fields[0] not in "ZX")
-    found: dict[int, tuple[int, bool]] = {}
+    below: dict[int, tuple[int, bool]] = {}
     layer = {ancestor}
     while layer:
-        layer = {pid for pid, (parent, _, _) in parents.items() if parent in layer and pid not in found}
-        found |= {pid: parents[pid][1:] for pid in layer}
-    return {pid: start for pid, (start, lives) in found.items() if lives}
+        layer = {pid for pid, (parent, _, _) in parents.items() if parent in layer and pid not in below}
+        below |= {pid: parents[pid][1:] for pid in layer}
+    return {pid: start for pid, (start, lives) in below.items() if lives}
 
 
 def started(pid: int) -> int | None:
@@ -66,10 +66,10 @@ def send(pid: int, start: int, number: int) -> bool:
 
 def kill_below(ancestor: int, spare: Callable[[int], bool] | None = None) -> int:
     """SIGKILL everything below `ancestor` but what `spare` says; how many were there."""
-    found = {pid: start for pid, start in descendants(ancestor).items() if spare is None or not spare(pid)}
-    for pid, start in found.items():
+    below = {pid: start for pid, start in descendants(ancestor).items() if spare is None or not spare(pid)}
+    for pid, start in below.items():
         send(pid, start, signal.SIGKILL)
-    return len(found)
+    return len(below)
 
 
 def kill_all_below(ancestor: int, spare: Callable[[int], bool] | None = None) -> None:

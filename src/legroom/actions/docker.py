@@ -10,20 +10,22 @@ import json
 from pathlib import Path
 from typing import Any
 
-from legroom.actions.flag_words import doubled, require_server, with_flags
 from legroom.actions.platform import (
     ActionFailed,
-    Asked,
     FlagChange,
     FlagsFixed,
     Override,
+    RestartRequest,
     State,
+    doubled,
     read_if_there,
+    require_server,
     restore_file,
     write_whole,
 )
 from legroom.actions.programs import call, succeed
 from legroom.records import dataclass
+from legroom.vllm.command_line import with_flags
 
 _QUICK_S = 30.0
 
@@ -37,7 +39,6 @@ class DockerContainer:
 
     @property
     def name(self) -> str:
-        """For sentences."""
         return f"Docker container {self.container}"
 
     @property
@@ -49,8 +50,7 @@ class DockerContainer:
         """When Docker started it, and which process it is."""
         return _state(await _inspect(self.container))
 
-    async def restart(self, asked: Asked) -> None:
-        """`docker restart`."""
+    async def restart(self, asked: RestartRequest) -> None:
         words = ["docker", "restart", "--time", str(self.stop_s), self.container]
         await succeed(words, f"restarting {self.name}", timeout_s=asked.deadline_s, asked=asked)
 
@@ -71,15 +71,12 @@ class DockerContainer:
 
 @dataclass(frozen=True)
 class ComposeService:
-    """One service of a Compose project."""
-
     file: Path
     service: str
     stop_s: int = 60
 
     @property
     def name(self) -> str:
-        """For sentences."""
         return f"Compose service {self.service} of {self.file.name}"
 
     @property
@@ -93,7 +90,7 @@ class ComposeService:
         ids = (await succeed(words, f"asking for {self.name}", timeout_s=_QUICK_S)).split()
         return _state(await _inspect(ids[0])) if ids else State(None, False)
 
-    async def restart(self, asked: Asked) -> None:
+    async def restart(self, asked: RestartRequest) -> None:
         """Made anew, which is how changed arguments take effect; unchanged ones give the same container again."""
         words = self._compose(
             "up", "--detach", "--no-deps", "--force-recreate", "--timeout", str(self.stop_s), self.service
@@ -117,7 +114,6 @@ class ComposeService:
         write_whole(self._override(), json.dumps({"services": {self.service: changed}}, indent=1) + "\n", 0o600)
 
     async def restore_flags(self, override: Override) -> None:
-        """The old override, or none."""
         restore_file(Path(override.place), override.before)
 
     async def _words(self) -> list[str]:
@@ -132,12 +128,11 @@ class ComposeService:
             raise FlagsFixed(
                 f"{self.name} has no command of its own to change", "write its vLLM arguments under `command:`"
             )
-        found = [str(word) for word in command]
-        require_server([*(service.get("entrypoint") or ()), *found], self.name, in_image=True)
-        return found
+        words = [str(word) for word in command]
+        require_server([*(service.get("entrypoint") or ()), *words], self.name, in_image=True)
+        return words
 
     async def replicas(self) -> int:
-        """Containers of the service."""
         words = self._compose("ps", "--quiet", self.service)
         return len((await succeed(words, f"counting {self.name}", timeout_s=_QUICK_S)).split())
 
@@ -146,7 +141,6 @@ class ComposeService:
         await succeed(self._scale(replicas), f"scaling {self.name}", timeout_s=600.0)
 
     def scale_words(self, replicas: int) -> str:
-        """By hand."""
         return " ".join(self._scale(replicas))
 
     def _scale(self, replicas: int) -> list[str]:
@@ -166,22 +160,22 @@ async def _inspect(container: str) -> dict[str, Any]:
     words = ["docker", "inspect", "--type", "container", "--format", "{{json .State}}", container]
     done = await call(words, timeout_s=_QUICK_S)
     if done.code:
-        raise ActionFailed(f"Docker does not know {container} or does not answer: {done.last_words}")
+        raise ActionFailed(f"Docker does not know {container} or does not answer: {done.last_output}")
     return _json(done.output, "docker inspect")
 
 
-def _state(held: dict[str, Any]) -> State:
-    running = bool(held.get("Running")) and not held.get("Paused")
-    started = held.get("StartedAt") or ""
+def _state(state: dict[str, Any]) -> State:
+    running = bool(state.get("Running")) and not state.get("Paused")
+    started = state.get("StartedAt") or ""
     known = started and not started.startswith("0001-")
-    return State(f"{held.get('Pid')}@{started}" if known else None, running, bool(held.get("Restarting")))
+    return State(f"{state.get('Pid')}@{started}" if known else None, running, bool(state.get("Restarting")))
 
 
 def _json(text: str, source: str) -> dict[str, Any]:
     try:
-        held = json.loads(text)
+        document = json.loads(text)
     except ValueError as error:
         raise ActionFailed(f"{source} gave an answer that is not JSON") from error
-    if not isinstance(held, dict):
+    if not isinstance(document, dict):
         raise ActionFailed(f"{source} gave an answer of another shape")
-    return held
+    return document

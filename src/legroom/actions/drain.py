@@ -1,7 +1,7 @@
 """Stopping new work at a server and waiting for what it has: the first half of a restart that loses nothing.
 
 vLLM on its own has no such state: while it drains after SIGTERM its health stays 200 and new requests get 500 (0.32).
-So a door in front of it is closed first, and only when nothing runs any more is it restarted.
+So new requests are kept away first, and only when nothing runs any more is it restarted.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ _QUICK_S = 10.0
 _ZERO_LOOKS = 2  # one look can fall between a request's end in the engine and its last bytes to the client
 
 
-class Door(Protocol):
-    """What keeps new requests from a server. Closing or opening it twice is harmless."""
+class DrainMethod(Protocol):
+    """How new requests are kept from a server. Beginning or ending a drain twice is harmless."""
 
     @property
     def name(self) -> str:
         """In a few words."""
         ...
 
-    async def close(self) -> None:
+    async def begin(self) -> None:
         """No new work from now on. Raises `ActionFailed` where that did not work."""
         ...
 
-    async def open(self) -> None:
+    async def end(self) -> None:
         """New work again."""
         ...
 
-    async def inside(self) -> float | None:
-        """Requests that came in and are not out yet, where the door counts them."""
+    async def in_flight(self) -> float | None:
+        """Requests that were let in and are not answered yet, where that is counted."""
         ...
 
 
 @dataclass(frozen=True)
-class GuardDoor:
+class GuardDrain:
     """legroom's guard, in vLLM or before it: new requests get 503 with Retry-After."""
 
     url: str
@@ -52,21 +52,18 @@ class GuardDoor:
 
     @property
     def name(self) -> str:
-        """For sentences."""
         return "the guard"
 
-    async def close(self) -> None:
-        """Asks the guard to drain."""
+    async def begin(self) -> None:
         await self._ask("POST", "drain", {"on": True})
 
-    async def open(self) -> None:
-        """Ends it."""
+    async def end(self) -> None:
         await self._ask("POST", "drain", {"on": False})
 
-    async def inside(self) -> float | None:
+    async def in_flight(self) -> float | None:
         """Those that it let in or keeps waiting."""
-        held = await self._ask("GET", "status", None)
-        counts = [held.get("running"), held.get("waiting")]
+        status = await self._ask("GET", "status", None)
+        counts = [status.get("running"), status.get("waiting")]
         known = [float(count) for count in counts if isinstance(count, (int, float))]
         return sum(known) if known else None
 
@@ -90,14 +87,14 @@ class GuardDoor:
                     )
                 if answer.status >= 400:
                     raise ActionFailed(f"the guard answered {answer.status} to {path}")
-                held = await answer.json(content_type=None)
-                return held if isinstance(held, dict) else {}
+                document = await answer.json(content_type=None)
+                return document if isinstance(document, dict) else {}
         except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:
             raise ActionFailed(f"the guard cannot be reached ({type(error).__name__})") from error
 
 
 @dataclass(frozen=True)
-class FileDoor:
+class ReadinessFileDrain:
     """A file whose presence makes a readiness probe or a load balancer's check fail. Waits until it has been seen."""
 
     path: Path
@@ -105,28 +102,25 @@ class FileDoor:
 
     @property
     def name(self) -> str:
-        """For sentences."""
         return f"the readiness file {self.path.name}"
 
-    async def close(self) -> None:
+    async def begin(self) -> None:
         """Makes it, and gives the checkers time to look."""
         write_whole(self.path, "draining\n")
         await asyncio.sleep(self.seen_after_s)
 
-    async def open(self) -> None:
-        """Takes it away."""
+    async def end(self) -> None:
         try:
             self.path.unlink(missing_ok=True)
         except OSError as error:
             raise ActionFailed(f"{self.path} cannot be taken away: {error.strerror}") from error
 
-    async def inside(self) -> float | None:
-        """A file counts nothing."""
+    async def in_flight(self) -> float | None:
         return None
 
 
 @dataclass(frozen=True)
-class CommandDoor:
+class CommandDrain:
     """Two commands of the user's own, such as a load balancer's to take a server out and put it back."""
 
     close_command: str
@@ -135,42 +129,45 @@ class CommandDoor:
 
     @property
     def name(self) -> str:
-        """For sentences."""
         return "the drain command"
 
-    async def close(self) -> None:
-        """Runs the one."""
+    async def begin(self) -> None:
         await succeed(["/bin/sh", "-c", self.close_command], "the drain command", timeout_s=self.timeout_s)
 
-    async def open(self) -> None:
-        """Runs the other."""
+    async def end(self) -> None:
         await succeed(["/bin/sh", "-c", self.open_command], "the command that ends a drain", timeout_s=self.timeout_s)
 
-    async def inside(self) -> float | None:
-        """A command counts nothing."""
+    async def in_flight(self) -> float | None:
         return None
 
 
 @dataclass(frozen=True)
-class PlatformDoor:
-    """No door of legroom's: the orchestrator drains by itself when it restarts (Kubernetes, a `legroom run`)."""
+class NoDrain:
+    """No way to keep new work away is named: a restart waits for a moment without requests."""
+
+    @property
+    def name(self) -> str:
+        return "nothing"
+
+    async def begin(self) -> None:
+        """Nothing to do here."""
+
+    async def end(self) -> None:
+        """Nothing to do here."""
+
+    async def in_flight(self) -> float | None:
+        return None
+
+
+@dataclass(frozen=True)
+class PlatformDrain(NoDrain):
+    """Nothing of legroom's: the orchestrator drains by itself when it restarts (Kubernetes, a `legroom run`)."""
 
     platform: str
 
     @property
     def name(self) -> str:
-        """For sentences."""
         return f"{self.platform}, which drains by itself"
-
-    async def close(self) -> None:
-        """Nothing to do here."""
-
-    async def open(self) -> None:
-        """Nothing to do here."""
-
-    async def inside(self) -> float | None:
-        """Not counted here."""
-        return None
 
 
 @dataclass(frozen=True)
@@ -189,17 +186,20 @@ class Drained:
 
 
 async def wait_until_empty(
-    door: Door, busy: Callable[[], Awaitable[float | None]] | None, deadline_s: float, poll_s: float = 0.5
+    drain_method: DrainMethod,
+    busy: Callable[[], Awaitable[float | None]] | None,
+    deadline_s: float,
+    poll_s: float = 0.5,
 ) -> Drained:
-    """Waits until nothing runs or waits, by the server's metrics and the door's own count, or the deadline.
+    """Waits until nothing runs or waits, by the server's metrics and the drain's own count, or the deadline.
 
-    `busy` gives running and waiting requests together, None where the server does not say; without it the door's own
+    `busy` gives running and waiting requests together, None where the server does not say; without it the drain's own
     count is all there is.
     """
     loop = asyncio.get_running_loop()
     start_s, zeros = loop.time(), 0
     while True:
-        left = await _left(door, busy)
+        left = await _left(drain_method, busy)
         zeros = zeros + 1 if left == 0 else 0
         waited_s = loop.time() - start_s
         if zeros >= _ZERO_LOOKS:
@@ -209,19 +209,19 @@ async def wait_until_empty(
         await asyncio.sleep(min(poll_s, max(0.0, deadline_s - waited_s)))
 
 
-async def count_inside(door: Door) -> float | None:
-    """What the door counts; None where it does not, or does not answer."""
+async def count_in_flight(drain_method: DrainMethod) -> float | None:
+    """The drain's own count; None where there is none, or nothing answers."""
     try:
-        return await door.inside()
+        return await drain_method.in_flight()
     except ActionFailed:
         return None
 
 
-async def _left(door: Door, busy: Callable[[], Awaitable[float | None]] | None) -> float | None:
-    inside = await count_inside(door)
+async def _left(drain_method: DrainMethod, busy: Callable[[], Awaitable[float | None]] | None) -> float | None:
+    in_flight = await count_in_flight(drain_method)
     if busy is None:
-        return inside
+        return in_flight
     running = await busy()
-    known = [count for count in (inside, running) if count is not None]
-    # A server that does not answer is not known to be empty, whatever the door thinks of it.
+    known = [count for count in (in_flight, running) if count is not None]
+    # A server that does not answer is not known to be empty, whatever the drain's own count says.
     return None if running is None else max(known)

@@ -28,14 +28,15 @@ from legroom.actions.descendants import (
     reap,
 )
 
-LEFTOVER_GRACE_S = 3.0
-"""How long what a server leaves behind may take to end by itself: engine cores notice, trackers clean up."""
 CLEANING_GRACE_S = 1.0
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 
 
-def keep(control: int, words: list[str]) -> None:
-    """Start the server, look after it, and leave nothing behind."""
+def keep(control: int, leftover_grace_s: float, words: list[str]) -> None:
+    """Start the server, look after it, and leave nothing behind.
+
+    What a server leaves behind may take `leftover_grace_s` to end by itself.
+    """
     adopt_orphans()
     ended, wakeup = os.pipe()
     os.set_blocking(ended, False)
@@ -48,13 +49,13 @@ def keep(control: int, words: list[str]) -> None:
     if server:
         _let_go_of_output()
         _say(control, f"pid {server}")
-        _watch(control, server, ended)
+        _watch(control, server, ended, leftover_grace_s)
     _say(control, "gone")
 
 
 def _start(words: list[str], control: int) -> int:
     """The server's pid, or 0 where it could not be executed."""
-    failed, said = os.pipe()  # closed by a successful exec
+    failed, failing = os.pipe()  # closed by a successful exec
     keeper = os.getpid()
     pid = os.fork()
     if pid == 0:
@@ -70,10 +71,10 @@ def _start(words: list[str], control: int) -> int:
             os.close(control)
             os.execvp(words[0], words)
         except OSError as error:
-            os.write(said, str(error.errno or 1).encode())
+            os.write(failing, str(error.errno or 1).encode())
         finally:
             os._exit(127)
-    os.close(said)
+    os.close(failing)
     reason = os.read(failed, 16).decode()
     os.close(failed)
     if not reason:
@@ -91,15 +92,15 @@ def _let_go_of_output() -> None:
     os.close(nothing)
 
 
-def _watch(control: int, server: int, ended: int) -> None:
+def _watch(control: int, server: int, ended: int, leftover_grace_s: float) -> None:
     pending = b""
     while True:
         readable, _, _ = select.select([control, ended], [], [])
         if control in readable:
-            said = _read(control)
-            if not said:
+            received = _read(control)
+            if not received:
                 break  # legroom is dead
-            pending += said
+            pending += received
             *lines, pending = pending.split(b"\n")
             for line in lines:
                 if line == b"kill":
@@ -111,7 +112,7 @@ def _watch(control: int, server: int, ended: int) -> None:
             status = reap().get(server)
             if status is not None:
                 _say(control, f"exit {status}")
-                _wait_until_alone(LEFTOVER_GRACE_S, control)
+                _wait_until_empty(leftover_grace_s, control)
                 break
     _leave_nothing()
 
@@ -119,11 +120,11 @@ def _watch(control: int, server: int, ended: int) -> None:
 def _leave_nothing() -> None:
     """Kill what is left; what cleans up after the others goes last."""
     kill_all_below(os.getpid(), cleans_up)
-    _wait_until_alone(CLEANING_GRACE_S)
+    _wait_until_empty(CLEANING_GRACE_S)
     kill_all_below(os.getpid())
 
 
-def _wait_until_alone(patience_s: float, control: int | None = None) -> None:
+def _wait_until_empty(patience_s: float, control: int | None = None) -> None:
     """Until nothing is left, the patience is over, or legroom dies or says anything."""
     until = time.monotonic() + patience_s
     while descendants(os.getpid()) and time.monotonic() < until:
@@ -146,8 +147,8 @@ def _say(control: int, text: str) -> None:
 
 
 def main() -> None:
-    """`keeper CONTROL_FD COMMAND...`."""
-    keep(int(sys.argv[1]), sys.argv[2:])
+    """`keeper CONTROL_FD LEFTOVER_GRACE_S COMMAND...`."""
+    keep(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:])
 
 
 if __name__ == "__main__":

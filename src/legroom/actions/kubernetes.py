@@ -13,9 +13,17 @@ import json
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
-from legroom.actions.flag_words import require_server, with_flags
-from legroom.actions.platform import ActionFailed, Asked, FlagChange, FlagsFixed, Override, State
+from legroom.actions.platform import (
+    ActionFailed,
+    FlagChange,
+    FlagsFixed,
+    Override,
+    RestartRequest,
+    State,
+    require_server,
+)
 from legroom.records import dataclass
+from legroom.vllm.command_line import with_flags
 
 RESTARTED_BY = "legroom/restarted-by"
 _QUICK_S = 20.0
@@ -33,28 +41,29 @@ class Workload:
     container: str | None = None
     context: str | None = None
     settle_s: float = 10.0
+    poll_s: float = 1.0
+    """Between looks at a rollout."""
 
     @property
     def name(self) -> str:
-        """For sentences."""
         return f"Kubernetes {self.kind.replace('_', '')} {self.namespace}/{self.workload}"
 
     async def state(self) -> State:
         """What its pods are made from: the token of the last restart, and arguments and image by their hash."""
-        held = await self._read()
-        template, status, spec = held["spec"]["template"], held.get("status") or {}, held["spec"]
+        workload = await self._read()
+        template, status, spec = workload["spec"]["template"], workload.get("status") or {}, workload["spec"]
         wanted = spec.get("replicas", 1)
-        behind = status.get("observedGeneration", 0) < held["metadata"].get("generation", 0)
+        behind = status.get("observedGeneration", 0) < workload["metadata"].get("generation", 0)
         rolling = behind or status.get("updatedReplicas", 0) < wanted or status.get("readyReplicas", 0) < wanted
         return State(_made_from(template), status.get("readyReplicas", 0) > 0, rolling)
 
-    async def restart(self, asked: Asked) -> None:
+    async def restart(self, asked: RestartRequest) -> None:
         """Annotates the pods' template, and waits for the rollout to end."""
         if asked.launched is not None:
             await asked.launched(0, "")
         marks = {RESTARTED_BY: asked.token, "kubectl.kubernetes.io/restartedAt": _now()}
-        held = await self._read()
-        if _marks(held["spec"]["template"]).get(RESTARTED_BY) != asked.token:
+        workload = await self._read()
+        if _marks(workload["spec"]["template"]).get(RESTARTED_BY) != asked.token:
             await self._patch({"spec": {"template": {"metadata": {"annotations": marks}}}})
         await self._rolled_out(asked.deadline_s)
 
@@ -70,12 +79,12 @@ class Workload:
         container = self._container(await self._read())
         field, words = self._words(container)
         changed: dict[str, Any] = {"name": container["name"], field: with_flags(words, change.flags)}
-        env = {one["name"]: one for one in container.get("env") or []}
+        env = {entry["name"]: entry for entry in container.get("env") or []}
         if change.env:
             env |= {name: {"name": name, "value": value} for name, value in change.env.items() if value is not None}
             dropped = [name for name, value in change.env.items() if value is None]
             changed["env"] = [
-                *(one for name, one in env.items() if name not in dropped),
+                *(entry for name, entry in env.items() if name not in dropped),
                 *({"name": name, "$patch": "delete"} for name in dropped),
             ]
         await self._patch({"spec": {"template": {"spec": {"containers": [changed]}}}})
@@ -93,7 +102,6 @@ class Workload:
         return field, words
 
     async def restore_flags(self, override: Override) -> None:
-        """The container's old arguments and environment."""
         before = json.loads(override.before or "{}")
         changed = {
             "name": override.place.rpartition("/")[2],
@@ -104,23 +112,20 @@ class Workload:
         await self._patch({"spec": {"template": {"spec": {"containers": [changed]}}}})
 
     async def replicas(self) -> int:
-        """As the workload wants."""
         return int((await self._read())["spec"].get("replicas", 1))
 
     async def scale(self, replicas: int) -> None:
-        """A patch of the wanted number."""
         await self._patch({"spec": {"replicas": replicas}})
 
     def scale_words(self, replicas: int) -> str:
-        """By hand."""
         kind = self.kind.replace("_", "")
         return f"kubectl --namespace {self.namespace} scale {kind}/{self.workload} --replicas={replicas}"
 
-    def _container(self, held: dict[str, Any]) -> dict[str, Any]:
-        containers: list[dict[str, Any]] = held["spec"]["template"]["spec"]["containers"]
-        for one in containers:
-            if self.container in (None, one["name"]):
-                return one
+    def _container(self, workload: dict[str, Any]) -> dict[str, Any]:
+        containers: list[dict[str, Any]] = workload["spec"]["template"]["spec"]["containers"]
+        for container in containers:
+            if self.container in (None, container["name"]):
+                return container
         raise ActionFailed(f"{self.name} has no container {self.container}")
 
     async def _rolled_out(self, deadline_s: float) -> None:
@@ -129,7 +134,7 @@ class Workload:
         while (await self.state()).underway:
             if loop.time() > end_s:
                 raise ActionFailed(f"the rollout of {self.name} did not end within {deadline_s:g} s")
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(self.poll_s)
 
     async def _read(self) -> dict[str, Any]:
         def ask(api: Any) -> dict[str, Any]:
@@ -172,28 +177,28 @@ class KubernetesLease:
             holder_identity=holder, lease_duration_seconds=max(1, round(seconds)), acquire_time=now, renew_time=now
         )
         try:
-            held = leases.read_namespaced_lease(name, self.namespace, _request_timeout=_QUICK_S)
+            lease = leases.read_namespaced_lease(name, self.namespace, _request_timeout=_QUICK_S)
         except api.ApiException as error:
             if error.status != _NOT_FOUND:
                 raise
             made = api.V1Lease(metadata=api.V1ObjectMeta(name=name), spec=spec)
             return _unless_conflict(api, lambda: leases.create_namespaced_lease(self.namespace, made))
-        if held.spec.holder_identity not in (None, "", holder) and not _ended(held.spec, now):
+        if lease.spec.holder_identity not in (None, "", holder) and not _ended(lease.spec, now):
             return False
-        held.spec = spec  # its resourceVersion makes the server refuse whoever was slower
-        return _unless_conflict(api, lambda: leases.replace_namespaced_lease(name, self.namespace, held))
+        lease.spec = spec  # its resourceVersion makes the server refuse whoever was slower
+        return _unless_conflict(api, lambda: leases.replace_namespaced_lease(name, self.namespace, lease))
 
     def _release(self, api: Any, group: str, holder: str) -> None:
         leases, name = api.CoordinationV1Api(), _lease_name(group)
         try:
-            held = leases.read_namespaced_lease(name, self.namespace, _request_timeout=_QUICK_S)
+            lease = leases.read_namespaced_lease(name, self.namespace, _request_timeout=_QUICK_S)
         except api.ApiException as error:
             if error.status == _NOT_FOUND:
                 return
             raise
-        if held.spec.holder_identity == holder:
-            held.spec.holder_identity = None
-            _unless_conflict(api, lambda: leases.replace_namespaced_lease(name, self.namespace, held))
+        if lease.spec.holder_identity == holder:
+            lease.spec.holder_identity = None
+            _unless_conflict(api, lambda: leases.replace_namespaced_lease(name, self.namespace, lease))
 
 
 def _asking(context: str | None, doing: str, ask: Callable[[Any], _Answer]) -> _Answer:
@@ -220,9 +225,9 @@ def _asking(context: str | None, doing: str, ask: Callable[[Any], _Answer]) -> _
         raise ActionFailed(f"{doing} failed: Kubernetes cannot be reached ({type(error).__name__})") from error
 
 
-def _plain(api: Any, held: Any) -> dict[str, Any]:
+def _plain(api: Any, model: Any) -> dict[str, Any]:
     """As JSON with Kubernetes' own names, whatever the client's classes call them."""
-    plain: dict[str, Any] = api.ApiClient().sanitize_for_serialization(held)
+    plain: dict[str, Any] = api.ApiClient().sanitize_for_serialization(model)
     return plain
 
 
@@ -232,8 +237,8 @@ def _marks(template: dict[str, Any]) -> dict[str, str]:
 
 def _made_from(template: dict[str, Any]) -> str:
     parts = [
-        [one.get("image"), one.get("command"), one.get("args"), one.get("env")]
-        for one in template["spec"]["containers"]
+        [container.get("image"), container.get("command"), container.get("args"), container.get("env")]
+        for container in template["spec"]["containers"]
     ]
     marks = _marks(template)
     restarted = marks.get(RESTARTED_BY, "") + marks.get("kubectl.kubernetes.io/restartedAt", "")

@@ -1,4 +1,4 @@
-"""Telling people and other systems: a plain webhook, Alertmanager, or a Slack-style message."""
+"""Notifying people and other systems: a plain webhook, Alertmanager, or a Slack-style notification."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _TRY_AGAIN = (408, 425, 429, 500, 502, 503, 504)
 
 
 @dataclass(frozen=True)
-class Message:
-    """Something worth telling about one incident. `closed_s` says that it is over."""
+class Notification:
+    """What is sent about one incident. `closed_s` says that it is over."""
 
     incident: int | None
     """Its number, for `legroom incident` and `/ack`; None where the journal could not be written."""
@@ -50,35 +50,46 @@ class Webhook:
         return str(masked(self.url.split("?")[0])).partition("://")[2].partition("/")[0] or "the webhook"
 
 
-def body_of(message: Message, style: Format) -> Any:
-    """The JSON that is posted."""
+def body_of(notification: Notification, style: Format) -> Any:
     if style == "slack":
-        state = "over" if message.closed_s is not None else message.severity
-        number = f" (incident {message.incident})" if message.incident is not None else ""
-        return {"text": masked(f"[{state}] {message.server}: {message.title}{number}\n{message.text}".strip())}
+        return _slack(notification)
     if style == "alertmanager":
-        alert: dict[str, Any] = {
-            "labels": {
-                "alertname": f"legroom_{message.kind}", "instance": message.server, "group": message.group,
-                "severity": message.severity,
-            },
-            "annotations": {"summary": masked(message.title), "description": masked(message.text)},
-            "startsAt": _iso(message.opened_s),
-        }  # fmt: skip
-        if message.incident is not None:
-            alert["annotations"]["incident"] = str(message.incident)
-        if message.closed_s is not None:
-            alert["endsAt"] = _iso(message.closed_s)
-        return [alert]
+        return [_alert(notification)]
+    return _plain(notification)
+
+
+def _plain(sent: Notification) -> dict[str, Any]:
     return {
-        "incident": message.incident, "server": message.server, "group": message.group, "kind": message.kind,
-        "severity": message.severity, "title": masked(message.title), "text": masked(message.text),
-        "opened_s": message.opened_s, "closed_s": message.closed_s, "detail": masked(dict(message.detail)),
+        "incident": sent.incident, "server": sent.server, "group": sent.group, "kind": sent.kind,
+        "severity": sent.severity, "title": masked(sent.title), "text": masked(sent.text),
+        "opened_s": sent.opened_s, "closed_s": sent.closed_s, "detail": masked(dict(sent.detail)),
     }  # fmt: skip
 
 
-async def notify(hook: Webhook, message: Message, first_pause_s: float = _FIRST_PAUSE_S) -> None:
-    """Posts a message, trying again a few times where that can help. Raises `ActionFailed` in the end."""
+def _slack(sent: Notification) -> dict[str, Any]:
+    state = "over" if sent.closed_s is not None else sent.severity
+    number = f" (incident {sent.incident})" if sent.incident is not None else ""
+    return {"text": masked(f"[{state}] {sent.server}: {sent.title}{number}\n{sent.text}".strip())}
+
+
+def _alert(sent: Notification) -> dict[str, Any]:
+    alert: dict[str, Any] = {
+        "labels": {
+            "alertname": f"legroom_{sent.kind}", "instance": sent.server, "group": sent.group,
+            "severity": sent.severity,
+        },
+        "annotations": {"summary": masked(sent.title), "description": masked(sent.text)},
+        "startsAt": _iso(sent.opened_s),
+    }  # fmt: skip
+    if sent.incident is not None:
+        alert["annotations"]["incident"] = str(sent.incident)
+    if sent.closed_s is not None:
+        alert["endsAt"] = _iso(sent.closed_s)
+    return alert
+
+
+async def post(hook: Webhook, notification: Notification, first_pause_s: float = _FIRST_PAUSE_S) -> None:
+    """Posts it, trying again a few times where that can help. Raises `ActionFailed` in the end."""
     import aiohttp  # noqa: PLC0415
 
     url = hook.url
@@ -91,7 +102,7 @@ async def notify(hook: Webhook, message: Message, first_pause_s: float = _FIRST_
             if number:
                 await asyncio.sleep(first_pause_s * 4 ** (number - 1))
             try:
-                body = body_of(message, hook.format)
+                body = body_of(notification, hook.format)
                 async with session.post(url, json=body, headers=dict(hook.headers), allow_redirects=False) as answer:
                     if answer.status < 300:
                         return

@@ -6,10 +6,11 @@ import contextlib
 import json
 import os
 import stat
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from legroom.deployments.server_words import SHELLS, basename, server_start
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.home import store_path
 from legroom.records import dataclass, field
@@ -63,7 +64,7 @@ class Override:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RestartRequest:
     """One restart that was asked for. `launched` is called with the process that does it, before it does anything."""
 
     token: str
@@ -89,7 +90,7 @@ class Platform(Protocol):
         """As it is now. Raises `ActionFailed` where the platform does not answer."""
         ...
 
-    async def restart(self, asked: Asked) -> None:
+    async def restart(self, asked: RestartRequest) -> None:
         """Stops and starts it. Returns when the platform has taken it on; raises `ActionFailed`."""
         ...
 
@@ -140,14 +141,14 @@ def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
     beside = path.with_name(f".{path.name}.legroom")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        held = path.stat() if path.exists() else None
+        present = path.stat() if path.exists() else None
         beside.unlink(missing_ok=True)
-        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if held else mode)
+        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if present else mode)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            if held is not None:
+            if present is not None:
                 with contextlib.suppress(PermissionError):  # another's file may be written where its folder may be
-                    os.fchown(handle, held.st_uid, held.st_gid)
-                os.fchmod(handle, stat.S_IMODE(held.st_mode))
+                    os.fchown(handle, present.st_uid, present.st_gid)
+                os.fchmod(handle, stat.S_IMODE(present.st_mode))
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -178,8 +179,8 @@ def undo_file(action_id: int, home: Path | None = None) -> Path:
 
 def keep_override(action_id: int, override: Override, home: Path | None = None) -> None:
     """Keeps it, safely in the file before anything is changed."""
-    held = {"place": override.place, "before": override.before}
-    write_whole(undo_file(action_id, home), json.dumps(held) + "\n", 0o600)
+    kept = {"place": override.place, "before": override.before}
+    write_whole(undo_file(action_id, home), json.dumps(kept) + "\n", 0o600)
 
 
 def kept_override(action_id: int, home: Path | None = None) -> Override | None:
@@ -189,8 +190,8 @@ def kept_override(action_id: int, home: Path | None = None) -> Override | None:
     if text is None:
         return None
     try:
-        held = json.loads(text)
-        return Override(str(held["place"]), held["before"])
+        kept = json.loads(text)
+        return Override(str(kept["place"]), kept["before"])
     except (ValueError, KeyError, TypeError) as error:
         raise ActionFailed(f"{path} cannot be read: {error}") from error
 
@@ -213,3 +214,24 @@ async def scale(platform: Platform, replicas: int, act: bool) -> str:
         return f"{platform.name} has {replicas} already"
     await platform.scale(replicas)
     return f"{platform.name} scaled from {before} to {replicas}"
+
+
+def doubled(values: Mapping[str, str | None], signs: str) -> dict[str, str | None]:
+    """The values with every such sign twice: to whoever reads them, one alone begins a name that is replaced."""
+    twice = str.maketrans({sign: sign * 2 for sign in signs})
+    return {name: value.translate(twice) if value is not None else None for name, value in values.items()}
+
+
+def require_server(words: Sequence[str], where: str, *, in_image: bool = False) -> None:
+    """Raises where the words do not start vLLM themselves, so that a changed flag would not reach it.
+
+    What an image starts is not known here (`in_image`): it is taken for vLLM, unless it is a shell with a script.
+    """
+    if server_start(list(words)) is None and not any("vllm" in word for word in words[:1]):
+        if in_image and not any(basename(word) in SHELLS for word in words[:1]):
+            return
+        shown = " ".join(words[:2])
+        raise FlagsFixed(
+            f"{where} runs `{shown} ...`, and legroom cannot see vLLM's flags in it",
+            "start vLLM there directly, or change the flags in that script by hand",
+        )

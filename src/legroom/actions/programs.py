@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from legroom.actions.platform import ActionFailed, Asked
+from legroom.actions.platform import ActionFailed, RestartRequest
 from legroom.live.journal.masking import masked
 from legroom.records import dataclass
 
@@ -27,33 +27,33 @@ _TAIL_CHARS = 2000
 
 
 @dataclass(frozen=True)
-class Finished:
+class ProgramResult:
     """A program that has ended. Its output is not masked: mask what is shown."""
 
     code: int
     output: str
 
     @property
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         """The end of what it said, fit to be shown."""
         lines = self.output.strip()[-_TAIL_CHARS:].splitlines()
         return str(masked(" / ".join(line.strip() for line in lines[-3:]))) or "nothing was said"
 
 
 async def call(
-    words: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, asked: Asked | None = None
-) -> Finished:
+    words: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, asked: RestartRequest | None = None
+) -> ProgramResult:
     """Runs a program to its end. Raises `ActionFailed` where it is missing or takes too long."""
     if shutil.which(words[0]) is None:
         raise ActionFailed(f"{words[0]} is not installed here", "install it, or name another platform in the config")
     gated = asked is not None and asked.launched is not None
     line = ["/bin/sh", "-c", _GATE, "legroom", *words] if gated else list(words)
     # A file, not a pipe: the program outlives a killed legroom, and a server it starts may keep its output open.
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         process = await asyncio.create_subprocess_exec(
             *line,
             stdin=asyncio.subprocess.PIPE if gated else asyncio.subprocess.DEVNULL,
-            stdout=said, stderr=asyncio.subprocess.STDOUT, env={**os.environ, **(env or {})}, start_new_session=True,
+            stdout=output, stderr=asyncio.subprocess.STDOUT, env={**os.environ, **(env or {})}, start_new_session=True,
         )  # fmt: skip
         try:
             if asked is not None and asked.launched is not None:
@@ -67,8 +67,8 @@ async def call(
             if process.stdin is not None and not process.stdin.is_closing():
                 process.stdin.close()
             raise
-        said.seek(0)
-        return Finished(process.returncode or 0, said.read().decode("utf-8", "replace"))
+        output.seek(0)
+        return ProgramResult(process.returncode or 0, output.read().decode("utf-8", "replace"))
 
 
 async def _open_gate(process: asyncio.subprocess.Process) -> None:
@@ -96,12 +96,12 @@ async def succeed(
     *,
     timeout_s: float,
     env: Mapping[str, str] | None = None,
-    asked: Asked | None = None,
+    asked: RestartRequest | None = None,
 ) -> str:
     """Runs a program that must succeed, and gives its output."""
     done = await call(words, timeout_s=timeout_s, env=env, asked=asked)
     if done.code:
-        raise ActionFailed(f"{doing} failed: {words[0]} ended with {done.code}: {done.last_words}")
+        raise ActionFailed(f"{doing} failed: {words[0]} ended with {done.code}: {done.last_output}")
     return done.output
 
 

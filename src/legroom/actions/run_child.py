@@ -10,11 +10,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-from legroom.actions.flag_words import way_back
-from legroom.actions.platform import ActionFailed, Asked, FlagChange, Override, State, read_if_there, write_whole
+from legroom.actions.platform import (
+    ActionFailed,
+    FlagChange,
+    Override,
+    RestartRequest,
+    State,
+    read_if_there,
+    write_whole,
+)
 from legroom.actions.programs import process_identity
 from legroom.home import runs_folder
 from legroom.records import dataclass
+from legroom.vllm.command_line import changes_back
 
 _POLL_S = 0.2
 
@@ -29,11 +37,9 @@ class RunChild:
 
     @property
     def name(self) -> str:
-        """For sentences."""
         return f"`legroom run` on port {self.port}"
 
     async def state(self) -> State:
-        """The vLLM it holds now."""
         record = self._record()
         if process_identity(int(record["pid"])) is None:
             raise ActionFailed(f"the {self.name} is gone (process {record['pid']})")
@@ -41,7 +47,7 @@ class RunChild:
         identity = process_identity(child) if child else None
         return State(identity, identity is not None)
 
-    async def restart(self, asked: Asked) -> None:
+    async def restart(self, asked: RestartRequest) -> None:
         """SIGHUP, and waits until another vLLM runs in the place of the old one."""
         before = await self.state()
         pid = int(self._record()["pid"])
@@ -70,12 +76,12 @@ class RunChild:
 
     async def write_flags(self, change: FlagChange) -> None:
         """Flags on top of those it runs with."""
-        held = {"flags": dict(change.flags), "env": dict(change.env)}
-        write_whole(self._flags_file(), json.dumps(held, indent=1) + "\n", 0o600)
+        content = {"flags": dict(change.flags), "env": dict(change.env)}
+        write_whole(self._flags_file(), json.dumps(content, indent=1) + "\n", 0o600)
 
     async def restore_flags(self, override: Override) -> None:
         """The way back from the command that runs to the one that ran: what `run` was told, it keeps."""
-        back = way_back(
+        back = changes_back(
             [str(word) for word in self._record().get("command") or []], json.loads(override.before or "[]")
         )
         if back:

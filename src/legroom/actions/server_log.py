@@ -16,7 +16,7 @@ TAIL_BYTES = 4 << 20
 _CUT = b"[legroom left out %d bytes here]\n"
 
 
-class KeptLog:
+class ServerLog:
     """Takes lines from several threads. A failing disk never stops the server: what cannot be kept is dropped."""
 
     def __init__(self, path: Path) -> None:
@@ -30,7 +30,6 @@ class KeptLog:
             self._file = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND, 0o600)
 
     def write(self, lines: bytes) -> None:
-        """Keep whole lines."""
         with self._lock:
             if self._file is None:
                 return
@@ -103,10 +102,10 @@ CALM_S = 0.1
 """Once a server is up its output is collected this long before it is passed on: ten wake-ups a second at most."""
 
 
-class PassingOn(threading.Thread):
+class OutputRelay(threading.Thread):
     """One stream, in a thread of its own: when the reader of our output stalls, only that stream waits."""
 
-    def __init__(self, source: int, target: int, log: KeptLog | None, see: Callable[[bytes], None] | None) -> None:
+    def __init__(self, source: int, target: int, log: ServerLog | None, see: Callable[[bytes], None] | None) -> None:
         super().__init__(daemon=True)
         self.calm = False
         self.is_held_up = False

@@ -6,19 +6,21 @@ import re
 import shlex
 from pathlib import Path
 
-from legroom.actions.flag_words import doubled, require_server, with_flags
 from legroom.actions.platform import (
     ActionFailed,
-    Asked,
     FlagChange,
     FlagsFixed,
     Override,
+    RestartRequest,
     State,
+    doubled,
     read_if_there,
+    require_server,
     write_whole,
 )
 from legroom.actions.programs import call, process_identity, succeed
 from legroom.records import dataclass
+from legroom.vllm.command_line import with_flags
 
 _QUICK_S = 20.0
 _STATUS = re.compile(r"^\S+\s+(?P<state>[A-Z]+)\s*(?:pid (?P<pid>\d+))?", re.MULTILINE)
@@ -37,29 +39,27 @@ class SupervisordProgram:
 
     @property
     def name(self) -> str:
-        """For sentences."""
         return f"supervisord program {self.program}"
 
     async def state(self) -> State:
-        """Its process and when that began."""
         # It ends with 3 where the program does not run, which is an answer too.
         done = await call(self._ctl("status", self.program), timeout_s=_QUICK_S)
-        found = _STATUS.search(done.output)
-        if found is None or "ERROR (no such" in done.output:
-            raise ActionFailed(f"supervisord does not answer about {self.program}: {done.last_words}")
-        pid = found["pid"]
+        status = _STATUS.search(done.output)
+        if status is None or "ERROR (no such" in done.output:
+            raise ActionFailed(f"supervisord does not answer about {self.program}: {done.last_output}")
+        pid = status["pid"]
         identity = process_identity(int(pid)) or f"{pid}@unseen" if pid else None
-        return State(identity, found["state"] == "RUNNING", found["state"] in _MOVING)
+        return State(identity, status["state"] == "RUNNING", status["state"] in _MOVING)
 
-    async def restart(self, asked: Asked) -> None:
+    async def restart(self, asked: RestartRequest) -> None:
         """Its configuration read again, then stopped and started."""
         done = await call(self._ctl("update", self.program.partition(":")[0]), timeout_s=asked.deadline_s, asked=asked)
         if "updated process group" in done.output or "added process group" in done.output:
             return  # a changed section restarts its program by being read
         words = self._ctl("restart", self.program)
-        said = await succeed(words, f"restarting {self.name}", timeout_s=asked.deadline_s, asked=asked)
-        if "ERROR" in said:
-            raise ActionFailed(f"restarting {self.name} failed: {said.strip()}")
+        output = await succeed(words, f"restarting {self.name}", timeout_s=asked.deadline_s, asked=asked)
+        if "ERROR" in output:
+            raise ActionFailed(f"restarting {self.name} failed: {output.strip()}")
 
     async def override_place(self) -> Override:
         """The file with the program's section: supervisord has no place for a part of one."""
@@ -76,7 +76,6 @@ class SupervisordProgram:
         write_whole(path, with_command(read_if_there(path) or "", self.program.rpartition(":")[2], change))
 
     async def restore_flags(self, override: Override) -> None:
-        """The file as it was."""
         if override.before is not None:
             write_whole(Path(override.place), override.before)
 

@@ -6,20 +6,22 @@ import os
 import shlex
 from pathlib import Path
 
-from legroom.actions.flag_words import doubled, require_server, with_flags
 from legroom.actions.platform import (
     ActionFailed,
-    Asked,
     FlagChange,
     FlagsFixed,
     Override,
+    RestartRequest,
     State,
+    doubled,
     read_if_there,
+    require_server,
     restore_file,
     write_whole,
 )
 from legroom.actions.programs import call, succeed
 from legroom.records import dataclass
+from legroom.vllm.command_line import with_flags
 
 _DROP_IN = "90-legroom.conf"
 _QUICK_S = 20.0
@@ -37,7 +39,6 @@ class SystemdUnit:
 
     @property
     def name(self) -> str:
-        """For sentences."""
         return f"systemd {'user ' if self.user else ''}unit {self.unit}"
 
     async def state(self) -> State:
@@ -50,14 +51,13 @@ class SystemdUnit:
         moving = active in ("activating", "deactivating", "reloading") or shown.get("Job", "0") not in ("", "0")
         return State(identity if identity not in ("", "0") else None, active in ("active", "reloading"), moving)
 
-    async def restart(self, asked: Asked) -> None:
+    async def restart(self, asked: RestartRequest) -> None:
         """`systemctl restart`, which ends when the unit has started."""
         await succeed(
             self._ctl("restart", self.unit), f"restarting {self.name}", timeout_s=asked.deadline_s, asked=asked
         )
 
     async def override_place(self) -> Override:
-        """The drop-in of this unit."""
         await self._words()
         return Override(str(self._drop_in()), read_if_there(self._drop_in()))
 
@@ -73,7 +73,6 @@ class SystemdUnit:
         await self._reload()
 
     async def restore_flags(self, override: Override) -> None:
-        """The old drop-in, or none."""
         restore_file(Path(override.place), override.before)
         await self._reload()
 
@@ -90,7 +89,7 @@ class SystemdUnit:
         words = self._ctl("show", self.unit, *(f"--property={name}" for name in names))
         done = await call(words, timeout_s=_QUICK_S)
         if done.code:
-            raise ActionFailed(f"systemd does not answer about {self.unit}: {done.last_words}")
+            raise ActionFailed(f"systemd does not answer about {self.unit}: {done.last_output}")
         return dict(line.partition("=")[::2] for line in done.output.splitlines())
 
     def _ctl(self, *words: str) -> list[str]:
@@ -111,15 +110,15 @@ class SystemdUnit:
 def exec_start(text: str) -> list[str]:
     """The words of the ExecStart in force in what `systemctl cat` prints: an empty one forgets those before."""
     lines = text.replace("\\\n", " ").splitlines()
-    found: list[str] = []
+    values: list[str] = []
     for line in lines:
         key, equals, value = line.strip().partition("=")
         if equals and key.strip() == "ExecStart":
-            found = [*found, value.strip()] if value.strip() else []
-    if len(found) != 1:
-        raise FlagsFixed(f"the unit has {len(found)} ExecStart lines; legroom changes flags where there is one")
+            values = [*values, value.strip()] if value.strip() else []
+    if len(values) != 1:
+        raise FlagsFixed(f"the unit has {len(values)} ExecStart lines; legroom changes flags where there is one")
     try:
-        return shlex.split(found[0])
+        return shlex.split(values[0])
     except ValueError as error:
         raise ActionFailed(f"ExecStart cannot be read: {error}") from error
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import sys
 from collections.abc import Sequence
@@ -11,13 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
-from legroom.records import dataclass
 
 if TYPE_CHECKING:
-    from legroom.facts.gpus import Gpu
-    from legroom.planning.calibration import Observation
-    from legroom.planning.plan import Plan
-    from legroom.planning.startup_log import Startup
+    from legroom.planning.calibrated_starts import CalibratedStart
 
 _LARGEST_LOG_BYTES = 256 * 2**20
 _TERMS = {
@@ -38,17 +33,6 @@ The store is $LEGROOM_HOME/calibration.json, or calibration.json in $XDG_DATA_HO
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Taught:
-    """What one start-up of one log came to."""
-
-    log: str
-    startup: Startup
-    observation: Observation | None
-    predicted: dict[str, int]
-    note: str = ""
-
-
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """The options of `legroom calibrate`."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
@@ -60,7 +44,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("logs", nargs="*", metavar="LOG", help="start-up logs; - reads from a pipe")
     parser.add_argument("--gpu", metavar="NAME", help="the GPU of the logs; most logs do not name it")
-    parser.add_argument("--model", metavar="MODEL", help="the model, where the log's name for it means nothing here")
+    parser.add_argument("--model", metavar="MODEL", help="the model, if legroom does not know the log's name for it")
     parser.add_argument("--dry-run", action="store_true", help="show what would be learnt, and remember nothing")
     parser.add_argument("--show", action="store_true", help="print what has been learnt")
     parser.add_argument("--forget", nargs="?", const="", metavar="KEY", help="forget one entry by its key, or `all`")
@@ -80,108 +64,24 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _learn(args: argparse.Namespace) -> int:
-    from legroom.planning import calibration_store as store
-    from legroom.planning.calibration import remember
+    from legroom.planning.calibrated_starts import calibrated_starts, keep_measurements, measured
 
-    taught = [lesson for log in args.logs for lesson in _read_log(log, args.gpu, args.model)]
-    new = [lesson.observation for lesson in taught if lesson.observation is not None and lesson.observation.terms]
-    note = ""
-    if new and not args.dry_run:
-        path = store.store_path()
-        with store.locked(path):
-            observations, note = store.open_for_change(path)
-            for observation in new:
-                observations = remember(observations, observation)
-            store.write_store(observations, path)
+    starts = [start for log in args.logs for start in calibrated_starts(_text(log), log, args.gpu, args.model)]
+    kept, note = keep_measurements(starts) if not args.dry_run else (0, "")
     if note:
         print(f"note: {note}", file=sys.stderr)
     if args.json:
-        print(json.dumps({"learnt": [_lesson_json(lesson) for lesson in taught]}, indent=1))
+        print(json.dumps({"learnt": [_start_json(start) for start in starts]}, indent=1))
     else:
-        print("\n".join(_lesson_lines(taught, remembered=bool(new) and not args.dry_run)))
-    return OK if new else ANSWER_IS_NO
+        print("\n".join(_start_lines(starts, remembered=bool(kept))))
+    return OK if measured(starts) else ANSWER_IS_NO
 
 
-def _read_log(log: str, gpu_name: str | None, model_name: str | None) -> list[Taught]:
-    from legroom.planning.startup_log import read_startups
-
-    startups = read_startups(_text(log))
-    if not startups:
-        raise LegroomError(
-            f"{log} holds no vLLM start-up", "give the server's own output, from its first line to `startup complete`"
-        )
-    return [_teach(log, startup, gpu_name, model_name) for startup in startups]
-
-
-def _teach(log: str, startup: Startup, gpu_name: str | None, model_name: str | None) -> Taught:
-    from legroom.planning.calibration import observe
-
-    model = model_name or startup.args.model
-    try:
-        card = _card(startup, gpu_name)
-        planned, note = _predicted(startup, card, model)
-        today = datetime.date.today().isoformat()
-        observation = observe(startup, card, planned, model, source=Path(log).name, seen=today)
-    except LegroomError as error:
-        if error.hint:
-            raise
-        return Taught(log, startup, None, {}, error.message)
-    if startup.compiled and "activation_bytes" not in observation.terms and startup.activation_bytes is not None:
-        note = (
-            note
-            or "a first start compiles and profiles more; its activation peak is not kept: calibrate on a later one"
-        )
-    if not observation.terms:
-        note = note or "it prints no memory figures that legroom can reuse"
-    return Taught(log, startup, observation, _predictions(planned), note)
-
-
-def _card(startup: Startup, gpu_name: str | None) -> Gpu | None:
-    from legroom.facts.gpus import gpu, with_total
-
-    name = gpu_name or startup.gpu_name
-    if name is None:
-        return None
-    card = gpu(name)
-    return with_total(card, startup.gpu_total_bytes) if startup.gpu_total_bytes else card
-
-
-def _predicted(startup: Startup, card: Gpu | None, model: str) -> tuple[Plan | None, str]:
-    """What legroom would have said without this log. A model it cannot find limits what can be learnt."""
-    from legroom.facts.releases import release
-    from legroom.planning.plan import Target, plan
-    from legroom.planning.startup_args import model_of_log
-
-    if card is None or startup.vllm is None:
-        return None, ""
-    if not model:
-        return None, "the log does not name its model (give --model); only what holds for any model is kept"
-    args = startup.args
-    try:
-        return plan(Target(model_of_log(model), card, args.gpus_needed, release(startup.vllm)), args), ""
-    except LegroomError as error:
-        return None, f"{error.message} (give --model); only what holds for any model is kept"
-
-
-def _predictions(planned: Plan | None) -> dict[str, int]:
-    if planned is None:
-        return {}
-    layout = planned.layout
-    return {
-        "weights_bytes": layout.weights.bytes,
-        "activation_bytes": layout.activation.bytes,
-        "non_torch_bytes": layout.non_torch.bytes,
-        "graph_estimate_bytes": layout.cuda_graph.bytes,
-        "graph_bytes": planned.memory.graphs.bytes,
-        "kv_cache_bytes": layout.kv_cache.bytes,
-    }
-
-
-def _lesson_json(lesson: Taught) -> dict[str, Any]:
-    startup, seen = lesson.startup, lesson.observation
+def _start_json(start: CalibratedStart) -> dict[str, Any]:
+    startup, seen = start.startup, start.observation
     terms = seen.terms if seen else {}
     return {
-        "log": lesson.log,
+        "log": start.log,
         "lines": [startup.first_line, startup.last_line],
         "key": seen.key if seen else None,
         "model": seen.model if seen else startup.args.model,
@@ -190,36 +90,36 @@ def _lesson_json(lesson: Taught) -> dict[str, Any]:
         "outcome": startup.outcome,
         "failure": startup.failure.id if startup.failure else None,
         "terms": {
-            name: {"measured_bytes": value, "predicted_bytes": lesson.predicted.get(name)}
+            name: {"measured_bytes": value, "predicted_bytes": start.predicted.get(name)}
             for name, value in terms.items()
         },
         "available_kv_bytes": startup.available_kv_bytes,
-        "predicted_kv_bytes": lesson.predicted.get("kv_cache_bytes"),
-        "note": lesson.note or None,
+        "predicted_kv_bytes": start.predicted.get("kv_cache_bytes"),
+        "note": start.note or None,
     }
 
 
-def _lesson_lines(taught: Sequence[Taught], remembered: bool) -> list[str]:
+def _start_lines(starts: Sequence[CalibratedStart], remembered: bool) -> list[str]:
     from legroom.drawing.text import columns
     from legroom.units import human_bytes
 
     lines: list[str] = []
-    for lesson in taught:
-        startup, seen = lesson.startup, lesson.observation
-        title = f"{lesson.log}: {startup.args.model or 'unnamed model'}, vLLM {startup.vllm or '(not said)'}"
+    for start in starts:
+        startup, seen = start.startup, start.observation
+        title = f"{start.log}: {startup.args.model or 'unnamed model'}, vLLM {startup.vllm or '(not said)'}"
         lines.append(f"{title}, {startup.outcome}" + (f" ({startup.failure.id})" if startup.failure else ""))
         rows = [["", "measured", "predicted", "off by"]]
         for name, value in (seen.terms if seen else {}).items():
-            rows.append([f"  {_TERMS[name]}", human_bytes(value), *_compared(value, lesson.predicted.get(name))])
+            rows.append([f"  {_TERMS[name]}", human_bytes(value), *_compared(value, start.predicted.get(name))])
         kv = startup.available_kv_bytes
         if kv is not None and not startup.explicit_kv and len(rows) > 1:
             rows.append(
-                ["  left for the KV cache", human_bytes(kv), *_compared(kv, lesson.predicted.get("kv_cache_bytes"))]
+                ["  left for the KV cache", human_bytes(kv), *_compared(kv, start.predicted.get("kv_cache_bytes"))]
             )
         if len(rows) > 1:
             lines += columns(rows, "<>>>")
-        if lesson.note:
-            lines.append(f"  {lesson.note}")
+        if start.note:
+            lines.append(f"  {start.note}")
         lines.append("")
     lines.append(
         "remembered; later plans of these use it and say `measured`" if remembered else "nothing was remembered"

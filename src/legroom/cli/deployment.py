@@ -14,7 +14,7 @@ from legroom.records import dataclass, field
 
 if TYPE_CHECKING:
     from legroom.api import Machine
-    from legroom.deployments.plain_sources import Deployment
+    from legroom.deployments.deployment import Deployment
     from legroom.facts.releases import Release
     from legroom.vllm.args import ServeArgs
     from legroom.vllm.parse import ParsedArgs
@@ -53,13 +53,15 @@ _SERVER_ENV = re.compile(r"(VLLM|PYTORCH|NCCL)_\w+")
 
 
 @dataclass(frozen=True)
-class Said:
+class RequestedDeployment:
     """The flags that were meant, for one release."""
 
     args: ServeArgs
     release: Release
     gpu_count: int | None = None
     """What a manifest or a container line says."""
+    memory_limit_bytes: int | None = None
+    """The host memory that a manifest or a container line allows."""
     notes: tuple[str, ...] = ()
     secret_names: tuple[str, ...] = ()
     """Variables with a key or a token that a line or a file gives the server."""
@@ -71,7 +73,7 @@ def add_source_options(parser: argparse.ArgumentParser) -> None:
     """The ways to say what runs other than MODEL and flags."""
     what = parser.add_argument_group("other ways to say what runs")
     what.add_argument("--command", metavar="LINE", dest="line", help="a vllm serve, python -m or docker run line")
-    what.add_argument("--file", metavar="FILE", help="a Kubernetes manifest, compose file, vLLM --config ...")
+    what.add_argument("--file", metavar="FILE", help="a script, manifest, compose file, Dockerfile, unit ...")
     what.add_argument("--python", metavar="CALL", help="LLM(...) keyword arguments")
 
 
@@ -83,7 +85,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
     return args
 
 
-def said(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Said:
+def requested(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> RequestedDeployment:
     """What runs, from whichever way it was said; flags beside a line or a file are added to it and win. `environ` is
     what the server would inherit (this process's own environment unless it is said)."""
     from legroom.facts.releases import latest
@@ -96,17 +98,25 @@ def said(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> 
     flags = parse_flags(args.vllm_words, release)
     problems = (*(source.problems if source else ()), *flags.problems)
     refuse(problems, release)
-    found = _merged(source.args, flags) if source else flags.args
-    if not found.model:
+    server_args = _merged(source.args, flags) if source else flags.args
+    if not server_args.model:
         raise LegroomError("which model?", f"{args.prog} MODEL --gpu NAME, or -- vllm serve ..., --command or --file")
-    env = {**server_env(os.environ if environ is None else environ), **found.env}
+    env = {**server_env(os.environ if environ is None else environ), **server_args.env}
     notes = (*(source.notes if source else ()), *(problem.message for problem in problems))
     if source is None:
-        return Said(replace(found, env=env), release, None, notes)
-    return Said(replace(found, env=env), release, source.gpu_count, notes, source.secret_names, source.given_env)
+        return RequestedDeployment(replace(server_args, env=env), release, notes=notes)
+    return RequestedDeployment(
+        replace(server_args, env=env),
+        release,
+        gpu_count=source.gpu_count,
+        memory_limit_bytes=source.memory_limit_bytes,
+        notes=notes,
+        secret_names=source.secret_names,
+        given_env=source.given_env,
+    )
 
 
-def machine(args: argparse.Namespace, meant: Said) -> Machine:
+def machine(args: argparse.Namespace, meant: RequestedDeployment) -> Machine:
     """Where it runs, from the options."""
     from legroom.api import Machine
 
@@ -115,7 +125,9 @@ def machine(args: argparse.Namespace, meant: Said) -> Machine:
             "which GPU?", "say --gpu h100, a100-80gb, l40s, a10g, l4, rtx4090 ..., or a size such as --gpu 24GiB"
         )
     number = count_of(args.gpus, "--gpus")
-    return Machine(args.gpu, meant.gpu_count if number is None else number, args.gpu_memory, args.gpu_used)
+    host_memory = getattr(args, "host_memory", None) or (str(meant.memory_limit_bytes or "") or None)
+    gpus = meant.gpu_count if number is None else number
+    return Machine(args.gpu, gpus, args.gpu_memory, args.gpu_used, host_memory)
 
 
 def _source(args: argparse.Namespace, asked: Release | None) -> Deployment | None:
@@ -130,16 +142,16 @@ def _source(args: argparse.Namespace, asked: Release | None) -> Deployment | Non
         return None
     import shlex
 
-    from legroom.deployments import plain_sources
+    from legroom.deployments.deployment import deployment_from_command, deployment_from_file, deployment_from_python
 
     if args.file:
-        return plain_sources.deployment_from_file(args.file, asked)
+        return deployment_from_file(args.file, asked)
     if args.python:
-        return plain_sources.deployment_from_python(args.python, asked, "--python")
+        return deployment_from_python(args.python, asked, "--python")
     if used:
-        return plain_sources.deployment_from_command(args.line or shlex.join(args.command_words), asked)
+        return deployment_from_command(args.line or shlex.join(args.command_words), asked)
     words, args.vllm_words = ["vllm", "serve", *args.vllm_words], []
-    return plain_sources.deployment_from_command(shlex.join(words), asked)
+    return deployment_from_command(shlex.join(words), asked)
 
 
 def _merged(base: ServeArgs, flags: ParsedArgs) -> ServeArgs:

@@ -6,17 +6,18 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from legroom.cli.deployment import add_source_options, machine, said, split
+from legroom.cli.deployment import add_source_options, machine, requested, split
 from legroom.cli.output import note, print_json
 from legroom.errors import OK, LegroomError
 
 if TYPE_CHECKING:
-    from legroom.exports.plan_document import PlanDocument
     from legroom.exports.request import ExportedFile, ExportRequest
     from legroom.facts.releases import Release
+    from legroom.planning.plan_document import PlanDocument
 
 __all__ = ["FORMATS", "add_parser", "parse", "run"]
 
@@ -38,7 +39,7 @@ FORMATS: tuple[Format, ...] = (
     Format("kubernetes", "legroom.exports.deploy.kubernetes"),
     Format("helm-values", "legroom.exports.deploy.helm_values"),
     Format("script", "legroom.exports.deploy.script"),
-    Format("env", "legroom.exports.deploy.env"),
+    Format("env", "legroom.exports.deploy.env_file"),
     Format("runbook", "legroom.exports.runbook.runbook"),
 )
 
@@ -177,10 +178,10 @@ def _check_replaced(path: Path, text: str) -> None:
 
 
 def _format(name: str) -> Any:
-    names = [one.name for one in FORMATS]
-    for one in FORMATS:
-        if one.name == name:
-            return importlib.import_module(one.module)
+    names = [format_.name for format_ in FORMATS]
+    for format_ in FORMATS:
+        if format_.name == name:
+            return importlib.import_module(format_.module)
     if not name or name.startswith("-"):
         raise LegroomError("export what?", f"legroom export {' | '.join(names)}")
     import difflib
@@ -192,8 +193,8 @@ def _format(name: str) -> Any:
 
 def _list_formats(parser: argparse.ArgumentParser) -> None:
     table = parser.add_argument_group("formats (legroom export FORMAT --help says more)")
-    for one in FORMATS:
-        table.add_argument(one.name, nargs="?", help=importlib.import_module(one.module).HELP)
+    for format_ in FORMATS:
+        table.add_argument(format_.name, nargs="?", help=importlib.import_module(format_.module).HELP)
 
 
 def _format_parser(module: Any) -> argparse.ArgumentParser:
@@ -232,34 +233,36 @@ def _vllm_help(module: Any) -> str:
 
 def _plan(args: argparse.Namespace) -> PlanDocument | None:
     """The plan that was given or described; None where nothing says what runs."""
-    from legroom.exports.plan_document import plan_document, read_plan
+    from legroom.planning.plan_document import plan_document, read_plan
 
     described = bool(args.vllm_words or args.command_words or args.line or args.file or args.python)
     if args.plan is not None:
         if described or args.gpu:
-            raise LegroomError("--plan and a described server both say what runs", "give one of them")
+            extra = args.vllm_words[0] if args.vllm_words else "the server described beside it"
+            raise LegroomError(
+                f"--plan says what runs already, so {extra} has no place here",
+                "leave it out, or leave --plan out and give MODEL --gpu NAME with vLLM's flags",
+            )
         return _starting(read_plan(args.plan))
     if not described:
         return None
     from legroom.api import make_plan
-    from legroom.planning.plan_json import plan_json
 
     if args.vllm == "any":
         raise LegroomError("a server is planned for one release, and --vllm says any", "name its release, or give a "
                            "plan file: --plan plan.json --vllm any")  # fmt: skip
     # The server of an export starts elsewhere: what this shell has set is no part of it.
-    meant = said(args, environ={})
+    meant = requested(args, environ={})
     args.secret_names = meant.secret_names
     made = make_plan(meant.args, meant.release, machine(args, meant), advice=False)
-    document = plan_json(made)
-    return _starting(plan_document({**document, "env": {**meant.given_env, **document["env"]}}))
+    document = plan_document(made)
+    return _starting(replace(document, env={**meant.given_env, **document.env}))
 
 
 def _starting(plan: PlanDocument) -> PlanDocument:
     if not plan.fits:
-        failure = plan.document.get("failure") or {}
-        why = f": {failure['message']}" if failure.get("message") else ""
-        raise LegroomError(f"the planned server does not start{why}", "legroom plan says which flags mend it")
+        why = f": {plan.failure.message}" if plan.failure and plan.failure.message else ""
+        raise LegroomError(f"the planned server does not start{why}", "legroom plan says which flags fix it")
     return plan
 
 

@@ -100,7 +100,7 @@ def _print(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from legroom.guard.limits import read_plan
+    from legroom.guard.limits import read_limits
     from legroom.guard.log import log_to_stderr
     from legroom.guard.proxy.server import ProxyOptions, serve
     from legroom.guard.proxy.wire import is_itself, upstream_of
@@ -119,7 +119,7 @@ def _serve(args: argparse.Namespace) -> int:
     options = ProxyOptions(
         upstream=upstream,
         policy=Path(args.policy) if args.policy else None,
-        plan=read_plan(Path(args.plan)) if args.plan else None,
+        plan=read_limits(Path(args.plan)) if args.plan else None,
         host=args.host,
         port=args.port,
         token=os.environ.get(TOKEN_NAME) or None,

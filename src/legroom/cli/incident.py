@@ -24,7 +24,6 @@ _MOST_POINTS = 1000
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Describe the command's options."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "incident",
         description="The story of one incident: what was seen (with its curves), diagnosed, done and recommended.",
@@ -33,31 +32,30 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("number", metavar="NUMBER", help="as legroom incidents lists it")
-    parser.add_argument("--journal", metavar="FILE", help="another journal than your own")
+    parser.add_argument("--journal", metavar="FILE", help="another journal than the default one")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     parser.add_argument("--svg", metavar="FILE", help="write the story as a picture")
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read and tell."""
-    from legroom.cli.journal_file import open_journal
+    from legroom.cli.incidents import open_journal
     from legroom.drawing.terminal import style_of
     from legroom.render.incident_text import incident_json, incident_svg, incident_text
 
     if not args.number.lstrip("#").isdecimal() or len(args.number) > 18:
         raise LegroomError(f"{args.number!r} is not the number of an incident", "legroom incidents lists them")
     journal = open_journal(args.journal)
-    found = journal.incident(int(args.number.lstrip("#"))) if journal else None
-    if journal is None or found is None:
+    incident = journal.incident(int(args.number.lstrip("#"))) if journal else None
+    if journal is None or incident is None:
         raise LegroomError(f"there is no incident {args.number}", "legroom incidents lists them")
     now_s = time.time()
-    until_s = (found.closed_s if found.closed_s is not None else now_s) + _AFTER_S
-    points = journal.samples(found.server, found.opened_s - _BEFORE_S, min(until_s, now_s), _MOST_POINTS)
+    until_s = (incident.closed_s if incident.closed_s is not None else now_s) + _AFTER_S
+    points = journal.samples(incident.server, incident.opened_s - _BEFORE_S, min(until_s, now_s), _MOST_POINTS)
     if args.svg:
-        write_file(args.svg, incident_svg(found, points, now_s), "picture")
+        write_file(args.svg, incident_svg(incident, points, now_s), "picture")
     if args.json:
-        print_json(incident_json(found, points))
+        print_json(incident_json(incident, points))
     else:
-        sys.stdout.write(incident_text(found, points, now_s, style_of(sys.stdout)))
+        sys.stdout.write(incident_text(incident, points, now_s, style_of(sys.stdout)))
     return OK

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from legroom.recover.free import Freed
     from legroom.recover.holders import Holdings
     from legroom.recover.orphans import Holder
-    from legroom.recover.restart_command import Restart
+    from legroom.recover.restart_command import RestartCommand
 
 _DESCRIPTION = """\
 Show what holds GPU memory and shared memory on this machine, and which of it is provably the dead weight of a vLLM
@@ -32,7 +32,6 @@ exit codes: 0 no dead weight is left, 1 some is (a dry run, not permitted, would
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Describe the command's options."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "recover",
         usage="legroom recover [--yes | --dry-run] [options]",
@@ -46,7 +45,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     how.add_argument("--dry-run", action="store_true", help="only show it (the default when not on a terminal)")
     known = parser.add_argument_group("the server that died, for a command to start instead")
     known.add_argument("--command", metavar="LINE", dest="line", help="the vllm serve line that was run")
-    known.add_argument("--log", metavar="FILE", help="what it printed: the fix is computed from it")
+    known.add_argument("--log", metavar="FILE", help="its log: the fix is computed from it")
     known.add_argument("--gpu", metavar="NAME", help="a GPU or a size (default: what NVML shows)")
     known.add_argument("--gpus", metavar="N", help="how many GPUs the machine has")
     known.add_argument("--vllm", metavar="VERSION", help="the vLLM release")
@@ -72,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         _tell(freed, restart)
     if why_not:
         note(why_not)
-    left = len(dead) - sum(one.is_free for one in freed)
+    left = len(dead) - sum(result.is_free for result in freed)
     return ANSWER_IS_NO if left else OK
 
 
@@ -112,7 +111,7 @@ def _free(dead: Sequence[Holder]) -> tuple[Freed, ...]:
         return free(dead, journal, tell=note)
 
 
-def _restart(args: argparse.Namespace) -> tuple[Restart | None, str]:
+def _restart(args: argparse.Namespace) -> tuple[RestartCommand | None, str]:
     """The command to start instead, or why there is none; nothing where nobody asked and nothing is known."""
     from legroom.cli.deployment import count_of
     from legroom.recover.restart_command import Crashed, NothingComputed, last_run, restart_after
@@ -135,7 +134,7 @@ def _restart(args: argparse.Namespace) -> tuple[Restart | None, str]:
         return None, f"no command computed from {known.source if known else 'what is known'}: {error.message}"
 
 
-def _tell(freed: Sequence[Freed], restart: Restart | None) -> None:
+def _tell(freed: Sequence[Freed], restart: RestartCommand | None) -> None:
     from legroom.drawing.terminal import style_of
     from legroom.drawing.text import wrap
     from legroom.render.recover_text import freed_text
@@ -152,9 +151,9 @@ def _tell(freed: Sequence[Freed], restart: Restart | None) -> None:
 
 
 def _document(
-    holdings: Holdings, holders: Sequence[Holder], freed: Sequence[Freed], restart: Restart | None
+    holdings: Holdings, holders: Sequence[Holder], freed: Sequence[Freed], restart: RestartCommand | None
 ) -> dict[str, Any]:
-    from legroom.planning.plan_json import layout_json
+    from legroom.planning.plan_document import layout_json
     from legroom.render.recover_text import freed_json, holder_json
 
     return {
@@ -163,7 +162,7 @@ def _document(
             for card in holdings.gpus
         ],
         "holders": [holder_json(holder) for holder in holders],
-        "freed": [freed_json(one) for one in freed],
+        "freed": [freed_json(result) for result in freed],
         "restart": {
             "command": list(restart.command), "why": restart.why,
             "layout": layout_json(restart.plan.layout) if restart.plan else None,

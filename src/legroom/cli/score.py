@@ -10,10 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from legroom.cli.output import note
 from legroom.errors import BAD_INPUT, OK, LegroomError
 
 if TYPE_CHECKING:
-    from legroom.planning.scoring import Result, Summary
+    from legroom.planning.scoring import Result, ScoreSummary
     from legroom.planning.scoring_data import Loaded
 
 _LONG = 40
@@ -28,8 +29,9 @@ _LABELS = {
 }
 _EPILOG = """\
 DATA.jsonl holds one JSON object a start-up, either as published logs state it (model, gpu, vllm_version, flags,
-weights_gib, available_kv_gib, kv_tokens, outcome; model facts in models.json beside it) or as an instrumented run
-measured it (weights_bytes, available_kv_bytes, peak_activation, ...; config.json folders named with --configs).
+weights_gib, available_kv_gib, kv_tokens, outcome; facts of models that are not bundled in models.json beside it) or as
+an instrumented run measured it (weights_bytes, available_kv_bytes, peak_activation, ...; config.json folders named with
+--configs).
 
 examples:
   legroom score startups.jsonl
@@ -50,7 +52,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("data", nargs="?", metavar="DATA.jsonl", help="start-ups, one JSON object a line")
     parser.add_argument(
-        "--models", metavar="FILE", help="model facts of the records (default: models.json beside them)"
+        "--models", metavar="FILE", help="model facts of the records (default: models.json beside them, else bundled)"
     )
     parser.add_argument("--configs", metavar="DIR", help="folders with a config.json each, for instrumented runs")
     parser.add_argument("--from-logs", metavar="DIR", help="score a folder of vLLM start-up logs instead")
@@ -86,7 +88,7 @@ def _load(args: argparse.Namespace) -> Loaded:
     from legroom.planning import scoring_data
 
     if bool(args.data) == bool(args.from_logs):
-        raise LegroomError("give a file of records or --from-logs DIR, one of the two", "see legroom score --help")
+        raise LegroomError("give either a file of records or --from-logs DIR", "see legroom score --help")
     if args.from_logs:
         from legroom.planning.startup_args import model_of_log
 
@@ -103,8 +105,9 @@ def _load(args: argparse.Namespace) -> Loaded:
     if all(isinstance(record, str) for _, record in records):
         raise LegroomError(f"{path} holds no start-up record", "give a file with one JSON object a line")
     models = Path(args.models) if args.models else path.with_name("models.json")
-    if not models.exists():
-        raise LegroomError(f"there is no {models}", "it holds the facts of the records' models: name it with --models")
+    if not models.exists() and not args.models:
+        note(f"there is no {models}: bundled models are scored, the others left out")
+        return scoring_data.bundled_cases(records)
     return scoring_data.published_cases(records, scoring_data.read_models(models))
 
 
@@ -164,7 +167,7 @@ def report(results: Sequence[Result], loaded: Loaded, worst: int) -> list[str]:
     return lines
 
 
-def _error_table(whole: Summary) -> list[str]:
+def _error_table(whole: ScoreSummary) -> list[str]:
     from legroom.drawing.text import columns
 
     rows = [["error", "records", "sources", "median", "p90", "worst", "mean by source", "bias"]]
@@ -176,7 +179,7 @@ def _error_table(whole: Summary) -> list[str]:
     return columns(rows, "<>>>>>>>")
 
 
-def _verdict_lines(whole: Summary) -> list[str]:
+def _verdict_lines(whole: ScoreSummary) -> list[str]:
     lines = []
     if whole.tokens_exact is not None:
         lines.append(f"tokens exact to rounding: {whole.tokens_exact:.1%}")
@@ -191,7 +194,7 @@ def _verdict_lines(whole: Summary) -> list[str]:
     return lines
 
 
-def _group_table(group: str, parts: dict[str, Summary]) -> list[str]:
+def _group_table(group: str, parts: dict[str, ScoreSummary]) -> list[str]:
     from legroom.drawing.text import columns
 
     rows = [[f"by {group}", "records", "weights", "KV", "KV of card", "bias", "tokens exact", "verdict"]]
@@ -207,12 +210,12 @@ def _group_table(group: str, parts: dict[str, Summary]) -> list[str]:
     return columns(rows, "<>>>>>>>")
 
 
-def _verdicts(part: Summary) -> list[tuple[int, float]]:
+def _verdicts(part: ScoreSummary) -> list[tuple[int, float]]:
     pairs = ((part.starts, part.starts_right), (part.failures, part.failures_right))
     return [(count, share) for count, share in pairs if share is not None]
 
 
-def _median(part: Summary, measure: str) -> str:
+def _median(part: ScoreSummary, measure: str) -> str:
     return f"{part.spreads[measure].median:.2%}" if measure in part.spreads else ""
 
 

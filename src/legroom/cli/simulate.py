@@ -89,7 +89,7 @@ examples:
   legroom simulate --synthetic 'poisson rate=8 prompt=lognormal(1200,0.8) output=lognormal(300,0.6)' \\
       --model qwen3-8b --gpu l4 --max-model-len 8192 --choose
 
-exit codes: 0 it holds, 1 nothing meets the goal of --choose, 2 the call or the trace is wrong
+exit codes: 0 simulated, 1 nothing meets the goal of --choose, 2 the call or the trace is wrong
 """
 
 _POLICIES = ("fcfs", "priority")
@@ -127,11 +127,13 @@ def _add_pool_options(parser: argparse.ArgumentParser) -> None:
     pool.add_argument("--blocks", type=int, metavar="N", help="KV blocks, the null block included (num_gpu_blocks)")
     pool.add_argument("--model", metavar="MODEL", help="plan the pool of this model")
     pool.add_argument("--gpu", metavar="NAME", help="on this GPU, or a size (24GiB)")
-    pool.add_argument("--gpus", metavar="N", help="how many of them")
-    pool.add_argument("--gpu-memory", metavar="SIZE", help="total of one GPU as your machine reports it")
-    pool.add_argument("--gpu-used", metavar="SIZE", help="memory of it that other processes hold")
+    pool.add_argument("--gpus", metavar="N", help="how many GPUs")
+    pool.add_argument("--gpu-memory", metavar="SIZE", help="total memory of one GPU as your machine reports it")
+    pool.add_argument("--gpu-used", metavar="SIZE", help="memory of that GPU that other processes use")
     pool.add_argument("--vllm", metavar="VERSION", help="vLLM release of the plan (default: the newest known)")
-    pool.add_argument("--step-ms", type=float, metavar="MS", help="duration of a step, instead of the estimate")
+    pool.add_argument(
+        "--step-ms", type=float, metavar="MS", help="milliseconds that one step takes, in place of the estimate"
+    )
     pool.add_argument(
         "--measured-step-ms", type=float, metavar="MS", help="scale the estimate to this time between tokens"
     )
@@ -176,9 +178,10 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
     for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len"):
         value = getattr(args, name)
         if value is not None:
+            from legroom.facts.flags import flag_name
             from legroom.units import parse_count
 
-            setattr(args, name, parse_count(value, "--" + name.replace("_", "-")))
+            setattr(args, name, parse_count(value, flag_name(name)))
     return args
 
 
@@ -255,6 +258,7 @@ def _choose(args: argparse.Namespace, trace: Trace, pool: Any) -> int:
 def _show_choice(choice: Choice, pool: Any) -> None:
     from legroom.drawing.terminal import style_of
     from legroom.drawing.text import columns, count
+    from legroom.vllm.command_line import any_release_words
 
     style, unit = style_of(sys.stdout), "s" if choice.in_seconds else "steps"
     rows = [("", "tokens/" + ("s" if choice.in_seconds else "step"), f"first token p99 ({unit})",
@@ -263,7 +267,7 @@ def _show_choice(choice: Choice, pool: Any) -> None:
     if choice.best and choice.best not in shown:
         shown = [choice.best, *shown]
     for outcome in shown:
-        flags = " ".join(pool.flag_words(outcome.flags))
+        flags = " ".join(any_release_words(outcome.flags))
         rows.append((
             style.pick("▶", ">") if outcome is choice.best else "", f"{outcome.throughput:,.1f}",
             f"{outcome.first_token_p99:,.2f}", f"{outcome.latency_p99:,.2f}", count(outcome.preemptions),

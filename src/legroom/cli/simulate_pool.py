@@ -13,6 +13,7 @@ from legroom.simulation.settings import LayerGroup, SchedulerSettings
 from legroom.simulation.steptime import calibrated, fixed, roofline
 from legroom.simulation.trace import Trace
 from legroom.units import cdiv
+from legroom.vllm.command_line import any_release_words
 
 if TYPE_CHECKING:
     from legroom.simulation.fast.columns import StepCost
@@ -63,19 +64,9 @@ class PoolChoice:
                 continue
             yield Candidate(combination, settings, cost)
 
-    def flag_words(self, flags: dict[str, Any]) -> list[str]:
-        words: list[str] = []
-        for name, value in flags.items():
-            option = name.replace("_", "-")
-            if isinstance(value, bool):
-                words.append(f"--{option}" if value else f"--no-{option}")
-            else:
-                words += [f"--{option}", str(value)]
-        return words
-
     def command(self, flags: dict[str, Any]) -> list[str]:
         """The server's command line with these flags."""
-        return ["vllm", "serve", *self.base, *self.flag_words(flags)]
+        return ["vllm", "serve", *self.base, *any_release_words(flags)]
 
 
 def pool_of(args: argparse.Namespace, trace: Trace) -> PoolChoice:
@@ -89,11 +80,11 @@ def pool_of(args: argparse.Namespace, trace: Trace) -> PoolChoice:
         flags = {name: value for name in _PLANNED if (value := getattr(args, name)) is not None}
         settings = _settings(args, trace, {"num_blocks": args.blocks, **_DEFAULTS, **flags})
         return PoolChoice(args, trace, settings, _fixed_cost(args, trace), base=["MODEL"])
-    from legroom.cli.deployment import said
+    from legroom.cli.deployment import requested
 
     if args.model:
         args.vllm_words = [args.model, *args.vllm_words]
-    meant = said(args)
+    meant = requested(args)
     settings, cost, taken = _planned(args, trace, meant, {})
     base = [meant.args.model, *args.vllm_words[1 if args.model else 0 :]]
     return PoolChoice(args, trace, settings, cost, [*meant.notes, *taken], meant, base)
@@ -104,8 +95,8 @@ def _fixed_cost(args: argparse.Namespace, trace: Trace) -> StepCost | None:
         return fixed(args.step_ms / 1000)
     if trace.in_seconds:
         raise LegroomError(
-            f"{trace.name} tells arrivals in seconds, and how long a step takes is not known",
-            "give --model and --gpu for an estimate, or --step-ms 30",
+            f"{trace.name} gives arrivals in seconds, so legroom must know how long a step of the engine takes",
+            "add --step-ms 30 (or what you measured), or --model MODEL --gpu NAME to have it estimated",
         )
     return None
 

@@ -12,7 +12,7 @@ from legroom.cli.output import ProgressBar, print_json, write_file
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
-    from legroom.verify.verify import Wish
+    from legroom.verify.verify import VerificationRequest
 
 _INTERRUPTED = 130
 
@@ -36,7 +36,6 @@ exit codes: 0 verified, 1 not verified, 2 the call is wrong, 3 the server cannot
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Describe the command's options."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "verify",
         usage="legroom verify URL [--plan FILE] [--load LOAD] [options]",
@@ -47,19 +46,23 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("url", metavar="URL", help="of an OpenAI-compatible server, such as http://127.0.0.1:8000")
     asked = parser.add_argument_group("what is asked of it")
-    asked.add_argument("--plan", metavar="FILE", help="what legroom plan --json printed: the pool must be that")
+    asked.add_argument("--plan", metavar="FILE", help="the output of legroom plan --json: the pool must be as planned")
     asked.add_argument("--load", default="chat", metavar="LOAD", help="lengths of prompts and answers (default: chat)")
     asked.add_argument("--trace", metavar="FILE", help="the lengths of a trace; the same as --load FILE")
     asked.add_argument(
-        "--concurrency", metavar="N", help="requests at a time (default: as many as always fit the pool)"
+        "--concurrency", metavar="N", help="requests at the same time (default: as many as always fit the pool)"
     )
-    asked.add_argument("--requests", metavar="N", help="requests in all (default: 4 a place, 16 to 400)")
+    asked.add_argument(
+        "--requests", metavar="N", help="requests in total (default: 4 per concurrent request, 16 to 400)"
+    )
     asked.add_argument("--max-preemptions", metavar="N", default="0", help="preemptions that still pass (default: 0)")
-    asked.add_argument("--timeout", type=float, default=600.0, metavar="S", help="end after so long (default: 600)")
-    asked.add_argument("--seed", type=int, default=0, help="of made-up lengths (default: 0)")
+    asked.add_argument(
+        "--timeout", type=float, default=600.0, metavar="S", help="stop after this many seconds (default: 600)"
+    )
+    asked.add_argument("--seed", type=int, default=0, help="seed of the random lengths (default: 0)")
     how = parser.add_argument_group("how to reach it")
     how.add_argument("--api-key", metavar="KEY", help="default: $OPENAI_API_KEY, then $VLLM_API_KEY")
-    how.add_argument("--insecure", action="store_true", help="take any TLS certificate")
+    how.add_argument("--insecure", action="store_true", help="accept any TLS certificate")
     how.add_argument("--yes-load-remote", action="store_true", help="load a server that is not on this machine")
     out = parser.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")
@@ -70,40 +73,41 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Verify, show, and say by the exit code whether it holds."""
-    wish = _wish(args)
+    request = _request(args)
     from legroom.render.verify_page import verification_svg, verification_text
     from legroom.verify.verify import verify
 
     bar = ProgressBar("verifying")
     try:
-        found = verify(wish, bar)
+        verification = verify(request, bar)
     finally:
         bar.clear()
     if args.json:
-        print_json(found.json())
+        print_json(verification.json())
     else:
         from legroom.drawing.terminal import style_of
 
-        sys.stdout.write(verification_text(found, style_of(sys.stdout)))
+        sys.stdout.write(verification_text(verification, style_of(sys.stdout)))
     sys.stdout.flush()  # a file that cannot be written must not cost the answer
     if args.svg:
-        write_file(args.svg, verification_svg(found), "picture")
+        write_file(args.svg, verification_svg(verification), "picture")
     if args.report:
         import json
 
         as_json = args.report.endswith(".json")
         write_file(
-            args.report, json.dumps(found.json(), indent=1) + "\n" if as_json else verification_text(found), "report"
+            args.report,
+            json.dumps(verification.json(), indent=1) + "\n" if as_json else verification_text(verification),
+            "report",
         )
-    if any(remark.startswith("interrupted") for remark in found.notes):
+    if verification.interrupted:
         return _INTERRUPTED
-    return OK if found.ok else ANSWER_IS_NO
+    return OK if verification.ok else ANSWER_IS_NO
 
 
-def _wish(args: argparse.Namespace) -> Wish:
-    from legroom.verify.checks import Limits
-    from legroom.verify.planned import read_plan
-    from legroom.verify.verify import Wish
+def _request(args: argparse.Namespace) -> VerificationRequest:
+    from legroom.verify.checks import PassCriteria, planned_pool
+    from legroom.verify.verify import VerificationRequest
 
     if args.trace and args.load != "chat":
         raise LegroomError("--trace and --load both say what the load is", "give one of them")
@@ -114,16 +118,16 @@ def _wish(args: argparse.Namespace) -> Wish:
             raise LegroomError(
                 f"{option} {path}: not a file that can be written", "give a path in a folder that is there"
             )
-    return Wish(
+    return VerificationRequest(
         url=args.url,
         api_key=args.api_key or _key_around(args.url),
-        planned=read_plan(args.plan) if args.plan else None,
+        planned=planned_pool(args.plan) if args.plan else None,
         load=args.trace or args.load,
         concurrency=_number(args.concurrency, "--concurrency", 1),
         requests=_number(args.requests, "--requests", 1),
         timeout_s=args.timeout,
         seed=args.seed,
-        limits=Limits(max_preemptions=_number(args.max_preemptions, "--max-preemptions", 0) or 0),
+        limits=PassCriteria(max_preemptions=_number(args.max_preemptions, "--max-preemptions", 0) or 0),
         verify_tls=not args.insecure,
         load_remote=args.yes_load_remote,
     )

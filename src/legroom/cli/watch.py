@@ -1,9 +1,8 @@
-"""`legroom watch`: servers as they serve, on a page, at a look, as a stream, or by a sidecar that stays."""
+"""`legroom watch`: servers as they serve, on a page, once, as a stream, or by a sidecar that stays."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from dataclasses import replace
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Watch serving vLLMs: KV use, running and waiting, preemptions, prefix cache, tokens, latency, GPU memory of a server on
 this machine; a state and a sentence for each, a forecast, and incidents. On a terminal a live page; elsewhere, or with
---once, one look and an exit code. --daemon runs the sidecar, which tells others and, if told to, acts."""
+--once, check once and end with an exit code. --daemon runs the sidecar, which notifies and, if allowed to, acts."""
 
 _EPILOG = """\
 examples:
@@ -42,7 +41,6 @@ exit codes: 0 healthy, 1 an incident, 2 the call is wrong, 3 a server (or what l
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Describe the command's options."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "watch",
         usage="legroom watch URL ... [options]",
@@ -59,18 +57,22 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     where.add_argument("--namespace", metavar="NAME", help="of the pods (default: all)")
     where.add_argument("--replay", metavar="FILE", help="what --record wrote, fast-forward")
     how = parser.add_argument_group("how to look")
-    how.add_argument("--interval", type=float, metavar="S", help="seconds between looks (default: 5)")
-    how.add_argument("--once", action="store_true", help="one look and an exit code")
+    how.add_argument("--interval", type=float, metavar="S", help="seconds between checks (default: 5)")
+    how.add_argument("--once", action="store_true", help="check once and end with an exit code")
     how.add_argument(
-        "--plan", metavar="FILE", help="what legroom plan --json printed: drift is seen, flags are computed"
+        "--plan",
+        metavar="FILE",
+        help="the output of legroom plan --json: shows drift from it and computes better flags",
     )
-    how.add_argument("--record", metavar="FILE", help="write what is seen, for --replay (.gz and .zst are compressed)")
+    how.add_argument("--record", metavar="FILE", help="record what is seen, for --replay (.gz and .zst are compressed)")
     how.add_argument("--token-file", metavar="FILE", help="a bearer token for the servers (or $LEGROOM_TOKEN)")
-    how.add_argument("--insecure", action="store_true", help="take any TLS certificate")
+    how.add_argument("--insecure", action="store_true", help="accept any TLS certificate")
     how.add_argument("--ca-file", metavar="FILE", help="certificates of your own authority")
-    how.add_argument("--json", action="store_true", help="one JSON object a look, on stdout")
+    how.add_argument(
+        "--json", action="store_true", help="a stream on stdout: one JSON object per server and check, a line each"
+    )
     sidecar = parser.add_argument_group("the sidecar")
-    sidecar.add_argument("--daemon", action="store_true", help="stay, tell others, serve /metrics and /incidents")
+    sidecar.add_argument("--daemon", action="store_true", help="stay, notify others, serve /metrics and /incidents")
     sidecar.add_argument("--config", metavar="FILE", help="watch.toml")
     sidecar.add_argument(
         "--act", action="append", default=[], metavar="NAME", help="turn an action on (may be repeated)"
@@ -80,7 +82,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Choose the surface and hand over."""
     if args.record:
         _check_record(args)
     if args.rehearse:
@@ -101,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _has_terminal() -> bool:
     """Textual reads keys from stdin and draws on stderr. One that was closed is None."""
-    return all(one is not None and one.isatty() for one in (sys.stdin, sys.stdout, sys.stderr))
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
 
 
 def _check_record(args: argparse.Namespace) -> None:
@@ -202,8 +203,8 @@ def _replay(args: argparse.Namespace) -> int:
             opened += not change.is_over
             if not args.json:
                 finding = change.incident.finding
-                said = "over" if change.is_over else finding.reason if finding else ""
-                print(f"{when(change.time_s)}  {change.incident.server}  {change.incident.title}: {said}")
+                state = "over" if change.is_over else finding.reason if finding else ""
+                print(f"{when(change.time_s)}  {change.incident.server}  {change.incident.title}: {state}")
     if not args.json:
         print(f"\n{session.looks:,} looks, {opened} incident{'s' if opened != 1 else ''}\n")
         _show(list(session.views.values()), False)
@@ -215,18 +216,19 @@ def _rehearse(args: argparse.Namespace) -> int:
     from legroom.render.incident_text import when
     from legroom.sidecar.rehearse import rehearse
 
-    found = rehearse(Path(args.rehearse), _config(args))
+    rehearsal = rehearse(Path(args.rehearse), _config(args))
     if args.json:
-        print_json(found.to_json())
+        print_json(rehearsal.to_json())
         return OK
-    for event in found.events:
+    for event in rehearsal.events:
         print(f"{when(event.time_s)}  {event.server}  {event.text}")
-    servers, actions = plural(found.servers, "server"), plural(len(found.actions), "action")
-    print(f"\n{found.looks:,} looks at {servers}; {actions} would have been taken")
+    servers, actions = plural(rehearsal.servers, "server"), plural(len(rehearsal.actions), "action")
+    print(f"\n{rehearsal.looks:,} checks of {servers}; {actions} would have been taken")
     return OK
 
 
 def _session(args: argparse.Namespace, journal: Journal | None, config: SidecarConfig) -> WatchSession:
+    from legroom.planning.plan_document import read_plan
     from legroom.sidecar.watch import WatchSession
 
     recorder = None
@@ -236,20 +238,8 @@ def _session(args: argparse.Namespace, journal: Journal | None, config: SidecarC
         recorder = Recorder(Path(args.record))
     plans = {server.name: server.plan for server in config.servers if server.plan is not None}
     if args.plan:
-        plans[""] = _plan(args.plan)
+        plans[""] = read_plan(args.plan, needs=("kv",))
     return WatchSession(config.thresholds, plans, journal=journal, recorder=recorder, say=note)
-
-
-def _plan(path: str) -> dict[str, Any]:
-    try:
-        found = json.loads(Path(path).read_text("utf-8"))
-    except OSError as error:
-        raise LegroomError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError:
-        found = None
-    if not isinstance(found, dict) or "kv" not in found:
-        raise LegroomError(f"{path} is not a plan", "write it with legroom plan ... --json > FILE")
-    return found
 
 
 def _journal(config: SidecarConfig) -> Journal | None:
@@ -265,6 +255,7 @@ def _journal(config: SidecarConfig) -> Journal | None:
 def _config(args: argparse.Namespace) -> SidecarConfig:
     """Where to look, from watch.toml, addresses or both."""
     from legroom.live.metrics.address import endpoint
+    from legroom.planning.plan_document import read_plan
     from legroom.sidecar.config import (
         KubernetesConfig,
         PrometheusConfig,
@@ -279,7 +270,7 @@ def _config(args: argparse.Namespace) -> SidecarConfig:
     config = with_act(read_config(Path(args.config)), args.act) if args.config else simple_config([], args.act)
     known = {server.name for server in config.servers}
     given = [endpoint(url, token, verify_tls=not args.insecure, ca_file=args.ca_file) for url in args.urls]
-    plan = _plan(args.plan) if args.plan else None
+    plan = read_plan(args.plan, needs=("kv",)) if args.plan else None
     # A server may be given twice, with and without http:// or credentials: two lines of looks would break its rates.
     more = {place.server: ServerConfig(place, "default", plan=plan) for place in given if place.server not in known}
     config = replace(config, servers=(*config.servers, *more.values()))

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from legroom.deployments.containers import docker_bytes
 from legroom.deployments.env_file import variables_of
 from legroom.deployments.kubernetes import number, servers
-from legroom.deployments.plain_shell import expand
-from legroom.deployments.plain_sources import read_text
+from legroom.deployments.server_words import expand
 from legroom.deployments.shell.scan import Word
 from legroom.deployments.shell.script import DOCKER_STOP_S
 from legroom.deployments.shell.words import commands
-from legroom.deployments.subjects import At, Found, Invoked, Started
-from legroom.deployments.text import Text
+from legroom.deployments.subjects import At, Invoked, StartedServer, with_servers
+from legroom.deployments.text import Text, read_text
 from legroom.deployments.unit import span_s
 from legroom.deployments.yaml_nodes import Node, load_nodes
 from legroom.errors import LegroomError
@@ -32,11 +32,12 @@ def is_compose(document: Node) -> bool:
     return services is not None and isinstance(services.values, dict) and document.get("apiVersion") is None
 
 
-def read_compose(document: Node) -> Found:
+def compose_subjects(document: Node) -> Iterator[StartedServer | Invoked]:
     """Every server of a compose file."""
     services = document.get("services") or document
     beside = _Beside(document)
-    return Found(tuple(found for _, service in services.items() for found in _service(service, services, beside)))
+    for name, service in services.items():
+        yield from _service(name, service, services, beside)
 
 
 class _Beside:
@@ -65,18 +66,18 @@ class _Beside:
 
 def _extended(service: Node, services: Node, beside: _Beside, depth: int = 0) -> tuple[Node, dict[str, Word]]:
     """A service with what it extends, its own settings first, and its environment."""
-    told = service.get("extends")
-    name = (told.scalar or told.text("service")) if told is not None else ""
-    file = told.text("file") if told is not None else ""
+    extends = service.get("extends")
+    name = (extends.scalar or extends.text("service")) if extends is not None else ""
+    file = extends.text("file") if extends is not None else ""
     base = beside.service(file, name) if file else services.get(name)
     env = {**_env_files(service, beside), **compose_env(service.get("environment"))}
-    if told is None or base is None or depth >= _DEEPEST or base is service:
+    if extends is None or base is None or depth >= _DEEPEST or base is service:
         return service, env
     base, base_env = _extended(base, services, beside, depth + 1)
     inherited = dict(base.items())
     if file:
         inherited = {key: value for key, value in inherited.items() if key in _FROM_ELSEWHERE}
-        base_env = {key: Word(word.text, told.offset) for key, word in base_env.items()}
+        base_env = {key: Word(word.text, extends.offset) for key, word in base_env.items()}
     merged = copy.copy(service)
     merged.values = inherited | dict(service.items())
     return merged, base_env | env
@@ -87,30 +88,30 @@ def _env_files(service: Node, beside: _Beside) -> dict[str, Word]:
     env: dict[str, Word] = {}
     node = service.get("env_file")
     for item in (node.list() or [node]) if node is not None else ():
-        found = variables_of(beside.text(item.scalar or item.text("path")))
-        env |= {name: Word(word.text, item.offset) for name, word in found.items()}
+        variables = variables_of(beside.text(item.scalar or item.text("path")))
+        env |= {name: Word(word.text, item.offset) for name, word in variables.items()}
     return env
 
 
-def _service(service: Node, services: Node, beside: _Beside) -> Iterator[Started | Invoked]:
+def _service(name: str, service: Node, services: Node, beside: _Beside) -> Iterator[StartedServer | Invoked]:
     service, env = _extended(service, services, beside)
-    known = {name: word.text for name, word in env.items()} | beside.variables
+    known = {key: word.text for key, word in env.items()} | beside.variables
     image = expand(service.text("image"), known)
     entry, given = (
-        tuple(word.with_text(expand(word.text, beside.variables)) for word in compose_words(service.get(key)))
+        tuple(word.with_text(expand(word.text, known)) for word in compose_words(service.get(key)))
         for key in ("entrypoint", "command")
     )
-    for found in servers(service, image, entry, given, env, "compose"):
-        if isinstance(found, Started):
-            shm = (
-                service.text("shm_size") or ("host" if service.text("ipc") == "host" else None) or _mounted_shm(service)
-            )
-            yield replace(
-                found, image=image, in_container=True, shm=shm, gpus=_compose_cards(service),
-                start_limit=_health_limit(service), stop_limit=_stop_limit(service),
-            )  # fmt: skip
-        else:
-            yield found
+    shm = service.text("shm_size") or ("host" if service.text("ipc") == "host" else None) or _mounted_shm(service)
+    yield from with_servers(
+        servers(service, image, entry, given, env, "compose"),
+        lambda server: replace(
+            server, image=image, in_container=True, shm=shm, gpus=_compose_cards(service),
+            memory_limit_bytes=docker_bytes(
+                service.text("deploy", "resources", "limits", "memory") or service.text("mem_limit")
+            ),
+            start_limit=_health_limit(service), stop_limit=_stop_limit(service), read_as=f"compose service {name}",
+        ),
+    )  # fmt: skip
 
 
 def compose_words(node: Node | None) -> tuple[Word, ...]:
@@ -132,11 +133,14 @@ def compose_words(node: Node | None) -> tuple[Word, ...]:
     try:
         texts = shlex.split(node.scalar)
     except ValueError:
-        return ()
+        line = node.source.place(node.offset).line
+        raise LegroomError(
+            f"has a command with a quote that is never closed at line {line}", "check its quotes"
+        ) from None
     placed, cursor = [], node.offset
     for text in texts:
-        found = node.source.text.find(text, cursor, node.end + 1)
-        cursor = found if found >= 0 else cursor
+        at = node.source.text.find(text, cursor, node.end + 1)
+        cursor = at if at >= 0 else cursor
         placed.append(Word(text, cursor, text))
     return tuple(placed)
 

@@ -7,24 +7,19 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from legroom.deployments.containers import image_words
 from legroom.deployments.kinds import Kind, kind_of
-from legroom.deployments.plain_containers import with_entrypoint
-from legroom.deployments.plain_shell import expand, server_start
-from legroom.deployments.shell.scan import Word, here_documents
-from legroom.deployments.shell.script import subjects_of
-from legroom.deployments.shell.words import Command, commands
-from legroom.deployments.subjects import Found, Invoked, Started
+from legroom.deployments.server_words import expand, server_start
+from legroom.deployments.shell.scan import Word, here_documents, placed_env
+from legroom.deployments.shell.script import script_subjects, subjects_of
+from legroom.deployments.shell.words import commands
+from legroom.deployments.subjects import Invoked, StartedServer, with_servers
 from legroom.deployments.text import Text, without_comment_lines
 
 _INSTRUCTION = re.compile(
     r"^[ \t]*([A-Za-z]+)[ \t]+((?:\\[ \t]*\r?\n(?:[ \t]*(?:#[^\n]*)?\r?\n)*|[^\n])*+)", re.MULTILINE
 )
 """Every one, so that the continued lines of HEALTHCHECK or ONBUILD are not read as instructions of their own."""
-
-
-def read_dockerfile(source: Text) -> Found:
-    """The last stage's server, and every command."""
-    return Found(tuple(_subjects(source)))
 
 
 def copied_files(source: Text) -> Iterator[tuple[Kind, Text]]:
@@ -45,12 +40,14 @@ def _without_here_documents(text: str) -> str:
     return text
 
 
-def _subjects(source: Text) -> Iterator[Started | Invoked]:
+def dockerfile_subjects(source: Text) -> Iterator[StartedServer | Invoked]:
+    """The last stage's server, and every command."""
     build_args: dict[str, str] = {}
     stages: dict[str, _Stage] = {}
     stage = _Stage("")
-    for found in _INSTRUCTION.finditer(_without_here_documents(source.text)):
-        name, start, body = found[1].upper(), found.start(2), without_comment_lines(found[2], "#")
+    for instruction in _INSTRUCTION.finditer(_without_here_documents(source.text)):
+        name, start = instruction[1].upper(), instruction.start(2)
+        body = without_comment_lines(instruction[2], "#")
         if name == "FROM":
             stage = _from(body, build_args, stages)
         elif name == "ARG":
@@ -59,21 +56,38 @@ def _subjects(source: Text) -> Iterator[Started | Invoked]:
             stage.env = {**stage.env, **_environment(body, start)}
         elif name == "RUN":
             for command in commands(Text(source.path, body)):
-                moved = tuple(Word(word.text, word.offset + start, word.raw) for word in command.words)
-                yield from subjects_of(source, Command(moved, stage.env, command.pipeline), "docker")
+                yield from subjects_of(source, command.moved(start, stage.env), "docker")
         elif name == "ENTRYPOINT":
             stage.entry = _words(body, start)
             if not stage.has_cmd:
                 stage.given = ()  # a new entry point forgets the CMD of the image it is built on
         elif name == "CMD":
             stage.given, stage.has_cmd = _words(body, start), True
-    image, entry, given = stage.image, stage.entry, stage.given
-    texts = with_entrypoint(image, tuple(word.text for word in entry), tuple(word.text for word in given))
-    if (entry or given) and (at := server_start(texts)) is not None:
-        every = (*entry, *given)
-        missing = len(texts) - len(every)
-        placed = tuple(Word(text, every[0].offset, text) for text in texts[:missing]) + every
-        yield Started("docker", placed[at:], stage.env, source.place, source.place(every[0].offset), image)
+    if stage.entry or stage.given:
+        yield from _server(source, stage)
+
+
+def _server(source: Text, stage: _Stage) -> Iterator[StartedServer | Invoked]:
+    """What the image itself starts, also behind `["sh", "-c", "vllm serve ..."]`."""
+    first = (*stage.entry, *stage.given)[0].offset
+    values = {name: word.text for name, word in stage.env.items()}
+    words = tuple(
+        word.with_text(expand(word.text, values)) for word in image_words(stage.image, stage.entry, stage.given, first)
+    )
+    at = server_start(tuple(word.text for word in words))
+    if at is not None:
+        yield StartedServer(
+            "docker", words[at:], stage.env, source.place, source.place(first), stage.image, read_as="a Dockerfile"
+        )
+        return
+    for word in words:
+        if " " in word.text.strip():
+            place = source.place(word.offset)
+            script = Text(source.path, word.text, place.line, (place.column - 1,))
+            yield from with_servers(
+                script_subjects(script, "docker", placed_env(stage.env, source.place)),
+                lambda server: replace(server, image=stage.image, read_as="a Dockerfile"),
+            )
 
 
 @dataclass
@@ -118,8 +132,8 @@ def _words(text: str, start: int) -> tuple[Word, ...]:
 
 def _environment(text: str, start: int) -> dict[str, Word]:
     env = {}
-    for found in re.finditer(r"(\w+)=(\"[^\"]*\"|\S*)", text):
-        env[found[1]] = Word(found[2].strip('"'), start + found.start(), found[0])
+    for pair in re.finditer(r"(\w+)=(\"[^\"]*\"|\S*)", text):
+        env[pair[1]] = Word(pair[2].strip('"'), start + pair.start(), pair[0])
     if not env and (plain := re.match(r"(\w+)\s+(.*)", text, re.DOTALL)):
         env[plain[1]] = Word(plain[2].strip(), start, plain[2])
     return env

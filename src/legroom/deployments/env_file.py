@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from legroom.deployments.shell.scan import Word
-from legroom.deployments.subjects import Found, Started
+from legroom.deployments.subjects import StartedServer
 from legroom.deployments.text import Text
 from legroom.vllm.secret_words import is_secret
 
@@ -15,15 +15,14 @@ _LINE = re.compile(r"^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(?:\"([^\"\n]*)\"|'(
 def variables_of(text: str) -> dict[str, Word]:
     """Every variable, but those with secrets: such a file is the place for them."""
     every = {
-        found[1]: Word((found[2] or found[3] or found[4] or "").strip(), found.start(1))
-        for found in _LINE.finditer(text)
+        line[1]: Word((line[2] or line[3] or line[4] or "").strip(), line.start(1)) for line in _LINE.finditer(text)
     }
     return {name: word for name, word in every.items() if not is_secret(name, word.text)}
 
 
-def read_env_file(source: Text) -> Found:
-    """The variables as those of a server that is started elsewhere."""
+def env_file_server(source: Text) -> tuple[StartedServer, ...]:
+    """The variables as those of a server that is started elsewhere; none where they are not about vLLM."""
     env = variables_of(source.text)
     if not any(name.startswith(("VLLM_", "PYTORCH_")) for name in env):
-        return Found(nothing="it sets no variable of vLLM")
-    return Found((Started("config", (), env, source.place, source.place(0)),))
+        return ()
+    return (StartedServer("config", (), env, source.place, source.place(0)),)

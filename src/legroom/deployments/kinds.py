@@ -37,8 +37,8 @@ def kind_of(path: str, text: str) -> Kind:
         return "env"
     if name.name.lower().startswith(("dockerfile", "containerfile")):
         return "dockerfile"
-    found = sniffed(text)
-    return "document" if found is None or (found == "json" and not _is_json(text)) else found
+    kind = sniffed(text)
+    return "document" if kind is None or (kind == "json" and not _is_json(text)) else kind
 
 
 def _is_json(text: str) -> bool:

@@ -1,33 +1,72 @@
-"""Kubernetes manifests and vLLM's own config files."""
+"""Kubernetes manifests: every container that starts vLLM, in whatever object it stands."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from legroom.deployments.plain_containers import with_entrypoint
-from legroom.deployments.plain_shell import expand, server_start
+from legroom.deployments.containers import bytes_of, image_words, serves_vllm
+from legroom.deployments.server_words import expand, server_start
 from legroom.deployments.shell.scan import Word, placed_env
-from legroom.deployments.shell.script import runs_another_program, subjects_of
-from legroom.deployments.shell.words import Command, commands
-from legroom.deployments.subjects import At, Found, Invoked, Runs, Started, Subject
-from legroom.deployments.text import Text
+from legroom.deployments.shell.script import script_subjects
+from legroom.deployments.subjects import At, Invoked, Runs, StartedServer, with_servers
 from legroom.deployments.yaml_nodes import Node
-from legroom.facts.flags import all_flag_names, flags_of
-from legroom.facts.releases import Release
+from legroom.facts.flags import all_flag_names, flag_name
+
+_RENAMED = {"--model-id": "--model", "--model-name": "--served-model-name", "--model-revision": "--revision"}
+_OWN = ("--backend", "--task", "--model-dir")
+"""Flags of KServe's server that some vLLM has too, with other values."""
+_WITHOUT_VLLM = "huggingface"
+"""The other backend of KServe's Hugging Face runtime."""
+
+
+def runtime_of(model: Node) -> str:
+    """`vllm` or `huggingface` where an InferenceService's model is served by vLLM, else empty."""
+    name = model.text("modelFormat", "name").lower()
+    return name if name in ("vllm", "huggingface") else ""
+
+
+def kserve_words(model: Node, given: tuple[Word, ...]) -> tuple[Word, ...] | None:
+    """The arguments of KServe's Hugging Face runtime as vLLM's; None where another backend serves the model.
+
+    Its server has many flags of its own: only what some release of vLLM knows is taken for vLLM's.
+    """
+    known = set(all_flag_names())
+    words: list[Word] = []
+    keeps = True
+    for i, word in enumerate(given):
+        head, equals, value = word.text.partition("=")
+        if not head.startswith("--"):
+            words += [word] if keeps else []
+            continue
+        name = flag_name(head)
+        following = given[i + 1].text if i + 1 < len(given) else ""
+        if name == "--backend" and (value or following) == _WITHOUT_VLLM:
+            return None
+        name = _RENAMED.get(name, name)
+        keeps = name in known and name not in _OWN
+        words += [word.with_text(name + equals + value)] if keeps else []
+    return (*words, *_stored_model(model, words))
+
+
+def _stored_model(model: Node, words: list[Word]) -> tuple[Word, ...]:
+    """`storageUri: hf://org/model` where no flag names the model."""
+    storage = model.get("storageUri")
+    if storage is None or any(word.text.partition("=")[0] == "--model" for word in words):
+        return ()
+    scheme, _, name = (storage.scalar or "").partition("://")
+    return (Word(f"--model={name}", storage.offset),) if scheme == "hf" and name else ()
+
 
 _GPU = re.compile(r"(nvidia|amd|gpu\.intel)\.com/(gpu|mig-.*|i915|xe)")
-ANCHORS = frozenset({
-    "--model", "--tensor-parallel-size", "--max-model-len", "--gpu-memory-utilization", "--max-num-seqs",
-    "--served-model-name", "--max-num-batched-tokens", "--kv-cache-dtype",
-})  # fmt: skip
-"""Flags that nearly every server of vLLM is given one of."""
 GRACE_S = 30.0
 """terminationGracePeriodSeconds unless told."""
 _PERIOD_S, _FAILURES = 10.0, 3.0
 """Kubernetes' defaults of a probe."""
+_MOST_PODS = 1000
+_CONTAINERS = ("containers", "initContainers", "container")
+"""Where a container stands that may leave everything to its image."""
 
 
 def is_kubernetes(document: Node) -> bool:
@@ -35,76 +74,82 @@ def is_kubernetes(document: Node) -> bool:
     return document.get("apiVersion") is not None and document.get("kind") is not None
 
 
-def is_config(document: Node) -> bool:
-    """Whether most of its keys are flags of vLLM, and one is among those that every such file has."""
-    keys = ["--" + key.replace("_", "-") for key, _ in document.items()]
-    known = set(all_flag_names())
-    return bool(ANCHORS & set(keys)) and sum(key in known for key in keys) * 3 >= 2 * len(keys)
-
-
-def read_kubernetes(document: Node) -> Found:
+def kubernetes_subjects(document: Node) -> Iterator[StartedServer | Invoked]:
     """Every server that its pods start."""
-    return Found(tuple(_pods(document)))
+    kind, name = document.text("kind"), document.text("metadata", "name")
+    size = document.text("spec", "leaderWorkerTemplate", "size")
+    pods = int(size) if size.isdecimal() and 0 < int(size[:5]) < _MOST_PODS else 1
+
+    def described(server: StartedServer) -> StartedServer:
+        gpus = server.gpu_count  # of one pod; a group of pods is one server
+        gpus = gpus * pods if gpus is not None and pods > 1 else server.gpus
+        return replace(server, gpus=gpus, read_as=f"Kubernetes {kind} {name}".rstrip())
+
+    yield from with_servers(_pods(document), described)
 
 
-def _pods(document: Node) -> Iterator[Subject]:
+def _pods(document: Node) -> Iterator[StartedServer | Invoked]:
     for node in document.walk():
-        for key in ("initContainers", "containers"):
-            containers = node.get(key)
-            for container in containers.list() if containers else ():
-                yield from _container(container, node, container.text("image"))
-        alone, model = node.get("container"), node.get("model")
-        if alone is not None and isinstance(alone.values, dict):  # a step of an Argo workflow
-            yield from _container(alone, node, alone.text("image"))
-        if model is not None and model.text("modelFormat", "name").lower() == "vllm":  # KServe with a runtime of vLLM
-            yield from _container(model, node, model.text("image") or "vllm")
+        for key, value in node.items():
+            if key == "exec":
+                continue  # the command of a probe or a hook
+            for container in value.list() or [value]:
+                if isinstance(container.values, dict) and _is_container(key, container):
+                    yield from _container(container, node)
 
 
-def _container(container: Node, pod: Node, image: str) -> Iterator[Subject]:
+def _is_container(key: str, node: Node) -> bool:
+    """Whether a mapping says what is run: Argo, Dynamo and KServe put containers under names of their own."""
+    runs = any(inner is not None and inner.list() for inner in (node.get("command"), node.get("args")))
+    return runs or bool(runtime_of(node)) or (key in _CONTAINERS and serves_vllm(node.text("image")))
+
+
+def _container(container: Node, pod: Node) -> Iterator[StartedServer | Invoked]:
     env = list_env(container.get("env"))
+    image = container.text("image")
     entry, given = _word_list(container.get("command"), env), _word_list(container.get("args"), env)
+    if runtime := runtime_of(container):
+        image = image or "vllm"
+        if runtime == "huggingface" and not entry:
+            renamed = kserve_words(container, given)
+            if renamed is None:
+                return
+            given = renamed
     if more := env.get("VLLM_ADDITIONAL_ARGS"):  # KServe's own way to add flags
         given += tuple(Word(text, more.offset, text) for text in more.text.split())
     for hook in ("preStop", "postStart"):
         command = container.get("lifecycle", hook, "exec", "command")
         yield from scripts(command, env) if command is not None else ()
-    for server in servers(container, image, entry, given, env, "kubernetes"):
-        if isinstance(server, Started):
-            yield replace(
-                server, image=image, in_container=True, shm=_pod_shm(container, pod), gpus=_cards(container),
-                start_limit=_start_limit(container), stop_limit=_grace(container, pod),
-            )  # fmt: skip
-        else:
-            yield server
+    yield from with_servers(
+        servers(container, image, entry, given, env, "kubernetes"),
+        lambda server: replace(
+            server, image=image, in_container=True, shm=_pod_shm(container, pod), gpus=_cards(container),
+            memory_limit_bytes=bytes_of(container.text("resources", "limits", "memory")),
+            start_limit=_start_limit(container), stop_limit=_grace(container, pod),
+        ),
+    )  # fmt: skip
 
 
 def servers(
     owner: Node, image: str, entry: tuple[Word, ...], given: tuple[Word, ...], env: Mapping[str, Word], runs: Runs
-) -> Iterator[Started | Invoked]:
+) -> Iterator[StartedServer | Invoked]:
     """The server that a container's entry point and arguments start, or what its scripts run."""
-    texts = with_entrypoint(image, tuple(word.text for word in entry), tuple(word.text for word in given))
-    every = (*entry, *given)
-    missing = max(len(texts) - len(every), 0)
-    placed = (
-        tuple(Word(text, owner.offset, text) for text in texts[:missing]) + every[len(every) - (len(texts) - missing) :]
-    )
-    at = server_start(tuple(word.text for word in placed))
-    if at is not None and not runs_another_program(image, texts[at:]):
-        yield Started(runs, placed[at:], env, owner.source.place, owner.source.place(placed[at].offset), image)
-    elif every and at is None:
-        for node in (owner.get("command"), owner.get("args")):
+    words = image_words(image, entry, given, owner.offset)
+    at = server_start(tuple(word.text for word in words))
+    if at is not None:
+        place = owner.source.place
+        yield StartedServer(runs, words[at:], env, place, place(words[at].offset), image)
+    else:
+        for node in (owner.get("entrypoint"), owner.get("command"), owner.get("args")):
             yield from scripts(node, env, runs) if node is not None else ()
 
 
-def scripts(node: Node, env: Mapping[str, Word], runs: Runs = "kubernetes") -> Iterator[Started | Invoked]:
+def scripts(node: Node, env: Mapping[str, Word], runs: Runs = "kubernetes") -> Iterator[StartedServer | Invoked]:
     """`["sh", "-c", "vllm serve ..."]`: the text of the last word, read as a script."""
     for item in node.list() or ([node] if node.scalar else []):
         text = item.scalar or ""
         if any(character.isspace() for character in text.strip()):
-            source = item.inner()
-            outer = placed_env(env, item.source.place)
-            for command in commands(source):
-                yield from subjects_of(source, Command(command.words, {**outer, **command.env}, command.pipeline), runs)
+            yield from script_subjects(item.inner(), runs, placed_env(env, item.source.place))
 
 
 def _word_list(node: Node | None, env: Mapping[str, Word]) -> tuple[Word, ...]:
@@ -171,39 +216,3 @@ def _grace(container: Node, pod: Node) -> At:
     if node is None or node.scalar is None:
         return At(GRACE_S, container.source.place(container.offset))
     return At(number(pod, "terminationGracePeriodSeconds", GRACE_S), node.source.place(node.offset))
-
-
-def read_config(document: Node, release: Release) -> Found:
-    """A --config file as the command line that vLLM makes of it."""
-    table = flags_of(release)
-    words = [Word("vllm", document.offset), Word("serve", document.offset)]
-    for key, value in document.items():
-        flag = "--" + key.replace("_", "-")
-        place = document.source.text.rfind(key, 0, value.offset)
-        offset = place if place >= 0 else value.offset
-        text = value.scalar
-        if text is not None and value.style == "" and text.lower() in ("true", "false"):
-            if text.lower() == "true":
-                words.append(Word(flag, offset))
-            elif flag in table and table[flag].kind == "bool":
-                words.append(Word("--no-" + flag[2:], offset))
-            elif flag not in table:
-                words.append(Word(flag, offset))
-        elif text is not None:
-            if text.lower() not in ("null", "~", ""):
-                words += [Word(flag, offset), Word(text, value.offset)]
-        elif isinstance(value.values, dict):
-            words += [Word(flag, offset), Word(json.dumps(_plain(value)), value.offset)]
-        elif value.list():
-            words += [Word(flag, offset), *(item.word() for item in value.list())]
-    source: Text = document.source
-    place_of = source.place
-    return Found((Started("config", tuple(words), {}, place_of, place_of(document.offset)),))
-
-
-def _plain(node: Node) -> object:
-    if isinstance(node.values, dict):
-        return {key: _plain(value) for key, value in node.items()}
-    if isinstance(node.values, list):
-        return [_plain(item) for item in node.list()]
-    return node.scalar

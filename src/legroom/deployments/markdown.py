@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 from legroom.deployments.kinds import Kind, kind_of_language, sniffed
 from legroom.deployments.text import Text
-from legroom.records import dataclass
 
 _FENCE = re.compile(r"^(?P<indent>[ \t]*(?:>[ \t]*)?)(?P<fence>`{3,}|~{3,})[ \t]*\{?\.?(?P<language>[\w+-]*)")
 _SHELL_WORD = re.compile(
@@ -26,26 +25,22 @@ _LIKELY_SHELL = re.compile(
     re.MULTILINE | re.IGNORECASE,
 )
 START = re.compile(
-    r"^[ \t]*(\$ )?(sudo |exec |nohup |[A-Z_]+=\S* )*(vllm serve|python3?( -u)? -m vllm\.\S+|(docker|podman) run)\s",
+    r"^[ \t]*(\$ )?(sudo |exec |nohup |\$\w+ |[A-Z_]+=\S* )*"
+    r"(vllm serve|python3?( -u)? -m vllm\.\S+|(docker|podman) run)\s",
     re.IGNORECASE | re.MULTILINE,
 )
 """A line that starts a server."""
+FENCE = "```"
 _LONGEST_PARAGRAPH = 400
 """A script between paragraphs of prose is shorter; a log is not."""
 
 
-@dataclass(frozen=True)
-class Part:
-    """A piece of a document and what it is."""
-
-    kind: Kind
-    source: Text
-    told: bool = True
-    """Whether the document itself says what it is; a guess that turns out wrong is dropped in silence."""
+def blocks_of(document: Text) -> list[tuple[Kind, Text]]:
+    """The code blocks and what looks like code between them, in the order in which they stand."""
+    return sorted(_blocks(document), key=lambda block: block[1].place(0).line)
 
 
-def parts_of(document: Text) -> Iterator[Part]:
-    """The code blocks first, then what looks like code between them."""
+def _blocks(document: Text) -> Iterator[tuple[Kind, Text]]:
     lines = [line for _, line in document.lines()]
     free = [True] * len(lines)
     for first, last, language in _fences(lines):
@@ -56,7 +51,7 @@ def parts_of(document: Text) -> Iterator[Part]:
             source = source.with_text("\n".join(_as_changed(line) for line in source.text.split("\n")))
         kind = kind_of_language(language) or sniffed(source.text) or _guess(source.text)
         if kind:
-            yield Part(kind, source, bool(language))
+            yield kind, source
     yield from _plain_parts(document, lines, free)
 
 
@@ -75,19 +70,19 @@ def _guess(text: str) -> Kind | None:
 def _fences(lines: list[str]) -> Iterator[tuple[int, int, str]]:
     i = 0
     while i < len(lines):
-        found = _FENCE.match(lines[i])
+        opening = _FENCE.match(lines[i])
         i += 1
-        if found is None:
+        if opening is None:
             continue
-        first = i
-        closing = re.compile(rf"^[ \t]*(?:>[ \t]*)?{re.escape(found['fence'][0])}{{{len(found['fence'])},}}[ \t]*$")
+        first, fence = i, opening["fence"]
+        closing = re.compile(rf"^[ \t]*(?:>[ \t]*)?{re.escape(fence[0])}{{{len(fence)},}}[ \t]*$")
         while i < len(lines) and not closing.match(lines[i]):
             i += 1
-        yield first, i, found["language"]
+        yield first, i, opening["language"]
         i += 1
 
 
-def _plain_parts(document: Text, lines: list[str], free: list[bool]) -> Iterator[Part]:
+def _plain_parts(document: Text, lines: list[str], free: list[bool]) -> Iterator[tuple[Kind, Text]]:
     ends = _paragraph_ends(lines, free)
     last_panels = document.text.rfind('"panels"')
     i = 0
@@ -101,14 +96,14 @@ def _plain_parts(document: Text, lines: list[str], free: list[bool]) -> Iterator
         if taken is None:
             i += 1
             continue
-        part, end = taken
+        kind, source, end = taken
         for row in range(i, end):
             free[row] = False
-        yield part
+        yield kind, source
         i = end
     # What is left is prose and code of other languages: only quoted names and sample lines are looked for.
     rest = "\n".join(line if is_free else "" for line, is_free in zip(lines, free, strict=True))
-    yield Part("python", Text(document.path, rest, document.place(0).line), False)
+    yield "python", Text(document.path, rest, document.place(0).line)
 
 
 def _paragraph_ends(lines: list[str], free: list[bool]) -> list[int]:
@@ -123,7 +118,7 @@ def _paragraph_ends(lines: list[str], free: list[bool]) -> list[int]:
 
 def _structured(
     document: Text, lines: list[str], free: list[bool], first: int, last_panels: int
-) -> tuple[Part, int] | None:
+) -> tuple[Kind, Text, int] | None:
     line = lines[first]
     bare = line.lstrip()
     indent = len(line) - len(bare)
@@ -138,13 +133,13 @@ def _structured(
         except (json.JSONDecodeError, RecursionError):
             return None
         last = document.row_of(end - 1) + 1
-        return Part("json", document.rows(first, last), False), last
+        return "json", document.rows(first, last), last
     return None
 
 
 def _block(
     document: Text, lines: list[str], free: list[bool], first: int, indent: int, allowed: re.Pattern[str], kind: Kind
-) -> tuple[Part, int]:
+) -> tuple[Kind, Text, int]:
     last = first + 1
     while last < len(lines) and free[last]:
         rest = lines[last][indent:] if lines[last][:indent].strip() == "" else None
@@ -153,10 +148,10 @@ def _block(
         last += 1
     while not lines[last - 1].strip():
         last -= 1
-    return Part(kind, document.rows(first, last), True), last
+    return kind, document.rows(first, last), last
 
 
-def _shell(document: Text, lines: list[str], ends: list[int], first: int) -> tuple[Part, int] | None:
+def _shell(document: Text, lines: list[str], ends: list[int], first: int) -> tuple[Kind, Text, int] | None:
     """Paragraphs that are shell from their first to their last line, joined as long as they follow each other."""
     end = last = first
     while last < len(lines) and _SHELL_WORD.match(lines[last].strip()):
@@ -168,17 +163,17 @@ def _shell(document: Text, lines: list[str], ends: list[int], first: int) -> tup
             last += 1
     if end == first or not _LIKELY_SHELL.search("\n".join(lines[first:end])):
         return None
-    return Part("shell", document.rows(first, end), False), end
+    return "shell", document.rows(first, end), end
 
 
-def _start(document: Text, lines: list[str], ends: list[int], first: int) -> tuple[Part, int] | None:
+def _start(document: Text, lines: list[str], ends: list[int], first: int) -> tuple[Kind, Text, int] | None:
     """A command that starts a server, with its continued lines, in the middle of prose: text copied from a page."""
     if not START.match(lines[first]):
         return None
     end = first + 1
     while end < ends[first] and lines[end - 1].rstrip().endswith("\\"):
         end += 1
-    return Part("shell", document.rows(first, end), False), end
+    return "shell", document.rows(first, end), end
 
 
 def _is_shell(paragraph: list[str]) -> bool:

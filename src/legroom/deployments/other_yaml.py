@@ -1,4 +1,4 @@
-"""YAML of any other tool: the servers, scripts, queries and engine settings that stand somewhere in it.
+"""YAML of any other tool: the servers, scripts and engine settings that stand somewhere in it.
 
 SkyPilot tasks, values of Helm charts, Ray Serve configs, playbooks and pipelines have no shape in common, so what is
 looked for is what vLLM itself is given.
@@ -11,19 +11,19 @@ from collections.abc import Iterator, Mapping
 
 from legroom.deployments.compose import compose_env, compose_words
 from legroom.deployments.kinds import Kind, kind_of, sniffed
-from legroom.deployments.kubernetes import ANCHORS, is_config, list_env, read_config
-from legroom.deployments.markdown import START
-from legroom.deployments.plain_shell import server_start
-from legroom.deployments.rule_files import Locator
+from legroom.deployments.kubernetes import list_env
+from legroom.deployments.markdown import FENCE, START
+from legroom.deployments.server_words import server_start
 from legroom.deployments.shell.scan import Word, placed_env
 from legroom.deployments.shell.script import read_shell
-from legroom.deployments.subjects import Expression, Found, Started, Subject
+from legroom.deployments.subjects import StartedServer, Subject
 from legroom.deployments.text import Text
+from legroom.deployments.vllm_config import ANCHORS, config_server, is_config
 from legroom.deployments.yaml_nodes import Node
+from legroom.facts.flags import flag_name
 from legroom.facts.releases import Release
 from legroom.records import dataclass, field
 
-_QUERY_KEYS = ("expr", "query", "metricsQuery", "seriesQuery", "promql", "expression")
 _ARGUMENTS = re.compile(r"(extra|additional|vllm|engine|server|model)?_?(args|arguments)", re.IGNORECASE)
 _SETTINGS = re.compile(r"(engine|vllm|llm)_?(kwargs|args|config)", re.IGNORECASE)
 _VARIABLES = ("env", "envs", "environment", "env_vars")
@@ -52,31 +52,22 @@ class _Around:
         return _Around(f"{self.keys} {key.lower()}", self.image, self.env)
 
 
-def read_other(document: Node, release: Release) -> Found:
+def other_subjects(document: Node, release: Release) -> Iterator[Subject]:
     """Every server, in whatever way it is written."""
-    subjects: list[Subject] = [*queries(document)]
     waiting = [(document, _Around())]
     while waiting:
         node, around = waiting.pop()
         if isinstance(node.values, dict):
             around = around.inside(node)
-            subjects += _arguments(node, around)
-            subjects += _settings(node, release)
+            yield from _arguments(node, around)
+            yield from _settings(node, release)
             waiting += reversed([(value, around.under(key)) for key, value in node.items()])
         elif node.scalar is None:
             waiting += reversed([(item, around) for item in node.list()])
+        elif FENCE in node.scalar:
+            continue  # a document: its blocks are read one by one
         elif START.search(node.scalar) or node.scalar.lstrip().startswith("#!/bin/"):
-            subjects += read_shell(node.inner(), env=placed_env(around.env, node.source.place)).subjects
-    return Found(tuple(subjects))
-
-
-def queries(document: Node) -> Iterator[Expression]:
-    """PromQL that scales or watches a server."""
-    for node in document.walk():
-        for key in _QUERY_KEYS:
-            value = node.get(key)
-            if value is not None and value.scalar and re.search(r"vllm[:_]", value.scalar):
-                yield Expression(value.scalar, Locator(value), "panel")
+            yield from read_shell(node.inner(), env=placed_env(around.env, node.source.place)).subjects
 
 
 def embedded_files(document: Node, scripts: bool) -> Iterator[tuple[Kind, Text]]:
@@ -86,7 +77,7 @@ def embedded_files(document: Node, scripts: bool) -> Iterator[tuple[Kind, Text]]
             text = value.scalar or ""
             if "\n" not in text or key in _COMMANDS or not _ABOUT_VLLM.search(text):
                 continue
-            kind = kind_of(key, text) if "." in key else sniffed(text)
+            kind = "document" if FENCE in text else kind_of(key, text) if "." in key else sniffed(text)
             if kind is None and _LOOKS_LIKE_YAML.match(text):
                 kind = "yaml"
             if kind is not None and (scripts or kind != "shell"):
@@ -101,7 +92,7 @@ def _image(node: Node) -> str:
     return name or (f"{node.text('repository')}:{tag}" if node.text("repository") else "")
 
 
-def _arguments(node: Node, around: _Around) -> Iterator[Started]:
+def _arguments(node: Node, around: _Around) -> Iterator[StartedServer]:
     """`command` and `args`, or flags alone where it is plain that they are vLLM's."""
     command = compose_words(node.get("command"))
     given = tuple(
@@ -115,11 +106,11 @@ def _arguments(node: Node, around: _Around) -> Iterator[Started]:
         head = (Word("vllm", words[0].offset), Word("serve", words[0].offset))
         words, at = (*head, *words), 0
     place = node.source.place
-    yield Started("kubernetes", words[at:], around.env, place, place(words[at].offset), around.image)
+    yield StartedServer("kubernetes", words[at:], around.env, place, place(words[at].offset), around.image)
 
 
 def _are_flags(words: tuple[Word, ...]) -> bool:
-    flags = {"--" + word.text[2:].partition("=")[0].replace("_", "-") for word in words if word.text.startswith("--")}
+    flags = {flag_name(word.text.partition("=")[0]) for word in words if word.text.startswith("--")}
     return bool(words) and words[0].text.startswith("--") and bool(flags & ANCHORS)
 
 
@@ -131,4 +122,4 @@ def _settings(node: Node, release: Release) -> Iterator[Subject]:
     """`engine_kwargs:` and the like: every key as the flag of the same name."""
     for key, value in node.items():
         if _SETTINGS.fullmatch(key) and is_config(value):
-            yield from read_config(value, release).subjects
+            yield config_server(value, release)

@@ -7,40 +7,45 @@ import json
 import re
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from legroom.deployments.markdown import START
-from legroom.deployments.plain_shell import server_start
+from legroom.deployments.server_words import server_start
 from legroom.deployments.shell.scan import Word, placed_env
 from legroom.deployments.shell.script import read_shell
-from legroom.deployments.subjects import Started, Subject
+from legroom.deployments.subjects import EngineCall, StartedServer, Subject
 from legroom.deployments.text import Text
-from legroom.facts.flags import all_flag_names
+from legroom.facts.flags import all_flag_names, flag_name
 from legroom.facts.releases import latest
 from legroom.vllm.problems import nearest_flags
 
 _WORTH_PARSING = re.compile(r"vllm.*serve|vllm\.entrypoints|\bLLM\(|EngineArgs\(", re.DOTALL)
 _ENGINES = ("LLM", "EngineArgs", "AsyncEngineArgs")
+_NOT_LITERAL = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
+_NOT_KNOWN = object()
 _UNKNOWN = "$value"
 """A word that is only known when the program runs; the shell's way to write it."""
 
 
-def servers_in(source: Text) -> Iterator[Subject]:
-    """Every server that a program starts, as far as its text tells."""
+def python_subjects(source: Text) -> tuple[Subject, ...]:
+    """Every server that a program starts, as far as its text tells; none of a text that is no Python."""
     if not _WORTH_PARSING.search(source.text):
-        return
+        return ()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes in somebody else's strings
-            tree = ast.parse(source.text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return
-    program = _Program(source, tree)
-    try:
+        tree = parsed(source.text)
+        program = _Program(source, tree)
         program.visit(tree)
-    except RecursionError:
-        return
-    yield from program.subjects()
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ()
+    return tuple(program.subjects())
+
+
+def parsed(text: str) -> ast.Module:
+    """The source as Python reads it, without its warnings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of escapes in somebody else's strings
+        return ast.parse(text)
 
 
 class _Program(ast.NodeVisitor):
@@ -52,28 +57,23 @@ class _Program(ast.NodeVisitor):
         self._scope = 0
         self._lists: dict[tuple[int, str], list[Word]] = {}
         self._scripts: list[Text] = []
-        self._calls: list[list[Word]] = []
+        self._calls: list[StartedServer] = []
         self.env: dict[str, Word] = {}
         self._constants = dict(_constants(tree))
-        self._engines = {
-            alias.asname or alias.name
-            for node in ast.walk(tree)
-            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "vllm"
-            for alias in node.names
-            if alias.name in _ENGINES
-        }
+        self._engines = _engine_names(tree)
 
     def subjects(self) -> Iterator[Subject]:
         """The servers that were found."""
         place = self._source.place
+        servers: list[Subject] = []
         for words in self._lists.values():
             at = server_start(tuple(word.text for word in words))
             if at is not None:
-                yield Started("shell", tuple(words[at:]), self.env, place, place(words[at].offset))
+                servers.append(StartedServer("shell", tuple(words[at:]), self.env, place, place(words[at].offset)))
         for script in self._scripts:
-            yield from read_shell(script, env=placed_env(self.env, place)).subjects
-        for words in self._calls:
-            yield Started("python", tuple(words), self.env, place, place(words[0].offset))
+            servers += read_shell(script, env=placed_env(self.env, place)).subjects
+        yield from servers
+        yield from (replace(server, env=self.env) for server in self._calls)
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         """Names inside a function are its own."""
@@ -118,10 +118,20 @@ class _Program(ast.NodeVisitor):
             if called.attr == "append" and key in self._lists:
                 self._lists[key].extend(self._word(node.args[0]))
                 return
-        is_engine = isinstance(called, ast.Name) and called.id in self._engines
-        if is_engine or (isinstance(called, ast.Attribute) and ast.unparse(called) in {f"vllm.{e}" for e in _ENGINES}):
-            self._calls.append(list(self._arguments(node)))
+        if (name := self._engine(called)) is not None:
+            words, call = tuple(self._arguments(node)), EngineCall(name, *self._literals(node))
+            place = self._source.place
+            read_as = f"Python {name}(...)"
+            self._calls.append(
+                StartedServer("python", words, {}, place, place(words[0].offset), read_as=read_as, call=call)
+            )
         self.generic_visit(node)
+
+    def _engine(self, called: ast.expr) -> str | None:
+        if isinstance(called, ast.Name):
+            return self._engines.get(called.id)
+        is_vllms = isinstance(called, ast.Attribute) and ast.unparse(called.value) in self._engines
+        return called.attr if isinstance(called, ast.Attribute) and is_vllms and called.attr in _ENGINES else None
 
     def visit_List(self, node: ast.List) -> None:
         """A command that is given a name nowhere."""
@@ -186,23 +196,45 @@ class _Program(ast.NodeVisitor):
         if isinstance(node, ast.FormattedValue):
             return self._text(node.value)
         if isinstance(node, ast.Name):
-            return self._constants.get(node.id, _UNKNOWN)
+            value = self._constants.get(node.id)
+            return str(value) if isinstance(value, str | int | float) else _UNKNOWN
         return _UNKNOWN
 
     def _arguments(self, node: ast.Call) -> Iterator[Word]:
-        """Keyword arguments as the flags of the same names."""
+        """The model and the keyword arguments as the flags of the same names."""
         start = self._offset(node)
         yield from (Word("vllm", start), Word("serve", start))
+        if node.args and not _is_left_out(node.args[0]):
+            yield from self._word(node.args[0])
         for keyword in node.keywords:
-            flag = "--" + (keyword.arg or "").replace("_", "-")
-            if flag not in all_flag_names() and not nearest_flags(flag, latest()):
-                continue  # arguments that are no flags have no record
             offset = self._source.start_of(keyword.lineno - 1) + self._column(keyword.lineno, keyword.col_offset)
+            for name, value in self._given(keyword):
+                flag = flag_name(name)
+                if flag not in all_flag_names() and not nearest_flags(flag, latest()):
+                    continue  # arguments that are no flags have no record
+                words = [f"{flag}={_UNKNOWN}"] if value is _NOT_KNOWN else _flag_words(flag, value)
+                yield from (Word(text, offset) for text in words)
+
+    def _literals(self, node: ast.Call) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """The arguments whose values stand in the source, and the names of the others."""
+        model = [ast.keyword("model", node.args[0])] if node.args and not _is_left_out(node.args[0]) else []
+        given = [pair for keyword in (*model, *node.keywords) for pair in self._given(keyword)]
+        values = {name: value for name, value in given if value is not _NOT_KNOWN}
+        return values, tuple(name for name, value in given if value is _NOT_KNOWN)
+
+    def _given(self, keyword: ast.keyword) -> list[tuple[str, Any]]:
+        """A keyword argument, or those of `**{...}`; `_NOT_KNOWN` is the value of what is no literal."""
+        value = keyword.value
+        if isinstance(value, ast.Name) and value.id in self._constants:
+            literal = self._constants[value.id]
+        else:
             try:
-                words = _flag_words(flag, ast.literal_eval(keyword.value))
-            except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-                words = [f"{flag}={self._text(keyword.value)}"]
-            yield from (Word(text, offset) for text in words)
+                literal = ast.literal_eval(value)
+            except _NOT_LITERAL:
+                return [(keyword.arg or "**", _NOT_KNOWN)]
+        if keyword.arg is None and isinstance(literal, dict):
+            return [(str(name), inner) for name, inner in literal.items()]
+        return [(keyword.arg or "**", literal)]
 
     def _offset(self, node: ast.expr | ast.stmt) -> int:
         return self._source.start_of(node.lineno - 1) + self._column(node.lineno, node.col_offset)
@@ -223,6 +255,11 @@ def _flag_words(flag: str, value: Any) -> list[str]:
     return [flag, str(value)]
 
 
+def _is_left_out(node: ast.expr) -> bool:
+    """`LLM(...)` and `LLM(*given)` name no model."""
+    return isinstance(node, ast.Starred) or (isinstance(node, ast.Constant) and node.value is ...)
+
+
 def _is_list(node: ast.expr) -> bool:
     """A list, or a sum that has one in it."""
     if isinstance(node, ast.BinOp):
@@ -230,10 +267,31 @@ def _is_list(node: ast.expr) -> bool:
     return isinstance(node, ast.List)
 
 
-def _constants(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Names that are given a plain value at the top."""
+def _constants(tree: ast.Module) -> Iterator[tuple[str, Any]]:
+    """Names that are given a literal at the top."""
     for node in tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+        if isinstance(node, ast.Assign):
             for target in node.targets:
-                if isinstance(target, ast.Name) and isinstance(node.value.value, str | int | float):
-                    yield target.id, str(node.value.value)
+                if isinstance(target, ast.Name):
+                    try:
+                        yield target.id, ast.literal_eval(node.value)
+                    except _NOT_LITERAL:
+                        continue
+
+
+def _engine_names(tree: ast.Module) -> dict[str, str]:
+    """What the source calls vLLM's engines and vLLM itself. A snippet without imports means vLLM's."""
+    names = {"vllm": "vllm", **{name: name for name in _ENGINES}}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            is_vllms = (node.module or "").partition(".")[0] == "vllm"
+            for alias in node.names:
+                if is_vllms and alias.name in _ENGINES:
+                    names[alias.asname or alias.name] = alias.name
+                elif not is_vllms:
+                    names.pop(alias.asname or alias.name, None)
+        elif isinstance(node, ast.Import):
+            names |= {alias.asname: "vllm" for alias in node.names if alias.name == "vllm" and alias.asname}
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names.pop(node.name, None)
+    return names

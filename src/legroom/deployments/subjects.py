@@ -1,32 +1,21 @@
-"""What readers find in files and rules look at."""
+"""What a file that starts servers holds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from legroom.deployments.server_words import visible_gpus
 from legroom.deployments.shell.scan import Word
-from legroom.deployments.text import Place, Unread
+from legroom.deployments.text import Place, Text, Unread
+from legroom.records import dataclass
 
-Owner = Literal["alert", "record", "panel", "variable", "text", "family", "sample"]
-"""`text`: a string that may be a name; `family`: one that may be a family's name; `sample`: a line of /metrics."""
+if TYPE_CHECKING:
+    from legroom.deployments.kinds import Kind
+    from legroom.deployments.yaml_nodes import Node
+
 Runs = Literal["shell", "docker", "compose", "kubernetes", "systemd", "config", "python"]
 """`python`: an engine inside the program itself, without a command line."""
-
-
-@dataclass(frozen=True)
-class Expression:
-    """PromQL, or names of series in a text."""
-
-    text: str
-    locate: Callable[[int], Place]
-    """From an offset in the text to its place in the file."""
-    owner: Owner = "panel"
-    name: str = ""
-    """The alert's or the recorded series' name."""
-    beside: frozenset[str] = frozenset()
-    """Names that the same text asks for too."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +27,23 @@ class At:
 
 
 @dataclass(frozen=True)
-class Started:
+class EngineCall:
+    """`LLM(...)` or engine arguments in Python source."""
+
+    name: str
+    values: Mapping[str, Any]
+    """The arguments that are literals."""
+    unread: tuple[str, ...] = ()
+    """The names of those that are not."""
+
+
+@dataclass(frozen=True)
+class StartedServer:
     """One vLLM server that a file starts."""
 
     runs: Runs
     words: tuple[Word, ...]
-    """`vllm serve ...` and everything after it."""
+    """`vllm serve ...` and everything after it; none where only its environment is known."""
     env: Mapping[str, Word]
     locate: Callable[[int], Place]
     place: Place
@@ -52,14 +52,38 @@ class Started:
     shm: str | None = None
     """What the file says about /dev/shm: a size, `host`, or None where it says nothing."""
     gpus: int | None = None
+    """How many GPUs the file gives it."""
+    memory_limit_bytes: int | None = None
+    """How much of the host's memory the file lets it use."""
     start_limit: At | None = None
     """Seconds after which the file calls a start dead; None where nothing limits it or it is not known."""
     stop_limit: At | None = None
     """Seconds between the request to stop and the kill."""
+    read_as: str = "a command line"
+    installed: str = ""
+    """The release that the same file installs, where no image names one."""
+    call: EngineCall | None = None
+    """How Python source starts it."""
 
     def place_of(self, word: Word) -> Place:
         """Where one of its words or variables stands."""
         return word.place or self.locate(word.offset)
+
+    @property
+    def gpu_count(self) -> int | None:
+        """The GPUs that the file gives it, or that its environment leaves visible."""
+        if self.gpus is not None:
+            return self.gpus
+        return visible_gpus({name: word.text for name, word in self.env.items()})
+
+    @property
+    def named_release(self) -> str | None:
+        """The release that its image or its file names."""
+        if not self.image:
+            return self.installed or None
+        from legroom.deployments.containers import image_release  # noqa: PLC0415 - not for a plain command line
+
+        return image_release(self.image) or self.installed or None
 
 
 @dataclass(frozen=True)
@@ -83,17 +107,33 @@ class Unit:
     locate: Callable[[int], Place]
 
 
-Subject = Expression | Started | Invoked | Unit
+Subject = StartedServer | Invoked | Unit
+_Other = TypeVar("_Other", Invoked, Invoked | Unit)
+
+
+def with_servers(
+    subjects: Iterable[StartedServer | _Other], change: Callable[[StartedServer], StartedServer]
+) -> Iterator[StartedServer | _Other]:
+    """The same subjects, each server with what the file says around it."""
+    for subject in subjects:
+        yield change(subject) if isinstance(subject, StartedServer) else subject
 
 
 @dataclass(frozen=True)
-class Found:
-    """Everything in one part of a file."""
+class FilePart:
+    """A file, or a text of another kind inside of it, and what it starts."""
 
+    kind: Kind
+    source: Text
     subjects: tuple[Subject, ...] = ()
-    records: Mapping[str, str] = field(default_factory=dict)
-    """Series that the part itself records, each with its expression."""
-    nothing: str = ""
-    """Why there is nothing to check."""
-    cut: Unread | None = None
-    """From where on it was not read, and why."""
+    documents: tuple[Node, ...] = ()
+    """Of YAML and JSON."""
+    is_whole: bool = True
+    """Whether it is the file itself."""
+    unread: Unread | None = None
+    """Why it was not read, or from where on."""
+
+    @property
+    def servers(self) -> tuple[StartedServer, ...]:
+        """The servers that it starts."""
+        return tuple(subject for subject in self.subjects if isinstance(subject, StartedServer) and subject.words)

@@ -5,8 +5,36 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
+from pathlib import Path
 
+from legroom.errors import LegroomError
 from legroom.records import dataclass
+
+MAX_FILE_BYTES = 10 * 2**20
+
+
+def read_text(path: Path) -> str:
+    """A text file of reasonable size."""
+    try:
+        if path.is_dir():
+            raise LegroomError(f"{path} is a folder", "pass one file")
+        size = path.stat().st_size
+        if size > MAX_FILE_BYTES:
+            raise LegroomError(
+                f"{path} is {size / 2**20:,.0f} MiB, too large for a deployment file",
+                f"legroom reads files up to {MAX_FILE_BYTES >> 20} MiB",
+            )
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise LegroomError(f"{path} cannot be read: {reason}", "check the path") from None
+    if len(content) > MAX_FILE_BYTES:
+        raise LegroomError(f"{path} is too large", f"legroom reads files up to {MAX_FILE_BYTES >> 20} MiB")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise LegroomError(f"{path} is not a text file", "pass a YAML, unit, Python or shell file") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +67,7 @@ class Text:
         self.text = text
         self._line = line
         self._columns = columns or ()
-        self._starts = [0, *(found.end() for found in re.finditer("\n", text))]
+        self._starts = [0, *(newline.end() for newline in re.finditer("\n", text))]
 
     def place(self, offset: int) -> Place:
         """Where the character at `offset` stands in the file."""
@@ -81,7 +109,7 @@ class Text:
 
 def without_comment_lines(text: str, marks: str) -> str:
     """A continued line with the comment lines inside it made spaces, so that offsets stay and the line goes on."""
-    return re.sub(rf"(?<=\n)[ \t]*[{marks}][^\n]*(\n|$)", lambda found: " " * len(found[0]), text)
+    return re.sub(rf"(?<=\n)[ \t]*[{marks}][^\n]*(\n|$)", lambda comment: " " * len(comment[0]), text)
 
 
 class Shifted:

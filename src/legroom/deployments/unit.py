@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.deployments.shell.scan import Word
+from legroom.deployments.shell.scan import Word, placed_env
 from legroom.deployments.shell.script import subjects_of
-from legroom.deployments.shell.words import Command, commands
-from legroom.deployments.subjects import At, Found, Invoked, Started, Subject, Unit
+from legroom.deployments.shell.words import commands
+from legroom.deployments.subjects import At, Invoked, StartedServer, Subject, Unit, with_servers
 from legroom.deployments.text import Text, without_comment_lines
 from legroom.errors import LegroomError
 
@@ -23,25 +23,21 @@ STOP_S = START_S = 90.0
 """systemd's defaults."""
 
 
-def read_unit(source: Text) -> Found:
+def unit_subjects(source: Text) -> Iterator[Subject]:
     """Every command of a unit."""
-    return Found(tuple(_subjects(source)))
-
-
-def _subjects(source: Text) -> Iterator[Subject]:
     settings: dict[str, Word] = {}
     lines: list[tuple[str, Word]] = []
     env: dict[str, Word] = {}
-    for found in _SETTING.finditer(source.text):
-        value = without_comment_lines(found["value"], "#;")
-        word = Word(value, found.start("value"), value)
-        settings[found["key"]] = Word(value.strip(), found.start("key"), found[0])
-        if found["key"] == "Environment":
-            for inner in re.finditer(r"\"(\w+)=([^\"]*)\"|'(\w+)=([^']*)'|(\w+)=(\S*)", value):
-                name, given = next((inner[i], inner[i + 1]) for i in (1, 3, 5) if inner[i])
-                env[name] = Word(given, found.start("value") + inner.start(), inner[0])
-        elif found["key"].startswith("Exec"):
-            lines.append((found["key"], word))
+    for setting in _SETTING.finditer(source.text):
+        value = without_comment_lines(setting["value"], "#;")
+        word = Word(value, setting.start("value"), value)
+        settings[setting["key"]] = Word(value.strip(), setting.start("key"), setting[0])
+        if setting["key"] == "Environment":
+            for pair in re.finditer(r"\"(\w+)=([^\"]*)\"|'(\w+)=([^']*)'|(\w+)=(\S*)", value):
+                name, given = next((pair[i], pair[i + 1]) for i in (1, 3, 5) if pair[i])
+                env[name] = Word(given, setting.start("value") + pair.start(), pair[0])
+        elif setting["key"].startswith("Exec"):
+            lines.append((setting["key"], word))
     if "ExecStart" not in settings:
         raise LegroomError("is a unit without ExecStart: it starts nothing", "pass the .service file of the server")
     yield Unit(settings, source.place)
@@ -51,29 +47,27 @@ def _subjects(source: Text) -> Iterator[Subject]:
 
 def _commands(
     source: Text, key: str, word: Word, env: dict[str, Word], settings: dict[str, Word]
-) -> Iterator[Started | Invoked]:
+) -> Iterator[StartedServer | Invoked]:
     text = word.text
     lead = len(text) - len(text.lstrip("-@:+!"))
     # Two dollars or percent signs stand for one, so they must not be read as the shell's own.
     blanked = " " * lead + text[lead:].replace("$$", "$ ").replace("%%", "% ")
-    for command in commands(Text(source.path, blanked)):
-        moved = tuple(Word(inner.text, inner.offset + word.offset, inner.raw) for inner in command.words)
-        for subject in subjects_of(source, Command(moved, env, command.pipeline), "systemd"):
-            if isinstance(subject, Started) and key == "ExecStart":
-                yield _limited(source, subject, settings)
-            else:
-                yield subject
+    for command in commands(Text(source.path, blanked), placed_env(env, source.place)):
+        yield from with_servers(
+            subjects_of(source, command.moved(word.offset, env), "systemd"),
+            lambda server: _limited(source, server, settings) if key == "ExecStart" else server,
+        )
 
 
-def _limited(source: Text, server: Started, settings: dict[str, Word]) -> Started:
+def _limited(source: Text, server: StartedServer, settings: dict[str, Word]) -> StartedServer:
     # Only a unit that waits for something is given up: Type=exec and simple have started at once.
     waits = "ExecStartPost" in settings or settings.get("Type", Word("", 0)).text in ("notify", "oneshot", "forking")
     start = _limit(source, settings, "TimeoutStartSec", START_S, server) if waits else None
     stop = _limit(source, settings, "TimeoutStopSec", STOP_S, server)
-    return replace(server, start_limit=start, stop_limit=stop)
+    return replace(server, start_limit=start, stop_limit=stop, read_as="a systemd unit")
 
 
-def _limit(source: Text, settings: dict[str, Word], key: str, default: float, server: Started) -> At | None:
+def _limit(source: Text, settings: dict[str, Word], key: str, default: float, server: StartedServer) -> At | None:
     word = settings.get(key) or settings.get("TimeoutSec")
     if word is None:
         return At(default, server.place)
@@ -83,11 +77,11 @@ def _limit(source: Text, settings: dict[str, Word], key: str, default: float, se
 
 def span_s(text: str) -> float | None:
     """`90`, `5min 20s`; None for `infinity` and what is no time."""
-    found = list(_SPAN.finditer(text.strip()))
-    if not found or text.strip().lower().startswith("inf"):
+    spans = list(_SPAN.finditer(text.strip()))
+    if not spans or text.strip().lower().startswith("inf"):
         return None
     total = 0.0
-    for part in found:
+    for part in spans:
         unit = part[2] or "s"
         key = "ms" if unit == "ms" else "u" if unit == "us" else unit[0]
         total += float(part[1]) * _SECONDS[key]

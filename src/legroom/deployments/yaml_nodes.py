@@ -24,6 +24,7 @@ class Node:
         self.offset: int = node.start_mark.index
         self.end: int = node.end_mark.index
         self.style: str = getattr(node, "style", None) or ""
+        self.tag: str = node.tag
         self.values = values
 
     @property
@@ -60,6 +61,14 @@ class Node:
             inner = node.values.values() if isinstance(node.values, dict) else node.list()
             stack += reversed(list(inner))
 
+    def plain(self) -> object:
+        """The value as Python has it; a text where YAML sees a date or the like."""
+        if isinstance(self.values, dict):
+            return {key: value.plain() for key, value in self.items()}
+        if isinstance(self.values, list):
+            return [item.plain() for item in self.list()]
+        return _plain_scalar(self.scalar, self.tag.rpartition(":")[2])
+
     def word(self) -> Word:
         """A scalar as a word of a command."""
         return Word(self.scalar or "", self.offset, self.scalar or "")
@@ -78,6 +87,17 @@ class Node:
         place = self.source.place(self.offset)
         quote = 1 if self.style in ("'", '"') else 0
         return Text(self.source.path, text, place.line, (place.column - 1 + quote,))
+
+
+def _plain_scalar(text: str | None, kind: str) -> object:
+    if text is None:
+        return None
+    try:
+        if kind == "bool":
+            return text.lower() in ("true", "yes", "on")
+        return int(text, 0) if kind == "int" else float(text) if kind == "float" else text
+    except ValueError:
+        return text
 
 
 def load_nodes(source: Text) -> list[Node]:
@@ -102,12 +122,17 @@ def load_nodes(source: Text) -> list[Node]:
         raise LegroomError("holds a value that contains itself", "check its anchors (&name) and aliases") from None
 
 
+def is_template(text: str) -> bool:
+    """Whether something is put in before it is YAML: `{{ .Values.model }}`, `{% if %}`."""
+    return bool(re.search(r"\{\{-?\s*[\w.$(\"/]|\{%", text))
+
+
 def _not_yaml(source: Text, error: Exception) -> LegroomError:
-    if re.search(r"\{\{-?\s*[\w.$(\"/]|\{%", source.text):
+    if is_template(source.text):
         return LegroomError("is a template (it holds {{ ... }}), not YAML", TEMPLATE_HINT)
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or "check its indentation and quotes"
-    where = f" (line {source.place(mark.index).line})" if mark is not None and mark.index is not None else ""
+    where = f" at line {source.place(mark.index).line}" if mark is not None and mark.index is not None else ""
     return LegroomError(f"is not valid YAML{where}: {problem}", "check its indentation and quotes")
 
 
@@ -134,7 +159,7 @@ def _convert(source: Text, node: Any, budget: list[int]) -> Node:
 
 def _merged(source: Text, node: Any, budget: list[int]) -> Iterator[tuple[str, Node]]:
     """What `<<: *anchor` or `<<: [*one, *two]` brings in: of two anchors the first one counts."""
-    found: dict[str, Node] = {}
-    for one in node.value if node.id == "sequence" else [node]:
-        found = {**dict(_convert(source, one, budget).items()), **found}
-    yield from found.items()
+    merged: dict[str, Node] = {}
+    for anchor in node.value if node.id == "sequence" else [node]:
+        merged = {**dict(_convert(source, anchor, budget).items()), **merged}
+    yield from merged.items()

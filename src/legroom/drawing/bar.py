@@ -10,8 +10,6 @@ from legroom.records import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One part of a bar."""
-
     label: str
     amount: int
     colour: str

@@ -9,6 +9,8 @@ from legroom.drawing.terminal import Style
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _PLAIN = " ..::||##"
+CURVE_LEFT = 110
+"""Where the boxes of labelled curves begin."""
 
 
 def squeeze(values: Sequence[float], width: int) -> list[float]:
@@ -32,6 +34,23 @@ def area(values: Sequence[float], top: float, size: tuple[int, int], style: Styl
         cells = "".join(glyphs[min(8, max(0, level - row * 8))] for level in levels)
         lines.append(style.paint(cells, colour))
     return lines
+
+
+def svg_curve(
+    svg: Svg,
+    y: float,
+    label: tuple[str, str],
+    values: Sequence[float],
+    top: float,
+    size: tuple[float, float],
+    colour: str,
+) -> None:
+    """A filled curve in a box of (width, height), its name on the left and the scale at its top on the right."""
+    (name, scale), (width, height) = label, size
+    svg.text(24, y + 12, name, "soft")
+    svg.text(736, y + 12, scale, "soft", anchor="end")
+    svg.box(CURVE_LEFT, y, width, height, css="box")
+    svg_area(svg, (CURVE_LEFT, y, width, height), values, top, colour)
 
 
 def svg_area(

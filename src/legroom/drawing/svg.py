@@ -52,7 +52,6 @@ class Svg:
         )
 
     def line(self, x1: float, y1: float, x2: float, y2: float, *, dashed: bool = False) -> None:
-        """A thin line."""
         dash = ' stroke-dasharray="3 3"' if dashed else ""
         self.body.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="line"{dash}/>')
 
@@ -77,7 +76,6 @@ class Svg:
         self.body.append(f"<text {where}{style}{paint}>{escape(text)}</text>")
 
     def render(self, height: float) -> str:
-        """The whole document."""
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width:g} {height:g}" width="{self.width:g}" '
             f'height="{height:g}" role="img" aria-label={quoteattr(self.title)}>'

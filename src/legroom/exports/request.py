@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from legroom.records import dataclass, field
 
 if TYPE_CHECKING:
-    from legroom.exports.plan_document import PlanDocument
     from legroom.facts.releases import Release
+    from legroom.planning.plan_document import PlanDocument
 
 MARK = "Written by legroom"
 """In every file that is written (a dashboard has its uid instead): only such a file is replaced without being asked."""
@@ -27,8 +27,6 @@ class ExportedFile:
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What was asked for."""
-
     release: Release | None
     """None: any release, in forms that survive a rename (`--vllm any`); only formats that take it see None."""
     plan: PlanDocument | None = None

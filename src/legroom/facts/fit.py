@@ -13,8 +13,8 @@ from legroom.facts.releases import release as known_release
 @cache
 def constants() -> dict[str, Any]:
     """Every fitted constant, by what it describes."""
-    found: dict[str, Any] = read_data("fit.json")
-    return found
+    fitted: dict[str, Any] = read_data("fit.json")
+    return fitted
 
 
 def by_release(rows: Sequence[dict[str, Any]], version: str) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class FlagHistory:
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class FlagAdvice:
     """What to write instead of a flag, and why."""
 
     use: str = ""
@@ -137,7 +137,17 @@ def flags_ever() -> dict[str, Flag]:
 
 
 def _dest(name: str, entry: dict[str, Any]) -> str:
-    return str(entry.get("dest", name[2:].replace("-", "_")))
+    return str(entry.get("dest", dest_name(name)))
+
+
+def flag_name(dest: str) -> str:
+    """`max_model_len` as it is typed: `--max-model-len`."""
+    return "--" + dest.lstrip("-").replace("_", "-")
+
+
+def dest_name(flag: str) -> str:
+    """`--max-model-len` as vLLM's Python name, where the release says no other: `max_model_len`."""
+    return flag.lstrip("-").replace("-", "_")
 
 
 def default(name: str, release: Release) -> Any:
@@ -145,17 +155,22 @@ def default(name: str, release: Release) -> Any:
     return _value_at(_data("defaults")["defaults"].get(name, []), _index()[release.version])
 
 
+def defaults_ever(name: str) -> tuple[Any, ...]:
+    """Every default that any known release declares for `--flag`."""
+    return tuple(value for _, _, value in _data("defaults")["defaults"].get(name, []))
+
+
 def choices(name: str, release: Release) -> tuple[Any, ...] | None:
     """The values a release allows for `--flag`; None where any is taken."""
-    found = _value_at(_data("choices")["choices"].get(name, []), _index()[release.version])
-    return tuple(found) if found is not None else None
+    allowed = _value_at(_data("choices")["choices"].get(name, []), _index()[release.version])
+    return tuple(allowed) if allowed is not None else None
 
 
-def advice(name: str) -> Advice | None:
+def advice(name: str) -> FlagAdvice | None:
     """What to use instead of a flag that is gone or never was."""
     data = _data("flag_advice")
-    found = data["replaced"].get(name, data["never_existed"].get(name))
-    return Advice(**found) if found is not None else None
+    entry = data["replaced"].get(name, data["never_existed"].get(name))
+    return FlagAdvice(**entry) if entry is not None else None
 
 
 def all_flag_names() -> tuple[str, ...]:

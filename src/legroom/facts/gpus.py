@@ -44,6 +44,8 @@ class Gpu:
     vendor: str = "nvidia"
     unified: bool = False
     """CPU and GPU share one memory (GB10, Jetson, APUs)."""
+    host_total_bytes: int = 0
+    """Of a unified card: all of the machine's memory, where the GPU sees only a part of it."""
     bf16_flops: float = 0.0
     fp8_flops: float = 0.0
     source: str = ""
@@ -68,8 +70,8 @@ class Gpu:
 
 def gpu(name: str) -> Gpu:
     """The GPU that `name` means: any usual spelling, or a size such as `24GiB`."""
-    if found := _as_written(name):
-        return found  # before sizes: 2080ti is a card, not 2080 TiB
+    if card := _as_written(name):
+        return card  # before sizes: 2080ti is a card, not 2080 TiB
     if _SIZE.fullmatch(name):
         return _anonymous(name)
     counted = _COUNTED.fullmatch(name)
@@ -77,11 +79,11 @@ def gpu(name: str) -> Gpu:
         raise LegroomError(
             f"{name!r} names {counted.group(1)} GPUs", f"give the GPU ({counted.group(2)}) and the count apart"
         )
-    found = _lookup(name)
-    if found is None:
+    card = _lookup(name)
+    if card is None:
         hint = ", ".join(nearest_gpus(name))
         raise LegroomError(f"GPU {name!r} is not known to legroom", f"nearest: {hint}; or give its size, like 24GiB")
-    return found
+    return card
 
 
 def with_total(card: Gpu, total_bytes: int) -> Gpu:
@@ -101,6 +103,11 @@ def with_total(card: Gpu, total_bytes: int) -> Gpu:
 def all_gpus() -> tuple[Gpu, ...]:
     """Every GPU in the facts, in the order of the data file."""
     return tuple(_read(entry) for entry in _data()["gpus"])
+
+
+def gpu_names() -> dict[str, tuple[str, ...]]:
+    """Each GPU's short names, as they are typed after `--gpu`."""
+    return {entry["name"]: tuple(alias.replace(" ", "-") for alias in entry["aliases"]) for entry in _data()["gpus"]}
 
 
 def nearest_gpus(name: str, limit: int = 4) -> tuple[str, ...]:
@@ -196,6 +203,7 @@ def _read(entry: Mapping[str, Any], note: str = "", larger: str = "") -> Gpu:
         compute_capability=(major, minor),
         vendor=entry.get("vendor", "nvidia"),
         unified=entry.get("unified", False),
+        host_total_bytes=int(entry.get("host_total_gib", 0) * GIB),
         bf16_flops=entry.get("bf16_tflops", 0) * 1e12,
         fp8_flops=entry.get("fp8_tflops", 0) * 1e12,
         source=entry["source"],

@@ -58,9 +58,9 @@ def fetch(repo: str, revision: str | None = None, offline: bool = False) -> HubA
         config = config_from_params(read_json_object(params))
     if not config.get("quantization_config"):
         for name in QUANTIZATION_FILES:
-            found = files.get(name)
-            if found is not None:
-                config = with_quantization_file(config, name, read_json_object(found))
+            content = files.get(name)
+            if content is not None:
+                config = with_quantization_file(config, name, read_json_object(content))
                 break
     at = f"{repo}@{revision}" if revision else repo
     where = "in the Hugging Face cache" if files.offline else "on the Hugging Face Hub"

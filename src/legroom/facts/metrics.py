@@ -144,12 +144,12 @@ def all_exposed_names() -> frozenset[str]:
 
 @cache
 def _spans() -> dict[str, tuple[tuple[int, int], ...]]:
-    found: dict[str, list[tuple[int, int]]] = {}
+    by_series: dict[str, list[tuple[int, int]]] = {}
     for name, entries in _declarations().items():
         for entry in entries:
             for exposed in _exposed(name, entry["type"]):
-                found.setdefault(exposed, []).extend((first, last) for first, last in entry["in"])
-    return {name: _joined(spans) for name, spans in found.items()}
+                by_series.setdefault(exposed, []).extend((first, last) for first, last in entry["in"])
+    return {name: _joined(spans) for name, spans in by_series.items()}
 
 
 def _joined(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
@@ -202,13 +202,13 @@ def role_of(series: str) -> str | None:
 
 @cache
 def _role_by_series() -> dict[str, str]:
-    found: dict[str, str] = {}
+    by_series: dict[str, str] = {}
     for role, names in roles().items():
         for name in names:
             for entry in _declarations()[name]:
                 for exposed in (name, *_exposed(name, entry["type"])):
-                    found.setdefault(exposed, role)
-    return found
+                    by_series.setdefault(exposed, role)
+    return by_series
 
 
 def nearest(name: str, release: Release, engine: str | None = None) -> str | None:
@@ -244,8 +244,8 @@ def _renamed(name: str, ending: str, release: Release, engine: str | None, known
     if role is None:
         return None
     engines = (engine,) if engine else ("v1", "v0")
-    for one in engines:
-        series = name_of(role, release, one)
+    for either in engines:
+        series = name_of(role, release, either)
         if series is not None:
             with_ending = series.removesuffix("_total") + ending
             return with_ending if with_ending in known else series
@@ -256,5 +256,5 @@ def _closest(name: str, known: frozenset[str]) -> str | None:
     import difflib  # noqa: PLC0415 - only where a name was wrong
 
     asked_for = sorted(series for series in known if not series.endswith("_created"))
-    found = difflib.get_close_matches(name, asked_for, n=1, cutoff=0.8)
-    return found[0] if found else None
+    matches = difflib.get_close_matches(name, asked_for, n=1, cutoff=0.8)
+    return matches[0] if matches else None

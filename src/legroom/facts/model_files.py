@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
+from legroom.facts.config.media_items import PROCESSOR_KEY, processor_files
 from legroom.facts.config.mistral_params import config_from_params
 
 LARGEST_CONFIG_BYTES = 20 * 2**20
 """No config.json comes near; a larger file is a mistake and is not read."""
+
+PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
+"""Where checkpoints say how large a picture or a video may be."""
 
 QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 """Where checkpoints keep their quantization when config.json does not (ModelOpt, AutoGPTQ, AutoAWQ)."""
@@ -57,13 +61,16 @@ def config_of_folder(folder: Path) -> dict[str, Any]:
     for name in QUANTIZATION_FILES:
         if (folder / name).is_file():
             config = with_quantization_file(config, name, read_json_object(folder / name))
+    if config.get("vision_config"):
+        files = {name: read_json_object(folder / name) for name in PROCESSOR_FILES if (folder / name).is_file()}
+        config = {**config, PROCESSOR_KEY: processor_files(files)}
     return config
 
 
-def with_quantization_file(config: dict[str, Any], name: str, found: Mapping[str, Any]) -> dict[str, Any]:
+def with_quantization_file(config: dict[str, Any], name: str, content: Mapping[str, Any]) -> dict[str, Any]:
     """The config with a quantization file's content where it has no quantization_config of its own."""
     if config.get("quantization_config") or config.get("compression_config"):
         return config
     method = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}[name]
-    inner = found.get("quantization") if isinstance(found.get("quantization"), Mapping) else found
+    inner = content.get("quantization") if isinstance(content.get("quantization"), Mapping) else content
     return {**config, "quantization_config": {"quant_method": method, **(inner or {})}}

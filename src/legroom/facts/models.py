@@ -9,13 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.facts.bundled import Bundled, bundled_names, expanded, find, mirrored, nearest, variants
+from legroom.facts.bundled import (
+    Bundled,
+    bundled_names,
+    expanded,
+    find,
+    mirrored,
+    nearest,
+    smaller_siblings,
+    title,
+    variants,
+)
 from legroom.facts.config.reading import model_from_config
 from legroom.facts.model import Model
 from legroom.facts.model_files import config_of_folder, read_json_object
 from legroom.facts.safetensors_headers import Tensor, local_tensors, total_bytes
 
-__all__ = ["bundled_names", "load", "nearest", "variants"]
+__all__ = ["bundled_names", "load", "nearest", "smaller_siblings", "variants"]
 
 
 def load(
@@ -37,12 +47,12 @@ def load(
     path = Path(os.path.expanduser(text))  # noqa: PTH111 - pathlib's raises where a user is not known
     if _exists(path):
         return _from_path(path, overrides)
-    if revision is None and (found := find(text)):
-        return from_bundled(found, text, overrides)
+    if revision is None and (bundled := find(text)):
+        return from_bundled(bundled, text, overrides)
     if _looks_like_a_path(text):
         raise LegroomError(f"there is no file or folder {text}", "check the path")
-    if revision is None and (found := mirrored(text)):
-        return from_bundled(found, text, overrides)
+    if revision is None and (bundled := mirrored(text)):
+        return from_bundled(bundled, text, overrides)
     try:
         return _from_hub(text, revision, offline, overrides)
     except LegroomError as error:
@@ -51,12 +61,11 @@ def load(
         raise
 
 
-def from_bundled(found: Bundled, name: str = "", overrides: Mapping[str, Any] | None = None) -> Model:
+def from_bundled(bundled: Bundled, name: str = "", overrides: Mapping[str, Any] | None = None) -> Model:
     """A bundled entry as a `Model`, named as the user named it if that was a Hub id."""
-    same_repo = [hub_id for hub_id in found.ids if hub_id.rpartition("/")[2].lower() == name.lower()]
-    title = name if "/" in name else (*same_repo, *found.ids, found.name)[0]
-    config = overridden(expanded(found, title), overrides)
-    return model_from_config(config, name=title, source=f"bundled: {found.source}")
+    hub_id = name if "/" in name else title(bundled, name or bundled.name)
+    config = overridden(expanded(bundled, hub_id), overrides)
+    return model_from_config(config, name=hub_id, source=f"bundled: {bundled.source}")
 
 
 def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -99,8 +108,8 @@ def _from_hub(name: str, revision: str | None, offline: bool | None, overrides: 
 
 
 def _with_tensors(model: Model, tensors: Iterable[Tensor]) -> Model:
-    found = tuple(tensors)
-    return replace(model, checkpoint_bytes=total_bytes(found)) if found else model
+    headers = tuple(tensors)
+    return replace(model, checkpoint_bytes=total_bytes(headers)) if headers else model
 
 
 def _unknown(name: str, why: str) -> LegroomError:

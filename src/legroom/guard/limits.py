@@ -9,7 +9,6 @@ charged to each request: an upper bound, and exact where states have one size.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -21,6 +20,7 @@ from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.facts.releases import Release
+from legroom.planning.plan_document import PlanDocument, read_plan
 from legroom.records import dataclass
 from legroom.units import cdiv
 
@@ -132,41 +132,32 @@ def limits_of_tokens(tokens: int, block_size: int) -> EngineLimits:
     return EngineLimits(num_blocks=blocks + NULL_BLOCK, block_size=block_size, source="the policy")
 
 
-def limits_of_plan(document: Mapping[str, Any], name: str = "plan") -> EngineLimits:
-    try:
-        kv, args = document["kv"], document["args"]
-        blocks, concurrency = int(kv["num_blocks"]), float(kv["max_concurrency"])
-        if kv.get("bytes_per_token") == 0:  # none is needed: the server will say that it has the placeholder
-            blocks = NULL_BLOCK
-        found = EngineLimits(
-            num_blocks=blocks,
-            block_size=int(kv["block_size"]) * _shared_by(args.get),
-            full_request_blocks=round(blocks / concurrency) if concurrency > 0 else None,
-            max_model_len=int(args["max_model_len"]),
-            max_num_seqs=int(args["max_num_seqs"]),
-            ranks=int(args.get("data_parallel_size") or 1),
-            extra_tokens=SLOTS_PER_DRAFT * int(args.get("num_speculative_tokens") or 0),
-            source=name,
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        hint = "write one with: legroom plan MODEL --gpu NAME --json"
-        raise LegroomError(f"{name} is not a plan of legroom: {error!r}", hint) from error
-    if not found.known:
-        raise LegroomError(f"{name} plans no KV cache: there is nothing to admit to", "plan one that fits first")
-    return found
+_OF_THE_PLAN = ("kv.num_blocks", "kv.block_size", "kv.max_concurrency", "args.max_model_len", "args.max_num_seqs")
 
 
-def read_plan(path: Path) -> EngineLimits:
-    try:
-        document = json.loads(path.read_bytes())
-    except OSError as error:
-        raise LegroomError(f"could not read the plan {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        hint = "write one with: legroom plan MODEL --gpu NAME --json"
-        raise LegroomError(f"the plan {path} is not JSON: {error}", hint) from error
-    if not isinstance(document, dict):
-        raise LegroomError(f"the plan {path} is not a JSON object")
-    return limits_of_plan(document, str(path))
+def limits_of_plan(plan: PlanDocument) -> EngineLimits:
+    """What `legroom plan --json` says."""
+    kv, args = plan.kv, plan.args
+    # A model that needs none has the placeholder, as its server will say.
+    blocks = NULL_BLOCK if kv.bytes_per_token == 0 else kv.num_blocks
+    limits = EngineLimits(
+        num_blocks=blocks,
+        block_size=kv.block_size * _shared_by(args.get),
+        full_request_blocks=round(blocks / kv.max_concurrency) if kv.max_concurrency > 0 else None,
+        max_model_len=int(args["max_model_len"]),
+        max_num_seqs=int(args["max_num_seqs"]),
+        ranks=_whole(args.get("data_parallel_size")) or 1,
+        extra_tokens=SLOTS_PER_DRAFT * (_whole(args.get("num_speculative_tokens")) or 0),
+        source=plan.source,
+    )
+    if not limits.known:
+        raise LegroomError(f"{plan.source} plans no KV cache: there is nothing to admit to", "plan one that fits first")
+    return limits
+
+
+def read_limits(path: Path) -> EngineLimits:
+    """The limits in a plan's file."""
+    return limits_of_plan(read_plan(str(path), _OF_THE_PLAN))
 
 
 def limits_of_metrics(page: str) -> EngineLimits:

@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from legroom.deployments.plain_containers import image_release
 from legroom.facts.metrics import all_exposed_names, exposed_names
 from legroom.facts.releases import Release, latest
 from legroom.facts.releases import release as known_release
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.finding import LintFinding, Rule
 from legroom.records import dataclass, field
+from legroom.vllm.command_line import plain_name
 from legroom.vllm.parse import ParsedArgs, parse_flags
 
 if TYPE_CHECKING:
     from legroom.deployments.shell.scan import Word
-    from legroom.deployments.subjects import Started
+    from legroom.deployments.subjects import StartedServer
     from legroom.deployments.text import Place
-    from legroom.exports.plan_document import PlanDocument
+    from legroom.planning.plan_document import PlanDocument
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Context:
     """The frame of one run of lint."""
 
     asked: Release | None = None
-    """The release that was asked for; None: what an image names, else the newest known."""
+    """The release that was asked for; None: what an image names, else the plan's, else the newest known."""
     plan: PlanDocument | None = None
     records: Mapping[str, str] = field(default_factory=dict)
     """Series that the linted rule files record, each with its expression."""
@@ -36,24 +36,24 @@ class Context:
     @property
     def release(self) -> Release:
         """Of what names no release itself."""
-        return self.asked or latest()
+        return self.asked or (self.plan.release if self.plan else latest())
 
     @property
     def series(self) -> frozenset[str]:
         """Every series that may be asked for."""
         return all_exposed_names() if self.any_release else exposed_names(self.release)
 
-    def release_of(self, server: Started) -> Release:
+    def release_of(self, server: StartedServer) -> Release:
         """Of one server."""
-        named = image_release(server.image) if server.image and self.asked is None else None
+        named = server.named_release if self.asked is None else None
         return known_release(named) if named else self.release
 
-    def plan_of(self, server: Started) -> PlanDocument | None:
+    def plan_of(self, server: StartedServer) -> PlanDocument | None:
         """The plan, unless the server serves another model than the planned one."""
         model = self.parsed(server).args.model
         return self.plan if self.plan and (not model or _names(model, self.plan.command)) else None
 
-    def parsed(self, server: Started) -> ParsedArgs:
+    def parsed(self, server: StartedServer) -> ParsedArgs:
         """Its flags as its release reads them."""
         return _parsed(tuple(word.text for word in server.words), self.release_of(server))
 
@@ -68,18 +68,14 @@ def _parsed(words: tuple[str, ...], release: Release) -> ParsedArgs:
     return parse_flags(words, release)
 
 
-def flag_word(server: Started, *names: str) -> Word | None:
+def flag_word(server: StartedServer, *names: str) -> Word | None:
     """The last word that gives one of some flags, however it is written."""
-    found = None
+    given = None
     for word in server.words:
-        head = word.text.partition("=")[0]
-        if head.startswith("--"):
-            head = "--" + head[2:].partition(".")[0].replace("_", "-")
-        if head in names:
-            found = word
-    return found
+        if plain_name(word.text) in names:
+            given = word
+    return given
 
 
-def finding(rule: Rule, place: Place, message: str, suggestion: str = "", length: int = 0) -> Finding:
-    """A finding of a rule."""
-    return Finding(place, rule.id, rule.severity, message, suggestion, length)
+def finding(rule: Rule, place: Place, message: str, suggestion: str = "", length: int = 0) -> LintFinding:
+    return LintFinding(place, rule.id, rule.severity, message, suggestion, length)

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.deployments.subjects import Expression, Found
 from legroom.deployments.text import Place, Text
 from legroom.errors import LegroomError
+from legroom.lint.expressions import Expression
 
 _QUERY = re.compile(r'"(expr|query|definition|rawSql)"\s*:\s*"((?:[^"\\]|\\.)*)"')
 _QUERY_KEYS = ("expr", "query", "definition", "rawSql")
@@ -33,22 +33,18 @@ _OTHER_PRODUCTS = (
 """Keys that only another product's dashboards have."""
 
 
-def read_dashboard(source: Text) -> Found:
-    """Every expression, at its place in the JSON."""
-    try:
-        document = json.loads(source.text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        line = f" (line {source.place(error.pos).line})" if isinstance(error, json.JSONDecodeError) else ""
-        raise LegroomError(f"is not valid JSON{line}", "check its commas and quotes") from None
+def read_dashboard(source: Text) -> list[Expression] | None:
+    """Every expression, at its place in the JSON; None where it is no dashboard."""
+    document = json.loads(source.text)
     if _dashboard(document) is not None:
         other = set(_not_promql(document))
-        return Found(tuple(one for one in _expressions(source) if one.text not in other))
+        return [expression for expression in _expressions(source) if expression.text not in other]
     product = _other_product(document)
     if product:
         raise LegroomError(
             f"is a dashboard of another product ({product}), not one of Grafana", "lint reads Grafana's JSON"
         )
-    return Found(nothing="JSON, but no Grafana dashboard: it has no panels")
+    return None
 
 
 def _dashboard(document: Any) -> dict[str, Any] | None:
@@ -78,8 +74,8 @@ def _not_promql(document: Any) -> Iterator[str]:
         listed = value.get("type") in _LISTS and "name" in value
         listed = listed or str(value.get("kind", "")).removesuffix("Variable").lower() in _LISTS
         if other or listed:
-            texts = [value, value.get("spec")]
-            yield from (str(one[key]) for one in texts if isinstance(one, dict) for key in _QUERY_KEYS if key in one)
+            for owner in (value, value.get("spec")):
+                yield from (str(owner[key]) for key in _QUERY_KEYS if key in owner) if isinstance(owner, dict) else ()
         waiting += [(inner, other) for inner in value.values()]
 
 
@@ -93,13 +89,13 @@ def _other_product(document: Any) -> str:
 
 
 def _expressions(source: Text) -> Iterator[Expression]:
-    for found in _QUERY.finditer(source.text):
+    for query in _QUERY.finditer(source.text):
         try:
-            value = json.loads(f'"{found[2]}"')
+            value = json.loads(f'"{query[2]}"')
         except json.JSONDecodeError:
             continue
-        owner = "panel" if found[1] == "expr" else "variable"
-        yield Expression(value, _InString(source, found.start(2), found[2], value), owner)  # type: ignore[arg-type]
+        owner = "panel" if query[1] == "expr" else "variable"
+        yield Expression(value, _InString(source, query.start(2), query[2], value), owner)  # type: ignore[arg-type]
 
 
 class _InString:

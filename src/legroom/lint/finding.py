@@ -24,9 +24,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that is wrong."""
-
+class LintFinding:
     place: Place
     rule: str
     severity: Severity
@@ -34,6 +32,11 @@ class Finding:
     suggestion: str = ""
     length: int = 0
     """How many characters of the line it is about; 0: not known."""
+
+    @property
+    def where(self) -> tuple[int, int, str]:
+        """What findings of one file are sorted by."""
+        return self.place.line, self.place.column, self.rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +49,9 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything lint says about some files."""
-
     release: str
     files: tuple[str, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[LintFinding, ...]
     unread: tuple[Unread, ...]
     skipped: tuple[Skipped, ...]
     ignored: int = 0

@@ -5,28 +5,32 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from legroom.deployments.plain_sources import MAX_FILE_BYTES, read_text
-from legroom.deployments.subjects import Found, Started
-from legroom.deployments.text import Place, Unread
+from legroom.deployments.subjects import StartedServer
+from legroom.deployments.text import MAX_FILE_BYTES, Place, Unread, read_text
 from legroom.errors import LegroomError
 from legroom.facts.releases import latest
+from legroom.facts.releases import release as known_release
 from legroom.lint.context import Context
-from legroom.lint.finding import Finding, Report, Skipped
-from legroom.lint.read import read_file
+from legroom.lint.finding import LintFinding, Report, Skipped
+from legroom.lint.read import LintedPart, read_linted
 from legroom.lint.rules import modules
 from legroom.records import dataclass
 
 if TYPE_CHECKING:
-    from legroom.exports.plan_document import PlanDocument
     from legroom.facts.releases import Release
+    from legroom.planning.plan_document import PlanDocument
 
 
 _COMMENT = re.compile(r"legroom:\s*ignore(?P<file>-file)?(?P<rules>(?:[ \t]+[a-z][a-z-]*,?)*)")
 _ALONE = re.compile(r"\s*(#|//|<!--|;)")
 _EVERY = "*"
+_OWN_FILE = re.compile(r"Written by legroom \S+ for (?:vLLM (?P<release>[\d.]+\d)|any vLLM)")
+_HEADER_CHARS = 4096
+_OWN_DASHBOARD = "written by legroom export grafana"
 
 
 class Ignores:
@@ -37,11 +41,11 @@ class Ignores:
         self._file: set[str] = set()
         lines = text.splitlines()
         for number, line in enumerate(lines, 1):
-            found = _COMMENT.search(line)
-            if found is None:
+            comment = _COMMENT.search(line)
+            if comment is None:
                 continue
-            rules = set(re.findall(r"[a-z][a-z-]*", found["rules"])) or {_EVERY}
-            if found["file"]:
+            rules = set(re.findall(r"[a-z][a-z-]*", comment["rules"])) or {_EVERY}
+            if comment["file"]:
                 self._file |= rules
                 continue
             self._add(number, rules)
@@ -52,7 +56,7 @@ class Ignores:
     def _add(self, number: int, rules: set[str]) -> None:
         self._lines.setdefault(number, set()).update(rules)
 
-    def silences(self, finding: Finding) -> bool:
+    def silences(self, finding: LintFinding) -> bool:
         """Whether a comment speaks of this finding."""
         named = self._file | self._lines.get(finding.place.line, set())
         return finding.rule in named or _EVERY in named
@@ -81,8 +85,6 @@ _EMPTY_HINT = "name the files themselves: a file that is named is read whatever 
 
 @dataclass(frozen=True)
 class Options:
-    """What lint was asked for."""
-
     release: Release | None = None
     plan: PlanDocument | None = None
     ignore: frozenset[str] = frozenset()
@@ -93,7 +95,6 @@ class Options:
 
 
 def lint_files(paths: Sequence[str], options: Options) -> Report:
-    """Look at files and folders."""
     texts: list[tuple[str, str]] = []
     unread: list[Unread] = []
     for named in paths:
@@ -109,7 +110,6 @@ def lint_files(paths: Sequence[str], options: Options) -> Report:
 
 
 def _standard_input() -> str:
-    """What is piped in."""
     content = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
         raise LegroomError("- is too large", f"legroom reads files up to {MAX_FILE_BYTES >> 20} MiB")
@@ -138,27 +138,28 @@ def _files_of(path: str) -> Iterable[str]:
 
 def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Iterable[Unread] = ()) -> Report:
     """Look at texts, each with the path it is reported under."""
-    release = options.release or latest()
+    release = options.release or (options.plan.release if options.plan else latest())
     not_read, skipped = list(unread), []
-    found: list[tuple[str, Found]] = []
+    frame = Context(options.release, options.plan, {}, options.any_release)
+    frames = {path: _frame_of(text, frame) for path, text in texts}
+    parts: list[tuple[str, LintedPart]] = []
     for path, text in texts:
         if options.only_vllm and "vllm" not in text.lower():
             skipped.append(Skipped(path, "vLLM is not named in it"))
             continue
-        for item in read_file(path, text, release):
+        for item in read_linted(path, text, frames[path].release):
             if isinstance(item, Unread):
                 not_read.append(item)
             elif isinstance(item, Skipped):
                 skipped.append(item)
             else:
-                found.append((path, item))
-    records = {name: expression for _, item in found for name, expression in item.records.items()}
-    context = Context(options.release, options.plan, records, options.any_release)
+                parts.append((path, item))
+    records = {name: expression for _, part in parts for name, expression in part.records.items()}
     ignores = {path: Ignores(text) for path, text in texts}
-    distinct: dict[Finding, None] = {}
-    silenced: dict[Finding, None] = {}
-    for path, item in found:
-        for finding in _check(item, context):
+    distinct: dict[LintFinding, None] = {}
+    silenced: dict[LintFinding, None] = {}
+    for path, part in parts:
+        for finding in _check(part, replace(frames[path], records=records)):
             if isinstance(finding, Unread):
                 not_read.append(finding)
             elif finding.rule in options.ignore or ignores[path].silences(finding):
@@ -166,18 +167,31 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
             else:
                 distinct[finding] = None
     order = {path: i for i, (path, _) in enumerate(texts)}
-    findings = sorted(
-        distinct, key=lambda one: (order.get(one.place.path, 0), one.place.line, one.place.column, one.rule)
-    )
+    findings = sorted(distinct, key=lambda finding: (order.get(finding.place.path, 0), *finding.where))
     files = tuple(path for path, _ in texts)
     return Report(
-        release.version, files, tuple(findings), tuple(dict.fromkeys(not_read)), tuple(skipped), len(silenced)
+        release.version,
+        files,
+        tuple(findings),
+        tuple(dict.fromkeys(not_read)),
+        tuple(skipped),
+        len(silenced),
     )
 
 
-def _check(item: Found, context: Context) -> Iterable[Finding | Unread]:
-    for subject in item.subjects:
-        if isinstance(subject, Started):
+def _frame_of(text: str, frame: Context) -> Context:
+    """What legroom itself wrote is judged by the release that it says it was written for, unless one was asked for."""
+    if frame.asked is not None or frame.any_release:
+        return frame
+    own = _OWN_FILE.search(text[:_HEADER_CHARS])
+    if own and own["release"]:
+        return replace(frame, asked=known_release(own["release"]))
+    return replace(frame, any_release=bool(own) or _OWN_DASHBOARD in text)
+
+
+def _check(part: LintedPart, context: Context) -> Iterable[LintFinding | Unread]:
+    for subject in part.subjects:
+        if isinstance(subject, StartedServer):
             try:
                 context.release_of(subject)
             except LegroomError as error:

@@ -64,11 +64,11 @@ class Comparison:
 
 def tokens(expression: str) -> tuple[Token, ...]:
     """Everything but spaces and comments."""
-    found = []
+    meaningful = []
     for match in _TOKEN.finditer(expression):
         if match.lastgroup not in ("space", "comment"):
-            found.append(Token(str(match.lastgroup), match[0], match.start()))
-    return tuple(found)
+            meaningful.append(Token(str(match.lastgroup), match[0], match.start()))
+    return tuple(meaningful)
 
 
 def series_names(expression: str) -> Iterator[Series]:
@@ -169,30 +169,30 @@ NO_LEVEL = frozenset({
 
 def roles_in(expression: str, context: Context) -> set[str]:
     """The roles of its series; one that is misspelt counts as what it should be, an unknown one as itself."""
-    found: set[str] = set()
+    roles: set[str] = set()
     for series in series_names(expression):
         role = role_of(series.name)
         if role is None and series.name.startswith("vllm"):
             instead = nearest(series.name, context.release)
             role = role_of(instead) if instead else None
         if role is not None or series.name.startswith("vllm"):
-            found.add(role or series.name)
-    return found
+            roles.add(role or series.name)
+    return roles
 
 
 def roles_behind(expression: str, context: Context) -> set[str]:
     """The roles of its series, and of those from which the linted files record the others."""
     waiting = [expression]
     seen: set[str] = set()
-    found: set[str] = set()
+    roles: set[str] = set()
     while waiting:
         text = waiting.pop()
-        found |= roles_in(text, context)
+        roles |= roles_in(text, context)
         for series in series_names(text):
             if series.name in context.records and series.name not in seen:
                 seen.add(series.name)
                 waiting.append(context.records[series.name])
-    return found
+    return roles
 
 
 _SET_OPERATORS = ("and", "or", "unless")
@@ -210,12 +210,11 @@ class Operand:
 
     def comparisons(self) -> Iterator[Comparison]:
         """With a number; offsets are those of the expression."""
-        for one in comparisons(self.text):
-            yield replace(one, offset=one.offset + self.offset)
+        for comparison in comparisons(self.text):
+            yield replace(comparison, offset=comparison.offset + self.offset)
 
 
 def operands(expression: str) -> Iterator[Operand]:
-    """Every operand, in order."""
     waiting = [tokens(expression)]
     while waiting:
         stream = _bare(waiting.pop())

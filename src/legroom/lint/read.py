@@ -1,154 +1,154 @@
-"""One file in, everything in it that rules look at out."""
+"""One file in, everything in it that rules look at out: what `deployments` reads, and the series it asks for."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
-from legroom.deployments.compose import is_compose, read_compose
-from legroom.deployments.dockerfile import copied_files, read_dockerfile
-from legroom.deployments.env_file import read_env_file
-from legroom.deployments.kinds import Kind, kind_of
-from legroom.deployments.kubernetes import is_config, is_kubernetes, read_config, read_kubernetes
-from legroom.deployments.markdown import parts_of
-from legroom.deployments.other_yaml import embedded_files, queries, read_other
-from legroom.deployments.python_names import read_python
-from legroom.deployments.rule_files import is_rules, read_rules
-from legroom.deployments.shell.here_document import embedded_parts
-from legroom.deployments.shell.script import read_shell
-from legroom.deployments.subjects import Expression, Found, Started, Subject
-from legroom.deployments.supervisord import is_supervisord, read_supervisord
+from legroom.deployments.read import document_kind, read_file
+from legroom.deployments.subjects import FilePart, Subject
 from legroom.deployments.text import Shifted, Text, Unread
-from legroom.deployments.unit import read_unit
-from legroom.deployments.yaml_nodes import Node, load_nodes
+from legroom.deployments.yaml_nodes import Node
 from legroom.errors import LegroomError
 from legroom.facts.releases import Release
 from legroom.lint.dashboard import read_dashboard
+from legroom.lint.expressions import Expression, ScalarLocator, queries, samples
 from legroom.lint.finding import Skipped
 
-_SAMPLE = re.compile(r"^(vllm[:_][a-z][a-z0-9_:]*)(?:\{[^}\n]*\})?[ \t]+[-+0-9.eEINaf]+[ \t]*$", re.MULTILINE)
+_NAME = re.compile(r"""(['"])(vllm[:_][a-z][a-z0-9_:]*)\1""")
+_READS_METRICS = re.compile(r"/metrics|prometheus|metrics", re.IGNORECASE)
+_FAMILIES = re.compile(
+    r"\.get_metrics\(|vllm\.v1\.metrics\.reader|text_string_to_metric_families|text_fd_to_metric_families"
+)
+"""What gives families rather than series: a counter has no `_total` there, a histogram no `_bucket`."""
+_DECLARED = re.compile(
+    r"""\b(?:Counter|Gauge|Histogram|Summary|Info)(?:MetricFamily)?\(\s*(?:name\s*=\s*)?['"](vllm[:_][a-z0-9_:]+)"""
+)
+_ENDINGS = ("", "_total", "_bucket", "_sum", "_count", "_info")
+
+
+def read_series(source: Text) -> tuple[list[Expression], dict[str, str]]:
+    """String literals that are series names in code that is about metrics, and the series that it shows itself."""
+    series = list(_series(source)) if _READS_METRICS.search(source.text) else []
+    # What a program shows itself is there, whoever asks for it.
+    own = {declared[1].removesuffix("_total") for declared in _DECLARED.finditer(source.text)}
+    return series, {name + ending: "" for name in own for ending in _ENDINGS}
+
+
+def _series(source: Text) -> Iterator[Expression]:
+    names = list(_NAME.finditer(source.text))
+    beside = frozenset(name[2] for name in names)
+    owner = "family" if _FAMILIES.search(source.text) else "text"
+    for name in names:
+        yield Expression(name[2], Shifted(source, name.start(2)), owner, beside=beside)  # type: ignore[arg-type]
+
+
+def read_rules(document: Node) -> tuple[list[Expression], dict[str, str]]:
+    """Every rule's expression, and the series that the file records."""
+    expressions: list[Expression] = []
+    records: dict[str, str] = {}
+    groups = document.get("spec", "groups") if document.text("kind") == "PrometheusRule" else document.get("groups")
+    for group in groups.list() if groups else ():
+        rules = group.get("rules")
+        for rule in rules.list() if rules else ():
+            expression = rule.get("expr")
+            if rule.text("record"):
+                records[rule.text("record")] = rule.text("expr")
+            if expression is None or not expression.scalar:
+                continue
+            alert, recorded = rule.text("alert"), rule.text("record")
+            owner = "alert" if alert else "record"
+            expressions.append(Expression(expression.scalar, ScalarLocator(expression), owner, alert or recorded))  # type: ignore[arg-type]
+    return expressions, records
+
+
 _MEANT = re.compile(r"^\s*- (alert|record):|\"panels\"\s*:|^\[Service\]", re.MULTILINE)
 """What a broken part of a file was meant to be."""
-_PINNED = re.compile(r"\bvllm(?:\[[\w,-]+\])?==(\d+(?:\.\d+)+(?:\.?post\d+)?)")
-"""`pip install vllm==0.6.3`."""
+_NOTHING = {
+    "yaml": "YAML, but nothing in it starts vLLM or asks for its series",
+    "env": "it sets no variable of vLLM",
+    "python": "it starts no vLLM and names none of its series",
+    "document": "nothing in it is about vLLM: no rules, dashboard, script, unit or manifest was found",
+}
+"""Why a file of a kind has nothing to check."""
 
 
-def read_file(path: str, text: str, release: Release) -> Iterator[Found | Unread | Skipped]:
+@dataclass(frozen=True)
+class LintedPart:
+    """What rules look at in one part of a file."""
+
+    subjects: tuple[Subject | Expression, ...] = ()
+    records: Mapping[str, str] = field(default_factory=dict)
+    """Series that the part itself records, each with its expression."""
+    is_known: bool = False
+    """Whether it is of a kind that belongs here, whether or not anything is in it."""
+    nothing: str = ""
+    """Why there is nothing to check, where its kind alone does not say it."""
+
+
+def read_linted(path: str, text: str, release: Release) -> Iterator[LintedPart | Unread | Skipped]:
     """Everything in a file, part by part; what cannot be read is among it."""
-    pinned = set(_PINNED.findall(text))
-    for item in _parts(path, text, release):
-        if isinstance(item, Found) and len(pinned) == 1:
-            yield replace(item, subjects=tuple(_of_release(subject, *pinned) for subject in item.subjects))
-        else:
-            yield item
+    kind, nothing, is_empty = "", "", True
+    for part in read_file(path, text, release):
+        unread = part.unread
+        try:
+            linted = _linted(part)
+        except LegroomError as error:
+            linted, unread = None, Unread(part.source.place(0), error.message, error.hint)
+        if part.is_whole:
+            kind, nothing = part.kind, linted.nothing if linted else ""
+        if linted is not None:
+            is_empty = is_empty and not linted.subjects and not linted.is_known
+            yield linted
+        # That a part of a file is broken is worth saying only where it is plain what it was meant to be.
+        if unread is not None and (part.is_whole or _MEANT.search(part.source.text)):
+            is_empty = False
+            yield unread
+    nothing = nothing or _NOTHING.get(kind, "")
+    if is_empty and nothing:
+        yield Skipped(path, nothing)
 
 
-def _of_release(subject: Subject, version: str) -> Subject:
-    """A server that no image tells the release of has the one that the file itself installs."""
-    if not isinstance(subject, Started) or "vllm" in subject.image.lower():
-        return subject
-    return replace(subject, image=f"vllm:{version}")
+def _linted(part: FilePart) -> LintedPart | None:
+    """A part with the expressions in it; None where it could not be read."""
+    if part.unread is not None and not part.subjects:
+        return None
+    if part.kind == "json":
+        return _json(part)
+    if part.kind == "yaml":
+        return _yaml(part)
+    if part.kind == "promql":
+        return LintedPart((Expression(part.source.text, part.source.place, "panel"),))
+    if part.kind == "python":
+        series, records = read_series(part.source)
+        return LintedPart((*part.subjects, *series), records)
+    if part.kind == "document":
+        return LintedPart((*part.subjects, *samples(part.source)))
+    return LintedPart(part.subjects, is_known=part.kind != "env" and part.is_whole)
 
 
-def _parts(path: str, text: str, release: Release) -> Iterator[Found | Unread | Skipped]:
-    source = Text(path, text)
-    kind = kind_of(path, text)
-    if kind != "document":
-        yield from _read(kind, source, release)
-        return
-    empty = True
-    for part in parts_of(source):
-        for found in _worth_saying(_read(part.kind, part.source, release), part.source):
-            empty = empty and isinstance(found, Found) and not found.subjects
-            yield found
-    samples = tuple(Expression(found[1], Shifted(source, found.start(1)), "sample") for found in _SAMPLE.finditer(text))
-    yield Found(samples)
-    if empty and not samples:
-        yield Skipped(path, "nothing in it is about vLLM: no rules, dashboard, script, unit or manifest was found")
+def _json(part: FilePart) -> LintedPart:
+    expressions = read_dashboard(part.source)
+    if expressions is None:
+        if part.documents:
+            return _yaml(part)
+        return LintedPart(nothing="JSON, but no Grafana dashboard: it has no panels")
+    if not any("vllm" in expression.text for expression in expressions):
+        return LintedPart(nothing="a dashboard without any vLLM metric")
+    return LintedPart((*part.subjects, *expressions))
 
 
-def _read(kind: Kind, source: Text, release: Release) -> Iterator[Found | Unread | Skipped]:
-    try:
-        if kind == "yaml":
-            yield from _yaml(source, release)
-        elif kind == "json":
-            yield from _json(source, release)
-        elif kind == "shell":
-            yield from _shell(source, release)
-        elif kind == "dockerfile":
-            yield read_dockerfile(source)
-            for inner_kind, part in copied_files(source):
-                yield from _worth_saying(_read(inner_kind, part, release), part)
-        elif kind == "unit":
-            yield read_supervisord(source) if is_supervisord(source.text) else read_unit(source)
-        elif kind == "promql":
-            yield Found((Expression(source.text, source.place, "panel"),))
-        else:
-            found = read_env_file(source) if kind == "env" else read_python(source)
-            yield found
-            if found.nothing:
-                yield Skipped(source.path, found.nothing)
-    except LegroomError as error:
-        yield Unread(source.place(0), error.message, error.hint)
-
-
-def _shell(source: Text, release: Release) -> Iterator[Found | Unread | Skipped]:
-    """A script, and what its here-documents hold."""
-    script = read_shell(source)
-    yield script
-    if script.cut:
-        yield script.cut
-    for kind, part in embedded_parts(source):
-        yield from _worth_saying(_read(kind, part, release), part)
-
-
-def _worth_saying(items: Iterable[Found | Unread | Skipped], part: Text) -> Iterator[Found | Unread | Skipped]:
-    """What a part of a file holds; that it is broken only where it is plain what it was meant to be."""
-    for item in items:
-        if isinstance(item, Found) or (isinstance(item, Unread) and _MEANT.search(part.text)):
-            yield item
-
-
-def _json(source: Text, release: Release) -> Iterator[Found | Unread | Skipped]:
-    found = read_dashboard(source)
-    if found.nothing and "vllm" in source.text.lower():
-        # JSON is YAML, but for the tabs that it may be indented with.
-        inner = list(_yaml(source.with_text(source.text.replace("\t", " ")), release))
-        if any(isinstance(item, Found) for item in inner):
-            yield from inner
-            return
-    if found.nothing:
-        yield Skipped(source.path, found.nothing)
-        return
-    yield found
-    if not any("vllm" in subject.text for subject in found.subjects if isinstance(subject, Expression)):
-        yield Skipped(source.path, "a dashboard without any vLLM metric")
-
-
-def _yaml(source: Text, release: Release) -> Iterator[Found | Unread | Skipped]:
-    read = False
-    for document in load_nodes(source):
-        is_known, found = _document(document, release)
-        read = read or is_known or bool(found.subjects)
-        yield found
-        for kind, part in embedded_files(document, scripts=is_known):
-            for item in _worth_saying(_read(kind, part, release), part):
-                read = True
-                yield item
-    if not read:
-        yield Skipped(source.path, "YAML, but nothing in it starts vLLM or asks for its series")
-
-
-def _document(document: Node, release: Release) -> tuple[bool, Found]:
-    """Whether it is of a kind that is known, and what it holds."""
-    if is_rules(document):
-        return True, read_rules(document)
-    if is_compose(document):
-        return True, read_compose(document)
-    if is_kubernetes(document):
-        found = read_kubernetes(document)
-        return True, Found((*found.subjects, *queries(document)))
-    if is_config(document):
-        return True, read_config(document, release)
-    return False, read_other(document, release)
+def _yaml(part: FilePart) -> LintedPart:
+    expressions: list[Expression] = []
+    records: dict[str, str] = {}
+    kinds = [document_kind(document) for document in part.documents]
+    for kind, document in zip(kinds, part.documents, strict=True):
+        if kind == "rules":
+            rules, recorded = read_rules(document)
+            expressions += rules
+            records |= recorded
+        elif kind in ("kubernetes", "other"):
+            expressions += queries(document)
+    is_known = part.is_whole and any(kind != "other" for kind in kinds)
+    return LintedPart((*part.subjects, *expressions), records, is_known, nothing=_NOTHING["yaml"])

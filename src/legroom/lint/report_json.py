@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
-from legroom.lint.finding import Finding, Report, Rule
+from legroom.lint.finding import LintFinding, Report, Rule
 from legroom.lint.rules import rules
 from legroom.version import __version__
 
@@ -19,21 +19,21 @@ def report_json(report: Report) -> dict[str, Any]:
         "files": list(report.files),
         "findings": [
             {
-                "path": one.place.path,
-                "line": one.place.line,
-                "column": one.place.column,
-                "rule": one.rule,
-                "severity": one.severity,
-                "message": one.message,
-                "suggestion": one.suggestion,
+                "path": finding.place.path,
+                "line": finding.place.line,
+                "column": finding.place.column,
+                "rule": finding.rule,
+                "severity": finding.severity,
+                "message": finding.message,
+                "suggestion": finding.suggestion,
             }
-            for one in report.findings
+            for finding in report.findings
         ],
         "unread": [
-            {"path": one.place.path, "line": one.place.line, "reason": one.reason, "hint": one.hint}
-            for one in report.unread
+            {"path": gap.place.path, "line": gap.place.line, "reason": gap.reason, "hint": gap.hint}
+            for gap in report.unread
         ],
-        "skipped": [{"path": one.path, "reason": one.reason} for one in report.skipped],
+        "skipped": [{"path": file.path, "reason": file.reason} for file in report.skipped],
         "ignored": report.ignored,
     }
 
@@ -41,7 +41,8 @@ def report_json(report: Report) -> dict[str, Any]:
 def sarif(report: Report) -> dict[str, Any]:
     """The report as one SARIF run."""
     known = rules()
-    used = [rule_id for rule_id in known if any(one.rule == rule_id for one in report.findings)]
+    broken = {finding.rule for finding in report.findings}
+    used = [rule_id for rule_id in known if rule_id in broken]
     run = {
         "tool": {
             "driver": {
@@ -50,17 +51,17 @@ def sarif(report: Report) -> dict[str, Any]:
                 "rules": [_rule(known[rule_id]) for rule_id in used],
             }
         },
-        "results": [_result(one, used.index(one.rule)) for one in report.findings],
+        "results": [_result(finding, used.index(finding.rule)) for finding in report.findings],
         "invocations": [
             {
                 "executionSuccessful": not report.unread,
                 "toolExecutionNotifications": [
                     {
                         "level": "error",
-                        "message": {"text": f"{one.place.path} {one.reason}"},
-                        "locations": [_location(one.place.path, one.place.line, one.place.column, 0)],
+                        "message": {"text": f"{gap.place.path} {gap.reason}"},
+                        "locations": [_location(gap.place.path, gap.place.line, gap.place.column, 0)],
                     }
-                    for one in report.unread
+                    for gap in report.unread
                 ],
             }
         ],
@@ -79,14 +80,14 @@ def _rule(rule: Rule) -> dict[str, Any]:
     }
 
 
-def _result(one: Finding, index: int) -> dict[str, Any]:
-    text = f"{one.message}. {one.suggestion}" if one.suggestion else one.message
+def _result(finding: LintFinding, index: int) -> dict[str, Any]:
+    text = f"{finding.message}. {finding.suggestion}" if finding.suggestion else finding.message
     return {
-        "ruleId": one.rule,
+        "ruleId": finding.rule,
         "ruleIndex": index,
-        "level": one.severity,
+        "level": finding.severity,
         "message": {"text": text},
-        "locations": [_location(one.place.path, one.place.line, one.place.column, one.length)],
+        "locations": [_location(finding.place.path, finding.place.line, finding.place.column, finding.length)],
     }
 
 

@@ -14,10 +14,10 @@ from typing import Any
 from legroom.errors import LegroomError
 from legroom.live.detectors.base import DetectorFinding
 from legroom.live.metrics.window import Window
-from legroom.live.planned import plan_of, tried
 from legroom.planning.advice import with_advice
 from legroom.planning.levers import LEVERS
-from legroom.planning.plan import Plan, ready_command
+from legroom.planning.plan import Plan, ready_command, try_flags
+from legroom.planning.plan_document import PlanDocument, replan
 from legroom.records import dataclass, field
 from legroom.units import human_bytes
 
@@ -99,14 +99,14 @@ def traffic(window: Window) -> Traffic:
 
 
 def remedies_for(
-    finding: DetectorFinding, window: Window, document: Mapping[str, Any] | None = None
+    finding: DetectorFinding, window: Window, document: PlanDocument | None = None
 ) -> tuple[ProposedRemedy, ...]:
     """What can be done about a finding, the best first. Never empty."""
     planned: Plan | None = None
     problem = ""
     if document is not None:
         try:
-            planned = plan_of(document)
+            planned = replan(document)
         except LegroomError as error:
             problem = error.message
     make = _BY_KIND.get(finding.kind, _by_what_helps)
@@ -168,7 +168,7 @@ def _fitting_batch(finding: DetectorFinding, seen: Traffic, planned: Plan | None
         f"their end{f' (the limit is {now:,})' if now is not None else ''}"
     )
     flags = {"max_num_seqs": wanted}
-    changed = tried(planned, flags) if planned is not None else None
+    changed = try_flags(planned, flags) if planned is not None else None
     if changed is not None and changed.verdict == "does_not_fit":
         return
     yield ProposedRemedy(
@@ -183,7 +183,7 @@ def _larger_pools(seen: Traffic, planned: Plan) -> Iterator[ProposedRemedy]:
     for lever in sorted((lever for lever in LEVERS if lever.name in _POOL_LEVERS), key=lambda lever: lever.cost):
         best: tuple[dict[str, Any], Plan] | None = None
         for flags in lever.propose(planned):
-            changed = tried(planned, flags)
+            changed = try_flags(planned, flags)
             if changed is None or changed.verdict != "fits" or changed.memory.kv.tokens <= base:
                 continue
             if best is None or changed.memory.kv.tokens > best[1].memory.kv.tokens:
@@ -208,7 +208,7 @@ def _long_prompts(finding: DetectorFinding, seen: Traffic, planned: Plan | None)
             if lever.name != "smaller batches":
                 continue
             for flags in lever.propose(planned):
-                changed = tried(planned, flags)
+                changed = try_flags(planned, flags)
                 if changed is not None and changed.verdict == "fits":
                     less = planned.layout.activation.bytes - changed.layout.activation.bytes
                     tokens = flags["max_num_batched_tokens"]
@@ -241,7 +241,7 @@ def _creep(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Ite
         return
     now = planned.settings.gpu_memory_utilization
     target = int((now - (needed - room) / planned.layout.total_bytes) * 100) / 100
-    changed = tried(planned, {"gpu_memory_utilization": target}) if target > 0.1 else None
+    changed = try_flags(planned, {"gpu_memory_utilization": target}) if target > 0.1 else None
     if changed is None or changed.verdict == "does_not_fit":
         hours = room / per_h if room > 0 else 0.0
         yield ProposedRemedy(
@@ -279,7 +279,7 @@ def _fragmentation(finding: DetectorFinding, seen: Traffic, planned: Plan | None
 def _prefix_cache(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
     """Off: the pool keeps its size, the look-ups end. Or a pool that keeps prefixes for longer."""
     flags = {"enable_prefix_caching": False}
-    changed = tried(planned, flags) if planned is not None else None
+    changed = try_flags(planned, flags) if planned is not None else None
     kept = ""
     if changed is not None and planned is not None:
         kept = f" The pool stays at {changed.memory.kv.tokens:,} tokens (now {planned.memory.kv.tokens:,})."

@@ -9,30 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.diagnosis.starting_plan import is_local
 from legroom.errors import LegroomError
-from legroom.records import dataclass
+from legroom.vllm.command_line import any_release_words
 
 if TYPE_CHECKING:
     from legroom.api import Machine
+    from legroom.deployments.deployment import Deployment
     from legroom.facts.releases import Release
     from legroom.planning.plan import Plan
     from legroom.simulation.settings import SchedulerSettings
     from legroom.simulation.trace import Trace
-    from legroom.vllm.args import ServeArgs
     from legroom.vllm.problems import FlagProblem
 
 MOST_REQUESTS = 50_000
 """A replay of more belongs on the command line, not in a conversation."""
 _MODEL_NAME_PARTS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Deployment:
-    """What a call says runs, and what to tell beside the answer."""
-
-    args: ServeArgs
-    release: Release
-    gpu_count: int | None
-    notes: tuple[str, ...]
 
 
 def deployment(
@@ -48,21 +38,21 @@ def deployment(
     if command is not None:
         if flags:
             raise LegroomError("`flags` belong to `model`", "write them into `command`")
-        from legroom.deployments.plain_sources import deployment_from_command  # noqa: PLC0415
+        from legroom.deployments.deployment import deployment_from_command  # noqa: PLC0415
 
-        found = deployment_from_command(command, asked)
-        _refuse(found.problems, found.release)
-        refuse_local(found.args.model, local_files)
-        notes = (*found.notes, *(problem.message for problem in found.problems))
-        return Deployment(found.args, found.release, found.gpu_count, notes)
+        written = deployment_from_command(command, asked)
+        _refuse(written.problems, written.release)
+        refuse_local(written.args.model, local_files)
+        return replace(written, notes=(*written.notes, *(problem.message for problem in written.problems)))
+    from legroom.deployments.deployment import Deployment  # noqa: PLC0415
     from legroom.vllm.parse import parse_flags  # noqa: PLC0415
 
     release = asked or latest()
     assert model is not None
     refuse_local(model, local_files)
-    parsed = parse_flags([model, *flag_words(flags or {})], release)
+    parsed = parse_flags([model, *any_release_words(flags or {})], release)
     _refuse(parsed.problems, release)
-    return Deployment(parsed.args, release, None, tuple(problem.message for problem in parsed.problems))
+    return Deployment(parsed.args, release, notes=tuple(problem.message for problem in parsed.problems))
 
 
 def planned(what: Deployment, where: Machine, *, advice: bool) -> Plan:
@@ -71,20 +61,6 @@ def planned(what: Deployment, where: Machine, *, advice: bool) -> Plan:
 
     machine = where if where.gpus is not None else replace(where, gpus=what.gpu_count)
     return make_plan(what.args, what.release, machine, advice=advice)
-
-
-def flag_words(flags: Mapping[str, Any]) -> list[str]:
-    """Engine arguments by their Python names as words of a command line."""
-    words: list[str] = []
-    for name, value in flags.items():
-        option = name.lstrip("-").replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{option}" if value else f"--no-{option}")
-        elif isinstance(value, (dict, list)):
-            words.append(f"--{option}={json.dumps(value)}")
-        elif value is not None:
-            words.append(f"--{option}={value}")
-    return words
 
 
 def trace_of(requests: Sequence[Mapping[str, Any]] | None, mix: str | None) -> Trace:
@@ -114,7 +90,7 @@ def scheduler_settings(trace: Trace, plan: Plan | None, given: Mapping[str, int 
     if plan is not None:
         if plan.verdict == "does_not_fit" and given.get("num_blocks") is None:
             raise LegroomError(f"this deployment does not start ({plan.reason}), so there is no pool to simulate",
-                               "call plan for the flags that mend it, or give num_blocks")  # fmt: skip
+                               "call plan for the flags that fix it, or give num_blocks")  # fmt: skip
         engine = plan.settings
         values = {
             "num_blocks": plan.memory.kv.num_blocks, "block_size": plan.memory.kv.block_size,

@@ -148,17 +148,17 @@ def lookup(observations: Iterable[Observation], target: Target, settings: Engine
     """What was measured for this very deployment, term by term; None if nothing applies."""
     wanted = settings_key(settings)
     newest_first = list(observations)[::-1]
-    found: dict[str, int] = {}
+    measured: dict[str, int] = {}
     sources: list[str] = []
     for term, names in TERM_SETTINGS.items():
         for seen in newest_first:
             if term in seen.terms and _applies(seen, term, names, wanted, target):
-                found[term] = seen.terms[term]
+                measured[term] = seen.terms[term]
                 sources.append(seen.source or seen.key)
                 break
-    if not found:
+    if not measured:
         return None
-    return Measurements(**found, source=", ".join(dict.fromkeys(sources)))
+    return Measurements(**measured, source=", ".join(dict.fromkeys(sources)))
 
 
 def _applies(seen: Observation, term: str, names: tuple[str, ...], wanted: Mapping[str, Any], target: Target) -> bool:

@@ -13,13 +13,13 @@ from legroom.home import store_path
 from legroom.planning.calibration import Observation, from_json, to_json
 from legroom.records import dataclass
 
-__all__ = ["Stored", "locked", "open_for_change", "read_store", "store_path", "write_store"]
+__all__ = ["StoredCalibration", "locked", "open_for_change", "read_store", "store_path", "write_store"]
 
 SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredCalibration:
     """What the store holds, and what the reader should be told about it."""
 
     observations: tuple[Observation, ...] = ()
@@ -27,23 +27,25 @@ class Stored:
     """Why the file could not be read, if it could not."""
 
 
-def read_store(path: Path | None = None) -> Stored:
+def read_store(path: Path | None = None) -> StoredCalibration:
     """What is stored. Never changes anything: a file that cannot be read is told as a problem."""
     path = path or store_path()
     try:
         text = path.read_text("utf-8")
     except FileNotFoundError:
-        return Stored()
+        return StoredCalibration()
     except (OSError, UnicodeDecodeError) as error:
-        return Stored(problem=f"the calibration store {path} cannot be read: {error}")
+        return StoredCalibration(problem=f"the calibration store {path} cannot be read: {error}")
     try:
         content = json.loads(text)
         schema = content["schema"]
         if isinstance(schema, int) and schema > SCHEMA:
-            return Stored(problem=f"the calibration store {path} was written by a newer legroom (schema {schema})")
-        return Stored(tuple(from_json(entry) for entry in content["observations"]))
+            return StoredCalibration(
+                problem=f"the calibration store {path} was written by a newer legroom (schema {schema})"
+            )
+        return StoredCalibration(tuple(from_json(entry) for entry in content["observations"]))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        return Stored(problem=f"the calibration store {path} is damaged: {error}")
+        return StoredCalibration(problem=f"the calibration store {path} is damaged: {error}")
 
 
 def write_store(observations: tuple[Observation, ...], path: Path | None = None) -> None:

@@ -10,10 +10,12 @@ from legroom.facts.gpus import gpu
 from legroom.memory.activation.peak import activation_cold
 from legroom.memory.checks import first_failure
 from legroom.memory.deployment import DeploymentMemory, Measurements, deployment_memory, kv_cache_figure
+from legroom.memory.host import deployment_host, host_failure
 from legroom.memory.kv.plan import kv_plan
+from legroom.memory.unified import host_note
 from legroom.records import dataclass
-from legroom.units import human_bytes
-from legroom.vllm.command import command
+from legroom.units import gib, human_bytes
+from legroom.vllm.command_line import command
 from legroom.vllm.resolve import resolve
 from legroom.vllm.secret_words import without_secrets
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
     from legroom.facts.model import Model
     from legroom.facts.releases import Release
+    from legroom.memory.host import HostNeeds
     from legroom.memory.layout import Layout
     from legroom.vllm.args import EngineSettings, ServeArgs
 
@@ -45,11 +48,15 @@ def verdict(model: Model, gpu: Gpu, settings: EngineSettings, memory: Deployment
         return "does_not_fit", memory.failure.id
     over = [rank for rank in memory.ranks if headroom_left(rank, 0.0) < 0]
     if over:
-        return "tight", f"the card runs {human_bytes(-headroom_left(over[0], 0.0))} over at its peak"
+        what = "the machine, whose memory this is," if gpu.unified else "the card"
+        return "tight", f"{what} runs {human_bytes(-headroom_left(over[0], 0.0))} over at its peak"
     pessimistic = [rank.kv_cache.low for rank in memory.ranks]
     if kv_plan(model, settings, gpu, pessimistic).failure:
         return "tight", "at the low end of the error band the KV cache is too small"
     if any(headroom_left(rank, 1.0) < 0 for rank in memory.ranks):
+        if gpu.unified:
+            left = human_bytes(headroom_left(memory.tightest, 0.0))
+            return "tight", f"CPU and GPU share this memory, and {left} left at the peak is too little for the system"
         return "tight", "at the high end of the error band the card runs over at its peak"
     return "fits", ""
 
@@ -57,9 +64,10 @@ def verdict(model: Model, gpu: Gpu, settings: EngineSettings, memory: Deployment
 def headroom_left(layout: Layout, band_kept: float) -> int:
     """Bytes left of the card at its peak after holding back a share of what could be worse.
 
-    The KV pool shrinks by what the counted parts grow, so only what is outside the budget adds to the peak.
+    The KV pool shrinks by what the counted parts grow, so only what is outside the budget adds to the peak, and on a
+    memory that the host shares its reserve.
     """
-    worse = layout.outside.high - layout.outside.bytes
+    worse = layout.outside.high - layout.outside.bytes + layout.reserve_bytes
     return layout.headroom_bytes - int(worse * band_kept)
 
 
@@ -74,6 +82,10 @@ class Target:
     seen: Measurements | None = None
     """What this user's own start-ups measured, if anything."""
     held_by_others_bytes: int = 0
+    host_limit_bytes: int | None = None
+    """What the server may use of its host's memory, where a container or the user limits it."""
+    gpus_given: bool = False
+    """The user or the pod says how many GPUs there are: no advice asks for more."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +110,18 @@ class Plan:
     reason: str
     advice: tuple[Advice, ...] = ()
     notes: tuple[str, ...] = ()
+    advised: bool = False
+    """Whether advice was looked for, found or not."""
 
     @property
     def layout(self) -> Layout:
         """The tightest GPU's."""
         return self.memory.tightest
+
+    @property
+    def host(self) -> HostNeeds:
+        """What it takes of its host."""
+        return deployment_host(self.target.model, self.target.gpu, self.settings, self.memory)
 
 
 def plan_on_named_card(target: Target, args: ServeArgs) -> Plan:
@@ -120,44 +139,82 @@ def plan(target: Target, args: ServeArgs) -> Plan:
     settings = resolve(args, target.model, target.gpu, target.release)
     needed = args.gpus_needed
     if needed > target.gpus:
+        there = "is only 1" if target.gpus == 1 else f"are only {target.gpus}"
         raise LegroomError(
-            f"the flags ask for {needed} GPUs (the product of the parallel sizes) but only {target.gpus} are given",
+            f"the flags ask for {needed} GPUs (the product of the parallel sizes), but there {there}",
             f"say --gpus {needed}, or lower the parallel sizes",
         )
     memory = deployment_memory(target.model, target.gpu, settings, target.seen, target.held_by_others_bytes)
     if settings.auto_fit_len and memory.kv.max_model_len != settings.max_model_len:
         settings = replace(settings, max_model_len=memory.kv.max_model_len)
     answer, reason = verdict(target.model, target.gpu, settings, memory)
-    notes = (*(note for note in (target.release.note, target.gpu.note) if note), *settings.notes)
-    made = Plan(target, args, settings, memory, answer, reason, notes=notes)
-    if answer == "fits" and cold_start(made).memory.failure:
+    told = (target.release.note, target.gpu.note, host_note(settings, target.gpu))
+    notes = (*(note for note in told if note), *settings.notes)
+    made = _within_host(Plan(target, args, settings, memory, answer, reason, notes=notes))
+    if made.verdict == "fits" and cold_start(made).memory.failure:
         return replace(made, verdict="tight", reason="a first start, with a cold compile cache, fails once")
     return made
 
 
+def try_flags(start: Plan, flags: Mapping[str, Any]) -> Plan | None:
+    """The plan with some flags changed; None where the release or the model does not take them."""
+    try:
+        return plan(start.target, replace(start.args, **flags))
+    except LegroomError:
+        return None
+
+
 def cold_start(warm: Plan) -> Plan:
     """The same deployment with an empty compile cache; the plan itself where that makes no difference."""
-    ranks = tuple(_cold(warm, rank) for rank in warm.memory.ranks)
+    model, gpu, settings = warm.target.model, warm.target.gpu, warm.settings
+    ranks = tuple(cold_layout(model, gpu, settings, rank) for rank in warm.memory.ranks)
     if ranks == warm.memory.ranks:
         return warm
-    model, gpu, settings = warm.target.model, warm.target.gpu, warm.settings
     kv = kv_plan(model, settings, gpu, [rank.kv_cache.bytes for rank in ranks])
-    held = warm.target.held_by_others_bytes
-    failure = first_failure(ranks, kv, warm.memory.graphs, settings, gpu=gpu, held_by_others_bytes=held)
+    held_by_others = warm.target.held_by_others_bytes
+    failure = first_failure(ranks, kv, warm.memory.graphs, settings, gpu=gpu, held_by_others_bytes=held_by_others)
     memory = DeploymentMemory(ranks, kv, warm.memory.graphs, failure)
     answer, reason = verdict(model, gpu, settings, memory)
-    return replace(warm, memory=memory, verdict=answer, reason=reason)
+    return _within_host(replace(warm, memory=memory, verdict=answer, reason=reason))
 
 
-def _cold(warm: Plan, rank: Layout) -> Layout:
+def _within_host(made: Plan) -> Plan:
+    """The plan with the verdict on its host's memory, where that is limited and the card is not the first to end it."""
+    limit = made.target.host_limit_bytes
+    if limit is None or made.memory.failure is not None:
+        return made
+    needs = made.host
+    failure = host_failure(needs, limit)
+    if failure is not None:
+        memory = replace(made.memory, failure=failure)
+        return replace(made, memory=memory, verdict="does_not_fit", reason=failure.id)
+    if limit < needs.held_bytes and made.verdict == "fits":
+        reason = f"the server may come to hold {gib(needs.held_bytes)} of the host's memory, and may use {gib(limit)}"
+        return replace(made, verdict="tight", reason=reason)
+    return made
+
+
+def cold_layout(model: Model, gpu: Gpu, settings: EngineSettings, rank: Layout) -> Layout:
+    """One rank's layout with an empty compile cache; itself where that makes no difference."""
     if rank.activation.kind == "measured":
         return rank
-    activation = activation_cold(warm.target.model, warm.settings, warm.target.gpu, rank.rank)
+    activation = activation_cold(model, settings, gpu, rank.rank)
     if activation.bytes <= rank.activation.bytes:
         return rank
     parts = (rank.weights, activation, rank.cuda_graph, rank.non_torch)
-    kv_cache = kv_cache_figure(rank.budget_bytes, parts, warm.settings)
-    return replace(rank, activation=activation, kv_cache=kv_cache)
+    return replace(rank, activation=activation, kv_cache=kv_cache_figure(rank.budget_bytes, parts, settings))
+
+
+_USERS = (4, 16, 64)
+
+
+def shared_contexts(plan: Plan) -> dict[int, int]:
+    """How many tokens each of 4, 16, 64 users gets at once, for the numbers that the full length is too long for."""
+    kv, settings = plan.memory.kv, plan.settings
+    if plan.memory.failure is not None:
+        return {}
+    crowds = [users for users in _USERS if kv.max_concurrency < users <= settings.max_num_seqs]
+    return {users: tokens for users in crowds if (tokens := kv.longest_for(users)) >= kv.block_size}
 
 
 def ready_command(plan: Plan) -> list[str]:

@@ -13,6 +13,8 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from legroom.facts.flags import flag_name
+
 _PAIR = re.compile(r"'(?P<name>[a-z_]+)': (?P<value>True|False|-?\d+(?:\.\d+)?|'[^']*'|\{[^{}]*\}?)")
 _SWITCHES_OFF = "--no-"
 
@@ -28,23 +30,23 @@ def recorded_words(text: str) -> list[str]:
 
 
 def _pairs(text: str) -> Iterator[tuple[str, Any]]:
-    for found in _PAIR.finditer(text):
-        written = found["value"]
+    for pair in _PAIR.finditer(text):
+        written = pair["value"]
         if written.startswith("{") and not written.endswith("}"):
             written += "}"  # the excerpt was cut inside the last value
         try:
-            yield found["name"], ast.literal_eval(written)
+            yield pair["name"], ast.literal_eval(written)
         except (ValueError, SyntaxError):
             continue
 
 
 def _words(name: str, value: Any) -> list[str]:
-    flag = name.replace("_", "-")
+    flag = flag_name(name)
     if value is True:
-        return [f"--{flag}"]
+        return [flag]
     if value is False:
-        return [f"{_SWITCHES_OFF}{flag}"]
-    return [f"--{flag}", json.dumps(value) if isinstance(value, dict) else str(value)]
+        return [f"{_SWITCHES_OFF}{flag[2:]}"]
+    return [flag, json.dumps(value) if isinstance(value, dict) else str(value)]
 
 
 _BOOKKEEPING = frozenset({"source", "base", "num_parameters", "notes", "weight_quantization"})

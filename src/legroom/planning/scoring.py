@@ -1,7 +1,7 @@
 """How right legroom is: predict real start-ups and measure the error.
 
-A `Case` is one start-up that somebody ran: what it was (`Target`, `ServeArgs`) and what vLLM printed. `score` plans
-each as a user would, and `summary` adds the errors up, overall and by group. Where the cases come from is the
+A `ScoredStart` is one start-up that somebody ran: what it was (`Target`, `ServeArgs`) and what vLLM printed. `score`
+plans each as a user would, and `summary` adds the errors up, overall and by group. Where the cases come from is the
 business of `scoring_data`.
 """
 
@@ -45,7 +45,7 @@ class Printed:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ScoredStart:
     """One real start-up, ready to be predicted."""
 
     id: str
@@ -69,7 +69,7 @@ class Bad:
 class Result:
     """One case and how far off the prediction was: relative errors, or shares of the card's total."""
 
-    case: Case
+    case: ScoredStart
     errors: Mapping[str, float] = field(default_factory=dict)
     verdict_right: bool | None = None
     predicted_failure: str = ""
@@ -97,7 +97,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class ScoreSummary:
     """The error table of some results."""
 
     records: int
@@ -112,7 +112,7 @@ class Summary:
     failures_right: float | None
 
 
-def score(cases: Sequence[Case], progress: Callable[[int, int], None] | None = None) -> list[Result]:
+def score(cases: Sequence[ScoredStart], progress: Callable[[int, int], None] | None = None) -> list[Result]:
     """Predict every case, in order."""
     results = []
     for number, case in enumerate(cases, 1):
@@ -122,7 +122,7 @@ def score(cases: Sequence[Case], progress: Callable[[int, int], None] | None = N
     return results
 
 
-def predict(case: Case) -> Result:
+def predict(case: ScoredStart) -> Result:
     """Plan one case as its user would have, and compare."""
     try:
         planned = plan_on_named_card(case.target, case.args)
@@ -157,7 +157,7 @@ def errors_of(printed: Printed, planned: Plan) -> dict[str, float]:
     return errors
 
 
-def summary(results: Sequence[Result]) -> Summary:
+def summary(results: Sequence[Result]) -> ScoreSummary:
     """The error table."""
     answered = [result for result in results if not result.why_unanswered]
     spreads = {}
@@ -167,7 +167,7 @@ def summary(results: Sequence[Result]) -> Summary:
             spreads[measure] = spread(errors)
     starts = [result.verdict_right for result in answered if result.case.printed.started is True]
     failures = [result.verdict_right for result in answered if result.case.printed.started is False]
-    return Summary(
+    return ScoreSummary(
         records=len(results),
         unanswered=len(results) - len(answered),
         spreads=spreads,
@@ -181,7 +181,7 @@ def summary(results: Sequence[Result]) -> Summary:
     )
 
 
-def summaries_by(results: Sequence[Result], group: str) -> dict[str, Summary]:
+def summaries_by(results: Sequence[Result], group: str) -> dict[str, ScoreSummary]:
     """One error table for every value of a group, the one with most records first."""
     by_value: dict[str, list[Result]] = defaultdict(list)
     for result in results:

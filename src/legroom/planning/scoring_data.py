@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
+from legroom.facts.bundled import find, mirrored
 from legroom.facts.config.reading import model_from_config
+from legroom.facts.flags import flag_name
 from legroom.facts.gpus import Gpu, gpu, with_total
 from legroom.facts.model import Model
+from legroom.facts.models import from_bundled
 from legroom.facts.releases import Release, release
 from legroom.planning.plan import Target
 from legroom.planning.recorded import UNSCORED_SOURCES, config_of, recorded_words
-from legroom.planning.scoring import Bad, Case, Printed
+from legroom.planning.scoring import Bad, Printed, ScoredStart
 from legroom.planning.startup_log import Startup, read_startups
 from legroom.records import dataclass
 from legroom.units import GIB
@@ -49,7 +52,7 @@ _RECORD_FLAGS = {
 class Loaded:
     """The cases of a source, the records that could not be read, and how many are not meant to be scored."""
 
-    cases: tuple[Case, ...]
+    cases: tuple[ScoredStart, ...]
     bad: tuple[Bad, ...] = ()
     passed_over: int = 0
 
@@ -106,6 +109,26 @@ def published_cases(
     return _collect(records, lambda record: _published(record, models, model))
 
 
+def bundled_cases(records: list[tuple[str, Mapping[str, Any] | str]]) -> Loaded:
+    """Cases from published start-ups without a models.json: those of bundled models, and why each other is left out."""
+    known_models: dict[str, Model | None] = {}
+
+    def model(name: str) -> Model:
+        if name not in known_models:
+            entry = find(name) or mirrored(name)
+            known_models[name] = from_bundled(entry, name) if entry else None
+        if (known := known_models[name]) is None:
+            raise LegroomError(f"{name} is not a bundled model: its facts have to stand in a models.json")
+        return known
+
+    def case_of(record: Mapping[str, Any]) -> ScoredStart | None:
+        name = str(record.get("model") or "")
+        scheme = model(name).quantization if name else None
+        return _published(record, {name: {"weight_quantization": scheme.method if scheme else None}}, model)
+
+    return _collect(records, case_of)
+
+
 def gpu_run_cases(records: list[tuple[str, Mapping[str, Any] | str]], configs: Path) -> Loaded:
     """Cases from instrumented runs; `configs` holds a folder with a config.json for every model."""
     known_models: dict[str, Model] = {}
@@ -120,7 +143,7 @@ def gpu_run_cases(records: list[tuple[str, Mapping[str, Any] | str]], configs: P
 
 
 def _collect(
-    records: list[tuple[str, Mapping[str, Any] | str]], case_of: Callable[[Mapping[str, Any]], Case | None]
+    records: list[tuple[str, Mapping[str, Any] | str]], case_of: Callable[[Mapping[str, Any]], ScoredStart | None]
 ) -> Loaded:
     cases, bad, passed_over = [], [], 0
     for name, record in records:
@@ -142,10 +165,10 @@ def _collect(
 
 
 def _version(record: Mapping[str, Any]) -> str | None:
-    found = _VERSION.match(str(record.get("vllm_version") or ""))
-    if not found or (int(found[1]), int(found[2])) < _OLDEST:
+    match = _VERSION.match(str(record.get("vllm_version") or ""))
+    if not match or (int(match[1]), int(match[2])) < _OLDEST:
         return None
-    return found[0]
+    return match[0]
 
 
 def is_scored(record: Mapping[str, Any], models: Mapping[str, Mapping[str, Any]]) -> bool:
@@ -166,7 +189,7 @@ def is_scored(record: Mapping[str, Any], models: Mapping[str, Mapping[str, Any]]
 
 def _published(
     record: Mapping[str, Any], models: Mapping[str, Mapping[str, Any]], model: Callable[[str], Model]
-) -> Case | None:
+) -> ScoredStart | None:
     if not is_scored(record, models):
         return None
     flags = {flag: record[key] for key, flag in _RECORD_FLAGS.items() if record.get(key) is not None}
@@ -182,7 +205,7 @@ def _published(
         gpus=max(record.get("gpu_count") or 1, needed),
         release=written,
     )
-    return Case(
+    return ScoredStart(
         id=str(record.get("id")),
         source=re.sub(r"/(?:blob|issues|pull|tree)/.*", "", record.get("url") or ""),
         target=target,
@@ -235,18 +258,18 @@ def _printed(record: Mapping[str, Any]) -> Printed:
     )
 
 
-def _gpu_run(record: Mapping[str, Any], model: Callable[[str], Model]) -> Case | None:
+def _gpu_run(record: Mapping[str, Any], model: Callable[[str], Model]) -> ScoredStart | None:
     env = record.get("env") or {}
     if not record.get("ok") or env.get("VLLM_DISABLE_COMPILE_CACHE"):
         return None  # a start on a cold compile cache profiles more than every later one
     total = record["init_snapshot"]["total_memory"]
     written = release(str(record.get("vllm_version") or "0.26.0"))
-    flags = {"--" + name.replace("_", "-"): value for name, value in (record.get("args") or {}).items()}
+    flags = {flag_name(name): value for name, value in (record.get("args") or {}).items()}
     args = replace(_parsed(flags, written), model=record["model"], env={name: str(env[name]) for name in env})
     frees = [record[name]["mem"]["free"] for name in record if name.startswith("gen") and "mem" in record[name]]
     ready = (record.get("mem_ready") or {}).get("free")
     frees += [ready] if ready is not None else []
-    return Case(
+    return ScoredStart(
         id=str(record["id"]),
         source=str(record["id"]),
         target=Target(model(record["model"]), _card(record.get("gpu") or "NVIDIA H200", total), 1, written),
@@ -288,7 +311,7 @@ def log_cases(folder: Path, load_model: Callable[[str], Model], gpu_name: str | 
 
 def case_of_startup(
     startup: Startup, name: str, load_model: Callable[[str], Model], gpu_name: str | None = None
-) -> Case:
+) -> ScoredStart:
     """One start-up of a log as a case."""
     if startup.vllm is None:
         raise LegroomError("the log does not say which vLLM release wrote it")
@@ -302,7 +325,7 @@ def case_of_startup(
     if startup.failure and startup.failure.id == _FREE_MEMORY_FAILURE:
         started = None
     target = Target(model, card, needed, release(startup.vllm))
-    return Case(
+    return ScoredStart(
         id=name,
         source=name,
         target=target,

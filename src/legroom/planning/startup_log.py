@@ -12,11 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
+from legroom.errors import LegroomError
 from legroom.facts.evidence import LineKind, Value, startup_lines, typed
+from legroom.facts.releases import Release, logged_release
 from legroom.facts.releases import release as known_release
-from legroom.planning.startup_args import engine_facts, merged_args
+from legroom.planning.startup_args import GivenFlags, engine_facts, engine_words, given_args, merged_args
 from legroom.records import dataclass, field
-from legroom.vllm.args import ServeArgs
+from legroom.vllm.args import ServeArgs, Usage
 
 Outcome = Literal["started", "failed", "incomplete"]
 
@@ -28,7 +30,7 @@ _LONGEST_LINE = 200_000
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class StartupEvent:
     """One line that means something."""
 
     line_number: int
@@ -60,8 +62,12 @@ class Startup:
     args: ServeArgs = field(default_factory=ServeArgs)
     args_known: bool = False
     """The flags were printed, so one that is missing means the release's default."""
+    given: GivenFlags = field(default_factory=GivenFlags)
+    """The flags that were typed, without what the engine resolved by itself."""
     architecture: str | None = None
     runner: str | None = None
+    world_size: int | None = None
+    """The ranks of one engine, as they introduce themselves."""
     gpu_name: str | None = None
     gpu_total_bytes: int | None = None
     free_at_start_bytes: int | None = None
@@ -92,7 +98,7 @@ def read_startups(text: str | Iterable[str]) -> tuple[Startup, ...]:
     return tuple(startup_of(events) for events in split_starts(read_events(text)))
 
 
-def read_events(text: str | Iterable[str]) -> Iterator[Event]:
+def read_events(text: str | Iterable[str]) -> Iterator[StartupEvent]:
     """The lines that mean something."""
     lines = text.splitlines() if isinstance(text, str) else text
     known = startup_lines()
@@ -101,10 +107,10 @@ def read_events(text: str | Iterable[str]) -> Iterator[Event]:
         for form in known:
             if form.mark not in line:
                 continue
-            found = form.pattern.search(line)
-            if found:
-                fields = {name: value for name, value in found.groupdict().items() if value is not None}
-                yield Event(line_number, form.id, form.kind, _process(line), typed(fields), line.strip())
+            match = form.pattern.search(line)
+            if match:
+                fields = {name: value for name, value in match.groupdict().items() if value is not None}
+                yield StartupEvent(line_number, form.id, form.kind, _process(line), typed(fields), line.strip())
 
 
 def plain_line(raw: str) -> str:
@@ -124,9 +130,9 @@ def plain_line(raw: str) -> str:
     return line
 
 
-def split_starts(events: Iterable[Event]) -> Iterator[list[Event]]:
+def split_starts(events: Iterable[StartupEvent]) -> Iterator[list[StartupEvent]]:
     """One list of events a start. A second server banner, or an engine announcing itself again, begins another."""
-    current: list[Event] = []
+    current: list[StartupEvent] = []
     announced: set[tuple[str, str]] = set()
     for event in events:
         if event.id in ("api_server", "non_default_args", "namespace", "engine_config"):
@@ -141,7 +147,7 @@ def split_starts(events: Iterable[Event]) -> Iterator[list[Event]]:
         yield current
 
 
-def startup_of(events: list[Event]) -> Startup:
+def startup_of(events: list[StartupEvent]) -> Startup:
     """What the events of one start add up to."""
     startup = Startup(first_line=events[0].line_number, last_line=events[-1].line_number)
     startup = _with_settings(startup, events)
@@ -150,7 +156,7 @@ def startup_of(events: list[Event]) -> Startup:
     return _with_outcome(startup, events)
 
 
-def _with_settings(startup: Startup, events: list[Event]) -> Startup:
+def _with_settings(startup: Startup, events: list[StartupEvent]) -> Startup:
     config = _first_value(events, "config")
     facts = engine_facts(str(config)) if config else {}
     mapping, namespace = _first_value(events, "mapping"), _first_value(events, "namespace")
@@ -161,20 +167,27 @@ def _with_settings(startup: Startup, events: list[Event]) -> Startup:
     batched = _first_value(events, "max_num_batched_tokens_count")
     if args.max_num_batched_tokens is None and isinstance(batched, int):
         args = replace(args, max_num_batched_tokens=batched)
+    usage: Usage = "serve" if from_server or "model_tag" in (_text(mapping) or "") else "llm"
+    version = _text(_first_value(events, "version"))
+    release = _known_release(version)
+    given = given_args(_text(mapping), _text(namespace), release, usage == "llm")
+    others = given.args.others or (engine_words(str(config), args.model, release) if config else ())
     gpu = _first_value(events, "gpu") or _first_value(events, "gpu_underscored")
     return replace(
         startup,
-        vllm=_text(_first_value(events, "version")),
-        args=replace(args, usage="serve" if from_server or "model_tag" in (_text(mapping) or "") else "llm"),
+        vllm=version,
+        args=replace(args, usage=usage, others=others),
+        given=given,
         args_known=mapping is not None or namespace is not None,
         architecture=_text(_first_value(events, "architecture")),
         runner=_text(_first_value(events, "runner")),
+        world_size=_largest(events, "world_size_count"),
         gpu_name=str(gpu).replace("_", " ").strip() if gpu else None,
         compiled=_first_value(events, "compiled") is not None,
     )
 
 
-def _with_memory(startup: Startup, events: list[Event]) -> Startup:
+def _with_memory(startup: Startup, events: list[StartupEvent]) -> Startup:
     estimate = _largest(events, "graph_estimate_bytes")
     weights = _largest(events, "weights_bytes")
     consumed = _largest(events, "consumed_bytes")
@@ -205,10 +218,10 @@ def _with_memory(startup: Startup, events: list[Event]) -> Startup:
     )
 
 
-def _graph_estimate_applied(vllm: str | None, events: list[Event]) -> bool:
-    said = _first_value(events, "graph_profiling")
-    if said is not None:
-        return said == "enabled"
+def _graph_estimate_applied(vllm: str | None, events: list[StartupEvent]) -> bool:
+    told = _first_value(events, "graph_profiling")
+    if told is not None:
+        return told == "enabled"
     return vllm is not None and _release_at_least(vllm, "0.20.0")
 
 
@@ -220,11 +233,18 @@ def _summary_holds_graphs(vllm: str | None) -> bool:
     )
 
 
+def _known_release(vllm: str | None) -> Release | None:
+    try:
+        return known_release(vllm) if vllm else None
+    except LegroomError:
+        return None
+
+
 def _release_at_least(vllm: str, bound: str) -> bool:
-    return known_release(vllm).at_least(bound)
+    return logged_release(vllm).at_least(bound)
 
 
-def _with_capacity(startup: Startup, events: list[Event]) -> Startup:
+def _with_capacity(startup: Startup, events: list[StartupEvent]) -> Startup:
     concurrency = _smallest(events, "concurrency_ratio")
     length = _first_value(events, "concurrency_len_count")
     override = _first_value(events, "override_blocks_count")
@@ -238,7 +258,7 @@ def _with_capacity(startup: Startup, events: list[Event]) -> Startup:
     )
 
 
-def _with_outcome(startup: Startup, events: list[Event]) -> Startup:
+def _with_outcome(startup: Startup, events: list[StartupEvent]) -> Startup:
     ready = next((index for index, event in enumerate(events) if event.kind == "ready"), None)
     failed = next((index for index, event in enumerate(events) if event.kind == "failure"), None)
     if failed is not None and (ready is None or failed < ready):
@@ -248,7 +268,7 @@ def _with_outcome(startup: Startup, events: list[Event]) -> Startup:
     return replace(startup, outcome="started" if ready is not None or sized else "incomplete")
 
 
-def _failure(events: list[Event], index: int) -> StartupFailure:
+def _failure(events: list[StartupEvent], index: int) -> StartupFailure:
     event = events[index]
     id_ = event.id
     if id_ == "out_of_memory":
@@ -274,30 +294,30 @@ def _failure(events: list[Event], index: int) -> StartupFailure:
 
 
 def _process(line: str) -> str:
-    found = _PROCESS.search(line[:400])
-    if not found:
+    match = _PROCESS.search(line[:400])
+    if not match:
         return ""
-    rest = _PID.sub("", found["rest"] or "").strip(" ,")
-    return f"{found['label']} {rest}".strip()
+    rest = _PID.sub("", match["rest"] or "").strip(" ,")
+    return f"{match['label']} {rest}".strip()
 
 
-def _first_value(events: list[Event], name: str) -> Value | None:
+def _first_value(events: list[StartupEvent], name: str) -> Value | None:
     return next((event.fields[name] for event in events if name in event.fields), None)
 
 
-def _values(events: list[Event], name: str) -> list[Any]:
+def _values(events: list[StartupEvent], name: str) -> list[Any]:
     return [event.fields[name] for event in events if name in event.fields]
 
 
-def _largest(events: list[Event], name: str) -> Any:
+def _largest(events: list[StartupEvent], name: str) -> Any:
     return max(_values(events, name), default=None)
 
 
-def _smallest(events: list[Event], name: str) -> Any:
+def _smallest(events: list[StartupEvent], name: str) -> Any:
     return min(_values(events, name), default=None)
 
 
-def _int(event: Event, name: str) -> int | None:
+def _int(event: StartupEvent, name: str) -> int | None:
     value = event.fields.get(name)
     return value if isinstance(value, int) else None
 

@@ -11,7 +11,7 @@ from legroom.memory.checks import free_at_start
 from legroom.memory.deployment import Measurements, stage_layout
 from legroom.memory.kv.plan import plan_of_shape
 from legroom.memory.kv.shape import KvShape, kv_shape
-from legroom.planning.plan import headroom_left
+from legroom.planning.plan import cold_layout, headroom_left
 from legroom.records import dataclass
 from legroom.units import human_bytes
 from legroom.vllm.resolve import resolve
@@ -52,14 +52,14 @@ class Structure:
         )
 
     def concurrency(self, utilization: float, band_kept: float) -> float:
-        """Requests of full length the pool holds; 0 where not even one fits."""
+        """Requests of full length that the pools of all engines hold; 0 where not even one fits."""
         blocks = 1 << 62
         for number, pool in enumerate(self.kv_bytes(utilization, band_kept)):
             if self.kv.checked_bytes(pool, number) < self.needed_bytes[number]:
                 return 0.0
             width = self.kv.stages[number].bytes_per_block
             blocks = min(blocks, pool // width if width else blocks)
-        return blocks / self.request_blocks
+        return blocks / self.request_blocks * self.settings.data_parallel_size
 
     def headroom_bytes(self, utilization: float, band_kept: float) -> int:
         """What is left of the fullest card at its peak."""
@@ -81,15 +81,24 @@ class Structure:
     def why_short(self, wish: Wish) -> str:
         """The closest miss, in words."""
         stage = max(self.stages, key=lambda layout: self._needed(layout, wish))
+        needed, pool = self._needed(stage, wish), self._pool(wish)
+        gpus = self.settings.tensor_parallel_size * self.settings.pipeline_parallel_size
+        where = f"of {human_bytes(stage.total_bytes)}" + (f" on each of {gpus} GPUs" if gpus > 1 else "")
         return (
-            f"the closest setting needs {human_bytes(self._needed(stage, wish))} of {human_bytes(stage.total_bytes)}: "
-            f"weights {human_bytes(stage.weights.bytes)}, KV cache {human_bytes(self._pool(wish))} for "
-            f"{wish.concurrency:g} x {wish.context:,} tokens, the rest "
-            f"{human_bytes(self._needed(stage, wish) - stage.weights.bytes - self._pool(wish))}"
+            f"the closest setting needs {human_bytes(needed)} {where}: weights {human_bytes(stage.weights.bytes)}, "
+            f"KV cache {human_bytes(pool)} for {wish.concurrency:g} x {wish.context:,} tokens, the rest "
+            f"{human_bytes(needed - stage.weights.bytes - pool)}{self._what_fits(stage, wish)}"
         )
 
+    def _what_fits(self, stage: Layout, wish: Wish) -> str:
+        pool = self._pool(wish)
+        requests = int((stage.total_bytes - self._needed(stage, wish) + pool) * wish.concurrency / pool) if pool else 0
+        if not 1 <= requests < wish.concurrency:
+            return ""
+        return f"; it would hold about {requests:,} request{'s' if requests > 1 else ''} of that length"
+
     def _pool(self, wish: Wish) -> int:
-        blocks = math.ceil(wish.concurrency * self.request_blocks)
+        blocks = math.ceil(wish.concurrency * self.request_blocks / self.settings.data_parallel_size)
         return max(blocks * stage.bytes_per_block for stage in self.kv.stages)
 
     def _needed(self, stage: Layout, wish: Wish) -> int:
@@ -103,10 +112,14 @@ def structure(target: Target, args: ServeArgs, flags: Mapping[str, Any]) -> Stru
     except LegroomError:
         return None
     seen = target.seen or Measurements()
+    # A wish is granted by the first start too, which profiles with a cold compile cache.
     stages = tuple(
-        stage_layout(target.model, target.gpu, settings, stage, seen, target.held_by_others_bytes)
+        cold_layout(
+            target.model, target.gpu, settings,
+            stage_layout(target.model, target.gpu, settings, stage, seen, target.held_by_others_bytes),
+        )
         for stage in range(settings.pipeline_parallel_size)
-    )
+    )  # fmt: skip
     shape = kv_shape(target.model, settings, target.gpu)
     plenty = plan_of_shape(shape, settings, [1 << 50] * len(stages))
     return Structure(

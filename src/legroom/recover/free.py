@@ -59,9 +59,9 @@ def free(
     ended = _end_all([holder for holder in dead if holder.process], look_again, polite_s)
     outcome = [*ended, *_remove_all(dead, look_again)]
     if journal and action is not None:
-        how = "done" if all(one.is_free for one in outcome) else "failed"
+        how = "done" if all(freed.is_free for freed in outcome) else "failed"
         try:
-            journal.finish_action(action, how, {"outcome": [_line(one) for one in outcome]})
+            journal.finish_action(action, how, {"outcome": [_line(freed) for freed in outcome]})
         except JournalUnavailable as error:
             tell(f"{error.message}: how it ended is not written down")
     return tuple(outcome)
@@ -91,9 +91,9 @@ def _signal_all(
     holders: Sequence[Holder], number: signal.Signals, look_again: Callable[[], Holdings]
 ) -> dict[Holder, Freed]:
     """Send a signal to each that is still the process it was and still dead weight; those it did not reach."""
-    dead = {one.process.identity for one in judge(look_again()) if one.state == "dead" and one.process}
-    found = {holder: _signal(holder, number, dead) for holder in holders}
-    return {holder: failed for holder, failed in found.items() if failed}
+    dead = {holder.process.identity for holder in judge(look_again()) if holder.state == "dead" and holder.process}
+    results = {holder: _signal(holder, number, dead) for holder in holders}
+    return {holder: failed for holder, failed in results.items() if failed}
 
 
 def _is_top(holder: Holder) -> bool:

@@ -68,15 +68,15 @@ def _unix_peers() -> dict[int, int]:
     family = getattr(socket, "AF_NETLINK", None)
     if family is None:
         raise OSError("this system has no netlink")
-    with socket.socket(family, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as asking:
-        asking.settimeout(2.0)
+    with socket.socket(family, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as netlink:
+        netlink.settimeout(2.0)
         body = _ASKED.pack(socket.AF_UNIX, 0, 0, _ALL_STATES, 0, _SHOW_PEER, b"\0" * 8)
-        asking.send(_HEADER.pack(_HEADER.size + len(body), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 1, 0) + body)
-        return dict(_answers(asking))
+        netlink.send(_HEADER.pack(_HEADER.size + len(body), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 1, 0) + body)
+        return dict(_answers(netlink))
 
 
-def _answers(asking: socket.socket) -> Iterator[tuple[int, int]]:
-    while packet := asking.recv(1 << 17):
+def _answers(netlink: socket.socket) -> Iterator[tuple[int, int]]:
+    while packet := netlink.recv(1 << 17):
         at = 0
         while at + _HEADER.size <= len(packet):
             length, kind, _, _, _ = _HEADER.unpack_from(packet, at)
@@ -143,7 +143,7 @@ class ProcessFact:
 
 
 @dataclass(frozen=True)
-class Segment:
+class SharedMemorySegment:
     """One file of /dev/shm."""
 
     path: str
@@ -163,7 +163,7 @@ class Holdings:
     time_s: float
     processes: Mapping[int, ProcessFact]
     gpus: tuple[GpuMemory, ...] = ()
-    segments: tuple[Segment, ...] = ()
+    segments: tuple[SharedMemorySegment, ...] = ()
     sees_every_process: bool = True
     """False in a container, where a process that maps a segment may be hidden."""
     knows_peers: bool = True
@@ -174,10 +174,10 @@ class Holdings:
         below: dict[int, list[ProcessFact]] = {}
         for fact in self.processes.values():
             below.setdefault(fact.parent, []).append(fact)
-        found = [self.processes[pid]] if pid in self.processes else []
-        for fact in found:
-            found += below.get(fact.pid, ())
-        return tuple(found)
+        tree = [self.processes[pid]] if pid in self.processes else []
+        for fact in tree:
+            tree += below.get(fact.pid, ())
+        return tuple(tree)
 
     def gpu_bytes(self, pid: int) -> int:
         """What NVML says a process holds, on all GPUs together."""
@@ -193,7 +193,7 @@ def look(shared_memory: Path = SHARED_MEMORY) -> Holdings:
             "what holds memory is read from /proc, which this system does not have", "vLLM runs on Linux"
         )
     peers = socket_peers()
-    opened = {int(folder.name): _Opened.of(folder) for folder in _PROC.iterdir() if folder.name.isdigit()}
+    opened = {int(folder.name): _OpenFiles.of(folder) for folder in _PROC.iterdir() if folder.name.isdigit()}
     owners: dict[int, set[int]] = {}
     for pid, seen in opened.items():
         for inode in seen.sockets:
@@ -201,7 +201,7 @@ def look(shared_memory: Path = SHARED_MEMORY) -> Holdings:
     processes = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            seen = opened.get(process.pid, _Opened())
+            seen = opened.get(process.pid, _OpenFiles())
             processes[process.pid] = _fact(psutil, process, seen, _ends(seen, process.pid, peers or {}, owners))
     gpus = _gpus()
     return Holdings(
@@ -226,9 +226,7 @@ def born(pid: int) -> float | None:
 
 
 @dataclass(frozen=True)
-class _Opened:
-    """What one process has open."""
-
+class _OpenFiles:
     sockets: tuple[int, ...] = ()
     shared: frozenset[str] = frozenset()
     loads_vllm: bool = False
@@ -236,22 +234,22 @@ class _Opened:
     is_in_our_network: bool = True
 
     @staticmethod
-    def of(folder: Path) -> _Opened:
+    def of(folder: Path) -> _OpenFiles:
         """The files, sockets and maps of a process; unreadable where we may not look."""
         try:
             targets = {entry.name: _link(entry.path) for entry in os.scandir(folder / "fd")}
             mapped = (folder / "maps").read_text("utf-8", "replace")
         except OSError:
-            return _Opened()
+            return _OpenFiles()
         if targets and not any(targets.values()):
-            return _Opened()  # the names of its files may be listed, but not what they are
+            return _OpenFiles()  # the names of its files may be listed, but not what they are
         # Where output goes (journald's socket under systemd) says nothing about who uses the process.
         output = {targets.get(name, "") for name in ("0", "1", "2")}
         shared = {target for target in targets.values() if target.startswith("/dev/shm/")}
         shared |= {line[line.index("/dev/shm/") :] for line in mapped.splitlines() if "/dev/shm/" in line}
-        return _Opened(
+        return _OpenFiles(
             tuple(
-                int(found[1]) for name in targets.values() if name not in output and (found := _SOCKET.fullmatch(name))
+                int(match[1]) for name in targets.values() if name not in output and (match := _SOCKET.fullmatch(name))
             ),
             frozenset(path.removesuffix(" (deleted)") for path in shared),
             "/vllm/" in mapped,
@@ -268,10 +266,10 @@ def _link(path: str) -> str:
 
 
 def _ends(
-    seen: _Opened, pid: int, peers: Mapping[int, int], owners: Mapping[int, Iterable[int]]
+    seen: _OpenFiles, pid: int, peers: Mapping[int, int], owners: Mapping[int, Iterable[int]]
 ) -> tuple[frozenset[int], bool]:
     """The processes at the other ends, and whether one of them cannot be seen."""
-    found: set[int] = set()
+    talking: set[int] = set()
     unseen = not seen.is_in_our_network
     for inode in seen.sockets:
         peer = peers.get(inode, 0)
@@ -280,12 +278,12 @@ def _ends(
         elif peer:
             # The peer's inode is gone from the tables once its process is: then nobody holds it, and nobody talks.
             holders = owners.get(peer, ())
-            found.update(holders)
+            talking.update(holders)
             unseen = unseen or (not holders and peer in peers)
-    return frozenset(found - {pid}), unseen
+    return frozenset(talking - {pid}), unseen
 
 
-def _fact(psutil: Any, process: Any, seen: _Opened, ends: tuple[frozenset[int], bool]) -> ProcessFact:
+def _fact(psutil: Any, process: Any, seen: _OpenFiles, ends: tuple[frozenset[int], bool]) -> ProcessFact:
     with process.oneshot():
         name, status = plain(process.name()), process.status()
         title = "" if status == "zombie" else _title(psutil, process)
@@ -344,21 +342,23 @@ def _gpus() -> tuple[GpuMemory, ...]:
     return devices()
 
 
-def _segments(folder: Path) -> tuple[Segment, ...]:
-    found = []
+def _segments(folder: Path) -> tuple[SharedMemorySegment, ...]:
+    segments = []
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder):
             with contextlib.suppress(OSError):
                 if entry.is_file(follow_symlinks=False):
                     seen = entry.stat(follow_symlinks=False)
                     ours = os.getuid() in (0, seen.st_uid) and not seen.st_mode & 0o077
-                    found.append(
-                        Segment(entry.path, seen.st_size, seen.st_blocks * 512, seen.st_ino, seen.st_mtime, ours)
+                    segments.append(
+                        SharedMemorySegment(
+                            entry.path, seen.st_size, seen.st_blocks * 512, seen.st_ino, seen.st_mtime, ours
+                        )
                     )
-    return tuple(sorted(found, key=lambda segment: segment.path))
+    return tuple(sorted(segments, key=lambda segment: segment.path))
 
 
-def _sees_every_process(opened: Mapping[int, _Opened]) -> bool:
+def _sees_every_process(opened: Mapping[int, _OpenFiles]) -> bool:
     """Whether this is the machine's own view of processes, and all of ours could be read."""
     if _link("/proc/self/ns/pid") != _FIRST_PID_NAMESPACE:
         return False

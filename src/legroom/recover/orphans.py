@@ -14,10 +14,10 @@ from pathlib import PurePath
 from typing import Literal
 
 from legroom.records import dataclass
-from legroom.recover.holders import Holdings, ProcessFact, Segment
+from legroom.recover.holders import Holdings, ProcessFact, SharedMemorySegment
 from legroom.units import MIB
 
-State = Literal["dead", "suspect", "in use", "zombie", "unseen"]
+HolderState = Literal["dead", "suspect", "in use", "zombie", "unseen"]
 
 _PART = re.compile(r"(?!ray::)(?P<prefix>[^:\s]+)::(?P<part>EngineCore|Worker|DPCoordinator)(_\w+)?$")
 """How vLLM titles its processes (VLLM_PROCESS_NAME_PREFIX can be any); Ray's actors are `ray::...` and Ray's to end."""
@@ -36,11 +36,11 @@ _YOUNG_S = 60.0
 class Holder:
     """Something that holds memory, and what to make of it."""
 
-    state: State
+    state: HolderState
     what: str
     reason: str
     process: ProcessFact | None = None
-    segment: Segment | None = None
+    segment: SharedMemorySegment | None = None
     gpu_bytes: int = 0
     top: int = 0
     """PID of the engine core that this belongs to; ending that one ends the rest."""
@@ -53,17 +53,17 @@ class Holder:
 
 def judge(holdings: Holdings) -> tuple[Holder, ...]:
     """Every holder worth showing, the dead first, then by how much they hold."""
-    found = [*_processes(holdings), *_unseen(holdings)]
-    found += _segments(holdings, found)
+    holders = [*_processes(holdings), *_unseen(holdings)]
+    holders += _segments(holdings, holders)
     order = {state: rank for rank, state in enumerate(("dead", "suspect", "unseen", "zombie", "in use"))}
-    return tuple(sorted(found, key=lambda holder: (order[holder.state], -holder.gpu_bytes, -holder.bytes)))
+    return tuple(sorted(holders, key=lambda holder: (order[holder.state], -holder.gpu_bytes, -holder.bytes)))
 
 
 def part_of(fact: ProcessFact) -> str:
     """`EngineCore`, `Worker` ... where the process is a part of a vLLM engine, else nothing."""
-    found = _PART.match(fact.title)
-    if found and fact.is_python and (found["prefix"] == "VLLM" or fact.loads_vllm):
-        return found["part"]
+    title = _PART.match(fact.title)
+    if title and fact.is_python and (title["prefix"] == "VLLM" or fact.loads_vllm):
+        return title["part"]
     if _SPAWNED.search(fact.title) and fact.loads_vllm:
         return "process"  # before vLLM gave its processes titles, and where setproctitle is missing
     return ""
@@ -71,31 +71,31 @@ def part_of(fact: ProcessFact) -> str:
 
 def _processes(holdings: Holdings) -> Iterator[Holder]:
     for fact in holdings.processes.values():
-        held = holdings.gpu_bytes(fact.pid)
+        gpu_bytes = holdings.gpu_bytes(fact.pid)
         if fact.status == "zombie":
             if "::" in fact.name or "vllm" in fact.name.lower():
                 reason = f"has ended; its entry goes when its parent (PID {fact.parent}) collects it or ends"
-                yield Holder("zombie", fact.name, reason, fact, gpu_bytes=held)
+                yield Holder("zombie", fact.name, reason, fact, gpu_bytes=gpu_bytes)
         elif part_of(fact):
             state, reason, top = _verdict(holdings, fact)
-            yield Holder(state, fact.title, reason, fact, gpu_bytes=held, top=top)
+            yield Holder(state, fact.title, reason, fact, gpu_bytes=gpu_bytes, top=top)
         elif _SERVER.search(fact.title) and fact.is_python and fact.loads_vllm:
-            yield _server(holdings, fact, held)
-        elif held:
+            yield _server(holdings, fact, gpu_bytes)
+        elif gpu_bytes:
             yield Holder("in use", fact.title or fact.name, "a living process that is not a part of vLLM", fact,
-                         gpu_bytes=held)  # fmt: skip
+                         gpu_bytes=gpu_bytes)  # fmt: skip
 
 
-def _server(holdings: Holdings, fact: ProcessFact, held: int) -> Holder:
+def _server(holdings: Holdings, fact: ProcessFact, gpu_bytes: int) -> Holder:
     parent = holdings.processes.get(fact.parent)
-    if held and parent is not None and not parent.is_python and not fact.peers and "::" not in fact.title:
+    if gpu_bytes and parent is not None and not parent.is_python and not fact.peers and "::" not in fact.title:
         # Up to 0.10 a forked engine core carried the command line of its server.
         reason = "holds GPU memory, was adopted, and talks to nobody; but it looks like a server, so judge yourself"
-        return Holder("suspect", fact.title, reason, fact, gpu_bytes=held)
-    return Holder("in use", fact.title, "an API server that lives", fact, gpu_bytes=held)
+        return Holder("suspect", fact.title, reason, fact, gpu_bytes=gpu_bytes)
+    return Holder("in use", fact.title, "an API server that lives", fact, gpu_bytes=gpu_bytes)
 
 
-def _verdict(holdings: Holdings, fact: ProcessFact) -> tuple[State, str, int]:
+def _verdict(holdings: Holdings, fact: ProcessFact) -> tuple[HolderState, str, int]:
     top = fact
     while (above := holdings.processes.get(top.parent)) is not None and part_of(above):
         top = above
@@ -104,22 +104,22 @@ def _verdict(holdings: Holdings, fact: ProcessFact) -> tuple[State, str, int]:
     group = holdings.tree(top.pid)
     if not holdings.knows_peers:
         return "suspect", "its server is gone, but whom it talks to cannot be asked of this system", top.pid
-    if hidden := next((one for one in group if not one.is_readable), None):
+    if hidden := next((member for member in group if not member.is_readable), None):
         whose = hidden.user or "another user"
         return "suspect", f"its server is gone, but PID {hidden.pid} of {whose} cannot be looked into", top.pid
-    inside = {one.pid for one in group}
-    outside = {peer for one in group for peer in one.peers} - inside - _bystanders(holdings)
+    inside = {member.pid for member in group}
+    outside = {peer for member in group for peer in member.peers} - inside - _bystanders(holdings)
     if outside:
         named = ", ".join(_named(holdings, pid) for pid in sorted(outside)[:3])
         return "in use", f"its parent is gone, but {named} talks to it", top.pid
-    if any(one.has_unseen_peer for one in group):
+    if any(member.has_unseen_peer for member in group):
         return "suspect", "its server is gone, but it is connected to something that cannot be seen from here", top.pid
     adopter = f"adopted by {above.name} (PID {above.pid})" if above else "without a parent"
     which = "it is" if fact is top else f"its engine core (PID {top.pid}) is"
     return "dead", f"its API server is gone: {which} {adopter}, and no process talks to it", top.pid
 
 
-def _with_parent(holdings: Holdings, top: ProcessFact, above: ProcessFact) -> tuple[State, str, int]:
+def _with_parent(holdings: Holdings, top: ProcessFact, above: ProcessFact) -> tuple[HolderState, str, int]:
     """A Python parent has most likely made it; one that adopts (a supervisor as PID 1) has no connection to it."""
     if above.pid == 1 and holdings.knows_peers and above.is_readable and above.pid not in top.peers and not (
         _SERVER.search(above.title) or above.loads_vllm
@@ -174,7 +174,7 @@ def _segments(holdings: Holdings, judged: list[Holder]) -> Iterator[Holder]:
             yield _unmapped(holdings, segment, made_by)
 
 
-def _unmapped(holdings: Holdings, segment: Segment, made_by: str) -> Holder:
+def _unmapped(holdings: Holdings, segment: SharedMemorySegment, made_by: str) -> Holder:
     name, age_s = PurePath(segment.path).name, holdings.time_s - segment.modified_s
     if age_s < _YOUNG_S:
         reason = f"{made_by}; {age_s:.0f} s old, so somebody may be about to map it"
@@ -185,7 +185,7 @@ def _unmapped(holdings: Holdings, segment: Segment, made_by: str) -> Holder:
     return Holder("dead", name, f"{made_by}; no process maps it", segment=segment)
 
 
-def _maker(segment: Segment) -> str:
+def _maker(segment: SharedMemorySegment) -> str:
     """What of vLLM made a segment; nothing for those that other programs make too (Python's semaphores, 32 bytes)."""
     name = PurePath(segment.path).name
     if name.startswith(("vllm_", "vllm-")):

@@ -10,7 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from legroom.deployments.plain_shell import ASSIGNMENT, assignments
+from legroom.deployments.server_words import ASSIGNMENT, assignments
 from legroom.errors import LegroomError
 from legroom.home import runs_folder
 from legroom.records import dataclass
@@ -39,7 +39,7 @@ class NothingComputed(LegroomError):
 
 
 @dataclass(frozen=True)
-class Restart:
+class RestartCommand:
     """A command that the memory model says will start and hold."""
 
     command: tuple[str, ...]
@@ -54,28 +54,28 @@ def last_run(folder: Path | None = None) -> Crashed | None:
         if note.name.endswith(".flags.json"):
             continue
         try:
-            said: Mapping[str, Any] = json.loads(note.read_text("utf-8"))
-            command = said["command"]
+            run_note: Mapping[str, Any] = json.loads(note.read_text("utf-8"))
+            command = run_note["command"]
             words = [
-                *assignments(said.get("env", {})),
+                *assignments(run_note.get("env", {})),
                 *(shlex.split(command) if isinstance(command, str) else command),
             ]
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
-        if _still_runs(said):
+        if _still_runs(run_note):
             continue
         line = shlex.join(str(word) for word in words)
-        log = said.get("log")
+        log = run_note.get("log")
         readable = isinstance(log, str) and Path(log).is_file()
         return Crashed(line, log if readable else None, source=f"the run noted in {note.name}")
     return None
 
 
-def _still_runs(said: Mapping[str, Any]) -> bool:
+def _still_runs(run_note: Mapping[str, Any]) -> bool:
     """Whether the process that wrote a note lives, and not another one that was given its PID since."""
     import psutil  # noqa: PLC0415
 
-    pid, started_s = said.get("pid"), said.get("started_s")
+    pid, started_s = run_note.get("pid"), run_note.get("started_s")
     if not isinstance(pid, int) or pid < 1:
         return False
     try:
@@ -93,58 +93,54 @@ def _changed_s(path: Path) -> float:
         return 0.0
 
 
-def restart_after(crashed: Crashed) -> Restart:
+def restart_after(crashed: Crashed) -> RestartCommand:
     """The fix that the log asks for, else the same command with room to spare; raises where neither can be computed.
 
     The variables that stood before the command stand before the new one; keys and tokens are for the user to fill in.
     """
-    found = _restart(crashed)
-    own, words = _apart(found.command)
+    restart = _restart(crashed)
+    own, words = _apart(restart.command)
     given, _ = _apart(shlex.split(crashed.command or ""))
-    return replace(found, command=tuple(without_secrets([*assignments({**given, **own}), *words])))
+    return replace(restart, command=tuple(without_secrets([*assignments({**given, **own}), *words])))
 
 
 def _apart(words: Sequence[str]) -> tuple[dict[str, str], Sequence[str]]:
-    found = [match for match in map(ASSIGNMENT.fullmatch, takewhile(ASSIGNMENT.fullmatch, words)) if match]
-    return {match[1]: match[2] for match in found}, words[len(found) :]
+    matches = [match for match in map(ASSIGNMENT.fullmatch, takewhile(ASSIGNMENT.fullmatch, words)) if match]
+    return {match[1]: match[2] for match in matches}, words[len(matches) :]
 
 
-def _restart(crashed: Crashed) -> Restart:
+def _restart(crashed: Crashed) -> RestartCommand:
     from legroom.diagnosis.starting_plan import Hints  # noqa: PLC0415
 
     hints = Hints(crashed.command, None, crashed.gpu, crashed.gpus, crashed.vllm)
-    found = _from_log(crashed.log, hints) if crashed.log else None
-    if found:
-        return found
+    restart = _from_log(crashed.log, hints) if crashed.log else None
+    if restart:
+        return restart
     if crashed.command is None:
-        raise NothingComputed("the log shows no failure that flags would mend", "give the line that ran with --command")
+        raise NothingComputed("the log shows no failure that flags would fix", "give the line that ran with --command")
     return _with_room(crashed)
 
 
-def _from_log(log: str, hints: Hints) -> Restart | None:
+def _from_log(log: str, hints: Hints) -> RestartCommand | None:
     from legroom.diagnosis.diagnose import read_log  # noqa: PLC0415
     from legroom.diagnosis.reader import pieces_of_file  # noqa: PLC0415
 
     reading = read_log(pieces_of_file(log), log, hints)
-    findings = reading.runs[0].findings if reading.runs else ()
+    findings = reading.runs[0].proven_findings if reading.runs else ()
     for finding in findings:
         for fix in finding.fixes:
             if fix.command:
-                return Restart(fix.command, f"{finding.why} {fix.why}".strip(), fix.plan)
+                return RestartCommand(fix.command, f"{finding.why} {fix.why}".strip(), fix.plan)
     return None
 
 
-def _with_room(crashed: Crashed) -> Restart:
+def _with_room(crashed: Crashed) -> RestartCommand:
     """The same command, changed until it fits across the error band, and with no more requests than always fit."""
-    from legroom.deployments.plain_sources import deployment_from_command  # noqa: PLC0415
+    from legroom.deployments.deployment import deployment_from_command  # noqa: PLC0415
     from legroom.drawing.text import plural  # noqa: PLC0415
     from legroom.facts.releases import release as known_release  # noqa: PLC0415
     from legroom.planning.advice import with_advice  # noqa: PLC0415
-    from legroom.planning.plan import (  # noqa: PLC0415
-        plan,
-        plan_on_named_card,
-        ready_command,
-    )
+    from legroom.planning.plan import plan, plan_on_named_card, ready_command  # noqa: PLC0415
 
     assert crashed.command is not None
     meant = deployment_from_command(crashed.command, known_release(crashed.vllm) if crashed.vllm else None)
@@ -156,12 +152,17 @@ def _with_room(crashed: Crashed) -> Restart:
     first = plan_on_named_card(_target(crashed, meant.args, meant.release, meant.gpu_count), meant.args)
     made, why = first, "it fits as it is"
     if first.verdict != "fits":
-        working = [one for one in with_advice(first).advice if one.plan.verdict == "fits"]
+        working = [advice_given for advice_given in with_advice(first).advice if advice_given.plan.verdict == "fits"]
         # The same model in less room before another checkpoint of it: answers must not change behind anybody's back.
         # And rather what leaves as much of the card free as what crashed did.
         headroom = first.layout.headroom_bytes
         advice = min(
-            working, key=lambda one: ("model" in one.flags, one.plan.layout.headroom_bytes < headroom), default=None
+            working,
+            key=lambda advice_given: (
+                "model" in advice_given.flags,
+                advice_given.plan.layout.headroom_bytes < headroom,
+            ),
+            default=None,
         )
         if advice is None:
             raise NothingComputed(
@@ -173,7 +174,7 @@ def _with_room(crashed: Crashed) -> Restart:
         made = plan(made.target, replace(made.args, max_num_seqs=holds))
         at_a_time = f"{plural(holds, 'request')} at a time"
         why += f"; {at_a_time}, so that each can grow to the full context and none is ever preempted"
-    return Restart(tuple(ready_command(made)), why, made)
+    return RestartCommand(tuple(ready_command(made)), why, made)
 
 
 def _target(crashed: Crashed, args: Any, release: Any, gpu_count: int | None) -> Any:
@@ -188,4 +189,5 @@ def _target(crashed: Crashed, args: Any, release: Any, gpu_count: int | None) ->
     card = gpu(crashed.gpu or cards[0].name)
     if crashed.gpu is None:
         card = with_total(card, cards[0].total_bytes)
-    return Target(served_model(args), card, max(crashed.gpus or gpu_count or 1, args.gpus_needed), release)
+    known = crashed.gpus or gpu_count
+    return Target(served_model(args), card, max(known or 1, args.gpus_needed), release, gpus_given=known is not None)

@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from legroom.drawing.chart import svg_area
+from legroom.drawing.chart import svg_curve
 from legroom.drawing.svg import Svg
 from legroom.drawing.terminal import Style
 from legroom.drawing.text import columns, wrap
 from legroom.facts.releases import latest
 from legroom.live.journal.journal import Incident, JournalPoint
 from legroom.render.watch_text import curve
-from legroom.vllm.command import setting_words
+from legroom.vllm.command_line import setting_words
 
 _MOST_LINES = 8
 _MOST_SLOTS = 560
@@ -45,12 +45,12 @@ def incidents_text(incidents: Sequence[Incident], now_s: float, style: Style) ->
     if not incidents:
         return "No incidents.\n"
     rows = [("", "began", "lasted", "server", "what")]
-    for one in incidents:
-        is_open = one.closed_s is None
-        lasted = duration((now_s if one.closed_s is None else one.closed_s) - one.opened_s)
+    for incident in incidents:
+        is_open = incident.closed_s is None
+        lasted = duration((now_s if incident.closed_s is None else incident.closed_s) - incident.opened_s)
         rows.append((
-            str(one.id), when(one.opened_s), style.paint(f"{lasted}, lasts", "red") if is_open else lasted,
-            one.server.removeprefix("http://"), one.title,
+            str(incident.id), when(incident.opened_s), style.paint(f"{lasted}, lasts", "red") if is_open else lasted,
+            incident.server.removeprefix("http://"), incident.title,
         ))  # fmt: skip
     return "\n".join(columns(rows, "><<<<")) + "\n"
 
@@ -162,8 +162,8 @@ def _slots(points: Sequence[JournalPoint]) -> list[list[JournalPoint]]:
 
 
 def _finding(incident: Incident) -> Mapping[str, Any]:
-    found = incident.detail.get("finding")
-    return found if isinstance(found, Mapping) else {}
+    finding = incident.detail.get("finding")
+    return finding if isinstance(finding, Mapping) else {}
 
 
 def _words(name: str) -> str:
@@ -172,17 +172,17 @@ def _words(name: str) -> str:
 
 def _diagnosed(incident: Incident) -> Iterator[str]:
     finding = _finding(incident)
-    told = [finding, incident.detail, *(note.detail for note in incident.notes)]
-    entry, cause = (next((one[name] for one in told if one.get(name)), None) for name in ("entry", "cause"))
-    said = False
+    details = [finding, incident.detail, *(note.detail for note in incident.notes)]
+    entry, cause = (next((detail[name] for detail in details if detail.get(name)), None) for name in ("entry", "cause"))
+    is_told = False
     for note in incident.notes:
         if note.text and note.text != finding.get("reason") and "answers" not in note.detail:
-            said = True
+            is_told = True
             yield f"{when(note.time_s)}  {note.text}"
     if entry or cause:
-        said = True
+        is_told = True
         yield f"cause {cause or 'unknown'}" + (f"; the long story: legroom explain {entry}" if entry else "")
-    if not said:
+    if not is_told:
         yield "Nothing beyond what was seen."
 
 
@@ -201,8 +201,8 @@ def _done(incident: Incident) -> Iterator[str]:
 
 
 def _recommended(incident: Incident) -> Iterator[str]:
-    found = recommendations(incident)
-    for answer in found:
+    answers = recommendations(incident)
+    for answer in answers:
         yield str(answer.get("why", ""))
         if flags := answer.get("flags"):
             yield "flags: " + " ".join(_flag(str(name), value) for name, value in flags.items())
@@ -214,7 +214,7 @@ def _recommended(incident: Incident) -> Iterator[str]:
             yield f"- {step}"
         if answer.get("trades"):
             yield f"it costs: {answer['trades']}"
-    if not found:
+    if not answers:
         yield "Nothing was computed for it."
 
 
@@ -225,22 +225,22 @@ def _flag(name: str, value: Any) -> str:
 
 def recommendations(incident: Incident) -> list[Mapping[str, Any]]:
     """Every answer that was computed while it lasted, and every change that was made for it, without repetition."""
-    found: list[Mapping[str, Any]] = []
+    answers: list[Mapping[str, Any]] = []
     details = [incident.detail, *(note.detail for note in incident.notes)]
     details += [action.detail for action in incident.actions]
     for detail in details:
         for answer in detail.get("answers") or ():
-            if isinstance(answer, Mapping) and answer not in found:
-                found.append(answer)
+            if isinstance(answer, Mapping) and answer not in answers:
+                answers.append(answer)
     for detail in details:
         changed = detail.get("changed")
-        if changed and not any(answer.get("changed") == changed for answer in found):
+        if changed and not any(answer.get("changed") == changed for answer in answers):
             line = detail.get("command")
             words = shlex.split(line) if isinstance(line, str) else line
             # An incident's own command is the one that failed; an action's is the one that was started.
             command = words if detail is not incident.detail else None
-            found.append({"why": f"changed: {changed}", "changed": changed, "command": command})
-    return found
+            answers.append({"why": f"changed: {changed}", "changed": changed, "command": command})
+    return answers
 
 
 def incident_json(incident: Incident, points: Sequence[JournalPoint] = ()) -> dict[str, Any]:
@@ -251,10 +251,10 @@ def incident_json(incident: Incident, points: Sequence[JournalPoint] = ()) -> di
         "detail": dict(incident.detail),
         "notes": [{"time_s": note.time_s, "text": note.text, "detail": dict(note.detail)} for note in incident.notes],
         "actions": [
-            {"id": one.id, "group": one.group, "name": one.name, "state": one.state, "begun_s": one.begun_s,
-             "finished_s": one.finished_s, "detail": dict(one.detail),
-             "stages": [{"time_s": stage.time_s, "name": stage.name} for stage in one.stages]}
-            for one in incident.actions
+            {"id": action.id, "group": action.group, "name": action.name, "state": action.state,
+             "begun_s": action.begun_s, "finished_s": action.finished_s, "detail": dict(action.detail),
+             "stages": [{"time_s": stage.time_s, "name": stage.name} for stage in action.stages]}
+            for action in incident.actions
         ],
         "recommended": [dict(answer) for answer in recommendations(incident)],
         "samples": [
@@ -276,10 +276,7 @@ def incident_svg(incident: Incident, points: Sequence[JournalPoint], now_s: floa
     if len(points) >= 2:
         top = y
         for name, colour, height, values, most, scale in series(points):
-            svg.text(24, y + 12, name, "soft")
-            svg.text(736, y + 12, scale, "soft", anchor="end")
-            svg.box(110, y, 560, 26.0 * height, css="box")
-            svg_area(svg, (110, y, 560, 26.0 * height), values, most, colour)
+            svg_curve(svg, y, (name, scale), values, most, (560, 26.0 * height), colour)
             y += 26.0 * height + 12
         _marks(svg, incident, points, top, y - 12)
         svg.text(110, y + 6, when(points[0].time_s), "soft", size=11)

@@ -18,35 +18,35 @@ def report_text(report: Report, style: Style = PLAIN) -> str:
 
 
 def _lines(report: Report, style: Style) -> Iterator[str]:
-    for one in report.findings:
-        where, message = _told(str(one.place)), _told(one.message)
-        word = style.paint(f"{one.severity}:", _COLOURS[one.severity], "bold")
-        yield f"{style.paint(where, 'bold')}: {word} {message} {style.paint(f'[{one.rule}]', 'dim')}"
-        if one.suggestion:
-            yield f"    {style.paint('->', 'green')} {_told(one.suggestion)}"
+    for finding in report.findings:
+        where, message = _printable(str(finding.place)), _printable(finding.message)
+        word = style.paint(f"{finding.severity}:", _COLOURS[finding.severity], "bold")
+        yield f"{style.paint(where, 'bold')}: {word} {message} {style.paint(f'[{finding.rule}]', 'dim')}"
+        if finding.suggestion:
+            yield f"    {style.paint('->', 'green')} {_printable(finding.suggestion)}"
     for gap in report.unread:
-        where, reason = _told(str(gap.place)), _told(gap.reason)
+        where, reason = _printable(str(gap.place)), _printable(gap.reason)
         yield f"{style.paint(where, 'bold')}: {style.paint('not read:', 'red', 'bold')} {reason}"
         if gap.hint:
-            yield f"    {style.paint('->', 'green')} {_told(gap.hint)}"
+            yield f"    {style.paint('->', 'green')} {_printable(gap.hint)}"
     for left in report.skipped:
-        yield style.paint(_told(f"{left.path}: skipped: {left.reason}"), "dim")
+        yield style.paint(_printable(f"{left.path}: skipped: {left.reason}"), "dim")
     yield _summary(report)
 
 
-def _told(text: str) -> str:
+def _printable(text: str) -> str:
     """On one line, and without what would steer the terminal: files of others are quoted here."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _summary(report: Report) -> str:
-    counted = Counter(one.severity for one in report.findings)
-    said = ", ".join(plural(counted[severity], severity) for severity in SEVERITIES if counted[severity])
-    whole = {one.place.path for one in report.unread if one.place.line == 1} | {one.path for one in report.skipped}
+    counted = Counter(finding.severity for finding in report.findings)
+    totals = ", ".join(plural(counted[severity], severity) for severity in SEVERITIES if counted[severity])
+    whole = {gap.place.path for gap in report.unread if gap.place.line == 1} | {file.path for file in report.skipped}
     read = len(set(report.files) - whole)
     parts = [
         f"{plural(read, 'file')} read for vLLM {report.release}",
-        said or ("nothing is wrong" if read else "nothing to say"),
+        totals or ("nothing is wrong" if read else "nothing to say"),
     ]
     if report.unread:
         parts.append(f"{len(report.unread)} not read")

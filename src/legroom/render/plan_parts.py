@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from legroom.drawing.bar import Segment
 from legroom.drawing.text import count, plural
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LayoutPart:
     """One row of the legend: a share of the card, and the figure behind it where there is one."""
 
     name: str
@@ -27,7 +26,7 @@ class Part:
     meaning: str
 
 
-def parts(layout: Layout) -> list[Part]:
+def parts(layout: Layout) -> list[LayoutPart]:
     """Inside the budget from the left, then what is used beside it, then what is left."""
     inside = (
         ("weights", layout.weights, "blue", "█", "W", "the model, as loaded"),
@@ -38,15 +37,15 @@ def parts(layout: Layout) -> list[Part]:
         ("outside", layout.outside, "red", "╳", "x", "used beside the budget: context, uncounted graphs, buffers"),
     )
     rows = [
-        Part(name, Segment(name, max(figure.bytes, 0), colour, glyph, letter), figure, meaning)
+        LayoutPart(name, Segment(name, max(figure.bytes, 0), colour, glyph, letter), figure, meaning)
         for name, figure, colour, glyph, letter, meaning in inside
     ]
     if layout.held_by_others_bytes:
-        held = exact(layout.held_by_others_bytes, "other processes", "held of the card")
-        segment = Segment("others", held.bytes, "grey", "▞", "o")
-        rows.append(Part("others", segment, held, "held by other processes"))
+        others = exact(layout.held_by_others_bytes, "other processes", "held of the card")
+        segment = Segment("others", others.bytes, "grey", "▞", "o")
+        rows.append(LayoutPart("others", segment, others, "held by other processes"))
     spare = max(layout.headroom_bytes, 0)
-    rows.append(Part("headroom", Segment("headroom", spare, "grey", "·", "."), None, "free at the peak"))
+    rows.append(LayoutPart("headroom", Segment("headroom", spare, "grey", "·", "."), None, "free at the peak"))
     return rows
 
 
@@ -82,28 +81,12 @@ def headline(plan: Plan) -> str:
     where = f"{used} of {target.gpus} x" if used < target.gpus else f"{target.gpus} x"
     where = f"{where} {target.gpu.name}"
     start = f"{short_name(target.model.name)} on {where} with vLLM {target.release.version}"
-    spare = f"{max(plan.layout.headroom_bytes, 0) / GIB:.1f} GiB of each card stays free"
-    if plan.target.gpus == 1:
-        spare = spare.replace("each card", "the card")
     if plan.verdict == "does_not_fit":
         return f"{start} will not start."
     if plan.verdict == "tight":
         return f"{start} starts, but it is tight: {plan.reason}."
-    return f"{start} starts; {spare}."
-
-
-def flag_words(flags: Mapping[str, Any]) -> list[str]:
-    """`{"enforce_eager": True}` as `--enforce-eager`, the way it is typed."""
-    words: list[str] = []
-    for name, value in flags.items():
-        flag = "--" + name.replace("_", "-")
-        if value is True:
-            words.append(flag)
-        elif value is False:
-            words.append("--no-" + flag[2:])
-        elif value is not None:
-            words += [flag, str(value)]
-    return words
+    card = "the card" if target.gpus == 1 else "each card"
+    return f"{start} starts; {max(plan.layout.headroom_bytes, 0) / GIB:.1f} GiB of {card} stays free."
 
 
 def pool_words(kv: KvPlan, block: str) -> str:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from legroom.drawing.svg import Svg
 from legroom.drawing.text import count, wrap
 from legroom.planning.plan import ready_command
-from legroom.render.plan_parts import Part, certainty, flag_words, headline, parts, pool_words, scale_bytes
+from legroom.render.plan_parts import LayoutPart, certainty, headline, parts, pool_words, scale_bytes
 from legroom.units import gib, human_bytes
+from legroom.vllm.command_line import any_release_words
 
 if TYPE_CHECKING:
     from legroom.memory.layout import Layout
@@ -23,7 +24,6 @@ _VERDICT_WORD = {"fits": "fits", "tight": "tight", "does_not_fit": "does not fit
 
 
 def plan_svg(plan: Plan) -> str:
-    """The whole document."""
     page = Svg(_WIDTH, headline(plan))
     y = _title(page, plan, 40)
     y = _failure(page, plan, y)
@@ -99,7 +99,7 @@ def _legend(page: Svg, layout: Layout, y: float) -> float:
     return y
 
 
-def _legend_row(page: Svg, layout: Layout, part: Part, y: float) -> None:
+def _legend_row(page: Svg, layout: Layout, part: LayoutPart, y: float) -> None:
     bytes_ = part.figure.bytes if part.figure else layout.headroom_bytes
     if part.figure:
         page.box(_LEFT, y, 12, 12, fill=part.segment.colour, round_=2)
@@ -135,7 +135,7 @@ def _advice(page: Svg, plan: Plan, y: float) -> float:
         return y
     verb = "start" if plan.verdict == "does_not_fit" else "hold"
     y += 22
-    page.text(_LEFT, y, f"What makes it {verb}, the cheapest first", "sans ink", size=14, bold=True)
+    page.text(_LEFT, y, f"What would make it {verb}, the cheapest first", "sans ink", size=14, bold=True)
     for advice in plan.advice:
         y = _one_advice(page, advice, y + 14)
     return y
@@ -144,7 +144,7 @@ def _advice(page: Svg, plan: Plan, y: float) -> float:
 def _one_advice(page: Svg, advice: Advice, y: float) -> float:
     after = advice.plan
     caveat = "" if after.verdict == "fits" else "  (tight)"
-    page.text(_LEFT, y + 12, " ".join(flag_words(advice.flags)) + caveat, bold=True)
+    page.text(_LEFT, y + 12, " ".join(any_release_words(advice.flags)) + caveat, bold=True)
     x, scale, width = _LEFT, scale_bytes(after.layout), 300.0
     page.box(x, y + 20, width, 14, css="room", round_=2)
     for part in parts(after.layout):

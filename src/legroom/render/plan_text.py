@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from legroom.drawing.bar import bar, labels, ruler, swatch
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, command_phrases, count, plural, wrap, wrap_command
-from legroom.planning.plan import cold_start, ready_command
-from legroom.render.plan_parts import Part, certainty, flag_words, headline, parts, pool_words, scale_bytes
+from legroom.planning.plan import cold_start, ready_command, shared_contexts
+from legroom.render.plan_parts import LayoutPart, certainty, headline, parts, pool_words, scale_bytes
 from legroom.units import gib, human_bytes
+from legroom.vllm.command_line import any_release_words
 
 if TYPE_CHECKING:
-    from legroom.figures import Figure
     from legroom.memory.layout import Layout
     from legroom.planning.plan import Advice, Plan
 
@@ -94,7 +94,7 @@ def _budget_ruler(plan: Plan, width: int, style: Style) -> str:
     return ruler(position, width, f"budget {gib(layout.budget_bytes)} = {share:g} x total", style)
 
 
-def _legend(layout: Layout, rows: Sequence[Part], style: Style) -> Iterator[tuple[str, str, str, str, str]]:
+def _legend(layout: Layout, rows: Sequence[LayoutPart], style: Style) -> Iterator[tuple[str, str, str, str, str]]:
     for part in rows:
         bytes_ = part.figure.bytes if part.figure else layout.headroom_bytes
         mark = swatch(part.segment, style, 2)
@@ -117,10 +117,21 @@ def _kv(plan: Plan, style: Style) -> Iterator[str]:
     rows = [
         ("KV cache", pool_words(kv, "block")),
         ("concurrency", f"{kv.max_concurrency:.2f} requests of the full {count(length)} tokens"),
+        *_shared(plan),
         ("longest", _longest(plan)),
         *_first_start(plan),
+        ("host", _host(plan)),
     ]
     yield from (_MARGIN + line for line in columns([(style.paint(a, "bold"), b) for a, b in rows], "<<"))
+
+
+def _shared(plan: Plan) -> Iterator[tuple[str, str]]:
+    """What several users get at once, where they are more than the full length is held for."""
+    shares = shared_contexts(plan)
+    if shares:
+        words = [f"{users} at once get {count(tokens)} tokens each" for users, tokens in list(shares.items())[:1]]
+        words += [f"{users} get {count(tokens)}" for users, tokens in list(shares.items())[1:]]
+        yield "users", ", ".join(words)
 
 
 def _longest(plan: Plan) -> str:
@@ -128,18 +139,24 @@ def _longest(plan: Plan) -> str:
     fits = plan.memory.kv.longest_len
     limit = max(plan.target.model.max_position_embeddings, plan.settings.max_model_len)
     if 0 < limit < fits:
-        return f"{count(fits)} tokens would fit; the model ends at {count(limit)}"
+        return f"{count(fits)} tokens would fit; the model's limit is {count(limit)} tokens"
     return f"{count(fits)} tokens is the longest context that fits"
+
+
+def _host(plan: Plan) -> str:
+    """Host memory, beside the card."""
+    needs, limit = plan.host, plan.target.host_limit_bytes
+    allowed = f" of {gib(limit, 1)}" if limit is not None else ""
+    return f"holds about {gib(needs.held_bytes, 1)}{allowed} of RAM, {gib(needs.shm_bytes, 0)} of it in /dev/shm"
 
 
 def _first_start(plan: Plan) -> Iterator[tuple[str, str]]:
     cold = cold_start(plan)
     if cold is plan:
         return
-    said = f"{plural(max(cold.memory.kv.num_blocks, 0), 'block')} with a cold compile cache"
-    if cold.memory.failure and not plan.memory.failure:
-        said += ": too few, it fails once"
-    yield "first start", said
+    blocks = f"{plural(max(cold.memory.kv.num_blocks, 0), 'block')} with a cold compile cache"
+    fails = ": too few, so the first start fails" if cold.memory.failure and not plan.memory.failure else ""
+    yield "first start", blocks + fails
 
 
 def _ranks(plan: Plan, style: Style) -> Iterator[str]:
@@ -155,12 +172,13 @@ def _ranks(plan: Plan, style: Style) -> Iterator[str]:
 
 def _advice(plan: Plan, style: Style) -> Iterator[str]:
     if not plan.advice:
-        if plan.verdict == "does_not_fit":
-            text = "No change of flags makes it start here; a smaller or quantized model, or more GPUs, would."
+        if plan.verdict == "does_not_fit" and plan.advised:
+            gpus = "these GPUs" if plan.target.gpus > 1 else "this GPU"
+            text = f"No change of flags that was tried makes it start on {gpus}; a smaller model, or more GPUs, would."
             yield from wrap(text, style.width, _MARGIN)
         return
     verb = "start" if plan.verdict == "does_not_fit" else "hold"
-    yield style.paint(f"What makes it {verb}, the cheapest first", "bold")
+    yield style.paint(f"What would make it {verb}, the cheapest first", "bold")
     for number, advice in enumerate(plan.advice, 1):
         yield ""
         yield from _one_advice(number, advice, style)
@@ -168,7 +186,7 @@ def _advice(plan: Plan, style: Style) -> Iterator[str]:
 
 def _one_advice(number: int, advice: Advice, style: Style) -> Iterator[str]:
     after = advice.plan
-    flags = " ".join(flag_words(advice.flags))
+    flags = " ".join(any_release_words(advice.flags))
     caveat = "" if after.verdict == "fits" else "  (tight)"
     yield f"{number:>2}. {style.paint(flags, 'bold')}{caveat}"
     yield from mini_layout(after, style)
@@ -187,7 +205,7 @@ def mini_layout(plan: Plan, style: Style) -> Iterator[str]:
 
 
 def _ready(plan: Plan, style: Style) -> Iterator[str]:
-    """What to run: the planned command, or the first that mends it."""
+    """What to run: the planned command, or the first that works."""
     if plan.verdict != "does_not_fit":
         yield from command_lines(ready_command(plan), style)
     elif plan.advice:
@@ -207,12 +225,29 @@ def _math(plan: Plan, style: Style) -> Iterator[str]:
             continue
         yield ""
         yield f"{_MARGIN}{style.paint(part.name, 'bold')}  {gib(part.figure.bytes, 3)}  {certainty(part.figure)}"
-        yield from _terms(part.figure, style)
+        rows = [(term.label, human_bytes(term.bytes), style.paint(term.how, "dim")) for term in part.figure.terms]
+        yield from (_MARGIN * 2 + line for line in columns(rows, "<><"))
+    yield from _token_math(plan, style)
 
 
-def _terms(figure: Figure, style: Style) -> Iterator[str]:
-    rows = [(term.label, human_bytes(term.bytes), style.paint(term.how, "dim")) for term in figure.terms]
+def _token_math(plan: Plan, style: Style) -> Iterator[str]:
+    """How the KV bytes of one token come about, layer by layer."""
+    kv = plan.memory.kv
+    if not kv.token_terms or not kv.bytes_per_token:
+        return
+    yield ""
+    each = " on each GPU" if plan.settings.tensor_parallel_size > 1 else ""
+    yield f"{_MARGIN}{style.paint('KV bytes of a token', 'bold')}  {kv.bytes_per_token:,} bytes{each}"
+    rows = [(term.label, f"{term.bytes:,} bytes", style.paint(f"each: {term.how}", "dim")) for term in kv.token_terms]
     yield from (_MARGIN * 2 + line for line in columns(rows, "<><"))
+    total = sum(term.bytes for term in kv.token_terms)
+    if total != kv.bytes_per_token:
+        length = count(plan.settings.max_model_len)
+        text = (
+            f"The layers add up to {total:,} bytes while all of them keep a token; {kv.bytes_per_token:,} is the mean "
+            f"over a request of {length} tokens, in whole blocks."
+        )
+        yield from (style.paint(line, "dim") for line in wrap(text, style.width, _MARGIN * 2))
 
 
 def _notes(plan: Plan, style: Style) -> Iterator[str]:

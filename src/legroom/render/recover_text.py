@@ -10,10 +10,10 @@ from legroom.drawing.terminal import Style
 from legroom.drawing.text import columns, plural, wrap
 from legroom.recover.free import Freed
 from legroom.recover.holders import Holdings
-from legroom.recover.orphans import Holder, State
+from legroom.recover.orphans import Holder, HolderState
 from legroom.units import GIB, human_bytes
 
-_HEADINGS: dict[State, tuple[str, str]] = {
+_HEADINGS: dict[HolderState, tuple[str, str]] = {
     "dead": ("Dead weight of a dead server", "red"),
     "suspect": ("Perhaps dead, not proven: left alone", "orange"),
     "unseen": ("Named by the driver, not to be seen from here", "orange"),
@@ -38,7 +38,7 @@ def holdings_text(holdings: Holdings, holders: Sequence[Holder], style: Style) -
         lines += ["", style.paint(title, colour, "bold"), *_rows(list(group), style)]
     if not any(holder.state == "dead" for holder in holders):
         lines += ["", style.paint("Nothing here is dead weight.", "green", "bold")]
-    lines += _reset_advice(holdings, holders, style)
+    lines += _reset_advice(holdings, style)
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
@@ -72,14 +72,14 @@ def _sum_text(holders: Sequence[Holder]) -> str:
 
 def total_text(dead: Sequence[Holder]) -> str:
     """`2 processes and 14 segments: 70.1 GiB of GPU memory, 1.2 GiB`."""
-    processes, segments = sum(1 for one in dead if one.process), sum(1 for one in dead if one.segment)
+    processes, segments = sum(1 for holder in dead if holder.process), sum(1 for holder in dead if holder.segment)
     named = [f"{processes} process{'es' if processes != 1 else ''}"] if processes else []
     named += [plural(segments, "segment") + " of /dev/shm"] if segments else []
     return f"{' and '.join(named)}: {_sum_text(dead)}"
 
 
-def _reset_advice(holdings: Holdings, holders: Sequence[Holder], style: Style) -> list[str]:
-    unseen = {holder.what for holder in holders if holder.state == "unseen"}
+def _reset_advice(holdings: Holdings, style: Style) -> list[str]:
+    unseen = [card for card in holdings.gpus if any(pid not in holdings.processes for pid, _ in card.processes)]
     stuck = [card for card in holdings.gpus if not card.processes and card.used_bytes > _DRIVER_BYTES]
     if not unseen and not stuck:
         return []
@@ -88,26 +88,25 @@ def _reset_advice(holdings: Holdings, holders: Sequence[Holder], style: Style) -
         "it. Only if `fuser -v /dev/nvidia*` (as root, on the host) names nobody, and the GPU drives no display, is a "
         "reset safe; with NVLink all linked GPUs are reset together. legroom does not run it:"
     )
-    cards = [str(card.index) for card in stuck] or sorted({what.rpartition(" ")[2] for what in unseen})
-    return ["", *wrap(text, style.width), *(f"  sudo nvidia-smi --gpu-reset -i {index}" for index in cards)]
+    resets = [f"  sudo nvidia-smi --gpu-reset -i {card.index}" for card in stuck or unseen]
+    return ["", *wrap(text, style.width), *resets]
 
 
 def freed_text(freed: Sequence[Freed], style: Style) -> str:
     """What became of each; segments that went as planned are summed up."""
     lines = []
-    plain = [one for one in freed if one.holder.segment and one.is_free]
-    for one in freed:
-        if one in plain:
+    removed = [end for end in freed if end.holder.segment and end.is_free]
+    done, failed = style.paint(style.pick("✓", "ok"), "green"), style.paint(style.pick("×", "x"), "red")
+    for end in freed:
+        if end in removed:
             continue
-        mark = style.paint(style.pick("✓", "ok"), "green") if one.is_free else style.paint(style.pick("×", "x"), "red")
-        fact = one.holder.process
-        named = f"PID {fact.pid} {one.holder.what}" if fact else one.holder.what
-        lines.append(f"{mark} {named}: {one.ending}" + (f" ({one.detail})" if one.detail else ""))
-    if plain:
-        mark = style.paint(style.pick("✓", "ok"), "green")
-        lines.append(
-            f"{mark} {plural(len(plain), 'segment')} of /dev/shm removed: {_sum_text([one.holder for one in plain])}"
-        )
+        fact = end.holder.process
+        named = f"PID {fact.pid} {end.holder.what}" if fact else end.holder.what
+        detail = f" ({end.detail})" if end.detail else ""
+        lines.append(f"{done if end.is_free else failed} {named}: {end.ending}{detail}")
+    if removed:
+        total = _sum_text([end.holder for end in removed])
+        lines.append(f"{done} {plural(len(removed), 'segment')} of /dev/shm removed: {total}")
     return "\n".join(lines) + "\n"
 
 
@@ -128,5 +127,4 @@ def holder_json(holder: Holder) -> dict[str, Any]:
 
 
 def freed_json(freed: Freed) -> dict[str, Any]:
-    """What became of one holder."""
     return {**holder_json(freed.holder), "ending": freed.ending, "detail": freed.detail, "freed": freed.is_free}

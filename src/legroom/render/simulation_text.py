@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from legroom.drawing.chart import area, svg_area
+from legroom.drawing.chart import area, svg_curve
 from legroom.drawing.svg import Svg
 from legroom.drawing.terminal import Style
 from legroom.drawing.text import columns, count
@@ -15,13 +15,13 @@ BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
 def waste_by_block_size(trace: Trace, block_sizes: tuple[int, ...] = BLOCK_SIZES) -> dict[int, float]:
     """Share of allocated slots that hold nothing, averaged over the decode steps of every request of the trace."""
     stored = 0
-    held = dict.fromkeys(block_sizes, 0)
+    slots_held = dict.fromkeys(block_sizes, 0)
     for prompt_len, output_len in zip(trace.prompt_lens, trace.output_lens, strict=True):
         last = prompt_len + output_len - 1
         stored += (prompt_len + last) * output_len // 2
         for size in block_sizes:
-            held[size] += size * (_blocks_up_to(last, size) - _blocks_up_to(prompt_len - 1, size))
-    return {size: (slots - stored) / slots for size, slots in held.items() if slots}
+            slots_held[size] += size * (_blocks_up_to(last, size) - _blocks_up_to(prompt_len - 1, size))
+    return {size: (slots - stored) / slots for size, slots in slots_held.items() if slots}
 
 
 def _blocks_up_to(length: int, size: int) -> int:
@@ -35,7 +35,6 @@ _MARGIN = 12
 
 
 def timeline_text(timeline: Timeline, style: Style) -> str:
-    """What a terminal shows."""
     width = style.width - _MARGIN - 10
     lines = [style.paint(_headline(timeline), "bold"), ""]
     for (name, colour, height), (values, top) in zip(_CURVES, _series(timeline), strict=True):
@@ -53,16 +52,12 @@ def timeline_text(timeline: Timeline, style: Style) -> str:
 
 
 def timeline_svg(timeline: Timeline) -> str:
-    """The same curves as a drawing."""
     svg = Svg(760, _headline(timeline))
     svg.text(24, 34, _headline(timeline), "ink sans", size=16, bold=True)
     y = 60.0
     for (name, colour, height), (values, top) in zip(_CURVES, _series(timeline), strict=True):
         box = 28.0 * height
-        svg.text(24, y + 12, name, "soft")
-        svg.text(736, y + 12, count(top), "soft", anchor="end")
-        svg.box(110, y, 540, box, css="box")
-        svg_area(svg, (110, y, 540, box), values, top, colour)
+        svg_curve(svg, y, (name, count(top)), values, top, (540, box), colour)
         y += box + 14
     for name, value in _figures(timeline):
         y += 20
@@ -73,13 +68,13 @@ def timeline_svg(timeline: Timeline) -> str:
 
 def _headline(timeline: Timeline) -> str:
     tally = timeline.tally
-    held = "held the load" if not tally.preemptions and not timeline.rejections else "was too tight"
+    end = "held the load" if not tally.preemptions and not timeline.rejections else "was too tight"
     if tally.preemptions:
-        held = f"ran dry: {count(tally.preemptions)} preemptions"
+        end = f"ran dry: {count(tally.preemptions)} preemptions"
     elif timeline.rejections:
-        held = f"turned {count(len(timeline.rejections))} requests away"
+        end = f"turned {count(len(timeline.rejections))} requests away"
     part = " (interrupted)" if timeline.interrupted else ""
-    return f"{count(tally.finished)} of {count(len(timeline.trace))} requests served; the pool {held}{part}"
+    return f"{count(tally.finished)} of {count(len(timeline.trace))} requests served; the pool {end}{part}"
 
 
 def _series(timeline: Timeline) -> list[tuple[list[float], float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from legroom.drawing.chart import area, svg_area
+from legroom.drawing.chart import area, svg_curve
 from legroom.drawing.svg import Svg
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, count, wrap
@@ -14,27 +14,26 @@ _MARGIN = 12
 _CURVES = (("KV use", "blue", 5), ("running", "green", 2), ("waiting", "orange", 2))
 
 
-def verification_text(found: Verification, style: Style = PLAIN) -> str:
-    """What a terminal shows."""
-    colour = "green" if found.ok else "red"
-    lines = [style.paint(headline(found), colour, "bold"), ""]
-    width = max((len(check.name) for check in found.checks), default=0)
-    for check in found.checks:
+def verification_text(verification: Verification, style: Style = PLAIN) -> str:
+    colour = "green" if verification.ok else "red"
+    lines = [style.paint(headline(verification), colour, "bold"), ""]
+    width = max((len(check.name) for check in verification.checks), default=0)
+    for check in verification.checks:
         lines += wrap(f"{_mark(check, style)} {check.name:<{width}}  {check.text}", style.width, "", " " * (width + 4))
-    if found.load and found.load.points:
-        lines += ["", *_curves(found.load, style), "", *columns(_figures(found.load), "<<")]
-    for remark in found.notes:
+    if verification.load and verification.load.points:
+        lines += ["", *_curves(verification.load, style), "", *columns(_figures(verification.load), "<<")]
+    for remark in verification.notes:
         lines += ["", *wrap(f"note: {remark}", style.width)]
     return "\n".join(lines) + "\n"
 
 
-def headline(found: Verification) -> str:
+def headline(verification: Verification) -> str:
     """The verdict in a sentence."""
-    if found.ok:
-        return f"Verified: {found.server} holds what was asked of it"
-    failed = [check.name for check in found.checks if check.ok is False]
-    why = ", ".join(failed) or (found.load.interrupted if found.load else "") or "nothing was checked"
-    return f"Not verified: {found.server} ({why})"
+    if verification.ok:
+        return f"Verified: {verification.server} holds what was asked of it"
+    failed = [check.name for check in verification.checks if check.ok is False]
+    why = ", ".join(failed) or (verification.load.interrupted if verification.load else "") or "nothing was checked"
+    return f"Not verified: {verification.server} ({why})"
 
 
 def _mark(check: Check, style: Style) -> str:
@@ -71,9 +70,12 @@ def _figures(run: LoadRun) -> list[tuple[str, str]]:
     ]
     if good:
         figures.append(
-            ("first token", percentiles([one.first_token_s for one in good if one.first_token_s is not None]))
+            (
+                "first token",
+                percentiles([outcome.first_token_s for outcome in good if outcome.first_token_s is not None]),
+            )
         )
-        figures.append(("latency", percentiles([one.total_s for one in good])))
+        figures.append(("latency", percentiles([outcome.total_s for outcome in good])))
     if run.interrupted:
         figures.append(("ended early", run.interrupted))
     return figures
@@ -91,12 +93,11 @@ def percentiles(values: Sequence[float]) -> str:
     return f"p50 {at(0.5):.2f} s  p99 {at(0.99):.2f} s  max {ranked[-1]:.2f} s"
 
 
-def verification_svg(found: Verification) -> str:
-    """The same page as a drawing."""
-    svg = Svg(760, headline(found))
-    svg.text(24, 34, headline(found), "ink sans", size=16, bold=True)
+def verification_svg(verification: Verification) -> str:
+    svg = Svg(760, headline(verification))
+    svg.text(24, 34, headline(verification), "ink sans", size=16, bold=True)
     y = 44.0
-    for check in found.checks:
+    for check in verification.checks:
         for number, line in enumerate(wrap(check.text, 72)):
             y += 20
             if number == 0:
@@ -105,18 +106,15 @@ def verification_svg(found: Verification) -> str:
                 svg.text(40, y, check.name, "soft")
             svg.text(150, y, line, "ink")
     y += 24
-    if found.load and found.load.points:
-        y = _draw(svg, found.load, y)
+    if verification.load and verification.load.points:
+        y = _draw(svg, verification.load, y)
     return svg.render(y + 12)
 
 
 def _draw(svg: Svg, run: LoadRun, y: float) -> float:
     for (name, colour, height), (values, top, scale) in zip(_CURVES, _series(run), strict=True):
         box = 26.0 * height
-        svg.text(24, y + 12, name, "soft")
-        svg.text(736, y + 12, scale, "soft", anchor="end")
-        svg.box(110, y, 560, box, css="box")
-        svg_area(svg, (110, y, 560, box), values, top, colour)
+        svg_curve(svg, y, (name, scale), values, top, (560, box), colour)
         y += box + 12
     svg.text(110, y + 6, "0 s", "soft")
     svg.text(670, y + 6, f"{run.points[-1].at_s:.0f} s", "soft", anchor="end")

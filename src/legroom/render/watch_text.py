@@ -56,7 +56,7 @@ def _models(view: ServerView) -> str:
 
 def figures(view: ServerView) -> list[tuple[str, str]]:
     """What is known, with its name."""
-    found = [
+    every = [
         ("KV use", None if view.kv_use is None else f"{view.kv_use:.1%}" + _blocks(view)),
         ("running", _count(view.running)),
         ("waiting", _count(view.waiting)),
@@ -69,7 +69,7 @@ def figures(view: ServerView) -> list[tuple[str, str]]:
         ("GPU memory", None if view.memory_used_bytes is None else human_bytes(view.memory_used_bytes)),
         ("forecast", view.forecast.text if view.forecast and view.forecast.text != view.sentence else None),
     ]
-    return [(name, text) for name, text in found if text is not None]
+    return [(name, text) for name, text in every if text is not None]
 
 
 def _blocks(view: ServerView) -> str:

@@ -13,45 +13,46 @@ from legroom.render.plan_text import body_text, command_lines, mini_layout
 
 if TYPE_CHECKING:
     from legroom.planning.plan import Plan
-    from legroom.planning.search import Found
+    from legroom.planning.search import WishResult
 
 
-def wish_text(found: Found, style: Style = PLAIN) -> str:
-    """The whole answer, ending in a newline."""
-    requests = "request" if found.wish.concurrency == 1 else "requests"
-    wished = f"{found.wish.concurrency:g} {requests} of {count(found.wish.context)} tokens"
-    if found.best is None:
+def wish_text(result: WishResult, style: Style = PLAIN) -> str:
+    requests = "request" if result.wish.concurrency == 1 else "requests"
+    wished = f"{result.wish.concurrency:g} {requests} of {count(result.wish.context)} tokens"
+    if result.best is None:
         mark = style.paint(style.pick("✗", "x"), "red", "bold")
-        lines = wrap(f"No setting holds {wished}: {found.short_by}", style.width - 2)
-        tried = f"  {count(found.considered)} settings were weighed."
+        lines = wrap(f"No setting holds {wished}: {result.short_by}", style.width - 2)
+        tried = f"  {count(result.considered)} settings were weighed."
         return (
             "\n".join([f"{mark} {style.paint(lines[0], 'bold')}", *(f"  {line}" for line in lines[1:]), tried]) + "\n"
         )
     blocks = [
-        list(_answer(found, found.best, wished, style)),
-        list(command_lines(ready_command(found.best), style)),
-        [body_text(found.best, style)],
-        list(_alternatives(found, style)),
+        list(_answer(result, result.best, wished, style)),
+        list(command_lines(ready_command(result.best), style)),
+        [body_text(result.best, style)],
+        list(_alternatives(result, style)),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
-def _answer(found: Found, best: Plan, wished: str, style: Style) -> Iterator[str]:
+def _answer(result: WishResult, best: Plan, wished: str, style: Style) -> Iterator[str]:
     mark = style.paint(style.pick("✓", "ok"), "green", "bold")
     head = f"{short_name(best.target.model.name)} on {best.target.gpus} x {best.target.gpu.name} holds {wished}."
     lines = wrap(head, style.width - 2)
     yield f"{mark} {style.paint(lines[0], 'bold')}"
     yield from (f"  {style.paint(line, 'bold')}" for line in lines[1:])
-    paid = "; ".join(found.losses) if found.losses else "nothing beyond the defaults"
+    paid = "; ".join(result.losses) if result.losses else "nothing beyond the defaults"
     yield from wrap(f"It gives up: {paid}.", style.width, "  ")
-    yield from wrap(f"{count(found.considered)} settings were weighed; policy {found.wish.policy}.", style.width, "  ")
+    yield from wrap(
+        f"{count(result.considered)} settings were weighed; policy {result.wish.policy}.", style.width, "  "
+    )
 
 
-def _alternatives(found: Found, style: Style) -> Iterator[str]:
-    if not found.alternatives:
+def _alternatives(result: WishResult, style: Style) -> Iterator[str]:
+    if not result.alternatives:
         return
     yield style.paint("Other ways to pay", "bold")
-    for plan, losses in found.alternatives:
+    for plan, losses in result.alternatives:
         yield ""
         yield from command_lines(ready_command(plan), style)
         yield from mini_layout(plan, style)

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
 from legroom.facts.gpus import gpu as known_gpu
+from legroom.planning.startup_log import Startup, read_startups
 from legroom.records import dataclass
 from legroom.run.server_command import ServerCommand
 from legroom.units import GIB, gib
 
 if TYPE_CHECKING:
     from legroom.live.nvml import GpuMemory
-from pathlib import Path
 
-from legroom.planning.startup_log import Startup, read_startups
-
-_PLANNING_S = 60.0
 _DRIVER_BYTES = GIB
 """A card that nobody uses shows less than this."""
 
@@ -44,10 +40,11 @@ def expect(command: ServerCommand, env: Mapping[str, str], gpus: Gpus) -> Expect
     if not gpus.name:
         return _on_cpu(command, env)
     try:
-        document = _planned(command, gpus)
+        return _planned(command, env, gpus)
     except LegroomError as error:
         return Expectation(f"no plan: {error.message}")
-    return _of_plan(document)
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        return Expectation("no plan: planning failed")
 
 
 @dataclass(frozen=True)
@@ -80,60 +77,50 @@ def gpus_here(env: Mapping[str, str], named: str | None = None, needed: int = 1)
     return Gpus(name, len(seen), max(_used(card) for card in seen[:needed]))
 
 
-def _visible(cards: Sequence[GpuMemory], said: str | None) -> list[GpuMemory]:
+def _visible(cards: Sequence[GpuMemory], variable: str | None) -> list[GpuMemory]:
     """In the order of the variable, and up to the first word of it that names no card, as CUDA reads it."""
-    if said is None:
+    if variable is None:
         return list(cards)
-    found = []
-    for word in said.split(","):
+    visible = []
+    for word in variable.split(","):
         name = word.strip()
         named = (
             card for card in cards if name == str(card.index) or (name[:4] == "GPU-" and card.uuid.startswith(name))
         )
         if (card := next(named, None)) is None:
             break
-        found.append(card)
-    return found
+        visible.append(card)
+    return visible
 
 
 def _used(card: GpuMemory) -> int:
     """What other processes hold. Where the driver does not say (in a container), all that is in use, if it is more than
     the driver's own."""
-    if card.processes and all(held for _, held in card.processes):
-        return sum(held for _, held in card.processes)
+    if card.processes and all(used for _, used in card.processes):
+        return sum(used for _, used in card.processes)
     return card.used_bytes if card.used_bytes > _DRIVER_BYTES else 0
 
 
-def _planned(command: ServerCommand, gpus: Gpus) -> dict[str, Any]:
-    """`legroom plan --json` of the command: the same answer that the user would get, in a process of its own."""
-    words = [sys.executable, "-m", "legroom", "plan", "--json", "--gpu", gpus.name, "--gpus", str(max(gpus.count, 1))]
-    if gpus.used_bytes:
-        words += ["--gpu-used", str(gpus.used_bytes)]
-    words += ["--vllm", command.release.asked or command.release.version, "--", *command.words]
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=_PLANNING_S, check=False)
-        document: dict[str, Any] = json.loads(done.stdout)
-    except subprocess.TimeoutExpired:
-        raise LegroomError(f"planning took more than {_PLANNING_S:.0f} s") from None
-    except ValueError:
-        lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-        raise LegroomError(lines[0][7:] if lines else "planning failed") from None
-    return document
+def _planned(command: ServerCommand, env: Mapping[str, str], gpus: Gpus) -> Expectation:
+    """What `legroom plan` would say of the command."""
+    from legroom.api import Machine, make_plan  # noqa: PLC0415
 
-
-def _of_plan(document: Mapping[str, Any]) -> Expectation:
-    kv, layout = document["kv"], document["layout"]
-    length = int(document["args"]["max_model_len"])
-    if document["verdict"] == "does_not_fit":
-        failure = document["failure"] or {}
-        return Expectation(f"it will not start: {failure.get('message') or document['reason']}", "does_not_fit")
+    if not command.args.model:
+        raise LegroomError("which model?")
+    args = replace(command.args, env={**env, **command.env, **command.args.env})
+    used = str(gpus.used_bytes) if gpus.used_bytes else None
+    plan = make_plan(args, command.release, Machine(gpus.name, max(gpus.count, 1), used=used), advice=False)
+    failure, layout, kv = plan.memory.failure, plan.layout, plan.memory.kv
+    if plan.verdict == "does_not_fit":
+        return Expectation(f"it will not start: {failure.message if failure else plan.reason}", "does_not_fit")
+    length, tokens = plan.settings.max_model_len, max(kv.tokens, 0)
     text = (
-        f"{gib(layout['weights_bytes'])} weights, {gib(layout['kv_cache_bytes'])} KV cache = {kv['tokens']:,} tokens, "
-        f"{kv['max_concurrency']:.1f} requests of {length:,}; the card will show {gib(layout['peak_used_bytes'])} used"
+        f"{gib(layout.weights.bytes)} weights, {gib(layout.kv_cache.bytes)} KV cache = {tokens:,} tokens, "
+        f"{kv.max_concurrency:.1f} requests of {length:,}; the card will show {gib(layout.peak_used_bytes)} used"
     )
-    if document["verdict"] == "tight":
-        text += f" (tight: {document['reason']})"
-    return Expectation(text, document["verdict"], kv["tokens"], kv["max_concurrency"], length)
+    if plan.verdict == "tight":
+        text += f" (tight: {plan.reason})"
+    return Expectation(text, plan.verdict, tokens, kv.max_concurrency, length)
 
 
 def _on_cpu(command: ServerCommand, env: Mapping[str, str]) -> Expectation:
@@ -164,64 +151,59 @@ def _on_cpu(command: ServerCommand, env: Mapping[str, str]) -> Expectation:
 def _cpu_pool_bytes(command: ServerCommand, env: Mapping[str, str]) -> int | None:
     if command.args.kv_cache_memory_bytes is not None:
         return command.args.kv_cache_memory_bytes
-    said = {**env, **command.env}.get("VLLM_CPU_KVCACHE_SPACE", "")
-    return int(said) * GIB if said.isdecimal() and int(said) else None
+    space_gib = {**env, **command.env}.get("VLLM_CPU_KVCACHE_SPACE", "")
+    return int(space_gib) * GIB if space_gib.isdecimal() and int(space_gib) else None
 
 
-_LEARNING_S = 60.0
-_READ_BYTES = 8 << 20
+_READ_BYTES = 16 << 20
+"""More than a server's log ever has."""
 CLOSE = 0.02
 """A pool this near to the planned one is as planned: vLLM prints memory in hundredths of a GiB."""
 
 
-def compared(log: Path, expected: Expectation) -> list[str]:
-    """What vLLM says of its pool, beside what was expected."""
+def compared(log: Path, expected: Expectation) -> str:
+    """What vLLM says of its pool, beside what was expected; nothing where it does not say it."""
     startup = _startup(log)
     if startup is None or startup.tokens is None:
-        return []
+        return ""
     times = f", {startup.max_concurrency:.2f} requests at once" if startup.max_concurrency is not None else ""
-    said = f"vLLM says: {startup.tokens:,} tokens of KV cache{times}"
+    printed = f"vLLM says: {startup.tokens:,} tokens of KV cache{times}"
     if expected.tokens is None:
-        return [said]
+        return printed
     if startup.tokens == expected.tokens:
-        return [f"{said}; exactly as planned"]
+        return f"{printed}; exactly as planned"
     off = startup.tokens / expected.tokens - 1 if expected.tokens else 0.0
     judged = "as planned" if abs(off) <= CLOSE else f"the plan said {expected.tokens:,} ({off:+.1%})"
-    return [f"{said}; {judged}"]
+    return f"{printed}; {judged}"
 
 
-def learnt(log: Path, gpus: Gpus) -> list[str]:
-    """Keep what the start-up measured (`legroom calibrate`), so that the next plan starts from it."""
+def calibrated(log: Path, gpus: Gpus) -> str:
+    """Keep what the start-up measured, as `legroom calibrate` does, so that the next plan starts from it."""
+    from legroom.planning.calibrated_starts import calibrated_starts, keep_measurements, measured  # noqa: PLC0415
+
     if not gpus.name:
-        return ["nothing to learn from a start without a GPU"]
-    words = [sys.executable, "-m", "legroom", "calibrate", str(log), "--gpu", gpus.name, "--json"]
+        return "nothing to learn from a start without a GPU"
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=_LEARNING_S, check=False)
-    except subprocess.TimeoutExpired:
-        return [f"the measured memory could not be kept: that took more than {_LEARNING_S:.0f} s"]
-    try:
-        lessons = json.loads(done.stdout)["learnt"]
-    except (ValueError, KeyError):
-        reasons = [line[7:] for line in done.stderr.splitlines() if line.startswith("error: ")]
-        return [f"the measured memory could not be kept: {reasons[0] if reasons else 'no answer'}"]
-    terms = {name.removesuffix("_bytes") for lesson in lessons for name in lesson["terms"]}
+        starts = calibrated_starts(_text(log), str(log), gpus.name, None)
+        keep_measurements(starts)
+    except LegroomError as error:
+        return f"the measured memory could not be kept: {error.message}"
+    except OSError as error:
+        return f"the measured memory could not be kept: {log} cannot be read: {error.strerror}"
+    terms = {name.removesuffix("_bytes") for observation in measured(starts) for name in observation.terms}
     if not terms:
-        return ["the start-up printed no memory that could be kept"]
-    return [f"the measured memory is kept for later plans ({', '.join(sorted(terms)).replace('_', ' ')})"]
-
-
-def proven(url: str, api_key: str | None) -> tuple[bool | None, str]:
-    """The short form of `legroom verify`; None where the server has no door that can be tried."""
-    from legroom.verify.smoke_test import prove  # noqa: PLC0415 - loads an HTTP client
-
-    return prove(url, api_key)
+        return "the start-up printed no memory that could be kept"
+    return f"the measured memory is kept for later plans ({', '.join(sorted(terms)).replace('_', ' ')})"
 
 
 def _startup(log: Path) -> Startup | None:
     try:
-        with log.open("rb") as file:
-            text = file.read(_READ_BYTES).decode("utf-8", "replace")
+        startups = read_startups(_text(log))
     except OSError:
         return None
-    startups = read_startups(text)
     return startups[-1] if startups else None
+
+
+def _text(log: Path) -> str:
+    with log.open("rb") as file:
+        return file.read(_READ_BYTES).decode("utf-8", "replace")

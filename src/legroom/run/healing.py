@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from legroom.actions.server_log import last_lines
-from legroom.deployments.plain_shell import assignments
+from legroom.deployments.server_words import assignments
 from legroom.diagnosis.causes import cause_of
 from legroom.diagnosis.causes.kv_too_small_for_max_len import longest_len
 from legroom.diagnosis.diagnose import read_log
@@ -18,15 +18,14 @@ from legroom.diagnosis.reader import pieces_of_file
 from legroom.diagnosis.starting_plan import Hints
 from legroom.errors import LegroomError
 from legroom.explain.catalog import entry
-from legroom.facts.flags import flags_of
+from legroom.facts.flags import flag_name, flags_of
 from legroom.records import dataclass
-from legroom.run.edited_command import value_of, with_flags
 from legroom.run.expectation import Expectation, Gpus, expect
 from legroom.run.server_command import ServerCommand, read_command
-from legroom.vllm.command_parts import command_parts
+from legroom.vllm.command_line import command_parts, value_of, with_settings
 
 SURE_ENOUGH = 0.5
-"""Causes and fixes below this are told, never tried."""
+"""Causes and fixes below this are reported, never tried."""
 NOT_A_FIX = frozenset(
     {"report", "driver", "engine_version_or_V0", "request", "access", "files", "package", "disk", "port"}
 )
@@ -93,22 +92,22 @@ def heal(
     tried: Iterable[Tried] = (),
 ) -> Remedy:
     """Diagnose the log and work out the next command, one that is not among those that were tried."""
-    hints = Hints(_line(command, environ), None, gpus.name or None, gpus.count or None, command.release_said or None)
+    hints = Hints(_line(command, environ), None, gpus.name or None, gpus.count or None, command.stated_release or None)
     reading = read_log(pieces_of_file(str(log)), str(log), hints)
-    findings = reading.runs[0].findings if reading.runs else ()
+    findings = reading.runs[0].proven_findings if reading.runs else ()
     if not findings:
-        said = next((line.strip() for line in reversed(last_lines(log, _LAST_LINES)) if line.strip()), "")
-        last = f" Its last line: {masked(said)[:_LONGEST_WORDS]}" if said else ""
+        last_line = next((line.strip() for line in reversed(last_lines(log, _LAST_LINES)) if line.strip()), "")
+        last = f" Its last line: {masked(last_line)[:_LONGEST_WORDS]}" if last_line else ""
         return Remedy("", "", f"the log does not say why.{last}", False, refused="there is nothing to go by")
     first = findings[0]
-    told = Remedy(
-        first.cause, first.entry, f"{_title(first)}: {masked(first.why + _said(first))}",
+    diagnosed = Remedy(
+        first.cause, first.entry, f"{_title(first)}: {masked(first.why + _exception_text(first))}",
         cause_of(first.cause).is_memory,
         tuple(masked(item.text)[:300] for item in first.evidence[:3]),
     )  # fmt: skip
     keys = frozenset(_key(words, env, command, environ) for words, env in (*tried, (command.words, command.env)))
     case = _Case(command, bounds, gpus, environ, keys, longest_len(reading.runs[0].case))
-    return _first_allowed(told, findings, case)
+    return _first_allowed(diagnosed, findings, case)
 
 
 def _key(words: Sequence[str], env: Mapping[str, str], command: ServerCommand, environ: Mapping[str, str]) -> object:
@@ -134,39 +133,38 @@ def _title(finding: Finding) -> str:
         return f"{finding.cause.replace('_', ' ')} ({finding.entry})"
 
 
-def _said(finding: Finding) -> str:
+def _exception_text(finding: Finding) -> str:
     """The words of an exception that the cause has no words of its own for."""
-    found = next((item for item in finding.evidence if item.id == "exception"), None)
-    if found is None or finding.cause != "not_memory":
+    exception = next((item for item in finding.evidence if item.id == "exception"), None)
+    if exception is None or finding.cause != "not_memory":
         return ""
-    said = found.text.partition(str(found.facts.get("type")))[2].lstrip(":( ")
-    if not said or said.endswith(":"):  # the reason is on the lines that follow
-        said = str(found.facts.get("message", ""))
-    return f" It says: {said[:_LONGEST_WORDS]}" if said else ""
+    reason = exception.text.partition(str(exception.facts.get("type")))[2].lstrip(":( ")
+    if not reason or reason.endswith(":"):  # the reason is on the lines that follow
+        reason = str(exception.facts.get("message", ""))
+    return f" It says: {reason[:_LONGEST_WORDS]}" if reason else ""
 
 
-def _first_allowed(told: Remedy, findings: tuple[Finding, ...], case: _Case) -> Remedy:
+def _first_allowed(diagnosed: Remedy, findings: tuple[Finding, ...], case: _Case) -> Remedy:
     refusals: list[str] = []
     for fix in computed_fixes(findings):
         command = case.command
         change = _described(fix, command, case.environ)
-        words = with_flags(command.words, command.flags_at, fix.flags, command.release)
+        words = with_settings(command.words, command.flags_at, fix.flags, command.release)
         env = {**command.env, **fix.env}
         reason = _forbidden(fix, case.bounds) or _nothing_new(fix, words, env, case)
         if not reason:
-            changed = read_command([*assignments(env), *words], command.release_said or None, case.environ)
+            changed = read_command([*assignments(env), *words], command.stated_release or None, case.environ)
             expected = expect(changed, case.environ, case.gpus)
-            reason = _too_little(fix, expected, case, told.is_memory)
+            reason = _too_little(fix, expected, case, diagnosed.is_memory)
         if not reason:
-            return replace(
-                told, words=words, env=env, changed=change, why=masked(fix.why), expected=expected, fix=fix.kind
-            )
+            why = masked(fix.why)
+            return replace(diagnosed, words=words, env=env, changed=change, why=why, expected=expected, fix=fix.kind)
         refusals.append(f"{change} ({reason})")
     if refusals:
-        return replace(told, refused=f"it would have changed {', or '.join(refusals[:3])}")
+        return replace(diagnosed, refused=f"it would have changed {', or '.join(refusals[:3])}")
     steps = [step for fix in findings[0].fixes[:2] for step in fix.steps[:1]]
     hint = f"; what may help: {'; or '.join(steps)}" if steps else ""
-    return replace(told, refused=f"no flags that mend it could be computed{hint}")
+    return replace(diagnosed, refused=f"no flags that fix it could be computed{hint}")
 
 
 def _nothing_new(fix: Fix, words: Sequence[str], env: Mapping[str, str], case: _Case) -> str:
@@ -248,4 +246,4 @@ def _flag(name: str, command: ServerCommand | None = None) -> str:
         for flag in flags_of(command.release).values():
             if flag.dest == name:
                 return flag.name
-    return name if name.isupper() else "--" + name.replace("_", "-")
+    return name if name.isupper() else flag_name(name)

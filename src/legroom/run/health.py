@@ -68,7 +68,7 @@ def ticks_in_front(child: Child) -> Callable[[], int | None]:
         ticks = [cpu_ticks(pid) for pid in front]
         if child.is_held_up or None in ticks:
             return None
-        return sum(one or 0 for one in ticks) or None  # a system that counts no CPU time cannot tell work from none
+        return sum(used or 0 for used in ticks) or None  # a system that counts no CPU time cannot tell work from none
 
     return used
 

@@ -1,4 +1,4 @@
-"""The supervisor's pen: incidents and actions into the journal, and a remark where that cannot be written."""
+"""The supervisor's incidents and actions, into the journal; and a remark where that cannot be written."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from legroom.live.journal.journal import DONE, FAILED, Journal, JournalUnavailab
 Detail = Mapping[str, Any]
 
 
-class Diary:
-    """One server's story. A journal that cannot be written is said once, and never stops a server."""
+class IncidentRecorder:
+    """One server's incidents. A journal that cannot be written is reported once, and never stops a server."""
 
     def __init__(self, server: str, say: Callable[[str], None]) -> None:
         self.server = server
@@ -20,37 +20,36 @@ class Diary:
         self._action: int | None = None
         self._silent = False
 
-    def happened(self, kind: str, title: str, detail: Detail) -> str:
+    def open(self, kind: str, title: str, detail: Detail) -> str:
         """Something is wrong; what follows belongs to it until it is over. What to call it: `incident 7`.
 
-        A start that fails while an incident is open is one more page of it.
+        A start that fails while an incident is open is a note of that one.
         """
         if self._incident is not None and kind == "start_failed":
-            self.found(title, detail)
+            self.note(title, detail)
             return f"incident {self._incident}"
-        self.failed(f"then: {title}")
+        self.close_failed(f"then: {title}")
         self._incident = self._write(lambda journal: journal.open_incident(self.server, kind, title, detail))
         return "not journalled" if self._incident is None else f"incident {self._incident}"
 
-    def found(self, text: str, detail: Detail | None = None) -> None:
-        """What the diagnosis says."""
+    def note(self, text: str, detail: Detail | None = None) -> None:
         incident = self._incident
         if incident is not None:
             self._write(lambda journal: journal.note(incident, text, detail))
 
-    def about_to(self, name: str, detail: Detail) -> None:
+    def begin_action(self, name: str, detail: Detail) -> None:
         """Written before it is done."""
         self._action = self._write(lambda journal: journal.begin_action(self._incident, self.server, name, detail))
 
-    def worked(self, outcome: str) -> None:
+    def close_done(self, outcome: str) -> None:
         """The server is up again."""
         self._finish(DONE, outcome)
 
-    def failed(self, outcome: str) -> None:
+    def close_failed(self, outcome: str) -> None:
         """It is not, and nothing more is done about it."""
         self._finish(FAILED, outcome)
 
-    def action_failed(self) -> None:
+    def fail_action(self) -> None:
         """What was done did not help; the incident goes on."""
         action, self._action = self._action, None
         if action is not None:

@@ -21,7 +21,6 @@ class Setup:
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> Setup:
-        """From what counsel says."""
         return cls(tuple(answer["words"]), dict(answer["env"]), answer["line"], answer["expected"])
 
     def is_like(self, other: Setup) -> bool:
@@ -34,6 +33,21 @@ class Setup:
 
 
 OnCrash = Literal["restart", "exit"]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How often a supervisor looks, and how patient it is where nothing tells it."""
+
+    look_s: float = 1.0
+    """Between looks at whether a starting server is healthy."""
+    port_patience_s: float = 10.0
+    """How long the kernel may take to free the port of a server that is gone."""
+    leftover_grace_s: float = 3.0
+    """How long what a server leaves behind may take to end by itself: engine cores notice, trackers clean up."""
+
+
+USUAL = Timing()
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ LINES_SHOWN = 15
 
 
 @dataclass(frozen=True)
-class Ending:
-    """How one life of the server ended."""
+class ServerExit:
+    """How one start of the server ended."""
 
     code: int
     was_ready: bool
@@ -28,17 +28,16 @@ class Ending:
         return "it did not become healthy" if self.timed_out else f"it ended with {self.code}"
 
 
-def remembered(what: str, ending: Ending, remedy: Mapping[str, Any]) -> dict[str, Any]:
+def history_entry(what: str, ending: ServerExit, remedy: Mapping[str, Any]) -> dict[str, Any]:
     """A line of the history; `changed` is what was done, so it is filled in once it is."""
-    found = {name: remedy.get(name) or None for name in ("failed", "cause", "entry", "refused")}
-    return {"what": what, "exit_code": ending.code, "lived_s": ending.lived_s, "changed": None, **found}
+    diagnosed = {name: remedy.get(name) or None for name in ("failed", "cause", "entry", "refused")}
+    return {"what": what, "exit_code": ending.code, "lived_s": ending.lived_s, "changed": None, **diagnosed}
 
 
-def journalled(ending: Ending, remedy: Mapping[str, Any], command: str, log: Path) -> dict[str, Any]:
-    """What the journal keeps of it."""
-    found = {name: remedy[name] for name in ("cause", "entry", "evidence", "refused") if remedy.get(name)}
+def incident_detail(ending: ServerExit, remedy: Mapping[str, Any], command: str, log: Path) -> dict[str, Any]:
+    diagnosed = {name: remedy[name] for name in ("cause", "entry", "evidence", "refused") if remedy.get(name)}
     lines = last_lines(log, LINES_SHOWN)
-    return {"exit_code": ending.code, "lived_s": ending.lived_s, "command": command, "lines": lines, **found}
+    return {"exit_code": ending.code, "lived_s": ending.lived_s, "command": command, "lines": lines, **diagnosed}
 
 
 WINDOW_S = 3600.0

@@ -12,7 +12,7 @@ from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.home import runs_folder
-from legroom.process_lock import alone
+from legroom.process_lock import single_process
 
 _MOVING = frozenset({"host", "port", "uds", "headless", "ssl_certfile", "ssl_keyfile"})
 """Flags that put a server where its run does not look for it."""
@@ -31,7 +31,7 @@ class RunFile:
 
     def _log_folder(self) -> Path:
         """Beside the run's file; where nothing can be written there (a read-only container), one for this run alone:
-        without a log no start-up could be mended."""
+        without a log no start-up could be fixed."""
         folder = self.path.parent
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,7 @@ class RunFile:
             return Path(self._passing.name)
         return folder
 
-    def alone(self, say: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
+    def lock(self, say: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
         """Holds the port against every other run, also while a server only starts.
 
         vLLM listens late and shares its port, so a second run would take the first one's server for its own.
@@ -52,7 +52,7 @@ class RunFile:
             hint = "stop that one, or give vLLM another --port; machines that share a home need a LEGROOM_HOME each"
             return LegroomError(f"port {self._port} is in use by another legroom run (pid {pid})", hint)
 
-        return alone(self._lock, say, "a second run away from the port", refusal)
+        return single_process(self._lock, say, "a second run away from the port", refusal)
 
     def write(self, content: Mapping[str, Any]) -> str:
         """Replace the file in one step; why not, where it cannot be."""
@@ -102,10 +102,12 @@ class RunFile:
 
     def moving(self) -> str:
         """Why what was left is refused, and taken away: it would put the server elsewhere. Empty where it would not."""
+        from legroom.facts.flags import dest_name  # noqa: PLC0415 - `run` waits in little memory
+
         with contextlib.suppress(OSError, ValueError, AttributeError):
             flags = json.loads(self._flags.read_text("utf-8")).get("flags") or {}
-            found = [name for name in flags if name.lstrip("-").replace("-", "_") in _MOVING]
-            if found:
+            moving = [name for name in flags if dest_name(name) in _MOVING]
+            if moving:
                 self._flags.unlink()
-                return f"{', '.join(found)} cannot be changed while it runs"
+                return f"{', '.join(moving)} cannot be changed while it runs"
         return ""

@@ -9,8 +9,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from legroom.deployments.plain_shell import ASSIGNMENT, CONTAINER_TOOLS, assignments, basename, server_start
-from legroom.deployments.plain_sources import deployment_from_command
+from legroom.deployments.deployment import deployment_from_command
+from legroom.deployments.server_words import ASSIGNMENT, CONTAINER_TOOLS, assignments, basename, server_start
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.facts.releases import Release, latest
 from legroom.facts.releases import release as known_release
@@ -18,7 +18,15 @@ from legroom.records import dataclass
 from legroom.vllm.args import ServeArgs, is_given, other_value
 from legroom.vllm.secret_words import without_secrets
 
-_VERSION = "from importlib.metadata import version; print(version('vllm'))"
+_NO_VLLM = 44
+_VERSION = f"""
+import sys
+from importlib.metadata import PackageNotFoundError, version
+try:
+    print(version("vllm"))
+except PackageNotFoundError:
+    sys.exit({_NO_VLLM})
+"""
 _ASKING_S = 30.0
 _ANYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}
 
@@ -33,7 +41,7 @@ class ServerCommand:
     flags_at: int
     """Where the server's own flags begin among the words."""
     release: Release
-    release_said: str
+    stated_release: str
     """The installed release, empty where it could not be found out."""
     args: ServeArgs
     problems: tuple[str, ...] = ()
@@ -41,15 +49,14 @@ class ServerCommand:
 
     @property
     def port(self) -> int:
-        """Where it will listen."""
-        said = other_value(self.args, "--port")
-        return int(said) if said and said.isdecimal() else 8000
+        given = other_value(self.args, "--port")
+        return int(given) if given and given.isdecimal() else 8000
 
     @property
     def host(self) -> str:
         """An address of this machine that reaches it."""
-        said = other_value(self.args, "--host") or ""
-        return _ANYWHERE.get(said, said)
+        given = other_value(self.args, "--host") or ""
+        return _ANYWHERE.get(given, given)
 
     @property
     def url(self) -> str:
@@ -72,12 +79,12 @@ def read_command(words: Sequence[str], vllm: str | None, environ: Mapping[str, s
     if shutil.which(rest[0], path=its_env.get("PATH")) is None:
         hint = "install vLLM (pip install vllm), activate its environment, or give the path of its `vllm`"
         raise LegroomError(f"{rest[0]} is not installed here, or not on the PATH", hint, UNREACHABLE)
-    said = vllm or installed_release(rest[at:], its_env)
-    release = _nearest(said)
+    version = vllm or installed_release(rest[at:], its_env)
+    release = _nearest(version)
     deployment = deployment_from_command(shlex.join(rest), release)
     _check_watchable(deployment.args)
     problems = tuple(problem.message for problem in deployment.problems if problem.stops_vllm)
-    return ServerCommand(tuple(rest), env, _flags_at(rest, at), release, said or "", deployment.args, problems)
+    return ServerCommand(tuple(rest), env, _flags_at(rest, at), release, version or "", deployment.args, problems)
 
 
 def _check_watchable(args: ServeArgs) -> None:
@@ -88,9 +95,9 @@ def _check_watchable(args: ServeArgs) -> None:
             raise LegroomError(f"a server with {flag} has no HTTP port to watch", hint)
     if other_value(args, "--ssl-cert-reqs") == "2":
         raise LegroomError("a server that wants a certificate of its clients answers nobody else", hint)
-    said = other_value(args, "--port")
-    if said and re.fullmatch(r"-?[0-9]+", said) and not (len(said) <= 5 and 1 <= int(said) <= 65535):
-        raise LegroomError(f"--port {said} is no port that can be watched", "give one from 1 to 65535")
+    given = other_value(args, "--port")
+    if given and re.fullmatch(r"-?[0-9]+", given) and not (len(given) <= 5 and 1 <= int(given) <= 65535):
+        raise LegroomError(f"--port {given} is no port that can be watched", "give one from 1 to 65535")
 
 
 def installed_release(words: Sequence[str], env: Mapping[str, str]) -> str | None:
@@ -107,7 +114,7 @@ def installed_release(words: Sequence[str], env: Mapping[str, str]) -> str | Non
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    if done.returncode and "PackageNotFoundError" in done.stderr and basename(program) != "vllm":
+    if done.returncode == _NO_VLLM and basename(program) != "vllm":
         hint = "give the Python of the environment that vLLM is installed in"
         raise LegroomError(f"{program} has no vLLM", hint, UNREACHABLE)
     return done.stdout.strip() or None
@@ -129,10 +136,10 @@ def _interpreter(script: Path) -> str | None:
     return words[0] or None if words else None
 
 
-def _nearest(said: str | None) -> Release:
-    if not said:
+def _nearest(version: str | None) -> Release:
+    if not version:
         return latest()
-    return known_release(said.partition("+")[0])
+    return known_release(version.partition("+")[0])
 
 
 def _assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -140,8 +147,8 @@ def _assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     rest = list(words)
     if len(rest) > 1 and basename(rest[0]) == "env" and ASSIGNMENT.fullmatch(rest[1]):
         rest.pop(0)  # the same without it
-    while rest and (found := ASSIGNMENT.fullmatch(rest[0])):
-        env[found[1]] = found[2]
+    while rest and (assignment := ASSIGNMENT.fullmatch(rest[0])):
+        env[assignment[1]] = assignment[2]
         rest.pop(0)
     return env, rest
 

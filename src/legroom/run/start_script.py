@@ -42,7 +42,7 @@ def check_writable(path: str) -> None:
 
 def _without_secrets(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """The words as the shell takes them, and the variables that stand for what is not written down."""
-    from legroom.vllm.command_parts import command_parts  # noqa: PLC0415 - a table of flags, for this alone
+    from legroom.vllm.command_line import command_parts  # noqa: PLC0415 - a table of flags, for this alone
 
     kept: list[str] = []
     variables: list[str] = []

@@ -38,7 +38,6 @@ class Signals:
         os.close(self._writing)
 
     def fileno(self) -> int:
-        """What to wait on."""
         return self._reading
 
     def taken(self) -> list[int]:
@@ -63,7 +62,7 @@ class Signals:
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:
-    """The wake-up pipe tells it."""
+    """The wake-up pipe has it."""
 
 
 def _has_terminal() -> bool:
@@ -83,7 +82,7 @@ NOT_UP_S = 10.0
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 
-class Server(Protocol):
+class Stoppable(Protocol):
     """What can be stopped."""
 
     def send(self, number: int) -> None:
@@ -96,8 +95,8 @@ class Server(Protocol):
 class Stopping:
     """SIGTERM drains, SIGINT ends, a second one of either hurries, a third kills; SIGHUP drains and starts anew.
 
-    vLLM answers 500 to what comes while it drains. Where there is a door in front of its requests, `close_door` begins
-    to close it and to wait until nobody is inside, and the server hears SIGTERM when `emptied` is called.
+    vLLM answers 500 to what comes while it drains. Where a guard admits its requests, `start_drain` lets it admit
+    nothing new and begins to wait for the rest, and the server hears SIGTERM when `drained` is called.
     """
 
     def __init__(
@@ -105,7 +104,7 @@ class Stopping:
         drain_s: float,
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
-        close_door: Callable[[float], None] | None = None,
+        start_drain: Callable[[float], None] | None = None,
     ) -> None:
         self.for_good = False
         """Whether it was asked to stop, so that nothing is started any more."""
@@ -113,8 +112,8 @@ class Stopping:
         self.is_up = False
         """Whether the server serves; one that is still starting gets less time to go."""
         self._drain_s, self._say, self._clock = drain_s, say, clock
-        self._close_door = close_door
-        self._is_closed = self._is_emptying = False
+        self._start_drain = start_drain
+        self._has_drained = self._is_draining = False
         self._asked = 0
         self._deadline_s: float | None = None
 
@@ -126,13 +125,13 @@ class Stopping:
     def restarting(self) -> None:
         """The server that was to be replaced is gone."""
         self.restart, self._asked, self._deadline_s = False, 0, None
-        self._is_closed = self._is_emptying = False
+        self._has_drained = self._is_draining = False
 
     def left_s(self) -> float | None:
         """How long until the deadline; None where there is none."""
         return None if self._deadline_s is None else max(self._deadline_s - self._clock(), 0.0)
 
-    def take(self, number: int, server: Server | None) -> None:
+    def take(self, number: int, server: Stoppable | None) -> None:
         """A signal came."""
         if number == signal.SIGHUP:
             self._take_restart(server)
@@ -141,24 +140,24 @@ class Stopping:
         elif server is not None:
             server.send(number)
 
-    def check(self, server: Server | None) -> None:
+    def check(self, server: Stoppable | None) -> None:
         """Kill what has not gone by its deadline."""
         if server is None or self.left_s() != 0.0:
             return
-        if self._is_emptying:
-            self.emptied(server, GRACE_S)
+        if self._is_draining:
+            self.drained(server, GRACE_S)
             return
         self._say("it did not go in time: killing it")
         server.kill()
         self._deadline_s = self._clock() + HURRY_S
 
-    def emptied(self, server: Server, patience_s: float | None = None) -> None:
-        """Nobody is behind the closed door any more, or it cannot be told: the server itself is asked to go."""
-        if self._is_emptying:
-            self._is_emptying = False
+    def drained(self, server: Stoppable, patience_s: float | None = None) -> None:
+        """No request is left in the server, or it cannot be told: the server itself is asked to go."""
+        if self._is_draining:
+            self._is_draining = False
             self._send(server, signal.SIGTERM, self._drain_s + GRACE_S if patience_s is None else patience_s)
 
-    def _take_restart(self, server: Server | None) -> None:
+    def _take_restart(self, server: Stoppable | None) -> None:
         if self.begun:
             return
         self.restart = True
@@ -168,7 +167,7 @@ class Stopping:
         self._say("SIGHUP: draining, then starting again")
         self._end(server, signal.SIGTERM, self._patience_s(signal.SIGTERM))
 
-    def _take_end(self, number: int, server: Server | None) -> None:
+    def _take_end(self, number: int, server: Stoppable | None) -> None:
         self.for_good, self.restart = True, False
         self._asked += 1
         if server is None:
@@ -190,15 +189,15 @@ class Stopping:
             return NOT_UP_S
         return self._drain_s + GRACE_S if number == signal.SIGTERM else INTERRUPT_S
 
-    def _end(self, server: Server, number: int, patience_s: float) -> None:
-        if number == signal.SIGTERM and self.is_up and self._close_door is not None and not self._is_closed:
-            self._is_closed = self._is_emptying = True
-            self._close_door(self._drain_s)
+    def _end(self, server: Stoppable, number: int, patience_s: float) -> None:
+        if number == signal.SIGTERM and self.is_up and self._start_drain is not None and not self._has_drained:
+            self._has_drained = self._is_draining = True
+            self._start_drain(self._drain_s)
             self._deadline_s = self._clock() + self._drain_s
-        elif number != signal.SIGTERM or not self._is_emptying:  # else it is on its way already
-            self._is_emptying = False
+        elif number != signal.SIGTERM or not self._is_draining:  # else it is on its way already
+            self._is_draining = False
             self._send(server, number, patience_s)
 
-    def _send(self, server: Server, number: int, patience_s: float) -> None:
+    def _send(self, server: Stoppable, number: int, patience_s: float) -> None:
         server.send(number)
         self._deadline_s = self._clock() + patience_s

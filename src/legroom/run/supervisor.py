@@ -1,6 +1,6 @@
-"""`legroom run`: start a server, see it through, and start it again with what mends it.
+"""`legroom run`: start a server, see it through, and start it again with what fixes it.
 
-One process that waits: on its child, on signals, on a question to counsel. It polls only while a server starts.
+One process that waits: on its child, on signals, on a task. It polls only while a server starts.
 """
 
 from __future__ import annotations
@@ -14,23 +14,19 @@ from typing import Any, Literal
 
 from legroom.actions.child import Child
 from legroom.actions.descendants import reap
-from legroom.actions.server_log import KeptLog, last_lines
+from legroom.actions.server_log import ServerLog, last_lines
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.guard import TOKEN_NAME as GUARD_TOKEN
 from legroom.run.health import HangWatch, health_status, is_healthy, port_problem, ticks_in_front
-from legroom.run.incidents import Diary
-from legroom.run.options import RunOptions, Setup
+from legroom.run.incidents import IncidentRecorder
+from legroom.run.options import USUAL, RunOptions, Setup, Timing
 from legroom.run.outcomes import TriedFix
-from legroom.run.restarts import LINES_SHOWN, Ending, RestartBudget, journalled, remembered
+from legroom.run.restarts import LINES_SHOWN, RestartBudget, ServerExit, history_entry, incident_detail
 from legroom.run.run_file import RunFile
 from legroom.run.stopping import Signals, Stopping
-from legroom.run.task_process import Asking
+from legroom.run.task_process import StartTask, TaskProcess, start_python
 
-LOOK_S = 1.0
-"""How often a starting server is asked whether it is healthy."""
-_PORT_PATIENCE_S = 10.0
-"""How long the kernel may take to free the port of a server that is gone."""
-Pool = Literal["unsaid", "said", "compared"]
+PoolReport = Literal["awaited", "printed", "compared"]
 """Whether the server has printed the size of its KV pool, and whether that was held against the plan."""
 
 
@@ -43,6 +39,8 @@ class Supervisor:
         prepared: Mapping[str, Any],
         say: Callable[[str], None],
         outputs: tuple[int, int] = (1, 2),
+        timing: Timing = USUAL,
+        start_task: StartTask = start_python,
     ) -> None:
         self.options = options
         self.say = say
@@ -51,20 +49,20 @@ class Supervisor:
         self.history: list[dict[str, Any]] = []
         """What failed and what was done about it, in order."""
         self.verified: bool | None = None
-        self._outputs = outputs
-        self._door: tuple[str, int, bool] = (prepared["host"], prepared["port"], prepared["url"].startswith("https"))
+        self._outputs, self._timing, self._start_task = outputs, timing, start_task
+        self._address: tuple[str, int, bool] = (prepared["host"], prepared["port"], prepared["url"].startswith("https"))
         self.file = RunFile(prepared["port"])
-        self.diary = Diary(prepared["url"], say)
+        self.incidents = IncidentRecorder(prepared["url"], say)
         self._tried_fix = TriedFix(prepared["vllm"], say)
         self._guard_token = _guard_token(self.setup.env) if prepared["has_guard"] else None
-        self._emptying: Asking | None = None
+        self._guard_drain: TaskProcess | None = None
         self.stopping = Stopping(
             max(options.drain_s, prepared["own_drain_s"]), say,
-            close_door=self._close_guard if self._guard_token else None,
+            start_drain=self._drain_guard if self._guard_token else None,
         )  # fmt: skip
         self._budget = RestartBudget(options.restarts, options.restart_delay_s)
         self._mark: bytes = prepared["capacity_mark"].encode()
-        self._pool: Pool = "unsaid"
+        self._pool: PoolReport = "awaited"
         self._tried: list[Setup] = []
         """Every set-up that was launched: none of them is the fix of a failure."""
         self._served: list[Setup] = []
@@ -75,14 +73,14 @@ class Supervisor:
 
     def run(self) -> int:
         """The exit code: vLLM's, except that an end which nobody asked for is never 0."""
-        with self.file.alone(self.say), Signals() as self._signals:
+        with self.file.lock(self.say), Signals() as self._signals:
             try:
-                return self._lives()
+                return self._serve_until_stopped()
             finally:
-                self.diary.failed("asked to stop" if self.stopping.for_good else "the run ended")
+                self.incidents.close_failed("asked to stop" if self.stopping.for_good else "the run ended")
                 self.file.remove()
 
-    def _lives(self) -> int:
+    def _serve_until_stopped(self) -> int:
         code = OK
         while not self.stopping.for_good:
             if not self._is_port_free():
@@ -92,7 +90,7 @@ class Supervisor:
                 self._take_changes()
             if self.stopping.for_good:
                 break
-            ending = self._live()
+            ending = self._serve_once()
             code = ending.code
             if not self.stopping.begun:
                 code = code or ANSWER_IS_NO
@@ -100,10 +98,10 @@ class Supervisor:
                     break
         return code
 
-    def _live(self) -> Ending:
+    def _serve_once(self) -> ServerExit:
         self.file.keep_previous_log()
-        log = KeptLog(self.file.log)
-        self._pool, self.stopping.is_up = "unsaid", False
+        log = ServerLog(self.file.log)
+        self._pool, self.stopping.is_up = "awaited", False
         began = time.monotonic()
         if not self.setup.is_among(self._tried):
             self._tried.append(self.setup)
@@ -111,8 +109,9 @@ class Supervisor:
         env = {"PYTHONUNBUFFERED": "1", **os.environ, **self.setup.env}
         if self._guard_token:
             env[GUARD_TOKEN] = self._guard_token
-        child = Child(self.setup.words, env, log=log, see=self._see, outputs=self._outputs)
-        asking: Asking | None = None
+        child = Child(self.setup.words, env, log=log, see=self._see, outputs=self._outputs,
+                      leftover_grace_s=self._timing.leftover_grace_s)  # fmt: skip
+        task: TaskProcess | None = None
         watch: HangWatch | None = None
         timed_out = hung = False
         self._record(child)
@@ -120,30 +119,30 @@ class Supervisor:
             while not child.gone:
                 if watch is None and not self.stopping.begun and self._is_up():
                     self.stopping.is_up = True
-                    asking = self._came_up(child, log, asking)
+                    task = self._came_up(child, log, task)
                     watch = HangWatch(self.options.hang_timeout_s, ticks_in_front(child), self._answers)
                 timed_out = timed_out or self._is_late(child, watch is not None, began)
                 hung = self._hangs(child, watch) or hung
-                asking = self._go_on(child, asking, self._look_s(watch))
+                task = self._wait(child, task, self._look_s(watch))
         finally:
-            for open_question in (asking, self._emptying):
-                if open_question is not None:
-                    open_question.stop()
-            self._emptying = None
+            for open_task in (task, self._guard_drain):
+                if open_task is not None:
+                    open_task.stop()
+            self._guard_drain = None
             child.close()
             log.close()
-        return Ending(child.exit_code or 0, watch is not None, timed_out, hung, time.monotonic() - began)
+        return ServerExit(child.exit_code or 0, watch is not None, timed_out, hung, time.monotonic() - began)
 
     def _is_up(self) -> bool:
-        return is_healthy(*self._door)
+        return is_healthy(*self._address)
 
     def _answers(self, patience_s: float) -> bool:
-        return health_status(*self._door, patience_s) is not None
+        return health_status(*self._address, patience_s) is not None
 
     def _look_s(self, watch: HangWatch | None) -> float | None:
         """How long until the server is looked at again; one that is on its way out has a deadline instead."""
         if watch is None:
-            return LOOK_S
+            return self._timing.look_s
         return None if self.stopping.begun else watch.left_s()
 
     def _hangs(self, child: Child, watch: HangWatch | None) -> bool:
@@ -151,17 +150,17 @@ class Supervisor:
             return False
         self.say(f"it hangs: no answer and no work for {self.options.hang_timeout_s:g} s. Killing it")
         child.kill()
-        child.wait_gone(_PORT_PATIENCE_S)
+        child.wait_gone(self._timing.port_patience_s)
         return True
 
     def _see(self, line: bytes) -> None:
         """Called by the threads that pass output on."""
-        if self._pool == "unsaid" and self._mark in line:
-            self._pool = "said"
+        if self._pool == "awaited" and self._mark in line:
+            self._pool = "printed"
 
-    def _go_on(self, child: Child | None, asking: Asking | None, patience_s: float | None) -> Asking | None:
-        """Wait for something to happen, take it in, and give back the question that is still open."""
-        waits = [wait for wait in (self._signals, child, asking, self._emptying) if wait is not None]
+    def _wait(self, child: Child | None, task: TaskProcess | None, patience_s: float | None) -> TaskProcess | None:
+        """Wait for something to happen, take it in, and give back the task that is still under way."""
+        waits = [wait for wait in (self._signals, child, task, self._guard_drain) if wait is not None]
         left_s = self.stopping.left_s()
         patience_s = left_s if patience_s is None else patience_s if left_s is None else min(patience_s, left_s)
         readable, _, _ = select.select(waits, [], [], patience_s)
@@ -174,18 +173,18 @@ class Supervisor:
                 self._take(number, child)
         if child is not None and child in readable:
             child.read()
-        if child is not None and self._emptying is not None and self._emptying in readable:
-            self._see_emptied(self._emptying, child)
+        if child is not None and self._guard_drain is not None and self._guard_drain in readable:
+            self._read_guard_drain(self._guard_drain, child)
         self.stopping.check(child)
-        if asking is not None and asking in readable:
-            asking.read()
-            if asking.done:
-                self._answered(asking)
-                asking = None
-        if asking is None and child is not None and self._pool == "said":
+        if task is not None and task in readable:
+            task.read()
+            if task.done:
+                self._report_answer(task)
+                task = None
+        if task is None and child is not None and self._pool == "printed":
             self._pool = "compared"
-            asking = Asking("compare", {"log": str(self.file.log), "expected": dict(self.setup.expected)})
-        return asking
+            task = self._begin("compare_pool", {"log": str(self.file.log), "expected": dict(self.setup.expected)})
+        return task
 
     def _take(self, number: int, child: Child | None) -> None:
         if number == signal.SIGHUP and child is not None and (problem := self.file.moving()):
@@ -193,16 +192,16 @@ class Supervisor:
         else:
             self.stopping.take(number, child)
 
-    def _close_guard(self, deadline_s: float) -> None:
+    def _drain_guard(self, deadline_s: float) -> None:
         question = {"url": self.prepared["url"], "token": self._guard_token, "deadline_s": deadline_s}
-        self._emptying = Asking("empty", question)
+        self._guard_drain = self._begin("drain_guard", question)
 
-    def _see_emptied(self, emptying: Asking, child: Child) -> None:
-        emptying.read()
-        if emptying.done:
-            self._emptying = None
-            self._answered(emptying)
-            self.stopping.emptied(child)
+    def _read_guard_drain(self, drain: TaskProcess, child: Child) -> None:
+        drain.read()
+        if drain.done:
+            self._guard_drain = None
+            self._report_answer(drain)
+            self.stopping.drained(child)
 
     def _is_late(self, child: Child, ready: bool, began: float) -> bool:
         patience_s = self.options.ready_timeout_s
@@ -212,37 +211,40 @@ class Supervisor:
         for line in last_lines(self.file.log, LINES_SHOWN):
             self.say(f"  {line}")
         child.kill()
-        child.wait_gone(_PORT_PATIENCE_S)
+        child.wait_gone(self._timing.port_patience_s)
         return True
 
-    def _came_up(self, child: Child, log: KeptLog, asking: Asking | None) -> Asking:
-        if asking is not None:
-            self._answered(asking)
+    def _came_up(self, child: Child, log: ServerLog, task: TaskProcess | None) -> TaskProcess:
+        if task is not None:
+            self._report_answer(task)
         log.started()
-        child.settle()
-        self.diary.worked("it serves again")
+        child.mark_ready()
+        self.incidents.close_done("it serves again")
         self._tried_fix.end(worked=True)
         self._tries = 0
-        self._served = [*(one for one in self._served if not one.is_like(self.setup)), self.setup]
+        self._served = [*(setup for setup in self._served if not setup.is_like(self.setup)), self.setup]
         self._taken_away.clear()
         question = self._question() | {"url": self.prepared["url"], "verify": self.options.verify}
-        return Asking("settle", question)
+        return self._begin("verify_and_calibrate", question)
 
-    def _answered(self, asking: Asking) -> None:
+    def _begin(self, task: str, question: Mapping[str, Any]) -> TaskProcess:
+        return TaskProcess(task, question, self._start_task)
+
+    def _report_answer(self, task: TaskProcess) -> None:
         try:
-            answer = asking.answer()
+            answer = task.answer()
         except LegroomError as error:
             self.say(error.message)
             return
-        for line in answer["lines"]:
-            self.say(line)
+        if answer["line"]:
+            self.say(answer["line"])
         if "ok" in answer:
-            self._settled(answer)
+            self._report_verification(answer)
 
-    def _settled(self, answer: Mapping[str, Any]) -> None:
+    def _report_verification(self, answer: Mapping[str, Any]) -> None:
         self.verified = answer["ok"] if self.options.verify else None
         if answer["ok"] is False:
-            name = self.diary.happened("not_verified", answer["proof"], {"command": self.setup.line})
+            name = self.incidents.open("not_verified", answer["proof"], {"command": self.setup.line})
             self.say(f"NOT verified ({name}): {answer['proof']}")
             return
         if answer["proof"]:
@@ -259,21 +261,21 @@ class Supervisor:
             "gpus": self.prepared["gpus"],
         }  # fmt: skip
 
-    def _asked(self, task: str, question: Mapping[str, Any]) -> dict[str, Any] | None:
-        """An answer, while signals still count; None where a stop came first."""
-        asking = Asking(task, question)
-        while not asking.done:
-            waits: list[Signals | Asking] = [self._signals, asking]
-            if asking in select.select(waits, [], [])[0]:
-                asking.read()
+    def _answer_of(self, name: str, question: Mapping[str, Any]) -> dict[str, Any] | None:
+        """A task's answer, while signals still count; None where a stop came first."""
+        task = self._begin(name, question)
+        while not task.done:
+            waits: list[Signals | TaskProcess] = [self._signals, task]
+            if task in select.select(waits, [], [])[0]:
+                task.read()
             for number in self._signals.taken():
                 self._take(number, None)
             if self.stopping.for_good:
-                asking.stop()
+                task.stop()
                 return None
-        return asking.answer()
+        return task.answer()
 
-    def _mended(self) -> dict[str, Any] | None:
+    def _fix(self) -> dict[str, Any] | None:
         options = self.options
         bounds = {
             "keep": self.prepared["keep"], "min_context": options.min_context,
@@ -281,7 +283,7 @@ class Supervisor:
             "tried": [(tried.words, tried.env) for tried in self._tried],
         }  # fmt: skip
         try:
-            return self._asked("mend", self._question() | bounds)
+            return self._answer_of("find_fix", self._question() | bounds)
         except LegroomError as why:
             return {
                 "failed": f"{why.message}.",
@@ -290,16 +292,16 @@ class Supervisor:
                 "is_memory": False,
             }
 
-    def _after_failed_start(self, ending: Ending) -> bool:
+    def _after_failed_start(self, ending: ServerExit) -> bool:
         """Whether to launch again."""
-        self.diary.action_failed()
+        self.incidents.fail_action()
         self._tried_fix.end(worked=False)
-        remedy = self._mended()
+        remedy = self._fix()
         if remedy is None:
             return False
-        detail = journalled(ending, remedy, self.setup.line, self.file.log) | {"how": ending.why}
-        name = self.diary.happened("start_failed", f"start-up failed: {remedy['failed']}", detail)
-        self.history.append(remembered("start_failed", ending, remedy))
+        detail = incident_detail(ending, remedy, self.setup.line, self.file.log) | {"how": ending.why}
+        name = self.incidents.open("start_failed", f"start-up failed: {remedy['failed']}", detail)
+        self.history.append(history_entry("start_failed", ending, remedy))
         of = self.options.tries
         head = f"start failed ({ending.why}, {name}): {remedy['failed']}"
         if remedy["words"] and self._tries < of:
@@ -308,7 +310,7 @@ class Supervisor:
             self.say(f"try {self._tries} of {of}: {head} Changed: {remedy['changed']}. Expected now: {expected}")
             self._adopt(remedy)
             self._tried_fix.begin(remedy)
-            self.diary.about_to("relaunch", {"changed": remedy["changed"], "command": self.setup.line})
+            self.incidents.begin_action("relaunch", {"changed": remedy["changed"], "command": self.setup.line})
             return True
         refused = f"{of} tries are used up; next would be {remedy['changed']}" if remedy["words"] else remedy["refused"]
         if not self._served or self.options.on_crash == "exit":
@@ -325,20 +327,20 @@ class Supervisor:
         self.setup = Setup.of(remedy)
         self.history[-1]["changed"] = remedy["changed"]
 
-    def _after_crash(self, ending: Ending) -> bool:
+    def _after_crash(self, ending: ServerExit) -> bool:
         """Whether to restart; the incident is written before anything else is done."""
         if ending.code == 0:
             self.say("vLLM exited 0, but nobody had asked it to stop: its engine died")
         what = "hung and was killed" if ending.hung else "died"
         title = f"the server {what} after {ending.lived_s:.0f} s (exit {ending.code})"
-        name = self.diary.happened("died_serving", title, journalled(ending, {}, self.setup.line, self.file.log))
+        name = self.incidents.open("died_serving", title, incident_detail(ending, {}, self.setup.line, self.file.log))
         self.say(f"{name}: {title}")
-        remedy = self._mended()
+        remedy = self._fix()
         if remedy is None:
             return False
-        self.diary.found(remedy["failed"], {"cause": remedy.get("cause"), "evidence": remedy.get("evidence")})
+        self.incidents.note(remedy["failed"], {"cause": remedy.get("cause"), "evidence": remedy.get("evidence")})
         self.say(f"diagnosis: {remedy['failed']}")
-        self.history.append(remembered("died_serving", ending, remedy))
+        self.history.append(history_entry("died_serving", ending, remedy))
         if self.options.on_crash == "exit":
             return self._give_up("--on-crash exit: not restarted")
         return self._restart("the same command", remedy if remedy["is_memory"] and remedy["words"] else None)
@@ -352,7 +354,7 @@ class Supervisor:
         if remedy is not None:
             self._adopt(remedy)
             changed = remedy["changed"]
-        self.diary.about_to("restart", {"changed": changed, "command": self.setup.line})
+        self.incidents.begin_action("restart", {"changed": changed, "command": self.setup.line})
         self.say(
             f"restart in {delay_s:g} s ({self._budget.left(time.monotonic())} left this hour): "
             + (f"changed {changed}. Expected now: {self.setup.expected['text']}" if changed else unchanged)
@@ -362,13 +364,13 @@ class Supervisor:
 
     def _give_up(self, reason: str) -> bool:
         self.say(reason)
-        self.diary.failed(reason)
+        self.incidents.close_failed(reason)
         return False
 
     def _pause(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         while not self.stopping.for_good and (left := until - time.monotonic()) > 0:
-            self._go_on(None, None, left)
+            self._wait(None, None, left)
 
     def _take_changes(self) -> None:
         """What somebody left for this restart."""
@@ -378,7 +380,7 @@ class Supervisor:
         if changes is None:
             return
         try:
-            answer = self._asked("change", self._question() | {"changes": dict(changes)})
+            answer = self._answer_of("apply_changes", self._question() | {"changes": dict(changes)})
         except LegroomError as error:
             self.say(f"the changes for this restart are left out: {error.message}")
             return
@@ -390,13 +392,13 @@ class Supervisor:
 
     def _is_port_free(self) -> bool:
         """Whether to launch. What is left of our own server gets a moment to go."""
-        until = time.monotonic() + _PORT_PATIENCE_S
+        until = time.monotonic() + self._timing.port_patience_s
         while problem := port_problem(self.prepared["host"], self.prepared["port"]):
             if not self._tried:
                 raise LegroomError(problem, "stop what listens there, or give vLLM another --port")
             if time.monotonic() >= until:
                 return self._give_up(f"{problem}: not started again")
-            self._go_on(None, None, 0.1)
+            self._wait(None, None, 0.1)
             if self.stopping.for_good:
                 return False
         return True

@@ -1,4 +1,4 @@
-"""The supervisor's side of counsel: a question to a process of its own, whose answer can be waited on."""
+"""The supervisor's side of a task: a question to a process of its own, whose answer can be waited on."""
 
 from __future__ import annotations
 
@@ -7,40 +7,62 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
-from typing import IO, Any
+from collections.abc import Callable, Mapping
+from typing import IO, Any, Protocol
 
 from legroom.errors import LegroomError
 
 
-class Asking:
-    """One question under way. `fileno()` is readable when there is something to `read`."""
+class TaskProgram(Protocol):
+    """A started process that works on a task."""
 
-    def __init__(self, task: str, question: Mapping[str, Any]) -> None:
-        self._complaint = _passing_file()
-        self._process: subprocess.Popen[bytes] | None = None
-        with _passing_file() as asked:
-            asked.write(json.dumps(question).encode())
-            asked.seek(0)
+    def kill(self) -> None:
+        """End it."""
+
+    def wait(self) -> int:
+        """Collect it."""
+        ...
+
+
+StartTask = Callable[[str, IO[bytes], int, IO[bytes]], TaskProgram]
+"""A task's name, what it reads, where it writes its answer, and where it complains."""
+
+
+def start_python(task: str, question: IO[bytes], answer: int, complaint: IO[bytes]) -> TaskProgram:
+    """`python -m legroom.run.tasks TASK`."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "legroom.run.tasks", task], stdin=question, stdout=answer, stderr=complaint,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+class TaskProcess:
+    """One task under way. `fileno()` is readable when there is something to `read`."""
+
+    def __init__(self, task: str, question: Mapping[str, Any], start: StartTask = start_python) -> None:
+        self._complaint = _memory_file()
+        self._process: TaskProgram | None = None
+        self._received = b""
+        self.done = False
+        reading, writing = os.pipe()
+        self._answer = os.fdopen(reading, "rb", buffering=0)
+        with _memory_file() as written:
+            written.write(json.dumps(question).encode())
+            written.seek(0)
             try:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "legroom.run.tasks", task], stdin=asked, stdout=subprocess.PIPE,
-                    stderr=self._complaint, start_new_session=True,
-                )  # fmt: skip
+                self._process = start(task, written, writing, self._complaint)
             except OSError as error:  # no process more is to be had; a server that runs goes on
                 self._complaint.write(str(error).encode())
-        self._answer: IO[bytes] = (self._process.stdout if self._process else None) or _passing_file()
-        self._said = b""
-        self.done = False
+            finally:
+                os.close(writing)
 
     def fileno(self) -> int:
-        """What to wait on."""
         return self._answer.fileno()
 
     def read(self) -> None:
-        """Take in what has been said so far."""
-        piece = os.read(self.fileno(), 1 << 16)
-        self._said += piece
+        """Take in what has been answered so far."""
+        piece = self._answer.read(1 << 16) or b""
+        self._received += piece
         self.done = not piece
 
     def answer(self) -> dict[str, Any]:
@@ -51,7 +73,7 @@ class Asking:
         complaint = self._complaint.read().decode("utf-8", "replace").strip()
         self._close()
         try:
-            document = json.loads(self._said)
+            document = json.loads(self._received)
         except ValueError:
             last = complaint.splitlines()[-1] if complaint else "it said nothing"
             raise LegroomError(f"legroom could not work it out: {last}") from None
@@ -74,13 +96,12 @@ class Asking:
             self._process.wait()
 
 
-def _passing_file() -> IO[bytes]:
-    """In memory: a disk that is full or cannot be written to must not keep a server from being mended."""
+def _memory_file() -> IO[bytes]:
+    """In memory: a disk that is full or cannot be written to must not keep a server from being fixed."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("legroom"), "w+b")
     return tempfile.TemporaryFile()  # not Linux
 
 
-def ask(task: str, question: Mapping[str, Any]) -> dict[str, Any]:
-    """Ask and wait."""
-    return Asking(task, question).answer()
+def run_task(task: str, question: Mapping[str, Any]) -> dict[str, Any]:
+    return TaskProcess(task, question).answer()

@@ -1,6 +1,6 @@
-"""The thinking half of `legroom run`, in short-lived processes: the supervisor itself stays small.
+"""What `legroom run` has to work out, in short-lived processes: the supervisor itself stays small.
 
-    python -m legroom.holding.counsel TASK < question.json > answer.json
+    python -m legroom.run.tasks TASK < question.json > answer.json
 
 An answer is `{"answer": ...}` or `{"error": {"message", "hint", "exit_code"}}`.
 """
@@ -8,9 +8,11 @@ An answer is `{"answer": ...}` or `{"error": {"message", "hint", "exit_code"}}`.
 from __future__ import annotations
 
 import asyncio
+import difflib
 import json
 import math
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -19,26 +21,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legroom.actions.descendants import die_with_parent
-from legroom.deployments.plain_shell import assignments
+from legroom.deployments.server_words import assignments
 from legroom.errors import LegroomError
 from legroom.facts.evidence import startup_lines
-from legroom.facts.flags import flags_of
+from legroom.facts.flags import flag_name, flags_ever, flags_of
 from legroom.facts.releases import Release
 from legroom.guard import MIDDLEWARE
-from legroom.run.edited_command import kept_name, value_of, with_flags
-from legroom.run.expectation import Expectation, Gpus, compared, expect, gpus_here, learnt, proven
+from legroom.run.expectation import Expectation, Gpus, calibrated, compared, expect, gpus_here
 from legroom.run.healing import Bounds, heal
 from legroom.run.server_command import ServerCommand, read_command
 from legroom.vllm.args import other_value
-from legroom.vllm.command_parts import command_parts
+from legroom.vllm.command_line import command_parts, value_of, with_settings
 from legroom.vllm.secret_words import without_secrets
 
 if TYPE_CHECKING:
-    from legroom.actions.drain import Door
+    from legroom.actions.drain import DrainMethod
 
 Question = Mapping[str, Any]
 Answer = dict[str, Any]
-_EMPTY_POLL_S = 0.25
+_DRAIN_POLL_S = 0.25
 _SWITCHES = ("switch", "bool", "optbool")
 
 
@@ -47,7 +48,7 @@ def prepare(question: Question) -> Answer:
     command = read_command(question["words"], question["vllm"], os.environ)
     gpus = gpus_here({**os.environ, **command.env}, question["gpu"], command.args.gpus_needed)
     notes = []
-    if not command.release_said:
+    if not command.stated_release:
         notes.append(f"which vLLM release this is could not be found out: read as {command.release}, the newest known")
     elif command.release.note:
         notes.append(command.release.note)
@@ -59,14 +60,14 @@ def prepare(question: Question) -> Answer:
         )
     return _command_answer(command, (*command.words, *added)) | {
         "gpus": asdict(gpus), "expected": asdict(expected), "notes": notes,
-        "keep": [kept_name(said) for said in question["keep"]],
+        "keep": [kept_name(written) for written in question["keep"]],
         "capacity_mark": next(line.mark for line in startup_lines() if line.id == "max_concurrency"),
     }  # fmt: skip
 
 
 def _command_answer(command: ServerCommand, words: tuple[str, ...]) -> Answer:
     return {
-        "words": list(words), "env": dict(command.env), "vllm": command.release_said or command.release.version,
+        "words": list(words), "env": dict(command.env), "vllm": command.stated_release or command.release.version,
         "host": command.host, "port": command.port, "url": command.url, "model": command.args.model,
         "line": _shown(words, command.env), "own_drain_s": _own_drain_s(command, words),
         "has_guard": any(part.dest == "middleware" and part.value == MIDDLEWARE for part in command_parts(words)),
@@ -82,24 +83,24 @@ def _shutdown_timeout(command: ServerCommand, drain_s: float) -> list[str]:
     """`--shutdown-timeout`, where the release has it and the user did not say it (0.18 and later)."""
     if "--shutdown-timeout" not in flags_of(command.release):
         return []
-    if _said_shutdown_timeout(command, command.words) is not None:
+    if _given_shutdown_timeout(command, command.words) is not None:
         return []
     return ["--shutdown-timeout", str(max(1, math.ceil(drain_s)))]
 
 
-def _said_shutdown_timeout(command: ServerCommand, words: tuple[str, ...]) -> str | None:
+def _given_shutdown_timeout(command: ServerCommand, words: tuple[str, ...]) -> str | None:
     """On the command line, else in its --config file."""
-    said = value_of(words, command.flags_at, "shutdown_timeout", command.release)
-    return other_value(command.args, "--shutdown-timeout") if said is None else said
+    written = value_of(words, command.flags_at, "shutdown_timeout", command.release)
+    return other_value(command.args, "--shutdown-timeout") if written is None else written
 
 
 def _own_drain_s(command: ServerCommand, words: tuple[str, ...]) -> float:
     """What vLLM itself gives requests; what is no number is vLLM's to refuse."""
-    said = _said_shutdown_timeout(command, words) or ""
-    return float(said) if said.isdecimal() else 0.0
+    given = _given_shutdown_timeout(command, words) or ""
+    return float(given) if given.isdecimal() else 0.0
 
 
-def mend(question: Question) -> Answer:
+def find_fix(question: Question) -> Answer:
     """Diagnose a failed run and work out the next command."""
     command = read_command([*assignments(question["env"]), *question["words"]], question["vllm"], os.environ)
     bounds = Bounds(tuple(question["keep"]), question["min_context"], question["min_concurrency"])
@@ -112,7 +113,7 @@ def mend(question: Question) -> Answer:
     return answer
 
 
-def change(question: Question) -> Answer:
+def apply_changes(question: Question) -> Answer:
     """The command with the flags and variables that somebody left for the next restart."""
     env = question["changes"].get("env") or {}
     unset = [name for name, value in env.items() if value is None]
@@ -122,7 +123,7 @@ def change(question: Question) -> Answer:
     command = read_command([*assignments(given), *question["words"]], question["vllm"], os.environ)
     flags = question["changes"].get("flags") or {}
     changes = dict(_change(name, value, command.release) for name, value in flags.items())
-    changed = with_flags(command.words, command.flags_at, changes, command.release)
+    changed = with_settings(command.words, command.flags_at, changes, command.release)
     after = read_command([*assignments(given), *changed], question["vllm"], os.environ)
     wrong = [problem for problem in after.problems if problem not in command.problems]
     if wrong and not command.release.note:  # of a release that is not known exactly, flags are not either
@@ -136,37 +137,39 @@ def change(question: Question) -> Answer:
     }  # fmt: skip
 
 
-def compare(question: Question) -> Answer:
+def compare_pool(question: Question) -> Answer:
     """The server has printed the size of its pool: beside what was expected."""
-    return {"lines": compared(Path(question["log"]), Expectation(**question["expected"]))}
+    return {"line": compared(Path(question["log"]), Expectation(**question["expected"]))}
 
 
-def settle(question: Question) -> Answer:
-    """The server is up: prove it, and learn from it."""
+def verify_and_calibrate(question: Question) -> Answer:
+    """The server is up: send it a few requests, and keep what it measured for later plans."""
+    from legroom.verify.smoke_test import smoke_test  # noqa: PLC0415 - an HTTP client, for this task alone
+
     command = read_command([*assignments(question["env"]), *question["words"]], question["vllm"], os.environ)
     ok: bool | None = True
     text = ""
     if question["verify"]:
         key = other_value(command.args, "--api-key") or {**os.environ, **command.env}.get("VLLM_API_KEY")
-        ok, text = proven(question["url"], key)
-    lines = learnt(Path(question["log"]), Gpus(**question["gpus"])) if ok is not False else []
-    return {"lines": lines, "ok": ok, "proof": text}
+        ok, text = smoke_test(question["url"], key)
+    line = calibrated(Path(question["log"]), Gpus(**question["gpus"])) if ok is not False else ""
+    return {"line": line, "ok": ok, "proof": text}
 
 
-def empty(question: Question) -> Answer:
-    """Close the guard inside the server, and wait until every request that it let in is answered."""
-    from legroom.actions.drain import GuardDoor  # noqa: PLC0415 - an HTTP client, for this task alone
+def drain_guard(question: Question) -> Answer:
+    """Let the guard inside the server admit nothing new, and wait until every request that it let in is answered."""
+    from legroom.actions.drain import GuardDrain  # noqa: PLC0415 - an HTTP client, for this task alone
 
-    return {"lines": [asyncio.run(_emptied(GuardDoor(question["url"], question["token"]), question["deadline_s"]))]}
+    return {"line": asyncio.run(_drained(GuardDrain(question["url"], question["token"]), question["deadline_s"]))}
 
 
-async def _emptied(door: Door, deadline_s: float) -> str:
-    from legroom.actions.drain import count_inside, wait_until_empty  # noqa: PLC0415
+async def _drained(guard: DrainMethod, deadline_s: float) -> str:
+    from legroom.actions.drain import count_in_flight, wait_until_empty  # noqa: PLC0415
 
-    await door.close()
-    if await count_inside(door) is None:
+    await guard.begin()
+    if await count_in_flight(guard) is None:
         return "the guard takes nothing new, and does not say how many requests it holds"
-    return f"the guard takes nothing new; {await wait_until_empty(door, None, deadline_s, _EMPTY_POLL_S)}"
+    return f"the guard takes nothing new; {await wait_until_empty(guard, None, deadline_s, _DRAIN_POLL_S)}"
 
 
 def _change(name: str, value: Any, release: Release) -> tuple[str, Any]:
@@ -181,20 +184,36 @@ def _change(name: str, value: Any, release: Release) -> tuple[str, Any]:
 
 
 TASKS: dict[str, Callable[[Question], Answer]] = {
-    "prepare": prepare, "mend": mend, "change": change, "compare": compare, "settle": settle,
-    "empty": empty,
+    "prepare": prepare, "find_fix": find_fix, "apply_changes": apply_changes, "compare_pool": compare_pool,
+    "verify_and_calibrate": verify_and_calibrate, "drain_guard": drain_guard,
 }  # fmt: skip
 
 
-def main() -> None:
-    """Answer one question."""
-    die_with_parent()  # nobody would read the answer
+def answered(task: str, question: Question) -> Answer:
+    """The document with the answer or the error."""
     try:
-        answer = {"answer": TASKS[sys.argv[1]](json.load(sys.stdin))}
+        return {"answer": TASKS[task](question)}
     except LegroomError as error:
-        answer = {"error": {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}}
-    json.dump(answer, sys.stdout)
+        return {"error": {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}}
+
+
+def main() -> None:
+    die_with_parent()  # nobody would read the answer
+    json.dump(answered(sys.argv[1], json.load(sys.stdin)), sys.stdout)
 
 
 if __name__ == "__main__":
     main()
+
+
+def kept_name(given: str) -> str:
+    """What `--keep` means: vLLM's Python name of a flag in any spelling, or a variable of the environment."""
+    name = "--" + given.lower() if not given.startswith("-") else given.lower() if given.startswith("--") else given
+    part = next(iter(command_parts([name])))
+    if part.flag is not None and ("-" in given or not given.isupper() or part.flag.name == flag_name(given.lower())):
+        return part.flag.dest
+    if re.fullmatch(r"[A-Z_][A-Z0-9_]*", given):
+        return given
+    near = difflib.get_close_matches(flag_name(name), flags_ever(), n=1)
+    hint = f"did you mean {near[0]}?" if near else "write a flag of vLLM's as vLLM does, a variable in capitals"
+    raise LegroomError(f"--keep {given}: vLLM has no such flag", hint)

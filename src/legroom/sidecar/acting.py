@@ -1,48 +1,51 @@
-"""From an open incident to an action: asks the policy, holds the lease, restarts, and says what came of it."""
+"""From an open incident to an action: asks the policy, takes the lease, restarts, and reports the outcome."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
-import re
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from legroom.actions.kubernetes import KubernetesLease
 from legroom.actions.platform import ActionFailed, FlagChange, FlagsFixed, Override, kept_override, scale
 from legroom.errors import LegroomError
-from legroom.facts.releases import Release, latest, release
+from legroom.facts.flags import flag_name
+from legroom.facts.releases import Release, latest
 from legroom.live.detectors import Watcher
 from legroom.live.journal.journal import DONE, FAILED, UNDONE, Action, JournalUnavailable
 from legroom.live.metrics.window import Window
 from legroom.live.remedies import ProposedRemedy
+from legroom.planning.plan_document import PlanDocument
 from legroom.sidecar.config import ServerConfig, SidecarConfig
-from legroom.sidecar.drains import REFUSED_AGAIN_S, Doors, left_closed
+from legroom.sidecar.decisions import decision_about
+from legroom.sidecar.drains import REFUSED_AGAIN_S, Drains, left_drained
 from legroom.sidecar.incidents import BY, OpenIncident
-from legroom.sidecar.notifier import Said
-from legroom.sidecar.policy import DAY_S, RESTARTS, Decision, GroupState, Trouble, decide
-from legroom.sidecar.policy_question import decision_about
-from legroom.sidecar.restart import Hands, Order, Outcome, Restart
-from legroom.vllm.command import setting_words
+from legroom.sidecar.notifier import ActionReport
+from legroom.sidecar.policy import DAY_S, RESTARTS, Decision, GroupState, Trouble, decide, refuse
+from legroom.sidecar.restart import ActionContext, RestartOrder, RestartOutcome, ServerRestart
+from legroom.vllm.command_line import setting_words
 
 _BY_PEOPLE = frozenset({"model", "tensor_parallel_size", "pipeline_parallel_size"})
 """Another model, or more GPUs than the server has, is a decision of people."""
 
 
-def change_of(found: Sequence[ProposedRemedy], plan: Mapping[str, Any] | None) -> FlagChange | None:
-    """The first answer's flags that the server's release takes, where they were computed from a plan of this server."""
+def change_of(remedies: Sequence[ProposedRemedy], plan: PlanDocument | None) -> FlagChange | None:
+    """The flags of the first remedy that the server's release takes, where they come from a plan of this server."""
     if plan is None:
         return None
-    version = plan.get("vllm")
     try:
-        used = release(version) if isinstance(version, str) else latest()
+        used = plan.release if plan.vllm else latest()
     except LegroomError:
         return None  # which flags it takes is not known
-    changes = (_change(one, used) for one in found if (one.flags or one.env) and not one.flags.keys() & _BY_PEOPLE)
-    return next((one for one in changes if one is not None), None)
+    changes = (
+        _change(remedy, used) for remedy in remedies
+        if (remedy.flags or remedy.env) and not remedy.flags.keys() & _BY_PEOPLE
+    )  # fmt: skip
+    return next((change for change in changes if change is not None), None)
 
 
 def _change(answer: ProposedRemedy, used: Release) -> FlagChange | None:
@@ -51,18 +54,18 @@ def _change(answer: ProposedRemedy, used: Release) -> FlagChange | None:
         words = setting_words(dest, value, used)
         if words is None or len(words) > 2:
             return None
-        name, _, joined = words[0].partition("=") if words else ("--" + dest.replace("_", "-"), "", None)
+        name, _, joined = words[0].partition("=") if words else (flag_name(dest), "", None)
         flags[name] = words[1] if len(words) == 2 else joined
     return FlagChange(flags, dict(answer.env))
 
 
-def still(window: Window) -> Window:
+def frozen_copy(window: Window) -> Window:
     """The window as it is now, for a thread to read while the next look comes in."""
-    held = copy.copy(window)
+    snapshot = copy.copy(window)
     for name in ("steps", "failures", "restarts", "points"):
-        mine: deque[Any] = getattr(window, name)
-        setattr(held, name, mine.copy())
-    return held
+        entries: deque[Any] = getattr(window, name)
+        setattr(snapshot, name, entries.copy())
+    return snapshot
 
 
 _COUNTED = (*RESTARTS, "scale", "undo")
@@ -71,10 +74,10 @@ _COUNTED = (*RESTARTS, "scale", "undo")
 class Actor:
     """Acts on incidents, one at a time in a group. Everything it does is in the journal first."""
 
-    def __init__(self, config: SidecarConfig, hands: Hands, tell: Callable[[Said], None]) -> None:
-        self._config, self._hands, self._tell = config, hands, tell
+    def __init__(self, config: SidecarConfig, context: ActionContext, report: Callable[[ActionReport], None]) -> None:
+        self._config, self._context, self._report = config, context, report
         self._servers = {server.name: server for server in config.servers}
-        self._doors = Doors(self._servers, hands, tell)
+        self._drains = Drains(self._servers, context, report)
         self._busy: dict[str, str] = {}
         self._acting_on: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -86,7 +89,7 @@ class Actor:
 
     def consider(self, incident: OpenIncident, watcher: Watcher, servers: int, unhealthy: int) -> None:
         """Decides about an incident, and begins to act where that is the decision. Never waits."""
-        if not incident.answered or incident.finding is None or self.is_acting_on(incident.server):
+        if not incident.remedies_known or incident.finding is None or self.is_acting_on(incident.server):
             return
         if not incident.finding.is_seen_now:
             return  # it may be over, by the last restart perhaps: nothing is done to a server that looks well
@@ -111,11 +114,10 @@ class Actor:
 
     def _refuse(self, incident: OpenIncident, decision: Decision) -> None:
         wait_s = REFUSED_AGAIN_S if decision.again_in_s is None else min(decision.again_in_s, 3600.0)
-        incident.ask_again_s = time.monotonic() + (0.0 if "one at a time" in decision.reason else wait_s)
-        gist = re.sub(r"[\d.]+", "#", decision.reason)
-        if gist != incident.said:
-            incident.said = gist
-            self._tell(Said(incident, f"not acting: {decision.reason}", "refusal"))
+        incident.ask_again_s = time.monotonic() + (0.0 if decision.refusal == "busy" else wait_s)
+        if decision.gist != incident.last_refusal:
+            incident.last_refusal = decision.gist
+            self._report(ActionReport(incident, f"not acting: {decision.reason}", "refusal"))
 
     async def _act(self, incident: OpenIncident, watcher: Watcher, group: GroupState) -> None:
         """Asks again with what the journal knows, then does it."""
@@ -127,7 +129,8 @@ class Actor:
                 self._refuse(incident, decision)
                 return
             if not await self._lease(incident.group):
-                self._refuse(incident, Decision(None, f"one at a time: somebody else acts on group {incident.group}"))
+                reason = f"one at a time: somebody else acts on group {incident.group}"
+                self._refuse(incident, refuse("busy", reason, about="lease"))
                 return
             try:
                 await self._carry_out(incident, decision)
@@ -135,85 +138,87 @@ class Actor:
                 await self._release(incident.group)
         except FlagsFixed as error:
             incident.change = None  # what a restart alone cures, it may still cure
-            self._refuse(incident, Decision(None, error.message))
+            self._refuse(incident, refuse("failed", error.message, about=error.message))
         except (ActionFailed, JournalUnavailable) as error:
-            self._refuse(incident, Decision(None, error.message))
+            self._refuse(incident, refuse("failed", error.message, about=error.message))
 
     async def _carry_out(self, incident: OpenIncident, decision: Decision) -> None:
         server = self._servers[incident.server]
         if decision.action == "drain":
-            await self._doors.close(incident, server, decision.reason)
+            await self._drains.begin(incident, server, decision.reason)
             return
-        number = await self._hands.keep(lambda journal: journal.incident_id(incident.key))
-        begins = Said(incident, f"{decision.action}: {decision.reason}", str(decision.action))
+        number = await self._context.journal(lambda journal: journal.incident_id(incident.key))
+        begins = ActionReport(incident, f"{decision.action}: {decision.reason}", str(decision.action))
         if decision.action == "scale":
-            self._tell(begins)
+            self._report(begins)
             await self._scale(incident, server, number)
             return
         finding = incident.finding
         failing = finding is not None and finding.restart_helps and finding.severity == "critical"
         change = incident.change if decision.action == "restart-with-flags" else None
         limits = self._config.group(incident.group).limits
-        order = Order(server, limits, str(decision.action), decision.reason, failing, number, change)
-        outcome = await self._restart(order, lambda: self._tell(begins))
-        self._tell(Said(incident, outcome.text, order.name, outcome.state))
+        order = RestartOrder(server, limits, str(decision.action), decision.reason, failing, number, change)
+        outcome = await self._restart(order, lambda: self._report(begins))
+        self._report(ActionReport(incident, outcome.text, order.name, outcome.state))
         if outcome.state == FAILED and change is not None:
             await self._take_back(order, outcome, incident)
 
-    async def _restart(self, order: Order, begun: Callable[[], None] = lambda: None) -> Outcome:
+    async def _restart(self, order: RestartOrder, begun: Callable[[], None] = lambda: None) -> RestartOutcome:
         begun_s = time.monotonic()
-        outcome = await Restart(self._hands, order).run(begun)
+        outcome = await ServerRestart(self._context, order).run(begun)
         self._begun[outcome.action_id] = (order.server.group, begun_s)
         return outcome
 
-    async def _take_back(self, order: Order, failed: Outcome, incident: OpenIncident | None) -> None:
+    async def _take_back(self, order: RestartOrder, failed: RestartOutcome, incident: OpenIncident | None) -> None:
         """A server that does not come up with its new flags gets its old ones back, once."""
-        override = kept_override(failed.action_id, self._hands.home)
+        override = kept_override(failed.action_id, self._context.home)
         if override is None:
             return
-        back = Order(
+        back = RestartOrder(
             order.server, order.limits, "undo", "it did not come up with its new flags", True, order.incident_id,
             restore=(failed.action_id, override),
         )  # fmt: skip
         try:
             outcome = await self._restart(back)
         except (ActionFailed, JournalUnavailable) as error:
-            self._tell(Said(incident, f"old flags are not put back: {error.message}", "undo", FAILED))
+            self._report(ActionReport(incident, f"old flags are not put back: {error.message}", "undo", FAILED))
             return
-        self._tell(Said(incident, f"old flags put back: {outcome.text}", "undo", outcome.state))
+        self._report(ActionReport(incident, f"old flags put back: {outcome.text}", "undo", outcome.state))
 
     async def _scale(self, incident: OpenIncident, server: ServerConfig, number: int | None) -> None:
         assert server.platform is not None  # `_decide` allows nothing otherwise
         wanted = (await self._replicas(incident) or 1) + 1
         detail = {"by": BY, "server": server.name, "replicas": wanted}
-        action = await self._hands.keep(lambda journal: journal.begin_action(number, server.group, "scale", detail))
+        action = await self._context.journal(
+            lambda journal: journal.begin_action(number, server.group, "scale", detail)
+        )
         self._begun[action] = (server.group, time.monotonic())
         try:
             text, state = await scale(server.platform, wanted, act=True), DONE
         except ActionFailed as error:
             text, state = error.message, FAILED
-        await self._hands.finish(action, state, {"outcome": text})
-        self._tell(Said(incident, text, "scale", state))
+        await self._context.finish(action, state, {"outcome": text})
+        self._report(ActionReport(incident, text, "scale", state))
 
     def incident_over(self, incident: OpenIncident) -> None:
-        """Opens the door that was closed for it, if one was."""
+        """Ends the drain that was begun for it, if one was."""
         server = self._servers.get(incident.server)
-        if server is not None and server.door is not None:
-            self._spawn(None, self._doors.open_after(incident))
+        if server is not None and server.drain_method is not None:
+            self._spawn(None, self._drains.end_after(incident))
 
     # What a killed legroom left
 
     async def recover(self) -> None:
-        """Ends every action that was left unfinished, each group by itself, and opens doors that were left closed.
+        """Ends every action that was left unfinished, each group by itself, and drains that were left on.
 
         Returns when all are taken up.
         """
-        left = await self._hands.keep(lambda journal: journal.unfinished_actions())
-        closed = await self._hands.keep(left_closed)
+        left = await self._context.journal(lambda journal: journal.unfinished_actions())
+        drained = await self._context.journal(left_drained)
         mine = [action for action in left if action.detail.get("by") == BY]
         drains = tuple(action for action in mine if action.name == "drain")
-        for drain in (*drains, *closed):
-            self._spawn(None, self._doors.open_again(drain))
+        for drain in (*drains, *drained):
+            self._spawn(None, self._drains.end(drain))
         others = [action for action in mine if action not in drains]
         for group in dict.fromkeys(action.group for action in others):
             self._busy[group] = "what was left unfinished is being ended"
@@ -228,31 +233,31 @@ class Actor:
     async def _resume(self, action: Action) -> None:
         server = self._servers.get(str(action.detail.get("server")))
         if server is None or server.platform is None:
-            outcome = Outcome(FAILED, "left unfinished, and the server is no longer acted on here", action.id)
-            await self._hands.finish(action.id, FAILED, {"outcome": outcome.text})
+            outcome = RestartOutcome(FAILED, "left unfinished, and the server is no longer acted on here", action.id)
+            await self._context.finish(action.id, FAILED, {"outcome": outcome.text})
         elif action.name == "scale":
-            outcome = Outcome(UNDONE, "legroom was killed in the middle of it", action.id)
-            await self._hands.finish(action.id, UNDONE)
+            outcome = RestartOutcome(UNDONE, "legroom was killed in the middle of it", action.id)
+            await self._context.finish(action.id, UNDONE)
         else:
             outcome = await self._resume_restart(action, server)
         await self._release(action.group)
-        self._tell(Said(None, f"action {action.id}: {outcome.text}", action.name, outcome.state))
+        self._report(ActionReport(None, f"action {action.id}: {outcome.text}", action.name, outcome.state))
 
-    async def _resume_restart(self, action: Action, server: ServerConfig) -> Outcome:
-        held, limits = action.detail, self._config.group(action.group).limits
-        taken_back = held.get("takes_back")
-        override = kept_override(taken_back, self._hands.home) if taken_back is not None else None
+    async def _resume_restart(self, action: Action, server: ServerConfig) -> RestartOutcome:
+        detail, limits = action.detail, self._config.group(action.group).limits
+        taken_back = detail.get("takes_back")
+        override = kept_override(taken_back, self._context.home) if taken_back is not None else None
         restore = (taken_back, override) if taken_back is not None and override is not None else None
-        order = Order(
-            server, limits, action.name, str(held.get("reason")), bool(held.get("failing")), action.incident_id,
+        order = RestartOrder(
+            server, limits, action.name, str(detail.get("reason")), bool(detail.get("failing")), action.incident_id,
             restore=restore,
         )  # fmt: skip
-        outcome = await Restart(self._hands, order).resume(action)
+        outcome = await ServerRestart(self._context, order).resume(action)
         if outcome.state == FAILED:
             await self._take_back(order, outcome, None)
         return outcome
 
-    # A person's order
+    # What a person asks for
 
     async def by_hand(self, action: str, server_name: str, undo: int | None, servers: int, unhealthy: int) -> Decision:
         """A restart or an undo that a person asks for: within the budgets, and one at a time."""
@@ -267,25 +272,27 @@ class Actor:
         limits, name = self._config.group(server.group).limits, server.group
         ages_s = await self._attempt_ages(name)
         state = GroupState(name, servers, unhealthy, ages_s, self._busy.get(name))
-        decision = decide(Trouble(server_name, "a person's wish", True, False), state, limits, frozenset({"restart"}))
+        decision = decide(
+            Trouble(server_name, "a person's request", True, False), state, limits, frozenset({"restart"})
+        )
         if decision.action is not None:
             self._busy[name] = f"{action} of {server_name} is under way"
             self._acting_on[name] = server_name
-            order = Order(server, limits, action, "a person asked for it", False, None, None, restore)
+            order = RestartOrder(server, limits, action, "a person asked for it", False, None, None, restore)
             self._spawn(name, self._do_order(order))
         return decision
 
     async def _restorable(self, number: int, server_name: str) -> tuple[int, Override]:
         """What an action changed and can be taken back, where it was this server's."""
-        override = kept_override(number, self._hands.home)
-        changed = await self._hands.keep(lambda journal: journal.action(number)) if override is not None else None
+        override = kept_override(number, self._context.home)
+        changed = await self._context.journal(lambda journal: journal.action(number)) if override is not None else None
         if override is None or changed is None:
             raise ActionFailed(f"there is nothing to undo of action {number}")
         if changed.detail.get("server") != server_name:
             raise ActionFailed(f"action {number} changed {changed.detail.get('server')}, not {server_name}")
         return number, override
 
-    async def _do_order(self, order: Order) -> None:
+    async def _do_order(self, order: RestartOrder) -> None:
         try:
             if not await self._lease(order.server.group):
                 raise ActionFailed(f"one at a time: somebody else acts on group {order.server.group}")
@@ -294,15 +301,15 @@ class Actor:
             finally:
                 await self._release(order.server.group)
         except (ActionFailed, JournalUnavailable) as error:
-            self._tell(Said(None, f"{order.name} of {order.server.name}: {error.message}", order.name))
+            self._report(ActionReport(None, f"{order.name} of {order.server.name}: {error.message}", order.name))
             return
-        self._tell(Said(None, outcome.text, order.name, outcome.state))
+        self._report(ActionReport(None, outcome.text, order.name, outcome.state))
 
     # Bookkeeping
 
     async def _attempt_ages(self, group: str) -> Sequence[float]:
         now_s, mono_s = time.time(), time.monotonic()
-        past = await self._hands.keep(lambda journal: journal.actions(now_s - DAY_S, group))
+        past = await self._context.journal(lambda journal: journal.actions(now_s - DAY_S, group))
         wall = {action.id: now_s - action.begun_s for action in past if action.name in _COUNTED}
         own = {number: mono_s - begun_s for number, (at, begun_s) in self._begun.items() if at == group}
         ages = wall | {number: min(age_s, wall.get(number, age_s)) for number, age_s in own.items()}
@@ -320,14 +327,14 @@ class Actor:
         seconds = limits.drain_deadline_s + 2 * limits.restart_deadline_s + 60.0
         if self._cluster_lease is not None:
             return await self._cluster_lease.take(group, self._holder, seconds)
-        return await self._hands.keep(lambda journal: journal.take_lease(group, self._holder, seconds))
+        return await self._context.journal(lambda journal: journal.take_lease(group, self._holder, seconds))
 
     async def _release(self, group: str) -> None:
         try:
             if self._cluster_lease is not None:
                 await self._cluster_lease.release(group, self._holder)
             else:
-                await self._hands.keep(lambda journal: journal.release_lease(group, self._holder))
+                await self._context.journal(lambda journal: journal.release_lease(group, self._holder))
         except (ActionFailed, JournalUnavailable):
             pass  # it ends by itself
 
@@ -338,7 +345,7 @@ class Actor:
             except Exception as error:  # a mistake of legroom's own must not go unseen, nor stop the watching
                 if incident is not None:
                     incident.ask_again_s = time.monotonic() + REFUSED_AGAIN_S
-                self._tell(Said(None, f"acting failed: {error!r}", "refusal"))
+                self._report(ActionReport(None, f"acting failed: {error!r}", "refusal"))
             finally:
                 if group is not None:
                     self._busy.pop(group, None)

@@ -1,15 +1,14 @@
-"""What the sidecar is told: servers, groups, limits, where to tell, whether to act. From watch.toml or a command."""
+"""The sidecar's configuration: servers, groups, limits, webhooks, whether to act. From watch.toml or a command."""
 
 from __future__ import annotations
 
-import json
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from legroom.actions.drain import Door
+from legroom.actions.drain import DrainMethod
 from legroom.actions.notify import FORMATS, Webhook
 from legroom.actions.platform import FlagChange, Platform
 from legroom.errors import LegroomError
@@ -17,10 +16,11 @@ from legroom.live.detectors import DETECTORS
 from legroom.live.metrics.address import Endpoint, endpoint
 from legroom.live.metrics.prometheus_source import PrometheusSource
 from legroom.live.thresholds import DEFAULT, LONGEST_INTERVAL_S, Thresholds
+from legroom.planning.plan_document import PlanDocument, read_plan
 from legroom.records import dataclass, field
-from legroom.sidecar.platforms import door_of, platform_of
-from legroom.sidecar.policy import ACTION_NAMES, Limits
-from legroom.sidecar.toml import Table, read_toml
+from legroom.sidecar.platforms import drain_method_of, platform_of
+from legroom.sidecar.policy import ACTION_NAMES, ActionLimits
+from legroom.sidecar.toml import ConfigMistake, Table, read_toml
 
 DEFAULT_PORT = 9477
 _SHORTEST_INTERVAL_S = 0.1
@@ -34,8 +34,8 @@ class ServerConfig:
     endpoint: Endpoint
     group: str
     platform: Platform | None = None
-    door: Door | None = None
-    plan: Mapping[str, Any] | None = None
+    drain_method: DrainMethod | None = None
+    plan: PlanDocument | None = None
     answers: Mapping[str, FlagChange] = field(default_factory=dict)
     """Flags to restart with, by the kind of finding that they cure."""
 
@@ -51,7 +51,7 @@ class GroupConfig:
 
     name: str
     act: frozenset[str] = frozenset({"notify"})
-    limits: Limits = Limits()
+    limits: ActionLimits = ActionLimits()
 
 
 @dataclass(frozen=True)
@@ -105,18 +105,18 @@ def read_config(path: Path) -> SidecarConfig:
     """watch.toml, checked. A mistake is named with its line and key."""
     table = read_toml(path)
     act = frozenset(table.words("act", ACTION_NAMES, ("notify",)))
-    servers = tuple(_server(one) for one in table.tables("servers"))
+    servers = tuple(_server(server_table) for server_table in table.tables("servers"))
     prometheus = _prometheus(table.table("prometheus"))
     kubernetes = _kubernetes(table.table("kubernetes"))
     if not servers and prometheus is None and kubernetes is None:
         raise table.wrong("servers", "there is no server to watch", 'write [[servers]] with url = "http://host:8000"')
     named = [server.name for server in servers]
-    for number, one in enumerate(table.tables("servers")):
+    for number, server_table in enumerate(table.tables("servers")):
         if named[number] in named[:number]:
-            raise one.wrong("url", f"{named[number]} is there twice")
+            raise server_table.wrong("url", f"{named[number]} is there twice")
     config = SidecarConfig(
         servers=servers,
-        groups=_groups(table.table("groups"), act, _limits(table.table("limits"), Limits()), servers),
+        groups=_groups(table.table("groups"), act, _limits(table.table("limits"), ActionLimits()), servers),
         act=act,
         interval_s=table.number("interval_s", 5.0, least=0.05, most=LONGEST_INTERVAL_S),
         thresholds=_thresholds(table),
@@ -124,7 +124,7 @@ def read_config(path: Path) -> SidecarConfig:
         host=table.get("host", str, "127.0.0.1"),
         port=table.whole("port", DEFAULT_PORT, most=65535),
         token=table.secret("token"),
-        webhooks=tuple(_webhook(one) for one in table.tables("notify")),
+        webhooks=tuple(_webhook(server_table) for server_table in table.tables("notify")),
         prometheus=prometheus,
         kubernetes=kubernetes,
         lease=table.choice("lease", ("journal", "kubernetes"), "journal"),
@@ -176,28 +176,29 @@ def _server(table: Table) -> ServerConfig:
             verify_tls=table.get("verify_tls", bool, True),
             ca_file=_ca_file(table),
         )
+    except ConfigMistake:
+        raise
     except LegroomError as error:
-        raise error if ", line " in error.message else table.wrong("url", error.message, error.hint) from error
+        raise table.wrong("url", error.message, error.hint) from error
     platform = platform_of(table, place.server) if "platform" in table else None
-    door = door_of(table.table("drain"), place, platform)
-    made = ServerConfig(place, table.get("group", str, "default"), platform, door, _plan(table), _answers(table))
+    drain_method = drain_method_of(table.table("drain"), place, platform)
+    made = ServerConfig(
+        place, table.get("group", str, "default"), platform, drain_method, _plan(table), _answers(table)
+    )
     table.end()
     return made
 
 
-def _plan(table: Table) -> Mapping[str, Any] | None:
+def _plan(table: Table) -> PlanDocument | None:
     path = table.path("plan")
     if path is None:
         return None
     try:
-        held = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+        return read_plan(str(path), needs=("layout",))
+    except LegroomError as error:
         raise table.wrong(
             "plan", f"{path} is not the JSON of a plan", "write it with: legroom plan ... --json"
         ) from error
-    if not isinstance(held, dict) or "layout" not in held:
-        raise table.wrong("plan", f"{path} is not the JSON of a plan", "write it with: legroom plan ... --json")
-    return held
 
 
 def _answers(table: Table) -> dict[str, FlagChange]:
@@ -206,39 +207,39 @@ def _answers(table: Table) -> dict[str, FlagChange]:
     known = [kind.kind for kind in DETECTORS]
     made: dict[str, FlagChange] = {}
     for kind in kinds.keys if kinds is not None else ():
-        one = kinds.table(kind) if kinds is not None else None
-        if one is None or kinds is None:
+        flags_table = kinds.table(kind) if kinds is not None else None
+        if flags_table is None or kinds is None:
             continue
         if kind not in known:
             raise kinds.wrong(kind, "is not something legroom finds", f"one of: {', '.join(known)}")
-        for name in one.keys:
+        for name in flags_table.keys:
             if not name.startswith("--"):
-                raise one.wrong(name, "must be a flag of vLLM, such as --max-num-seqs")
-        flags = {name: one.need(name, str) for name in one.keys}
+                raise flags_table.wrong(name, "must be a flag of vLLM, such as --max-num-seqs")
+        flags = {name: flags_table.need(name, str) for name in flags_table.keys}
         made[kind] = FlagChange(dict(flags))
     return made
 
 
 def _groups(
-    table: Table | None, act: frozenset[str], limits: Limits, servers: Sequence[ServerConfig]
+    table: Table | None, act: frozenset[str], limits: ActionLimits, servers: Sequence[ServerConfig]
 ) -> dict[str, GroupConfig]:
     groups = {server.group: GroupConfig(server.group, act, limits) for server in servers}
     for name in table.keys if table is not None else ():
-        one = table.table(name) if table is not None else None
-        if one is None or table is None:
+        group_table = table.table(name) if table is not None else None
+        if group_table is None or table is None:
             continue
         if name not in groups and servers:
             raise table.wrong(name, "no server is in this group", f"groups of servers: {', '.join(sorted(groups))}")
-        own = frozenset(one.words("act", ACTION_NAMES, tuple(act)))
-        groups[name] = GroupConfig(name, own, _limits(one.table("limits"), limits))
-        one.end()
+        own = frozenset(group_table.words("act", ACTION_NAMES, tuple(act)))
+        groups[name] = GroupConfig(name, own, _limits(group_table.table("limits"), limits))
+        group_table.end()
     return groups
 
 
-def _limits(table: Table | None, given: Limits) -> Limits:
+def _limits(table: Table | None, given: ActionLimits) -> ActionLimits:
     if table is None:
         return given
-    made = Limits(
+    made = ActionLimits(
         per_hour=table.whole("per_hour", given.per_hour, most=3600),
         per_day=table.whole("per_day", given.per_day, most=86400),
         first_pause_s=table.number("first_pause_s", given.first_pause_s),
@@ -252,14 +253,14 @@ def _limits(table: Table | None, given: Limits) -> Limits:
 
 
 def _thresholds(table: Table) -> Thresholds:
-    one = table.table("thresholds")
+    levels_table = table.table("thresholds")
     levels = DEFAULT
-    for name, value in (one.plain() if one is not None else {}).items():
+    for name, value in (levels_table.plain() if levels_table is not None else {}).items():
         try:
             levels = levels.changed({name: value})
         except LegroomError as error:
-            assert one is not None  # there was a value in it
-            raise one.wrong(name, error.message, error.hint) from error
+            assert levels_table is not None  # there was a value in it
+            raise levels_table.wrong(name, error.message, error.hint) from error
     return levels
 
 
@@ -273,7 +274,7 @@ def _webhook(table: Table) -> Webhook:
     style = table.choice("format", FORMATS, "json")
     made = Webhook(
         url,
-        next(one for one in FORMATS if one == style),
+        next(known for known in FORMATS if known == style),
         {"Authorization": f"Bearer {token}"} if token else {},
     )
     table.end()

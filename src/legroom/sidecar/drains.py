@@ -1,4 +1,5 @@
-"""Doors that a `drain` closed. The journal alone knows them: whoever watches when an incident is over opens them."""
+"""Servers that a `drain` keeps new work from. The journal alone knows them: whoever watches when an incident is over
+ends the drain."""
 
 from __future__ import annotations
 
@@ -10,98 +11,105 @@ from legroom.actions.platform import ActionFailed
 from legroom.live.journal.journal import DONE, FAILED, UNDONE, Action, Journal, JournalUnavailable
 from legroom.sidecar.config import ServerConfig
 from legroom.sidecar.incidents import BY, OpenIncident
-from legroom.sidecar.notifier import Said
-from legroom.sidecar.restart import Hands
+from legroom.sidecar.notifier import ActionReport
+from legroom.sidecar.restart import ActionContext
 
 REFUSED_AGAIN_S = 30.0
 """When what was refused or did not work is tried again."""
 _LONGEST_PAUSE_S = 60.0
 
 
-class Doors:
-    """Closes doors for incidents and opens them again, every time in the journal."""
+class Drains:
+    """Begins drains for incidents and ends them, every time in the journal."""
 
-    def __init__(self, servers: Mapping[str, ServerConfig], hands: Hands, tell: Callable[[Said], None]) -> None:
-        self._servers, self._hands, self._tell = servers, hands, tell
+    def __init__(
+        self, servers: Mapping[str, ServerConfig], context: ActionContext, report: Callable[[ActionReport], None]
+    ) -> None:
+        self._servers, self._context, self._report = servers, context, report
 
-    async def close(self, incident: OpenIncident, server: ServerConfig, reason: str) -> None:
-        """Keeps new work from a server until its incident is over. One that is closed for it already stays so."""
-        door = server.door
-        if door is None:
+    async def begin(self, incident: OpenIncident, server: ServerConfig, reason: str) -> None:
+        """Keeps new work from a server until its incident is over. One that is drained for it already stays so."""
+        drain_method = server.drain_method
+        if drain_method is None:
             raise ActionFailed(f"no way to stop new work at {server.name} is named")
-        if await self._hands.keep(lambda journal: _closed_for(journal, incident.key)):
+        if await self._context.journal(lambda journal: _drains_for(journal, incident.key)):
             incident.ask_again_s = float("inf")
             return
-        self._tell(Said(incident, f"drain: {reason}", "drain"))
-        detail = {"by": BY, "server": server.name, "door": door.name}
-        number = await self._hands.keep(lambda journal: journal.incident_id(incident.key))
-        action = await self._hands.keep(lambda journal: journal.begin_action(number, server.group, "drain", detail))
+        self._report(ActionReport(incident, f"drain: {reason}", "drain"))
+        detail = {"by": BY, "server": server.name, "door": drain_method.name}
+        number = await self._context.journal(lambda journal: journal.incident_id(incident.key))
+        action = await self._context.journal(
+            lambda journal: journal.begin_action(number, server.group, "drain", detail)
+        )
         try:
-            await door.close()
-            text, state = f"new work is kept from {server.name} by {door.name}", DONE
+            await drain_method.begin()
+            text, state = f"new work is kept from {server.name} by {drain_method.name}", DONE
         except ActionFailed as error:
             text, state = error.message, FAILED
-        await self._hands.finish(action, state, {"outcome": text})
+        await self._context.finish(action, state, {"outcome": text})
         incident.ask_again_s = float("inf") if state == DONE else time.monotonic() + REFUSED_AGAIN_S
-        self._tell(Said(incident, text, "drain", state))
+        self._report(ActionReport(incident, text, "drain", state))
 
-    async def open_after(self, incident: OpenIncident) -> None:
-        """Opens what was closed for an incident that is over, by this legroom or by one before it."""
-        await self._open_surely(lambda journal: _closed_for(journal, incident.key), incident)
+    async def end_after(self, incident: OpenIncident) -> None:
+        """Ends the drain of an incident that is over, begun by this legroom or by one before it."""
+        await self._end_surely(lambda journal: _drains_for(journal, incident.key), incident)
 
-    async def open_again(self, drain: Action) -> None:
-        """Opens what one drain closed."""
-        await self._open_surely(lambda _: (drain,), None)
+    async def end(self, drain: Action) -> None:
+        await self._end_surely(lambda _: (drain,), None)
 
-    async def _open_surely(self, find: Callable[[Journal], Iterable[Action]], incident: OpenIncident | None) -> None:
-        """Goes on trying: a server that starts just now, or a full disk, must not leave a door closed for good."""
-        pause_s, said = self._hands.poll_s, ""
+    async def _end_surely(self, find: Callable[[Journal], Iterable[Action]], incident: OpenIncident | None) -> None:
+        """Goes on trying: a server that starts just now, or a full disk, must not leave a server drained for good."""
+        pause_s, last_problem = self._context.poll_s, ""
         while True:
             try:
-                for drain in await self._hands.keep(find):
-                    await self._open(drain)
+                for drain in await self._context.journal(find):
+                    await self._end(drain)
             except (ActionFailed, JournalUnavailable) as error:
-                if error.message != said:
-                    said = error.message
-                    self._tell(Said(incident, f"the door is still closed: {said}", "drain"))
+                if error.message != last_problem:
+                    last_problem = error.message
+                    self._report(ActionReport(incident, f"new work is still turned away: {last_problem}", "drain"))
             else:
                 return
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    async def _open(self, drain: Action) -> None:
+    async def _end(self, drain: Action) -> None:
         server = self._servers.get(str(drain.detail.get("server")))
-        if server is not None and server.door is not None:
+        if server is not None and server.drain_method is not None:
             name = server.name
-            if not await self._hands.keep(lambda journal: _others_at(journal, name, drain)):
-                await server.door.open()
-                self._tell(Said(None, f"{name}: new work is let in again", "drain"))
-        await self._hands.finish(drain.id, UNDONE)
+            if not await self._context.journal(lambda journal: _others_at(journal, name, drain)):
+                await server.drain_method.end()
+                self._report(ActionReport(None, f"{name}: new work is let in again", "drain"))
+        await self._context.finish(drain.id, UNDONE)
 
 
-def left_closed(journal: Journal) -> tuple[Action, ...]:
-    """Drains whose incident is over: legroom was not there to open the door."""
+def left_drained(journal: Journal) -> tuple[Action, ...]:
+    """Drains whose incident is over: legroom was not there to end them."""
     return tuple(drain for drain in _drains(journal.actions()) if not _lasts(journal, drain))
 
 
-def _closed_for(journal: Journal, key: str) -> tuple[Action, ...]:
+def _drains_for(journal: Journal, key: str) -> tuple[Action, ...]:
     number = journal.incident_id(key)
-    held = journal.incident(number) if number is not None else None
-    return _drains(held.actions) if held is not None else ()
+    incident = journal.incident(number) if number is not None else None
+    return _drains(incident.actions) if incident is not None else ()
 
 
 def _others_at(journal: Journal, server: str, drain: Action) -> tuple[Action, ...]:
-    """Drains of the same server for incidents that last: the door is theirs too."""
+    """Drains of the same server for incidents that last: it stays drained for them."""
     drains = _drains(journal.actions(group=drain.group))
     return tuple(
-        one for one in drains if one.id != drain.id and one.detail.get("server") == server and _lasts(journal, one)
-    )
+        other for other in drains
+        if other.id != drain.id and other.detail.get("server") == server and _lasts(journal, other)
+    )  # fmt: skip
 
 
 def _drains(actions: Iterable[Action]) -> tuple[Action, ...]:
-    return tuple(one for one in actions if one.name == "drain" and one.state == DONE and one.detail.get("by") == BY)
+    return tuple(
+        action for action in actions
+        if action.name == "drain" and action.state == DONE and action.detail.get("by") == BY
+    )  # fmt: skip
 
 
 def _lasts(journal: Journal, drain: Action) -> bool:
-    held = journal.incident(drain.incident_id) if drain.incident_id is not None else None
-    return held is not None and held.closed_s is None
+    incident = journal.incident(drain.incident_id) if drain.incident_id is not None else None
+    return incident is not None and incident.closed_s is None

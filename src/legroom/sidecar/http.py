@@ -27,27 +27,37 @@ class SidecarMetrics:
         untyped.disable_created_metrics()
 
         self.registry = CollectorRegistry()
-        held: dict[str, Any] = {"registry": self.registry}
-        self.looks = Counter("legroom_looks", "Looks at servers, by what they brought.", ["result"], **held)
-        self.up = Gauge("legroom_server_up", "Whether a server answered the last look.", ["server", "group"], **held)
+        registered: dict[str, Any] = {"registry": self.registry}
+        self.looks = Counter("legroom_looks", "Looks at servers, by what they brought.", ["result"], **registered)
+        self.up = Gauge(
+            "legroom_server_up", "Whether a server answered the last look.", ["server", "group"], **registered
+        )
         self.healthy = Gauge(
-            "legroom_server_healthy", "Whether nothing critical is found at a server.", ["server", "group"], **held
+            "legroom_server_healthy",
+            "Whether nothing critical is found at a server.",
+            ["server", "group"],
+            **registered,
         )
-        self.kv_use = Gauge("legroom_server_kv_use", "Share of a server's KV pool in use.", ["server", "group"], **held)
+        self.kv_use = Gauge(
+            "legroom_server_kv_use", "Share of a server's KV pool in use.", ["server", "group"], **registered
+        )
         self.full_in = Gauge(
-            "legroom_server_pool_full_seconds", "Forecast: seconds until the pool is full.", ["server", "group"], **held
+            "legroom_server_pool_full_seconds",
+            "Forecast: seconds until the pool is full.",
+            ["server", "group"],
+            **registered,
         )
-        self.open = Gauge("legroom_incidents_open", "Incidents that last.", ["kind", "severity"], **held)
-        self.opened = Counter("legroom_incidents", "Incidents opened.", ["kind"], **held)
-        self.actions = Counter("legroom_actions", "Actions ended, by how.", ["name", "outcome"], **held)
-        self.refusals = Counter("legroom_refusals", "Times that the policy refused to act.", **held)
+        self.open = Gauge("legroom_incidents_open", "Incidents that last.", ["kind", "severity"], **registered)
+        self.opened = Counter("legroom_incidents", "Incidents opened.", ["kind"], **registered)
+        self.actions = Counter("legroom_actions", "Actions ended, by how.", ["name", "outcome"], **registered)
+        self.refusals = Counter("legroom_refusals", "Times that the policy refused to act.", **registered)
         self.notified = Counter(
-            "legroom_notifications", "Messages sent, by whether they were taken.", ["result"], **held
+            "legroom_notifications", "Messages sent, by whether they were taken.", ["result"], **registered
         )
-        self.journal_ok = Gauge("legroom_journal_writable", "Whether the journal could be written last.", **held)
-        self.journal_waiting = Gauge("legroom_journal_waiting", "Entries that wait to be written.", **held)
-        self.journal_lost = Gauge("legroom_journal_lost", "Entries given up since the start.", **held)
-        self.acting = Gauge("legroom_acting", "Whether an action is turned on.", ["name", "group"], **held)
+        self.journal_ok = Gauge("legroom_journal_writable", "Whether the journal could be written last.", **registered)
+        self.journal_waiting = Gauge("legroom_journal_waiting", "Entries that wait to be written.", **registered)
+        self.journal_lost = Gauge("legroom_journal_lost", "Entries given up since the start.", **registered)
+        self.acting = Gauge("legroom_acting", "Whether an action is turned on.", ["name", "group"], **registered)
 
     def saw(self, seen: Look, group: str, is_healthy: bool) -> None:
         """One look at one server."""
@@ -69,7 +79,6 @@ class SidecarMetrics:
             self.acting.labels(name, group).set(name in act)
 
     def text(self) -> tuple[bytes, str]:
-        """The exposition and its content type."""
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest  # noqa: PLC0415
 
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
@@ -79,7 +88,7 @@ _MOST_BYTES = 64 * 1024
 _MOST_INCIDENTS = 1000
 
 
-class Served(Protocol):
+class SidecarApi(Protocol):
     """What the pages show and do: the sidecar."""
 
     token: str | None
@@ -105,8 +114,7 @@ class Served(Protocol):
         ...
 
 
-def make_app(served: Served) -> web.Application:
-    """The pages of a sidecar."""
+def make_app(served: SidecarApi) -> web.Application:
     from aiohttp import web  # noqa: PLC0415  slow to import
 
     async def metrics(_: web.Request) -> web.Response:
@@ -114,8 +122,8 @@ def make_app(served: Served) -> web.Application:
         return web.Response(body=text, headers={"Content-Type": kind})
 
     async def healthz(_: web.Request) -> web.Response:
-        held = served.health()
-        return web.json_response(held, status=200 if held["ok"] else 503)
+        health = served.health()
+        return web.json_response(health, status=200 if health["ok"] else 503)
 
     async def incidents(request: web.Request) -> web.Response:
         since_s = _number(request.query.get("since_s"), "since_s")
@@ -123,19 +131,19 @@ def make_app(served: Served) -> web.Application:
         return web.json_response({"incidents": await served.incidents_json(since_s, limit)})
 
     async def ack(request: web.Request) -> web.Response:
-        held = await _body(request)
-        number = _id(held.get("incident"))
+        body = await _body(request)
+        number = _id(body.get("incident"))
         if number is None:
             raise LegroomError("`incident` must be the number of one")
-        await served.acknowledge(number, str(held.get("by", "somebody"))[:100])
+        await served.acknowledge(number, str(body.get("by", "somebody"))[:100])
         return web.json_response({"acknowledged": number})
 
     async def act(request: web.Request) -> web.Response:
-        held = await _body(request)
-        undo = held.get("undo")
+        body = await _body(request)
+        undo = body.get("undo")
         if undo is not None and _id(undo) is None:
             raise LegroomError("`undo` must be the number of an action")
-        answer = await served.act_by_hand(str(held.get("action", "restart")), str(held.get("server", "")), undo)
+        answer = await served.act_by_hand(str(body.get("action", "restart")), str(body.get("server", "")), undo)
         return web.json_response(answer, status=202 if answer["accepted"] else 409)
 
     @web.middleware
@@ -184,12 +192,12 @@ def _unauthorised(request: web.Request, token: str | None) -> web.Response | Non
 
 async def _body(request: web.Request) -> dict[str, Any]:
     try:
-        held = json.loads(await request.text() or "{}")
+        document = json.loads(await request.text() or "{}")
     except ValueError as error:
         raise LegroomError("the body is not JSON") from error
-    if not isinstance(held, dict):
+    if not isinstance(document, dict):
         raise LegroomError("the body must be a JSON object")
-    return held
+    return document
 
 
 def _id(given: Any) -> int | None:

@@ -35,32 +35,30 @@ class OpenIncident:
     number: int | None = None
     """Its own in the journal, as soon as it is there."""
     acknowledged: bool = False
-    said: str = ""
-    """The last reason for not acting, so that it is noted once."""
+    last_refusal: tuple[str | None, str] = (None, "")
+    """The kind of the last reason for not acting, so that it is noted once."""
     ask_again_s: float = 0.0
     """On the monotonic clock: when deciding again can have another answer."""
     looks_without: int = 0
     lasts_until_s: float = 0.0
     """On the monotonic clock: before it, an adopted one that is not found again may yet be."""
-    acted: str = ""
+    last_action: str = ""
     """The last action for it and how that ended."""
-    asked: bool = False
-    """Whether its answers are being computed, or were."""
-    answered: bool = False
+    remedies_asked: bool = False
+    """Whether its remedies are being computed, or were."""
+    remedies_known: bool = False
     """Whether `change` is known: until then nothing is decided."""
     change: FlagChange | None = None
     """Flags that cure it."""
 
     def detail(self) -> dict[str, Any]:
         """What the journal keeps of its beginning."""
-        found = self.finding.to_json() if self.finding is not None else {}
-        return {"by": BY, "group": self.group, "severity": self.severity, "finding": found}
+        finding = self.finding.to_json() if self.finding is not None else {}
+        return {"by": BY, "group": self.group, "severity": self.severity, "finding": finding}
 
 
 @record(frozen=True)
-class Changes:
-    """What a look changed."""
-
+class IncidentUpdate:
     opened: tuple[OpenIncident, ...] = ()
     closed: tuple[OpenIncident, ...] = ()
     worse: tuple[OpenIncident, ...] = ()
@@ -74,11 +72,10 @@ class IncidentKeeper:
 
     def all(self) -> tuple[OpenIncident, ...]:
         """Those that are open, the oldest first."""
-        return tuple(sorted(self._open.values(), key=lambda one: one.opened_s))
+        return tuple(sorted(self._open.values(), key=lambda incident: incident.opened_s))
 
     def of(self, server: str) -> tuple[OpenIncident, ...]:
-        """Those of one server."""
-        return tuple(one for one in self._open.values() if one.server == server)
+        return tuple(incident for incident in self._open.values() if incident.server == server)
 
     def adopt(
         self, incidents: Iterable[Incident], group_of: Mapping[str, str], patience_s: Mapping[str, float]
@@ -94,40 +91,40 @@ class IncidentKeeper:
             if incident.server in group_of and place not in self._open and incident.key is not None:
                 self._open[place] = OpenIncident(
                     incident.key, incident.server, group_of[incident.server], incident.kind, incident.title,
-                    incident.opened_s, str(_last_said(incident, "severity", "warning")), None,
+                    incident.opened_s, str(_last_noted(incident, "severity", "warning")), None,
                     reason=_reason(incident), number=incident.id,
-                    acknowledged=bool(_last_said(incident, "acknowledged", False)),
+                    acknowledged=bool(_last_noted(incident, "acknowledged", False)),
                     lasts_until_s=now_s + patience_s.get(incident.kind, 0.0),
                 )  # fmt: skip
-        return frozenset(one.key for one in self._open.values())
+        return frozenset(incident.key for incident in self._open.values())
 
-    def update(self, server: str, group: str, findings: Sequence[DetectorFinding]) -> Changes:
+    def update(self, server: str, group: str, findings: Sequence[DetectorFinding]) -> IncidentUpdate:
         """Takes what is wrong with a server now. Mere information is no incident."""
-        now = {one.kind: one for one in findings if one.severity != "info"}
+        now = {finding.kind: finding for finding in findings if finding.severity != "info"}
         opened, closed, worse = [], [], []
         for kind, finding in now.items():
-            held = self._open.get((server, kind))
-            if held is None:
-                held = self._new(server, group, finding)
-                self._open[server, kind] = held
-                opened.append(held)
-            elif held.severity != "critical" and finding.severity == "critical":
-                held.severity = finding.severity  # and stays so: what swings is told once
-                worse.append(held)
-            held.finding, held.looks_without = finding, 0
-        for held in self.of(server):
-            if held.kind not in now:
-                held.looks_without += 1
-                if held.finding is not None or _is_over(held):
-                    del self._open[server, held.kind]
-                    closed.append(held)
-        return Changes(tuple(opened), tuple(closed), tuple(worse))
+            incident = self._open.get((server, kind))
+            if incident is None:
+                incident = self._new(server, group, finding)
+                self._open[server, kind] = incident
+                opened.append(incident)
+            elif incident.severity != "critical" and finding.severity == "critical":
+                incident.severity = finding.severity  # and stays so: what swings is reported once
+                worse.append(incident)
+            incident.finding, incident.looks_without = finding, 0
+        for incident in self.of(server):
+            if incident.kind not in now:
+                incident.looks_without += 1
+                if incident.finding is not None or _is_over(incident):
+                    del self._open[server, incident.kind]
+                    closed.append(incident)
+        return IncidentUpdate(tuple(opened), tuple(closed), tuple(worse))
 
     def forget(self, server: str) -> tuple[OpenIncident, ...]:
         """A server that is no longer watched: its incidents end."""
         gone = self.of(server)
-        for one in gone:
-            del self._open[server, one.kind]
+        for incident in gone:
+            del self._open[server, incident.kind]
         return gone
 
     @staticmethod
@@ -141,20 +138,20 @@ def _is_over(adopted: OpenIncident) -> bool:
 
 
 def _reason(incident: Incident) -> str:
-    found = incident.detail.get("finding")
-    return str(found.get("reason", "")) if isinstance(found, Mapping) else ""
+    finding = incident.detail.get("finding")
+    return str(finding.get("reason", "")) if isinstance(finding, Mapping) else ""
 
 
-def _last_said(incident: Incident, name: str, otherwise: object) -> object:
+def _last_noted(incident: Incident, name: str, otherwise: object) -> object:
     """What the last note with this detail says, else what the incident began with."""
-    said = [note.detail[name] for note in incident.notes if name in note.detail]
-    return said[-1] if said else incident.detail.get(name, otherwise)
+    noted = [note.detail[name] for note in incident.notes if name in note.detail]
+    return noted[-1] if noted else incident.detail.get(name, otherwise)
 
 
 def left_open(journal: Journal) -> tuple[Incident, ...]:
     """What sidecars opened and did not close, with its notes."""
-    found = [one.id for one in journal.incidents(open_only=True) if one.detail.get("by") == BY]
-    return tuple(held for number in found if (held := journal.incident(number)) is not None)
+    ours = [incident.id for incident in journal.incidents(open_only=True) if incident.detail.get("by") == BY]
+    return tuple(incident for number in ours if (incident := journal.incident(number)) is not None)
 
 
 def close_rest(journal: Journal, left: Iterable[Incident], kept: Collection[str], watched: Collection[str]) -> None:

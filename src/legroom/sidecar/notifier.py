@@ -1,4 +1,4 @@
-"""Telling the world, without ever waiting for it: a bounded queue and one patient sender a webhook."""
+"""Notifications, without ever waiting for a receiver: for each webhook a bounded queue and one patient sender."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from legroom.actions.notify import Message, Webhook, notify
+from legroom.actions.notify import Notification, Webhook, post
 from legroom.actions.platform import ActionFailed
 from legroom.records import dataclass
 from legroom.sidecar.http import SidecarMetrics
@@ -15,12 +15,12 @@ from legroom.sidecar.incidents import OpenIncident
 _MOST_WAITING = 200
 _AGAIN_S = 60.0  # Alertmanager forgets an alert that is not repeated (resolve_timeout, five minutes)
 _NUMBER_LOOKS, _NUMBER_PAUSE_S = 20, 0.05
-_Queue = asyncio.Queue[tuple[OpenIncident, Message]]
+_Queue = asyncio.Queue[tuple[OpenIncident, Notification]]
 
 
 @dataclass(frozen=True)
-class Said:
-    """Something that happened while acting, for the journal, the messages and the figures."""
+class ActionReport:
+    """Something that happened while acting, for the journal, the notifications and the metrics."""
 
     incident: OpenIncident | None
     text: str
@@ -29,38 +29,36 @@ class Said:
     """How an action ended; None for a refusal or a beginning."""
 
 
-def _message(incident: OpenIncident, text: str, closed_s: float | None) -> Message:
-    """An incident as it is told."""
+def _notification(incident: OpenIncident, text: str, closed_s: float | None) -> Notification:
     finding = incident.finding
     text = text or (finding.reason if finding else incident.reason)
-    return Message(
+    return Notification(
         incident.number, incident.server, incident.group, incident.kind, incident.title, text,
         incident.opened_s, closed_s, incident.severity, dict(finding.numbers) if finding else {},
     )  # fmt: skip
 
 
-class Telling:
-    """Posts messages. `tell` never blocks; what a dead webhook leaves behind is dropped, the oldest first."""
+class Notifier:
+    """Posts notifications. `notify` never blocks; what a dead webhook leaves behind is dropped, the oldest first."""
 
     def __init__(self, hooks: Sequence[Webhook], metrics: SidecarMetrics, say: Callable[[str], None]) -> None:
         self._hooks, self._metrics, self._say = hooks, metrics, say
         self._queues: list[_Queue] = [asyncio.Queue(_MOST_WAITING) for _ in hooks]
 
-    def tell(self, incident: OpenIncident, text: str = "", closed_s: float | None = None) -> None:
-        """Queues a message for every webhook: what is seen now, or `text`. Acknowledged, nobody is told any more."""
+    def notify(self, incident: OpenIncident, text: str = "", closed_s: float | None = None) -> None:
+        """Queues a notification for every webhook: what is seen now, or `text`; none once it is acknowledged."""
         if not incident.acknowledged:
             for queue in self._queues:
-                _put(queue, (incident, _message(incident, text, closed_s)))
+                _put(queue, (incident, _notification(incident, text, closed_s)))
 
     def repeat(self, incidents: Sequence[OpenIncident]) -> None:
         """Queues what lasts again, where the receiver forgets."""
         for hook, queue in zip(self._hooks, self._queues, strict=True):
             for incident in incidents if hook.format == "alertmanager" else ():
                 if not incident.acknowledged:
-                    _put(queue, (incident, _message(incident, "", None)))
+                    _put(queue, (incident, _notification(incident, "", None)))
 
     async def run(self, lasting: Callable[[], Sequence[OpenIncident]]) -> None:
-        """Sends for ever."""
         async with asyncio.TaskGroup() as group:
             for hook, queue in zip(self._hooks, self._queues, strict=True):
                 group.create_task(self._send(hook, queue))
@@ -70,9 +68,9 @@ class Telling:
 
     async def _send(self, hook: Webhook, queue: _Queue) -> None:
         while True:
-            incident, message = await queue.get()
+            incident, notification = await queue.get()
             try:
-                await notify(hook, replace(message, incident=await _number(incident)))
+                await post(hook, replace(notification, incident=await _number(incident)))
             except ActionFailed as error:
                 self._metrics.notified.labels("failed").inc()
                 self._say(error.message)
@@ -96,8 +94,8 @@ async def _number(incident: OpenIncident) -> int | None:
     return incident.number
 
 
-def _put(queue: _Queue, message: tuple[OpenIncident, Message]) -> None:
+def _put(queue: _Queue, notification: tuple[OpenIncident, Notification]) -> None:
     if queue.full():
         queue.get_nowait()
         queue.task_done()
-    queue.put_nowait(message)
+    queue.put_nowait(notification)

@@ -1,4 +1,4 @@
-"""The platform and the door that a table of watch.toml names."""
+"""The platform and the way to drain that a table of watch.toml names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from legroom.actions.command import CommandPlatform
 from legroom.actions.docker import ComposeService, DockerContainer
-from legroom.actions.drain import CommandDoor, Door, FileDoor, GuardDoor, PlatformDoor
+from legroom.actions.drain import CommandDrain, DrainMethod, GuardDrain, PlatformDrain, ReadinessFileDrain
 from legroom.actions.kubernetes import Workload
 from legroom.actions.platform import Platform
 from legroom.actions.run_child import RunChild
@@ -75,31 +75,31 @@ _PLATFORMS: Mapping[str, Callable[[Table, str], Platform]] = {
 }  # fmt: skip
 
 
-def door_of(table: Table | None, place: Endpoint, platform: Platform | None) -> Door | None:
+def drain_method_of(table: Table | None, place: Endpoint, platform: Platform | None) -> DrainMethod | None:
     """`drain = { by = "guard" }`. Without one: the platform where it drains by itself, the guard where there is a
     token for it, else none."""
     if table is None:
         if isinstance(platform, DRAINS_BY_ITSELF):
-            return PlatformDoor(platform.name)
+            return PlatformDrain(platform.name)
         token = os.environ.get(GUARD_TOKEN)
-        return GuardDoor(place.server, token, place.verify_tls, place.ca_file) if token else None
-    door = _named_door(table, place, platform)
+        return GuardDrain(place.server, token, place.verify_tls, place.ca_file) if token else None
+    drain_method = _named_drain_method(table, place, platform)
     table.end()
-    return door
+    return drain_method
 
 
-def _named_door(table: Table, place: Endpoint, platform: Platform | None) -> Door:
+def _named_drain_method(table: Table, place: Endpoint, platform: Platform | None) -> DrainMethod:
     by = table.choice("by", ("guard", "file", "command", "platform"), "guard")
     if by == "guard":
         token = table.secret("token") or os.environ.get(GUARD_TOKEN)
         if not token:
             raise table.wrong("token", f"is missing: the guard's, as token_env, token_file or {GUARD_TOKEN}")
-        return GuardDoor(table.get("url", str, place.server), token, place.verify_tls, place.ca_file)
+        return GuardDrain(table.get("url", str, place.server), token, place.verify_tls, place.ca_file)
     if by == "file":
         path = table.path("path")
         if path is None:
             raise table.wrong("path", "is missing: the file that makes readiness fail")
-        return FileDoor(path, table.number("seen_after_s", 15.0, most=3600.0))
+        return ReadinessFileDrain(path, table.number("seen_after_s", 15.0, most=3600.0))
     if by == "command":
-        return CommandDoor(table.need("close_command", str), table.need("open_command", str))
-    return PlatformDoor(platform.name if platform is not None else "the platform")
+        return CommandDrain(table.need("close_command", str), table.need("open_command", str))
+    return PlatformDrain(platform.name if platform is not None else "the platform")

@@ -15,11 +15,16 @@ from legroom.records import dataclass
 ActionName = Literal["notify", "drain", "restart", "restart-with-flags", "scale"]
 ACTION_NAMES: tuple[ActionName, ...] = ("notify", "drain", "restart", "restart-with-flags", "scale")
 RESTARTS: tuple[ActionName, ...] = ("restart", "restart-with-flags")
+Refusal = Literal[
+    "busy", "not allowed", "no help", "unhealthy majority", "hour spent", "day spent", "pause", "slow drain",
+    "most replicas", "impossible", "failed",
+]  # fmt: skip
+"""Why nothing is done: `busy` is over by itself and soon, `failed` is an action that could not be begun."""
 HOUR_S, DAY_S = 3600.0, 86400.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class ActionLimits:
     """How much acting is allowed in one group of servers."""
 
     per_hour: int = 2
@@ -73,21 +78,30 @@ class GroupState:
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do (None: nothing beyond telling) and why, in words."""
+    """What to do (None: nothing but notify) and why, in words."""
 
     action: ActionName | None
     reason: str
     again_in_s: float | None = None
     """When the same question may be answered differently, where time alone would do that."""
+    refusal: Refusal | None = None
+    """The kind of reason where there is no action."""
+    about: str = ""
+    """What tells two refusals of one kind apart."""
+
+    @property
+    def gist(self) -> tuple[Refusal | None, str]:
+        """Equal for refusals that need not be reported again: only their numbers differ."""
+        return self.refusal, self.about
 
 
-def decide(trouble: Trouble, group: GroupState, limits: Limits, allowed: frozenset[str]) -> Decision:
+def decide(trouble: Trouble, group: GroupState, limits: ActionLimits, allowed: frozenset[str]) -> Decision:
     """The action for a trouble, or why there is none."""
     wanted = _wanted(trouble, allowed)
     if wanted.action is None:
         return wanted
     if group.busy_with is not None:
-        return _no(f"one at a time: {group.busy_with} in group {group.name}")
+        return refuse("busy", f"one at a time: {group.busy_with} in group {group.name}", about=group.busy_with)
     if wanted.action == "scale":
         return _checked_scale(wanted, group, limits)
     if wanted.action == "drain":
@@ -106,17 +120,17 @@ def _wanted(trouble: Trouble, allowed: frozenset[str]) -> Decision:
     if trouble.scale_helps and "scale" in allowed:
         return Decision("scale", f"more servers cure {trouble.kind}")
     if not trouble.restart_helps and allowed & set(RESTARTS):
-        return _no(f"a restart does not help against {trouble.kind}")
-    return _no(
-        "legroom was not told to act (--act)" if allowed <= {"notify"} else f"no allowed action helps {trouble.kind}"
-    )
+        return refuse("no help", f"a restart does not help against {trouble.kind}")
+    if allowed <= {"notify"}:
+        return refuse("not allowed", "legroom was not told to act (--act)")
+    return refuse("no help", f"no allowed action helps {trouble.kind}", about="allowed")
 
 
-def _refused_restart(trouble: Trouble, group: GroupState, limits: Limits) -> Decision | None:
+def _refused_restart(trouble: Trouble, group: GroupState, limits: ActionLimits) -> Decision | None:
     return (
         _unhealthy_majority(group)
-        or _spent(group, HOUR_S, limits.per_hour, "hour")
-        or _spent(group, DAY_S, limits.per_day, "day")
+        or _hour_spent(group, limits)
+        or _day_spent(group, limits)
         or _too_soon(group, limits)
         or _drain_too_long(trouble, limits)
     )
@@ -125,48 +139,56 @@ def _refused_restart(trouble: Trouble, group: GroupState, limits: Limits) -> Dec
 def _unhealthy_majority(group: GroupState) -> Decision | None:
     """What ails most of a group is no fault of one server, and the rest carries the load. One alone has no rest."""
     if group.servers > 1 and group.unhealthy * 2 > group.servers:
-        return _no(
-            f"{group.unhealthy} of {group.servers} servers of group {group.name} are unhealthy: none is taken away"
+        return refuse(
+            "unhealthy majority",
+            f"{group.unhealthy} of {group.servers} servers of group {group.name} are unhealthy: none is taken away",
         )
     return None
 
 
-def _spent(group: GroupState, window_s: float, most: int, name: str) -> Decision | None:
+def _hour_spent(group: GroupState, limits: ActionLimits) -> Decision | None:
+    return _spent(group, HOUR_S, limits.per_hour, "hour spent", "an hour")
+
+
+def _day_spent(group: GroupState, limits: ActionLimits) -> Decision | None:
+    return _spent(group, DAY_S, limits.per_day, "day spent", "a day")
+
+
+def _spent(group: GroupState, window_s: float, most: int, refusal: Refusal, each: str) -> Decision | None:
     # An age below zero is a clock that was set back: it counts as just now.
     recent = [max(age_s, 0.0) for age_s in group.attempt_ages_s if age_s < window_s]
     if len(recent) < most:
         return None
     again_s = window_s - sorted(recent)[most - 1] if most > 0 else None
-    return _no(
-        f"the budget of {most} restarts an {name} is spent in group {group.name}".replace("an day", "a day"), again_s
-    )
+    return refuse(refusal, f"the budget of {most} restarts {each} is spent in group {group.name}", again_s)
 
 
-def _too_soon(group: GroupState, limits: Limits) -> Decision | None:
+def _too_soon(group: GroupState, limits: ActionLimits) -> Decision | None:
     recent = [max(age_s, 0.0) for age_s in group.attempt_ages_s if age_s < DAY_S]
     pause_s = limits.pause_s(len(recent))
     if not recent or min(recent) >= pause_s:
         return None
     left_s = pause_s - min(recent)
-    return _no(
-        f"backing off: {len(recent)} restarts in the last day, the next in {left_s:.0f} s at the earliest", left_s
-    )
+    reason = f"backing off: {len(recent)} restarts in the last day, the next in {left_s:.0f} s at the earliest"
+    return refuse("pause", reason, left_s)
 
 
-def _drain_too_long(trouble: Trouble, limits: Limits) -> Decision | None:
+def _drain_too_long(trouble: Trouble, limits: ActionLimits) -> Decision | None:
     if trouble.failing or trouble.expected_drain_s is None or trouble.expected_drain_s <= limits.drain_deadline_s:
         return None
-    return _no(
+    return refuse(
+        "slow drain",
         f"draining would take about {trouble.expected_drain_s:.0f} s, longer than {limits.drain_deadline_s:.0f} s, "
-        "and the server still serves"
+        "and the server still serves",
     )
 
 
-def _checked_scale(wanted: Decision, group: GroupState, limits: Limits) -> Decision:
+def _checked_scale(wanted: Decision, group: GroupState, limits: ActionLimits) -> Decision:
     if group.replicas is not None and group.replicas >= limits.most_replicas:
-        return _no(f"group {group.name} has {group.replicas} servers, the most that is allowed")
-    return _spent(group, HOUR_S, limits.per_hour, "hour") or _too_soon(group, limits) or wanted
+        return refuse("most replicas", f"group {group.name} has {group.replicas} servers, the most that is allowed")
+    return _hour_spent(group, limits) or _too_soon(group, limits) or wanted
 
 
-def _no(reason: str, again_in_s: float | None = None) -> Decision:
-    return Decision(None, reason, again_in_s)
+def refuse(refusal: Refusal, reason: str, again_in_s: float | None = None, about: str = "") -> Decision:
+    """Nothing is done, for this reason."""
+    return Decision(None, reason, again_in_s, refusal, about)

@@ -20,9 +20,9 @@ from legroom.live.remedies import remedies_for
 from legroom.records import dataclass
 from legroom.sidecar.acting import change_of
 from legroom.sidecar.config import SidecarConfig
+from legroom.sidecar.decisions import decision_about
 from legroom.sidecar.incidents import IncidentKeeper, OpenIncident
 from legroom.sidecar.policy import DAY_S, RESTARTS, Decision, GroupState
-from legroom.sidecar.policy_question import decision_about
 
 _SQLITE = b"SQLite format 3\x00"
 _COUNTERS = ("preemptions", "prefix_queries", "prefix_hits", "prompt_tokens", "generation_tokens", "recomputed_tokens",
@@ -32,7 +32,7 @@ _FOREVER_S = 1e11
 
 
 @dataclass(frozen=True)
-class Event:
+class RehearsedEvent:
     """One thing that would have happened."""
 
     time_s: float
@@ -47,23 +47,22 @@ class Event:
 class Rehearsal:
     """Everything in order, and how much was seen."""
 
-    events: tuple[Event, ...]
+    events: tuple[RehearsedEvent, ...]
     looks: int
     servers: int
     from_s: float | None
     until_s: float | None
 
     @property
-    def actions(self) -> tuple[Event, ...]:
+    def actions(self) -> tuple[RehearsedEvent, ...]:
         """What would have been done to servers."""
-        return tuple(one for one in self.events if one.what not in ("opened", "closed", "refused"))
+        return tuple(event for event in self.events if event.what not in ("opened", "closed", "refused"))
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
         return {
             "looks": self.looks, "servers": self.servers, "from_s": self.from_s, "until_s": self.until_s,
             "actions": len(self.actions),
-            "events": [{name: getattr(one, name) for name in one.__dataclass_fields__} for one in self.events],
+            "events": [{name: getattr(event, name) for name in event.__dataclass_fields__} for event in self.events],
         }  # fmt: skip
 
 
@@ -74,13 +73,13 @@ def rehearse(path: Path, config: SidecarConfig) -> Rehearsal:
 
 def rehearse_looks(looks: Iterator[Look], config: SidecarConfig) -> Rehearsal:
     """Plays looks, in the order of their times."""
-    play = _Play(config)
+    play = _Player(config)
     for seen in looks:
         play.take(seen)
     return Rehearsal(tuple(play.events), play.looks, len(play.watchers), play.from_s, play.until_s)
 
 
-class _Play:
+class _Player:
     def __init__(self, config: SidecarConfig) -> None:
         self.config = config
         self.watchers: dict[str, Watcher] = {}
@@ -88,7 +87,7 @@ class _Play:
         self.servers = {server.name: server for server in config.servers}
         self.keeper = IncidentKeeper()
         self.begun_s: dict[str, list[float]] = {}
-        self.events: list[Event] = []
+        self.events: list[RehearsedEvent] = []
         self.looks = 0
         self.from_s: float | None = None
         self.until_s: float | None = None
@@ -116,7 +115,7 @@ class _Play:
 
     def _decide(self, seen: Look, incident: OpenIncident, watcher: Watcher) -> None:
         finding, settings = incident.finding, self.config.group(incident.group)
-        if finding is None or not finding.is_seen_now or incident.acted:
+        if finding is None or not finding.is_seen_now or incident.last_action:
             return
         server, group = self.servers.get(incident.server), self._group(incident.group, seen.time_s)
         decision = decision_about(incident, watcher, server, settings, group)
@@ -125,14 +124,13 @@ class _Play:
             return
         if decision.action in RESTARTS or decision.action == "scale":
             self.begun_s.setdefault(incident.group, []).append(seen.time_s)
-        incident.acted = decision.action
+        incident.last_action = decision.action
         change = f" with {incident.change}" if decision.action == "restart-with-flags" else ""
         self._add(seen, incident, decision.action, f"would {decision.action}{change}: {decision.reason}")
 
     def _refused(self, seen: Look, incident: OpenIncident, decision: Decision) -> None:
-        gist = "".join(char for char in decision.reason if not char.isdigit())
-        if gist != incident.said:
-            incident.said = gist
+        if decision.gist != incident.last_refusal:
+            incident.last_refusal = decision.gist
             self._add(seen, incident, "refused", f"would not act: {decision.reason}")
 
     def _group(self, name: str, now_s: float) -> GroupState:
@@ -147,7 +145,7 @@ class _Play:
         return GroupState(name, len(members), unhealthy, ages_s, busy)
 
     def _add(self, seen: Look, incident: OpenIncident, what: str, text: str) -> None:
-        self.events.append(Event(seen.time_s, incident.server, incident.kind, what, text))
+        self.events.append(RehearsedEvent(seen.time_s, incident.server, incident.kind, what, text))
 
 
 def _looks(path: Path) -> Iterator[Look]:
@@ -166,7 +164,7 @@ def _journal_looks(path: Path) -> Iterator[Look]:
     """
     with Journal.open(path) as journal:
         lines = [_line(journal, server) for server in journal.servers()]
-        yield from heapq.merge(*lines, key=lambda one: one.time_s)
+        yield from heapq.merge(*lines, key=lambda sample: sample.time_s)
 
 
 def _line(journal: Journal, server: str) -> Iterator[Sample]:

@@ -1,4 +1,4 @@
-"""One restart from the closed door to the server that answers again, every step in the journal before it is taken.
+"""One restart from the drain to the server that answers again, every step in the journal before it is taken.
 
 Killed at any moment, the next legroom reads how far it came (`resume`): what had not reached the server is undone, what
 had is finished, and nothing is ever done twice, because the platform's own identity of the server tells whether the
@@ -14,13 +14,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from legroom.actions.drain import Door, Drained, PlatformDoor, wait_until_empty
+from legroom.actions.drain import Drained, DrainMethod, NoDrain, PlatformDrain, wait_until_empty
 from legroom.actions.platform import (
     ActionFailed,
-    Asked,
     FlagChange,
     Override,
     Platform,
+    RestartRequest,
     State,
     forget_override,
     keep_override,
@@ -33,15 +33,15 @@ from legroom.live.metrics.sample import Look, Sample
 from legroom.records import dataclass
 from legroom.sidecar.config import ServerConfig
 from legroom.sidecar.incidents import BY
-from legroom.sidecar.policy import Limits
+from legroom.sidecar.policy import ActionLimits
 
 _Answer = TypeVar("_Answer")
-_DOOR_TRIES_S = 30.0
+_END_DRAIN_TRIES_S = 30.0
 _UNDO_S = 20.0
 _QUIET_PAUSE_S = 1.0
 
 
-class Keeping(Protocol):
+class JournalCall(Protocol):
     """Runs a call on the journal in the thread that owns it. Raises `JournalUnavailable`."""
 
     def __call__(self, call: Callable[[Journal], _Answer], /) -> Awaitable[_Answer]:
@@ -50,11 +50,11 @@ class Keeping(Protocol):
 
 
 @dataclass(frozen=True)
-class Hands:
-    """What a restart works with: the journal, a look at a server, and how often to look."""
+class ActionContext:
+    """What an action works with: the journal, a look at a server, and how often to look."""
 
-    keep: Keeping
-    later: Callable[[Write], None]
+    journal: JournalCall
+    write_later: Callable[[Write], None]
     """Keeps a write until the journal can be written."""
     look: Callable[[ServerConfig], Awaitable[Look]]
     home: Path
@@ -67,13 +67,13 @@ class Hands:
             journal.finish_action(action_id, state, detail)
 
         try:
-            await self.keep(finished)
+            await self.journal(finished)
         except JournalUnavailable:
-            self.later(finished)
+            self.write_later(finished)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RestartOutcome:
     """How it ended (done, failed or undone), in words too."""
 
     state: str
@@ -82,11 +82,11 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Order:
+class RestartOrder:
     """What is to be done and why."""
 
     server: ServerConfig
-    limits: Limits
+    limits: ActionLimits
     name: str
     reason: str
     failing: bool
@@ -96,23 +96,23 @@ class Order:
     """An earlier action whose change of flags is taken back by this one."""
 
 
-class _Given(Exception):
-    """The restart is given up before it touched the server."""
+class _GivenUp(Exception):
+    """The restart is given up before it has touched the server."""
 
 
-class Restart:
-    """One action under way. Make one for each order."""
+class ServerRestart:
+    """One restart under way. Make one for each order."""
 
-    def __init__(self, hands: Hands, order: Order) -> None:
+    def __init__(self, context: ActionContext, order: RestartOrder) -> None:
         if order.server.platform is None:
             raise ActionFailed(f"no platform is named for {order.server.name}, so it cannot be restarted")
-        self._hands, self._order = hands, order
+        self._context, self._order = context, order
         self._platform: Platform = order.server.platform
-        self._door: Door = order.server.door or PlatformDoor("nobody")
+        self._drain_method: DrainMethod = order.server.drain_method or NoDrain()
         self._id = 0
         self._launched = False
 
-    async def run(self, begun: Callable[[], None] = lambda: None) -> Outcome:
+    async def run(self, begun: Callable[[], None] = lambda: None) -> RestartOutcome:
         """Does it. Raises `ActionFailed` or `JournalUnavailable` where it could not even be begun, which is before
         `begun` is called."""
         order = self._order
@@ -120,18 +120,18 @@ class Restart:
         started_s = await self._process_start()
         override = await self._platform.override_place() if order.change is not None else None
         detail = self._detail(before, started_s)
-        self._id = await self._hands.keep(
+        self._id = await self._context.journal(
             lambda journal: journal.begin_action(order.incident_id, order.server.group, order.name, detail)
         )
         begun()
         try:
             if override is not None:
-                keep_override(self._id, override, self._hands.home)
-            await self._drain()
+                keep_override(self._id, override, self._context.home)
+            await self._drain_server()
             await self._launch()
             await self._wait_until_back(before, started_s)
-        except _Given as given:
-            return await self._undone(str(given))
+        except _GivenUp as given_up:
+            return await self._undone(str(given_up))
         except (ActionFailed, JournalUnavailable) as error:
             return await (self._failed(error.message) if self._launched else self._undone(error.message))
         except asyncio.CancelledError:
@@ -145,30 +145,30 @@ class Restart:
     def _detail(self, before: State, started_s: float | None) -> dict[str, Any]:
         order = self._order
         return {
-            "by": BY, "server": order.server.name, "platform": self._platform.name, "door": self._door.name,
+            "by": BY, "server": order.server.name, "platform": self._platform.name, "door": self._drain_method.name,
             "identity_before": before.identity, "process_start_before_s": started_s, "failing": order.failing,
             "reason": order.reason, "change": str(order.change) if order.change is not None else None,
             "takes_back": order.restore[0] if order.restore is not None else None,
         }  # fmt: skip
 
-    async def _drain(self) -> None:
-        """Closes the door and waits, unless nothing in the server will ever finish."""
-        order, door = self._order, self._door
-        await self._stage("draining", {"door": door.name})
+    async def _drain_server(self) -> None:
+        """Begins the drain and waits, unless nothing in the server will ever finish."""
+        order, drain_method = self._order, self._drain_method
+        await self._stage("draining", {"door": drain_method.name})
         try:
-            await door.close()
+            await drain_method.begin()
         except ActionFailed as error:
             if not order.failing:
-                raise _Given(f"new work could not be stopped: {error.message}") from error
+                raise _GivenUp(f"new work could not be stopped: {error.message}") from error
         if order.failing:
             await self._stage("drained", {"waited": False, "why": "it is failing: its requests are lost already"})
             return
-        if isinstance(door, PlatformDoor) and door.platform != "nobody":
-            await self._stage("drained", {"waited": False, "why": door.name})
+        if isinstance(drain_method, PlatformDrain):
+            await self._stage("drained", {"waited": False, "why": drain_method.name})
             return
-        drained = await wait_until_empty(door, self._busy, order.limits.drain_deadline_s, self._hands.poll_s)
+        drained = await wait_until_empty(drain_method, self._busy, order.limits.drain_deadline_s, self._context.poll_s)
         if not drained.empty:
-            raise _Given(_not_drained(drained, door))
+            raise _GivenUp(_not_drained(drained, drain_method))
         await self._stage("drained", {"waited_s": round(drained.waited_s, 2)})
 
     async def _launch(self) -> None:
@@ -181,11 +181,11 @@ class Restart:
                 await self._platform.write_flags(order.change)
             except ActionFailed as error:
                 # The server runs on with its old flags: a restart, and one more to take it back, would help nobody.
-                raise _Given(f"the flags could not be changed: {error.message}") from error
+                raise _GivenUp(f"the flags could not be changed: {error.message}") from error
         if order.restore is not None:
             await self._platform.restore_flags(order.restore[1])
         token = f"{self._id}-{time.time():.0f}"
-        await self._platform.restart(Asked(token, order.limits.restart_deadline_s, self._mark_launched))
+        await self._platform.restart(RestartRequest(token, order.limits.restart_deadline_s, self._mark_launched))
         await self._stage("restarted", {})
 
     async def _mark_launched(self, pid: int, identity: str) -> None:
@@ -197,10 +197,10 @@ class Restart:
         limit_s = self._order.limits.restart_deadline_s
         end_s = time.monotonic() + limit_s
         while time.monotonic() < end_s:
-            seen = await self._hands.look(self._order.server)
+            seen = await self._context.look(self._order.server)
             if isinstance(seen, Sample) and await self._is_another(before, started_s, seen):
                 return
-            await asyncio.sleep(self._hands.poll_s)
+            await asyncio.sleep(self._context.poll_s)
         raise ActionFailed(f"{self._order.server.name} did not answer within {limit_s:g} s of its restart")
 
     async def _is_another(self, before: State, started_s: float | None, seen: Sample) -> bool:
@@ -213,57 +213,57 @@ class Restart:
         return False
 
     async def _busy(self) -> float | None:
-        seen = await self._hands.look(self._order.server)
+        seen = await self._context.look(self._order.server)
         if not isinstance(seen, Sample) or seen.running is None:
             return None
         return seen.running + (seen.waiting or 0.0)
 
     async def _process_start(self) -> float | None:
-        seen = await self._hands.look(self._order.server)
+        seen = await self._context.look(self._order.server)
         return seen.process_start_s if isinstance(seen, Sample) else None
 
     async def _stage(self, name: str, detail: Mapping[str, Any]) -> None:
-        await self._hands.keep(lambda journal: journal.reach_stage(self._id, name, detail))
+        await self._context.journal(lambda journal: journal.reach_stage(self._id, name, detail))
 
     # The three ends, and what a killed legroom left
 
-    async def _done(self, text: str) -> Outcome:
-        text = await self._open_door(text)
+    async def _done(self, text: str) -> RestartOutcome:
+        text = await self._end_drain(text)
         if self._order.restore is not None:
             taken_back = self._order.restore[0]
-            await self._hands.finish(taken_back, UNDONE)
-            forget_override(taken_back, self._hands.home)
+            await self._context.finish(taken_back, UNDONE)
+            forget_override(taken_back, self._context.home)
         return await self._finish(DONE, text)
 
-    async def _failed(self, text: str) -> Outcome:
-        return await self._finish(FAILED, await self._open_door(text, patient=False))
+    async def _failed(self, text: str) -> RestartOutcome:
+        return await self._finish(FAILED, await self._end_drain(text, patient=False))
 
-    async def _undone(self, text: str) -> Outcome:
-        override = kept_override(self._id, self._hands.home)
+    async def _undone(self, text: str) -> RestartOutcome:
+        override = kept_override(self._id, self._context.home)
         if override is not None:
             with contextlib.suppress(ActionFailed):
                 await self._platform.restore_flags(override)
-                forget_override(self._id, self._hands.home)
-        return await self._finish(UNDONE, await self._open_door(text, patient=False))
+                forget_override(self._id, self._context.home)
+        return await self._finish(UNDONE, await self._end_drain(text, patient=False))
 
-    async def _finish(self, state: str, text: str) -> Outcome:
-        await self._hands.finish(self._id, state, {"outcome": text})
-        return Outcome(state, text, self._id)
+    async def _finish(self, state: str, text: str) -> RestartOutcome:
+        await self._context.finish(self._id, state, {"outcome": text})
+        return RestartOutcome(state, text, self._id)
 
-    async def _open_door(self, text: str, patient: bool = True) -> str:
+    async def _end_drain(self, text: str, patient: bool = True) -> str:
         """Lets new work in again. A guard inside vLLM comes back open; one before it must be told."""
-        end_s = time.monotonic() + (_DOOR_TRIES_S if patient else 0.0)
+        end_s = time.monotonic() + (_END_DRAIN_TRIES_S if patient else 0.0)
         while True:
             try:
-                await self._door.open()
+                await self._drain_method.end()
             except ActionFailed as error:
                 if time.monotonic() < end_s:
                     await asyncio.sleep(_QUIET_PAUSE_S)
                     continue
-                return f"{text}; {self._door.name} may still turn requests away: {error.message}"
+                return f"{text}; {self._drain_method.name} may still turn requests away: {error.message}"
             return text
 
-    async def resume(self, action: Action) -> Outcome:
+    async def resume(self, action: Action) -> RestartOutcome:
         """Ends an action that a killed legroom left."""
         self._id = action.id
         launched = action.stage("launched")
@@ -291,7 +291,7 @@ class Restart:
         pid, identity = int(launched.get("pid") or 0), launched.get("identity")
         end_s = time.monotonic() + self._order.limits.restart_deadline_s
         while pid and identity and process_identity(pid) == identity and time.monotonic() < end_s:
-            await asyncio.sleep(min(self._hands.poll_s, 0.2))
+            await asyncio.sleep(min(self._context.poll_s, 0.2))
 
     async def _happened(self, before: State, started_s: float | None, launched_s: float) -> bool:
         """Whether the server is another one, or is not yet known to be the same after the time it may take."""
@@ -302,8 +302,8 @@ class Restart:
                 if before.identity is not None and now.identity not in (None, before.identity):
                     return True
                 if now.underway:
-                    end_s = max(end_s, time.monotonic() + self._hands.poll_s)
-            seen = await self._hands.look(self._order.server)
+                    end_s = max(end_s, time.monotonic() + self._context.poll_s)
+            seen = await self._context.look(self._order.server)
             if isinstance(seen, Sample) and started_s is not None and seen.process_start_s is not None:
                 if seen.process_start_s != started_s:
                     return True
@@ -311,10 +311,10 @@ class Restart:
                 return True  # nothing tells starts apart here, and it answers
             if time.monotonic() >= end_s:
                 return False
-            await asyncio.sleep(self._hands.poll_s)
+            await asyncio.sleep(self._context.poll_s)
 
 
-def _not_drained(drained: Drained, door: Door) -> str:
-    if isinstance(door, PlatformDoor):
+def _not_drained(drained: Drained, drain_method: DrainMethod) -> str:
+    if isinstance(drain_method, NoDrain):
         return f"{drained}, and there is no guard or other way to stop new work"
     return str(drained)

@@ -27,18 +27,19 @@ from legroom.live.metrics.sample import Look, Sample
 from legroom.live.metrics.scrape import look, open_session
 from legroom.live.metrics.window import Window
 from legroom.live.remedies import remedies_for
-from legroom.process_lock import alone
-from legroom.sidecar.acting import Actor, change_of, still
+from legroom.planning.plan_document import PlanDocument
+from legroom.process_lock import single_process
+from legroom.sidecar.acting import Actor, change_of, frozen_copy
 from legroom.sidecar.config import ServerConfig, SidecarConfig, is_loopback
 from legroom.sidecar.http import SidecarMetrics, incident_json, make_app
 from legroom.sidecar.incidents import OVER, UNWATCHED, IncidentKeeper, OpenIncident, close_rest, left_open
-from legroom.sidecar.notifier import Said, Telling
-from legroom.sidecar.restart import Hands
+from legroom.sidecar.notifier import ActionReport, Notifier
+from legroom.sidecar.restart import ActionContext
 from legroom.sidecar.sources import Source, source_of
 
 _Answer = TypeVar("_Answer")
 _MAINTAIN_S = 600.0
-_LAST_WORDS_S = 1.0
+_LAST_NOTIFICATIONS_S = 1.0
 _LEAST_FLUSH_S = 1.0
 _FORECAST_S = 30.0  # a trend of minutes is not another one five seconds later, and costs more than all detectors
 
@@ -53,13 +54,13 @@ class Sidecar:
         self._patient = BufferedJournal(path)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._metrics = SidecarMetrics()
-        self._telling = Telling(config.webhooks, self._metrics, say)
+        self._notifier = Notifier(config.webhooks, self._metrics, say)
         self._keeper = IncidentKeeper()
         self._memory = LocalMemory()
         self._watchers: dict[str, Watcher] = {}
         self._groups = {server.name: server.group for server in config.servers}
         self._servers = {server.name: server for server in config.servers}
-        self._answering: set[asyncio.Task[None]] = set()
+        self._finding_remedies: set[asyncio.Task[None]] = set()
         self._samples: list[Sample] = []
         self._last_look_s = time.monotonic()
         self._journal_problem: str | None = None
@@ -67,7 +68,11 @@ class Sidecar:
         """Until then nothing is done to a server: what an earlier legroom left unfinished there is not known."""
         self._mistake = ""
         self._next_forecast_s: dict[str, float] = {}
-        self._actor = Actor(config, Hands(self._keep, self._write, self._look, path.parent, config.poll_s), self._said)
+        self._actor = Actor(
+            config,
+            ActionContext(self._on_journal, self._write, self._look, path.parent, config.poll_s),
+            self._report_action,
+        )
         self._stopping = asyncio.Event()
         self._session: Any = None
 
@@ -82,7 +87,7 @@ class Sidecar:
             asyncio.create_task(source(self._take_surely, self.gone, self._awaited)),
             asyncio.create_task(self._write_samples()),
             asyncio.create_task(self._maintain()),
-            asyncio.create_task(self._telling.run(self._keeper.all)),
+            asyncio.create_task(self._notifier.run(self._keeper.all)),
             asyncio.create_task(self._stopping.wait()),
         ]
         try:
@@ -99,10 +104,10 @@ class Sidecar:
     async def _end(self, tasks: list[asyncio.Task[Any]], runner: Any) -> None:
         self._stopping.set()
         await self._actor.stop()
-        await self._telling.drain(_LAST_WORDS_S)
-        for task in (*tasks, *self._answering):
+        await self._notifier.drain(_LAST_NOTIFICATIONS_S)
+        for task in (*tasks, *self._finding_remedies):
             task.cancel()
-        await asyncio.gather(*tasks, *self._answering, return_exceptions=True)
+        await asyncio.gather(*tasks, *self._finding_remedies, return_exceptions=True)
         await runner.cleanup()
         await self._session.close()
         self._flush_samples()
@@ -131,13 +136,13 @@ class Sidecar:
         Where the journal cannot be read that waits, and so does all acting.
         """
         try:
-            left = await self._keep(left_open)
+            left = await self._on_journal(left_open)
             if self._config.prometheus is not None or self._config.kubernetes is not None:
-                for one in left:
-                    self._groups.setdefault(one.server, "default")  # they may well be found there again
-            patience_s = {one.kind: one.sees_after_s for one in watch_all(self._config.thresholds)}
+                for incident in left:
+                    self._groups.setdefault(incident.server, "default")  # they may well be found there again
+            patience_s = {detector.kind: detector.sees_after_s for detector in watch_all(self._config.thresholds)}
             kept = self._keeper.adopt(left, self._groups, patience_s)
-            await self._keep(lambda journal: close_rest(journal, left, kept, self._groups))
+            await self._on_journal(lambda journal: close_rest(journal, left, kept, self._groups))
             await self._actor.recover()
         except JournalUnavailable as error:
             if self._journal_problem is None:
@@ -148,7 +153,9 @@ class Sidecar:
 
     def _awaited(self) -> frozenset[str]:
         """Servers that others list, with an incident from before, and not seen again yet."""
-        return frozenset(one.server for one in self._keeper.all()) - self._watchers.keys() - self._servers.keys()
+        return (
+            frozenset(incident.server for incident in self._keeper.all()) - self._watchers.keys() - self._servers.keys()
+        )
 
     # Looking
 
@@ -185,7 +192,7 @@ class Sidecar:
             self._opened(incident)
         for incident in changes.worse:
             self._note(incident, "it has become critical", {"severity": incident.severity})
-            self._telling.tell(incident)
+            self._notifier.notify(incident)
         for incident in changes.closed:
             self._closed(incident)
         incidents = self._keeper.of(seen.server)
@@ -193,7 +200,7 @@ class Sidecar:
             return
         servers, unhealthy = self._group_health(group)
         for incident in incidents:
-            self._ask_for_answers(incident)
+            self._ask_for_remedies(incident)
             if self._has_taken_over:
                 self._actor.consider(incident, watcher, servers, unhealthy)
 
@@ -203,8 +210,8 @@ class Sidecar:
             return
         for incident in self._keeper.forget(server):
             self._closed(incident, UNWATCHED)
-        for held in (self._watchers, self._next_forecast_s):
-            held.pop(server, None)
+        self._watchers.pop(server, None)
+        self._next_forecast_s.pop(server, None)
         self._metrics.forget(server, self._groups.pop(server, "default"))
 
     def _opened(self, incident: OpenIncident) -> None:
@@ -221,61 +228,61 @@ class Sidecar:
 
         self._write(opened)
         self._note(incident, reason)
-        self._telling.tell(incident)
+        self._notifier.notify(incident)
 
-    def _ask_for_answers(self, incident: OpenIncident) -> None:
+    def _ask_for_remedies(self, incident: OpenIncident) -> None:
         """Once, as soon as the incident is seen. Without a plan no flags come of it, so nothing waits for them."""
-        if incident.asked or incident.finding is None:
+        if incident.remedies_asked or incident.finding is None:
             return
-        incident.asked = True
+        incident.remedies_asked = True
         server = self._servers.get(incident.server)
         plan = server.plan if server is not None else None
         incident.change = server.answers.get(incident.kind) if server is not None else None
-        incident.answered = plan is None or incident.change is not None
-        window = still(self._watchers[incident.server].window)
-        task = asyncio.get_running_loop().create_task(self._answer(incident, incident.finding, window, plan))
-        self._answering.add(task)
-        task.add_done_callback(self._answering.discard)
+        incident.remedies_known = plan is None or incident.change is not None
+        window = frozen_copy(self._watchers[incident.server].window)
+        task = asyncio.get_running_loop().create_task(self._find_remedies(incident, incident.finding, window, plan))
+        self._finding_remedies.add(task)
+        task.add_done_callback(self._finding_remedies.discard)
 
-    async def _answer(
-        self, incident: OpenIncident, finding: DetectorFinding, window: Window, plan: Mapping[str, Any] | None
+    async def _find_remedies(
+        self, incident: OpenIncident, finding: DetectorFinding, window: Window, plan: PlanDocument | None
     ) -> None:
         """Computes what would cure it, beside the looking: a plan and its levers take a moment."""
         given = incident.change
         try:
-            found = await asyncio.to_thread(remedies_for, finding, window, plan)
-            incident.change = given or change_of(found, plan)
+            remedies = await asyncio.to_thread(remedies_for, finding, window, plan)
+            incident.change = given or change_of(remedies, plan)
         finally:
-            incident.answered = True
-        texts = "; ".join(one.why for one in found)
-        detail = {"answers": [one.to_json() for one in found], "change": str(given) if given else None}
+            incident.remedies_known = True
+        texts = "; ".join(remedy.why for remedy in remedies)
+        detail = {"answers": [remedy.to_json() for remedy in remedies], "change": str(given) if given else None}
         self._note(incident, f"what helps: {texts}", detail)
 
     def _closed(self, incident: OpenIncident, how: str = OVER) -> None:
         unseen = incident.finding is None and how == OVER
         outcome = f"{how} while legroom was not watching" if unseen else how
-        outcome += f", after {incident.acted}" if incident.acted else ""
+        outcome += f", after {incident.last_action}" if incident.last_action else ""
         self._say(f"{incident.server}: {incident.title}: {outcome}")
         self._actor.incident_over(incident)
         self._write(lambda journal: journal.close_incident(journal.incident_id(incident.key) or 0, outcome))
-        self._telling.tell(incident, outcome, time.time())
+        self._notifier.notify(incident, outcome, time.time())
 
     def _note(self, incident: OpenIncident, text: str, detail: Mapping[str, Any] | None = None) -> None:
         self._write(lambda journal: journal.note(journal.incident_id(incident.key) or 0, text, detail))
 
-    def _said(self, said: Said) -> None:
-        where = f"{said.incident.server}: " if said.incident is not None else ""
-        self._say(f"{where}{said.text}")
-        if said.name == "refusal":
+    def _report_action(self, report: ActionReport) -> None:
+        incident = report.incident
+        self._say(f"{incident.server}: {report.text}" if incident is not None else report.text)
+        if report.name == "refusal":
             self._metrics.refusals.inc()
-        if said.outcome is not None:
-            self._metrics.actions.labels(said.name, said.outcome).inc()
-            if said.incident is not None:
-                said.incident.acted = f"{said.name} ({said.outcome})"
-        if said.incident is not None:
-            self._note(said.incident, said.text)
-            if said.name != "refusal":
-                self._telling.tell(said.incident, said.text)
+        if report.outcome is not None:
+            self._metrics.actions.labels(report.name, report.outcome).inc()
+            if incident is not None:
+                incident.last_action = f"{report.name} ({report.outcome})"
+        if incident is not None:
+            self._note(incident, report.text)
+            if report.name != "refusal":
+                self._notifier.notify(incident, report.text)
 
     def _count(self, seen: Look, watcher: Watcher, group: str) -> None:
         self._metrics.saw(seen, group, not _is_unhealthy(watcher))
@@ -297,7 +304,7 @@ class Sidecar:
 
     # The journal, in its own thread
 
-    async def _keep(self, call: Callable[[Journal], _Answer], /) -> _Answer:
+    async def _on_journal(self, call: Callable[[Journal], _Answer], /) -> _Answer:
         return await asyncio.get_running_loop().run_in_executor(self._writer, lambda: call(self._patient.for_acting()))
 
     def _write(self, write: Write) -> None:
@@ -335,7 +342,6 @@ class Sidecar:
     # The pages
 
     def metrics_text(self) -> tuple[bytes, str]:
-        """The sidecar's own figures."""
         self._metrics.open.clear()
         for incident in self._keeper.all():
             self._metrics.open.labels(incident.kind, incident.severity).inc()
@@ -356,23 +362,25 @@ class Sidecar:
     async def incidents_json(self, since_s: float | None, limit: int) -> list[dict[str, Any]]:
         """From the journal; what is open now where that cannot be read."""
         try:
-            held = await self._keep(lambda journal: journal.incidents(since_s, limit=limit))
+            listed = await self._on_journal(lambda journal: journal.incidents(since_s, limit=limit))
         except JournalUnavailable:
-            return [{"server": one.server, "title": one.title, **one.detail()} for one in self._keeper.all()]
-        return [incident_json(one) for one in held]
+            lasting = self._keeper.all()
+            return [{"server": incident.server, "title": incident.title, **incident.detail()} for incident in lasting]
+        return [incident_json(incident) for incident in listed]
 
     async def acknowledge(self, incident_id: int, by: str) -> None:
         """No more messages about it."""
-        held = await self._keep(lambda journal: journal.incident(incident_id))
-        if held is None:
+        acknowledged = await self._on_journal(lambda journal: journal.incident(incident_id))
+        if acknowledged is None:
             raise LegroomError(f"there is no incident {incident_id}")
         for incident in self._keeper.all():
-            if incident.key == held.key:
+            if incident.key == acknowledged.key:
                 incident.acknowledged = True
-        await self._keep(lambda journal: journal.note(incident_id, f"acknowledged by {by}", {"acknowledged": True}))
+        await self._on_journal(
+            lambda journal: journal.note(incident_id, f"acknowledged by {by}", {"acknowledged": True})
+        )
 
     async def act_by_hand(self, action: str, server: str, undo: int | None) -> dict[str, Any]:
-        """A person's order."""
         if not self._has_taken_over:
             raise LegroomError("what an earlier legroom left is not known yet: the journal cannot be read")
         servers, unhealthy = self._group_health(self._groups.get(server, "default"))
@@ -392,9 +400,9 @@ def _raised(done: Any) -> None:
 def run_sidecar(config: SidecarConfig, say: Callable[[str], None] | None = None) -> int:
     """Runs the sidecar until SIGTERM or SIGINT. The exit code: 0 when it was told to stop."""
     tell, journal = say or _to_stderr, config.journal or journal_path()
-    one = journal.with_name(f"{journal.name}.sidecar")
+    lock = journal.with_name(f"{journal.name}.sidecar")
     refusal = f"another legroom already watches with the journal {journal}"
-    with alone(one, tell, "a second sidecar away", lambda pid: LegroomError(f"{refusal} (pid {pid})")):
+    with single_process(lock, tell, "a second sidecar away", lambda pid: LegroomError(f"{refusal} (pid {pid})")):
         asyncio.run(_main(config, tell))
     return 0
 
@@ -405,16 +413,16 @@ async def _main(config: SidecarConfig, say: Callable[[str], None]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, sidecar.stop)
     acting = sorted(config.act - {"notify"})
-    say(f"watching {_watched(config)}; {'acting: ' + ', '.join(acting) if acting else 'telling only'}")
+    say(f"watching {_watched(config)}; {'acting: ' + ', '.join(acting) if acting else 'reporting only'}")
     await sidecar.run(source_of(config, say))
     say("stopped")
 
 
 def _watched(config: SidecarConfig) -> str:
     finders = (("Prometheus", config.prometheus), ("Kubernetes", config.kubernetes))
-    found = [f"what {name} lists" for name, finder in finders if finder is not None]
+    listed = [f"what {name} lists" for name, finder in finders if finder is not None]
     named = [f"{len(config.servers)} server{'s' if len(config.servers) != 1 else ''}"] if config.servers else []
-    return " and ".join((*named, *found)) or "nothing"
+    return " and ".join((*named, *listed)) or "nothing"
 
 
 def _to_stderr(text: str) -> None:

@@ -113,17 +113,17 @@ async def _prometheus(source: PrometheusSource, interval_s: float, take: Take, f
 async def _kubernetes(config: KubernetesConfig, interval_s: float, take: Take, finders: _Finders, say: Say) -> None:
     pods, trouble = KubernetesPods(config.context), ""
     listed: frozenset[str] = frozenset()
-    found: dict[str, Endpoint] = {}
+    pods_by_name: dict[str, Endpoint] = {}
     while True:
         try:
-            found = await asyncio.to_thread(discovered, pods, config.selector, config.namespace)
-            listed = finders.told_of("kubernetes", frozenset(place.server for place in found.values()), listed)
-            trouble = _once(trouble, "" if found else f"no pod has the labels {config.selector}", say)
+            pods_by_name = await asyncio.to_thread(discovered, pods, config.selector, config.namespace)
+            listed = finders.told_of("kubernetes", frozenset(place.server for place in pods_by_name.values()), listed)
+            trouble = _once(trouble, "" if pods_by_name else f"no pod has the labels {config.selector}", say)
         except LegroomError as error:
             trouble = _once(trouble, error.message, say)  # the pods that were found serve on, and are looked at
-        if found:
+        if pods_by_name:
             rounds = max(1, round(_DISCOVER_S / interval_s))
-            await scrape_fleet(list(found.values()), interval_s, take, rounds=rounds)
+            await scrape_fleet(list(pods_by_name.values()), interval_s, take, rounds=rounds)
         else:
             await asyncio.sleep(min(_DISCOVER_S, interval_s))
 

@@ -20,6 +20,10 @@ _NAMES = {str: "text", bool: "true or false", int: "a whole number", float: "a n
 Steps = tuple[str | int, ...]
 
 
+class ConfigMistake(LegroomError):
+    """A mistake in the file, with its line and its key in the message."""
+
+
 def read_toml(path: Path) -> Table:
     """The whole file as a table that knows its lines."""
     try:
@@ -28,19 +32,21 @@ def read_toml(path: Path) -> Table:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise LegroomError(f"{path} cannot be read: {reason}") from error
     try:
-        held = tomllib.loads(text)
+        values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        found = re.search(r"line (\d+)", str(error))
-        line = int(found[1]) if found else len(text.splitlines())
+        place = re.search(r"line (\d+)", str(error))
+        line = int(place[1]) if place else len(text.splitlines())
         raise LegroomError(f"{path.name}, line {line}: {error}", "see https://toml.io for the format") from error
-    return Table(held, (), path.name, _lines(text), path.parent)
+    return Table(values, (), path.name, _lines(text), path.parent)
 
 
 class Table:
     """One table of the file. Whatever is taken from it is checked, and what nobody took is a mistake."""
 
-    def __init__(self, held: Mapping[str, Any], at: Steps, file: str, lines: Mapping[Steps, int], folder: Path) -> None:
-        self._held, self._at, self._file, self._lines = held, at, file, lines
+    def __init__(
+        self, values: Mapping[str, Any], at: Steps, file: str, lines: Mapping[Steps, int], folder: Path
+    ) -> None:
+        self._held, self._at, self._file, self._lines = values, at, file, lines
         self.folder = folder
         self._taken: set[str] = set()
 
@@ -52,11 +58,11 @@ class Table:
         """As written."""
         return tuple(self._held)
 
-    def wrong(self, key: str, what: str, hint: str = "") -> LegroomError:
+    def wrong(self, key: str, what: str, hint: str = "") -> ConfigMistake:
         """A mistake at a key, ready to be raised."""
         steps = (*self._at, key) if key else self._at
         name = ".".join(str(step + 1) if isinstance(step, int) else step for step in steps)
-        return LegroomError(f"{self._file}, line {self._line(steps)}: {name}: {what}", hint)
+        return ConfigMistake(f"{self._file}, line {self._line(steps)}: {name}: {what}", hint)
 
     def _line(self, steps: Steps) -> int:
         """Of the key, else of the nearest thing around it that has a line of its own."""
@@ -68,8 +74,8 @@ class Table:
 
     def get(self, key: str, kind: type[_Value], default: _Value) -> _Value:
         """A value of this type, or the default where there is none."""
-        found = self.find(key, kind)
-        return default if found is None else found
+        value = self.find(key, kind)
+        return default if value is None else value
 
     def find(self, key: str, kind: type[_Value]) -> _Value | None:
         """The same with None where there is none."""
@@ -84,7 +90,6 @@ class Table:
         return value
 
     def number(self, key: str, default: float, least: float = 0.0, most: float = float("inf")) -> float:
-        """A number within bounds."""
         value = self.get(key, float, default)
         if not least <= value <= most:  # false for NaN too
             bounds = f"from {least:g} on" if most == float("inf") else f"from {least:g} to {most:g}"
@@ -92,28 +97,24 @@ class Table:
         return value
 
     def whole(self, key: str, default: int, least: int = 0, most: int = 1_000_000) -> int:
-        """A whole number within bounds."""
         value = self.get(key, int, default)
         if not least <= value <= most:
             raise self.wrong(key, f"must be from {least} to {most}, not {value}")
         return value
 
     def need(self, key: str, kind: type[_Value]) -> _Value:
-        """A value that must be there."""
-        found = self.find(key, kind)
-        if found is None:
+        value = self.find(key, kind)
+        if value is None:
             raise self.wrong(key, "is missing")
-        return found
+        return value
 
     def choice(self, key: str, choices: Sequence[str], default: str) -> str:
-        """One of a few words."""
         value = self.get(key, str, default)
         if value not in choices:
             raise self.wrong(key, f"must be one of {', '.join(choices)}, not {value!r}", _closest(value, choices))
         return value
 
     def words(self, key: str, choices: Sequence[str], default: Sequence[str]) -> tuple[str, ...]:
-        """A list of a few words."""
         values = self.get(key, list, list(default))
         for value in values:
             if value not in choices:
@@ -149,19 +150,18 @@ class Table:
         return plain
 
     def table(self, key: str) -> Table | None:
-        """A table inside this one."""
-        held = self.find(key, dict)
-        return None if held is None else Table(held, (*self._at, key), self._file, self._lines, self.folder)
+        values = self.find(key, dict)
+        return None if values is None else Table(values, (*self._at, key), self._file, self._lines, self.folder)
 
     def tables(self, key: str) -> tuple[Table, ...]:
         """A list of tables, `[[key]]`."""
-        held = self.get(key, list, [])
-        for number, one in enumerate(held):
-            if not isinstance(one, dict):
+        tables = self.get(key, list, [])
+        for number, values in enumerate(tables):
+            if not isinstance(values, dict):
                 raise self.wrong(key, f"number {number + 1} must be a table, written [[{key}]]")
         return tuple(
-            Table(one, (*self._at, key, number), self._file, self._lines, self.folder)
-            for number, one in enumerate(held)
+            Table(values, (*self._at, key, number), self._file, self._lines, self.folder)
+            for number, values in enumerate(tables)
         )
 
     def plain(self) -> dict[str, Any]:
@@ -215,8 +215,8 @@ def _split(dotted: str) -> Steps:
 
 
 def _closest(word: str, known: Sequence[str]) -> str:
-    found = get_close_matches(word, known, 1)
-    return f"did you mean {found[0]}?" if found else ""
+    near = get_close_matches(word, known, 1)
+    return f"did you mean {near[0]}?" if near else ""
 
 
 def _shown(value: Any) -> str:

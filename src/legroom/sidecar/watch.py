@@ -24,6 +24,7 @@ from legroom.live.local_memory import LocalMemory
 from legroom.live.metrics.sample import Look, Sample, ScrapeFailure
 from legroom.live.thresholds import DEFAULT, Thresholds
 from legroom.live.view import ServerView, view
+from legroom.planning.plan_document import PlanDocument
 from legroom.records import dataclass
 from legroom.sidecar.incidents import OVER, UNWATCHED, IncidentKeeper, OpenIncident
 
@@ -47,7 +48,7 @@ _DISCOVERY_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class HistoryPoint:
     """What a curve needs of one look."""
 
     time_s: float
@@ -75,14 +76,14 @@ class WatchSession:
     def __init__(
         self,
         levels: Thresholds = DEFAULT,
-        plans: Mapping[str, Mapping[str, Any]] | None = None,
+        plans: Mapping[str, PlanDocument] | None = None,
         journal: Journal | None = None,
         recorder: Recorder | None = None,
         say: Callable[[str], None] | None = None,
     ) -> None:
         self.levels = levels
         self.views: dict[str, ServerView] = {}
-        self.history: dict[str, deque[Moment]] = {}
+        self.history: dict[str, deque[HistoryPoint]] = {}
         self.changes: deque[IncidentChange] = deque(maxlen=200)
         self.looks = 0
         self._plans, self._journal, self._recorder = dict(plans or {}), journal, recorder
@@ -121,40 +122,42 @@ class WatchSession:
         """Whoever listed a server lists it no longer: nothing is known of it any more."""
         for incident in self._keeper.forget(server):
             self._end(incident, UNWATCHED, time.time())
-        for held in (self.views, self.history, self._watchers):
-            held.pop(server, None)
+        for known in (self.views, self.history, self._watchers):
+            known.pop(server, None)
 
     def _remember(self, look: Look, now: ServerView, watcher: Watcher) -> None:
         kept = self.history.setdefault(look.server, deque(maxlen=MOST_HISTORY))
         if isinstance(look, ScrapeFailure):
-            kept.append(Moment(look.time_s))
+            kept.append(HistoryPoint(look.time_s))
             return
         steps = watcher.window.steps
         step = steps[-1] if steps else None
         grown = {name: (step.total(name) or 0.0) / step.seconds if step else 0.0 for name in
                  ("generation_tokens", "preemptions")}  # fmt: skip
-        kept.append(Moment(look.time_s, now.kv_use, now.running or 0.0, now.waiting or 0.0,
+        kept.append(HistoryPoint(look.time_s, now.kv_use, now.running or 0.0, now.waiting or 0.0,
                            grown["generation_tokens"], grown["preemptions"]))  # fmt: skip
 
     def judge_now(self, server: str) -> ServerView:
         """The view with what is wrong at this very look, for those who do not stay to see whether it lasts."""
         watcher, now = self._watchers[server], self.views[server]
         known = {finding.kind: finding for finding in now.findings}
-        found = {
+        at_once = {
             detector.kind: _at_once(detector, watcher, seen, now.time_s)
             for detector in watcher.detectors
             if detector.kind in _AT_ONCE and detector.kind not in known
             and (seen := detector.measure(watcher.window, now.time_s)) is not None and seen.is_bad
         }  # fmt: skip
-        if found and now.state != "unreachable":
-            both, kinds = known | found, [detector.kind for detector in watcher.detectors]
+        if at_once and now.state != "unreachable":
+            both, kinds = known | at_once, [detector.kind for detector in watcher.detectors]
             watcher.findings = tuple(both[kind] for kind in kinds if kind in both)  # the gravest first
             self.views[server] = view(watcher, self.levels)
         return self.views[server]
 
     def seen_once(self) -> list[str]:
         """Servers that were looked at but once: levels are known of them, and nothing that takes two looks."""
-        return [name for name, one in self._watchers.items() if one.window.is_answering and not one.window.steps]
+        return [
+            name for name, watcher in self._watchers.items() if watcher.window.is_answering and not watcher.window.steps
+        ]
 
     @property
     def open_incidents(self) -> tuple[OpenIncident, ...]:
@@ -176,11 +179,11 @@ class WatchSession:
         if journal is None or finding is None:
             return None
         try:
-            for one in journal.incidents(server=incident.server, open_only=True):
-                if one.kind == incident.kind:
-                    if _is_kept(one):
+            for earlier in journal.incidents(server=incident.server, open_only=True):
+                if earlier.kind == incident.kind:
+                    if _is_kept(earlier):
                         return None
-                    journal.close_incident(one.id, "lasted when its watcher was ended", finding.time_s)
+                    journal.close_incident(earlier.id, "lasted when its watcher was ended", finding.time_s)
             detail = incident.detail() | {"by": "watch", "pid": os.getpid()}
             made = journal.open_incident(
                 incident.server, incident.kind, incident.title, detail, incident.opened_s, incident.key
@@ -198,9 +201,9 @@ class WatchSession:
 
         assert incident.finding is not None and self._journal is not None
         plan = self._plans.get(incident.server, self._plans.get(""))
-        found = remedies_for(incident.finding, watcher.window, plan)
-        text = "what helps: " + "; ".join(one.why for one in found)
-        self._journal.note(made, text, {"answers": [one.to_json() for one in found]}, incident.finding.time_s)
+        remedies = remedies_for(incident.finding, watcher.window, plan)
+        text = "what helps: " + "; ".join(remedy.why for remedy in remedies)
+        self._journal.note(made, text, {"answers": [remedy.to_json() for remedy in remedies]}, incident.finding.time_s)
 
     def _end(self, incident: OpenIncident, outcome: str, time_s: float) -> None:
         made = self._ids.pop(incident.key, None)
@@ -284,8 +287,8 @@ async def _looks(config: SidecarConfig, session: WatchSession, gap_s: float) -> 
         for number in range(ONCE_LOOKS):
             await asyncio.sleep(gap_s if number else 0)
             seen = await asyncio.gather(*(look(connections, server.endpoint) for server in config.servers))
-            for one in seen:
-                session.take(one)
+            for look_seen in seen:
+                session.take(look_seen)
 
 
 async def _scrapes(config: PrometheusConfig, session: WatchSession, gap_s: float) -> None:
@@ -301,12 +304,12 @@ async def _scrapes(config: PrometheusConfig, session: WatchSession, gap_s: float
         while True:
             for look in await source.looks(connections, time.time()):
                 session.take(look)
-            alone = session.seen_once()
-            if not alone or time.monotonic() >= until:
+            once_only = session.seen_once()
+            if not once_only or time.monotonic() >= until:
                 break
             await asyncio.sleep(gap_s)
-    if alone:
-        session.say(f"Prometheus shows one scrape only of {', '.join(alone)}: rates and waits were not judged")
+    if once_only:
+        session.say(f"Prometheus shows one scrape only of {', '.join(once_only)}: rates and waits were not judged")
 
 
 async def _until_seen(config: SidecarConfig, session: WatchSession, gap_s: float) -> None:
@@ -366,10 +369,10 @@ def watching(config: SidecarConfig, session: WatchSession) -> Iterator[ServerVie
     thread.start()
     try:
         while True:
-            found = seen.get()
-            if isinstance(found, BaseException):
-                raise found
-            yield found
+            item = seen.get()
+            if isinstance(item, BaseException):
+                raise item
+            yield item
     finally:
         stop.set()
         thread.join(10)

@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from legroom.facts.attention import Attention, LatentAttention
 from legroom.facts.model import Experts
 from legroom.memory.kv.specs import ChunkedLocalSpec, CrossAttentionSpec, SlidingWindowSpec, StateSpec
 from legroom.memory.weights.loaded import stored_modules
@@ -159,9 +158,6 @@ def _flops_per_pair(plan: Plan) -> float:
     total = 0.0
     for layer in plan.target.model.layers:
         for mixer in (layer.mixer, *layer.also):
-            if isinstance(mixer, Attention) and mixer.window is None and mixer.chunk is None:
-                total += 2.0 * mixer.heads * (mixer.head_dim + mixer.v_head_dim)
-            elif isinstance(mixer, LatentAttention) and mixer.window is None:
-                keys = mixer.qk_nope_head_dim + mixer.qk_rope_head_dim
-                total += 2.0 * mixer.heads * (keys + mixer.v_head_dim)
+            if mixer is not None and mixer.sees_everything:
+                total += 2.0 * mixer.heads * mixer.score_width
     return total

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from legroom.drawing.text import count, plural
+from legroom.errors import LegroomError
+from legroom.planning.plan_document import HOW_TO_WRITE_ONE, read_plan
 from legroom.records import dataclass
 from legroom.units import MIB, human_bytes
-from legroom.verify.load import Load, Pool, needed_blocks
+from legroom.verify.load import KvPool, Load, needed_blocks
 from legroom.verify.report import Check, LoadRun
-from legroom.verify.sampling import Point
+from legroom.verify.sampling import LoadSample
 
 _ROUNDS = 3
 
 
 @dataclass(frozen=True)
-class Limits:
+class PassCriteria:
     """What still counts as holding."""
 
     max_preemptions: int = 0
@@ -39,10 +41,27 @@ class PlannedPool:
     model: str = ""
 
 
+_OF_THE_PLAN = ("kv.num_blocks", "kv.block_size", "layout.kv_cache_bytes", "args.max_num_seqs", "args.max_model_len")
+
+
+def planned_pool(path: str) -> PlannedPool:
+    """The blocks of a saved plan, with the band that its own certainty gives them."""
+    plan = read_plan(path, _OF_THE_PLAN)
+    kv, args, planned_bytes = plan.kv, plan.args, plan.layout.kv_cache_bytes
+    seqs, context = int(args["max_num_seqs"]), int(args["max_model_len"])
+    if kv.num_blocks < 0 or min(kv.block_size, context) < 1:
+        raise LegroomError(f"{path} is no plan of legroom: it has a pool of nothing", HOW_TO_WRITE_ONE)
+    low = high = float(kv.num_blocks)
+    band = plan.confidence.get("kv_cache_bytes")
+    if band and planned_bytes and args.get("num_gpu_blocks_override") is None:
+        blocks_per_byte = kv.num_blocks / planned_bytes
+        low, high = ((planned_bytes if end is None else end) * blocks_per_byte for end in (band.low, band.high))
+    return PlannedPool(kv.num_blocks, kv.block_size, int(low), int(high), seqs, context, plan.model)
+
+
 def load_checks(
-    run: LoadRun, load: Load, pool: Pool | None, context: int, limits: Limits, memory: tuple[str, int | None]
+    run: LoadRun, load: Load, pool: KvPool | None, context: int, limits: PassCriteria, memory: tuple[str, int | None]
 ) -> list[Check]:
-    """Everything that the load shows."""
     return [
         answered(run),
         preempted(run, limits),
@@ -51,7 +70,7 @@ def load_checks(
     ]
 
 
-def _has_gone_round(run: LoadRun, pool: Pool | None) -> bool:
+def _has_gone_round(run: LoadRun, pool: KvPool | None) -> bool:
     """Whether every block was used a few times: until then the host's pages of a CPU's pool are touched one by one."""
     if pool is None:
         return True
@@ -60,7 +79,6 @@ def _has_gone_round(run: LoadRun, pool: Pool | None) -> bool:
 
 
 def answered(run: LoadRun) -> Check:
-    """Nothing failed."""
     if run.failed:
         reasons = {outcome.error for outcome in run.failed}
         text = f"{len(run.failed)} of {plural(len(run.outcomes), 'request')} failed: {min(reasons)}"
@@ -69,7 +87,7 @@ def answered(run: LoadRun) -> Check:
     return Check("load", len(run.outcomes) == run.asked, text)
 
 
-def preempted(run: LoadRun, limits: Limits) -> Check:
+def preempted(run: LoadRun, limits: PassCriteria) -> Check:
     """No preemption, or no more than allowed."""
     if run.preemptions is None:
         return Check("preemptions", None, "the server does not count preemptions")
@@ -80,7 +98,7 @@ def preempted(run: LoadRun, limits: Limits) -> Check:
     return Check("preemptions", run.preemptions <= limits.max_preemptions, text + allowed)
 
 
-def kv_use(run: LoadRun, load: Load, pool: Pool | None, context: int) -> Check:
+def kv_use(run: LoadRun, load: Load, pool: KvPool | None, context: int) -> Check:
     """The pool was never fuller than these requests can make it."""
     peak = run.peak_kv_use
     if peak is None or pool is None:
@@ -100,7 +118,7 @@ def kv_use(run: LoadRun, load: Load, pool: Pool | None, context: int) -> Check:
     return Check("kv use", used <= most, f"{seen}; {run.concurrency} of these requests can take {count(most)}{more}")
 
 
-def pool_as_planned(pool: Pool | None, planned: PlannedPool | None) -> Check | None:
+def pool_as_planned(pool: KvPool | None, planned: PlannedPool | None) -> Check | None:
     """The pool has the blocks that the plan says; nothing to check without a plan."""
     if planned is None:
         return None
@@ -133,7 +151,7 @@ def context_as_planned(max_model_len: int | None, planned: PlannedPool | None) -
 
 
 def stable_memory(
-    points: Sequence[Point], limits: Limits, what: str, total_bytes: int | None, settles: bool = True
+    points: Sequence[LoadSample], limits: PassCriteria, what: str, total_bytes: int | None, settles: bool = True
 ) -> Check:
     """After the first third (the ramp, in which buffers are made) memory grows no more.
 

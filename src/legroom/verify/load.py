@@ -28,8 +28,6 @@ _LONG_SHARE = 0.9
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """One request to be sent."""
-
     prompt_len: int
     output_len: int
     prefix: tuple[tuple[str, int, int], ...] = ()
@@ -103,7 +101,7 @@ def _fitted(prompt: int, output: int, prefix: tuple[tuple[str, int, int], ...], 
 
 
 @dataclass(frozen=True)
-class Pool:
+class KvPool:
     """The KV cache of one engine, as the server or the plan gives it."""
 
     num_blocks: int
@@ -125,21 +123,21 @@ class Pool:
         return self.full_request_blocks in (None, self.blocks(context))
 
 
-def needed_blocks(load: Load, pool: Pool, concurrency: int) -> int:
+def needed_blocks(load: Load, pool: KvPool, concurrency: int) -> int:
     """The most blocks that so many of the requests can take at once: the largest of them together."""
     sizes = sorted((pool.blocks(request.tokens) for request in load.requests), reverse=True)
     return sum(sizes[:concurrency])
 
 
-def safe_concurrency(load: Load, pool: Pool, context: int, most: int) -> int:
+def safe_concurrency(load: Load, pool: KvPool, context: int, most: int) -> int:
     """As many requests at a time as always fit, whichever of the load they are."""
     if not pool.is_plain(context):
         assert pool.full_request_blocks is not None
         return max(1, min(most, pool.usable_blocks // max(1, pool.full_request_blocks)))
-    held, count = 0, 0
+    taken, count = 0, 0
     for blocks in sorted((pool.blocks(request.tokens) for request in load.requests), reverse=True):
-        held += blocks
-        if held > pool.usable_blocks or count >= most:
+        taken += blocks
+        if taken > pool.usable_blocks or count >= most:
             break
         count += 1
     return max(1, count)

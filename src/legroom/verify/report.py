@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from legroom.records import dataclass
-from legroom.verify.load import Pool
-from legroom.verify.sampling import Point
-from legroom.verify.server import Outcome, Served
+from legroom.verify.load import KvPool
+from legroom.verify.sampling import LoadSample
+from legroom.verify.server import RequestOutcome, ServedModel
 
 
 @dataclass(frozen=True)
@@ -21,20 +21,18 @@ class Check:
 
 @dataclass(frozen=True)
 class LoadRun:
-    """The load as it went."""
-
     name: str
     asked: int
     concurrency: int
-    outcomes: tuple[Outcome, ...]
-    points: tuple[Point, ...]
+    outcomes: tuple[RequestOutcome, ...]
+    points: tuple[LoadSample, ...]
     seconds: float
     preemptions: int | None
     interrupted: str = ""
     """Why it ended early: the user, the time; empty where it did not."""
 
     @property
-    def failed(self) -> tuple[Outcome, ...]:
+    def failed(self) -> tuple[RequestOutcome, ...]:
         """Requests that were not answered to the end."""
         return tuple(outcome for outcome in self.outcomes if not outcome.ok)
 
@@ -50,12 +48,14 @@ class Verification:
 
     server: str
     """Without credentials."""
-    served: Served | None
-    pool: Pool | None
+    served: ServedModel | None
+    pool: KvPool | None
     checks: tuple[Check, ...]
     load: LoadRun | None = None
     memory_what: str = ""
     notes: tuple[str, ...] = ()
+    interrupted: bool = False
+    """Whether the user ended it early."""
 
     @property
     def ok(self) -> bool:
@@ -68,18 +68,19 @@ class Verification:
         return verification_json(self)
 
 
-def verification_json(found: Verification) -> dict[str, Any]:
-    """The whole document."""
+def verification_json(verification: Verification) -> dict[str, Any]:
     return {
-        "verified": found.ok,
-        "server": found.server,
-        "model": found.served.model if found.served else None,
-        "max_model_len": found.served.max_model_len if found.served else None,
-        "pool": {"num_blocks": found.pool.num_blocks, "block_size": found.pool.block_size} if found.pool else None,
-        "checks": [{"name": check.name, "ok": check.ok, "text": check.text} for check in found.checks],
-        "load": _load_json(found.load) if found.load else None,
-        "memory_measured": found.memory_what or None,
-        "notes": list(found.notes),
+        "verified": verification.ok,
+        "server": verification.server,
+        "model": verification.served.model if verification.served else None,
+        "max_model_len": verification.served.max_model_len if verification.served else None,
+        "pool": {"num_blocks": verification.pool.num_blocks, "block_size": verification.pool.block_size}
+        if verification.pool
+        else None,
+        "checks": [{"name": check.name, "ok": check.ok, "text": check.text} for check in verification.checks],
+        "load": _load_json(verification.load) if verification.load else None,
+        "memory_measured": verification.memory_what or None,
+        "notes": list(verification.notes),
     }
 
 
@@ -101,8 +102,8 @@ def _load_json(run: LoadRun) -> dict[str, Any]:
         "peak_running": max((point.running for point in run.points), default=0),
         "peak_waiting": max((point.waiting for point in run.points), default=0),
         "requests_s": [
-            {"first_token_s": one.first_token_s, "total_s": one.total_s, "prompt_tokens": one.prompt_tokens,
-             "output_tokens": one.output_tokens} for one in good
+            {"first_token_s": outcome.first_token_s, "total_s": outcome.total_s, "prompt_tokens": outcome.prompt_tokens,
+             "output_tokens": outcome.output_tokens} for outcome in good
         ],
         "samples": [
             {"at_s": point.at_s, "kv_use": point.kv_use, "running": point.running, "waiting": point.waiting,

@@ -14,14 +14,14 @@ from legroom.live.nvml import devices, used_by
 from legroom.records import dataclass
 
 if TYPE_CHECKING:
-    from legroom.verify.server import Server
+    from legroom.verify.server import ServerClient
 
 _MEMORY_EVERY_S = 0.5
 _DRAINED_S = 15.0
 
 
 @dataclass(frozen=True)
-class Point:
+class LoadSample:
     """The server at one moment of the run."""
 
     at_s: float
@@ -36,7 +36,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryReader:
     """A way to read the server's memory, and what it reads."""
 
     what: str
@@ -44,13 +44,13 @@ class Memory:
     total_bytes: int | None = None
 
 
-class Watcher:
+class LoadMonitor:
     """Looks at /metrics again and again until told to stop."""
 
     def __init__(
-        self, server: Server, interval_s: float, memory: Memory | None, open_requests: Callable[[], int]
+        self, server: ServerClient, interval_s: float, memory: MemoryReader | None, open_requests: Callable[[], int]
     ) -> None:
-        self.points: list[Point] = []
+        self.points: list[LoadSample] = []
         self.last: Sample | None = None
         self.problem = ""
         self._server, self._interval_s, self._memory = server, interval_s, memory
@@ -59,7 +59,6 @@ class Watcher:
         self._memory_at = -_MEMORY_EVERY_S
 
     async def run(self) -> None:
-        """Until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(self._interval_s)
@@ -77,7 +76,7 @@ class Watcher:
             self._memory_at, memory = at, self._memory.read()
         self.last = sample
         self.points.append(
-            Point(at, sample.kv_use_max, sample.running or 0, sample.waiting or 0, sample.preemptions, memory,
+            LoadSample(at, sample.kv_use_max, sample.running or 0, sample.waiting or 0, sample.preemptions, memory,
                   self._open_requests())
         )  # fmt: skip
         return sample
@@ -97,7 +96,7 @@ class Watcher:
         return False
 
 
-def memory_of(url: str) -> Memory | None:
+def memory_of(url: str) -> MemoryReader | None:
     """GPU memory by NVML, else resident memory, of a server on this machine whose processes may be seen."""
     pids = server_processes(port_of(url))
     if not pids:
@@ -105,8 +104,8 @@ def memory_of(url: str) -> Memory | None:
     wanted = frozenset(pids)
     mine = [card for card in devices() if any(pid in wanted for pid, _ in card.processes)]
     if mine:
-        return Memory("GPU memory (NVML)", lambda: used_by(wanted), sum(card.total_bytes for card in mine))
-    return Memory("resident memory of its processes", lambda: _resident(pids))
+        return MemoryReader("GPU memory (NVML)", lambda: used_by(wanted), sum(card.total_bytes for card in mine))
+    return MemoryReader("resident memory of its processes", lambda: _resident(pids))
 
 
 def _resident(pids: tuple[int, ...]) -> int | None:

@@ -1,4 +1,4 @@
-"""A server that is verified, seen through its OpenAI-compatible door."""
+"""A client of the server that is verified, over its OpenAI-compatible API."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.live.metrics.address import endpoint
 from legroom.records import dataclass
+from legroom.verify.refusal import ServerRefusal
 
 if TYPE_CHECKING:
     import aiohttp
@@ -25,7 +26,7 @@ _DEFAULT_VOCABULARY = tuple(range(100, 1000))
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedModel:
     """What the server says it serves."""
 
     model: str
@@ -33,7 +34,7 @@ class Served:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RequestOutcome:
     """What became of one request."""
 
     prompt_tokens: int = 0
@@ -41,6 +42,8 @@ class Outcome:
     first_token_s: float | None = None
     total_s: float = 0.0
     error: str = ""
+    refusal: ServerRefusal | None = None
+    """Where the server answered, but not with 200."""
 
     @property
     def ok(self) -> bool:
@@ -48,8 +51,8 @@ class Outcome:
         return not self.error
 
 
-class Server:
-    """One server and one session with it; use as an asynchronous context."""
+class ServerClient:
+    """One session with one server; use as an asynchronous context."""
 
     def __init__(self, address: str, api_key: str | None = None, verify_tls: bool = True) -> None:
         self.metrics: Endpoint = endpoint(address, api_key, verify_tls=verify_tls)
@@ -60,7 +63,7 @@ class Server:
         self._verify_tls = verify_tls
         self._session: aiohttp.ClientSession | None = None
 
-    async def __aenter__(self) -> Server:
+    async def __aenter__(self) -> ServerClient:
         import aiohttp  # noqa: PLC0415 - slow to import
 
         self._session = aiohttp.ClientSession(
@@ -79,14 +82,14 @@ class Server:
         assert self._session is not None
         return self._session
 
-    async def served(self, timeout_s: float = 10.0) -> Served:
+    async def served(self, timeout_s: float = 10.0) -> ServedModel:
         """Its model and context; raises where nothing answers, or not as a server of this kind would."""
         await self._get("/health", timeout_s, parsed=False)
         document = await self._get("/v1/models", timeout_s)
         try:
             model = document["data"][0]
             length = model.get("max_model_len")
-            return Served(str(model["id"]), int(length) if length else None)
+            return ServedModel(str(model["id"]), int(length) if length else None)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError):
             raise LegroomError(f"{self.url}/v1/models lists no model", "is this an OpenAI-compatible server?") from None
 
@@ -94,13 +97,13 @@ class Server:
         """Token ids that the model certainly has: those of a sentence."""
         try:
             answer = await self._post("/tokenize", {"model": model, "prompt": _SAMPLE_TEXT}, 10.0)
-            ids = tuple(sorted({int(one) for one in answer["tokens"]}))
+            ids = tuple(sorted({int(token) for token in answer["tokens"]}))
         except (LegroomError, KeyError, TypeError, ValueError):
             return
         if len(ids) >= 8:
             self.vocabulary = ids
 
-    async def learn_text(self, model: str) -> Outcome:
+    async def learn_text(self, model: str) -> RequestOutcome:
         """For servers that take no ids: how many tokens a word is."""
         self.takes_ids = False
         outcome = await self.complete(model, _words(_PROBE_WORDS), 1)
@@ -112,7 +115,7 @@ class Server:
         """A text of about so many tokens, and not more."""
         return _words(max(1, int(tokens / self.tokens_per_word * 0.98)))
 
-    async def complete(self, model: str, prompt: list[int] | str, output_len: int) -> Outcome:
+    async def complete(self, model: str, prompt: list[int] | str, output_len: int) -> RequestOutcome:
         """One streamed completion of exactly `output_len` tokens."""
         import aiohttp  # noqa: PLC0415
 
@@ -124,15 +127,17 @@ class Server:
         try:
             async with self.session.post(f"{self.url}/v1/completions", json=body) as response:
                 if response.status != 200:
-                    return Outcome(error=_said(response.status, await response.text(errors="replace")))
+                    return _refused(response.status, await response.text(errors="replace"))
                 return await _streamed(response, began)
         except (aiohttp.http_exceptions.LineTooLong, ValueError):  # ValueError: aiohttp before 3.13
-            return Outcome(error="a line of the stream is too long to be read", total_s=time.monotonic() - began)
+            return RequestOutcome(error="a line of the stream is too long to be read", total_s=time.monotonic() - began)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            return Outcome(error=f"the connection broke: {type(error).__name__}", total_s=time.monotonic() - began)
+            return RequestOutcome(
+                error=f"the connection broke: {type(error).__name__}", total_s=time.monotonic() - began
+            )
 
-    async def pooled(self, path: str, model: str, prompt: list[int]) -> Outcome:
-        """One input to a pooling model, at one of its doors."""
+    async def pooled(self, path: str, model: str, prompt: list[int]) -> RequestOutcome:
+        """One input to a pooling model, at one of its endpoints."""
         import aiohttp  # noqa: PLC0415
 
         began = time.monotonic()
@@ -140,10 +145,12 @@ class Server:
             async with self.session.post(self.url + path, json={"model": model, "input": prompt}) as response:
                 text = await response.text(errors="replace")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            return Outcome(error=f"the connection broke: {type(error).__name__}", total_s=time.monotonic() - began)
+            return RequestOutcome(
+                error=f"the connection broke: {type(error).__name__}", total_s=time.monotonic() - began
+            )
         if response.status != 200:
-            return Outcome(error=_said(response.status, text))
-        return Outcome(len(prompt), total_s=time.monotonic() - began)
+            return _refused(response.status, text)
+        return RequestOutcome(len(prompt), total_s=time.monotonic() - began)
 
     async def _get(self, path: str, timeout_s: float, parsed: bool = True) -> Any:
         return await self._ask("GET", path, None, timeout_s, parsed)
@@ -165,7 +172,9 @@ class Server:
                 f"{self.url} wants an API key ({response.status})", "give --api-key or OPENAI_API_KEY", UNREACHABLE
             )
         if response.status != 200:
-            raise LegroomError(f"{self.url}{path} answered {_said(response.status, text)}", "", UNREACHABLE)
+            raise LegroomError(
+                f"{self.url}{path} answered {ServerRefusal.read(response.status, text)}", "", UNREACHABLE
+            )
         try:
             return json.loads(text) if parsed else text
         except ValueError:
@@ -190,7 +199,7 @@ def _reason(error: Exception) -> str:
     return type(error).__name__
 
 
-async def _streamed(response: aiohttp.ClientResponse, began: float) -> Outcome:
+async def _streamed(response: aiohttp.ClientResponse, began: float) -> RequestOutcome:
     """Read server-sent events up to the last, which carries the usage."""
     first: float | None = None
     usage: Mapping[str, Any] = {}
@@ -206,13 +215,13 @@ async def _streamed(response: aiohttp.ClientResponse, began: float) -> Outcome:
         if b'"error"' in data or b'"usage":{' in data.replace(b" ", b""):
             event = _event(data)
             if "error" in event:
-                return Outcome(error=f"the stream ended with {str(event['error'])[:_ERROR_LENGTH]}")
-            said = event.get("usage")
-            usage = said if isinstance(said, dict) else usage
+                return RequestOutcome(error=f"the stream ended with {str(event['error'])[:_ERROR_LENGTH]}")
+            counted = event.get("usage")
+            usage = counted if isinstance(counted, dict) else usage
     total = time.monotonic() - began
     if not ended:
-        return Outcome(error="the stream was cut short", total_s=total)
-    return Outcome(_counted(usage, "prompt_tokens"), _counted(usage, "completion_tokens"), first, total)
+        return RequestOutcome(error="the stream was cut short", total_s=total)
+    return RequestOutcome(_counted(usage, "prompt_tokens"), _counted(usage, "completion_tokens"), first, total)
 
 
 def _counted(usage: Mapping[str, Any], name: str) -> int:
@@ -223,22 +232,15 @@ def _counted(usage: Mapping[str, Any], name: str) -> int:
 
 def _event(data: bytes) -> Mapping[str, Any]:
     try:
-        found = json.loads(data)
+        event = json.loads(data)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return event if isinstance(event, dict) else {}
 
 
-def _said(status: int, text: str) -> str:
-    try:
-        document = json.loads(text)
-        error = document.get("error", document)
-        text = str(error.get("message", text)) if isinstance(error, dict) else str(error)
-        code = error.get("code") if isinstance(error, dict) else None
-        text += f" ({code})" if isinstance(code, str) and not code.isdecimal() else ""  # vLLM repeats the status
-    except (ValueError, AttributeError):
-        pass
-    return f"{status}: {' '.join(text.split())[:_ERROR_LENGTH]}"
+def _refused(status: int, body: str) -> RequestOutcome:
+    refusal = ServerRefusal.read(status, body)
+    return RequestOutcome(error=str(refusal), refusal=refusal)
 
 
 def _words(count: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import ssl
 import urllib.error
 import urllib.request
@@ -11,48 +10,37 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from legroom.verify.refusal import ServerRefusal
+
 _PATIENCE_S = 120.0
 _SLOWEST_TOKENS_S = 1000.0
 """A prompt may take longer by its length at this speed."""
 _TOKEN, _ANSWER = 3, 4
-_KEPT_OUT = re.compile(r"\b(?:prompt|output)_too_long\b")
-_NO_DOOR = re.compile(r"(?:404|501)\b|.*does not support \w+ API", re.DOTALL)
-POOLING_DOORS = {"embedding": "/v1/embeddings", "pooled input": "/pooling"}
+_BODY_BYTES = 1 << 16
+POOLING_ENDPOINTS = {"embedding": "/v1/embeddings", "pooled input": "/pooling"}
 """What a pooling model is asked for, and where: an embedder at the first, every other kind (classifiers, rerankers,
 reward models) at the second."""
 _Tries = Callable[[str, str, int, str | None], None]
 
 
 class _Refused(OSError):
-    """An answer other than 200: its status, then what it said."""
+    def __init__(self, status: int, url: str, body: str) -> None:
+        super().__init__(f"{status} from {url}: {body[:500]}")
+        self.refusal = ServerRefusal.read(status, body)
 
 
-def has_no_door(refusal: str) -> bool:
-    """Whether a refusal (`404: ...`) means that this kind of request is not served at all.
-
-    vLLM has no such route for a pooling model (404), or says that the model does not support it (501; 400 in older
-    releases).
-    """
-    return _NO_DOOR.match(refusal) is not None
-
-
-def is_kept_out(refusal: str) -> bool:
-    """Whether it is the guard's policy that refuses: the server was never asked."""
-    return _KEPT_OUT.search(refusal) is not None
-
-
-def prove(url: str, api_key: str | None = None) -> tuple[bool | None, str]:
-    """Whether all of it worked, and what was done, or what did not; None where there is no door to try it at."""
+def smoke_test(url: str, api_key: str | None = None) -> tuple[bool | None, str]:
+    """Whether all of it worked, and what was done, or what did not; None where there is no endpoint to try it at."""
     try:
         _ask(url, "/health", None, api_key)
         model = _ask(url, "/v1/models", None, api_key)["data"][0]
         name, length = str(model["id"]), int(model.get("max_model_len") or 0)
-        pooled = {what: partial(_pooled, path) for what, path in POOLING_DOORS.items()}
+        pooled = {what: partial(_pooled, path) for what, path in POOLING_ENDPOINTS.items()}
         for what, tries in ({"completion": _completion} | pooled).items():
             try:
                 tries(url, name, 0, api_key)
             except _Refused as refused:
-                if not has_no_door(str(refused)):
+                if not refused.refusal.is_unserved:
                     raise
                 continue
             if length <= 4 * _ANSWER:
@@ -67,7 +55,7 @@ def _at_full_context(tries: _Tries, url: str, model: str, length: int, api_key: 
     try:
         tries(url, model, length, api_key)
     except _Refused as refused:
-        if not is_kept_out(str(refused)):
+        if not refused.refusal.is_by_guard:
             raise
         return f"none of {length:,} tokens, which the guard does not let in"
     return f"a request of {length:,} tokens"
@@ -97,6 +85,6 @@ def _ask(url: str, path: str, body: Any, api_key: str | None, length: int = 0) -
         with opener.open(request, timeout=_PATIENCE_S + length / _SLOWEST_TOKENS_S) as answer:
             text = answer.read(1 << 20)
     except urllib.error.HTTPError as error:
-        raise _Refused(f"{error.code} from {error.url}: {error.read(500).decode('utf-8', 'replace')}") from None
+        raise _Refused(error.code, error.url, error.read(_BODY_BYTES).decode("utf-8", "replace")) from None
     # Of the answers only the list of models is read; an embedding may be longer than what is read of it.
     return json.loads(text) if text and body is None else {}

@@ -13,12 +13,12 @@ from legroom.live.metrics.address import endpoint
 from legroom.live.metrics.sample import Sample
 from legroom.live.metrics.scrape import ScrapeFailed, scrape
 from legroom.records import dataclass
-from legroom.verify.checks import Limits, PlannedPool, context_as_planned, load_checks, pool_as_planned
-from legroom.verify.load import Load, LoadRequest, Pool, read_load, safe_concurrency, token_ids
+from legroom.verify.checks import PassCriteria, PlannedPool, context_as_planned, load_checks, pool_as_planned
+from legroom.verify.load import KvPool, Load, LoadRequest, read_load, safe_concurrency, token_ids
 from legroom.verify.report import Check, LoadRun, Verification
-from legroom.verify.sampling import Memory, Watcher, memory_of
-from legroom.verify.server import Outcome, Served, Server
-from legroom.verify.smoke_test import POOLING_DOORS, has_no_door, is_kept_out
+from legroom.verify.sampling import LoadMonitor, MemoryReader, memory_of
+from legroom.verify.server import RequestOutcome, ServedModel, ServerClient
+from legroom.verify.smoke_test import POOLING_ENDPOINTS
 
 FULL_CONTEXT_ANSWER = 16
 """Tokens generated at the full context: enough to decode at the very end of the window."""
@@ -32,7 +32,7 @@ Progress = Callable[[float], None]
 
 
 @dataclass(frozen=True)
-class Wish:
+class VerificationRequest:
     """What to verify, and how hard."""
 
     url: str
@@ -43,51 +43,54 @@ class Wish:
     requests: int | None = None
     timeout_s: float = 600.0
     seed: int = 0
-    limits: Limits = Limits()
+    limits: PassCriteria = PassCriteria()
     verify_tls: bool = True
     load_remote: bool = False
 
 
-def verify(wish: Wish, progress: Progress | None = None) -> Verification:
+def verify(request: VerificationRequest, progress: Progress | None = None) -> Verification:
     """Verify a server. Ctrl-C ends the open requests and gives what was seen so far."""
-    endpoint(wish.url)  # what is no address at all is said first
-    if not is_loopback(wish.url) and not wish.load_remote:
+    endpoint(request.url)  # what is no address at all is said first
+    if not is_loopback(request.url) and not request.load_remote:
         raise LegroomError(
             "the server is not on this machine, and a verification loads it as far as it goes",
             "say --yes-load-remote if nobody else depends on it now",
         )
-    read_load(wish.load, _UNKNOWN_CONTEXT, _drawn(wish), wish.seed)  # bad news first: before the server is asked
-    return asyncio.run(_verify(wish, progress or (lambda share: None)))
+    read_load(
+        request.load, _UNKNOWN_CONTEXT, _drawn(request), request.seed
+    )  # bad news first: before the server is asked
+    return asyncio.run(_verify(request, progress or (lambda share: None)))
 
 
-def _drawn(wish: Wish) -> int:
+def _drawn(request: VerificationRequest) -> int:
     """How many lengths of the load are looked at, at least."""
-    return max(wish.requests or 0, _DRAWN_LENGTHS)
+    return max(request.requests or 0, _DRAWN_LENGTHS)
 
 
-async def _verify(wish: Wish, progress: Progress) -> Verification:
-    async with Server(wish.url, wish.api_key, wish.verify_tls) as server:
-        return await _Run(wish, server, progress).result()
+async def _verify(request: VerificationRequest, progress: Progress) -> Verification:
+    async with ServerClient(request.url, request.api_key, request.verify_tls) as server:
+        return await _VerificationRun(request, server, progress).result()
 
 
-class _Run:
-    """One verification under way."""
-
-    def __init__(self, wish: Wish, server: Server, progress: Progress) -> None:
-        self.wish, self.server, self.progress = wish, server, progress
-        self.until = time.monotonic() + wish.timeout_s
+class _VerificationRun:
+    def __init__(self, request: VerificationRequest, server: ServerClient, progress: Progress) -> None:
+        self.request, self.server, self.progress = request, server, progress
+        self.until = time.monotonic() + request.timeout_s
         self.checks: list[Check] = []
         self.notes: list[str] = []
-        self.served: Served | None = None
-        self.pool: Pool | None = None
+        self.served: ServedModel | None = None
+        self.pool: KvPool | None = None
         self.load: LoadRun | None = None
-        self.memory: Memory | None = None
+        self.memory: MemoryReader | None = None
+        self.interrupted = False
+        """By the user."""
 
     async def result(self) -> Verification:
         """All steps, as far as they go."""
         try:
             await self._steps()
         except asyncio.CancelledError:
+            self.interrupted = True
             self.notes.append("interrupted: open requests were ended, what follows is what was seen until then")
             task = asyncio.current_task()
             if task is not None:
@@ -96,14 +99,15 @@ class _Run:
                 self.checks.append(Check("load", False, "interrupted before it began"))
         what = self.memory.what if self.memory else ""
         return Verification(
-            self.server.url, self.served, self.pool, tuple(self.checks), self.load, what, tuple(self.notes)
-        )
+            self.server.url, self.served, self.pool, tuple(self.checks), self.load, what, tuple(self.notes),
+            self.interrupted,
+        )  # fmt: skip
 
     async def _steps(self) -> None:
         self.served = await self.server.served()
         context = self.served.max_model_len or _UNKNOWN_CONTEXT
-        said = f"{context:,} tokens of context" if self.served.max_model_len else "it does not say its context"
-        self.checks.append(Check("health", True, f"up, serves {self.served.model}; {said}"))
+        length = f"{context:,} tokens of context" if self.served.max_model_len else "it does not say its context"
+        self.checks.append(Check("health", True, f"up, serves {self.served.model}; {length}"))
         sample = await self._first_look()
         self.pool = _pool(sample, context) if sample else None
         self._against_plan(self.served)
@@ -111,10 +115,10 @@ class _Run:
             return
         await self._loaded(context)
 
-    def _against_plan(self, served: Served) -> None:
-        planned = self.wish.planned
-        found = (pool_as_planned(self.pool, planned), context_as_planned(served.max_model_len, planned))
-        self.checks += (check for check in found if check is not None)
+    def _against_plan(self, served: ServedModel) -> None:
+        planned = self.request.planned
+        judged = (pool_as_planned(self.pool, planned), context_as_planned(served.max_model_len, planned))
+        self.checks += (check for check in judged if check is not None)
         # Not judged: --served-model-name gives a model any name.
         if planned and planned.model and not _same_name(planned.model, served.model):
             self.notes.append(f"the plan is for {planned.model}, the server calls its model {served.model}")
@@ -133,10 +137,10 @@ class _Run:
         assert self.served is not None
         await self.server.learn_vocabulary(self.served.model)
         outcome = await self._send(LoadRequest(8, 4), 1)
-        if not outcome.ok and has_no_door(outcome.error):
+        if outcome.refusal is not None and outcome.refusal.is_unserved:
             await self._pooling()
             return False
-        if not outcome.ok and outcome.error.startswith(("400", "422")):
+        if outcome.refusal is not None and outcome.refusal.status in (400, 422):
             by_ids = outcome.error
             outcome = await self.server.learn_text(self.served.model)
             if outcome.ok:
@@ -151,26 +155,26 @@ class _Run:
         """A pooling model completes nothing: it is asked for what it serves, and its load is not made."""
         assert self.served is not None
         self.checks.append(Check("completion", None, "not judged: it serves no completions"))
-        for name, path in POOLING_DOORS.items():
+        for name, path in POOLING_ENDPOINTS.items():
             outcome = await self._pooled(path, 8)
-            found = Check(name, outcome.ok, _took(outcome, 8))
-            if outcome.ok or not has_no_door(outcome.error):
+            check = Check(name, outcome.ok, _took(outcome, 8))
+            if outcome.refusal is None or not outcome.refusal.is_unserved:
                 break
-        self.checks.append(found)
+        self.checks.append(check)
         length = self.served.max_model_len
         if outcome.ok and length is not None:
             self._judge_full_context(await self._pooled(path, length), length)
         if outcome.ok:
             self.checks.append(Check("load", None, "not judged: a load is made of completions"))
 
-    async def _pooled(self, path: str, length: int) -> Outcome:
+    async def _pooled(self, path: str, length: int) -> RequestOutcome:
         assert self.served is not None
         prompt = token_ids(LoadRequest(length, 0), self.server.vocabulary, 1)
         try:
             async with asyncio.timeout(max(0.0, self.until - time.monotonic())):
                 return await self.server.pooled(path, self.served.model, prompt)
         except TimeoutError:
-            return Outcome(error=_TIME_IS_UP)
+            return RequestOutcome(error=_TIME_IS_UP)
 
     async def _full_context(self) -> bool:
         assert self.served is not None
@@ -182,48 +186,48 @@ class _Run:
         outcome = await self._send(LoadRequest(length - answer, answer), 2)
         total = outcome.prompt_tokens + outcome.output_tokens
         if outcome.ok and self.server.takes_ids and total != length:
-            outcome = Outcome(error=f"{total:,} of {length:,} tokens were taken", total_s=outcome.total_s)
+            outcome = RequestOutcome(error=f"{total:,} of {length:,} tokens were taken", total_s=outcome.total_s)
         return self._judge_full_context(outcome, total)
 
-    def _judge_full_context(self, outcome: Outcome, tokens: int) -> bool:
+    def _judge_full_context(self, outcome: RequestOutcome, tokens: int) -> bool:
         """Whether to go on."""
-        kept_out = is_kept_out(outcome.error)
-        text = f"not tried: the guard refuses it ({outcome.error})" if kept_out else _took(outcome, tokens)
-        self.checks.append(Check("full context", None if kept_out else outcome.ok, text))
-        return outcome.ok or kept_out
+        by_guard = outcome.refusal is not None and outcome.refusal.is_by_guard
+        text = f"not tried: the guard refuses it ({outcome.error})" if by_guard else _took(outcome, tokens)
+        self.checks.append(Check("full context", None if by_guard else outcome.ok, text))
+        return outcome.ok or by_guard
 
     async def _loaded(self, context: int) -> None:
-        wish = self.wish
-        drawn = _drawn(wish)
-        load = read_load(wish.load, context, drawn, wish.seed)
-        concurrency = wish.concurrency or self._planned_concurrency(load, context)
-        requests = wish.requests or min(drawn, max(16, 4 * concurrency))
+        asked = self.request
+        drawn = _drawn(asked)
+        load = read_load(asked.load, context, drawn, asked.seed)
+        concurrency = asked.concurrency or self._planned_concurrency(load, context)
+        requests = asked.requests or min(drawn, max(16, 4 * concurrency))
         load = load.first(requests)
         if cut := sum(request.was_cut for request in load.requests):
             self.notes.append(f"{cut} of {requests} requests were cut to the context of {context:,} tokens")
-        self.memory = memory_of(self.server.url) if is_loopback(wish.url) else None
+        self.memory = memory_of(self.server.url) if is_loopback(asked.url) else None
         self.load = await _Ramp(self, load, min(concurrency, requests)).run()
         memory = (self.memory.what, self.memory.total_bytes) if self.memory else ("", None)
-        self.checks += load_checks(self.load, load, self.pool, context, wish.limits, memory)
+        self.checks += load_checks(self.load, load, self.pool, context, asked.limits, memory)
         if self.load.preemptions and self.pool:
             holds = safe_concurrency(load, self.pool, context, requests)
             self.notes.append(
                 f"{holds} of these requests at a time always fit this pool: --max-num-seqs {holds} never preempts, and "
                 "legroom plan finds the flags for a larger one"
             )
-        if self.load.interrupted == "interrupted":
+        if self.interrupted:
             raise asyncio.CancelledError
 
     def _planned_concurrency(self, load: Load, context: int) -> int:
-        planned = self.wish.planned
+        planned = self.request.planned
         most = (planned.max_num_seqs if planned else None) or _MOST_CONCURRENCY
-        pool = self.pool or (Pool(planned.num_blocks, planned.block_size) if planned else None)
+        pool = self.pool or (KvPool(planned.num_blocks, planned.block_size) if planned else None)
         if pool is None:
             self.notes.append("neither plan nor pool is known: 8 requests at a time; --concurrency asks for more")
             return 8
         return safe_concurrency(load, pool, context, most)
 
-    async def _send(self, request: LoadRequest, seed: int) -> Outcome:
+    async def _send(self, request: LoadRequest, seed: int) -> RequestOutcome:
         assert self.served is not None
         left_s = self.until - time.monotonic()
         prompt = (
@@ -235,48 +239,48 @@ class _Run:
             async with asyncio.timeout(max(0.0, left_s)):
                 return await self.server.complete(self.served.model, prompt, request.output_len)
         except TimeoutError:
-            return Outcome(error=_TIME_IS_UP)
+            return RequestOutcome(error=_TIME_IS_UP)
 
 
 class _Ramp:
     """Sends the load: one request at a time at first, the planned number after a third of them."""
 
-    def __init__(self, run: _Run, load: Load, concurrency: int) -> None:
+    def __init__(self, run: _VerificationRun, load: Load, concurrency: int) -> None:
         self.run_, self.load, self.concurrency = run, load, concurrency
-        self.outcomes: list[Outcome] = []
-        self.open: set[asyncio.Task[Outcome]] = set()
+        self.outcomes: list[RequestOutcome] = []
+        self.open: set[asyncio.Task[RequestOutcome]] = set()
 
     async def run(self) -> LoadRun:
         """Until all are answered, the time is up or the user has enough."""
         run = self.run_
-        interval = _LOCAL_LOOK_S if is_loopback(run.wish.url) else _REMOTE_LOOK_S
-        watcher = Watcher(run.server, interval, run.memory, lambda: len(self.open))
-        first = await watcher.look()
-        watching = asyncio.create_task(watcher.run())
+        interval = _LOCAL_LOOK_S if is_loopback(run.request.url) else _REMOTE_LOOK_S
+        monitor = LoadMonitor(run.server, interval, run.memory, lambda: len(self.open))
+        first = await monitor.look()
+        monitoring = asyncio.create_task(monitor.run())
         began, interrupted = time.monotonic(), ""
         try:
             async with asyncio.timeout(max(0.0, run.until - began)):
                 await self._send_all()
         except TimeoutError:
-            interrupted = f"the time was up (--timeout {run.wish.timeout_s:g} s)"
+            interrupted = f"the time was up (--timeout {run.request.timeout_s:g} s)"
         except asyncio.CancelledError:
-            interrupted = "interrupted"
+            interrupted, run.interrupted = "interrupted", True
             task = asyncio.current_task()
             if task is not None:
                 task.uncancel()
         seconds = time.monotonic() - began
         await self._end_open()
-        watching.cancel()
+        monitoring.cancel()
         with suppress(asyncio.CancelledError):
-            await watching
+            await monitoring
         # A preemption is counted when its victim runs again: the last reading waits until nothing runs.
-        if not await watcher.drained() and not watcher.problem:
+        if not await monitor.drained() and not monitor.problem:
             run.notes.append("the server had not finished when the last reading was taken")
-        if watcher.problem:
-            run.notes.append(f"a look at the metrics failed: {watcher.problem}")
-        grown = _difference(first, watcher.last)
+        if monitor.problem:
+            run.notes.append(f"a look at the metrics failed: {monitor.problem}")
+        grown = _difference(first, monitor.last)
         return LoadRun(self.load.name, len(self.load.requests), self.concurrency, tuple(self.outcomes),
-                       tuple(watcher.points), seconds, grown, interrupted)  # fmt: skip
+                       tuple(monitor.points), seconds, grown, interrupted)  # fmt: skip
 
     async def _send_all(self) -> None:
         requests = self.load.requests
@@ -285,7 +289,7 @@ class _Ramp:
             allowed = min(self.concurrency, 1 + (self.concurrency - 1) * number // ramp)
             while len(self.open) >= allowed:
                 await self._wait_for_one()
-            self.open.add(asyncio.create_task(self.run_._send(request, 1000 + number + self.run_.wish.seed)))
+            self.open.add(asyncio.create_task(self.run_._send(request, 1000 + number + self.run_.request.seed)))
         while self.open:
             await self._wait_for_one()
 
@@ -302,13 +306,13 @@ class _Ramp:
         self.open = set()
 
 
-def _took(outcome: Outcome, tokens: int) -> str:
+def _took(outcome: RequestOutcome, tokens: int) -> str:
     return f"a request of {tokens:,} tokens in {outcome.total_s:.2f} s" if outcome.ok else outcome.error
 
 
-def _same_name(one: str, other: str) -> bool:
+def _same_name(name: str, other: str) -> bool:
     """Whether two names of a model end alike: a path and an id on the Hub do."""
-    return one.rstrip("/").rpartition("/")[2].lower() == other.rstrip("/").rpartition("/")[2].lower()
+    return name.rstrip("/").rpartition("/")[2].lower() == other.rstrip("/").rpartition("/")[2].lower()
 
 
 def _difference(first: Sample | None, last: Sample | None) -> int | None:
@@ -317,7 +321,7 @@ def _difference(first: Sample | None, last: Sample | None) -> int | None:
     return round(last.preemptions - first.preemptions)
 
 
-def _pool(sample: Sample, context: int) -> Pool | None:
+def _pool(sample: Sample, context: int) -> KvPool | None:
     """The smallest engine's pool: each holds its own requests."""
     known = [engine for engine in sample.engines if engine.num_blocks and engine.block_size]
     if not known:
@@ -326,4 +330,4 @@ def _pool(sample: Sample, context: int) -> Pool | None:
     blocks, size = least.num_blocks or 0, least.block_size or 1
     # 0.24 on say how many requests of the full context fit: that tells models whose layers share the pool in groups.
     full = round(blocks / least.max_concurrency) if least.max_concurrency else None
-    return Pool(blocks, size, full)
+    return KvPool(blocks, size, full)

@@ -137,19 +137,19 @@ def other_values(args: ServeArgs, name: str) -> tuple[str, ...] | None:
     tokens = args.others
     if not tokens:
         return None
-    found: tuple[str, ...] | None = None
+    values: tuple[str, ...] | None = None
     for i, token in enumerate(tokens):
         flag, has_value, value = token.partition("=")
         if flag != name:
             continue
         if has_value:
-            found = (value,)
+            values = (value,)
             continue
         stop = i + 1
         while stop < len(tokens) and not tokens[stop].startswith("--"):
             stop += 1
-        found = tokens[i + 1 : stop]
-    return found
+        values = tokens[i + 1 : stop]
+    return values
 
 
 def other_value(args: ServeArgs, name: str) -> str | None:

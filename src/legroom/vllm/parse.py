@@ -9,12 +9,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from legroom.facts.flags import Flag, flag_history, flag_kind_ever, flags_of
+from legroom.facts.flags import Flag, flag_history, flag_kind_ever, flag_name, flags_of
 from legroom.facts.releases import Release
 from legroom.records import dataclass
 from legroom.vllm.args import ServeArgs, Usage
 from legroom.vllm.problems import FlagProblem, explain_unknown
-from legroom.vllm.reading import NUMBER, Reading
+from legroom.vllm.reading import NUMBER, FlagReader
 from legroom.vllm.values import BadValue, dotted_value, merged, nested, read_bool, read_float, read_int
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
@@ -40,7 +40,7 @@ class ParsedArgs:
 def parse_flags(tokens: Sequence[str], release: Release, *, usage: Usage = "serve") -> ParsedArgs:
     """Read `vllm serve MODEL ...`, `python -m vllm.entrypoints.openai.api_server ...`, or the flags alone."""
     env, rest, positional_model = _strip_head(list(tokens))
-    reading = Reading(release, rest)
+    reading = FlagReader(release, rest)
     while reading.at < len(rest):
         _read_token(reading)
     reading.store_dotted()
@@ -64,7 +64,7 @@ def _strip_head(tokens: list[str]) -> tuple[dict[str, str], list[str], bool]:
     return env, tokens, True
 
 
-def _read_token(reading: Reading) -> None:
+def _read_token(reading: FlagReader) -> None:
     token = reading.take()
     if not token or token in ("--", "-h", "--help"):
         return
@@ -76,7 +76,7 @@ def _read_token(reading: Reading) -> None:
         _read_flag(token, reading)
 
 
-def _read_optimization(token: str, reading: Reading) -> None:
+def _read_optimization(token: str, reading: FlagReader) -> None:
     """-O3, -O=3, -O 3: a compilation level until 0.11.2, an optimization level since; also -O '{json}'."""
     text = token[2:].removeprefix("=")
     if not text and reading.has_value_next():
@@ -85,7 +85,7 @@ def _read_optimization(token: str, reading: Reading) -> None:
         if text in ("0", "1", "2", "3"):
             reading.values["optimization_level"] = int(text)
         else:
-            reading.problem(token, "bad_value", f"-O takes 0, 1, 2 or 3 since vLLM 0.12.0, not {text!r}", "-cc")
+            reading.problem(token, "bad_value", f"-O takes 0, 1, 2 or 3 since vLLM 0.12.0, not {text!r}", "-cc", text)
         return
     flag = flags_of(reading.release).get("-O")
     if flag is None:
@@ -94,12 +94,12 @@ def _read_optimization(token: str, reading: Reading) -> None:
         reading.convert_and_store(flag, token, text)
 
 
-def _read_flag(token: str, reading: Reading) -> None:
+def _read_flag(token: str, reading: FlagReader) -> None:
     name, has_value, text = token.partition("=")
     value = text if has_value else None
     dashes = "--" if name.startswith("--") else "-"
     head, dot, path = name[len(dashes) :].partition(".")
-    name = dashes + (head.replace("_", "-") if dashes == "--" else head)
+    name = flag_name(head) if dashes == "--" else dashes + head
     flag, negated = _find(name, reading)
     if flag is None:
         _skip_unknown(name, value, reading)
@@ -120,7 +120,7 @@ def _read_flag(token: str, reading: Reading) -> None:
         reading.problem(flag.name, "bad_value", f"{flag.name} needs a value")
 
 
-def _find(name: str, reading: Reading) -> tuple[Flag | None, bool]:
+def _find(name: str, reading: FlagReader) -> tuple[Flag | None, bool]:
     """The flag a name means, and whether it was negated. Unique prefixes count, as argparse lets them."""
     table = flags_of(reading.release)
     if name in table:
@@ -145,7 +145,7 @@ def _find(name: str, reading: Reading) -> tuple[Flag | None, bool]:
     return None, False
 
 
-def _skip_unknown(name: str, value: str | None, reading: Reading) -> None:
+def _skip_unknown(name: str, value: str | None, reading: FlagReader) -> None:
     """Report a flag the release does not know, and step over the value it would have had."""
     positive = "--" + name[5:] if name.startswith("--no-") else name
     if any(problem.flag == name for problem in reading.problems):
@@ -163,7 +163,7 @@ def _skip_unknown(name: str, value: str | None, reading: Reading) -> None:
             break
 
 
-def _read_switch(flag: Flag, negated: bool, value: str | None, reading: Reading) -> None:
+def _read_switch(flag: Flag, negated: bool, value: str | None, reading: FlagReader) -> None:
     written = f"{flag.name}={value}"
     if value is None and reading.has_value_next() and reading.tokens[reading.at].lower() in ("true", "false"):
         value = reading.take()
@@ -174,7 +174,7 @@ def _read_switch(flag: Flag, negated: bool, value: str | None, reading: Reading)
     try:
         wanted = read_bool(value) != negated
     except BadValue:
-        reading.problem(flag.name, "bad_value", f"{flag.name} takes no value, got {value!r}")
+        reading.problem(flag.name, "bad_value", f"{flag.name} takes no value, got {value!r}", value=value)
         return
     if flag.kind != "optbool":
         off = "--no-" + flag.name[2:] if flag.kind == "bool" else ""
@@ -183,7 +183,7 @@ def _read_switch(flag: Flag, negated: bool, value: str | None, reading: Reading)
     reading.store(flag, wanted)
 
 
-def _read_list(flag: Flag, value: str | None, reading: Reading) -> None:
+def _read_list(flag: Flag, value: str | None, reading: FlagReader) -> None:
     items = [] if value is None else [value]
     while value is None and reading.has_value_next():
         items.append(reading.take())
@@ -199,12 +199,13 @@ def _read_list(flag: Flag, value: str | None, reading: Reading) -> None:
         elif flag.kind == "list:float":
             converted = [read_float(item) for item in items]
     except BadValue as expected:
-        reading.problem(flag.name, "bad_value", f"{flag.name} takes {expected}, got {' '.join(items)!r}")
+        value = " ".join(items)
+        reading.problem(flag.name, "bad_value", f"{flag.name} takes {expected}, got {value!r}", value=value)
         return
     reading.store(flag, tuple(converted))
 
 
-def _read_dotted(flag: Flag, path: str, value: str | None, reading: Reading) -> None:
+def _read_dotted(flag: Flag, path: str, value: str | None, reading: FlagReader) -> None:
     """--compilation-config.cudagraph_mode X, and --x.list+ a,b."""
     if value is None and reading.at >= len(reading.tokens):
         reading.problem(flag.name, "bad_value", f"{flag.name}.{path} needs a value")
@@ -218,11 +219,11 @@ def _read_dotted(flag: Flag, path: str, value: str | None, reading: Reading) -> 
         reading.problem(flag.name, "bad_value", f"{flag.name}.{path} is not a key")
     else:
         content: Any = text.split(",") if path.endswith("+") else dotted_value(text)
-        _, held = reading.dotted.get(flag.name, (flag, {}))
-        reading.dotted[flag.name] = (flag, merged(held, nested(keys, content)))
+        _, before = reading.dotted.get(flag.name, (flag, {}))
+        reading.dotted[flag.name] = (flag, merged(before, nested(keys, content)))
 
 
-def _take_positionals(reading: Reading, positional_model: bool) -> None:
+def _take_positionals(reading: FlagReader, positional_model: bool) -> None:
     words = reading.positionals
     if words and positional_model and not reading.values.get("model"):
         reading.values["model"] = words.pop(0)

@@ -22,6 +22,8 @@ class FlagProblem:
     message: str
     instead: str = ""
     """What to write: a flag, a flag with its value, or empty where it is simply to be dropped."""
+    value: str = ""
+    """The value that is not taken, where that is what is wrong."""
 
     @property
     def stops_vllm(self) -> bool:

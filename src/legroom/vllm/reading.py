@@ -40,7 +40,7 @@ def looks_like_flag(token: str) -> bool:
 
 
 @dataclass
-class Reading:
+class FlagReader:
     """One command line being read for one release."""
 
     release: Release
@@ -52,9 +52,9 @@ class Reading:
     problems: list[FlagProblem] = field(default_factory=list)
     positionals: list[str] = field(default_factory=list)
 
-    def problem(self, flag: str, kind: ProblemKind, message: str, instead: str = "") -> None:
+    def problem(self, flag: str, kind: ProblemKind, message: str, instead: str = "", value: str = "") -> None:
         """Note what the release would not take."""
-        self.problems.append(FlagProblem(flag, kind, message, instead))
+        self.problems.append(FlagProblem(flag, kind, message, instead, value))
 
     def has_value_next(self) -> bool:
         """Whether the next word is a value rather than a flag or the end."""
@@ -70,13 +70,13 @@ class Reading:
         try:
             value = self._convert(flag, text)
         except BadValue as expected:
-            self.problem(flag.name, "bad_value", f"{written} takes {expected}, got {text!r}")
+            self.problem(flag.name, "bad_value", f"{written} takes {expected}, got {text!r}", value=text)
             return
         allowed = choices(flag.name, self.release) if flag.kind in ("str", "int") else None
         if allowed and value is not None and value not in allowed and not self._newer_takes(flag, value):
             listed = ", ".join(str(choice) for choice in allowed if choice is not None)
             message = f"{flag.name} {text} is not among the choices of vLLM {self.release}: {listed}"
-            self.problem(flag.name, "bad_choice", message, _nearest_choice(text, allowed))
+            self.problem(flag.name, "bad_choice", message, _nearest_choice(text, allowed), text)
             return
         self.store(flag, value)
 
@@ -111,7 +111,7 @@ class Reading:
         pairs = read_pairs(text)
         if self.release.at_least("0.10.0"):
             message = f"{flag.name} takes JSON in vLLM {self.release}, got {text!r}"
-            self.problem(flag.name, "bad_value", message, f"{flag.name} '{json.dumps(pairs)}'")
+            self.problem(flag.name, "bad_value", message, f"{flag.name} '{json.dumps(pairs)}'", text)
         return pairs
 
     def _convert_json(self, flag: Flag, text: str) -> Any:
@@ -119,7 +119,7 @@ class Reading:
         if flag.name == "--compilation-config" and isinstance(value, int) and not isinstance(value, bool):
             if self.release.at_least("0.12.0"):
                 message = f"{flag.name} takes JSON since vLLM 0.12.0, got {text!r}"
-                self.problem(flag.name, "bad_value", message, f"-O{value}")
+                self.problem(flag.name, "bad_value", message, f"-O{value}", text)
             return {"level": value}
         if FIELDS.get(flag.dest, "").startswith("Mapping") and not isinstance(value, dict):
             raise BadValue("a JSON object like '{\"key\": 1}'")
@@ -147,7 +147,7 @@ class Reading:
             self.values["optimization_level"] = int(text)
         else:
             message = f"--optimization-level takes 0, 1, 2 or 3, got {value!r}"
-            self.problem("--optimization-level", "bad_value", message)
+            self.problem("--optimization-level", "bad_value", message, value=str(value))
 
     def store_dotted(self) -> None:
         """Dotted keys are gathered into one JSON value that comes last, and so replaces one given whole."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from legroom.errors import LegroomError
+from legroom.facts.flags import flag_name
 from legroom.facts.model import Model
 from legroom.facts.releases import Release
 from legroom.vllm.args import EngineSettings, ServeArgs, env_flag
@@ -30,7 +31,7 @@ def check_given(args: ServeArgs, release: Release) -> None:
     for name in _POSITIVE:
         value = getattr(args, name)
         if value is not None and not 0 < value < _LARGEST:
-            flag = "--" + name.replace("_", "-")
+            flag = flag_name(name)
             raise LegroomError(f"{flag} {value} is out of range", f"{flag} takes a whole number from 1 up")
     length = args.max_model_len
     if length is not None and not (0 < length < _LARGEST or (length == -1 and release.at_least("0.14.0"))):
@@ -38,14 +39,14 @@ def check_given(args: ServeArgs, release: Release) -> None:
         raise LegroomError(f"--max-model-len {length} is out of range for vLLM {release}", hint)
     utilization = args.gpu_memory_utilization
     if utilization is not None and not 0 < utilization <= 1:
-        said = f"GPU memory utilization must be less than 1.0. Got {utilization}."
+        vllm_message = f"GPU memory utilization must be less than 1.0. Got {utilization}."
         if release.at_least("0.11.1"):
             bound = "less than or equal to 1" if utilization > 1 else "greater than 0"
-            said = f"gpu_memory_utilization: Input should be {bound}"
+            vllm_message = f"gpu_memory_utilization: Input should be {bound}"
         raise RefusedByVllm(
             f"--gpu-memory-utilization {utilization} is not a share of the GPU",
             "give a value above 0 and up to 1",
-            said,
+            vllm_message,
         )
     if args.cpu_offload_gb is not None and args.cpu_offload_gb < 0:
         raise LegroomError(f"--cpu-offload-gb {args.cpu_offload_gb} is negative", "give a size in GiB, 0 for none")
@@ -59,21 +60,21 @@ def check_length(args: ServeArgs, limit: int, model: Model, release: Release) ->
     own = model.config.get("model_max_length")
     if isinstance(own, int) and length <= own:
         return
-    said = (
+    vllm_message = (
         f"User-specified max_model_len ({length}) is greater than the derived max_model_len "
         f"(max_position_embeddings={limit} or model_max_length={own} in model's config.json)."
     )
     hint = f"lower --max-model-len to {limit}"
     if release.at_least("0.5.4"):
         hint += ", or set VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 if the model's positions may be stretched"
-    raise RefusedByVllm(f"--max-model-len {length} is above the {limit} tokens of the model", hint, said)
+    raise RefusedByVllm(f"--max-model-len {length} is above the {limit} tokens of the model", hint, vllm_message)
 
 
 def check_settings(settings: EngineSettings, model: Model) -> None:
     """Combinations that the release's own config classes refuse."""
     tokens, seqs, length = settings.max_num_batched_tokens, settings.max_num_seqs, settings.max_model_len
     if tokens < length and not settings.enable_chunked_prefill:
-        said = (
+        vllm_message = (
             f"max_num_batched_tokens ({tokens}) is smaller than max_model_len ({length}). This effectively limits the "
             "maximum sequence length to max_num_batched_tokens and makes vLLM reject longer sequences. Please increase "
             "max_num_batched_tokens or decrease max_model_len."
@@ -81,14 +82,14 @@ def check_settings(settings: EngineSettings, model: Model) -> None:
         raise RefusedByVllm(
             f"without chunked prefill a step ({tokens} tokens) must hold a whole prompt ({length} tokens)",
             "raise --max-num-batched-tokens, lower --max-model-len, or leave chunked prefill on",
-            said,
+            vllm_message,
         )
     if tokens < seqs:
-        said = f"max_num_batched_tokens ({tokens}) must be greater than or equal to max_num_seqs ({seqs})."
+        vllm_message = f"max_num_batched_tokens ({tokens}) must be greater than or equal to max_num_seqs ({seqs})."
         raise RefusedByVllm(
             f"--max-num-batched-tokens {tokens} is below --max-num-seqs {seqs}",
             "every running request needs a token a step: raise the first or lower the second",
-            said,
+            vllm_message,
         )
     _check_heads(settings, model)
     _check_stages(settings, model)
@@ -114,18 +115,18 @@ def _check_block_size(settings: EngineSettings, model: Model) -> None:
 def _check_heads(settings: EngineSettings, model: Model) -> None:
     heads, ways = attention_heads(model), settings.tensor_parallel_size
     if heads is not None and heads % ways:
-        said = f"Total number of attention heads ({heads}) must be divisible by tensor parallel size ({ways})."
+        vllm_message = f"Total number of attention heads ({heads}) must be divisible by tensor parallel size ({ways})."
         fitting = [n for n in range(1, heads + 1) if heads % n == 0 and n <= 64]
         raise RefusedByVllm(
             f"--tensor-parallel-size {ways} does not divide the {heads} attention heads of {model.name or 'the model'}",
             f"use one of {', '.join(map(str, fitting))}",
-            said,
+            vllm_message,
         )
     context = settings.decode_context_parallel_size
     if context > 1 and ways % context:
-        said = f"tp_size={ways} must be divisible bydcp_size={context}."
+        vllm_message = f"tp_size={ways} must be divisible bydcp_size={context}."
         raise RefusedByVllm(
             f"--decode-context-parallel-size {context} does not divide --tensor-parallel-size {ways}",
             "it splits the tensor-parallel group: use a divisor of it",
-            said,
+            vllm_message,
         )

@@ -55,12 +55,14 @@ def _narrowed(args: ServeArgs, model: Model, release: Release, has_bf16: bool) -
 
 def _no_bfloat16(gpu: Gpu) -> RefusedByVllm:
     capability = ".".join(map(str, gpu.compute_capability))
-    said = (
+    vllm_message = (
         "Bfloat16 is only supported on GPUs with compute capability of at least 8.0. "
         f"Your {gpu.name} GPU has compute capability {capability}. You can use float16 instead by explicitly "
         "setting the `dtype` flag in CLI, for example: --dtype=half."
     )
-    return RefusedByVllm(f"{gpu.name} (compute capability {capability}) has no bfloat16", "add --dtype half", said)
+    return RefusedByVllm(
+        f"{gpu.name} (compute capability {capability}) has no bfloat16", "add --dtype half", vllm_message
+    )
 
 
 def kv_cache_dtype(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> str:
@@ -277,7 +279,7 @@ def _ignored(args: ServeArgs, release: Release, engine: str) -> list[str]:
     """Flags that are read and then change nothing."""
     notes = []
     if engine == "V1" and args.swap_space is not None:
-        notes.append("--swap-space does nothing on the V1 engine: a preempted request is recomputed")
+        notes.append("--swap-space does nothing here: the V1 engine never swaps: a preempted request is recomputed")
     if engine == "V1" and args.max_seq_len_to_capture is not None:
         notes.append("--max-seq-len-to-capture does nothing on the V1 engine")
     if args.enable_chunked_prefill is False and engine == "V1" and release.before("0.11.1"):

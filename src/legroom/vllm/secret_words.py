@@ -30,7 +30,7 @@ def is_secret(name: str, value: str = "") -> bool:
 
 def without_secrets(words: Iterable[str]) -> Iterator[str]:
     """The words of a command, variables before it included, with a placeholder for every key, token and credential."""
-    from legroom.vllm.command_parts import command_parts  # noqa: PLC0415 - masking a text needs no table of flags
+    from legroom.vllm.command_line import command_parts  # noqa: PLC0415 - masking a text needs no table of flags
 
     for part in command_parts(tuple(words)):
         hidden = _PLACEHOLDERS.get(part.long_name) if part.name else None
@@ -52,5 +52,5 @@ def _shown(word: str) -> str:
     return _INNER.sub(_inner_shown, shown) if "{" in shown else shown
 
 
-def _inner_shown(found: re.Match[str]) -> str:
-    return f'{found[1]}{PLACEHOLDER}"' if _INNER_NAME.search(found[2]) else found[0]
+def _inner_shown(match: re.Match[str]) -> str:
+    return f'{match[1]}{PLACEHOLDER}"' if _INNER_NAME.search(match[2]) else match[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from legroom.facts.attention import Attention, LatentAttention, StateSpace
+from legroom.facts.attention import attending, latent, recurrent, with_kv_heads
 from legroom.facts.model import Experts, Layer, Model
 from legroom.facts.releases import Release
 from legroom.memo import Memo
@@ -36,20 +36,17 @@ def _traits(model: Model) -> _LayerTraits:
 
 def _read(layers: tuple[Layer, ...]) -> _LayerTraits:
     mixers = [layer.mixer for layer in layers if layer.mixer is not None]
-    attentions = [mixer for mixer in mixers if isinstance(mixer, Attention)]
-    latents = [mixer for mixer in mixers if isinstance(mixer, LatentAttention)]
-    states = [mixer for mixer in mixers if isinstance(mixer, StateSpace)]
-    with_heads = [mixer for mixer in mixers if isinstance(mixer, Attention | LatentAttention)]
+    attentions, latents, states = with_kv_heads(mixers), latent(mixers), recurrent(mixers)
     return _LayerTraits(
         has_state=bool(states),
         attention_free=bool(mixers) and len(states) == len(mixers),
         moe=any(isinstance(layer.feedforward, Experts) for layer in layers),
         mla=bool(latents),
-        sparse_mla=any(latent.index_heads for latent in latents),
+        sparse_mla=any(mixer.index_heads for mixer in latents),
         bidirectional=bool(attentions) and not any(attention.causal for attention in attentions),
         slides_everywhere=bool(attentions) and all(attention.window for attention in attentions),
         chunked=any(attention.chunk for attention in attentions),
-        heads=with_heads[0].heads if with_heads else None,
+        heads=next((mixer.heads for mixer in attending(mixers)), None),
     )
 
 
@@ -102,8 +99,14 @@ def builds_encoders(args: ServeArgs, model: Model, release: Release) -> bool:
     """Whether the encoders are there at all: from 0.11 on a limit of no item for every kind leaves them out."""
     limits = args.limit_mm_per_prompt or {}
     barred = {kind for kind, limit in limits.items() if limit in (0, {"count": 0})}
-    none_allowed = len(barred) == len(limits) and {encoder.kind for encoder in model.modalities} <= barred
+    taken = frozenset[str]().union(*(encoder.kinds for encoder in model.modalities))
+    none_allowed = len(barred) == len(limits) and taken <= barred
     return not (args.language_model_only or (none_allowed and release.at_least("0.11.0")))
+
+
+def replicates_encoders(args: ServeArgs) -> bool:
+    """Whether every tensor-parallel rank holds the encoders whole and encodes its share of the items."""
+    return other_value(args, "--mm-encoder-tp-mode") == "data"
 
 
 def is_bidirectional(model: Model) -> bool:

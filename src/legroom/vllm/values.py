@@ -26,10 +26,10 @@ def read_int(text: str, *, human: bool) -> int:
     text = text.strip()
     if _PLAIN_INT.fullmatch(text):
         return int(text)
-    found = _HUMAN.fullmatch(text) if human else None
-    if found is None:
+    number = _HUMAN.fullmatch(text) if human else None
+    if number is None:
         raise BadValue("a whole number" + (" like 4096, 32k (32,000) or 32K (32,768)" if human else ""))
-    digits, fraction, letter = found.groups()
+    digits, fraction, letter = number.groups()
     if fraction and letter.isupper():
         raise BadValue(f"no fraction before {letter}: write {digits}{fraction}{letter.lower()} or a whole number")
     return int(float(digits + (fraction or "")) * _SCALES[letter])
@@ -72,8 +72,8 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(name)
 
 
-def _plain_number(found: re.Match[str]) -> str:
-    return found[0] if found[1] is not None else str(read_int(found[0], human=True))
+def _plain_number(match: re.Match[str]) -> str:
+    return match[0] if match[1] is not None else str(read_int(match[0], human=True))
 
 
 def read_pairs(text: str) -> dict[str, int]:
@@ -110,11 +110,11 @@ def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """`more` laid over `base`, key by key; lists are joined, as vLLM joins dotted keys."""
     result = dict(base)
     for key, value in more.items():
-        held = result.get(key)
-        if isinstance(held, Mapping) and isinstance(value, Mapping):
-            result[key] = merged(held, value)
-        elif isinstance(held, list) and isinstance(value, list):
-            result[key] = held + value
+        before = result.get(key)
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            result[key] = merged(before, value)
+        elif isinstance(before, list) and isinstance(value, list):
+            result[key] = before + value
         else:
             result[key] = value
     return result

@@ -10,6 +10,7 @@ from legroom.live.detectors import Detector, DetectorFinding
 from legroom.live.metrics.sample import EngineSample, FailureKind, Histogram, Look, Sample, ScrapeFailure
 from legroom.live.metrics.window import Window
 from legroom.live.thresholds import DEFAULT, Thresholds
+from legroom.planning.plan_document import plan_from_json
 
 SERVER = "http://host:8000"
 BOUNDS = (0.1, 1.0, 10.0, float("inf"))
@@ -33,7 +34,7 @@ class FakeServer:
         interval_s: float = 5.0,
     ) -> None:  # fmt: skip
         self.window = Window(SERVER)
-        self.detector = detector(levels, plan)
+        self.detector = detector(levels, None if plan is None else plan_from_json(plan, needs=()))
         self.interval_s = interval_s
         self.time_s = 1_700_000_000.0
         self.totals: dict[str, float] = {}

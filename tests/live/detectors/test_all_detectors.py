@@ -15,6 +15,7 @@ from legroom.live.detectors import DETECTORS, Watcher
 from legroom.live.forecast import forecast
 from legroom.live.metrics.sample import EngineSample, Histogram, Sample, ScrapeFailure
 from legroom.live.remedies import remedies_for
+from legroom.planning.plan_document import PlanDocument, PlannedGpu, PlannedKv
 
 HERE = Path(__file__).parent
 
@@ -60,7 +61,7 @@ LOOK = st.builds(
     reserved_bytes=st.none() | st.integers(0, 10**12),
     allocated_bytes=st.none() | st.integers(0, 10**12),
 ) | st.builds(ScrapeFailure, TIME, st.just("s"), st.sampled_from(["refused", "timeout", "auth"]), st.just("no"))
-PLAN = {"kv": {"num_blocks": 100, "block_size": 16}, "gpu": {"total_bytes": 10**10, "count": 1}}
+PLAN = PlanDocument(kv=PlannedKv(num_blocks=100, block_size=16), gpu=PlannedGpu(total_bytes=10**10, count=1))
 
 
 @given(st.lists(LOOK, max_size=30))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from legroom.deployments.shell.scan import Word
 
@@ -17,15 +16,16 @@ _BRANCHES = (*LEADING, "for", "case", "select", "&&", "||")
 """What makes a command run several times, or not at all."""
 
 
-@dataclass
 class Function:
     """One function: its commands, and whether the script calls it."""
 
-    body: list[Simple] = field(default_factory=list)
-    is_called: bool = False
-    knows_places: bool = True
-    """Whether it is plain which argument `$1` is, wherever it stands: a `shift` in a loop may come once or often."""
-    _is_straight: bool = True
+    def __init__(self) -> None:
+        """`knows_places`: whether it is plain which argument `$1` is, wherever it stands; a `shift` in a loop may come
+        once or often."""
+        self.body: list[Simple] = []
+        self.is_called = False
+        self.knows_places = True
+        self._is_straight = True
 
     def keep(self, words: list[Word], line: list[Word]) -> None:
         """One more command."""
@@ -83,14 +83,14 @@ class Functions:
 
 def joined_names(line: list[Word]) -> list[Word]:
     """The line with `name ( )` as one word: the brackets of a definition are no subshell."""
-    found: list[Word] = []
+    joined: list[Word] = []
     i = 0
     while i < len(line):
         word = line[i]
-        is_defined = [one.raw for one in line[i + 1 : i + 3]] == ["(", ")"] and _NAME.fullmatch(word.raw)
-        found.append(Word(word.text + "()", word.offset, word.raw + "()") if is_defined else word)
+        is_defined = [bracket.raw for bracket in line[i + 1 : i + 3]] == ["(", ")"] and _NAME.fullmatch(word.raw)
+        joined.append(Word(word.text + "()", word.offset, word.raw + "()") if is_defined else word)
         i += 3 if is_defined else 1
-    return found
+    return joined
 
 
 def _defined(words: list[Word]) -> tuple[str, list[Word]]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from legroom.deployments.kinds import Kind, kind_of, sniffed
-from legroom.deployments.plain_shell import basename
+from legroom.deployments.server_words import basename
 from legroom.deployments.shell.scan import HereDocument, here_documents
 from legroom.deployments.text import Text
 

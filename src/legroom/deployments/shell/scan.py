@@ -5,19 +5,22 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 
 from legroom.deployments.text import Place
 from legroom.errors import LegroomError
+from legroom.records import dataclass
 
 OPERATORS = "();<>|&"
 _HEREDOC = re.compile(r"<<-?[ \t]*\\?(?P<quote>['\"]?)(?P<end>[^\s'\"<>|&;()\\]+)(?P=quote)")
-_CONTINUED = re.compile(r"\\[ \t]*(#[^\n]*)?\r?\n")
-"""A comment behind the backslash is a mistake in a script and a habit in documents; the meaning is plain."""
+_CONTINUED = re.compile(r"\\[ \t]*(#[^\n]*)?\r?\n|(?<=[ \t])[`^][ \t]*\r?\n")
+"""A comment behind the backslash is a mistake in a script and a habit in documents; the meaning is plain. Windows'
+shells write ` and ^ instead."""
 _TO_FILL_IN = re.compile(r"<[A-Za-z][^<>\n]*[^\s<>]>(?=[\s\"'\\]|$)|<[A-Za-z]>|\{[A-Za-z][^{}\n\"',;]*\}")
 """`<your model>` and `{your model}`; what a shell itself reads in braces has a comma, a semicolon or a space first."""
 _QUOTED_DEFAULT = re.compile(r"""(:?-)(["'])([^"'}]*)\2\}$""")
 _MOST_WORDS = 200_000
+LITERAL_DOLLAR = "\ue000"
+"""A dollar sign that single quotes or a backslash keep from being a variable, until the variables are put in."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +32,12 @@ class Word:
     raw: str = ""
     place: Place | None = None
     """Where it stands, if that is in another text than the words around it."""
+    is_open: bool = False
+    """Whether it has a quote that is never closed."""
 
     def with_text(self, text: str) -> Word:
         """The same place with another text."""
-        return Word(text, self.offset, self.raw, self.place)
+        return Word(text, self.offset, self.raw, self.place, self.is_open)
 
 
 def placed_env(env: Mapping[str, Word], locate: Callable[[int], Place]) -> dict[str, Word]:
@@ -65,13 +70,13 @@ class HereDocument:
 
 def here_documents(text: str) -> Iterator[HereDocument]:
     """Every here-document of a script, in order."""
-    found: list[HereDocument] = []
+    documents: list[HereDocument] = []
     try:
-        for _ in logical_lines(text, found):
+        for _ in logical_lines(text, documents):
             pass
     except TooManyWords:
         pass
-    yield from found
+    yield from documents
 
 
 def logical_lines(text: str, documents: list[HereDocument] | None = None) -> Iterator[list[Word]]:
@@ -135,7 +140,7 @@ class _Scan:
     def step(self) -> None:
         """One space, comment, operator or word."""
         character = self.text[self.position]
-        continued = _CONTINUED.match(self.text, self.position) if character == "\\" else None
+        continued = _CONTINUED.match(self.text, self.position) if character in "\\`^" else None
         if continued:
             self.position = continued.end()
         elif character.isspace():
@@ -159,8 +164,8 @@ class _Scan:
             self._heredocs.append(heredoc)
             self.position = heredoc.end()
             return
-        end = self.position + 1
-        while end < len(self.text) and self.text[end] == character:
+        end = self.position + (2 if self.text.startswith("&>", self.position) else 1)
+        while end < len(self.text) and self.text[end] == self.text[end - 1]:
             end += 1
         if character == ">" and self.text[end : end + 1] == "&":
             end += 1
@@ -180,16 +185,18 @@ class _Scan:
 
 
 def _word(text: str, start: int) -> tuple[Word, int]:
-    position, out = start, []
+    position, out, is_open = start, [], False
     while position < len(text):
         character = text[position]
         if character == "'":
             end = text.find("'", position + 1)
-            end = len(text) if end < 0 else end
-            out.append(text[position + 1 : end])
+            is_open = end < 0
+            end = len(text) if is_open else end
+            out.append(text[position + 1 : end].replace("$", LITERAL_DOLLAR))
             position = end + 1
         elif character == '"':
             content, position = _double_quoted(text, position + 1)
+            is_open = position > len(text)
             out.append(content)
         elif character == "`":
             end = text.find("`", position + 1)
@@ -206,21 +213,21 @@ def _word(text: str, start: int) -> tuple[Word, int]:
         elif character == "\\":
             if _CONTINUED.match(text, position):
                 break
-            out.append(text[position + 1 : position + 2])
+            out.append(text[position + 1 : position + 2].replace("$", LITERAL_DOLLAR))
             position += 2
         elif character.isspace() or character in OPERATORS:
             break
         else:
             out.append(character)
             position += 1
-    return Word("".join(out), start, text[start:position]), max(position, start + 1)
+    return Word("".join(out), start, text[start:position], is_open=is_open), max(position, start + 1)
 
 
 def _double_quoted(text: str, position: int) -> tuple[str, int]:
     out: list[str] = []
     while position < len(text) and text[position] != '"':
         if text[position] == "\\" and position + 1 < len(text) and text[position + 1] in '"\\$`\n':
-            out.append("" if text[position + 1] == "\n" else text[position + 1])
+            out.append({"\n": "", "$": LITERAL_DOLLAR}.get(text[position + 1], text[position + 1]))
             position += 2
         elif text.startswith("$(", position):
             end = _closing(text, position + 1)

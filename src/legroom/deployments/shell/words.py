@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 
-from legroom.deployments.plain_shell import ASSIGNMENT, expand
+from legroom.deployments.server_words import ASSIGNMENT, expand
 from legroom.deployments.shell.functions import LEADING, Function, Functions, joined_names
-from legroom.deployments.shell.scan import OPERATORS, TooManyWords, Word, logical_lines
+from legroom.deployments.shell.scan import LITERAL_DOLLAR, OPERATORS, TooManyWords, Word, logical_lines
 from legroom.deployments.text import Text
+from legroom.records import dataclass, field
 
 _ARRAY = re.compile(r"\$\{(\w+)\[[@*]\](?::(\d+)(?::(\d+))?)?\}")
 """`${NAME[@]}`, and a slice of it."""
@@ -34,7 +34,7 @@ _LONGEST_VALUE = 100_000
 
 
 @dataclass(frozen=True)
-class Command:
+class SimpleCommand:
     """One simple command with the environment it sees."""
 
     words: tuple[Word, ...]
@@ -47,10 +47,22 @@ class Command:
         """The words alone."""
         return tuple(word.text for word in self.words)
 
+    def within(self, env: Mapping[str, Word]) -> SimpleCommand:
+        """The same command where variables are set around its text."""
+        return SimpleCommand(self.words, {**env, **self.env}, self.pipeline)
 
-def commands(source: Text) -> Iterator[Command]:
-    """Every simple command, variables replaced where the text itself sets them."""
-    state = _State({}, {}, {}, {})
+    def moved(self, offset: int, env: Mapping[str, Word]) -> SimpleCommand:
+        """The same command of a text that stands at `offset` of a longer one."""
+        words = tuple(Word(word.text, word.offset + offset, word.raw, word.place, word.is_open) for word in self.words)
+        return SimpleCommand(words, env, self.pipeline)
+
+
+def commands(source: Text, env: Mapping[str, Word] | None = None) -> Iterator[SimpleCommand]:
+    """Every simple command, variables replaced where the text itself or `env` around it sets them."""
+    state = _State()
+    for name, value in (env or {}).items():
+        state.set(name, value)
+        state.pieces[name] = [value]
     cut: TooManyWords | None = None
     try:
         for line in logical_lines(source.text):
@@ -64,39 +76,38 @@ def commands(source: Text) -> Iterator[Command]:
         raise cut
 
 
-@dataclass
 class _State:
-    values: dict[str, Word]
-    exported: dict[str, Word]
-    arrays: dict[str, list[Word]]
-    pieces: dict[str, list[Word]]
-    """What `NAME+=" ..."` added to a variable, each piece where it stands."""
-    texts: dict[str, str] = field(default_factory=dict)
-    """The values alone."""
-    places: tuple[str, ...] = ()
-    """Those of them that are arguments of a call: `1`, `2` ..."""
-    functions: Functions = field(default_factory=Functions)
-    calls: int = 0
-    """How deep one function is called by another."""
-    called: int = 0
-    """Commands that were looked at because a function was called."""
+    """Where the reading of one script stands."""
+
+    def __init__(self) -> None:
+        """`texts` are the values alone, `pieces` what `NAME+=" ..."` added to a variable, each where it stands, and
+        `places` the variables that are arguments of a call: `1`, `2` ... `calls` is how deep one function is called by
+        another, `called` how many commands were looked at because of a call."""
+        self.values: dict[str, Word] = {}
+        self.texts: dict[str, str] = {}
+        self.exported: dict[str, Word] = {}
+        self.arrays: dict[str, list[Word]] = {}
+        self.pieces: dict[str, list[Word]] = {}
+        self.places: tuple[str, ...] = ()
+        self.functions = Functions()
+        self.calls = self.called = 0
 
     def set(self, name: str, value: Word) -> None:
         """A variable's value from here on."""
         self.values[name], self.texts[name] = value, value.text
 
 
-def _take(words: list[Word], line: list[Word], state: _State) -> Iterator[Command]:
+def _take(words: list[Word], line: list[Word], state: _State) -> Iterator[SimpleCommand]:
     raw = " ".join(word.raw for word in line)
     while words and (words[0].text in LEADING or words[0].text == "{"):
         words = words[1:]
     start = 0
     while start < len(words) and (words[start].text in _DECLARES or (start and words[start].text.startswith("-"))):
         start += 1
-    if start < len(words) and (found := _ARRAY_START.fullmatch(words[start].text)):
+    if start < len(words) and (array := _ARRAY_START.fullmatch(words[start].text)):
         inner = list(_expanded([word for word in words[start + 1 :] if word.text != ")"], state))
-        longer = state.arrays.get(found[1], []) + inner if "+=" in words[start].text else inner
-        state.arrays[found[1]] = longer[:_MOST_PIECES]
+        longer = state.arrays.get(array[1], []) + inner if "+=" in words[start].text else inner
+        state.arrays[array[1]] = longer[:_MOST_PIECES]
         return
     words = list(_expanded(words, state))
     count = 0
@@ -111,13 +122,14 @@ def _take(words: list[Word], line: list[Word], state: _State) -> Iterator[Comman
     if rest[0].text == "shift" and "@" in state.arrays:
         _set_arguments(state, _shifted(state.arrays["@"], rest[1].text if len(rest) > 1 else "1"))
     given = dict(_assignment(word) for word in own)
-    yield Command(tuple(rest), {**state.exported, **given}, raw)
+    env = {name: _final(word) for name, word in {**state.exported, **given}.items()}
+    yield SimpleCommand(tuple(_final(word) for word in rest), env, raw)
     function = state.functions.by_name.get(rest[0].text)
     if function is not None and state.calls < _DEEPEST and state.called < _MOST_CALLED:
         yield from _call(function, rest[1:], given, state)
 
 
-def _call(function: Function, given: list[Word], env: Mapping[str, Word], state: _State) -> Iterator[Command]:
+def _call(function: Function, given: list[Word], env: Mapping[str, Word], state: _State) -> Iterator[SimpleCommand]:
     """A function's commands with the arguments of a call in their places, and with the variables before it."""
     function.is_called = True
     outer, outer_env = state.arrays.get("@"), {name: state.exported.get(name) for name in env}
@@ -151,13 +163,13 @@ def _set_arguments(state: _State, given: list[Word] | None) -> None:
 
 def _places(given: list[Word]) -> dict[str, Word]:
     """`$1`, `$2` ...: up to a word that may become several, or none."""
-    found: dict[str, Word] = {}
+    places: dict[str, Word] = {}
     for number, word in enumerate(given, 1):
-        is_one = word.raw.startswith(('"', "'")) and "@" not in word.text
-        if not is_one and ("$" in word.text or "`" in word.text):
+        is_single = word.raw.startswith(('"', "'")) and "@" not in word.text
+        if not is_single and ("$" in word.text or "`" in word.text):
             break
-        found[str(number)] = word
-    return found
+        places[str(number)] = word
+    return places
 
 
 def _shifted(given: list[Word], count: str) -> list[Word] | None:
@@ -219,11 +231,17 @@ def _expanded(words: list[Word], state: _State, depth: int = 0) -> Iterator[Word
         splits = value is not None and any(character.isspace() for character in value.text)
         if value is not None and splits and "$(" not in value.text and "`" not in value.text:
             for piece in state.pieces[name]:
-                yield from (Word(part, piece.offset, part) for part in _parts(piece.text))
-        elif word.raw.startswith("'"):
-            yield word
+                yield from (Word(part, piece.offset, part, piece.place) for part in _parts(piece.text))
         else:
             yield word.with_text(expand(_EMPTY_DEFAULT.sub(r"$\1", word.text), texts))
+
+
+def _final(word: Word) -> Word:
+    return word.with_text(word.text.replace(LITERAL_DOLLAR, "$")) if LITERAL_DOLLAR in word.text else word
+
+
+def _end(word: Word) -> int:
+    return word.offset + len(word.raw)
 
 
 def _parts(text: str) -> list[str]:
@@ -246,8 +264,8 @@ def _split_commands(line: list[Word]) -> Iterator[list[Word]]:
             skip = False
         elif word.raw and set(word.raw) <= set(OPERATORS):
             if "<" in word.raw or ">" in word.raw:
-                if current and current[-1].raw.isdigit():
-                    current.pop()
+                if current and current[-1].raw.isdigit() and _end(current[-1]) == word.offset:
+                    current.pop()  # `2>`; in `--port 8000 > x.log` the number is a word of its own
                 skip = not word.raw.endswith("&") or word.raw == ">&"
             elif current:
                 yield current

@@ -17,8 +17,6 @@ _CERTIFICATE_REQUIRED = "2"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server listens."""
-
     host: str = ""
     port: int = DEFAULT_PORT
     tls: bool = False
@@ -56,19 +54,19 @@ class Address:
     def watched(self, url: str = "") -> tuple[str, ...]:
         """The words of `legroom watch` for it; `url` where it is reached by another name."""
         if self.socket:
-            raise LegroomError("legroom watch reads a port, and --uds has none", "leave --with-sidecar, or --uds")
+            raise LegroomError("legroom watch reads a port, and --uds has none", "leave out --with-sidecar or --uds")
         return ("watch", "--daemon", *(("--insecure",) if self.tls else ()), url or self.url)
 
 
 def address_of(words: ServerWords) -> Address:
     """Where a command line makes the server listen."""
-    said = {name: phrase.value for name in _FLAGS if (phrase := words.get(name))}
-    port = said.get("--port", "")
+    given = {name: phrase.value for name in _FLAGS if (phrase := words.get(name))}
+    port = given.get("--port", "")
     return Address(
-        said.get("--host", "").strip("[]"),
+        given.get("--host", "").strip("[]"),
         int(port) if port.isdigit() else DEFAULT_PORT,
-        bool(said.get("--ssl-certfile") or said.get("--ssl-keyfile")),
-        said.get("--uds", ""),
+        bool(given.get("--ssl-certfile") or given.get("--ssl-keyfile")),
+        given.get("--uds", ""),
     )
 
 
@@ -97,10 +95,11 @@ def check_inside(words: ServerWords) -> None:
     address = address_of(words)
     if address.socket:
         raise LegroomError(
-            f"--uds {address.socket} is a socket inside the container, where nobody asks", "leave --uds: use --port"
+            f"--uds {address.socket} is a socket inside the container, which nobody outside reaches",
+            "leave out --uds and use --port",
         )
     if not address.everywhere:
         raise LegroomError(
             f"--host {address.host} is not reached from outside the container",
-            "leave --host: publish the port on an address of the host instead",
+            "leave out --host, and publish the port on an address of the host instead",
         )

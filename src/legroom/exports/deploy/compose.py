@@ -6,11 +6,9 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from legroom.exports.deploy import containers
-from legroom.exports.deploy.address import check_inside
-from legroom.exports.deploy.files import check_paths
-from legroom.exports.deploy.server import Server, add_server_options, server_of
+from legroom.exports.deploy.server import ExportedServer, add_server_options
 from legroom.exports.deploy.words import API_KEY_NAME, WITHOUT_API_KEY
-from legroom.exports.deploy.yaml_text import Said, yaml_text
+from legroom.exports.deploy.yaml_text import Commented, yaml_text
 from legroom.exports.request import ExportedFile
 
 if TYPE_CHECKING:
@@ -22,21 +20,16 @@ NEEDS_PLAN = True
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
-    """The format's own options."""
     add_server_options(group, image=True)
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
-    """The compose file, and the Dockerfile of its image where legroom must be inside."""
-    server = server_of(request)
-    check_inside(server.words)
-    check_paths(server)
-    remarks = (*containers.head(server), *server.remarks)
-    made = ExportedFile("compose.yaml", yaml_text(document(server), head=remarks))
-    return (containers.dockerfile(server), made) if containers.needs_legroom(server) else (made,)
+    server = containers.container_server(request)
+    text = yaml_text(document(server), head=(*containers.head(server), *server.remarks))
+    return containers.with_dockerfile(server, ExportedFile("compose.yaml", text))
 
 
-def document(server: Server) -> dict[str, Any]:
+def document(server: ExportedServer) -> dict[str, Any]:
     """The compose file as values with comments."""
     services: dict[str, Any] = {server.name: _service(server)}
     if server.options.sidecar:
@@ -49,28 +42,28 @@ def document(server: Server) -> dict[str, Any]:
     return {"services": services, "volumes": volumes}
 
 
-def _service(server: Server) -> dict[str, Any]:
+def _service(server: ExportedServer) -> dict[str, Any]:
     service: dict[str, Any] = {"image": containers.image(server)}
     if containers.needs_legroom(server):
         service["build"] = "."
     service |= {
         "entrypoint": [_literal(word) for word in containers.entrypoint(server)],
         "command": [
-            Said(line.why, _literal(word)) if i == 0 else _literal(word)
+            Commented(line.why, _literal(word)) if i == 0 else _literal(word)
             for line in server.lines
             for i, word in enumerate(line.phrase.words)
         ],
         "environment": _environment(server),
         "ports": [f"{server.port}:{server.port}"],
         "volumes": _volumes(server),
-        "shm_size": Said("Ranks talk through /dev/shm; 64 MiB is what it has unless told.", _shm(server)),
+        "shm_size": Commented("Ranks communicate through /dev/shm, which has only 64 MiB by default.", _shm(server)),
         "ulimits": {"memlock": -1, "nofile": containers.OPEN_FILES},
         "init": True,
         "restart": "unless-stopped",
     }
     if server.times:
         service["healthcheck"] = _health(server)
-        service["stop_grace_period"] = Said(server.stop_sentence(), f"{server.times.stop_s}s")
+        service["stop_grace_period"] = Commented(server.stop_sentence(), f"{server.times.stop_s}s")
     service |= _devices(server)
     if not service["environment"]:
         del service["environment"]
@@ -82,43 +75,43 @@ def _literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def _shm(server: Server) -> str:
+def _shm(server: ExportedServer) -> str:
     return f"{containers.shm_gib(server)}gb"
 
 
-def _environment(server: Server) -> dict[str, Any]:
+def _environment(server: ExportedServer) -> dict[str, Any]:
     named: dict[str, Any] = {
-        line.name: Said(f"{line.why}.", _literal(line.value))
+        line.name: Commented(f"{line.why}.", _literal(line.value))
         for line in containers.container_env(server, all_cards=bool(containers.device_files(server)))
     }
     for name in server.secrets:
         required = f"${{{name}:?{WITHOUT_API_KEY}}}" if name == API_KEY_NAME else None
-        named[name] = Said(
+        named[name] = Commented(
             "Taken from the environment of `docker compose up`, or from .env; not written here.", required
         )
     return named
 
 
-def _volumes(server: Server) -> list[str]:
+def _volumes(server: ExportedServer) -> list[str]:
     kept = _literal(containers.download_volume(server))
     downloaded = [] if server.local_model else [f"{kept}:{containers.CACHE}"]
     on_host = [_literal(volume) for volume in containers.volumes(server)]
     return [*on_host, *downloaded, f"vllm-cache:{containers.COMPILE_CACHE}"]
 
 
-def _health(server: Server) -> dict[str, Any]:
+def _health(server: ExportedServer) -> dict[str, Any]:
     times = server.times
     assert times is not None
     return {
         "test": ["CMD", *server.address.curl_words("/health")],
-        "start_period": Said(f"Not unhealthy while it loads: {times.short_sentence()}.", f"{times.limit_s}s"),
+        "start_period": Commented(f"Loading is not unhealthy: {times.short_sentence()}.", f"{times.limit_s}s"),
         "interval": "10s",
         "timeout": "6s",
         "retries": 3,
     }
 
 
-def _devices(server: Server) -> dict[str, Any]:
+def _devices(server: ExportedServer) -> dict[str, Any]:
     if files := containers.device_files(server):
         return {"devices": [f"{file}:{file}" for file in files], "group_add": ["video"]}
     picked = containers.picked_devices(server)
@@ -127,7 +120,7 @@ def _devices(server: Server) -> dict[str, Any]:
     return {"deploy": {"resources": {"reservations": {"devices": [device]}}}}
 
 
-def _watch(server: Server) -> dict[str, Any]:
+def _watch(server: ExportedServer) -> dict[str, Any]:
     url = f"{server.address.scheme}://{server.name}:{server.port}"
     return {
         "image": containers.image(server),

@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
+from legroom.exports.deploy.address import check_inside
 from legroom.exports.deploy.comments import WRITTEN, headline
 from legroom.exports.deploy.environment import EnvLine
-from legroom.exports.deploy.files import named, not_mounted
+from legroom.exports.deploy.paths import check_paths, named_paths, not_mounted
+from legroom.exports.deploy.server import ExportedServer, server_of
 from legroom.exports.request import ExportedFile
 from legroom.units import GIB
 from legroom.worker.plugin import SWITCH
 
 if TYPE_CHECKING:
-    from legroom.exports.deploy.server import Server
+    from legroom.exports.request import ExportRequest
 
 CACHE = "/root/.cache/huggingface"
 COMPILE_CACHE = "/root/.cache/vllm"
@@ -33,35 +35,43 @@ _DEVICE_FILES = {"amd": ("/dev/kfd", "/dev/dri"), "intel": ("/dev/dri",)}
 _BUILT_IMAGE = "vllm-legroom"
 
 
-def vendor(server: Server) -> str:
-    """`nvidia` or `amd`."""
-    name = str(server.plan.gpu.get("name", "")) if server.plan else ""
-    found = "amd" if name.startswith("AMD") else "intel" if name.startswith("Intel") else "nvidia"
-    if found != "nvidia" and server.options.image is None:
+def container_server(request: ExportRequest) -> ExportedServer:
+    """The server that was asked for; refused where it cannot be reached, or finds no file it names, in a container."""
+    server = server_of(request)
+    check_inside(server.words)
+    check_paths(server)
+    return server
+
+
+def vendor(server: ExportedServer) -> str:
+    """`nvidia`, `amd` or `intel`."""
+    name = server.plan.gpu.name if server.plan else ""
+    maker = "amd" if name.startswith("AMD") else "intel" if name.startswith("Intel") else "nvidia"
+    if maker != "nvidia" and server.options.image is None:
         raise LegroomError(
             f"vllm/vllm-openai is built for NVIDIA cards, not for {name}", "name the image of yours with --image"
         )
-    return found
+    return maker
 
 
-def gpu_resource(server: Server) -> str:
+def gpu_resource(server: ExportedServer) -> str:
     """The name Kubernetes counts cards under."""
     return {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "intel": "gpu.intel.com/xe"}[vendor(server)]
 
 
-def image(server: Server) -> str:
+def image(server: ExportedServer) -> str:
     """What runs: vLLM's own image, or one built on it that has legroom too."""
     if needs_legroom(server):
         return f"{_BUILT_IMAGE}:v{server.release.version}"
     return server.image
 
 
-def needs_legroom(server: Server) -> bool:
+def needs_legroom(server: ExportedServer) -> bool:
     """Whether the image must hold legroom: a guard inside the server, a sidecar, or workers that tell their memory."""
     return server.options.guard or server.options.sidecar or any(line.name == SWITCH for line in server.env)
 
 
-def dockerfile(server: Server) -> ExportedFile:
+def dockerfile(server: ExportedServer) -> ExportedFile:
     """vLLM's image with legroom in it."""
     text = (
         f"# {image(server)}: vLLM's own image with legroom, which runs inside the server or beside it.\n"
@@ -73,37 +83,37 @@ def dockerfile(server: Server) -> ExportedFile:
     return ExportedFile("Dockerfile", text)
 
 
-def entrypoint(server: Server) -> tuple[str, ...]:
+def with_dockerfile(server: ExportedServer, file: ExportedFile) -> tuple[ExportedFile, ...]:
+    """The file, and before it the Dockerfile of its image where that must have legroom inside."""
+    return (dockerfile(server), file) if needs_legroom(server) else (file,)
+
+
+def entrypoint(server: ExportedServer) -> tuple[str, ...]:
     """The program and the model. Written out, because the images' own entry point changed between releases."""
     if server.words.head[-1] == "serve":
         return ("vllm", "serve", server.model)
     return ("python3", *server.words.head[1:], "--model", server.model)
 
 
-def arguments(server: Server) -> tuple[str, ...]:
-    """The flags."""
-    return tuple(word for line in server.lines for word in line.phrase.words)
-
-
-def device_files(server: Server) -> tuple[str, ...]:
+def device_files(server: ExportedServer) -> tuple[str, ...]:
     """What lets a container reach cards that Docker cannot hand out one by one; none for NVIDIA's."""
     return _DEVICE_FILES.get(vendor(server), ())
 
 
-def container_env(server: Server, *, all_cards: bool = False) -> tuple[EnvLine, ...]:
+def container_env(server: ExportedServer, *, all_cards: bool = False) -> tuple[EnvLine, ...]:
     """The environment without what picks cards: a container sees only those it is given, unless it sees them all; and
     without the places of caches."""
     left_out = _CACHES if all_cards else (*_CACHES, *_PICK_DEVICES)
     return tuple(line for line in server.env if line.name not in left_out)
 
 
-def download_volume(server: Server) -> str:
+def download_volume(server: ExportedServer) -> str:
     """What is mounted for downloads: the folder of this machine that has them already, else a volume by name."""
     home = next((line.value for line in server.env if line.name == "HF_HOME"), "")
     return home if home.startswith("/") and ":" not in home and Path(home).is_dir() else "huggingface"
 
 
-def picked_devices(server: Server) -> tuple[str, ...]:
+def picked_devices(server: ExportedServer) -> tuple[str, ...]:
     """The cards that were named for the server, by index."""
     for line in server.env:
         if line.name in _PICK_DEVICES and line.value not in ("", "all", "none", "void", "-1"):
@@ -111,24 +121,24 @@ def picked_devices(server: Server) -> tuple[str, ...]:
     return ()
 
 
-def head(server: Server) -> Iterator[str]:
+def head(server: ExportedServer) -> Iterator[str]:
     """The comment at the top of a file."""
     yield from headline(server.plan) if server.plan else ()
     if server.times:
         yield f"Start: {server.times.sentence()}."
     if server.host:
-        yield f"Host memory, {server.host.sentence()}."
+        yield f"{server.host.sentence()}."
     if caches := [line.name for line in server.env if line.name in _CACHES]:
-        yield f"{', '.join(caches)}: given, and left out, because a container keeps downloads and code in its volumes."
+        yield f"{', '.join(caches)}: given, but left out, because a container keeps downloads and code in its volumes."
     yield from not_mounted(server)
 
 
-def volumes(server: Server) -> tuple[str, ...]:
+def volumes(server: ExportedServer) -> tuple[str, ...]:
     """`source:target[:ro]` of what lies on the host: the model, and what flags name, each by its own path."""
     model = (f"{server.model}:{server.model}:ro",) if server.local_model else ()
-    return (*model, *(f"{one.path}:{one.path}{'' if one.writable else ':ro'}" for one in named(server)))
+    return (*model, *(f"{named.path}:{named.path}{'' if named.writable else ':ro'}" for named in named_paths(server)))
 
 
-def shm_gib(server: Server) -> int:
+def shm_gib(server: ExportedServer) -> int:
     """/dev/shm in whole GiB."""
     return server.host.shm_bytes // GIB if server.host else 1

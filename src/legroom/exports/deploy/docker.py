@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from legroom.exports.deploy import containers
-from legroom.exports.deploy.address import check_inside
-from legroom.exports.deploy.files import check_paths
 from legroom.exports.deploy.script import comment_lines, required
-from legroom.exports.deploy.server import Server, add_server_options, server_of
+from legroom.exports.deploy.server import ExportedServer, add_server_options
 from legroom.exports.request import ExportedFile
 
 if TYPE_CHECKING:
@@ -23,21 +21,16 @@ NEEDS_PLAN = True
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
-    """The format's own options."""
     add_server_options(group, image=True)
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
-    """A script with the line, and the Dockerfile of its image where legroom must be inside."""
-    server = server_of(request)
-    check_inside(server.words)
-    check_paths(server)
-    run = ExportedFile(f"{server.name}-docker.sh", run_text(server), executable=True)
-    return (containers.dockerfile(server), run) if containers.needs_legroom(server) else (run,)
+    server = containers.container_server(request)
+    script = ExportedFile(f"{server.name}-docker.sh", run_text(server), executable=True)
+    return containers.with_dockerfile(server, script)
 
 
-def run_text(server: Server) -> str:
-    """The script."""
+def run_text(server: ExportedServer) -> str:
     lines = [
         "#!/usr/bin/env bash",
         *(line for text in containers.head(server) for line in comment_lines(text)),
@@ -62,12 +55,12 @@ def run_text(server: Server) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _options(server: Server) -> Iterator[str]:
+def _options(server: ExportedServer) -> Iterator[str]:
     yield f"--detach --init --name {server.name}"
-    yield from comment_lines("It comes back after a crash and after a reboot.")
+    yield from comment_lines("It restarts after a crash and after a reboot.")
     yield "--restart unless-stopped"
     yield from _devices(server)
-    yield from comment_lines("Ranks talk through /dev/shm; Docker gives 64 MiB unless told.")
+    yield from comment_lines("Ranks communicate through /dev/shm, which has only 64 MiB by default.")
     yield f"--shm-size {containers.shm_gib(server)}g"
     yield f"--ulimit memlock=-1 --ulimit nofile={containers.OPEN_FILES}:{containers.OPEN_FILES}"
     yield f"--publish {server.port}:{server.port}"
@@ -81,7 +74,7 @@ def _options(server: Server) -> Iterator[str]:
     yield from _health(server)
 
 
-def _devices(server: Server) -> Iterator[str]:
+def _devices(server: ExportedServer) -> Iterator[str]:
     if files := containers.device_files(server):
         yield " ".join(f"--device {file}" for file in files) + " --group-add video"
         return
@@ -89,33 +82,33 @@ def _devices(server: Server) -> Iterator[str]:
     yield "--gpus " + (shlex.quote(f'"device={",".join(picked)}"') if picked else str(server.gpus))
 
 
-def _volumes(server: Server) -> Iterator[str]:
-    yield from comment_lines("Weights and compiled code outlive the container.")
+def _volumes(server: ExportedServer) -> Iterator[str]:
+    yield from comment_lines("Weights and compiled code are kept when the container is replaced.")
     if not server.local_model:
         yield f"--volume {shlex.quote(f'{containers.download_volume(server)}:{containers.CACHE}')}"
     yield f"--volume vllm-cache:{containers.COMPILE_CACHE}"
     if on_host := containers.volumes(server):
-        yield from comment_lines("What the command names on this machine, by the same path.")
+        yield from comment_lines("What the command names on this machine, at the same paths.")
         yield from (f"--volume {shlex.quote(volume)}" for volume in on_host)
 
 
-def _health(server: Server) -> Iterator[str]:
+def _health(server: ExportedServer) -> Iterator[str]:
     if server.times is None:
         return
-    yield from comment_lines(f"Not unhealthy while it loads: {server.times.short_sentence()}.")
+    yield from comment_lines(f"Loading is not unhealthy: {server.times.short_sentence()}.")
     yield f"--health-cmd {shlex.quote(server.address.curl('/health'))}"
     yield f"--health-start-period {server.times.limit_s}s --health-interval 10s --health-timeout 6s --health-retries 3"
     yield from comment_lines(server.stop_sentence())
     yield f"--stop-timeout {server.times.stop_s}"
 
 
-def _arguments(server: Server) -> Iterator[str]:
+def _arguments(server: ExportedServer) -> Iterator[str]:
     for line in server.lines:
         yield from comment_lines(line.why)
         yield " ".join(shlex.quote(word) for word in line.phrase.words)
 
 
-def _watch(server: Server) -> Iterator[str]:
+def _watch(server: ExportedServer) -> Iterator[str]:
     yield from comment_lines("legroom watch beside it, in the same network.")
     yield (
         f"docker run --detach --init --name {server.name}-watch --restart unless-stopped --network "

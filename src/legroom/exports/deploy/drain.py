@@ -8,12 +8,12 @@ from legroom.exports.deploy.times import ENDPOINT_S
 from legroom.facts.metrics import name_of
 
 if TYPE_CHECKING:
-    from legroom.exports.deploy.server import Server
+    from legroom.exports.deploy.server import ExportedServer
 
 _TURN_S = 2
 
 
-def guard_drain(server: Server) -> str:
+def guard_drain(server: ExportedServer) -> str:
     """Tell the guard to turn new requests away, then wait until nothing runs; no wait where it does not answer."""
     bearer = '-H "Authorization: Bearer $LEGROOM_GUARD_TOKEN"'
     on = """-H "Content-Type: application/json" -d '{"on": true}'"""
@@ -25,7 +25,7 @@ def guard_drain(server: Server) -> str:
     )
 
 
-def metrics_drain(server: Server) -> str:
+def metrics_drain(server: ExportedServer) -> str:
     """Wait until routers know that it leaves, then until vLLM's own metrics say that nothing runs."""
     running = name_of("running", server.release, _engine(server)) or "vllm:num_requests_running"
     waiting = name_of("waiting", server.release, _engine(server)) or "vllm:num_requests_waiting"
@@ -36,9 +36,9 @@ def metrics_drain(server: Server) -> str:
     )
 
 
-def _turns(server: Server) -> int:
+def _turns(server: ExportedServer) -> int:
     return max((server.times.drain_s if server.times else 0) // _TURN_S, 1)
 
 
-def _engine(server: Server) -> str:
+def _engine(server: ExportedServer) -> str:
     return "v0" if server.plan and server.plan.args.get("engine") == "V0" else "v1"

@@ -14,8 +14,8 @@ from legroom.vllm.secret_words import is_secret
 
 if TYPE_CHECKING:
     from legroom.exports.deploy.times import StartTimes
-    from legroom.exports.plan_document import PlanDocument
     from legroom.facts.releases import Release
+    from legroom.planning.plan_document import PlanDocument
 
 _OF_ONE_MACHINE = frozenset({
     "PATH", "HOME", "USER", "LOGNAME", "PWD", "SHELL", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "PYTHONPATH",
@@ -47,7 +47,7 @@ def environment(
     named = {line.name for line in lines}
     ready = "VLLM_ENGINE_READY_TIMEOUT_S"
     if times and times.limit_s > READY_TIMEOUT_DEFAULT_S and ready not in named and _has(ready, release):
-        why = f"vLLM gives its engine up after {READY_TIMEOUT_DEFAULT_S} s; {times.short_sentence()}"
+        why = f"vLLM gives up on its engine after {READY_TIMEOUT_DEFAULT_S} s; {times.short_sentence()}"
         lines.append(EnvLine(ready, str(times.limit_s), why))
     if plan and not named & set(ALLOCATOR_NAMES) and not allocator_objection(plan, words, release):
         lines.append(EnvLine("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", _allocator_reason(plan)))
@@ -78,22 +78,22 @@ def allocator_objection(plan: PlanDocument, words: ServerWords, release: Release
     broken = _broken(plan, words, release)
     if broken:
         return broken
-    if not str(plan.gpu.get("name", "")).startswith("NVIDIA"):
-        return "expandable segments are known to work on NVIDIA cards"
-    spare, burst = plan.layout.get("headroom_bytes", 0), plan.layout.get("activation_bytes", 0)
+    if not plan.gpu.name.startswith("NVIDIA"):
+        return "expandable segments are known to work on NVIDIA cards only"
+    spare, burst = plan.layout.headroom_bytes, plan.layout.activation_bytes
     if spare >= burst:
         return (
-            f"{gib(spare)} of the card stay free, more than the {gib(burst)} that a burst of activations takes in "
-            "pieces: there is nothing for it to mend"
+            f"{gib(spare)} of the card stays free, more than the {gib(burst)} that a burst of activations takes, so "
+            "fragmentation does no harm"
         )
     return ""
 
 
 def _allocator_reason(plan: PlanDocument) -> str:
-    spare, burst = plan.layout.get("headroom_bytes", 0), plan.layout.get("activation_bytes", 0)
+    spare, burst = plan.layout.headroom_bytes, plan.layout.activation_bytes
     return (
-        f"only {gib(spare)} of the card stay free beside activations of {gib(burst)}, so torch's cache must not lie "
-        "in pieces"
+        f"only {gib(spare)} of the card stays free beside {gib(burst)} of activations, so PyTorch's cache must not "
+        "fragment"
     )
 
 
@@ -102,7 +102,7 @@ def env_remarks(
 ) -> tuple[str, ...]:
     """Sentences for a comment about what is not in the environment, and why."""
     own = [name for name in given if name in _OF_ONE_MACHINE]
-    left = (f"{', '.join(own)}: given, and left out, because it tells where things lie on one machine.",) if own else ()
+    left = (f"{', '.join(own)}: given, but left out, because it names places on one machine.",) if own else ()
     return (*left, *_allocator_remarks(plan, words, release, given))
 
 

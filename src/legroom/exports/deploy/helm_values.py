@@ -1,7 +1,7 @@
 """`legroom export helm-values`: values for the chart `vllm-stack` of vLLM's production stack.
 
 Its keys are those of chart version 0.1.12 (github.com/vllm-project/production-stack, helm/values.yaml). What the chart
-has no key for is said in comments instead of being left out silently.
+has no key for is named in comments instead of being left out silently.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy import containers
-from legroom.exports.deploy.address import check_inside
-from legroom.exports.deploy.files import check_paths
 from legroom.exports.deploy.kubernetes import (
     creating,
     file_mounts,
@@ -24,10 +22,10 @@ from legroom.exports.deploy.kubernetes import (
     secret_key,
     secrets_created,
 )
-from legroom.exports.deploy.server import Server, add_server_options, server_of
+from legroom.exports.deploy.server import ExportedServer, add_server_options
 from legroom.exports.deploy.times import PROBE_PERIOD_S
 from legroom.exports.deploy.words import API_KEY_NAME
-from legroom.exports.deploy.yaml_text import Said, yaml_text
+from legroom.exports.deploy.yaml_text import Commented, yaml_text
 from legroom.exports.request import ExportedFile
 from legroom.facts.flags import flags_of
 from legroom.units import GIB
@@ -63,13 +61,11 @@ _OWN = frozenset({
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
-    """The format's own options."""
     add_server_options(group, image=True)
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
-    """One values file."""
-    server = server_of(request)
+    server = containers.container_server(request)
     _check(server)
     remarks = (
         f"Values for the chart {CHART}.",
@@ -77,23 +73,21 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
         *server.remarks,
         *secrets_created(server, None),
         *creating(server, None),
-        f"The chart has no key for the grace period, so Kubernetes' {_GRACE_S} s apply and the drain is kept within.",
+        f"The chart has no key for the grace period, so Kubernetes' {_GRACE_S} s apply, and the drain is shorter.",
     )
     return (ExportedFile(f"{server.name}-values.yaml", yaml_text(values(server), head=remarks)),)
 
 
-def _check(server: Server) -> None:
-    check_inside(server.words)
-    check_paths(server)
+def _check(server: ExportedServer) -> None:
     if server.address.tls:
         raise LegroomError(
             "the router of the chart speaks plain http to its servers",
-            "leave --ssl-*, or use legroom export kubernetes",
+            "leave out --ssl-*, or use legroom export kubernetes",
         )
     if containers.needs_legroom(server):
         raise LegroomError(
             "the chart has no place for legroom: a guard, a sidecar or LEGROOM_WORKER_MEMORY",
-            "use legroom export kubernetes, or leave them",
+            "use legroom export kubernetes, or leave them out",
         )
     flag = flags_of(server.release).get("--enable-prefix-caching")
     if server.words.head[-1] != "serve" or flag is None or (flag.kind != "bool" and not _prefix_caching(server)):
@@ -103,26 +97,25 @@ def _check(server: Server) -> None:
         )
 
 
-def values(server: Server) -> dict[str, Any]:
-    """The values with their comments."""
+def values(server: ExportedServer) -> dict[str, Any]:
     spec: dict[str, Any] = {"containerPort": server.port, "modelSpec": [_model(server)]}
     if API_KEY_NAME in server.secrets:
         spec["vllmApiKey"] = _secret(server, API_KEY_NAME)
     if server.times:
         tries = -(-server.times.limit_s // PROBE_PERIOD_S)
-        spec["startupProbe"] = Said(
+        spec["startupProbe"] = Commented(
             f"First start: {server.times.sentence()}.", {**_probe(server, tries), "initialDelaySeconds": 15}
         )
         spec["livenessProbe"] = {**_probe(server, 6), "timeoutSeconds": 10}
     return {"servingEngineSpec": spec}
 
 
-def _probe(server: Server, tries: int) -> dict[str, Any]:
+def _probe(server: ExportedServer, tries: int) -> dict[str, Any]:
     check = {"path": "/health", "port": server.port}
     return {"periodSeconds": PROBE_PERIOD_S, "failureThreshold": tries, "httpGet": check}
 
 
-def _model(server: Server) -> dict[str, Any]:
+def _model(server: ExportedServer) -> dict[str, Any]:
     repository, tag = _image(containers.image(server))
     model: dict[str, Any] = {
         "name": server.name,
@@ -153,9 +146,9 @@ def _image(name: str) -> tuple[str, str]:
     return (repository, tag) if colon and "/" not in tag else (name, "latest")
 
 
-def _environment(server: Server) -> Iterator[Any]:
+def _environment(server: ExportedServer) -> Iterator[Any]:
     for line in containers.container_env(server):
-        yield Said(f"{line.why}.", {"name": line.name, "value": literal(line.value)})
+        yield Commented(f"{line.why}.", {"name": line.name, "value": literal(line.value)})
     for name in server.secrets:
         # The chart's own key for HF_TOKEN keeps a pod waiting for a secret that only gated models need.
         if name != API_KEY_NAME:
@@ -163,27 +156,27 @@ def _environment(server: Server) -> Iterator[Any]:
             yield {"name": name, "valueFrom": {"secretKeyRef": reference}}
 
 
-def _secret(server: Server, name: str) -> Said:
+def _secret(server: ExportedServer, name: str) -> Commented:
     keys = {"secretName": server.name, "secretKey": secret_key(name)}
-    return Said("A secret that exists in the cluster.", keys)
+    return Commented("A secret that exists in the cluster.", keys)
 
 
-def _resources(server: Server) -> dict[str, Any]:
+def _resources(server: ExportedServer) -> dict[str, Any]:
     cards = {containers.gpu_resource(server): server.gpus}
     host = server.host
     if host is None:
         return {"limits": cards}
-    memory = Said(f"{host.sentence()}.", f"{host.request_bytes // GIB}Gi")
+    memory = Commented(f"{host.sentence()}.", f"{host.request_bytes // GIB}Gi")
     return {
         "requests": {"cpu": host.cpus, "memory": memory, **cards},
         "limits": {"memory": f"{host.limit_bytes // GIB}Gi", **cards},
     }
 
 
-def _config(server: Server) -> dict[str, Any]:
+def _config(server: ExportedServer) -> dict[str, Any]:
     config: dict[str, Any] = {
-        "enablePrefixCaching": Said("The chart turns it off where it is not said.", _prefix_caching(server)),
-        "tensorParallelSize": Said("The chart mounts /dev/shm only where this is said.", 1),
+        "enablePrefixCaching": Commented("The chart turns it off unless told otherwise.", _prefix_caching(server)),
+        "tensorParallelSize": Commented("The chart mounts /dev/shm only if this is set.", 1),
     }
     if chunked := _chunked(server):
         config["enableChunkedPrefill"] = chunked == "on"
@@ -192,10 +185,10 @@ def _config(server: Server) -> dict[str, Any]:
         phrase = line.phrase
         value = _keyed(phrase)
         if value is not None:
-            config[_KEYS[phrase.flag][0]] = Said(line.why, value)
+            config[_KEYS[phrase.flag][0]] = Commented(line.why, value)
         elif phrase.flag == "--shutdown-timeout":
             drain = min(server.times.drain_s if server.times else 0, _GRACE_S - _TEARDOWN_S)
-            extra += [Said(line.why, phrase.flag), str(drain)]
+            extra += [Commented(line.why, phrase.flag), str(drain)]
         elif phrase.flag not in _OWN:
             extra += _words(phrase, line.why)
     if extra:
@@ -215,14 +208,14 @@ def _keyed(phrase: Phrase) -> str | int | float | None:
 
 
 def _words(phrase: Phrase, why: str) -> list[Any]:
-    return [Said(why, literal(word)) if i == 0 else literal(word) for i, word in enumerate(phrase.words)]
+    return [Commented(why, literal(word)) if i == 0 else literal(word) for i, word in enumerate(phrase.words)]
 
 
-def _prefix_caching(server: Server) -> bool:
+def _prefix_caching(server: ExportedServer) -> bool:
     return bool(server.plan and server.plan.args.get("enable_prefix_caching"))
 
 
-def _chunked(server: Server) -> str:
+def _chunked(server: ExportedServer) -> str:
     if server.words.get("--enable-chunked-prefill"):
         return "on"
     return "off" if server.words.get("--no-enable-chunked-prefill") else ""

@@ -5,18 +5,25 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.drawing.text import wrap
 from legroom.exports.deploy.comments import WRITTEN, headline
-from legroom.exports.deploy.server import Server, add_server_options, planned_server, server_of, unplanned_server
+from legroom.exports.deploy.server import (
+    ExportedServer,
+    add_server_options,
+    planned_server,
+    server_of,
+    unplanned_server,
+)
 from legroom.exports.deploy.words import API_KEY_NAME, WITHOUT_API_KEY
 from legroom.exports.request import ExportedFile
 
 if TYPE_CHECKING:
-    from legroom.exports.plan_document import PlanDocument
     from legroom.exports.request import ExportRequest
     from legroom.facts.releases import Release
+    from legroom.planning.plan_document import PlanDocument
 
 NAME = "script"
 HELP = "a start script with every flag explained"
@@ -25,12 +32,10 @@ _WIDTH = 100
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
-    """The format's own options."""
     add_server_options(group)
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
-    """One executable file."""
     server = server_of(request)
     return (ExportedFile(f"{server.name}.sh", script_text(server), executable=True),)
 
@@ -48,37 +53,33 @@ def script_for(
     """
     if plan is None:
         return script_text(unplanned_server(words, release, env))
-    from legroom.exports.plan_document import PlanDocument  # noqa: PLC0415
-
-    document = {**plan.document, "command": list(words), "env": dict(env or plan.document.get("env") or {})}
-    return script_text(planned_server(PlanDocument(document, plan.source)))
+    return script_text(planned_server(replace(plan, command=tuple(words), env=env or plan.env)))
 
 
-def script_text(server: Server) -> str:
-    """The whole script, ending in a newline."""
+def script_text(server: ExportedServer) -> str:
     parts = ["\n".join(_head(server)), "\n".join(_environment(server)), "\n".join(_flags(server)), _start(server)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _head(server: Server) -> Iterator[str]:
+def _head(server: ExportedServer) -> Iterator[str]:
     yield "#!/usr/bin/env bash"
     about = headline(server.plan) if server.plan else (f"{server.model} with vLLM {server.release.version}.", WRITTEN)
     for line in about:
         yield from comment_lines(line)
-    yield "# Arguments of this script are added to the command and win."
+    yield "# Arguments given to this script are added to the command and take precedence."
     if server.plan and not server.drains_itself:
         yield from comment_lines(server.stop_sentence())
     yield "set -euo pipefail"
 
 
-def _environment(server: Server) -> Iterator[str]:
+def _environment(server: ExportedServer) -> Iterator[str]:
     for remark in server.remarks:
         yield from comment_lines(remark)
     for line in server.env:
         yield from comment_lines(f"{line.name}: {line.why}.")
         yield f"export {line.name}={shlex.quote(line.value)}"
     for name in server.secrets:
-        yield from comment_lines(f"{name} is a secret: have it in the environment, never in this file.{_needed(name)}")
+        yield from comment_lines(f"{name} is a secret: set it in the environment, never in this file.{_needed(name)}")
         yield from required(name)
 
 
@@ -95,7 +96,7 @@ def _needed(name: str) -> str:
     }.get(name, "")
 
 
-def _flags(server: Server) -> Iterator[str]:
+def _flags(server: ExportedServer) -> Iterator[str]:
     if not server.lines:
         return
     yield "arguments=("
@@ -106,7 +107,7 @@ def _flags(server: Server) -> Iterator[str]:
     yield ")"
 
 
-def _start(server: Server) -> str:
+def _start(server: ExportedServer) -> str:
     model = (server.model,) if server.words.head[-1] == "serve" else ("--model", server.model)
     words = " ".join(shlex.quote(word) for word in (*server.words.head, *model))
     arguments = ' "${arguments[@]}"' if server.lines else ""
@@ -114,5 +115,4 @@ def _start(server: Server) -> str:
 
 
 def comment_lines(text: str) -> list[str]:
-    """A sentence as comment lines."""
     return wrap(text, _WIDTH, "# ", "# ")

@@ -7,26 +7,115 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy.address import Address, address_of
 from legroom.exports.deploy.comments import comment
 from legroom.exports.deploy.environment import EnvLine, env_remarks, environment
-from legroom.exports.deploy.files import is_local
-from legroom.exports.deploy.host import HostNeeds, host_needs
+from legroom.exports.deploy.host import host_needs
 from legroom.exports.deploy.times import DISK_BYTES_S, DOWNLOAD_BYTES_S, DRAIN_S, StartTimes, speed_of
 from legroom.exports.deploy.words import API_KEY_NAME, WITHOUT_API_KEY, Phrase, ServerWords, take_apart
-from legroom.facts.flags import flags_of
+from legroom.facts.flags import flag_name, flags_of
 from legroom.guard import MIDDLEWARE, TOKEN_NAME
 from legroom.records import dataclass
 from legroom.units import GIB
 from legroom.vllm.secret_words import HIDDEN, PLACEHOLDER, is_secret
 
 if TYPE_CHECKING:
-    from legroom.exports.plan_document import PlanDocument
     from legroom.exports.request import ExportRequest
     from legroom.facts.releases import Release
+    from legroom.memory.host import HostNeeds
+    from legroom.planning.plan_document import PlanDocument
+
+_PINNED = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
+"""What the memory of a server follows from: written out, so that a release with other defaults changes nothing."""
+_UNKNOWN_KEY = (
+    f"No API key: the plan file names none, and it cannot know of {API_KEY_NAME} in the server's environment. If the "
+    f"server has one, set it here too: {WITHOUT_API_KEY}."
+)
+_CARDS_OF_A_MACHINE = 8
+_READ_LARGER = {"fp8": 2, "bitsandbytes": 4}
+"""Quantized while loading: the checkpoint may be this many times what lies on the cards."""
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """What a user may say about the deployment beside the plan."""
+
+    name: str | None = None
+    disk_bytes_s: float = DISK_BYTES_S
+    download_bytes_s: float = DOWNLOAD_BYTES_S
+    drain_s: int = DRAIN_S
+    guard: bool = False
+    sidecar: bool = False
+    image: str | None = None
+
+
+@dataclass(frozen=True)
+class FlagLine:
+    """One flag and what it does here."""
+
+    phrase: Phrase
+    why: str
+
+
+@dataclass(frozen=True)
+class ExportedServer:
+    """One server, ready to be written in any form."""
+
+    name: str
+    model: str
+    release: Release
+    words: ServerWords
+    lines: tuple[FlagLine, ...]
+    env: tuple[EnvLine, ...]
+    remarks: tuple[str, ...]
+    """What is not in the environment, and why."""
+    secrets: tuple[str, ...]
+    gpus: int
+    plan: PlanDocument | None
+    times: StartTimes | None
+    host: HostNeeds | None
+    options: ServerOptions
+
+    @property
+    def address(self) -> Address:
+        return address_of(self.words)
+
+    @property
+    def port(self) -> int:
+        return self.address.port
+
+    @property
+    def drains_itself(self) -> bool:
+        """Whether vLLM lets running requests finish on SIGTERM."""
+        return self.words.get("--shutdown-timeout") is not None
+
+    def stop_sentence(self) -> str:
+        """What a plain stop does to requests that run."""
+        if self.drains_itself:
+            return f"A stop waits for the drain ({self.times.drain_s if self.times else 0} s) and the teardown."
+        return f"vLLM {self.release.version} ends running requests at SIGTERM: take it out of the load balancer first."
+
+    @property
+    def image(self) -> str:
+        return self.options.image or f"vllm/vllm-openai:v{self.release.version}"
+
+    @property
+    def local_model(self) -> bool:
+        return is_model_folder(self.model)
+
+
+def server_of(request: ExportRequest) -> ExportedServer:
+    """The server that was asked for; the command line makes sure there is a plan."""
+    if request.plan is None:
+        raise LegroomError("which server? it is made from a plan", "give --plan FILE, or MODEL --gpu NAME")
+    server = planned_server(request.plan, options_of(request.options), request.secret_names)
+    if request.from_file and API_KEY_NAME not in server.secrets:
+        return replace(server, remarks=(*server.remarks, _UNKNOWN_KEY))
+    return server
 
 
 def add_server_options(group: argparse._ArgumentGroup, *, image: bool = False) -> None:
@@ -58,97 +147,14 @@ def _count(words: ServerWords, flag: str) -> int | None:
     return int(phrase.value) if phrase and phrase.value.isascii() and phrase.value.isdigit() else None
 
 
-_PINNED = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
-"""What the memory of a server follows from: written out, so that a release with other defaults changes nothing."""
-_UNKNOWN_KEY = (
-    f"No API key: the plan file names none, and cannot tell of {API_KEY_NAME} in the server's environment. Where the "
-    f"server has one, give it here too: {WITHOUT_API_KEY}."
-)
-_CARDS_OF_A_MACHINE = 8
-_READ_LARGER = {"fp8": 2, "bitsandbytes": 4}
-"""Quantized while loading: the checkpoint may be this many times what lies on the cards."""
-
-
-@dataclass(frozen=True)
-class ServerOptions:
-    """What a user may say about the deployment beside the plan."""
-
-    name: str | None = None
-    disk_bytes_s: float = DISK_BYTES_S
-    download_bytes_s: float = DOWNLOAD_BYTES_S
-    drain_s: int = DRAIN_S
-    guard: bool = False
-    sidecar: bool = False
-    image: str | None = None
-
-
-@dataclass(frozen=True)
-class Line:
-    """One flag and what it does here."""
-
-    phrase: Phrase
-    why: str
-
-
-@dataclass(frozen=True)
-class Server:
-    """One server, ready to be written in any form."""
-
-    name: str
-    model: str
-    release: Release
-    words: ServerWords
-    lines: tuple[Line, ...]
-    env: tuple[EnvLine, ...]
-    remarks: tuple[str, ...]
-    """What is not in the environment, and why."""
-    secrets: tuple[str, ...]
-    gpus: int
-    plan: PlanDocument | None
-    times: StartTimes | None
-    host: HostNeeds | None
-    options: ServerOptions
-
-    @property
-    def address(self) -> Address:
-        """Where it listens."""
-        return address_of(self.words)
-
-    @property
-    def port(self) -> int:
-        """The port it listens on."""
-        return self.address.port
-
-    @property
-    def drains_itself(self) -> bool:
-        """Whether vLLM lets running requests finish on SIGTERM."""
-        return self.words.get("--shutdown-timeout") is not None
-
-    def stop_sentence(self) -> str:
-        """What a plain stop does to requests that run."""
-        if self.drains_itself:
-            return f"A stop waits for the drain ({self.times.drain_s if self.times else 0} s) and the teardown."
-        return f"vLLM {self.release.version} ends running requests at SIGTERM: take it out of the load balancer first."
-
-    @property
-    def image(self) -> str:
-        """The container image of the release."""
-        return self.options.image or f"vllm/vllm-openai:v{self.release.version}"
-
-    @property
-    def local_model(self) -> bool:
-        """Whether the model is a folder rather than a Hub id."""
-        return is_local(self.model)
-
-
-def server_of(request: ExportRequest) -> Server:
-    """The server that was asked for; the command line makes sure there is a plan."""
-    if request.plan is None:
-        raise LegroomError("which server? it is made from a plan", "give --plan FILE, or MODEL --gpu NAME")
-    server = planned_server(request.plan, options_of(request.options), request.secret_names)
-    if request.from_file and API_KEY_NAME not in server.secrets:
-        return replace(server, remarks=(*server.remarks, _UNKNOWN_KEY))
-    return server
+def is_model_folder(model: str) -> bool:
+    """Whether the model is a folder rather than a Hub id. vLLM looks for a folder of that name first; so does this."""
+    if model.startswith(("/", ".", "~")):
+        return True
+    try:
+        return bool(model) and Path(model).is_dir()
+    except (OSError, ValueError):  # a text too long for a name, or with a zero byte
+        return False
 
 
 def options_of(options: Mapping[str, Any]) -> ServerOptions:
@@ -156,7 +162,8 @@ def options_of(options: Mapping[str, Any]) -> ServerOptions:
     name = options.get("name")
     if name is not None and not re.fullmatch(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?", name):
         raise LegroomError(
-            f"--name {name!r} is not a name", "a small letter, then small letters, digits and dashes, like vllm-chat"
+            f"--name {name!r} is not a name",
+            "start with a lowercase letter, then use lowercase letters, digits and dashes, like vllm-chat",
         )
     return ServerOptions(
         name=name,
@@ -179,26 +186,26 @@ def _seconds(text: str | None, default: int) -> int:
 
 def planned_server(
     plan: PlanDocument, options: ServerOptions | None = None, secret_names: Sequence[str] = ()
-) -> Server:
+) -> ExportedServer:
     """The server of a plan, with the settings that memory follows from written out."""
     options = options or ServerOptions()
     release = plan.release
     words = _with_pinned(take_apart(plan.command, release), plan, release)
     if _has_guard(words):
         options = replace(options, guard=True)
-    given = {str(name): str(value) for name, value in (plan.document.get("env") or {}).items()}
+    given = dict(plan.env)
     copies = copies_here(words, plan.engines)
     gpus = copies * ranks_here(words, plan.args)
     checkpoint = checkpoint_bytes(plan, words)
-    local = is_local(words.model)
+    local = is_model_folder(words.model)
     words, drain_s = _with_drain(words, release, options)
     times = StartTimes(checkpoint, options.disk_bytes_s, 0.0 if local else options.download_bytes_s, drain_s)
     if options.guard:
         words = _with_guard(words)
-    lines = tuple(Line(phrase, comment(phrase, plan)) for phrase in words.phrases)
+    lines = tuple(FlagLine(phrase, comment(phrase, plan)) for phrase in words.phrases)
     env = environment(plan, words, release, given, times)
     host = host_needs(words, gpus, copies, checkpoint, plan, given)
-    return Server(
+    return ExportedServer(
         name=options.name or name_of_model(words.model),
         model=words.model,
         release=release,
@@ -215,17 +222,17 @@ def planned_server(
     )
 
 
-def unplanned_server(words: Sequence[str], release: Release, env: Mapping[str, str] | None = None) -> Server:
+def unplanned_server(words: Sequence[str], release: Release, env: Mapping[str, str] | None = None) -> ExportedServer:
     """A server of which only the command line is known (on a CPU, say): nothing is added to it."""
     parts = take_apart(words, release)
     options = ServerOptions()
-    local = is_local(parts.model)
-    return Server(
+    local = is_model_folder(parts.model)
+    return ExportedServer(
         name=name_of_model(parts.model),
         model=parts.model,
         release=release,
         words=parts,
-        lines=tuple(Line(phrase, comment(phrase, None)) for phrase in parts.phrases),
+        lines=tuple(FlagLine(phrase, comment(phrase, None)) for phrase in parts.phrases),
         env=environment(None, parts, release, dict(env or {}), None),
         remarks=env_remarks(None, parts, release, dict(env or {})),
         secrets=secrets_of(parts, options, local, _secret_names(env or {})),
@@ -251,8 +258,8 @@ def _many_cards(gpus: int) -> tuple[str, ...]:
     if gpus <= _CARDS_OF_A_MACHINE:
         return ()
     return (
-        f"This asks one machine for {gpus} cards. Where it has fewer, start one server on each with its share of the "
-        "ranks (--nnodes, --data-parallel-size-local) or use Ray: one file cannot.",
+        f"This needs {gpus} cards in one machine. If yours have fewer, start a server on each with its share of the "
+        "ranks (--nnodes, --data-parallel-size-local) or use Ray: one file cannot do that.",
     )
 
 
@@ -262,7 +269,8 @@ def _hidden(words: ServerWords) -> tuple[str, ...]:
     if not flags:
         return ()
     named = ", ".join(dict.fromkeys(flags))
-    return (f"{named}: the secret in it is left out ({PLACEHOLDER}, {HIDDEN}). Put it in where only the server reads.",)
+    left_out = f"the secret in it is left out ({PLACEHOLDER}, {HIDDEN})"
+    return (f"{named}: {left_out}. Put it back where only the server can read it.",)
 
 
 def _secret_names(env: Mapping[str, str]) -> tuple[str, ...]:
@@ -272,18 +280,18 @@ def _secret_names(env: Mapping[str, str]) -> tuple[str, ...]:
 def checkpoint_bytes(plan: PlanDocument, words: ServerWords) -> int:
     """What is read from disk: the checkpoint itself where the plan knows it, else the weights of every rank of one copy
     and those that stay on the host."""
-    if plan.document.get("checkpoint_bytes"):
-        return int(plan.document["checkpoint_bytes"])
+    if plan.checkpoint_bytes:
+        return plan.checkpoint_bytes
     ways = int(plan.args.get("tensor_parallel_size") or 1)
-    ranks = plan.document.get("ranks") or [plan.layout]
-    on_cards = sum(int(rank.get("weights_bytes", 0)) for rank in ranks) * ways
-    if plan.document.get("moe") or plan.args.get("enable_expert_parallel"):
+    stages = [stage.layout for stage in plan.ranks] or [plan.layout]
+    on_cards = sum(layout.weights_bytes for layout in stages) * ways
+    if plan.moe or plan.args.get("enable_expert_parallel"):
         # Experts are spread over the copies too, whole or in slices; counting the rest as often errs upwards.
         on_cards *= int(plan.args.get("data_parallel_size") or 1)
         on_cards *= int(plan.args.get("prefill_context_parallel_size") or 1)
     phrase = words.get("--cpu-offload-gb")
     try:
-        on_host = int(float(phrase.value) * GIB) * ways * len(ranks) if phrase else 0
+        on_host = int(float(phrase.value) * GIB) * ways * len(stages) if phrase else 0
     except ValueError:
         on_host = 0
     given = words.get("--quantization")
@@ -300,7 +308,7 @@ def name_of_model(model: str) -> str:
 def _with_pinned(words: ServerWords, plan: PlanDocument, release: Release) -> ServerWords:
     table = flags_of(release)
     for dest in _PINNED:
-        flag = "--" + dest.replace("_", "-")
+        flag = flag_name(dest)
         value = plan.args.get(dest)
         if words.get(flag) is not None or value is None or flag not in table:
             continue

@@ -11,9 +11,9 @@ from legroom.errors import LegroomError
 from legroom.exports.deploy.address import check_probes
 from legroom.exports.deploy.comments import WRITTEN, headline
 from legroom.exports.deploy.drain import guard_drain
-from legroom.exports.deploy.files import check_paths
+from legroom.exports.deploy.paths import check_paths
 from legroom.exports.deploy.script import comment_lines
-from legroom.exports.deploy.server import Server, add_server_options, server_of
+from legroom.exports.deploy.server import ExportedServer, add_server_options, server_of
 from legroom.exports.deploy.words import API_KEY_NAME, WITHOUT_API_KEY
 from legroom.exports.request import ExportedFile
 from legroom.facts.flags import env_default
@@ -30,7 +30,6 @@ _OPEN_FILES = 65536
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
-    """The format's own options."""
     add_server_options(group)
     group.add_argument("--user", metavar="NAME", default="vllm", help="the user it runs as (default: vllm)")
     group.add_argument("--bin", metavar="FOLDER", default="/opt/vllm/bin", help="where vllm is installed")
@@ -43,22 +42,21 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     check_paths(server, mounted=False)
     user, folder = request.options.get("user", "vllm"), request.options.get("bin", "/opt/vllm/bin").rstrip("/")
     if not folder.startswith("/"):
-        raise LegroomError(f"--bin {folder} is not an absolute path", "systemd starts programs by their whole path")
+        raise LegroomError(f"--bin {folder} is not an absolute path", "systemd starts programs by their absolute path")
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,30}", user):
-        raise LegroomError(f"--user {user!r} is not a name of a user", "write it like --user vllm")
+        raise LegroomError(f"--user {user!r} is not a user name", "write it like --user vllm")
     made = [ExportedFile(f"{server.name}.service", unit_text(server, user, folder))]
     if server.options.sidecar:
         made.append(ExportedFile(f"{server.name}-watch.service", watch_text(server, user, folder)))
     return tuple(made)
 
 
-def unit_text(server: Server, user: str, folder: str) -> str:
-    """The whole unit."""
+def unit_text(server: ExportedServer, user: str, folder: str) -> str:
     sections = (_unit(server), _service(server, user, folder), _install())
     return "\n\n".join("\n".join(section) for section in sections) + "\n"
 
 
-def _unit(server: Server) -> Iterator[str]:
+def _unit(server: ExportedServer) -> Iterator[str]:
     for text in headline(server.plan) if server.plan else ():
         yield from comment_lines(text)
     yield "[Unit]"
@@ -67,13 +65,13 @@ def _unit(server: Server) -> Iterator[str]:
     yield "After=network-online.target nvidia-persistenced.service"
     limit = server.times.limit_s if server.times else 0
     yield from comment_lines(
-        f"{_BURST} failed starts in a row are the end of it: the window holds that many of the longest."
+        f"It gives up after {_BURST} failed starts in a row; the window is long enough for {_BURST} of the longest."
     )
     yield f"StartLimitIntervalSec={_BURST * (limit + _RESTART_S) + 60}"
     yield f"StartLimitBurst={_BURST}"
 
 
-def _service(server: Server, user: str, folder: str) -> Iterator[str]:
+def _service(server: ExportedServer, user: str, folder: str) -> Iterator[str]:
     yield "[Service]"
     yield "Type=exec"
     yield f"User={user}"
@@ -84,7 +82,7 @@ def _service(server: Server, user: str, folder: str) -> Iterator[str]:
     yield f"ExecStart={_command(server, folder)}"
     yield from _waiting(server)
     yield from _stopping(server)
-    yield from comment_lines("Always: some releases leave with code 0 when their engine dies.")
+    yield from comment_lines("Always, because some releases exit with code 0 when their engine dies.")
     yield "Restart=always"
     yield f"RestartSec={_RESTART_S}"
     yield f"LimitNOFILE={_OPEN_FILES}"
@@ -94,14 +92,14 @@ def _service(server: Server, user: str, folder: str) -> Iterator[str]:
     yield "ProtectSystem=full"
 
 
-def _environment(server: Server) -> Iterator[str]:
+def _environment(server: ExportedServer) -> Iterator[str]:
     for remark in server.remarks:
         yield from comment_lines(remark)
     for line in server.env:
         yield from comment_lines(f"{line.name}: {line.why}.")
         yield f"Environment={quoted(f'{line.name}={line.value}', expanded=False)}"
     if server.secrets:
-        yield from comment_lines(f"{', '.join(server.secrets)}: in this file, readable for root alone.")
+        yield from comment_lines(f"{', '.join(server.secrets)}: in this file, which only root may read.")
         needed = API_KEY_NAME in server.secrets
         yield f"EnvironmentFile={'' if needed else '-'}/etc/{server.name}/secrets.env"
         if needed:
@@ -110,7 +108,7 @@ def _environment(server: Server) -> Iterator[str]:
             yield f"ExecStartPre=/bin/sh -c {quoted(there)}"
 
 
-def _command(server: Server, folder: str) -> str:
+def _command(server: ExportedServer, folder: str) -> str:
     named = server.words.head[0]
     program = [named if named.startswith("/") else f"{folder}/{named}", *server.words.head[1:]]
     model = [server.model] if server.words.head[-1] == "serve" else ["--model", server.model]
@@ -119,7 +117,7 @@ def _command(server: Server, folder: str) -> str:
     return " \\\n  ".join([first, *phrases])
 
 
-def _waiting(server: Server) -> Iterator[str]:
+def _waiting(server: ExportedServer) -> Iterator[str]:
     if server.times is None:
         return
     yield from comment_lines("`systemctl start` returns when it serves: " + server.times.sentence() + ".")
@@ -128,15 +126,15 @@ def _waiting(server: Server) -> Iterator[str]:
     yield f"TimeoutStartSec={server.times.limit_s}"
 
 
-def _stopping(server: Server) -> Iterator[str]:
+def _stopping(server: ExportedServer) -> Iterator[str]:
     if server.times is None:
         return
     if server.options.guard:
-        yield from comment_lines("The guard turns new requests away; those that run have the drain time to end.")
+        yield from comment_lines("The guard refuses new requests; the running ones have the drain time to finish.")
         yield f"ExecStop=/bin/sh -c {quoted(guard_drain(server))}"
     elif not server.drains_itself:
         yield from comment_lines(server.stop_sentence())
-    yield from comment_lines("SIGTERM to the server alone, and what is left of its workers is killed: no orphans.")
+    yield from comment_lines("SIGTERM goes to the server alone; workers that outlive it are killed: no orphans.")
     yield "KillMode=mixed"
     yield "KillSignal=SIGTERM"
     stop_s = server.times.stop_s + (server.times.drain_s if server.options.guard else 0)
@@ -148,7 +146,7 @@ def _install() -> Iterator[str]:
     yield "WantedBy=multi-user.target"
 
 
-def watch_text(server: Server, user: str, folder: str) -> str:
+def watch_text(server: ExportedServer, user: str, folder: str) -> str:
     """A unit for `legroom watch`, bound to the server's own."""
     unit = f"{server.name}.service"
     program = quoted(f"{folder}/legroom", expanded=False)

@@ -9,15 +9,10 @@ report of a dead one.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
 from legroom.records import dataclass
 from legroom.units import GIB, parse_bytes
-
-if TYPE_CHECKING:
-    pass
-
 
 IMPORT_S = 25
 """Imports and processes up to the first byte of the model, measured."""
@@ -53,7 +48,6 @@ class StartTimes:
 
     @property
     def read_s(self) -> float:
-        """Reading the checkpoint."""
         return self.checkpoint_bytes / self.disk_bytes_s
 
     @property
@@ -82,10 +76,10 @@ class StartTimes:
         size = f"{self.checkpoint_bytes / GIB:.1f} GiB of weights"
         parts = [f"imports {IMPORT_S} s"]
         if self.download_bytes_s:
-            parts.append(f"{size} downloaded at {_speed(self.download_bytes_s)} {self.download_s:.0f} s")
-            size = "read"
-        parts.append(f"{size} at {_speed(self.disk_bytes_s)} {self.read_s:.0f} s")
-        parts.append(f"profile, compile and graphs {ENGINE_S} s")
+            parts.append(f"downloading {size} at {_speed(self.download_bytes_s)} {self.download_s:.0f} s")
+            size = "them"
+        parts.append(f"reading {size} at {_speed(self.disk_bytes_s)} {self.read_s:.0f} s")
+        parts.append(f"profiling, compiling and capturing graphs {ENGINE_S} s")
         return f"{', '.join(parts)}: about {self.expected_s:.0f} s for a first start; the limit is {self.limit_s} s"
 
     def short_sentence(self) -> str:

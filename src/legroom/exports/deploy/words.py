@@ -8,6 +8,7 @@ from legroom.errors import LegroomError
 from legroom.facts.flags import flags_of
 from legroom.facts.releases import Release
 from legroom.records import dataclass
+from legroom.vllm.command_line import joined, plain_name
 from legroom.vllm.reading import looks_like_flag
 from legroom.vllm.secret_words import SECRET_FLAGS
 
@@ -26,9 +27,7 @@ class Phrase:
     @property
     def words(self) -> tuple[str, ...]:
         """As it is typed; a value that starts with a dash is joined by `=`."""
-        if len(self.values) == 1 and looks_like_flag(self.values[0]):
-            return (f"{self.flag}={self.values[0]}",)
-        return (self.flag, *self.values)
+        return tuple(joined(self.flag, self.values))
 
     @property
     def value(self) -> str:
@@ -38,8 +37,6 @@ class Phrase:
 
 @dataclass(frozen=True, slots=True)
 class ServerWords:
-    """A command line in its parts."""
-
     head: tuple[str, ...]
     """`vllm serve` or `python -m vllm.entrypoints.openai.api_server`, the program by the path it was given with."""
     model: str
@@ -52,11 +49,9 @@ class ServerWords:
         return next((phrase for phrase in reversed(self.phrases) if phrase.flag == flag), None)
 
     def with_phrase(self, phrase: Phrase) -> ServerWords:
-        """With one more flag at the end."""
         return ServerWords(self.head, self.model, (*self.phrases, phrase), self.secrets)
 
     def words(self) -> tuple[str, ...]:
-        """The whole command line."""
         model = (self.model,) if self.head[-1] == "serve" else ("--model", self.model)
         return (*self.head, *model, *(word for phrase in self.phrases for word in phrase.words))
 
@@ -93,24 +88,20 @@ def _head(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def _phrases(words: Iterable[str], release: Release) -> list[Phrase]:
     table = flags_of(release)
-    found: list[Phrase] = []
+    phrases: list[Phrase] = []
     for word in words:
         if looks_like_flag(word):
             flag, joined, value = word.partition("=")
-            found.append(Phrase(_long_name(flag, table), (value,) if joined else ()))
-        elif found:
-            found[-1] = Phrase(found[-1].flag, (*found[-1].values, word))
+            phrases.append(Phrase(_long_name(flag, table), (value,) if joined else ()))
+        elif phrases:
+            phrases[-1] = Phrase(phrases[-1].flag, (*phrases[-1].values, word))
         else:
             raise LegroomError(f"{word!r} belongs to no flag", "write the command as vllm serve MODEL [flags]")
-    return found
+    return phrases
 
 
 def _long_name(flag: str, table: object) -> str:
     if not flag.startswith("--") and isinstance(table, dict) and flag in table and not flag.startswith("-O"):
         return str(table[flag].name)
-    return flag if not flag.startswith("--") else "--" + flag[2:].partition(".")[0].replace("_", "-") + _dotted(flag)
-
-
-def _dotted(flag: str) -> str:
     _, dot, path = flag.partition(".")
-    return dot + path
+    return plain_name(flag) + dot + path if flag.startswith("--") else flag

@@ -16,7 +16,7 @@ _WIDTH = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Commented:
     """A value with a comment above it."""
 
     comment: str
@@ -31,7 +31,7 @@ def yaml_text(*documents: Any, head: Sequence[str] = ()) -> str:
 
 def plain(value: Any) -> Any:
     """The value without its comments: what a reader of the text gets."""
-    if isinstance(value, Said):
+    if isinstance(value, Commented):
         return plain(value.value)
     if isinstance(value, Mapping):
         return {key: plain(inner) for key, inner in value.items()}
@@ -46,7 +46,7 @@ def _comment(text: str, indent: int) -> list[str]:
 
 
 def _block(value: Any, indent: int) -> Iterator[str]:
-    if isinstance(value, Said):
+    if isinstance(value, Commented):
         yield from _comment(value.comment, indent)
         yield from _block(value.value, indent)
     elif isinstance(value, Mapping) and value:
@@ -60,7 +60,7 @@ def _block(value: Any, indent: int) -> Iterator[str]:
 
 
 def _entry(lead: str, value: Any, indent: int) -> Iterator[str]:
-    if isinstance(value, Said):
+    if isinstance(value, Commented):
         yield from _comment(value.comment, indent)
         value = value.value
     space = " " * indent
@@ -72,11 +72,11 @@ def _entry(lead: str, value: Any, indent: int) -> Iterator[str]:
 
 
 def _item(value: Any, indent: int) -> Iterator[str]:
-    if isinstance(value, Said):
+    if isinstance(value, Commented):
         yield from _comment(value.comment, indent)
         value = value.value
     space = " " * indent
-    if isinstance(value, Mapping) and value and not isinstance(next(iter(value.values())), Said):
+    if isinstance(value, Mapping) and value and not isinstance(next(iter(value.values())), Commented):
         lines = list(_block(value, indent + 2))
         yield f"{space}- {lines[0][indent + 2 :]}"
         yield from lines[1:]
@@ -104,10 +104,10 @@ def _scalar(value: Any) -> str:
     return '"' + "".join(map(_character, text)) + '"'
 
 
-def _character(one: str) -> str:
-    if one in '"\\':
-        return "\\" + one
-    if one.isprintable():
-        return one
-    code = ord(one)
+def _character(character: str) -> str:
+    if character in '"\\':
+        return "\\" + character
+    if character.isprintable():
+        return character
+    code = ord(character)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.exports.grafana.own_rows import own_rows
-from legroom.exports.grafana.panels import INSTANCE, Panel, Row
+from legroom.exports.grafana.panels import INSTANCE, DashboardRow, Panel
 from legroom.exports.grafana.vllm_rows import vllm_rows
 from legroom.exports.prometheus.levels import levels_for
 from legroom.exports.prometheus.promql import Measures
 from legroom.exports.request import ExportedFile
 
 if TYPE_CHECKING:
-    from legroom.exports.plan_document import PlanDocument
     from legroom.exports.request import ExportRequest
+    from legroom.planning.plan_document import PlanDocument
 
 NAME = "grafana"
 HELP = "a dashboard with the plan beside what the servers measure"
@@ -32,7 +32,6 @@ def add_options(parser: Any) -> None:
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
-    """The dashboard as JSON."""
     _sdk()
     from grafana_foundation_sdk.cog.encoder import JSONEncoder  # noqa: PLC0415
 
@@ -53,7 +52,7 @@ def uid(plan: PlanDocument | None) -> str:
     """The same for the same deployment, so that importing again replaces the dashboard."""
     if plan is None:
         return "legroom-vllm"
-    which = f"{plan.model} {plan.gpu['name']} {plan.gpu['count']}"
+    which = f"{plan.model} {plan.gpu.name} {plan.gpu.count}"
     return f"legroom-vllm-{hashlib.sha256(which.encode()).hexdigest()[:8]}"
 
 
@@ -131,18 +130,18 @@ def _annotations() -> list[Any]:
     from grafana_foundation_sdk.builders import dashboard  # noqa: PLC0415
 
     up = f"up{{{INSTANCE}}}"
-    found = {
+    queries = {
         "Incidents": ("sum by (kind) (legroom_incidents_open) > 0", "red"),
         "Alerts": ('ALERTS{alertname=~"Vllm.*|Legroom.*", alertstate="firing"}', "orange"),
         "Came up": (f"({up} == 1) unless ({up} offset 1m == 1)", "blue"),
     }
     return [
         dashboard.AnnotationQuery().name(name).datasource(_source()).enable(True).icon_color(colour).expr(expr)
-        for name, (expr, colour) in found.items()
+        for name, (expr, colour) in queries.items()
     ]
 
 
-def _row(row: Row) -> Any:
+def _row(row: DashboardRow) -> Any:
     from grafana_foundation_sdk.builders import dashboard  # noqa: PLC0415
 
     return dashboard.Row(f"{row.title} (needs {row.needs})" if row.needs else row.title)

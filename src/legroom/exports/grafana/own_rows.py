@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from legroom.exports.grafana.panels import WINDOW, Panel, Query, Row
+from legroom.exports.grafana.panels import WINDOW, DashboardRow, Panel, Query
 from legroom.exports.prometheus.own_alerts import NO_ROOM, fragmentation, turned_away
 
 if TYPE_CHECKING:
     from legroom.exports.prometheus.levels import AlertLevels
 
 
-def own_rows(levels: AlertLevels) -> tuple[Row, ...]:
+def own_rows(levels: AlertLevels) -> tuple[DashboardRow, ...]:
     """Each says what must run for it to have data."""
     return (_guard(levels), _watch(), _workers(levels))
 
 
-def _guard(levels: AlertLevels) -> Row:
-    return Row("Guard", (*_at_the_door(levels), *_inside()), "legroom.guard.Guard or legroom guard")
+def _guard(levels: AlertLevels) -> DashboardRow:
+    return DashboardRow("Guard", (*_admission(levels), *_inside()), "legroom.guard.Guard or legroom guard")
 
 
 _BY_GUARD = "sum by (instance)"
 
 
-def _at_the_door(levels: AlertLevels) -> tuple[Panel, ...]:
+def _admission(levels: AlertLevels) -> tuple[Panel, ...]:
     return (
         Panel(
-            "Admitted and turned away",
-            "Requests a second at the door. Turned away for room means 429 with Retry-After; "
-            "the others broke a bound of the policy.",
+            "Admitted and refused",
+            "Requests per second that reached the guard. No room means 429 with Retry-After; the others exceeded a "
+            "limit of the policy.",
             (
                 Query(f"{_BY_GUARD} (rate(legroom_guard_admitted_total[{WINDOW}]))", "admitted {{instance}}"),
                 Query(
@@ -45,8 +45,8 @@ def _at_the_door(levels: AlertLevels) -> tuple[Panel, ...]:
             8,
         ),
         Panel(
-            "Share turned away for room",
-            "Of all requests that broke no bound.",
+            "Share refused for lack of room",
+            "Of all requests that kept to the limits of the policy.",
             (Query(turned_away(WINDOW, "by (instance)"), "{{instance}}"),),
             "percentunit",
             "timeseries",
@@ -62,7 +62,7 @@ def _inside() -> tuple[Panel, ...]:
     return (
         Panel(
             "Reserved of the pool",
-            "Tokens that admitted requests may grow to, against what the guard may give out.",
+            "Tokens that admitted requests may grow to, compared with what the guard may hand out.",
             (
                 Query(f"{_BY_GUARD} (legroom_guard_reserved_tokens)", "reserved {{instance}}"),
                 Query(f"{_BY_GUARD} (legroom_guard_queued_tokens)", "queued {{instance}}"),
@@ -73,8 +73,8 @@ def _inside() -> tuple[Panel, ...]:
             8,
         ),
         Panel(
-            "Wait at the door",
-            "99th percentile of what admitted requests waited.",
+            "Wait for admission",
+            "99th percentile of how long admitted requests waited.",
             (Query(wait, "p99 {{instance}}"),),
             "s",
             "timeseries",
@@ -95,13 +95,13 @@ def _inside() -> tuple[Panel, ...]:
     )
 
 
-def _watch() -> Row:
-    return Row(
+def _watch() -> DashboardRow:
+    return DashboardRow(
         "legroom watch",
         (
             Panel(
                 "Open incidents",
-                "What the sidecar's detectors have found and not yet seen end, by kind.",
+                "What the sidecar's detectors have found and that is not over yet, by kind.",
                 (Query("sum by (kind) (legroom_incidents_open)", "{{kind}}"),),
                 "short",
                 "timeseries",
@@ -109,7 +109,7 @@ def _watch() -> Row:
             ),
             Panel(
                 "Healthy servers",
-                "1: the server answered the last look and nothing critical was found.",
+                "1: the server answered the last scrape and nothing critical was found.",
                 (Query("min by (server) (legroom_server_healthy)", "{{server}}"),),
                 "short",
                 "timeseries",
@@ -118,8 +118,8 @@ def _watch() -> Row:
                 1.0,
             ),
             Panel(
-                "Looks",
-                "Looks at servers a second, by what they brought.",
+                "Scrapes",
+                "Scrapes of servers per second, by result.",
                 (Query(f"sum by (result) (rate(legroom_looks_total[{WINDOW}]))", "{{result}}"),),
                 "short",
                 "timeseries",
@@ -130,8 +130,8 @@ def _watch() -> Row:
     )
 
 
-def _workers(levels: AlertLevels) -> Row:
-    return Row(
+def _workers(levels: AlertLevels) -> DashboardRow:
+    return DashboardRow(
         "Inside the workers",
         (
             Panel(
@@ -142,8 +142,8 @@ def _workers(levels: AlertLevels) -> Row:
                 "bytes",
             ),
             Panel(
-                "Allocator in pieces",
-                "Share of what PyTorch reserves that it has not handed out.",
+                "Allocator fragmentation",
+                "Share of what PyTorch reserves that is not in use.",
                 (Query(fragmentation(), "{{instance}} {{rank}}"),),
                 "percentunit",
                 "timeseries",

@@ -29,8 +29,6 @@ class Query:
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel."""
-
     title: str
     says: str
     """What it shows and how to read it; Grafana shows it at the panel's `i`."""
@@ -45,7 +43,7 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Row:
+class DashboardRow:
     """Panels under one heading."""
 
     title: str

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from legroom.exports.grafana.panels import BY_SERVER, INSTANCE, SERVER, WINDOW, Panel, Query, Row, pool_levels
+from legroom.exports.grafana.panels import BY_SERVER, INSTANCE, SERVER, WINDOW, DashboardRow, Panel, Query, pool_levels
 from legroom.exports.prometheus.promql import Measures, grouped
 
 if TYPE_CHECKING:
-    from legroom.exports.plan_document import PlanDocument
     from legroom.exports.prometheus.levels import AlertLevels
     from legroom.facts.releases import Release
+    from legroom.planning.plan_document import PlanDocument
 
 _SETTINGS = ("instance", "engine", "num_gpu_blocks", "block_size", "cache_dtype", "gpu_memory_utilization")
 """The labels of vLLM's cache settings that a reader compares with a plan."""
@@ -26,7 +26,7 @@ _PARTS = {
 }
 
 
-def memory_row(release: Release | None, measures: Measures, plan: PlanDocument | None) -> Row:
+def memory_row(release: Release | None, measures: Measures, plan: PlanDocument | None) -> DashboardRow:
     """The pool that the servers report; with a plan, its layout and its pool beside it."""
     # The settings are the labels of this metric: they are what is shown, not parts to add up.
     reported = Measures(release, INSTANCE, f"by ({', '.join(_SETTINGS)})")
@@ -34,29 +34,31 @@ def memory_row(release: Release | None, measures: Measures, plan: PlanDocument |
         "The pool as the servers report it",
         "num_gpu_blocks and block_size are the pool that vLLM allocated at start"
         + (
-            f"; the plan says {plan.kv['num_blocks']:,} blocks of {plan.kv['block_size']} tokens."
+            f"; the plan says {plan.kv.num_blocks:,} blocks of {plan.kv.block_size} tokens."
             if plan
             else ". `legroom export grafana --plan FILE` puts the plan beside it."
         ),
         (Query(reported.value("cache_config", "max"), "{{instance}}"),),
         "short",
         "table",
-        24 if plan is None else 8 if plan.kv["num_blocks"] else 12,
+        24 if plan is None else 8 if plan.kv.num_blocks else 12,
     )
     if plan is None:
-        return Row("Memory", (settings,))
-    return Row("Memory: the plan against reality", (_layout(plan), *_held(measures, plan), settings))
+        return DashboardRow("Memory", (settings,))
+    return DashboardRow("Memory: the plan against reality", (_layout(plan), *_held(measures, plan), settings))
 
 
 def _layout(plan: PlanDocument) -> Panel:
     return Panel(
         "Planned layout of one GPU",
         f"Where every byte of the tightest GPU goes, by the plan for {plan.model} on "
-        f"{plan.gpu['count']} x {plan.gpu['name']}.",
-        tuple(Query(f"vector({plan.layout[name]})", label) for name, label in _PARTS.items() if plan.layout.get(name)),
+        f"{plan.gpu.count} x {plan.gpu.name}.",
+        tuple(
+            Query(f"vector({size})", label) for name, label in _PARTS.items() if (size := getattr(plan.layout, name))
+        ),
         "bytes",
         "bargauge",
-        8 if plan.kv["num_blocks"] else 12,
+        8 if plan.kv.num_blocks else 12,
     )
 
 
@@ -68,7 +70,7 @@ def _held(measures: Measures, plan: PlanDocument) -> tuple[Panel, ...]:
     panel = Panel(
         "Tokens in the KV cache",
         f"KV use times the planned {_pools(plan)}. The line is the pool: "
-        f"{plan.kv['max_concurrency'] * plan.engines:.1f} requests of {plan.args['max_model_len']:,} tokens.",
+        f"{plan.kv.max_concurrency * plan.engines:.1f} requests of {plan.args['max_model_len']:,} tokens.",
         (
             Query(f"{tokens} * {grouped(measures.value('kv_use', 'avg'))}"),
             Query(f"vector({tokens})", "planned pool"),
@@ -83,12 +85,12 @@ def _held(measures: Measures, plan: PlanDocument) -> tuple[Panel, ...]:
 
 def pool_tokens(plan: PlanDocument) -> int:
     """Of all engines of a server together: each data-parallel engine has a pool of its own."""
-    return int(plan.kv["tokens"]) * plan.engines
+    return plan.kv.tokens * plan.engines
 
 
 def _pools(plan: PlanDocument) -> str:
-    one = f"pool of {plan.kv['tokens']:,} tokens"
-    return one if plan.engines == 1 else f"{plan.engines} pools, each a {one}"
+    pool = f"pool of {plan.kv.tokens:,} tokens"
+    return pool if plan.engines == 1 else f"{plan.engines} pools, each a {pool}"
 
 
 def pressure(measures: Measures, levels: AlertLevels) -> str:
@@ -101,15 +103,15 @@ def pressure(measures: Measures, levels: AlertLevels) -> str:
     return f"sum {BY_SERVER} ({queued} * ({full} + {one_more} > bool 0))"
 
 
-def kv_row(measures: Measures, levels: AlertLevels) -> Row:
+def kv_row(measures: Measures, levels: AlertLevels) -> DashboardRow:
     """How full the pool is, and whether anybody waits for it."""
-    return Row(
+    return DashboardRow(
         "KV cache",
         (
             Panel(
                 "KV cache in use",
                 "Share of the pool's blocks that running requests hold. Cached blocks that nobody uses do "
-                "not count in V1. A full pool without a queue does what it is for.",
+                "not count in V1. A full pool without a queue is healthy.",
                 (Query(measures.value("kv_use", "max")),),
                 "percentunit",
                 "timeseries",
@@ -131,14 +133,14 @@ def kv_row(measures: Measures, levels: AlertLevels) -> Row:
     )
 
 
-def preemptions_row(measures: Measures, levels: AlertLevels, plan: PlanDocument | None) -> Row:
+def preemptions_row(measures: Measures, levels: AlertLevels, plan: PlanDocument | None) -> DashboardRow:
     """How much work is done twice."""
     detect = levels.detect
     rate, finished = measures.rate("preemptions", WINDOW), measures.finished_rate(WINDOW)
     panels = [
         Panel(
             "Preemptions",
-            "Requests a second that lost their blocks and will be computed again. The counter moves when "
+            "Requests per second that lost their blocks and will be computed again. The counter moves when "
             "the victim runs again.",
             (Query(rate),),
             "reqps",
@@ -148,7 +150,7 @@ def preemptions_row(measures: Measures, levels: AlertLevels, plan: PlanDocument 
         ),
         Panel(
             "Preemptions per finished request",
-            "How much work is done twice for each piece that gets done.",
+            "How much work is done again for each request that gets done.",
             (Query(f"{grouped(rate)} / ({grouped(finished)} > 0)"),),
             "short",
             "timeseries",
@@ -170,7 +172,7 @@ def preemptions_row(measures: Measures, levels: AlertLevels, plan: PlanDocument 
                 ((detect.preemption_share_ratio, "red"),),
             )
         )
-    return Row("Preemptions", tuple(panels))
+    return DashboardRow("Preemptions", tuple(panels))
 
 
 def recomputed_share(measures: Measures, plan: PlanDocument | None) -> str:
@@ -184,19 +186,19 @@ def recomputed_share(measures: Measures, plan: PlanDocument | None) -> str:
         ways.append(f"{again} / ({again} + {useful} > 0)")
     if plan is not None and pool_tokens(plan):
         use, running = grouped(measures.value("kv_use", "avg")), grouped(measures.value("running"))
-        held = f"{pool_tokens(plan)} * {use} / ({running} > 0)"
-        again = f"{grouped(measures.rate('preemptions', WINDOW))} * {held}"
+        tokens_each = f"{pool_tokens(plan)} * {use} / ({running} > 0)"
+        again = f"{grouped(measures.rate('preemptions', WINDOW))} * {tokens_each}"
         ways.append(f"{again} / ({again} + {useful} > 0)")
     return "\nor\n".join(ways)
 
 
-def prefix_row(measures: Measures) -> Row:
+def prefix_row(measures: Measures) -> DashboardRow:
     """What the prefix cache finds."""
     panels = [
         Panel(
             "Prefix cache hit rate",
-            "Share of looked-up prompt tokens that were found. Low costs a little hashing and no "
-            "memory: cached blocks are given up on demand.",
+            "Share of looked-up prompt tokens that were found. A low rate costs a little hashing and no "
+            "memory: cached blocks are freed on demand.",
             (Query(measures.prefix_hit_ratio(WINDOW)),),
             "percentunit",
             "timeseries",
@@ -209,7 +211,7 @@ def prefix_row(measures: Measures) -> Row:
         panels.append(
             Panel(
                 "Prefix cache look-ups",
-                "Prompt tokens a second that were looked up and found (blocks before 0.9.0).",
+                "Prompt tokens per second that were looked up and found (blocks before 0.9.0).",
                 (
                     Query(measures.rate("prefix_queries", WINDOW), f"looked up {SERVER}"),
                     Query(measures.rate("prefix_hits", WINDOW), f"found {SERVER}"),
@@ -219,4 +221,4 @@ def prefix_row(measures: Measures) -> Row:
                 12,
             )
         )
-    return Row("Prefix cache", tuple(panels))
+    return DashboardRow("Prefix cache", tuple(panels))

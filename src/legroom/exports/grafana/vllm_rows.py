@@ -9,9 +9,9 @@ from legroom.exports.grafana.panels import (
     INSTANCE,
     SELECTOR,
     WINDOW,
+    DashboardRow,
     Panel,
     Query,
-    Row,
     percentiles,
     pool_levels,
     target_level,
@@ -20,30 +20,29 @@ from legroom.exports.grafana.pool_rows import kv_row, memory_row, preemptions_ro
 from legroom.exports.prometheus.promql import Measures, grouped
 
 if TYPE_CHECKING:
-    from legroom.exports.plan_document import PlanDocument
     from legroom.exports.prometheus.levels import AlertLevels
     from legroom.facts.releases import Release
+    from legroom.planning.plan_document import PlanDocument
 
 
-def vllm_rows(release: Release | None, levels: AlertLevels, plan: PlanDocument | None) -> tuple[Row, ...]:
-    """The rows on vLLM's own metrics."""
+def vllm_rows(release: Release | None, levels: AlertLevels, plan: PlanDocument | None) -> tuple[DashboardRow, ...]:
     measures = Measures(release, SELECTOR, BY_SERVER)
-    found = [_overview(measures, levels)]
-    found.append(memory_row(release, measures, plan))
-    found += [
+    rows = [_overview(measures, levels)]
+    rows.append(memory_row(release, measures, plan))
+    rows += [
         kv_row(measures, levels),
         _queue(measures, levels, plan),
         _throughput(measures),
         _latency(measures, levels),
     ]
     if measures.has("preemptions"):
-        found.append(preemptions_row(measures, levels, plan))
+        rows.append(preemptions_row(measures, levels, plan))
     if measures.has("prefix_hits") or measures.has("prefix_hit_rate"):
-        found.append(prefix_row(measures))
-    return tuple(found)
+        rows.append(prefix_row(measures))
+    return tuple(rows)
 
 
-def _overview(measures: Measures, levels: AlertLevels) -> Row:
+def _overview(measures: Measures, levels: AlertLevels) -> DashboardRow:
     window = levels.time(levels.rate_window_s)
     kv, waiting = measures.most("kv_use", window, "max"), measures.queued()
     tokens = measures.rate("generation_tokens", WINDOW)
@@ -52,7 +51,7 @@ def _overview(measures: Measures, levels: AlertLevels) -> Row:
         Panel(
             "KV cache in use",
             f"The fullest pool of the chosen servers within {window}: between two requests it is emptier. Full alone "
-            "is healthy: look at the queue beside it.",
+            "is healthy: look at the queue next to it.",
             (Query(f"max({kv})", "fullest"),),
             "percentunit",
             "stat",
@@ -71,7 +70,7 @@ def _overview(measures: Measures, levels: AlertLevels) -> Row:
         ),
         Panel(
             "Generated",
-            "Tokens a second that the chosen servers generate together.",
+            "Tokens per second that the chosen servers generate together.",
             (Query(f"sum({tokens})", "tokens/s"),),
             "short",
             "stat",
@@ -87,10 +86,10 @@ def _overview(measures: Measures, levels: AlertLevels) -> Row:
             target_level(levels.ttft_p99_s),
         ),
     )
-    return Row("Overview", stats)
+    return DashboardRow("Overview", stats)
 
 
-def _queue(measures: Measures, levels: AlertLevels, plan: PlanDocument | None) -> Row:
+def _queue(measures: Measures, levels: AlertLevels, plan: PlanDocument | None) -> DashboardRow:
     batch = ((float(plan.args["max_num_seqs"] * plan.engines), "orange"),) if plan else ()
     limit = f" The line is --max-num-seqs {plan.args['max_num_seqs']}{_times(plan)}." if plan else ""
     panels = [
@@ -126,7 +125,7 @@ def _queue(measures: Measures, levels: AlertLevels, plan: PlanDocument | None) -
         )
     if measures.has("admission_rejections"):
         panels.append(_refused(measures))
-    return Row("Queue", tuple(panels))
+    return DashboardRow("Queue", tuple(panels))
 
 
 def _refused(measures: Measures) -> Panel:
@@ -136,7 +135,7 @@ def _refused(measures: Measures) -> Panel:
     nothing = f"0 * sum by (instance) (up{{{INSTANCE}}})"
     return Panel(
         "Refused by vLLM",
-        "Requests a second that --max-num-queued-reqs or --max-num-queued-tokens refused.",
+        "Requests per second that --max-num-queued-reqs or --max-num-queued-tokens refused.",
         (Query(f"{refused}\nor\n{nothing}", "{{instance}}"),),
         "reqps",
         "timeseries",
@@ -148,13 +147,13 @@ def _times(plan: PlanDocument) -> str:
     return f" on each of {plan.engines} data-parallel engines" if plan.engines > 1 else ""
 
 
-def _throughput(measures: Measures) -> Row:
-    return Row(
+def _throughput(measures: Measures) -> DashboardRow:
+    return DashboardRow(
         "Throughput",
         (
             Panel(
                 "Prompt tokens",
-                "Prompt tokens a second, cached ones included.",
+                "Prompt tokens per second, cached ones included.",
                 (Query(measures.rate("prompt_tokens", WINDOW)),),
                 "short",
                 "timeseries",
@@ -162,7 +161,7 @@ def _throughput(measures: Measures) -> Row:
             ),
             Panel(
                 "Generated tokens",
-                "Tokens a second.",
+                "Tokens per second.",
                 (Query(measures.rate("generation_tokens", WINDOW)),),
                 "short",
                 "timeseries",
@@ -170,7 +169,7 @@ def _throughput(measures: Measures) -> Row:
             ),
             Panel(
                 "Finished requests",
-                "Requests a second that ended, for whatever reason.",
+                "Requests per second that ended, for whatever reason.",
                 (Query(measures.finished_rate(WINDOW)),),
                 "reqps",
                 "timeseries",
@@ -180,8 +179,8 @@ def _throughput(measures: Measures) -> Row:
     )
 
 
-def _latency(measures: Measures, levels: AlertLevels) -> Row:
-    return Row(
+def _latency(measures: Measures, levels: AlertLevels) -> DashboardRow:
+    return DashboardRow(
         "Latency",
         (
             Panel(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from legroom.exports.prometheus.alerts import Condition, vllm_conditions, words
+from legroom.exports.prometheus.alerts import AlertCondition, vllm_conditions, words
 from legroom.exports.prometheus.levels import AlertLevels, duration, levels_for
 from legroom.exports.prometheus.own_alerts import own_conditions
 from legroom.exports.prometheus.promql import Measures
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from legroom.exports.request import ExportRequest
 
 NAME = "alert-runbooks"
-HELP = "a page for each exported alert: what it means, where to look, what mends it"
+HELP = "a page for each exported alert: what it means, where to look, how to fix it"
 TAKES_ANY = True
 
 _IN_A_PAGE = {
@@ -49,20 +49,19 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     return (ExportedFile("README.md", _index(conditions, levels)), *pages)
 
 
-def page(condition: Condition, levels: AlertLevels) -> str:
-    """One alert's page."""
-    said = words()[condition.name]
+def page(condition: AlertCondition, levels: AlertLevels) -> str:
+    texts = words()[condition.name]
     slots = {**_IN_A_PAGE, **level_words(levels)}
     holds = f"after it has held for {duration(condition.for_s)}" if condition.for_s else "at once"
     parts = [
         f"# {condition.name}",
-        f"Severity: **{said['severity']}**. It fires {holds}.",
-        fill(said["meaning"], slots),
-        f"**What it costs.** {fill(said['harm'], slots)}",
-        _listed("Look", said["look"]),
-        _listed("Mend", said["mend"]),
-        _dead_ends(said["dead_ends"]),
-        _long_story(said["entries"]),
+        f"Severity: **{texts['severity']}**. It fires {holds}.",
+        fill(texts["meaning"], slots),
+        f"**What it costs.** {fill(texts['harm'], slots)}",
+        _listed("Look", texts["look"]),
+        _listed("Fix", texts["fix"]),
+        _dead_ends(texts["dead_ends"]),
+        _long_story(texts["entries"]),
         "## The rule\n\n" + "\n".join(f"    {line}" for line in condition.expr.splitlines()),
         f"{MARK}: `legroom export alert-runbooks`.",
     ]
@@ -73,10 +72,10 @@ def _listed(title: str, lines: Sequence[str]) -> str:
     return f"## {title}\n\n" + "\n".join(f"- {line}" for line in lines)
 
 
-def _dead_ends(found: Sequence[Sequence[str]]) -> str:
-    if not found:
+def _dead_ends(pairs: Sequence[Sequence[str]]) -> str:
+    if not pairs:
         return ""
-    return "## What does not help\n\n" + "\n".join(f"- {action}: {why}." for action, why in found)
+    return "## What does not help\n\n" + "\n".join(f"- {action}: {why}." for action, why in pairs)
 
 
 def _long_story(entries: Sequence[str]) -> str:
@@ -88,14 +87,12 @@ def _long_story(entries: Sequence[str]) -> str:
     return "## The long story\n\n" + "\n".join(lines)
 
 
-def _index(conditions: Sequence[Condition], levels: AlertLevels) -> str:
-    rows = [
-        f"| [{one.name}]({one.name}.md) | {words()[one.name]['severity']} | {_short(one.name, levels)} |"
-        for one in conditions
-    ]
+def _index(conditions: Sequence[AlertCondition], levels: AlertLevels) -> str:
+    names = [condition.name for condition in conditions]
+    rows = [f"| [{name}]({name}.md) | {words()[name]['severity']} | {_short(name, levels)} |" for name in names]
     head = (
         f"# Runbooks\n\nOne page for each alert that `legroom export prometheus` writes. {MARK} (`legroom export "
-        "alert-runbooks`); serve them where your people read, and name that place with `--runbook-base`.\n"
+        "alert-runbooks`); serve them where your team reads, and name that address with `--runbook-base`.\n"
     )
     return head + "\n| alert | severity | what it says |\n|---|---|---|\n" + "\n".join(rows) + "\n"
 

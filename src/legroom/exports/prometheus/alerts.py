@@ -1,4 +1,4 @@
-"""The alerts on vLLM's metrics: when each fires. Their words are in `data/alerts.json`, their numbers in the levels."""
+"""The alerts on vLLM's metrics: when each fires. Their words are in `alerts.json`, their numbers in the levels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DAY_S, _HOUR_S, _WEEK_S = 86_400, 3_600, 604_800
 
 
 @dataclass(frozen=True)
-class Condition:
+class AlertCondition:
     """When an alert fires."""
 
     name: str
@@ -37,18 +37,18 @@ def words() -> Mapping[str, Mapping[str, Any]]:
     return json.loads(text)["alerts"]  # type: ignore[no-any-return]
 
 
-def vllm_conditions(measures: Measures, levels: AlertLevels, job: str) -> tuple[Condition, ...]:
+def vllm_conditions(measures: Measures, levels: AlertLevels, job: str) -> tuple[AlertCondition, ...]:
     """The alerts that the release has the metrics for."""
-    found = [*_pool(measures, levels), *_engine(levels, job), _traffic(levels)]
+    conditions = [*_pool(measures, levels), *_engine(levels, job), _traffic(levels)]
     targets = (
         ("VllmTimeToFirstTokenHigh", "ttft", levels.ttft_p99_s, levels.ttft_floor_s),
         ("VllmInterTokenLatencyHigh", "inter_token", levels.inter_token_p99_s, levels.inter_token_floor_s),
     )
-    found += [
-        Condition(name, _slow(role, target, floor, levels), levels.latency_for_s)
+    conditions += [
+        AlertCondition(name, _slow(role, target, floor, levels), levels.latency_for_s)
         for name, role, target, floor in targets
     ]
-    return tuple(found)
+    return tuple(conditions)
 
 
 def no_room(levels: AlertLevels) -> str:
@@ -67,7 +67,7 @@ def _most(name: str, levels: AlertLevels) -> str:
     return f"max_over_time({name}[{levels.time(levels.rate_window_s)}])"
 
 
-def _pool(measures: Measures, levels: AlertLevels) -> list[Condition]:
+def _pool(measures: Measures, levels: AlertLevels) -> list[AlertCondition]:
     counted = measures.has("preemptions")  # not before 0.5.5
     detect = levels.detect
     full = no_room(levels)
@@ -77,41 +77,41 @@ def _pool(measures: Measures, levels: AlertLevels) -> list[Condition]:
     per_running = f"{record.QUEUED} >= {detect.queue_per_running_ratio:g} * {record.RUNNING}"
     long = f"{record.QUEUED} >= {detect.queue_least:g} and {per_running}"
     slow = f"{record.QUEUED} > {detect.queue_wait_s:g} * {record.FINISHED}"
-    found = [
-        Condition("VllmKvPressure", f"{full}\nand\n({suffering})", detect.alert_pool_for_s),
-        Condition("VllmKvPressureCritical", f"{full}\nand\n({long} and {slow})", levels.critical_for_s),
-        Condition("VllmQueueBacklog", f"({long} and {slow})\nunless\n{no_room(levels)}", detect.alert_queue_for_s),
+    conditions = [
+        AlertCondition("VllmKvPressure", f"{full}\nand\n({suffering})", detect.alert_pool_for_s),
+        AlertCondition("VllmKvPressureCritical", f"{full}\nand\n({long} and {slow})", levels.critical_for_s),
+        AlertCondition("VllmQueueBacklog", f"({long} and {slow})\nunless\n{no_room(levels)}", detect.alert_queue_for_s),
     ]
     if counted:
         # A server that finishes nothing at all still gets a ratio: one request in ten minutes.
         ratio = f"{record.PREEMPTIONS} / clamp_min({record.FINISHED}, 1 / 600)"
         many = f"{record.PREEMPTIONS} >= {detect.alert_preemptions_per_s:g}"
         expr = f"{ratio} >= {detect.preemptions_per_request:g}\nand\n{many}"
-        found.append(Condition("VllmPreemptionThrash", expr, detect.alert_preemption_for_s))
-    return found
+        conditions.append(AlertCondition("VllmPreemptionThrash", expr, detect.alert_preemption_for_s))
+    return conditions
 
 
-def _engine(levels: AlertLevels, job: str) -> list[Condition]:
+def _engine(levels: AlertLevels, job: str) -> list[AlertCondition]:
     there = f"{record.RUNNING} + {record.WAITING} > 0"
     # A prompt counts with its first output (0.32): through one long prefill only the blocks it takes move.
     still = f"changes({record.KV_USE}[{levels.time(levels.rate_window_s)}]) == 0"
     stuck = f"({there})\nand\n{record.PROGRESS} == 0\nand\n{still}"
     return [
-        Condition("VllmEngineStuck", stuck, levels.detect.alert_stuck_for_s),
-        Condition("VllmCrashLoop", f"{record.RESTARTS} >= {levels.detect.crash_restarts}", 0),
-        Condition("VllmDown", f'up{{job="{job}"}} == 0', levels.down_for_s),
+        AlertCondition("VllmEngineStuck", stuck, levels.detect.alert_stuck_for_s),
+        AlertCondition("VllmCrashLoop", f"{record.RESTARTS} >= {levels.detect.crash_restarts}", 0),
+        AlertCondition("VllmDown", f'up{{job="{job}"}} == 0', levels.down_for_s),
     ]
 
 
-def _traffic(levels: AlertLevels) -> Condition:
-    """Nothing to do, where the siblings have or where there was a week ago."""
+def _traffic(levels: AlertLevels) -> AlertCondition:
+    """Nothing to do, while other servers of the model have requests or where this one had some a week ago."""
     served = f"sum by ({SERVER}) ({record.FINISHED_COUNT})"
     week = f"sum by ({SERVER}) ({record.FINISHED_COUNT} offset {levels.time(_WEEK_S)}) >= {levels.traffic_least:g}"
     busiest = f"max by (job, model_name) ({served})"
-    siblings = f"0 * {served} + on (job, model_name) group_left () {busiest} >= {levels.traffic_least:g}"
+    others = f"0 * {served} + on (job, model_name) group_left () {busiest} >= {levels.traffic_least:g}"
     idle = f"sum by ({SERVER}) ({record.RUNNING} + {record.WAITING}) == 0"
-    expr = f"(\n{week}\nor\n{siblings}\n)\nand\n{served} == 0\nand\n{idle}"
-    return Condition("VllmTrafficStopped", expr, levels.rate_window_s)
+    expr = f"(\n{week}\nor\n{others}\n)\nand\n{served} == 0\nand\n{idle}"
+    return AlertCondition("VllmTrafficStopped", expr, levels.rate_window_s)
 
 
 def _slow(role: str, target_s: float | None, floor_s: float, levels: AlertLevels) -> str:

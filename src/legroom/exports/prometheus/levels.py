@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from legroom.exports.plan_document import PlanDocument
+    from legroom.planning.plan_document import PlanDocument
 
 MOST_SPEED_UP = 60.0
 
@@ -49,7 +49,7 @@ class AlertLevels:
     latency_least: int = 20
     """A percentile over fewer requests is their maximum by another name."""
     guard_turned_away_ratio: float = 0.05
-    """One request in twenty: above it the door is where the service is lost."""
+    """One request in twenty: above it the guard is where the service is lost."""
     guard_for_s: float = 300
     drain_for_s: float = 900
     """A drain ends with the longest running request; one that lasts a quarter of an hour was forgotten."""
@@ -81,7 +81,6 @@ def duration(seconds: float) -> str:
 
 
 def levels_for(plan: PlanDocument | None, options: Mapping[str, Any]) -> AlertLevels:
-    """The levels of one deployment."""
     levels = AlertLevels(
         ttft_p99_s=seconds_of(options.get("ttft_p99"), "--ttft-p99"),
         inter_token_p99_s=seconds_of(options.get("inter_token_p99"), "--inter-token-p99"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from legroom.exports.prometheus.alerts import Condition
+from legroom.exports.prometheus.alerts import AlertCondition
 
 if TYPE_CHECKING:
     from legroom.exports.prometheus.levels import AlertLevels
@@ -20,8 +20,7 @@ UNSEEN_KINDS = ("fragmentation", "memory_creep", "plan_drift", "prefix_cache_was
 """Incidents of the sidecar that no rule over vLLM's metrics can see."""
 
 
-def own_conditions(levels: AlertLevels) -> tuple[Condition, ...]:
-    """Every one of them."""
+def own_conditions(levels: AlertLevels) -> tuple[AlertCondition, ...]:
     return (*_memory(levels), *_guard(levels), *_sidecar(levels))
 
 
@@ -41,44 +40,44 @@ def fragmentation(selector: str = "") -> str:
     return f"({reserved} - legroom_worker_allocated_bytes{matching}) / ({reserved} > 0)"
 
 
-def _memory(levels: AlertLevels) -> list[Condition]:
+def _memory(levels: AlertLevels) -> list[AlertCondition]:
     detect = levels.detect
     window = levels.time(detect.creep_least_hours * 3600)
     used, reserved = 'legroom_worker_used_bytes{gpu!="cpu"}', "legroom_worker_reserved_bytes"
     # The value of two hours ago must be there: a start and its warm-up are no leak.
     growing = f"3600 * deriv({used}[{window}]) >= {detect.creep_bytes_per_h:.0f}\nand\n{used} offset {window}"
-    held = f"{reserved} - legroom_worker_allocated_bytes >= {detect.fragmentation_bytes}"
-    pieces = f"{fragmentation()} >= {detect.fragmentation_ratio:g}\nand\n{held}"
+    large = f"{reserved} - legroom_worker_allocated_bytes >= {detect.fragmentation_bytes}"
+    pieces = f"{fragmentation()} >= {detect.fragmentation_ratio:g}\nand\n{large}"
     return [
-        Condition("VllmMemoryCreep", growing, levels.rate_window_s),
-        Condition("VllmAllocatorFragmentation", pieces, detect.fragmentation_hold.seconds),
+        AlertCondition("VllmMemoryCreep", growing, levels.rate_window_s),
+        AlertCondition("VllmAllocatorFragmentation", pieces, detect.fragmentation_hold.seconds),
     ]
 
 
-def _guard(levels: AlertLevels) -> list[Condition]:
+def _guard(levels: AlertLevels) -> list[AlertCondition]:
     window = levels.time(levels.guard_for_s)
     upstream = f'sum {GUARD} (rate(legroom_guard_rejected_total{{reason=~"{UPSTREAM}"}}[{window}]))'
     broken = f"sum {GUARD} (increase(legroom_guard_policy_reload_errors_total[{levels.time(3600)}]))"
     return [
-        Condition(
+        AlertCondition(
             "LegroomGuardTurnsAway", f"{turned_away(window)} >= {levels.guard_turned_away_ratio:g}", levels.guard_for_s
         ),
-        Condition("LegroomGuardUpstreamDown", f"{upstream} > 0", levels.detect.alert_unreachable_for_s),
-        Condition("LegroomGuardFailsOpen", f"max {GUARD} (legroom_guard_fail_open) == 1", levels.guard_for_s),
-        Condition("LegroomGuardDraining", f"max {GUARD} (legroom_guard_draining) == 1", levels.drain_for_s),
-        Condition("LegroomGuardPolicyBroken", f"{broken} > 0", 0),
+        AlertCondition("LegroomGuardUpstreamDown", f"{upstream} > 0", levels.detect.alert_unreachable_for_s),
+        AlertCondition("LegroomGuardFailsOpen", f"max {GUARD} (legroom_guard_fail_open) == 1", levels.guard_for_s),
+        AlertCondition("LegroomGuardDraining", f"max {GUARD} (legroom_guard_draining) == 1", levels.drain_for_s),
+        AlertCondition("LegroomGuardPolicyBroken", f"{broken} > 0", 0),
     ]
 
 
-def _sidecar(levels: AlertLevels) -> list[Condition]:
+def _sidecar(levels: AlertLevels) -> list[AlertCondition]:
     kinds = "|".join(UNSEEN_KINDS)
     return [
-        Condition(
+        AlertCondition(
             "LegroomIncident",
             f'sum by (job, instance, kind) (legroom_incidents_open{{kind=~"{kinds}"}}) > 0',
             levels.detect.alert_unreachable_for_s,
         ),
-        Condition(
+        AlertCondition(
             "LegroomJournalNotWritable", "max by (job, instance) (legroom_journal_writable) == 0", levels.guard_for_s
         ),
     ]

@@ -42,8 +42,8 @@ class Measures:
         """The names of a measure, the one to prefer first."""
         if self.release is None:
             return names_of(role)
-        found = (name_of(role, self.release, engine) for engine in ("v1", "v0"))
-        return tuple(dict.fromkeys(name for name in found if name))
+        names = (name_of(role, self.release, engine) for engine in ("v1", "v0"))
+        return tuple(dict.fromkeys(name for name in names if name))
 
     def value(self, role: str, how: str = "sum") -> str:
         """A gauge as it stands."""
@@ -95,14 +95,6 @@ class Measures:
         """How many observations a second a histogram takes."""
         inner = f"_count{self._matching()}[{window}]"
         return self._each(role, lambda name: f"sum {self._labels(role)} (rate({name}{inner}))")
-
-    def mean(self, role: str, window: str) -> str:
-        """The mean of a histogram's observations over a window."""
-        inner, labels = f"{self._matching()}[{window}]", self._labels(role)
-        return self._each(
-            role,
-            lambda name: f"sum {labels} (rate({name}_sum{inner})) / (sum {labels} (rate({name}_count{inner})) > 0)",
-        )
 
     def finished_rate(self, window: str) -> str:
         """Requests finished per second."""
@@ -161,10 +153,10 @@ def parts_of(role: str) -> tuple[str, ...]:
 
 @cache
 def _parts() -> dict[str, tuple[str, ...]]:
-    found: dict[str, dict[str, None]] = {}
+    by_role: dict[str, dict[str, None]] = {}
     for version in known_releases():
         for metric in metrics_of(release(version)):
             parts = [label for label in metric.labels if label not in IDENTITY]
             if parts and (role := role_of(metric.series)):
-                found.setdefault(role, {}).update(dict.fromkeys(parts))
-    return {role: tuple(parts) for role, parts in found.items()}
+                by_role.setdefault(role, {}).update(dict.fromkeys(parts))
+    return {role: tuple(parts) for role, parts in by_role.items()}

@@ -39,8 +39,6 @@ def observed(role: str) -> str:
 
 @dataclass(frozen=True)
 class Recording:
-    """One recording rule."""
-
     record: str
     expr: str
 
@@ -48,45 +46,45 @@ class Recording:
 def recordings(measures: Measures, levels: AlertLevels, job: str) -> tuple[Recording, ...]:
     """Every rule that the release has the metrics for."""
     window = levels.time(levels.rate_window_s)
-    found = [Recording(KV_USE, measures.value("kv_use", "max"))]
-    found += [Recording(RUNNING, measures.value("running")), Recording(WAITING, measures.value("waiting"))]
-    found.append(Recording(QUEUED, measures.queued()))
-    found += _rates(measures, levels, window)
+    records = [Recording(KV_USE, measures.value("kv_use", "max"))]
+    records += [Recording(RUNNING, measures.value("running")), Recording(WAITING, measures.value("waiting"))]
+    records.append(Recording(QUEUED, measures.queued()))
+    records += _rates(measures, levels, window)
     if measures.has("prefix_hits") or measures.has("prefix_hit_rate"):
-        found.append(Recording(PREFIX_HITS, measures.prefix_hit_ratio(window)))
-    found += _latencies(measures, levels)
-    found.append(Recording(RESTARTS, restarts(measures, levels.time(levels.detect.crash_over_s), job)))
-    return tuple(found)
+        records.append(Recording(PREFIX_HITS, measures.prefix_hit_ratio(window)))
+    records += _latencies(measures, levels)
+    records.append(Recording(RESTARTS, restarts(measures, levels.time(levels.detect.crash_over_s), job)))
+    return tuple(records)
 
 
 def _rates(measures: Measures, levels: AlertLevels, window: str) -> list[Recording]:
-    found = []
+    records = []
     if measures.has("preemptions"):
-        found.append(Recording(PREEMPTIONS, measures.rate("preemptions", window)))
-    found += [
+        records.append(Recording(PREEMPTIONS, measures.rate("preemptions", window)))
+    records += [
         Recording(FINISHED, measures.finished_rate(window)),
         Recording(FINISHED_COUNT, measures.finished_count(levels.time(levels.detect.no_traffic_s))),
         Recording(PROMPT_TOKENS, measures.rate("prompt_tokens", window)),
         Recording(GENERATION_TOKENS, measures.rate("generation_tokens", window)),
     ]
     both = (grouped(measures.rate(role, window)) for role in ("prompt_tokens", "generation_tokens"))
-    found.append(Recording(PROGRESS, "\n+\n".join(both)))
+    records.append(Recording(PROGRESS, "\n+\n".join(both)))
     if measures.has("prompt_tokens_recomputed"):
         again, all_ = measures.rate("prompt_tokens_recomputed", window), measures.rate("prompt_tokens", window)
-        found.append(Recording(RECOMPUTED, f"{grouped(again)}\n/\n({grouped(all_)} > 0)"))
-    return found
+        records.append(Recording(RECOMPUTED, f"{grouped(again)}\n/\n({grouped(all_)} > 0)"))
+    return records
 
 
 def _latencies(measures: Measures, levels: AlertLevels) -> list[Recording]:
     window = levels.time(levels.latency_window_s)
-    found = []
+    records = []
     for role in LATENCIES:
         if measures.has(role):
-            found += [
+            records += [
                 Recording(latency(role, name), measures.quantile(role, share, window)) for name, share in SHARES.items()
             ]
-            found.append(Recording(observed(role), measures.observed(role, window)))
-    return found
+            records.append(Recording(observed(role), measures.observed(role, window)))
+    return records
 
 
 def restarts(measures: Measures, window: str, job: str) -> str:

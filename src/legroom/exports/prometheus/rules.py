@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.errors import LegroomError
 from legroom.exports.deploy.address import Address, address_of
 from legroom.exports.deploy.words import take_apart
-from legroom.exports.prometheus.alerts import Condition, vllm_conditions, words
+from legroom.exports.prometheus.alerts import AlertCondition, vllm_conditions, words
 from legroom.exports.prometheus.levels import AlertLevels, levels_for
 from legroom.exports.prometheus.own_alerts import own_conditions
 from legroom.exports.prometheus.promql import Measures
@@ -21,24 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from legroom.exports.request import ExportRequest
-
-
-def rules_text(document: Any) -> str:
-    """One document."""
-    import yaml  # noqa: PLC0415 - only an export writes YAML
-
-    class Dumper(yaml.SafeDumper):
-        def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
-            # Lists stand under their key, indented, as hand-written files have them.
-            super().increase_indent(flow, False)
-
-    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-        style = "|" if "\n" in value else None
-        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
-
-    Dumper.add_representer(str, text)
-    return yaml.dump(document, Dumper=Dumper, sort_keys=False, width=100_000, allow_unicode=True)
-
 
 NAME = "prometheus"
 HELP = "recording rules, alerts and scrape config, in the metric names of the release"
@@ -98,9 +80,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 def _head(request: ExportRequest) -> str:
     release = f"vLLM {request.release.version}" if request.release else "any vLLM release that legroom knows"
     plan = (
-        f"# Plan: {request.plan.model} on {request.plan.gpu['count']} x {request.plan.gpu['name']}.\n"
-        if request.plan
-        else ""
+        f"# Plan: {request.plan.model} on {request.plan.gpu.count} x {request.plan.gpu.name}.\n" if request.plan else ""
     )
     return f"# {MARK} {__version__} for {release}.\n{plan}"
 
@@ -109,17 +89,17 @@ def _group(name: str, rules: Sequence[Mapping[str, Any]], levels: AlertLevels) -
     return {"name": name, "interval": levels.time(_EVALUATION_S), "rules": list(rules)}
 
 
-def _rule(condition: Condition, levels: AlertLevels, request: ExportRequest) -> dict[str, Any]:
-    said = words()[condition.name]
+def _rule(condition: AlertCondition, levels: AlertLevels, request: ExportRequest) -> dict[str, Any]:
+    texts = words()[condition.name]
     slots = alert_slots(levels, request.plan)
     base = str(request.options.get("runbook_base") or RUNBOOK_BASE).rstrip("/")
     rule: dict[str, Any] = {"alert": condition.name, "expr": condition.expr}
     if condition.for_s:
         rule["for"] = levels.time(condition.for_s)
-    rule["labels"] = {"severity": said["severity"]}
+    rule["labels"] = {"severity": texts["severity"]}
     rule["annotations"] = {
-        "summary": fill(said["summary"], slots),
-        "description": fill(said["description"], slots),
+        "summary": fill(texts["summary"], slots),
+        "description": fill(texts["description"], slots),
         "runbook_url": f"{base}/{condition.name}.md",
     }
     return rule
@@ -155,3 +135,19 @@ def _targets(given: Sequence[str] | None, option: str) -> list[str]:
         if not _TARGET.fullmatch(target):
             raise LegroomError(f"{option} {target!r} is not an address", f"write it like {option} gpu1:8000")
     return list(given or ())
+
+
+def rules_text(document: Any) -> str:
+    import yaml  # noqa: PLC0415 - only an export writes YAML
+
+    class Dumper(yaml.SafeDumper):
+        def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+            # Lists stand under their key, indented, as hand-written files have them.
+            super().increase_indent(flow, False)
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+        style = "|" if "\n" in value else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+    Dumper.add_representer(str, text)
+    return yaml.dump(document, Dumper=Dumper, sort_keys=False, width=100_000, allow_unicode=True)

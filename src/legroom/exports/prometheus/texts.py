@@ -12,8 +12,8 @@ from legroom.units import human_bytes
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from legroom.exports.plan_document import PlanDocument
     from legroom.exports.prometheus.levels import AlertLevels
+    from legroom.planning.plan_document import PlanDocument
 
 _SLOT = re.compile(r"<([a-z0-9_]+)>")
 _RATE = 'printf "%.2f"'
@@ -27,7 +27,7 @@ WHERE = (
 
 def fill(text: str, slots: Mapping[str, str]) -> str:
     """`<name>` becomes its slot; a name that is no slot is a mistake in the data."""
-    return _SLOT.sub(lambda found: slots[found[1]], text)
+    return _SLOT.sub(lambda match: slots[match[1]], text)
 
 
 def level_words(levels: AlertLevels) -> dict[str, str]:
@@ -79,11 +79,11 @@ def _planned(plan: PlanDocument | None) -> dict[str, str]:
     the model does not have."""
     if plan is None:
         return {"plan_pool": "", "plan_batch": ""}
-    full = f"{plan.kv['max_concurrency']:.1f} requests of {plan.args['max_model_len']:,} tokens"
+    full = f"{plan.kv.max_concurrency:.1f} requests of {plan.args['max_model_len']:,} tokens"
     each = " of an engine" if plan.engines > 1 else ""
-    pool = f" By the plan the pool{each} holds {plan.kv['tokens']:,} tokens: {full}."
+    pool = f" By the plan the pool{each} holds {plan.kv.tokens:,} tokens: {full}."
     return {
-        "plan_pool": pool if plan.kv["num_blocks"] else "",
+        "plan_pool": pool if plan.kv.num_blocks else "",
         "plan_batch": f" By the plan {plan.args['max_num_seqs']:,}{each} may run at once (--max-num-seqs).",
     }
 

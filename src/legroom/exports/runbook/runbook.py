@@ -56,12 +56,10 @@ _WORDS = {
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
-    """The format's own options."""
     group.add_argument("--language", choices=("en", "zh"), default="en", help="English or Chinese (default: en)")
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
-    """The page and its picture."""
     language: Language = request.options.get("language", "en")
     branches = tree(bundled())
     return (
@@ -71,7 +69,6 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 
 def runbook_text(branches: Sequence[Branch], language: Language = "en") -> str:
-    """The page."""
     return "\n".join(_page(branches, language)) + "\n"
 
 
@@ -94,13 +91,13 @@ def _entry(entry: Entry, language: Language) -> Iterator[str]:
         yield f"{words['sign']}: {signature.text.said(language)}"
         yield ""
     yield from (f"{words['why']}: {entry.cause.said(language)}", "", f"**{words['do']}**", "")
-    for one in entry.workarounds:
-        count = entry.counted(one.kind)
+    for workaround in entry.workarounds:
+        count = entry.counted(workaround.kind)
         counted = words["worked"].format(worked=count.worked, tried=count.tried) if count.tried else ""
-        how = one.how.said(language)
-        condition = one.condition.said(language)
+        how = workaround.how.said(language)
+        condition = workaround.condition.said(language)
         extra = "; ".join(text for text in (condition, counted) if text)
-        yield f"- {one.action.said(language)}: {_code(how)}" + (f" ({extra})" if extra else "")
+        yield f"- {workaround.action.said(language)}: {_code(how)}" + (f" ({extra})" if extra else "")
     yield from ("", f"**{words['not']}**", "")
     for dead in entry.dead_ends:
         read = f" ({words['myth']})" if dead.myth else ""

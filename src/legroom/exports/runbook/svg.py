@@ -21,7 +21,6 @@ _NO = {"en": "no", "zh": "否"}
 
 
 def runbook_svg(branches: Sequence[Branch], language: Language = "en") -> str:
-    """The whole picture."""
     page = Svg(_WIDTH, _TITLE[language])
     page.text(_LEFT, 38, _TITLE[language], "sans ink", size=20, bold=True)
     for x, words in zip((_LEFT, _CAUSES + 16, _REMEDIES), _COLUMNS[language], strict=True):

@@ -80,8 +80,8 @@ _BRANCHES = (
 def tree(entries: Iterable[Entry]) -> tuple[Branch, ...]:
     """Every branch with the entries of the catalog that belong to it; an imported record has none and is left out."""
     own = [entry for entry in entries if entry.id.startswith("LR") and entry.story is not None]
-    found = (branch.with_entries(entry for entry in own if entry.id[2:3] == branch.key) for branch in _BRANCHES)
-    return tuple(branch for branch in found if branch.entries)
+    branches = (branch.with_entries(entry for entry in own if entry.id[2:3] == branch.key) for branch in _BRANCHES)
+    return tuple(branch for branch in branches if branch.entries)
 
 
 def first_remedy(entry: Entry, language: Language) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.facts.attention import Attention, LatentAttention, Mixer, StateSpace
+from legroom.facts.attention import Attention, LatentAttention, Mixer, StateSpace, attending, latent
 from legroom.facts.config.fields import int_field, optional_int
 from legroom.facts.config.layer_patterns import layer_kinds
 
@@ -32,8 +32,8 @@ def state_space(text: Mapping[str, Any], kind: str) -> StateSpace:
 
 def _first(text: Mapping[str, Any], *names: str, default: int | None = None) -> int:
     for name in names:
-        found = text.get(name)
-        if isinstance(found, int | float) and not isinstance(found, bool):
+        value = text.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
             return int_field(text, name, low=0)
     return int_field(text, names[0], default=default)
 
@@ -160,10 +160,10 @@ def draft_mixers(text: Mapping[str, Any], layer_mixers: tuple[Mixer | None, ...]
     """The multi-token-prediction layers of the checkpoint: full attention of the model's own widths."""
     names = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "mtp_num_layers")
     count = next((text[name] for name in names if isinstance(text.get(name), int)), 0)
-    attention = [mixer for mixer in layer_mixers if isinstance(mixer, Attention | LatentAttention)]
+    attention = attending(layer_mixers)
     if not attention or not 0 < count < 64:
         return ()
-    if isinstance(attention[-1], LatentAttention) and attention[-1].window is not None:
+    if latent(attention[-1:]) and attention[-1].window is not None:
         first = int_field(text, "num_hidden_layers")
         return tuple(_compressed_latent(text, first + index) for index in range(count))
     full = [mixer for mixer in attention if mixer.window is None]

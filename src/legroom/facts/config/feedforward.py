@@ -82,7 +82,7 @@ def _first(config: Config, names: Sequence[str]) -> int:
     for name in names:
         value = config.get(name)
         if isinstance(value, (list, tuple)):
-            value = max((one for one in value if isinstance(one, (int, float))), default=None)
+            value = max((size for size in value if isinstance(size, (int, float))), default=None)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
             return int(value)
     return 0
@@ -90,10 +90,10 @@ def _first(config: Config, names: Sequence[str]) -> int:
 
 def hidden_size(config: Config) -> int:
     """The width of the residual stream."""
-    found = _first(config, ("hidden_size", "n_embd", "d_model", "dim", "model_dim"))
-    if not found:
+    width = _first(config, ("hidden_size", "n_embd", "d_model", "dim", "model_dim"))
+    if not width:
         raise LegroomError("config.json does not say how wide the model is", "it needs hidden_size")
-    return found
+    return width
 
 
 def _width(config: Config, model_type: str) -> int:

@@ -91,9 +91,9 @@ def canonical_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
         text.setdefault("num_key_value_heads", attn["kv_n_heads"])
     for name, others in ALIASES.items():
         if text.get(name) is None:
-            found = next((text[other] for other in others if text.get(other) is not None), None)
-            if found is not None:
-                text[name] = found
+            value = next((text[other] for other in others if text.get(other) is not None), None)
+            if value is not None:
+                text[name] = value
     if text.get("num_hidden_layers") is None:  # Nemotron-3-Ultra only lists its layers
         listed = text.get("layers_block_type") or text.get("layer_types")
         if isinstance(listed, list) and listed:

@@ -27,13 +27,13 @@ def quantization(config: Config) -> Quantization | None:
     return _with_expert_dtype(reader(section), config, section)
 
 
-def _with_expert_dtype(found: Quantization, config: Config, section: Config) -> Quantization:
+def _with_expert_dtype(scheme: Quantization, config: Config, section: Config) -> Quantization:
     """DeepSeek-V4 stores its routed experts in 4 bits, and says so beside its fp8 quantization_config, not in it."""
-    if found.method != "fp8" or "fp4" not in (config.get("expert_dtype"), section.get("expert_dtype")):
-        return found
+    if scheme.method != "fp8" or "fp4" not in (config.get("expert_dtype"), section.get("expert_dtype")):
+        return scheme
     nvfp4 = str(section.get("moe_quant_algo")).upper() == "NVFP4"
     experts = _MODELOPT["NVFP4"] if nvfp4 else Quantization("mxfp4", 4, 32, scale_bits=8, number="float")
-    return replace(found, experts_bits=4, rules=(*found.rules, ("experts", experts)))
+    return replace(scheme, experts_bits=4, rules=(*scheme.rules, ("experts", experts)))
 
 
 def online_quantization(method: str) -> Quantization | None:
@@ -45,9 +45,9 @@ def _section(config: Config) -> Config | None:
     candidates = [config, *(config[k] for k in ("text_config", "llm_config") if isinstance(config.get(k), Mapping))]
     for candidate in candidates:
         for key in ("quantization_config", "compression_config"):
-            found = candidate.get(key)
-            if isinstance(found, Mapping) and found:
-                return found
+            section = candidate.get(key)
+            if isinstance(section, Mapping) and section:
+                return section
     return None
 
 
@@ -218,9 +218,9 @@ def _modelopt(section: Config) -> Quantization:
     if algo == "NVFP4" and not ignored:
         # Every published checkpoint lists what it leaves alone; where the list got lost, it held the attention.
         ignored = ("lm_head", "re:.*(self_attn|linear_attn).*")
-    found = replace(_MODELOPT[algo], ignored=ignored, kv_cache_dtype=kv_dtype)
+    scheme = replace(_MODELOPT[algo], ignored=ignored, kv_cache_dtype=kv_dtype)
     size = inner.get("group_size")
-    return replace(found, group_size=int(size)) if found.group_size and isinstance(size, int) and size > 0 else found
+    return replace(scheme, group_size=int(size)) if scheme.group_size and isinstance(size, int) and size > 0 else scheme
 
 
 def _mixed(section: Config, ignored: tuple[str, ...], kv_dtype: str | None) -> Quantization:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.facts.attention import Attention, LatentAttention, Mixer
+from legroom.facts.attention import Mixer, latent, with_kv_heads
 from legroom.facts.config.attention import draft_mixers, encoder_mixers, further_mixers, mixers
 from legroom.facts.config.feedforward import feedforwards
 from legroom.facts.config.fields import architecture_table, canonical_text_config, int_field, nested_text_config
@@ -68,9 +68,9 @@ def architecture_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
             return given[0]
     by_type, _ = architecture_table()
     for model_type in (config.get("model_type"), text.get("model_type")):
-        found = by_type.get(str(model_type)) or by_type.get(str(model_type).split(" ")[0])
-        if found:
-            return found
+        architecture = by_type.get(str(model_type)) or by_type.get(str(model_type).split(" ")[0])
+        if architecture:
+            return architecture
     return ""
 
 
@@ -105,9 +105,9 @@ def _encoder(text: Mapping[str, Any], architecture: str) -> tuple[tuple[Mixer, .
 
 
 def _is_pooling(architecture: str, layer_mixers: tuple[Mixer | None, ...]) -> bool:
-    attention = [mixer for mixer in layer_mixers if isinstance(mixer, Attention | LatentAttention)]
-    encoder_only = bool(attention) and all(isinstance(mixer, Attention) and not mixer.causal for mixer in attention)
-    heads = ("ForSequenceClassification", "RewardModel", "EmbeddingModel", "ForTokenClassification", "ForMaskedLM")
+    heads = with_kv_heads(layer_mixers)
+    encoder_only = bool(heads) and not latent(layer_mixers) and not any(mixer.causal for mixer in heads)
+    outputs = ("ForSequenceClassification", "RewardModel", "EmbeddingModel", "ForTokenClassification", "ForMaskedLM")
     # vLLM serves a bare decoder (MistralModel, Qwen2Model) as an embedding model and drops its head.
     bare = architecture.endswith("Model") and not architecture.endswith(("LMHeadModel", "ChatModel", "GLMModel"))
-    return encoder_only or bare or architecture.endswith(heads)
+    return encoder_only or bare or architecture.endswith(outputs)

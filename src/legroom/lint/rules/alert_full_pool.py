@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.deployments.subjects import Expression
 from legroom.lint.context import Context, finding
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.expressions import Expression
+from legroom.lint.finding import LintFinding, Rule
 from legroom.lint.promql import NO_LEVEL, Operand, operands, roles_behind, roles_in
 
 RULE = Rule(
@@ -23,7 +23,7 @@ _PRESSURE = frozenset({
 })  # fmt: skip
 
 
-def check(subject: Any, context: Context) -> Iterator[Finding]:
+def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """An alert on the use of the pool that asks for no sign of pressure."""
     if not isinstance(subject, Expression) or subject.owner != "alert":
         return
@@ -42,6 +42,6 @@ def _is_high(operand: Operand) -> bool:
     """Compared from below; a sum above one is over many servers, and says how many pools are in use."""
     adds_up = "sum" in operand.functions
     return any(
-        one.operator in (">", ">=") and not (adds_up and one.number > 1 and not one.scaled)
-        for one in operand.comparisons()
+        comparison.operator in (">", ">=") and not (adds_up and comparison.number > 1 and not comparison.scaled)
+        for comparison in operand.comparisons()
     )

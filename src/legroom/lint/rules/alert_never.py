@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.deployments.subjects import Expression
 from legroom.lint.context import Context, finding
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.expressions import Expression
+from legroom.lint.finding import LintFinding, Rule
 from legroom.lint.promql import NO_LEVEL, Operand, operands, roles_in
 
 RULE = Rule(
     "alert-never",
     "error",
     "A threshold that cannot be reached",
-    "The use of the KV cache is a ratio from 0 to 1, and no more requests run than --max-num-seqs lets.",
+    "The use of the KV cache is a ratio from 0 to 1, and no more requests run than --max-num-seqs allows.",
 )
 RULES = (RULE,)
 _ADDS_UP = NO_LEVEL | {"sum", "sum_over_time"}
 
 
-def check(subject: Any, context: Context) -> Iterator[Finding]:
+def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """Comparisons of a single measure with a number beyond its range."""
     if not isinstance(subject, Expression) or subject.owner != "alert":
         return
@@ -29,7 +29,7 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
             yield from _beyond(subject, operand, context)
 
 
-def _beyond(subject: Expression, operand: Operand, context: Context) -> Iterator[Finding]:
+def _beyond(subject: Expression, operand: Operand, context: Context) -> Iterator[LintFinding]:
     used = roles_in(operand.text, context)
     for comparison in operand.comparisons():
         if comparison.operator not in (">", ">=") or comparison.scaled:

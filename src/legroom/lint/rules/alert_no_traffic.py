@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.deployments.subjects import Expression
 from legroom.lint.context import Context, finding
-from legroom.lint.finding import Finding, Rule
-from legroom.lint.promql import operands, roles_behind, roles_in
+from legroom.lint.expressions import Expression
+from legroom.lint.finding import LintFinding, Rule
+from legroom.lint.promql import Comparison, operands, roles_behind, roles_in
 
 RULE = Rule(
     "alert-no-traffic",
@@ -22,19 +22,23 @@ _NO_PROGRESS = frozenset({"absent", "absent_over_time", "count", "resets", "time
 _LOAD = frozenset({"running", "waiting"})
 
 
-def check(subject: Any, context: Context) -> Iterator[Finding]:
+def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """`rate(success) == 0` without asking whether anything runs."""
     if not isinstance(subject, Expression) or subject.owner != "alert":
         return
     if roles_behind(subject.text, context) & _LOAD:
         return
-    progress = [one for one in operands(subject.text) if roles_in(one.text, context) & _PROGRESS]
-    asked = {(one.operator, one.number) for operand in progress for one in operand.comparisons()}
-    if any(operator in (">", "!=") and number >= 0 for operator, number in asked):
+    progress = [operand for operand in operands(subject.text) if roles_in(operand.text, context) & _PROGRESS]
+    compared = [comparison for operand in progress for comparison in operand.comparisons()]
+    if any(comparison.operator in (">", "!=") and comparison.number >= 0 for comparison in compared):
         return  # something else must move, so somebody asks
-    silent = [one for one in progress if not one.functions & _NO_PROGRESS]
-    if any(one.number == 0 and one.operator in ("==", "<=") for operand in silent for one in operand.comparisons()):
+    silent = [operand for operand in progress if not operand.functions & _NO_PROGRESS]
+    if any(_is_zero(comparison) for operand in silent for comparison in operand.comparisons()):
         name = f"{subject.name} " if subject.name else ""
-        message = f"{name}fires whenever nobody asks anything"
+        message = f"{name}fires whenever no requests come in"
         suggestion = "add `and on (instance) vllm:num_requests_running > 0`"
         yield finding(RULE, subject.locate(0), message, suggestion)
+
+
+def _is_zero(comparison: Comparison) -> bool:
+    return comparison.number == 0 and comparison.operator in ("==", "<=")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.deployments.subjects import Started
+from legroom.deployments.subjects import StartedServer
 from legroom.exports.deploy.environment import ALLOCATOR_NAMES
 from legroom.lint.context import Context, finding, flag_word
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.finding import LintFinding, Rule
 
 BREAKS = Rule(
     "allocator-breaks",
@@ -33,9 +33,9 @@ USELESS = Rule(
 RULES = (BREAKS, CLASHES, USELESS)
 
 
-def check(subject: Any, context: Context) -> Iterator[Finding]:
+def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """What PYTORCH_*_ALLOC_CONF says against the flags beside it."""
-    if not isinstance(subject, Started):
+    if not isinstance(subject, StartedServer):
         return
     for name in ALLOCATOR_NAMES:
         word = subject.env.get(name)
@@ -45,10 +45,10 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
         if "expandable_segments:true" in word.text.replace(" ", "").lower():
             yield from _expandable(subject, context, place)
         if "garbage_collection_threshold" in word.text:
-            yield finding(USELESS, place, "garbage_collection_threshold does not mend fragmentation", "leave it out")
+            yield finding(USELESS, place, "garbage_collection_threshold does not fix fragmentation", "leave it out")
 
 
-def _expandable(subject: Started, context: Context, place: Any) -> Iterator[Finding]:
+def _expandable(subject: StartedServer, context: Context, place: Any) -> Iterator[LintFinding]:
     release = context.release_of(subject)
     args = context.parsed(subject).args
     ways = args.tensor_parallel_size or 1

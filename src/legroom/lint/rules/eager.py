@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.deployments.subjects import Started
+from legroom.deployments.subjects import StartedServer
 from legroom.lint.context import Context, finding, flag_word
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.finding import LintFinding, Rule
 from legroom.units import human_bytes
 
 RULE = Rule(
@@ -20,14 +20,14 @@ RULE = Rule(
 RULES = (RULE,)
 
 
-def check(subject: Any, context: Context) -> Iterator[Finding]:
+def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """A server without graphs."""
-    if not isinstance(subject, Started) or not context.parsed(subject).args.enforce_eager:
+    if not isinstance(subject, StartedServer) or not context.parsed(subject).args.enforce_eager:
         return
     word = flag_word(subject, "--enforce-eager")
     place = subject.place_of(word) if word else subject.place
     plan = context.plan_of(subject)
-    graphs = plan.layout.get("cuda_graph_bytes", 0) if plan else 0
+    graphs = plan.layout.cuda_graph_bytes if plan else 0
     saved = f" ({human_bytes(graphs)} in the plan)" if graphs else ""
     message = f"--enforce-eager saves the memory of CUDA graphs{saved} and slows every decoding step"
     if context.release_of(subject).before("0.20.0"):

@@ -7,7 +7,7 @@ from typing import Any
 
 from legroom.deployments.subjects import Invoked
 from legroom.lint.context import Context, finding
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.finding import LintFinding, Rule
 
 RULE = Rule(
     "empty-cache",
@@ -18,11 +18,11 @@ RULE = Rule(
 RULES = (RULE,)
 
 
-def check(subject: Any, context: Context) -> Iterator[Finding]:
+def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """python -c "... empty_cache() ..."."""
     if not isinstance(subject, Invoked):
         return
     for i, word in enumerate(subject.words[1:], 1):
         if subject.words[i - 1].text == "-c" and "empty_cache" in word.text:
-            message = "empty_cache() frees the cache of the process that calls it, and this one has just begun"
+            message = "empty_cache() frees the cache of the process that calls it, and this one has just started"
             yield finding(RULE, subject.locate(word.offset), message, "leave it out")

@@ -6,10 +6,10 @@ import difflib
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.deployments.subjects import Started
+from legroom.deployments.subjects import StartedServer
 from legroom.facts.flags import env_history, env_names, flags_of
 from legroom.lint.context import Context, finding
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.finding import LintFinding, Rule
 
 RULE = Rule(
     "env-unknown",
@@ -21,9 +21,9 @@ RULES = (RULE,)
 _FLAG_INSTEAD = {"VLLM_ATTENTION_BACKEND": "--attention-backend"}
 
 
-def check(subject: Any, context: Context) -> Iterator[Finding]:
+def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """VLLM_* variables of a server: those of another release, and those that are nearly right."""
-    if not isinstance(subject, Started):
+    if not isinstance(subject, StartedServer):
         return
     release = context.release_of(subject)
     for name, word in subject.env.items():

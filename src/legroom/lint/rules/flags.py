@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.deployments.subjects import Started
+from legroom.deployments.subjects import StartedServer
 from legroom.facts.flags import advice
 from legroom.lint.context import Context, finding, flag_word
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.finding import LintFinding, Rule
+from legroom.vllm.command_line import plain_name
 
 _STOPS = "vLLM ends with 'unrecognized arguments' before it loads anything."
 UNKNOWN = Rule("flag-unknown", "error", "A flag that no vLLM release has", _STOPS)
@@ -17,7 +18,10 @@ REMOVED = Rule("flag-removed", "error", "A flag that this release no longer has"
 NOT_YET = Rule("flag-not-yet", "error", "A flag that this release does not have yet", _STOPS)
 VALUE = Rule("flag-value", "error", "A value that the flag does not take", "vLLM ends with a usage error at the start.")
 IGNORED = Rule(
-    "flag-ignored", "warning", "A flag that changes nothing", "It is read and not used, whatever it promises."
+    "flag-ignored",
+    "warning",
+    "A flag that changes nothing",
+    "vLLM accepts it and does not use it, whatever its name promises.",
 )
 RULES = (UNKNOWN, REMOVED, NOT_YET, VALUE, IGNORED)
 _BY_KIND = {
@@ -31,9 +35,9 @@ _MOST_STRAYS = 2
 """More words that belong to no flag are a sentence in a document, not a slip."""
 
 
-def check(subject: Any, context: Context) -> Iterator[Finding]:
+def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """Every problem that reading the command line for the release shows."""
-    if not isinstance(subject, Started) or any(word.text.startswith("--help") for word in subject.words):
+    if not isinstance(subject, StartedServer) or any(word.text.startswith("--help") for word in subject.words):
         return
     seen = set()
     problems = context.parsed(subject).problems
@@ -45,7 +49,7 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
         if problem.kind == "bad_choice" and subject.runs == "python":
             continue  # the parser of the command line holds values against choices, LLM(...) does not
         rule = _BY_KIND.get(problem.kind)
-        variable = bool(_VARIABLE.search(problem.flag) or (rule is VALUE and _VARIABLE.search(problem.message)))
+        variable = bool(_VARIABLE.search(problem.flag) or _VARIABLE.search(problem.value))
         if rule is None or variable or (problem.flag, problem.kind) in seen:
             continue
         if problem.flag == "--config" and rule is IGNORED:
@@ -65,7 +69,7 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
     yield from _share(subject, context)
 
 
-def _share(subject: Started, context: Context) -> Iterator[Finding]:
+def _share(subject: StartedServer, context: Context) -> Iterator[LintFinding]:
     """A share of the GPU that is written in percent; every release refuses one above 1."""
     share = context.parsed(subject).args.gpu_memory_utilization
     word = flag_word(subject, _SHARE, "--device-memory-utilization")
@@ -82,5 +86,5 @@ def _same(word: str, flag: str) -> bool:
         return True
     if not head.startswith("--"):
         return flag == head.partition(".")[0]
-    plain = "--" + head[2:].partition(".")[0].replace("_", "-")
+    plain = plain_name(head)
     return flag in (plain, plain.replace("--no-", "--", 1)) or (plain.startswith(flag) and len(flag) > 4)

@@ -7,7 +7,7 @@ from typing import Any
 
 from legroom.deployments.subjects import Invoked
 from legroom.lint.context import Context, finding
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.finding import LintFinding, Rule
 
 RULE = Rule(
     "gpu-reset",
@@ -19,7 +19,7 @@ RULE = Rule(
 RULES = (RULE,)
 
 
-def check(subject: Any, context: Context) -> Iterator[Finding]:
+def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """nvidia-smi --gpu-reset or -r."""
     if not isinstance(subject, Invoked):
         return
@@ -28,5 +28,5 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
         return
     for word in subject.words:
         if word.text.partition("=")[0] in ("--gpu-reset", "-r"):
-            message = "a reset takes every process of the card down and frees nothing that ending the orphan does not"
+            message = "a reset ends every process on the card and frees no more than ending the orphan does"
             yield finding(RULE, subject.locate(word.offset), message, "leave it out; legroom recover finds the orphan")

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.deployments.plain_containers import visible_gpus
-from legroom.deployments.subjects import Started
+from legroom.deployments.subjects import StartedServer
 from legroom.lint.context import Context, finding, flag_word
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.finding import LintFinding, Rule
 
 RULE = Rule(
     "gpus-too-few",
@@ -32,13 +31,11 @@ _SIZES = (
 )  # fmt: skip
 
 
-def check(subject: Any, context: Context) -> Iterator[Finding]:
+def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """The ranks of an engine, and of all its data-parallel copies on this machine, against what the file gives."""
-    if not isinstance(subject, Started) or context.release_of(subject).before("0.11.1"):
+    if not isinstance(subject, StartedServer) or context.release_of(subject).before("0.11.1"):
         return
-    gpus = subject.gpus
-    if gpus is None:
-        gpus = visible_gpus({name: word.text for name, word in subject.env.items()})
+    gpus = subject.gpu_count
     args = context.parsed(subject).args
     ranks = args.engine_ranks if flag_word(subject, *_SPREAD) else args.gpus_needed
     if not gpus or ranks <= gpus or flag_word(subject, *_ELSEWHERE):

@@ -8,7 +8,7 @@ from typing import Any
 
 from legroom.deployments.subjects import Invoked
 from legroom.lint.context import Context, finding
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.finding import LintFinding, Rule
 
 RULE = Rule(
     "kill-by-pattern",
@@ -25,7 +25,7 @@ _AWK_BODY = re.compile(r"\{[^{}]*\}")
 """`{print $2}` names a column, not a pattern."""
 
 
-def check(subject: Any, context: Context) -> Iterator[Finding]:
+def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """pkill -f, killall, kill $(pgrep ...), pgrep ... | xargs kill."""
     if not isinstance(subject, Invoked) or not subject.words:
         return

@@ -10,7 +10,7 @@ from typing import Any
 from legroom.deployments.shell.scan import Word
 from legroom.deployments.subjects import Invoked
 from legroom.lint.context import Context, finding
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.finding import LintFinding, Rule
 
 RULE = Rule(
     "metric-grep",
@@ -23,7 +23,7 @@ _NAME = re.compile(r"vllm[_:][a-z0-9_]+")
 _RENAMES = re.compile(r"\bsed\b[^|]*\bs([/#,@])[^|]*:|\btr\b[^|]*:")
 
 
-def check(subject: Any, context: Context) -> Iterator[Finding]:
+def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """grep behind something that reads /metrics."""
     if not isinstance(subject, Invoked) or "/metrics" not in subject.line or not subject.words:
         return
@@ -32,30 +32,30 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
     if subject.words[0].text.rpartition("/")[2] not in ("grep", "egrep", "rg", "awk", "sed") or _is_renamed(subject):
         return
     for word in _patterns(subject):
-        for found in _NAME.finditer(word.text):
-            if any(name.startswith(found[0]) or found[0] in name for name in context.series):
+        for match in _NAME.finditer(word.text):
+            if any(name.startswith(match[0]) or match[0] in name for name in context.series):
                 continue
-            right = found[0].replace("vllm_", "vllm:", 1)
-            offset = word.offset + max(word.raw.find(found[0]), 0)
+            right = match[0].replace("vllm_", "vllm:", 1)
+            offset = word.offset + max(word.raw.find(match[0]), 0)
             is_start = any(name.startswith(right) for name in context.series)
             yield finding(
                 RULE,
                 subject.locate(offset),
-                f"no series of vLLM {context.release} has {found[0]} in its name",
+                f"no series of vLLM {context.release} has {match[0]} in its name",
                 f"write {right}" if is_start else "",
-                len(found[0]),
+                len(match[0]),
             )
 
 
 def _patterns(subject: Invoked) -> Iterator[Word]:
     """What is looked for: the words of -e, else the first that is no option; no file and no replacement."""
     told = [after for before, after in pairwise(subject.words) if before.text in ("-e", "--regexp")]
-    found = told or [
+    words = told or [
         word
         for before, word in pairwise(subject.words)
         if not word.text.startswith("-") and not _takes_value(subject, before)
     ]
-    for word in found if told else found[:1]:
+    for word in words if told else words[:1]:
         replacing = re.match(r"s(\W)(.*?)\1", word.text)
         yield word.with_text(replacing[2]) if replacing else word
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.deployments.subjects import Expression
 from legroom.facts.metrics import metrics_of, name_of, role_of
 from legroom.lint.context import Context, finding
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.expressions import Expression
+from legroom.lint.finding import LintFinding, Rule
 from legroom.lint.promql import series_names
 
 RULE = Rule(
@@ -20,7 +20,7 @@ RULE = Rule(
 RULES = (RULE,)
 
 
-def check(subject: Any, context: Context) -> Iterator[Finding]:
+def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """Every series that is there only under a flag."""
     if not isinstance(subject, Expression) or subject.owner in ("text", "family", "sample") or context.any_release:
         return

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.deployments.subjects import Expression
 from legroom.facts.metrics import Metric, all_exposed_names, metrics_of, nearest, releases_of
 from legroom.lint.context import Context, finding
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.expressions import Expression
+from legroom.lint.finding import LintFinding, Rule
 from legroom.lint.promql import Series, series_names, tokens
 
 _OWN = re.compile(r"vllm[:_][a-zA-Z0-9_:]+")
@@ -29,7 +29,7 @@ FOREIGN = Rule(
 RULES = (RULE, FOREIGN)
 
 
-def check(subject: Any, context: Context) -> Iterator[Finding]:
+def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """Every series of an expression that is vLLM's by its name."""
     if not isinstance(subject, Expression):
         return
@@ -38,7 +38,9 @@ def check(subject: Any, context: Context) -> Iterator[Finding]:
     if subject.owner == "family":
         known |= {_family(metric) for metric in metrics_of(context.release)}
     named = [Series(subject.text, 0)] if plain else list(series_names(subject.text))
-    alternatives = any(token.text == "or" for token in tokens(subject.text)) and any(one.name in known for one in named)
+    alternatives = any(token.text == "or" for token in tokens(subject.text)) and any(
+        series.name in known for series in named
+    )
     for series in named:
         name = series.name
         if not _OWN.fullmatch(name) or name in known or name in context.records:
@@ -76,5 +78,5 @@ def _why(name: str, context: Context) -> str:
     spans = releases_of(name)
     if not spans:
         return "is shown by no vLLM release"
-    said = " and ".join(first if first == last else f"{first} to {last}" for first, last in spans)
-    return f"is shown by vLLM {said}, not by {context.release}"
+    releases = " and ".join(first if first == last else f"{first} to {last}" for first, last in spans)
+    return f"is shown by vLLM {releases}, not by {context.release}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from legroom.deployments.subjects import Invoked
 from legroom.lint.context import Context, finding
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.finding import LintFinding, Rule
 
 RULE = Rule(
     "module-unknown",
@@ -21,7 +21,7 @@ RULES = (RULE,)
 _MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
 
 
-def check(subject: Any, context: Context) -> Iterator[Finding]:
+def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """`-m` with something that is nearly a module of vLLM's servers."""
     if not isinstance(subject, Invoked):
         return

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.deployments.subjects import Started
+from legroom.deployments.subjects import StartedServer
+from legroom.facts.flags import flag_name
 from legroom.lint.context import Context, finding, flag_word
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.finding import LintFinding, Rule
 
 RULE = Rule(
     "plan-differs",
     "warning",
     "Flags that differ from the plan",
-    "The numbers of the plan hold for the planned flags alone.",
+    "The numbers of the plan hold for the planned flags only.",
 )
 RULES = (RULE,)
 _COMPARED = (
@@ -22,16 +23,16 @@ _COMPARED = (
 )  # fmt: skip
 
 
-def check(subject: Any, context: Context) -> Iterator[Finding]:
+def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """Settings that memory follows from, where both say one."""
-    if not isinstance(subject, Started) or (plan := context.plan_of(subject)) is None:
+    if not isinstance(subject, StartedServer) or (plan := context.plan_of(subject)) is None:
         return
     args = context.parsed(subject).args
     for dest in _COMPARED:
         given, planned = getattr(args, dest), plan.args.get(dest)
         if given is None or planned is None or given in (planned, -1):
             continue
-        flag = "--" + dest.replace("_", "-")
+        flag = flag_name(dest)
         word = flag_word(subject, flag, "-tp", "-pp") if dest.endswith("parallel_size") else flag_word(subject, flag)
         place = subject.place_of(word) if word else subject.place
         message = f"{flag} is {given:g} here and {planned:g} in the plan"

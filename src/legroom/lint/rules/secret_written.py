@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.deployments.subjects import Started
+from legroom.deployments.subjects import StartedServer
 from legroom.lint.context import Context, finding, flag_word
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.finding import LintFinding, Rule
 from legroom.vllm.secret_words import SECRET_FLAGS
 
 RULE = Rule(
@@ -27,9 +27,9 @@ _STANDS_FOR = re.compile(
 """A word that is plainly not the secret; inside a longer word it may well be one."""
 
 
-def check(subject: Any, context: Context) -> Iterator[Finding]:
+def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """Variables and flags whose value stands there."""
-    if not isinstance(subject, Started):
+    if not isinstance(subject, StartedServer):
         return
     for name in _NAMES:
         word = subject.env.get(name)

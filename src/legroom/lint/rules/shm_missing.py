@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.deployments.subjects import Started
+from legroom.deployments.subjects import StartedServer
 from legroom.errors import LegroomError
 from legroom.lint.context import Context, finding
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.finding import LintFinding, Rule
 from legroom.units import MIB, human_bytes, parse_bytes
 
 RULE = Rule(
     "shm-missing",
     "warning",
     "Several ranks in a container without shared memory",
-    "Ranks talk through /dev/shm, of which a container has 64 MiB unless told; NCCL and vLLM's queues need more "
-    "(LR503).",
+    "Ranks communicate through /dev/shm, which has only 64 MiB in a container by default; NCCL and vLLM's queues need "
+    "more (LR503).",
 )
 RULES = (RULE,)
 _LEAST_BYTES = 512 * MIB
@@ -27,9 +27,9 @@ _HOW = {
 }
 
 
-def check(subject: Any, context: Context) -> Iterator[Finding]:
+def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """More than one GPU, and nothing or too little said about /dev/shm."""
-    if not isinstance(subject, Started) or not subject.in_container:
+    if not isinstance(subject, StartedServer) or not subject.in_container:
         return
     ranks = context.parsed(subject).args.engine_ranks
     if ranks < 2:

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.deployments.subjects import Started
+from legroom.deployments.subjects import StartedServer
 from legroom.exports.deploy.server import planned_server
 from legroom.exports.deploy.times import IMPORT_S, SHORTEST_ENGINE_S
 from legroom.lint.context import Context, finding
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.finding import LintFinding, Rule
 
 RULE = Rule(
     "start-too-short",
     "warning",
     "A start is called dead before it can be done",
-    "A probe or a timeout that is shorter than the load restarts the server for ever.",
+    "A probe or a timeout that is shorter than the load restarts the server forever.",
 )
 RULES = (RULE,)
 _LEAST_S = IMPORT_S + SHORTEST_ENGINE_S
 """The fastest start, without a single byte of weights."""
 
 
-def check(subject: Any, context: Context) -> Iterator[Finding]:
+def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """The limit against the planned load, or against a load of nothing where there is no plan."""
-    if not isinstance(subject, Started) or subject.start_limit is None:
+    if not isinstance(subject, StartedServer) or subject.start_limit is None:
         return
     limit = subject.start_limit
     plan = context.plan_of(subject)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.deployments.subjects import Started
+from legroom.deployments.subjects import StartedServer
 from legroom.lint.context import Context, finding, flag_word
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.finding import LintFinding, Rule
 from legroom.vllm.args import other_value
 
 RULE = Rule(
@@ -19,9 +19,9 @@ RULE = Rule(
 RULES = (RULE,)
 
 
-def check(subject: Any, context: Context) -> Iterator[Finding]:
+def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """--shutdown-timeout against what the file allows."""
-    if not isinstance(subject, Started) or subject.stop_limit is None:
+    if not isinstance(subject, StartedServer) or subject.stop_limit is None:
         return
     value = other_value(context.parsed(subject).args, "--shutdown-timeout")
     if value is None or not value.isdigit() or flag_word(subject, "--shutdown-timeout") is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from legroom.deployments.subjects import Unit
 from legroom.lint.context import Context, finding
-from legroom.lint.finding import Finding, Rule
+from legroom.lint.finding import LintFinding, Rule
 
 RULE = Rule(
     "unit-orphans",
@@ -19,7 +19,7 @@ RULE = Rule(
 RULES = (RULE,)
 
 
-def check(subject: Any, context: Context) -> Iterator[Finding]:
+def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """KillMode=process or none, and SIGKILL as the first signal."""
     if not isinstance(subject, Unit) or "vllm" not in subject.settings["ExecStart"].text.lower():
         return

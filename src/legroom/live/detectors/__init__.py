@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from legroom.live.detectors.base import Condition, Detector, DetectorFinding, Severity, Situation
 from legroom.live.detectors.crash_loop import CrashLoop
 from legroom.live.detectors.fragmentation import Fragmentation
@@ -22,6 +19,7 @@ from legroom.live.detectors.unreachable import Unreachable
 from legroom.live.metrics.sample import Look
 from legroom.live.metrics.window import Window
 from legroom.live.thresholds import DEFAULT, Thresholds
+from legroom.planning.plan_document import PlanDocument
 
 __all__ = ["DETECTORS", "Condition", "Detector", "DetectorFinding", "Severity", "Situation", "Watcher", "watch_all"]
 
@@ -43,7 +41,7 @@ DETECTORS: tuple[type[Detector], ...] = (
 """The gravest first: the first finding is what a server's state is named after."""
 
 
-def watch_all(levels: Thresholds = DEFAULT, plan: Mapping[str, Any] | None = None) -> tuple[Detector, ...]:
+def watch_all(levels: Thresholds = DEFAULT, plan: PlanDocument | None = None) -> tuple[Detector, ...]:
     """One detector of each kind, for one server."""
     return tuple(kind(levels, plan) for kind in DETECTORS)
 
@@ -51,7 +49,7 @@ def watch_all(levels: Thresholds = DEFAULT, plan: Mapping[str, Any] | None = Non
 class Watcher:
     """One server's window and detectors together."""
 
-    def __init__(self, server: str, levels: Thresholds = DEFAULT, plan: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, server: str, levels: Thresholds = DEFAULT, plan: PlanDocument | None = None) -> None:
         self.window = Window(server)
         self.detectors = watch_all(levels, plan)
         self.findings: tuple[DetectorFinding, ...] = ()

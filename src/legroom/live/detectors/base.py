@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from legroom.live.metrics.window import Window
 from legroom.live.thresholds import DEFAULT, Hold, Thresholds
+from legroom.planning.plan_document import PlanDocument
 from legroom.records import dataclass, field
 
 Severity = Literal["info", "warning", "critical"]
@@ -79,7 +80,7 @@ class Detector(ABC):
     what_helps: ClassVar[str]
     """In a sentence, for people."""
 
-    def __init__(self, thresholds: Thresholds = DEFAULT, plan: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, thresholds: Thresholds = DEFAULT, plan: PlanDocument | None = None) -> None:
         self.levels = thresholds
         self.plan = plan
         """The JSON document of `legroom plan`, where one is known."""

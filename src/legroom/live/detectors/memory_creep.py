@@ -78,8 +78,7 @@ class MemoryCreep(Detector):
         return Condition(True, False, reason, numbers)
 
     def _hours_left(self, line: Trend, bytes_now: float) -> float | None:
-        gpu = (self.plan or {}).get("gpu", {})
-        total = gpu.get("total_bytes", 0) * gpu.get("count", 1)
+        total = self.plan.gpu.total_bytes * (self.plan.gpu.count or 1) if self.plan else 0
         return max(total - bytes_now, 0.0) / line.slope / _HOUR_S if total > bytes_now else None
 
 

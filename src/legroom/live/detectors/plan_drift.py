@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from legroom.live.detectors.base import Condition, Detector, named
 from legroom.live.metrics.sample import EngineSample
 from legroom.live.metrics.window import Window
 from legroom.live.thresholds import Hold
+from legroom.planning.plan_document import PlanDocument
 
 
 class PlanDrift(Detector):
@@ -28,26 +26,27 @@ class PlanDrift(Detector):
     def measure(self, window: Window, now_s: float) -> Condition | None:
         """The engine that is furthest off; None without a plan or a pool."""
         planned = _planned_tokens(self.plan)
-        if planned is None or not window.is_answering or window.latest is None:
+        if self.plan is None or planned is None or not window.is_answering or window.latest is None:
             return None
         seen = [engine for engine in window.latest.engines if _block_tokens(engine)]
         if not seen:
             return None
         worst = max(seen, key=lambda engine: abs(_block_tokens(engine) / planned - 1))
-        return self._condition(worst, planned, window)
+        return self._condition(worst, self.plan, planned, window)
 
-    def _condition(self, engine: EngineSample, planned: float, window: Window) -> Condition:
+    def _condition(self, engine: EngineSample, plan: PlanDocument, planned: float, window: Window) -> Condition:
         tokens = _block_tokens(engine)
         off = tokens / planned - 1
-        low, high = _band(self.plan or {})
+        low, high = _band(plan)
         allowed = self.levels.drift_pool_ratio
         if min(low, -allowed) <= off <= max(high, allowed):
             return Condition(False, True)
         which = named(engine.key, window)
-        concurrency = _number((self.plan or {}).get("kv", {}).get("max_concurrency"))
         more = ""
-        if engine.max_concurrency and concurrency:
-            more = f"; {engine.max_concurrency:.1f} full-length requests at once instead of {concurrency:.1f}"
+        if engine.max_concurrency and plan.kv.max_concurrency > 0:
+            more = (
+                f"; {engine.max_concurrency:.1f} full-length requests at once instead of {plan.kv.max_concurrency:.1f}"
+            )
         reason = (
             f"the KV pool{f' of {which}' if which else ''} holds {tokens:,} tokens, the plan said {planned:,.0f} "
             f"({off:+.0%}){more}"
@@ -61,20 +60,13 @@ def _block_tokens(engine: EngineSample) -> int:
     return (engine.num_blocks or 0) * (engine.block_size or 0)
 
 
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 else None
-
-
-def _planned_tokens(plan: Mapping[str, Any] | None) -> float | None:
+def _planned_tokens(plan: PlanDocument | None) -> float | None:
     """Blocks times block size, as vLLM reports them, null block included."""
-    kv = (plan or {}).get("kv", {})
-    blocks, size = _number(kv.get("num_blocks")), _number(kv.get("block_size"))
-    return blocks * size if blocks and size else None
+    return float(max(plan.kv.num_blocks, 0) * max(plan.kv.block_size, 0)) or None if plan else None
 
 
-def _band(plan: Mapping[str, Any]) -> tuple[float, float]:
+def _band(plan: PlanDocument) -> tuple[float, float]:
     """How far off the plan itself says that it may be."""
-    middle = _number(plan.get("layout", {}).get("kv_cache_bytes"))
-    sure = plan.get("confidence", {}).get("kv_cache_bytes", {})
-    low, high = _number(sure.get("low")), _number(sure.get("high"))
-    return (low / middle - 1, high / middle - 1) if middle and low and high else (0.0, 0.0)
+    middle, band = plan.layout.kv_cache_bytes, plan.confidence.get("kv_cache_bytes")
+    low, high = (band.low or 0, band.high or 0) if band else (0, 0)
+    return (low / middle - 1, high / middle - 1) if min(middle, low, high) > 0 else (0.0, 0.0)

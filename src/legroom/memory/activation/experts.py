@@ -8,7 +8,7 @@ from legroom.facts.gpus import HOPPER
 from legroom.facts.model import Experts
 from legroom.facts.releases import release as known_release
 from legroom.memory.activation.layers import layer_kinds
-from legroom.memory.remember import of_structure
+from legroom.memory.cache import cached_by_model
 from legroom.records import dataclass
 from legroom.units import cdiv, round_up
 
@@ -32,12 +32,12 @@ class ExpertScratch:
 
 def expert_scratch(model: Model, settings: EngineSettings, gpu: Gpu) -> ExpertScratch:
     """The largest buffers that any expert layer asks for."""
-    kinds = of_structure(layer_kinds, model)
+    kinds = cached_by_model(layer_kinds, model)
     blocks = {layer.feedforward for layer, _ in kinds if isinstance(layer.feedforward, Experts)}
     if not blocks:
         return ExpertScratch()
-    found = [_of_block(block, model, settings, gpu) for block in blocks]
-    return max(found, key=lambda scratch: scratch.kept_elements + scratch.passing_elements)
+    scratches = [_of_block(block, model, settings, gpu) for block in blocks]
+    return max(scratches, key=lambda scratch: scratch.kept_elements + scratch.passing_elements)
 
 
 def _uses_deep_gemm(model: Model, settings: EngineSettings, gpu: Gpu, inner: int, width: int) -> bool:

@@ -11,9 +11,10 @@ cut; without it, Python's local variables keep a few hidden states that the comp
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import singledispatch
 from typing import TYPE_CHECKING
 
-from legroom.facts.attention import Attention, LatentAttention, Mixer, StateSpace
+from legroom.facts.attention import Attention, LatentAttention, Mixer, StateSpace, recurrent
 from legroom.facts.fit import constants
 from legroom.facts.model import Dense, Experts
 from legroom.records import dataclass
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class LayerPeak:
     """Elements alive at one moment, for each token, and how they add up."""
 
     where: str
@@ -69,51 +70,60 @@ class Widths:
 
 def layer_kinds(model: Model, start: int = 0, stop: int | None = None) -> tuple[tuple[Layer, bool], ...]:
     """Every kind of layer, and whether experts ran before it: the greediest sets the peak, however many there are."""
-    found: dict[tuple[Layer, bool], None] = {}
+    kinds: dict[tuple[Layer, bool], None] = {}
     after_experts = False
     for layer in model.layers[start:stop]:
-        found[layer, after_experts] = None
+        kinds[layer, after_experts] = None
         after_experts = after_experts or isinstance(layer.feedforward, Experts)
-    return tuple(found)
+    return tuple(kinds)
 
 
-def moments(model: Model, start: int, stop: int, how: Execution) -> tuple[Moment, ...]:
+def layer_peaks(model: Model, start: int, stop: int, how: Execution) -> tuple[LayerPeak, ...]:
     """Every moment that may be the peak of a forward pass: one a kind of layer, block and side of the first experts."""
     kinds, hidden, model_type = layer_kinds(model, start, stop), model.hidden_size, model.model_type
     mixers = [layer.mixer for layer, _ in kinds]
-    held = max((held_by_mixer(mixer, model_type, how.ranks) for mixer in mixers), default=0)
+    kept = max((held_by_mixer(mixer, model_type, how.ranks) for mixer in mixers), default=0)
     carried = max((carried_to_mixer(mixer, model_type, how.ranks) for mixer in mixers), default=0)
     result = []
     for layer, after in kinds:
-        own = held_by_mixer(layer.mixer, model_type, how.ranks) if layer.mixer else held
-        block = feedforward_moment(layer, Widths(hidden, model_type, how, own))
+        own = held_by_mixer(layer.mixer, model_type, how.ranks) if layer.mixer else kept
+        block = feedforward_peak(layer, Widths(hidden, model_type, how, own))
         if block:
             result.append(replace(block, after_experts=after or block.where == "experts"))
-        mixer_at = mixer_moment(layer, Widths(hidden, model_type, how, carried))
+        mixer_at = mixer_peak(layer.mixer, Widths(hidden, model_type, how, carried))
         if mixer_at:
             result.append(replace(mixer_at, after_experts=after))
     return tuple(result)
 
 
+@singledispatch
 def held_by_mixer(mixer: Mixer | None, model_type: str, ranks: int) -> int:
     """What stays alive of a mixer while the compiled piece behind it runs."""
-    if isinstance(mixer, Attention | LatentAttention):
-        return cdiv(mixer.heads, ranks) * mixer.v_head_dim
-    if isinstance(mixer, StateSpace):
-        projected, inner = state_space_widths(mixer, ranks)
-        if mixer.kind == "gdn":
-            # Qwen3-Next reorders its projection into copies, so the projection itself is freed.
-            return 2 * inner if model_type.startswith("qwen3_next") else projected + 2 * inner
-        return projected + inner
     return 0
+
+
+@held_by_mixer.register(Attention)
+@held_by_mixer.register(LatentAttention)
+def _held_by_heads(mixer: Attention | LatentAttention, model_type: str, ranks: int) -> int:
+    return cdiv(mixer.heads, ranks) * mixer.v_head_dim
+
+
+@held_by_mixer.register(StateSpace)
+def _held_by_state_space(mixer: StateSpace, model_type: str, ranks: int) -> int:
+    projected, inner = state_space_widths(mixer, ranks)
+    if mixer.kind == "gdn":
+        # Qwen3-Next reorders its projection into copies, so the projection itself is freed.
+        return 2 * inner if model_type.startswith("qwen3_next") else projected + 2 * inner
+    return projected + inner
 
 
 def carried_to_mixer(mixer: Mixer | None, model_type: str, ranks: int) -> int:
     """What is left of it when the next mixer starts: a gated delta net's normed output is gone by then."""
-    held = held_by_mixer(mixer, model_type, ranks)
-    if isinstance(mixer, StateSpace) and mixer.kind == "gdn" and not model_type.startswith("qwen3_next"):
-        return held - state_space_widths(mixer, ranks)[1]
-    return held
+    kept = held_by_mixer(mixer, model_type, ranks)
+    for gated in recurrent([mixer]):
+        if gated.kind == "gdn" and not model_type.startswith("qwen3_next"):
+            return kept - state_space_widths(gated, ranks)[1]
+    return kept
 
 
 def state_space_widths(mixer: StateSpace, ranks: int) -> tuple[int, int]:
@@ -133,35 +143,34 @@ def state_space_widths(mixer: StateSpace, ranks: int) -> tuple[int, int]:
     return (3 if mixer.kind == "short_conv" else 2) * inner, inner
 
 
-def mixer_moment(layer: Layer, at: Widths) -> Moment | None:
+@singledispatch
+def mixer_peak(mixer: Mixer | None, at: Widths) -> LayerPeak | None:
     """The projections of a mixer and its output, beside the residual."""
-    if isinstance(layer.mixer, Attention):
-        return _attention(layer.mixer, at)
-    if isinstance(layer.mixer, LatentAttention):
-        return _latent(layer.mixer, at)
-    if isinstance(layer.mixer, StateSpace):
-        return _state_space(layer.mixer, at)
     return None
 
 
-def _attention(mixer: Attention, at: Widths) -> Moment:
+@mixer_peak.register(Attention)
+def _attention(mixer: Attention, at: Widths) -> LayerPeak:
     heads, kv_heads = cdiv(mixer.heads, at.ranks), max(1, mixer.kv_heads // at.ranks)
     query, key, value = heads * mixer.head_dim, kv_heads * mixer.head_dim, kv_heads * mixer.v_head_dim
     gate = query if mixer.output_gate else 0
     projected, output = query + gate + key + value, heads * mixer.v_head_dim
     if at.compiled:
         elements = at.held + 2 * at.hidden + projected + gate + query + key + output
-        return Moment("attention", elements, "last output + 2 x hidden + qkv + rotated q, k + output")
+        return LayerPeak("attention", elements, "last output + 2 x hidden + qkv + rotated q, k + output")
     if mixer.qk_norm and at.model_type.startswith(tuple(constants()["eager"]["float32_norms"])):
         elements = 2 * at.hidden + projected + 6 * query + 2 * gate
-        return Moment("attention", elements, "2 x hidden + qkv + q normed in float32")
+        return LayerPeak("attention", elements, "2 x hidden + qkv + q normed in float32")
     normed = query + key if mixer.qk_norm else 0
+    if normed and at.model_type.startswith(tuple(constants()["eager"]["normed_values"])):
+        normed += value
     quantized = output // 2 + output // 64 if at.execution.blockwise_activations else 0
     elements = 3 * at.hidden + projected + normed + 2 * gate + output + quantized
-    return Moment("attention", elements, "3 x hidden + qkv + normed q, k + output")
+    return LayerPeak("attention", elements, "3 x hidden + qkv + normed q, k + output")
 
 
-def _latent(mixer: LatentAttention, at: Widths) -> Moment:
+@mixer_peak.register(LatentAttention)
+def _latent(mixer: LatentAttention, at: Widths) -> LayerPeak:
     heads = cdiv(mixer.heads, at.ranks)
     query = heads * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim)
     output, query_latent = heads * mixer.v_head_dim, mixer.q_lora_rank or 0
@@ -169,29 +178,30 @@ def _latent(mixer: LatentAttention, at: Widths) -> Moment:
     elements = at.hidden + query + output + latent
     if not at.compiled:
         elements += at.hidden + mixer.kv_lora_rank + query_latent
-    return Moment("latent attention", elements, "hidden + q + latents + output")
+    return LayerPeak("latent attention", elements, "hidden + q + latents + output")
 
 
-def _state_space(mixer: StateSpace, at: Widths) -> Moment:
+@mixer_peak.register(StateSpace)
+def _state_space(mixer: StateSpace, at: Widths) -> LayerPeak:
     projected, inner = state_space_widths(mixer, at.ranks)
     name = {"gdn": "gated delta net"}.get(mixer.kind, "state space")
     if mixer.kind == "gdn":
         copies = projected - inner if at.model_type.startswith("qwen3_next") else 0
         if at.compiled:
             elements = at.held + 2 * at.hidden + projected + copies + 2 * inner
-            return Moment(name, elements, "last mixer's tensors + 2 x hidden + projections + output")
-        return Moment(name, 7 * at.hidden + projected + copies + 4 * inner, "7 x hidden + projections + output")
+            return LayerPeak(name, elements, "last mixer's tensors + 2 x hidden + projections + output")
+        return LayerPeak(name, 7 * at.hidden + projected + copies + 4 * inner, "7 x hidden + projections + output")
     if at.compiled:
-        return Moment(
+        return LayerPeak(
             name, at.held + 3 * at.hidden + projected + inner, "last mixer's tensors + 3 x hidden + projections"
         )
     if mixer.kind == "mamba2" and dict(mixer.config).get("n_groups", 1) > 1:
         # The gated norm over several groups runs in plain torch, in float32.
-        return Moment(name, 2 * at.hidden + projected + 5 * inner, "2 x hidden + projection + norm in float32")
-    return Moment(name, 4 * at.hidden + projected + 2 * inner, "4 x hidden + projection + output")
+        return LayerPeak(name, 2 * at.hidden + projected + 5 * inner, "2 x hidden + projection + norm in float32")
+    return LayerPeak(name, 4 * at.hidden + projected + 2 * inner, "4 x hidden + projection + output")
 
 
-def feedforward_moment(layer: Layer, at: Widths) -> Moment | None:
+def feedforward_peak(layer: Layer, at: Widths) -> LayerPeak | None:
     """A feed-forward block at its widest: gate and up, and their product."""
     block = layer.feedforward
     if isinstance(block, Experts):
@@ -199,7 +209,7 @@ def feedforward_moment(layer: Layer, at: Widths) -> Moment | None:
     return _dense(block, at) if isinstance(block, Dense) else None
 
 
-def _dense(block: Dense, at: Widths) -> Moment:
+def _dense(block: Dense, at: Widths) -> LayerPeak:
     inner = cdiv(block.intermediate_size, at.ranks)
     if not at.compiled:
         fit = constants()["eager"]
@@ -207,24 +217,24 @@ def _dense(block: Dense, at: Widths) -> Moment:
         times = 3 if block.gated else 2
         # Block-wise fp8 quantizes the product before the gate is freed: a byte a value and a scale every 128.
         quantized = inner // 2 + inner // 64 if at.execution.blockwise_activations else 0
-        return Moment("feed-forward", times * inner + hidden + quantized, f"{times} x intermediate + hidden states")
+        return LayerPeak("feed-forward", times * inner + hidden + quantized, f"{times} x intermediate + hidden states")
     # Compiled, an 8-bit product is written at once: half an element a value.
     product = inner // 2 if at.execution.quantized_activations and block.gated else inner
     before = 2 * inner if block.gated else inner
-    return Moment(
+    return LayerPeak(
         "feed-forward",
         before + product + 2 * at.hidden + at.held,
         ("gate, up and their product" if block.gated else "two intermediates") + " + 2 x hidden + mixer's tensors",
     )
 
 
-def _experts(block: Experts, at: Widths) -> Moment:
+def _experts(block: Experts, at: Widths) -> LayerPeak:
     shared = 3 * cdiv(block.shared_intermediate_size, at.ranks)
     beside = block.parallel_dense
     if beside is not None:
         shared = max(shared, (3 if beside.gated else 2) * cdiv(beside.intermediate_size, at.ranks))
     # Either the shared experts are at their widest, or their output waits beside that of the routed ones.
     waiting = 7 * at.hidden + at.held if at.compiled else 6 * at.hidden
-    held = at.held if at.compiled else 0
-    elements = max(held + 4 * at.hidden + shared, waiting if shared else 0) + 2 * block.num_experts
-    return Moment("experts", elements, "mixer's tensors + hidden states + router + shared experts")
+    kept = at.held if at.compiled else 0
+    elements = max(kept + 4 * at.hidden + shared, waiting if shared else 0) + 2 * block.num_experts
+    return LayerPeak("experts", elements, "mixer's tensors + hidden states + router + shared experts")

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from legroom.facts.attention import LatentAttention
+from legroom.facts.attention import latent
 from legroom.facts.fit import constants
 from legroom.facts.gpus import HOPPER
 from legroom.facts.model import Experts
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term, estimated
-from legroom.memory.activation.encoder import encoder_profile
+from legroom.memory.activation.encoder.profile import encoder_profile
 from legroom.memory.activation.experts import expert_scratch
-from legroom.memory.activation.layers import Execution, Moment, layer_kinds, moments
+from legroom.memory.activation.layers import Execution, LayerPeak, layer_kinds, layer_peaks
 from legroom.memory.activation.sampler import sampling
+from legroom.memory.cache import cached, cached_by_model
 from legroom.memory.dtypes import dtype_bytes
-from legroom.memory.remember import of_structure, remembered
 from legroom.memory.runner_buffers import latent_workspace_tokens
 from legroom.memory.stages import stage_range
 from legroom.units import KIB, MIB, cdiv
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
     """Peak of the profile run above the weights, with a warm compile cache."""
-    return remembered(_activation, model, settings, gpu, pp_rank)
+    return cached(_activation, model, settings, gpu, pp_rank)
 
 
 def activation_cold(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
@@ -49,8 +49,8 @@ def forward_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int
     """What the greediest moment of a full batch allocates and frees again, without workspaces that stay."""
     passing = expert_scratch(model, settings, gpu).passing_elements
     width = element_bytes(settings)
-    found = (_moment_bytes(m, model, settings, passing, width) for m in _stage_moments(model, settings, pp_rank))
-    return max(found, default=0)
+    peaks = (_peak_bytes(m, model, settings, passing, width) for m in _stage_peaks(model, settings, pp_rank))
+    return max(peaks, default=0)
 
 
 def is_compiled(settings: EngineSettings) -> bool:
@@ -72,25 +72,50 @@ def cublas_workspace(gpu: Gpu) -> int:
 
 def _activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> Figure:
     scratch = expert_scratch(model, settings, gpu)
-    encoder = encoder_profile(model, settings) if pp_rank == 0 else None
+    encoder = encoder_profile(model, settings, gpu) if pp_rank == 0 else None
     images = encoder.kept_bytes if encoder else 0
     kept = scratch.kept_elements * element_bytes(settings)
     at_forward, forward_terms = _at_forward(model, settings, gpu, pp_rank)
     at_sampling, how = _at_sampling(model, settings, gpu, pp_rank)
+    buffered = _buffered_embeddings(model, settings) if encoder else 0
     terms: tuple[Term, ...] = (Term("encoder outputs", images, encoder.how),) if encoder and images else ()
-    if encoder and encoder.peak_bytes > images + max(at_forward, at_sampling + kept):
-        peak, terms = encoder.peak_bytes, (Term("encoder", encoder.peak_bytes, encoder.peak_how),)
-    elif at_sampling + kept > at_forward:
+    doubt = 0
+    in_tower = encoder.peak_bytes + cublas_workspace(gpu) if encoder else 0
+    if encoder and in_tower > images + max(at_forward - buffered, at_sampling + kept):
+        cublas = in_tower - encoder.peak_bytes
+        terms = (
+            Term("encoder", encoder.peak_bytes, encoder.peak_how),
+            Term("cuBLAS workspace", cublas, "kept by torch"),
+        )
+        peak, doubt = in_tower, encoder.spread_bytes
+    elif at_sampling + kept > at_forward - buffered:
         peak = at_sampling + kept + images
         terms += (Term("experts' workspace", kept, "kept for every later step"),) if kept else ()
         terms += (Term("logits and sampler", at_sampling, how),)
     else:
-        peak, terms = at_forward + images, terms + forward_terms
+        peak, terms = at_forward - buffered + images, terms + forward_terms
+        if buffered:
+            terms += (Term("embeddings", -buffered, "read from a buffer that was there before the profile run"),)
     slack = _reserved_slack(peak, settings)
     if slack:
         terms += (Term("reserved but unused", slack, "before 0.6.4 all that torch held on to was charged"),)
-    spread = _spread(peak) + slack // 2
-    return estimated(peak + slack, peak + slack - spread, peak + slack + spread, terms)
+    spread = max(_spread(peak), doubt) + slack // 2
+    least = max(at_forward - buffered, at_sampling + kept - _saved_by_flashinfer(model, settings, gpu)) + images
+    low = min(peak, max(least, in_tower)) + slack - spread
+    return estimated(peak + slack, low, peak + slack + spread, terms)
+
+
+def _saved_by_flashinfer(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
+    """What the profile run samples less where the installation turns out to have FlashInfer's sampler."""
+    sample = sampling(model, settings, gpu)
+    return sample.bytes - sample.least_bytes if sample.least_bytes >= 0 else 0
+
+
+def _buffered_embeddings(model: Model, settings: EngineSettings) -> int:
+    """A multimodal model reads its embeddings from a buffer; eager, a text model's are one more tensor."""
+    if is_compiled(settings) or settings.engine == "V0":
+        return 0
+    return settings.max_num_batched_tokens * model.hidden_size * element_bytes(settings)
 
 
 def _reserved_slack(peak: int, settings: EngineSettings) -> int:
@@ -101,7 +126,7 @@ def _reserved_slack(peak: int, settings: EngineSettings) -> int:
     return int(peak * fit["relative"] + fit["fixed_mib"] * MIB)
 
 
-def _stage_moments(model: Model, settings: EngineSettings, pp_rank: int) -> tuple[Moment, ...]:
+def _stage_peaks(model: Model, settings: EngineSettings, pp_rank: int) -> tuple[LayerPeak, ...]:
     execution = Execution(
         settings.tensor_parallel_size,
         is_compiled(settings),
@@ -109,7 +134,7 @@ def _stage_moments(model: Model, settings: EngineSettings, pp_rank: int) -> tupl
         bool(model.quantization and model.quantization.block and model.quantization.weight_bits == 8),
     )
     indices = stage_range(len(model.layers), settings, pp_rank)
-    return of_structure(moments, model, indices.start, indices.stop, execution)
+    return cached_by_model(layer_peaks, model, indices.start, indices.stop, execution)
 
 
 def _at_forward(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tuple[int, tuple[Term, ...]]:
@@ -118,8 +143,8 @@ def _at_forward(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) 
     scratch = expert_scratch(model, settings, gpu)
     best = 0
     best_terms: tuple[Term, ...] = ()
-    for moment in _stage_moments(model, settings, pp_rank):
-        live = _moment_bytes(moment, model, settings, scratch.passing_elements, width)
+    for moment in _stage_peaks(model, settings, pp_rank):
+        live = _peak_bytes(moment, model, settings, scratch.passing_elements, width)
         kept = scratch.kept_elements * width if moment.after_experts else 0
         if live + kept > best:
             best = live + kept
@@ -131,7 +156,7 @@ def _at_forward(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) 
     return best + cublas, (*best_terms, Term("cuBLAS workspace", cublas, "kept by torch"))
 
 
-def _moment_bytes(moment: Moment, model: Model, settings: EngineSettings, passing: int, width: int) -> int:
+def _peak_bytes(moment: LayerPeak, model: Model, settings: EngineSettings, passing: int, width: int) -> int:
     elements = moment.elements * settings.max_num_batched_tokens
     if moment.where == "experts":
         elements += passing
@@ -145,8 +170,8 @@ def _expanded_prefill(model: Model, settings: EngineSettings) -> int:
     if known_release(settings.release).before("0.8.0"):
         return 0
     tokens = latent_workspace_tokens(settings)
-    kinds = of_structure(layer_kinds, model)
-    mixers = [layer.mixer for layer, _ in kinds if isinstance(layer.mixer, LatentAttention)]
+    kinds = cached_by_model(layer_kinds, model)
+    mixers = latent(layer.mixer for layer, _ in kinds)
     ranks = settings.tensor_parallel_size
     return max(tokens * cdiv(m.heads, ranks) * (m.qk_nope_head_dim + m.v_head_dim) for m in mixers)
 
@@ -172,7 +197,7 @@ def _quantizes_activations(model: Model) -> bool:
 
 def _never_calls_cublas(model: Model) -> bool:
     scheme = model.quantization
-    experts = any(isinstance(layer.feedforward, Experts) for layer, _ in of_structure(layer_kinds, model))
+    experts = any(isinstance(layer.feedforward, Experts) for layer, _ in cached_by_model(layer_kinds, model))
     return scheme is not None and not experts and scheme.method != "mxfp4"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import lcm
 from typing import TYPE_CHECKING
 
-from legroom.facts.attention import Attention, LatentAttention, StateSpace
+from legroom.facts.attention import LatentAttention, latent, recurrent, with_kv_heads
 from legroom.facts.releases import Release
 from legroom.facts.releases import release as known_release
 from legroom.records import dataclass
@@ -35,29 +35,27 @@ def attention_backend(model: Model, settings: EngineSettings, gpu: Gpu) -> Backe
     """The backend that serves the attention layers, as far as block sizes go."""
     release = known_release(settings.release)
     mixers = [layer.mixer for layer in model.layers]
-    latent = next((mixer for mixer in mixers if isinstance(mixer, LatentAttention)), None)
-    if latent is not None:
-        return _latent_backend(latent, settings, gpu, release)
-    sparse = any(isinstance(mixer, Attention) and mixer.index_head_dim for mixer in mixers)
-    if sparse:
+    if latents := latent(mixers):
+        return _latent_backend(latents[0], settings, gpu, release)
+    if any(mixer.index_head_dim for mixer in with_kv_heads(mixers)):
         return Backend("MINIMAX_M3_SPARSE", 128, 128)
     return Backend("FLASH_ATTN", 16, DEFAULT_BLOCK_SIZE)
 
 
-def _latent_backend(latent: LatentAttention, settings: EngineSettings, gpu: Gpu, release: Release) -> Backend:
+def _latent_backend(mixer: LatentAttention, settings: EngineSettings, gpu: Gpu, release: Release) -> Backend:
     major = gpu.compute_capability[0]
     quantized = settings.kv_cache_dtype.startswith(("fp8", "nvfp4"))
     named = (settings.given.attention_backend or settings.given.env.get("VLLM_ATTENTION_BACKEND") or "").upper()
-    if latent.compress_ratio or latent.window is not None:
+    if mixer.compress_ratio or mixer.window is not None:
         return Backend("DEEPSEEK_SPARSE_SWA", 32, _COMPRESSED_BLOCK_SIZE)
-    if latent.index_heads or latent.index_head_dim:
+    if mixer.index_heads or mixer.index_head_dim:
         return Backend("FLASHMLA_SPARSE", 64, 64)
     if release.before("0.8.0") or settings.given.env.get("VLLM_MLA_DISABLE") == "1":
         return Backend("TRITON_MLA", 16, DEFAULT_BLOCK_SIZE)
     if named in ("TRITON_MLA", "TRITON_MLA_VLLM_V1"):
         return Backend(named, 16, DEFAULT_BLOCK_SIZE)
     if major == 10:
-        return _latent_backend_blackwell(latent, release, named)
+        return _latent_backend_blackwell(mixer, release, named)
     if major == 9 and release.at_least("0.8.0"):
         # FlashMLA was the first choice on Hopper until FlashAttention's MLA kernel, which takes no fp8 cache.
         flash_attention = named == "FLASH_ATTN_MLA" or (release.at_least("0.18.0") and not quantized)
@@ -94,7 +92,7 @@ def state_cache_mode(model: Model, settings: EngineSettings) -> str:
     release = known_release(settings.release)
     if release.before("0.11.1") or not settings.enable_prefix_caching:
         return "none"
-    kinds = {layer.mixer.kind for layer in model.layers if isinstance(layer.mixer, StateSpace)}
+    kinds = {mixer.kind for mixer in recurrent(layer.mixer for layer in model.layers)}
     keeps_all = kinds <= {"mamba1", "mamba2"} and release.before("0.32.0")
     if release.before("0.15.0"):
         return "all" if keeps_all else "none"
@@ -114,8 +112,8 @@ def aligned_block_size(
     if release.before("0.10.0") or state_bytes == 0 or token_bytes == 0:
         return block_size
     backend = attention_backend(model, settings, gpu)
-    latent = any(isinstance(layer.mixer, LatentAttention) for layer in model.layers)
-    step = _alignment_step(backend, latent, gpu, release, block_size)
+    latents = latent(layer.mixer for layer in model.layers)
+    step = _alignment_step(backend, bool(latents), gpu, release, block_size)
     if state_cache_mode(model, settings) == "all":
         chunk = settings.given.mamba_block_size or _scan_chunk(model)
         step = lcm(chunk, step)
@@ -127,19 +125,17 @@ def aligned_block_size(
     return max(block_size, wanted)
 
 
-def _alignment_step(backend: Backend, latent: bool, gpu: Gpu, release: Release, block_size: int) -> int:
+def _alignment_step(backend: Backend, is_latent: bool, gpu: Gpu, release: Release, block_size: int) -> int:
     if release.before("0.11.1"):
         return 16
     if release.before("0.20.0"):
-        if latent:
+        if is_latent:
             return 128 if backend.name == "CUTLASS_MLA" else 64
         return 32 if gpu.compute_capability[0] == 10 and release.before("0.19.0") else 16
     step = max(backend.smallest_block, block_size)
-    return max(step, 128) if latent else step
+    return max(step, 128) if is_latent else step
 
 
 def _scan_chunk(model: Model) -> int:
-    chunks = [
-        dict(layer.mixer.config).get("chunk_size", 1) for layer in model.layers if isinstance(layer.mixer, StateSpace)
-    ]
+    chunks = [dict(mixer.config).get("chunk_size", 1) for mixer in recurrent(layer.mixer for layer in model.layers)]
     return max(chunks, default=1)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import singledispatch
 from typing import TYPE_CHECKING
 
-from legroom.facts.attention import Attention, LatentAttention, Mixer, StateSpace
+from legroom.facts.attention import Attention, LatentAttention, Mixer, StateSpace, attending, recurrent
 from legroom.facts.releases import Release
 from legroom.facts.releases import release as known_release
 from legroom.memory.dtypes import head_token_bytes, latent_token_bytes
@@ -63,10 +64,10 @@ def kv_specs(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> 
         layer = model.layers[index]
         for position, mixer in enumerate((layer.mixer, *layer.also)):
             if mixer is not None:
-                specs.update(_layer_specs(f"{index}.{position}", mixer, terms))
+                specs.update(_layer_specs(mixer, f"{index}.{position}", terms))
     if pp_rank == settings.pipeline_parallel_size - 1:
         for index, mixer in enumerate(draft_mixers(model, settings)):
-            specs.update(_layer_specs(f"{DRAFT}{index}", mixer, terms))
+            specs.update(_layer_specs(mixer, f"{DRAFT}{index}", terms))
     return specs
 
 
@@ -86,7 +87,7 @@ def draft_mixers(model: Model, settings: EngineSettings) -> tuple[Mixer, ...]:
     if model.draft is not None:
         mixed = (mixer for layer in model.draft.layers for mixer in (layer.mixer, *layer.also))
         return tuple(mixer for mixer in mixed if mixer is not None)
-    attention = [layer.mixer for layer in model.layers if isinstance(layer.mixer, Attention | LatentAttention)]
+    attention = attending(layer.mixer for layer in model.layers)
     full = [mixer for mixer in attention if mixer.window is None]
     # An EAGLE head is one full-attention layer of the target's own width.
     return ((full or attention)[-1],) if attention and method.startswith("eagle") else ()
@@ -98,7 +99,7 @@ def _terms(model: Model, settings: EngineSettings, gpu: Gpu) -> _Terms:
     size = block_size_before_alignment(model, settings, gpu)
     mode = state_cache_mode(model, settings)
     padding = None
-    states = [layer.mixer for layer in model.layers if isinstance(layer.mixer, StateSpace)]
+    states = recurrent(layer.mixer for layer in model.layers)
     token_bytes = _attention_token_bytes(model, settings)
     if states and token_bytes:
         largest = max(state_bytes(mixer, model, settings) for mixer in dict.fromkeys(states))
@@ -111,13 +112,27 @@ def _attention_token_bytes(model: Model, settings: EngineSettings) -> int:
     """One token of one attention layer, as the hybrid alignment computes it; 0 without attention."""
     for layer in model.layers:
         for mixer in (layer.mixer, *layer.also):
-            if isinstance(mixer, LatentAttention):
-                return latent_token_bytes(_latent_width(mixer), settings.kv_cache_dtype, settings.dtype)
-            if isinstance(mixer, Attention) and mixer.causal and not mixer.shares_kv:
-                return _heads(mixer, settings) * head_token_bytes(
-                    mixer.head_dim, mixer.head_dim, settings.kv_cache_dtype, settings.dtype
-                )
+            if token_bytes := _token_bytes(mixer, settings):
+                return token_bytes
     return 0
+
+
+@singledispatch
+def _token_bytes(mixer: Mixer | None, settings: EngineSettings) -> int:
+    return 0
+
+
+@_token_bytes.register(LatentAttention)
+def _latent_bytes(mixer: LatentAttention, settings: EngineSettings) -> int:
+    return latent_token_bytes(mixer.latent_width, settings.kv_cache_dtype, settings.dtype)
+
+
+@_token_bytes.register(Attention)
+def _heads_bytes(mixer: Attention, settings: EngineSettings) -> int:
+    if mixer.shares_kv or not mixer.causal:
+        return 0
+    width = head_token_bytes(mixer.head_dim, mixer.head_dim, settings.kv_cache_dtype, settings.dtype)
+    return _heads(mixer, settings) * width
 
 
 def _heads(mixer: Attention, settings: EngineSettings) -> int:
@@ -125,15 +140,19 @@ def _heads(mixer: Attention, settings: EngineSettings) -> int:
     return max(1, mixer.kv_heads // settings.tensor_parallel_size)
 
 
-def _latent_width(mixer: LatentAttention) -> int:
-    return mixer.kv_lora_rank + mixer.qk_rope_head_dim
+@singledispatch
+def _layer_specs(mixer: Mixer, name: str, terms: _Terms) -> dict[str, CacheSpec]:
+    """The caches that a mixer keeps, by name."""
+    raise TypeError(type(mixer))
 
 
-def _layer_specs(name: str, mixer: Mixer, terms: _Terms) -> dict[str, CacheSpec]:
-    if isinstance(mixer, StateSpace):
-        return {name: _state_spec(mixer, terms)}
-    if isinstance(mixer, LatentAttention):
-        return _latent_specs(name, mixer, terms)
+@_layer_specs.register(StateSpace)
+def _state_specs(mixer: StateSpace, name: str, terms: _Terms) -> dict[str, CacheSpec]:
+    return {name: _state_spec(mixer, terms)}
+
+
+@_layer_specs.register(Attention)
+def _attention_specs(mixer: Attention, name: str, terms: _Terms) -> dict[str, CacheSpec]:
     if mixer.shares_kv or (not mixer.causal and not mixer.cross):
         return {}
     specs: dict[str, CacheSpec] = {name: _attention_spec(mixer, terms)}
@@ -191,13 +210,14 @@ def _retained_tokens(terms: _Terms) -> int:
     return max(0, terms.settings.num_speculative_tokens - 1) if predicts_itself(method) else 0
 
 
-def _latent_specs(name: str, mixer: LatentAttention, terms: _Terms) -> dict[str, CacheSpec]:
+@_layer_specs.register(LatentAttention)
+def _latent_specs(mixer: LatentAttention, name: str, terms: _Terms) -> dict[str, CacheSpec]:
     if mixer.window is not None:
         return _compressed_specs(name, mixer, terms)
     if not keeps_latent(terms.settings):
         return {name: _unfolded_spec(mixer, terms)}
     settings = terms.settings
-    width = _latent_width(mixer)
+    width = mixer.latent_width
     dtype = settings.kv_cache_dtype
     if mixer.index_head_dim and dtype.startswith("fp8"):
         dtype = "fp8_ds_mla"
@@ -236,7 +256,7 @@ def _compressed_specs(name: str, mixer: LatentAttention, terms: _Terms) -> dict[
     """DeepSeek-V4: a window of raw states, compressed states, their compressor's state and an indexer."""
     packed = terms.settings.kv_cache_dtype in ("auto", "fp8", "fp8_ds_mla", "fp8_e4m3")
     alignment = 576 if packed else 512
-    width = _latent_width(mixer)
+    width = mixer.latent_width
     token_bytes = 584 if packed else latent_token_bytes(width, terms.settings.kv_cache_dtype, terms.settings.dtype)
     window = mixer.window or 0
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from bisect import bisect_left
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
+from legroom.figures import Term
 from legroom.memory.kv.layers import WHOLE_REQUEST
 from legroom.memory.kv.messages import check_text, too_long_text
 from legroom.memory.kv.shape import LONGEST_LEN, KvShape, demanded, kv_shape
+from legroom.memory.kv.specs import CacheSpec
 from legroom.memory.layout import Failure
 from legroom.records import dataclass, field
 from legroom.units import cdiv
@@ -59,6 +64,27 @@ class KvPlan:
         if self.shape.unsupported is not None:
             return 0
         return min(self.shape.longest_len(bytes_, stage) for stage, bytes_ in enumerate(self.checked_bytes))
+
+    @property
+    def token_terms(self) -> tuple[Term, ...]:
+        """How the bytes of a token come about: layers of one kind a term, on one GPU. Empty with V0."""
+        counts: Counter[CacheSpec] = Counter()
+        for group in self.shape.groups:
+            # A group names its one spec once, or each layer's own where they differ.
+            counts.update(group.specs if len(group.specs) == len(group.layers) else group.specs[:1] * len(group.layers))
+        return tuple(
+            Term(f"{number} {spec.title} layer{'s' if number > 1 else ''}", number * spec.bytes_of_token, spec.working)
+            for spec, number in counts.items()
+        )
+
+    def longest_for(self, requests: int) -> int:
+        """The context that each of so many running requests can grow to at once; at most max_model_len."""
+        if self.shape.is_empty or self.num_blocks <= 0:
+            return 0
+        holds = partial(_concurrency, self.shape, self.num_blocks)
+        lengths = range(1, self.max_model_len + 1)
+        # Concurrency falls as requests grow, so the lengths that are held are a run from the first on.
+        return bisect_left(lengths, True, key=lambda length: holds(length) < requests)
 
     @property
     def groups(self) -> tuple[KvGroup, ...]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from legroom.facts.releases import Release
 from legroom.facts.releases import release as known_release
 from legroom.memo import Memo
+from legroom.memory.cache import BUDGET, Inputs, cached
 from legroom.memory.kv.block_size import attention_backend
 from legroom.memory.kv.groups import CacheGroup, UnsupportedCache, cache_groups
 from legroom.memory.kv.layers import DRAFT, block_size, context_shards, kv_specs
@@ -98,7 +99,7 @@ def demanded(demand: Demand, length: int) -> int:
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageCaches:
     """The caches of one pipeline stage."""
 
     specs: dict[str, CacheSpec]
@@ -122,7 +123,7 @@ class KvShape:
     block_size: int
     """As the release reports it: tokens a block of the primary attention layers."""
     groups: tuple[CacheGroup, ...]
-    stages: tuple[Stage, ...]
+    stages: tuple[StageCaches, ...]
     printed: Demand = ()
     """What the concurrency line divides by: blocks of a request, or its bytes before 0.27."""
     context_shards: int = 1
@@ -168,30 +169,21 @@ def _longest(fits: Callable[[int], bool], limit: int) -> int:
     return low
 
 
-_shapes: Memo[KvShape] = Memo()
 _lengths: Memo[int] = Memo()
+
+
+_SHAPE_INPUTS = Inputs(
+    *BUDGET, "max_model_len", "auto_fit_len", "max_num_seqs", "enforce_eager", "cudagraph_mode",
+    "cudagraph_capture_sizes", "max_cudagraph_capture_size", "max_seq_len_to_capture", "graph_estimate_applied",
+)  # fmt: skip
 
 
 def kv_shape(model: Model, settings: EngineSettings, gpu: Gpu) -> KvShape:
     """The shape for these settings; the same object for settings that differ in lengths or memory alone."""
-    return _shapes.get((model, gpu), _key(settings), lambda: _shape(model, settings, gpu))
+    return cached(_shape, model, settings, gpu, inputs=_SHAPE_INPUTS)
 
 
-def _key(settings: EngineSettings) -> tuple[object, ...]:
-    given = settings.given
-    return (
-        settings.release, settings.engine, settings.dtype, settings.kv_cache_dtype,
-        settings.max_num_batched_tokens, settings.block_size, settings.tensor_parallel_size,
-        settings.pipeline_parallel_size, settings.decode_context_parallel_size,
-        settings.prefill_context_parallel_size, settings.enable_prefix_caching, settings.max_concurrent_batches,
-        settings.disable_hybrid_kv_cache_manager, settings.num_speculative_tokens, given.mamba_cache_dtype,
-        given.mamba_ssm_cache_dtype, given.mamba_cache_mode, given.mamba_block_size, given.attention_backend,
-        given.env.get("VLLM_ATTENTION_BACKEND"), given.env.get("VLLM_PP_LAYER_PARTITION"),
-        given.env.get("VLLM_MLA_DISABLE"), repr(given.speculative_config),
-    )  # fmt: skip
-
-
-def _shape(model: Model, settings: EngineSettings, gpu: Gpu) -> KvShape:
+def _shape(model: Model, settings: EngineSettings, gpu: Gpu, _: int) -> KvShape:
     release = known_release(settings.release)
     specs = [kv_specs(model, settings, gpu, rank) for rank in range(settings.pipeline_parallel_size)]
     size = block_size(model, settings, gpu)
@@ -215,19 +207,19 @@ def shape_of_specs(
     """The V1 planner on the caches of every stage."""
     now = era(release.version, "V1")
     empty = not any(specs)
-    states = any(isinstance(spec, StateSpec) for one in specs for spec in one.values())
+    states = any(isinstance(spec, StateSpec) for stage_specs in specs for spec in stage_specs.values())
     try:
         groups, stage_groups = _grouped(specs, release, hybrid_off, packed)
     except UnsupportedCache as problem:
-        stages = tuple(Stage(one, (), 0, (), ()) for one in specs)
+        stages = tuple(StageCaches(stage_specs, (), 0, (), ()) for stage_specs in specs)
         return KvShape(release, now, "V1", size, (), stages, (), shards, str(problem), empty, states)
     widths = [_bytes_per_block(own) for own in stage_groups]
     if release.within("0.7.3", "0.8.1"):
         # These releases sized every stage's blocks by the stage with the most layers.
         widths = [max(widths)] * len(widths)
     stages = tuple(
-        Stage(one, own, width, _block_demand(own), _needed_demand(now, one, own, groups, release))
-        for one, own, width in zip(specs, stage_groups, widths, strict=True)
+        StageCaches(stage_specs, own, width, _block_demand(own), _needed_demand(now, stage_specs, own, groups, release))
+        for stage_specs, own, width in zip(specs, stage_groups, widths, strict=True)
     )
     printed = _printed_demand(now, stages[0].groups)
     return KvShape(release, now, "V1", size, groups, stages, printed, shards, None, empty, states)
@@ -268,11 +260,11 @@ def _grouped(
     specs: Sequence[dict[str, CacheSpec]], release: Release, off: bool, packed: bool
 ) -> tuple[tuple[CacheGroup, ...], list[tuple[CacheGroup, ...]]]:
     if release.before("0.11.0"):
-        own = [cache_groups(one, release, hybrid_off=off) for one in specs]
+        own = [cache_groups(stage_specs, release, hybrid_off=off) for stage_specs in specs]
         return own[0], own
-    merged = {name: spec for one in specs for name, spec in one.items()}
+    merged = {name: spec for stage_specs in specs for name, spec in stage_specs.items()}
     groups = cache_groups(merged, release, hybrid_off=off, packed=packed)
-    return groups, [tuple(group.on_stage(one) for group in groups) for one in specs]
+    return groups, [tuple(group.on_stage(stage_specs) for group in groups) for stage_specs in specs]
 
 
 def _bytes_per_block(groups: Sequence[CacheGroup]) -> int:
@@ -283,14 +275,16 @@ def _v0_shape(specs: Sequence[dict[str, CacheSpec]], release: Release, size: int
     """V0: one page a layer, every layer whole, recurrent states kept outside the pool."""
     slots = FullAttentionSpec(size, 1, 1, 1, 1)
     stages = []
-    for one in specs:
+    for stage_specs in specs:
         sizes = {
-            name: spec.with_block_size(size).page_bytes for name, spec in one.items() if not isinstance(spec, StateSpec)
+            name: spec.with_block_size(size).page_bytes
+            for name, spec in stage_specs.items()
+            if not isinstance(spec, StateSpec)
         }
         drafts = [page for name, page in sizes.items() if name.startswith(DRAFT)]  # a pool of the same blocks beside it
         pages = [page for name, page in sizes.items() if not name.startswith(DRAFT)]
         width = max(pages, default=0) * len(pages) + sum(drafts)
-        stages.append(Stage(one, (), width, ((1, (slots,)),), ((width, (slots,)),)))
+        stages.append(StageCaches(stage_specs, (), width, ((1, (slots,)),), ((width, (slots,)),)))
     empty = not any(stage.bytes_per_block for stage in stages)
     return KvShape(release, era(release.version, "V0"), "V0", size, (), tuple(stages), is_empty=empty)
 

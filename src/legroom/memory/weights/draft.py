@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.facts.anatomy import Anatomy
-from legroom.facts.attention import Attention
+from legroom.facts.attention import with_kv_heads
 from legroom.facts.model import Layer
 from legroom.memory.weights.module import Module, Ranks
 from legroom.memory.weights.modules import feedforward_modules, mixer_modules, norm
@@ -45,8 +45,7 @@ def _head(model: Model, method: str, shape: Anatomy, ranks: Ranks) -> Iterator[M
     for layer in layers:
         yield from _layer(hidden, layer, shape, ranks)
     if method == "eagle3":
-        first = layers[0].mixer
-        if isinstance(first, Attention):
+        for first in with_kv_heads([layers[0].mixer]):
             # Its first layer reads the embedding beside the hidden state, so the queries' matrix is twice as wide.
             rows = (first.heads + 2 * first.kv_heads) * first.head_dim // ranks.tensor
             yield Module("draft", "qkv.embedding", rows, hidden)

@@ -44,12 +44,12 @@ def _hyper_connections(config: Mapping[str, Any], hidden: int) -> list[Module]:
     if not copies:
         return []
     rows = (2 + copies) * copies
-    one = [
+    connection = [
         Module("hyper-connections", "hc_fn", rows, copies * hidden, dtype="float32"),
         Module("hyper-connections", "hc_base", rows, dtype="float32"),
         Module("hyper-connections", "hc_scale", 3, dtype="float32"),
     ]
-    return 2 * one
+    return 2 * connection
 
 
 def layer_extras(config: Mapping[str, Any], hidden: int, tp: int) -> list[Module]:

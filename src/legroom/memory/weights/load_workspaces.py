@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from legroom.facts.attention import LatentAttention, Mixer
+from legroom.facts.attention import latent
 from legroom.facts.releases import release as known_release
 from legroom.memory.weights.module import Module
 from legroom.units import MIB
@@ -34,23 +34,19 @@ def before_layers(scheme: Quantization | None, context: StorageContext) -> list[
 
 def with_first_attention(model: Model, settings: EngineSettings, context: StorageContext) -> list[Module]:
     """What the first attention layer brings: DeepGEMM's (MLA, FP8 KV cache) and FlashInfer's MLA workspace."""
-    latent = any(isinstance(mixer, LatentAttention) for mixer in _mixers(model))
+    latents = latent(layer.mixer for layer in model.layers)
     out: list[Module] = []
     release = known_release(settings.release)
     # A module-level buffer of the backend, taken on import: 0.11.1 imports every candidate, 0.25 made it lazy.
-    if latent and context.vendor == "nvidia" and release.at_least("0.11.1") and release.before("0.25.0"):
+    if latents and context.vendor == "nvidia" and release.at_least("0.11.1") and release.before("0.25.0"):
         out.append(workspace("FlashInfer MLA", _FLASHINFER_MLA_BYTES))
-    if _has_deep_gemm(context) and (latent or settings.kv_cache_dtype.startswith("fp8")):
+    if _has_deep_gemm(context) and (latents or settings.kv_cache_dtype.startswith("fp8")):
         out.append(workspace("DeepGEMM", _DEEP_GEMM_BYTES))
     chosen = model.config.get("index_topk")
-    if isinstance(chosen, int) and any(isinstance(m, LatentAttention) and m.index_head_dim for m in _mixers(model)):
+    if isinstance(chosen, int) and any(mixer.index_head_dim for mixer in latents):
         # Every sparse layer writes the tokens it picked into one shared table.
         out.append(workspace("picked tokens", 4 * settings.max_num_batched_tokens * chosen))
     return out
-
-
-def _mixers(model: Model) -> list[Mixer | None]:
-    return [layer.mixer for layer in model.layers]
 
 
 def _has_deep_gemm(context: StorageContext) -> bool:

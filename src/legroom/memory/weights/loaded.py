@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING
 
+from legroom.facts.gpus import Gpu
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term
-from legroom.memo import Memo
+from legroom.memory.cache import BUDGET, Inputs, cached
 from legroom.memory.weights.draft import is_estimated
-from legroom.memory.weights.model import Stored, loaded_modules
+from legroom.memory.weights.model import StoredModule, loaded_modules
 from legroom.memory.weights.rope_cache import construction
 from legroom.memory.weights.storage import Step, StorageContext
-from legroom.memory.weights.torch_allocator import Block, TorchAllocator
+from legroom.memory.weights.torch_allocator import AllocatorBlock, TorchAllocator
 from legroom.units import GIB, MIB
 
 if TYPE_CHECKING:
-    from legroom.facts.gpus import Gpu
     from legroom.facts.model import Model
     from legroom.vllm.args import EngineSettings
 
@@ -28,39 +29,38 @@ _RUNNER_V2_BYTES = 512
 _ASSUMED_BAND = 0.02
 """How far off the total may be where a part of the model had to be assumed."""
 
-_known: Memo[Figure] = Memo()
+_NO_PART = (
+    *BUDGET, "max_model_len", "auto_fit_len", "max_num_seqs", "block_size", "cudagraph_mode",
+    "cudagraph_capture_sizes", "max_cudagraph_capture_size", "max_seq_len_to_capture", "graph_estimate_applied",
+)  # fmt: skip
+_WITH_STEP_SIZE = Inputs(*_NO_PART)
+_WITHOUT_STEP_SIZE = Inputs(*_NO_PART, "max_num_batched_tokens")
 
 
 def weights(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
     """The bytes of the weights on one rank of a stage, with their working."""
-    key = _key(model, settings, gpu, pp_rank)
-    return _known.get((model,), key, lambda: _weights(model, settings, gpu, pp_rank))
+    # Only the buffers of LoRA, a sparse indexer and DeepStack are as large as a step.
+    tapped = any(modality.buffer_levels for modality in model.modalities)
+    stepwise = settings.given.enable_lora or "index_topk" in model.config or tapped
+    inputs = _WITH_STEP_SIZE if stepwise else _WITHOUT_STEP_SIZE
+    return cached(_weights, model, settings, _like(gpu.vendor, gpu.compute_capability), pp_rank, inputs)
+
+
+@cache
+def _like(vendor: str, compute_capability: tuple[int, int]) -> Gpu:
+    """What the weights depend on of a card: cards that share it share the weights."""
+    return Gpu("", 0, vendor=vendor, compute_capability=compute_capability)
 
 
 def parameter_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
     """The parameters alone, without buffers, workspaces and rounding."""
     stored = loaded_modules(model, settings, _context(settings, gpu), pp_rank)
-    return sum(sum(one.storage.kept) for one in stored if one.module.part not in ("buffers", "workspace", "lora"))
+    return sum(sum(each.storage.kept) for each in stored if each.module.part not in ("buffers", "workspace", "lora"))
 
 
-def stored_modules(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> tuple[Stored, ...]:
+def stored_modules(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> tuple[StoredModule, ...]:
     """Every matrix on one rank of a stage, as it is stored."""
     return tuple(loaded_modules(model, settings, _context(settings, gpu), pp_rank))
-
-
-def _key(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tuple[object, ...]:
-    """All that the weights depend on; a search asks for the same few over and over."""
-    given = settings.given
-    return (
-        pp_rank, settings.release, settings.runner, settings.dtype, settings.quantization,
-        given.quantization, settings.kv_cache_dtype.startswith("fp8"), settings.tensor_parallel_size,
-        settings.pipeline_parallel_size, settings.expert_ranks, settings.enable_expert_parallel,
-        settings.enforce_eager, gpu.compute_capability, gpu.vendor, given.cpu_offload_gb, given.enable_lora,
-        given.max_loras, given.max_lora_rank,
-        settings.max_num_batched_tokens if given.enable_lora or "index_topk" in model.config else 0,
-        given.language_model_only, repr(given.limit_mm_per_prompt), given.runner, given.others,
-        repr(given.speculative_config), given.env.get("VLLM_PP_LAYER_PARTITION"), _allocator_conf(settings),
-    )  # fmt: skip
 
 
 def _weights(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> Figure:
@@ -79,7 +79,7 @@ def _weights(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> 
         terms.append(Term("checkpoint", stored_bytes - total, "what the files hold beyond what the config explains"))
         band = int(stored_bytes * _ASSUMED_BAND)
         return Figure(stored_bytes, "estimated", stored_bytes - band, stored_bytes + band, tuple(terms))
-    if is_estimated(model, settings) or not model.known or not all(one.exact for one in model.modalities):
+    if is_estimated(model, settings) or not model.known or not all(modality.exact for modality in model.modalities):
         band = int(total * _ASSUMED_BAND)
         return Figure(total, "estimated", total - band, total + band, tuple(terms))
     return Figure(total, "exact", terms=tuple(terms))
@@ -120,37 +120,47 @@ def _allocator(settings: EngineSettings, gpu: Gpu) -> TorchAllocator:
     return TorchAllocator(_SPLIT_LIMIT_BYTES if limited else None, expandable)
 
 
-def _offload(stored: list[Stored], settings: EngineSettings) -> tuple[list[Stored], int]:
+def _offload(stored: list[StoredModule], settings: EngineSettings) -> tuple[list[StoredModule], int]:
     """--cpu-offload-gb takes parameters of the layers, from the first on, until the limit is reached or passed."""
     limit = (settings.given.cpu_offload_gb or 0) * GIB
     if not limit:
         return stored, 0
-    kept: list[Stored] = []
+    kept: list[StoredModule] = []
     offloaded = 0
-    for one in stored:
-        if one.layer is not None and one.module.part != "buffers" and offloaded < limit:
-            offloaded += sum(one.storage.kept)
-            if one.ropes:
-                kept.append(Stored(one.module, type(one.storage)(()), one.ropes))
+    for each in stored:
+        if each.layer is not None and each.module.part != "buffers" and offloaded < limit:
+            offloaded += sum(each.storage.kept)
+            if each.ropes:
+                kept.append(StoredModule(each.module, type(each.storage)(()), each.ropes))
             continue
-        kept.append(one)
+        kept.append(each)
     return kept, offloaded
 
 
-def _load(allocator: TorchAllocator, stored: list[Stored]) -> None:
+def offloaded_tensors(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> list[int]:
+    """The bytes of every parameter of a rank that --cpu-offload-gb keeps on the host."""
+    limit = (settings.given.cpu_offload_gb or 0) * GIB
+    tensors: list[int] = []
+    for each in loaded_modules(model, settings, _context(settings, gpu), pp_rank) if limit else ():
+        if each.layer is not None and each.module.part != "buffers" and sum(tensors) < limit:
+            tensors += each.storage.kept
+    return tensors
+
+
+def _load(allocator: TorchAllocator, stored: list[StoredModule]) -> None:
     """Build every module, then let each quantized one replace its tensors, as vLLM does after loading."""
-    later: list[tuple[list[Block], tuple[Step, ...]]] = []
-    for one in stored:
-        blocks = [allocator.allocate(size) for size in one.storage.loaded]
-        if one.storage.after:
-            later.append((blocks, one.storage.after))
-        for rope in one.ropes:
+    later: list[tuple[list[AllocatorBlock], tuple[Step, ...]]] = []
+    for each in stored:
+        blocks = [allocator.allocate(size) for size in each.storage.loaded]
+        if each.storage.after:
+            later.append((blocks, each.storage.after))
+        for rope in each.ropes:
             _follow(allocator, [], construction(rope))
     for blocks, steps in later:
         _follow(allocator, blocks, steps)
 
 
-def _follow(allocator: TorchAllocator, blocks: list[Block], steps: Iterable[Step]) -> None:
+def _follow(allocator: TorchAllocator, blocks: list[AllocatorBlock], steps: Iterable[Step]) -> None:
     for action, value in steps:
         if action == "+":
             blocks.append(allocator.allocate(value))
@@ -158,15 +168,15 @@ def _follow(allocator: TorchAllocator, blocks: list[Block], steps: Iterable[Step
             allocator.free(blocks[value])
 
 
-def _terms(stored: list[Stored]) -> list[Term]:
+def _terms(stored: list[StoredModule]) -> list[Term]:
     parts: dict[str, int] = {}
-    for one in stored:
-        kept = one.storage.kept
+    for each in stored:
+        kept = each.storage.kept
         weight = max(kept, default=0)
-        parts[one.module.part] = parts.get(one.module.part, 0) + weight
+        parts[each.module.part] = parts.get(each.module.part, 0) + weight
         if len(kept) > 1:
-            beside = "biases" if one.module.bias and len(kept) == 2 else "scales"
+            beside = "biases" if each.module.bias and len(kept) == 2 else "scales"
             parts[beside] = parts.get(beside, 0) + sum(kept) - weight
-        for rope in one.ropes:
+        for rope in each.ropes:
             parts["rope cache"] = parts.get("rope cache", 0) + rope.bytes
     return [Term(part, size) for part, size in parts.items() if size]

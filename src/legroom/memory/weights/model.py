@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.facts.anatomy import Anatomy, anatomy
-from legroom.facts.attention import Attention, LatentAttention, Mixer
+from legroom.facts.attention import LatentAttention, Mixer, attending, with_kv_heads
 from legroom.facts.config.quantization import online_quantization
-from legroom.facts.model import Experts, Layer, Model
+from legroom.facts.model import Experts, Layer, Linear, Modality, Model
 from legroom.facts.releases import release as known_release
 from legroom.memory.stages import stage_range
 from legroom.memory.weights.draft import draft_modules, draft_settings
@@ -23,7 +23,7 @@ from legroom.memory.weights.storage import Storage, StorageContext, storage
 from legroom.records import dataclass
 from legroom.units import cdiv, round_up
 from legroom.vllm.speculation import draft_method, predicts_itself
-from legroom.vllm.traits import builds_encoders, is_pooling
+from legroom.vllm.traits import builds_encoders, is_pooling, replicates_encoders
 
 if TYPE_CHECKING:
     from legroom.facts.model import Quantization
@@ -95,7 +95,7 @@ _KV_METHODS = ("fp8", "compressed-tensors", "modelopt")
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredModule:
     """A module, how it is stored, and what comes into being right after it."""
 
     module: Module
@@ -119,7 +119,9 @@ class _Build:
     last: bool
 
 
-def loaded_modules(model: Model, settings: EngineSettings, context: StorageContext, pp_rank: int) -> Iterator[Stored]:
+def loaded_modules(
+    model: Model, settings: EngineSettings, context: StorageContext, pp_rank: int
+) -> Iterator[StoredModule]:
     """Every tensor of one rank: encoders, embeddings, layers, output layer, adapters, draft."""
     shape = anatomy(model.model_type, model.architecture, model.config)
     tp, ways = settings.tensor_parallel_size, settings.expert_ranks
@@ -139,51 +141,75 @@ def loaded_modules(model: Model, settings: EngineSettings, context: StorageConte
     )
     built = list(_base(build, stage_range(len(model.layers), settings, pp_rank)))
     yield from built
-    for module in lora_buffers((one.module for one in built), model, settings, context.dtype_bytes):
-        yield Stored(module, storage(module, None, context))
+    for module in lora_buffers((each.module for each in built), model, settings, context.dtype_bytes):
+        yield StoredModule(module, storage(module, None, context))
     if build.last:
         yield from _draft(build)
 
 
-def _draft(build: _Build) -> Iterator[Stored]:
+def _draft(build: _Build) -> Iterator[StoredModule]:
     """What speculative decoding loads on the last stage: a whole model, a head, or the model's own extra layers."""
     model, settings, context = build.model, build.settings, build.context
     method = draft_method(settings.given.speculative_config)
     if method == "draft_model" and model.draft is not None:
         # It shares nothing with the model: embeddings and output layer are its own, and so is its quantization.
-        for one in loaded_modules(model.draft, draft_settings(settings), replace(context, asked=None), 0):
-            part = one.module.part if one.module.part in ("buffers", "workspace") else "draft"
-            yield replace(one, module=replace(one.module, part=part), layer=None)
+        for drafted in loaded_modules(model.draft, draft_settings(settings), replace(context, asked=None), 0):
+            part = drafted.module.part if drafted.module.part in ("buffers", "workspace") else "draft"
+            yield replace(drafted, module=replace(drafted.module, part=part), layer=None)
         return
     own = predicts_itself(method)
     for module in draft_modules(model, method, build.shape, build.ranks):
-        yield Stored(module, storage(module, build.schemes.of(module, len(model.layers)) if own else None, context))
+        yield StoredModule(
+            module, storage(module, build.schemes.of(module, len(model.layers)) if own else None, context)
+        )
 
 
-def _base(build: _Build, stage: range) -> Iterator[Stored]:
+def _base(build: _Build, stage: range) -> Iterator[StoredModule]:
     context = build.context
     if builds_encoders(build.settings.given, build.model, known_release(build.settings.release)):
-        for module in _encoders(build.model, build.ranks.tensor):
-            yield Stored(module, storage(module, None, context))
+        for module in _encoders(build):
+            yield StoredModule(module, storage(module, None, context))
     for module in _encoder(build):
-        yield Stored(module, storage(module, build.schemes.of(module, 0), context))
+        yield StoredModule(module, storage(module, build.schemes.of(module, 0), context))
     for module in (*_embeddings(build), *before_layers(build.scheme, context)):
-        yield Stored(module, storage(module, None, context))
+        yield StoredModule(module, storage(module, None, context))
     yield from _layers(build, stage)
     for module in _outputs(build):
         scheme = build.schemes.of_lm_head() if module.name == "lm_head" else None
-        yield Stored(module, storage(module, scheme, context))
+        yield StoredModule(module, storage(module, scheme, context))
 
 
-def _encoders(model: Model, tp: int) -> Iterator[Module]:
-    """vLLM builds encoders on every stage, their blocks split like a decoder's."""
-    for encoder in model.modalities:
-        for weight in encoder.weights:
-            outputs = cdiv(weight.outputs, tp) if weight.split == "out" else weight.outputs
-            inputs = cdiv(weight.inputs, tp) if weight.split == "in" else weight.inputs
-            module = Module("encoder", weight.name, outputs, inputs, weight.bias, dtype=weight.dtype)
-            for _ in range(weight.count):
-                yield module
+def _encoders(build: _Build) -> Iterator[Module]:
+    """vLLM builds encoders on every stage, split like a decoder's unless each rank has them whole."""
+    settings = build.settings
+    ranks = 1 if replicates_encoders(settings.given) else build.ranks.tensor
+    for encoder in build.model.modalities:
+        for weight in _by_block(encoder):
+            outputs = cdiv(weight.outputs, ranks) if weight.split == "out" else weight.outputs
+            inputs = cdiv(weight.inputs, ranks) if weight.split == "in" else weight.inputs
+            part = "buffers" if weight.name == "rotary_table" else "encoder"
+            yield Module(part, weight.name, outputs, inputs, weight.bias, dtype=weight.dtype)
+        for _ in range(encoder.buffer_levels):
+            yield Module("buffers", "deepstack_input_embeds", settings.max_num_batched_tokens, build.model.hidden_size)
+
+
+def _by_block(encoder: Modality) -> Iterator[Linear]:
+    """Every weight once, those of the blocks in the order of the blocks: it decides how the allocator packs them."""
+    repeated: list[Linear] = []
+
+    def blocks() -> Iterator[Linear]:
+        for _ in range(encoder.num_layers):
+            for weight in repeated:
+                yield from [weight] * (weight.count // encoder.num_layers)
+        repeated.clear()
+
+    for weight in encoder.weights:
+        if encoder.num_layers > 1 and weight.count % encoder.num_layers == 0:
+            repeated.append(weight)
+            continue
+        yield from blocks()
+        yield from [weight] * weight.count
+    yield from blocks()
 
 
 def _encoder(build: _Build) -> Iterator[Module]:
@@ -255,7 +281,7 @@ def _outputs(build: _Build) -> Iterator[Module]:
         yield Module(name, name, _vocabulary(build), model.hidden_size, shape.lm_head_bias, quantizable=True)
 
 
-def _layers(build: _Build, stage: range) -> Iterator[Stored]:
+def _layers(build: _Build, stage: range) -> Iterator[StoredModule]:
     model, context = build.model, build.context
     pending = rope_caches(model, build.shape, build.settings, context.dtype_bytes)
     workspaces = with_first_attention(model, build.settings, context)
@@ -273,18 +299,18 @@ def _layers(build: _Build, stage: range) -> Iterator[Stored]:
         for module in modules:
             at_output = due if module.name.endswith(("o_proj", "out_proj")) else ()
             scheme = build.schemes.of(module, index)
-            yield Stored(module, storage(module, scheme, context), at_output, index)
+            yield StoredModule(module, storage(module, scheme, context), at_output, index)
             if scheme is not None and module.name == "self_attn.kv_b_proj":
                 # MLA multiplies by this matrix in 16 bits when it decodes: a quantized one is kept twice.
                 copy = replace(module, name="self_attn.kv_b_copy", quantizable=False)
-                yield Stored(copy, storage(copy, None, context), (), index)
+                yield StoredModule(copy, storage(copy, None, context), (), index)
             due = () if at_output else due
             if module.name == "scale" and workspaces:
-                for one in workspaces:
-                    yield Stored(one, storage(one, None, context))
+                for workspace in workspaces:
+                    yield StoredModule(workspace, storage(workspace, None, context))
                 workspaces = []
         if due:
-            yield Stored(Module("buffers", "none", 0), Storage(()), due)
+            yield StoredModule(Module("buffers", "none", 0), Storage(()), due)
 
 
 def _same_kind(model: Model, first: int, index: int) -> bool:
@@ -295,7 +321,7 @@ def _same_kind(model: Model, first: int, index: int) -> bool:
 def _stored_mixer(mixer: Mixer, model: Model) -> Mixer:
     """Latent weights that vLLM serves with full heads (MiniCPM3): the cache is one thing, the weights another."""
     config = model.config
-    if not isinstance(mixer, Attention) or not isinstance(config.get("kv_lora_rank"), int):
+    if not with_kv_heads([mixer]) or not isinstance(config.get("kv_lora_rank"), int):
         return mixer
     return LatentAttention(
         mixer.heads,
@@ -314,7 +340,7 @@ def _layer_modules(layer: Layer, hidden: int, build: _Build, scalars: int, norms
         if mixer is None:
             continue
         out += mixer_modules(_stored_mixer(mixer, build.model), hidden, shape, ranks)
-        if isinstance(mixer, (Attention, LatentAttention)):
+        if attending([mixer]):
             out += [Module("buffers", "scale", 1, dtype="float32")] * scalars
     if layer.feedforward is not None:
         out += feedforward_modules(layer.feedforward, shape, ranks)

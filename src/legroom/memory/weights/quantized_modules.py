@@ -59,7 +59,7 @@ def patterns(names: tuple[str, ...]) -> Patterns:
         else:
             words.append(tuple(name.split(".")))
     try:
-        regex = re.compile("|".join(f"(?:{one})" for one in expressions)) if expressions else None
+        regex = re.compile("|".join(f"(?:{expression})" for expression in expressions)) if expressions else None
     except re.error:
         regex = None
     return Patterns(frozenset(exact), tuple(words), regex)
@@ -91,27 +91,27 @@ class Schemes:
 
     def of_lm_head(self) -> Quantization | None:
         """The output layer is quantized only where the checkpoint names it."""
-        found = self._quantization
-        if found is None:
+        main = self._quantization
+        if main is None:
             return None
         for scheme, rule in self._rules:
             if rule.match("lm_head") and ("lm_head",) in rule.words:
                 return scheme
-        return found if found.quantizes_lm_head and not (self._ignored and self._ignored.match("lm_head")) else None
+        return main if main.quantizes_lm_head and not (self._ignored and self._ignored.match("lm_head")) else None
 
     def _find(self, names: list[str], expert: bool) -> Quantization | None:
-        found = self._quantization
-        assert found is not None and self._ignored is not None
+        main = self._quantization
+        assert main is not None and self._ignored is not None
         if any(self._ignored.match(name) for name in names):
             return None
         for scheme, rule in self._rules:
             if any(rule.match(name) for name in names):
                 return scheme
-        if found.targets == ("Linear",):
-            return found
-        if found.targets == ("experts",):
-            return found if expert else None
-        return found if found.targets and any(patterns(found.targets).match(name) for name in names) else None
+        if main.targets == ("Linear",):
+            return main
+        if main.targets == ("experts",):
+            return main if expert else None
+        return main if main.targets and any(patterns(main.targets).match(name) for name in names) else None
 
     def _names(self, module: Module, layer: int) -> list[str]:
         """What checkpoints call this module: under its family's path, by its own name and by those it is fused from."""
@@ -126,7 +126,7 @@ class Schemes:
             return [f"{stem}experts", *(f"{stem}experts.0.{shard}" for shard in _EXPERT_LEAVES[leaf])]
         inner, _, leaf = rest.rpartition(".")
         inners = ("shared_experts.", "shared_expert.") if inner == "shared_experts" else (f"{inner}." if inner else "",)
-        return [f"{stem}{one}{name}" for one in inners for name in (leaf, *module.shards)]
+        return [f"{stem}{within}{name}" for within in inners for name in (leaf, *module.shards)]
 
 
 _DENSE = {"gate_up_proj", "up_proj", "down_proj"}

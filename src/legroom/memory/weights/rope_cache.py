@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from legroom.facts.anatomy import Anatomy
-from legroom.facts.attention import Attention, LatentAttention
 from legroom.facts.releases import release as known_release
 from legroom.records import dataclass
 
@@ -43,18 +42,14 @@ def rope_caches(model: Model, anatomy: Anatomy, settings: EngineSettings, dtype_
     """Every table of the model, at the first layer that needs it."""
     if anatomy.rope == "none":
         return []
-    found: dict[tuple[Any, ...], RopeCache] = {}
+    caches: dict[tuple[Any, ...], RopeCache] = {}
     for index, layer in enumerate(model.layers):
         for mixer in (layer.mixer, *layer.also):
-            if isinstance(mixer, Attention) and not mixer.cross:
-                kind = "sliding_attention" if mixer.window or mixer.chunk else "full_attention"
-                key, cache = _table(model, anatomy, settings, dtype_bytes, (index, kind, mixer.head_dim))
-            elif isinstance(mixer, LatentAttention) and mixer.qk_rope_head_dim:
-                key, cache = _table(model, anatomy, settings, dtype_bytes, (index, "latent", mixer.qk_rope_head_dim))
-            else:
-                continue
-            found.setdefault(key, cache)
-    return [cache for cache in found.values() for _ in range(anatomy.rope_tables)]
+            if mixer is not None and mixer.rope_width:
+                needed = (index, mixer.rope_kind, mixer.rope_width)
+                key, cache = _table(model, anatomy, settings, dtype_bytes, needed)
+                caches.setdefault(key, cache)
+    return [cache for cache in caches.values() for _ in range(anatomy.rope_tables)]
 
 
 def _parameters(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:

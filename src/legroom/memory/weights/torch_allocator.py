@@ -21,7 +21,7 @@ _LARGE_STEP = 2 * MIB
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class AllocatorBlock:
     """A piece of a segment; `tensor_bytes` is what was asked for."""
 
     size: int
@@ -37,25 +37,26 @@ class TorchAllocator:
     max_split_bytes: int | None = None
     expandable: bool = False
     allocated_bytes: int = 0
+    reserved_bytes: int = 0
     _free: list[tuple[int, int, int]] = field(default_factory=list)
     """(size, segment, offset), sorted: the best fit is the first that is large enough."""
     _segments: int = 0
 
-    def allocate(self, tensor_bytes: int) -> Block:
+    def allocate(self, tensor_bytes: int) -> AllocatorBlock:
         """Hand out a block for a tensor."""
         size = max(round_up(tensor_bytes, _SMALLEST), _SMALLEST)
         if size <= _SMALL or self.expandable:
             self.allocated_bytes += size
-            return Block(size, -1, 0, tensor_bytes)
-        found = self._best_fit(size) or self._new_segment(size)
-        rest = found[0] - size
+            return AllocatorBlock(size, -1, 0, tensor_bytes)
+        place = self._best_fit(size) or self._new_segment(size)
+        rest = place[0] - size
         if rest > _SMALL and (self.max_split_bytes is None or size < self.max_split_bytes):
-            insort(self._free, (rest, found[1], found[2] + size))
-            found = (size, found[1], found[2])
-        self.allocated_bytes += found[0]
-        return Block(*found, tensor_bytes)
+            insort(self._free, (rest, place[1], place[2] + size))
+            place = (size, place[1], place[2])
+        self.allocated_bytes += place[0]
+        return AllocatorBlock(*place, tensor_bytes)
 
-    def free(self, block: Block) -> None:
+    def free(self, block: AllocatorBlock) -> None:
         """Take a block back, joined with the free blocks beside it."""
         self.allocated_bytes -= block.size
         if block.segment < 0:
@@ -74,15 +75,16 @@ class TorchAllocator:
         index = bisect_left(self._free, (size, -1, -1))
         if index == len(self._free):
             return None
-        found, limit = self._free[index], self.max_split_bytes
+        best, limit = self._free[index], self.max_split_bytes
         if limit is not None:
-            if size < limit <= found[0]:
+            if size < limit <= best[0]:
                 return None
-            if size >= limit and found[0] >= size + _LARGE_SEGMENT:
+            if size >= limit and best[0] >= size + _LARGE_SEGMENT:
                 return None
         return self._free.pop(index)
 
     def _new_segment(self, size: int) -> tuple[int, int, int]:
         self._segments += 1
         length = _LARGE_SEGMENT if size < _LARGE_FROM else round_up(size, _LARGE_STEP)
+        self.reserved_bytes += length
         return length, self._segments, 0

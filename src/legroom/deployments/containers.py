@@ -1,0 +1,165 @@
+"""`docker run` lines, and what an image starts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from legroom.deployments.server_words import ASSIGNMENT, basename
+from legroom.deployments.shell.scan import Word
+from legroom.errors import LegroomError
+from legroom.facts.flags import flag_name
+from legroom.facts.releases import known_releases
+from legroom.records import dataclass
+from legroom.units import parse_bytes
+
+_SWITCHES = {
+    "--detach", "--interactive", "--tty", "--rm", "--privileged", "--init", "--read-only", "--publish-all",
+    "--no-healthcheck", "--oom-kill-disable", "--sig-proxy", "--quiet", "--replace", "--tls-verify",
+}  # fmt: skip
+_SHORT_SWITCHES = "ditqP"
+_TAG_VERSION = re.compile(r"(?<![\d.])v?(0\.\d{1,3}(?:\.\d{1,3}){0,2}(?:\.?post\d+)?(?:rc\d+)?)(?![\d])")
+_BESIDE = re.compile(r"(^|[-_])(router|gateway|proxy|operator|exporter|dashboard|sim|simulator|epp)([-_]|$)")
+_OWN_NUMBERS = re.compile(r"lmcache|dynamo|production-stack", re.IGNORECASE)
+"""Projects whose images hold vLLM and are numbered by the project's own releases."""
+_PROGRAMS = ("vllm", "python", "python3", "bash", "sh", "env", "uv")
+_ONLY_VLLMS = ("--max-model-len", "--gpu-memory-utilization", "--max-num-seqs", "--max-num-batched-tokens")
+"""Flags by which an image that has another name is known to start vLLM."""
+
+
+@dataclass(frozen=True)
+class ContainerRun:
+    """What a container is started with."""
+
+    image: str
+    words: tuple[Word, ...]
+    """The server's words; the vLLM image's own entry point is written out."""
+    env: Mapping[str, Word]
+    inherited: tuple[str, ...]
+    """Variables that `-e NAME` takes over from whoever starts it."""
+    gpus: int | None
+    shm: str | None
+    """The size of /dev/shm, `host`, `mounted`, or None where nothing is said."""
+    stop_timeout: Word | None
+    memory_limit_bytes: int | None = None
+
+
+def container_run(words: tuple[Word, ...]) -> ContainerRun | None:
+    """Read `docker run [options] image [arguments]`; None where there is no image."""
+    env: dict[str, Word] = {}
+    inherited: list[str] = []
+    options: dict[str, Word] = {}
+    mounts_shm = False
+    i = 3 if words[1].text == "container" else 2
+    while i < len(words) and words[i].text.startswith("-"):
+        name, value, i = _option(words, i)
+        if value is None:
+            continue
+        mounts_shm = mounts_shm or "/dev/shm" in value.text
+        if name not in ("-e", "--env"):
+            options[name] = value
+        elif pair := ASSIGNMENT.fullmatch(value.text):
+            env[pair[1]] = value.with_text(pair[2])
+        else:
+            inherited.append(value.text)
+    if i >= len(words):
+        return None
+    image, entry = words[i], options.get("--entrypoint")
+    ipc, shm, gpus = options.get("--ipc"), options.get("--shm-size"), options.get("--gpus")
+    return ContainerRun(
+        image.text,
+        image_words(image.text, (entry,) if entry else (), words[i + 1 :], words[0].offset),
+        env,
+        tuple(inherited),
+        gpu_count(gpus.text) if gpus else None,
+        shm.text if shm else "host" if ipc and ipc.text == "host" else "mounted" if mounts_shm else None,
+        options.get("--stop-timeout"),
+        docker_bytes(memory.text) if (memory := options.get("--memory") or options.get("-m")) else None,
+    )
+
+
+def bytes_of(text: str) -> int | None:
+    """A size as Kubernetes writes it (`16Gi`, `16G`); None where it is none, such as a template's."""
+    try:
+        return parse_bytes(text)
+    except LegroomError:
+        return None
+
+
+def docker_bytes(text: str) -> int | None:
+    """`16g` as docker and compose mean it: powers of 1024, whatever the case of the letters."""
+    word = text.strip().lower().removesuffix("b").removesuffix("i")
+    return bytes_of(f"{word}i" if word[-1:] in ("k", "m", "g", "t") else word)
+
+
+def _option(words: tuple[Word, ...], i: int) -> tuple[str, Word | None, int]:
+    """One option's name and value, and where the next begins: `--name value`, `--name=value`, `-e A=1`, `-itp 1`."""
+    word = words[i]
+    following = words[i + 1] if i + 1 < len(words) else None
+    if word.text.startswith("--"):
+        name, equals, value = word.text.partition("=")
+        if equals or name in _SWITCHES:
+            return name, word.with_text(value) if equals else None, i + 1
+        return name, following, i + 2
+    for at, letter in enumerate(word.text[1:], 1):
+        if letter not in _SHORT_SWITCHES:
+            attached = word.text[at + 1 :].removeprefix("=")
+            return f"-{letter}", word.with_text(attached) if attached else following, i + 1 + (not attached)
+    return word.text, None, i + 1
+
+
+def image_words(image: str, entry: tuple[Word, ...], given: tuple[Word, ...], offset: int) -> tuple[Word, ...]:
+    """The words a container runs. vLLM's own images start the server themselves: those words stand at `offset`."""
+    if entry:
+        return (*entry, *given)
+    arguments = given[1:] if given and given[0].text == "serve" else given
+    first = arguments[0].text if arguments else "-"
+    names_program = not first.startswith("-") and (basename(first) in _PROGRAMS or " " in first)
+    if names_program or not _can_be_model(first) or not (serves_vllm(image) or _takes_vllm_flags(image, given)):
+        return given
+    return (Word("vllm", offset, "vllm"), Word("serve", offset, "serve"), *arguments)
+
+
+def _takes_vllm_flags(image: str, given: tuple[Word, ...]) -> bool:
+    names = {flag_name(word.text.partition("=")[0]) for word in given if word.text.startswith("--")}
+    is_flag = bool(given) and given[0].text.startswith("--")
+    return is_flag and bool(image) and not _stands_beside(image) and not names.isdisjoint(_ONLY_VLLMS)
+
+
+def serves_vllm(image: str) -> bool:
+    """Whether an image starts vLLM's server: not what stands in front of it, or stands in for it."""
+    return "vllm" in image.lower() and "dynamo" not in image.lower() and not _stands_beside(image)
+
+
+def _stands_beside(image: str) -> bool:
+    return bool(_BESIDE.search(image.rpartition("/")[2].partition(":")[0]))
+
+
+def _can_be_model(word: str) -> bool:
+    """Whether the first argument of an image is for the server; `bench` or `ls` is another program."""
+    return word.startswith(("-", "/", ".", "~", "$")) or "/" in word or bool(re.search(r"\d", word))
+
+
+def gpu_count(text: str) -> int | None:
+    """`2`, `device=0,1`; None for `all`."""
+    value = text.strip().strip("'\"")
+    if value.isdecimal() and len(value) < 5:
+        return int(value)
+    named = re.search(r"(?:device|count)=\"?([^\"]+)", value)
+    if not named or named[1] == "all":
+        return None
+    if value.startswith("count") or "count=" in value:
+        return int(named[1]) if named[1].isdecimal() and len(named[1]) < 5 else None
+    return len([part for part in named[1].split(",") if part and "=" not in part])
+
+
+def image_release(image: str) -> str | None:
+    """The vLLM version an image's tag names, None where it names none (`latest`, a date)."""
+    if "vllm" not in image.lower() or _OWN_NUMBERS.search(image):
+        return None
+    _, _, tag = image.rpartition("/")[2].partition(":")
+    newest_minor = max(int(name.split(".")[1]) for name in known_releases())
+    for version in _TAG_VERSION.finditer(tag.partition("@")[0]):
+        if int(version[1].split(".")[1]) <= newest_minor + 50:
+            return version[1]
+    return None

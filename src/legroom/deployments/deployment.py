@@ -1,0 +1,228 @@
+"""A server that a command, a file or Python source starts, as the flags of one release: a `Deployment`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from legroom.deployments.shell.script import read_shell
+from legroom.deployments.subjects import Invoked, StartedServer, Subject
+from legroom.deployments.text import MAX_FILE_BYTES, Place, Text, Unread, read_text
+from legroom.errors import LegroomError
+from legroom.facts.releases import Release, latest, release
+from legroom.records import dataclass, field
+from legroom.vllm.args import ServeArgs, other_value
+from legroom.vllm.parse import ParsedArgs, parse_flags
+from legroom.vllm.problems import FlagProblem
+from legroom.vllm.secret_words import is_secret
+
+_KEPT_ENV = re.compile(r"(VLLM|PYTORCH|CUDA|NVIDIA|HIP|ROCR|NCCL|TORCH)_\w+")
+"""What bears on memory; tokens and keys are never kept."""
+_API_KEY = "VLLM_API_KEY"
+_NO_SERVER_HINT = (
+    "legroom looks for `vllm serve ...`, `python -m vllm.entrypoints.openai.api_server ...`, a `docker run` of a vLLM "
+    "image, or LLM(...)"
+)
+_ROOT_PROMPT = re.compile(r"\s*# (?=.*\bvllm\b)")
+_OPEN_QUOTE = "a quote that is never closed", "check the quotes around JSON values and paths"
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """One server as somebody wrote it down."""
+
+    args: ServeArgs
+    release: Release
+    """The release it was read for: the caller's, else the one its image names, else the newest known."""
+    release_hint: str | None = None
+    """What the image tag or the file says, None where nothing does."""
+    gpu_count: int | None = None
+    memory_limit_bytes: int | None = None
+    """The host memory that its container may use."""
+    shm_size: str | None = None
+    problems: tuple[FlagProblem, ...] = ()
+    notes: tuple[str, ...] = ()
+    read_as: str = "a command line"
+    secret_names: tuple[str, ...] = ()
+    """Variables with a key or a token that the server is given; their values are never kept."""
+    given_env: Mapping[str, str] = field(default_factory=dict)
+    """Every other variable that it is given, whether or not memory depends on it."""
+    place: Place | None = None
+    """Where it is started."""
+
+
+def deployment_from_command(text: str, asked: Release | None = None) -> Deployment:
+    """Read a shell line or script: `vllm serve ...` with whatever stands before it, or a container run."""
+    if len(text) > MAX_FILE_BYTES:
+        raise LegroomError("the command is too long to be one", f"legroom reads at most {MAX_FILE_BYTES:,} characters")
+    subjects = read_shell(Text("the command", _ROOT_PROMPT.sub("  ", text, count=1))).subjects
+    servers = _servers(subjects)
+    if _has_open_quote(subjects, servers):
+        raise LegroomError(f"the command line has {_OPEN_QUOTE[0]}", _OPEN_QUOTE[1])
+    if not servers:
+        shown = " ".join(text.split())
+        shown = shown if len(shown) <= 80 else shown[:77] + "..."
+        raise LegroomError(f"no vLLM server in the command {shown!r}", _NO_SERVER_HINT)
+    return _first_of(servers, text, asked)
+
+
+def deployment_from_file(path: str | Path, asked: Release | None = None) -> Deployment:
+    """Read the first server of a file of any kind: a manifest, a script, a unit, a Dockerfile, Python, Markdown."""
+    from legroom.deployments.read import read_file  # noqa: PLC0415 - only files need YAML and the like
+
+    where = Path(path)
+    text = read_text(where)
+    parts = list(read_file(str(where), text, asked or latest()))
+    servers = [server for part in parts for server in part.servers]
+    subjects = [subject for part in parts for subject in part.subjects]
+    if _has_open_quote(subjects, servers):
+        raise LegroomError(f"{where.name} has a command with {_OPEN_QUOTE[0]}", _OPEN_QUOTE[1])
+    if not servers:
+        raise _nothing_in(where, text, [part.unread for part in parts if part.is_whole and part.unread][:1])
+    if any("{{" in word.text or "{%" in word.text for word in servers[0].words):
+        raise _template(where)
+    return _first_of(servers, text, asked)
+
+
+def deployment_from_python(text: str, asked: Release | None = None, name: str = "the source") -> Deployment:
+    """`LLM(...)` or engine arguments in Python source; keyword arguments alone are read as those of `LLM(...)`."""
+    from legroom.deployments.python import parsed, python_subjects  # noqa: PLC0415 - only source needs it
+
+    source = text
+    try:
+        parsed(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        source = f"LLM({text.strip().strip(',')})"
+        try:
+            parsed(source)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            raise _not_python(error) from None
+    servers = _servers(python_subjects(Text(name, source)))
+    if not servers:
+        raise _no_call(name)
+    return _first_of(servers, text, asked)
+
+
+def _servers(subjects: Sequence[Subject]) -> list[StartedServer]:
+    return [subject for subject in subjects if isinstance(subject, StartedServer) and subject.words]
+
+
+def _has_open_quote(subjects: Sequence[Subject], servers: Sequence[StartedServer]) -> bool:
+    """Whether a quote that is never closed may have swallowed the server's words, or the server."""
+    if servers:
+        return any(word.is_open for word in servers[0].words)
+    return any(word.is_open for subject in subjects if isinstance(subject, Invoked) for word in subject.words)
+
+
+def _nothing_in(where: Path, text: str, unread: Sequence[Unread]) -> LegroomError:
+    from legroom.deployments.kinds import kind_of  # noqa: PLC0415
+    from legroom.deployments.python import parsed  # noqa: PLC0415
+    from legroom.deployments.yaml_nodes import is_template  # noqa: PLC0415
+
+    if unread:
+        return LegroomError(f"{where.name} {unread[0].reason}", unread[0].hint)
+    kind = kind_of(str(where), text)
+    if kind == "yaml" and is_template(text):
+        return _template(where)
+    if kind != "python":
+        return LegroomError(f"no vLLM server in {where.name}", _NO_SERVER_HINT)
+    try:
+        parsed(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return _not_python(error)
+    return _no_call(where.name)
+
+
+def _template(where: Path) -> LegroomError:
+    from legroom.deployments.yaml_nodes import TEMPLATE_HINT  # noqa: PLC0415
+
+    return LegroomError(f"{where.name} is a template (it holds {{{{ ... }}}}), not a manifest", TEMPLATE_HINT)
+
+
+def _not_python(error: BaseException) -> LegroomError:
+    return LegroomError("the Python source could not be read", f"{type(error).__name__}: {error}")
+
+
+def _no_call(name: str) -> LegroomError:
+    return LegroomError(f"no LLM(...), EngineArgs(...) or AsyncEngineArgs(...) in {name}", _NO_SERVER_HINT)
+
+
+def _first_of(servers: Sequence[StartedServer], text: str, asked: Release | None) -> Deployment:
+    deployment = _naming_key(deployment_of(servers[0], asked), text)
+    if len(servers) < 2:
+        return deployment
+    more = f"{len(servers)} servers were found; this is the first, at line {servers[0].place.line}"
+    return replace(deployment, notes=(*deployment.notes, more))
+
+
+def deployment_of(server: StartedServer, asked: Release | None = None) -> Deployment:
+    """One started server, its flags read for a release."""
+    hint = server.named_release
+    used = asked or (release(hint) if hint else latest())
+    words = [word.text for word in server.words]
+    notes = [] if asked or hint else [f"no release is named; read as vLLM {used}, the newest known"]
+    if server.call is not None:
+        from legroom.deployments.engine_call import parse_call  # noqa: PLC0415 - only Python source needs it
+
+        call = server.call
+        parsed = parse_call(call, used)
+        notes += [f"the argument {name} of {call.name}(...) is not a literal and was left out" for name in call.unread]
+    else:
+        parsed = _with_config_file(parse_flags(words, used), words, used)
+    given = {name: word.text for name, word in server.env.items()}
+    secrets = tuple(name for name, value in given.items() if is_secret(name, value))
+    env = {
+        name: value
+        for name, value in {**given, **parsed.args.env}.items()
+        if _KEPT_ENV.fullmatch(name) and not is_secret(name)
+    }
+    return Deployment(
+        args=replace(parsed.args, env=env),
+        release=used,
+        release_hint=hint,
+        gpu_count=server.gpu_count,
+        memory_limit_bytes=server.memory_limit_bytes,
+        shm_size=server.shm if server.shm and server.shm[0].isdigit() else None,
+        problems=parsed.problems,
+        notes=tuple(notes),
+        read_as=server.read_as,
+        secret_names=secrets,
+        given_env={name: value for name, value in given.items() if name not in secrets},
+        place=server.place,
+    )
+
+
+def _naming_key(deployment: Deployment, text: str) -> Deployment:
+    """A key by reference (`-e VLLM_API_KEY`, a secretKeyRef) has no value to read, and still protects the server."""
+    if _API_KEY in deployment.secret_names or not re.search(rf"\b{_API_KEY}\b", text):
+        return deployment
+    return replace(deployment, secret_names=(*deployment.secret_names, _API_KEY))
+
+
+def _with_config_file(parsed: ParsedArgs, words: Sequence[str], used: Release) -> ParsedArgs:
+    """vLLM reads --config first and lets the command line override it; so does this, where the file can be read."""
+    path = other_value(parsed.args, "--config")
+    if path is None:
+        return parsed
+    from legroom.deployments.vllm_config import config_words  # noqa: PLC0415 - only where a file is named
+    from legroom.deployments.yaml_nodes import load_nodes  # noqa: PLC0415
+
+    try:
+        text = read_text(Path(path))
+    except LegroomError as error:
+        problem = FlagProblem("--config", "ignored", f"--config {path} was not read: {error.message}")
+        return replace(parsed, problems=(*parsed.problems, problem))
+    try:
+        documents = load_nodes(Text(path, text))
+    except LegroomError as error:
+        raise LegroomError(f"{path} {error.message}", error.hint) from None
+    if not documents or not isinstance(documents[0].values, dict):
+        raise LegroomError(f"{path} holds no settings", "a vLLM config file is a mapping like max-model-len: 8192")
+    inserted = [word.text for word in config_words(documents[0], used)]
+    start = 1 + max(
+        (i for i, word in enumerate(words[:6]) if word == "serve" or word.endswith("api_server")), default=-1
+    )
+    kept = [word for i, word in enumerate(words) if word != "--config" and words[i - 1] != "--config"]
+    return parse_flags([*words[:start], *inserted, *kept[start:]], used)

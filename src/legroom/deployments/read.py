@@ -1,0 +1,124 @@
+"""One file in, every server that it starts out: the one way in for whoever has a file."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Literal
+
+from legroom.deployments.compose import compose_subjects, is_compose
+from legroom.deployments.dockerfile import copied_files, dockerfile_subjects
+from legroom.deployments.env_file import env_file_server
+from legroom.deployments.kinds import Kind, kind_of
+from legroom.deployments.kubernetes import is_kubernetes, kubernetes_subjects
+from legroom.deployments.markdown import blocks_of
+from legroom.deployments.other_yaml import embedded_files, other_subjects
+from legroom.deployments.python import python_subjects
+from legroom.deployments.shell.here_document import embedded_parts
+from legroom.deployments.shell.script import read_shell
+from legroom.deployments.subjects import FilePart, StartedServer, Subject
+from legroom.deployments.supervisord import is_supervisord, supervisord_subjects
+from legroom.deployments.text import Text, Unread
+from legroom.deployments.unit import unit_subjects
+from legroom.deployments.vllm_config import config_server, is_config
+from legroom.deployments.yaml_nodes import Node, load_nodes
+from legroom.errors import LegroomError
+from legroom.facts.releases import Release
+
+DocumentKind = Literal["rules", "compose", "kubernetes", "config", "other"]
+"""What a YAML document is. Prometheus rules start nothing; what they are is for lint to read."""
+_PINNED = re.compile(r"\bvllm(?:\[[\w,-]+\])?==(\d+(?:\.\d+)+(?:\.?post\d+)?)")
+"""`pip install vllm==0.6.3`."""
+_DEEPEST = 5
+
+
+def read_file(path: str, text: str, release: Release) -> Iterator[FilePart]:
+    """A file and every text inside of it that could start a server, in order; what cannot be read is among them."""
+    pinned = set(_PINNED.findall(text))
+    for part in _parts(kind_of(path, text), Text(path, text), release):
+        subjects = tuple(_of_release(subject, *pinned) for subject in part.subjects) if len(pinned) == 1 else None
+        yield part if subjects is None else replace(part, subjects=subjects)
+
+
+def document_kind(document: Node) -> DocumentKind:
+    """What a YAML document is."""
+    groups = document.get("spec", "groups") if document.text("kind") == "PrometheusRule" else document.get("groups")
+    if groups is not None and any(group.get("rules") is not None for group in groups.list()):
+        return "rules"
+    if is_compose(document):
+        return "compose"
+    if is_kubernetes(document):
+        return "kubernetes"
+    return "config" if is_config(document) else "other"
+
+
+def _of_release(subject: Subject, version: str) -> Subject:
+    """A server that no image tells the release of has the one that the file itself installs."""
+    if not isinstance(subject, StartedServer) or "vllm" in subject.image.lower():
+        return subject
+    return replace(subject, installed=version)
+
+
+def _parts(kind: Kind, source: Text, release: Release, depth: int = 0) -> Iterator[FilePart]:
+    try:
+        part, inner = _read(kind, source, release)
+    except LegroomError as error:
+        part, inner = FilePart(kind, source, unread=Unread(source.place(0), error.message, error.hint)), ()
+    yield replace(part, is_whole=depth == 0)
+    if depth < _DEEPEST:
+        for inner_kind, inner_source in inner:
+            yield from _parts(inner_kind, inner_source, release, depth + 1)
+
+
+def _read(kind: Kind, source: Text, release: Release) -> tuple[FilePart, Iterable[tuple[Kind, Text]]]:
+    """One text, and the texts inside of it."""
+    if kind == "shell":
+        return read_shell(source), embedded_parts(source)
+    if kind in ("yaml", "json"):
+        return _yaml(kind, source, release)
+    if kind == "dockerfile":
+        return FilePart(kind, source, tuple(dockerfile_subjects(source))), copied_files(source)
+    if kind == "document":
+        return FilePart(kind, source), blocks_of(source)
+    readers: dict[Kind, Callable[[Text], Iterable[Subject]]] = {
+        "unit": supervisord_subjects if is_supervisord(source.text) else unit_subjects,
+        "env": env_file_server,
+        "python": python_subjects,
+    }
+    return FilePart(kind, source, tuple(readers[kind](source)) if kind in readers else ()), ()
+
+
+def _yaml(kind: Kind, source: Text, release: Release) -> tuple[FilePart, list[tuple[Kind, Text]]]:
+    if kind == "json":
+        _check_json(source)
+        if "vllm" not in source.text.lower() or '"panels"' in source.text:
+            return FilePart(kind, source), []
+        source = source.with_text(source.text.replace("\t", " "))  # all that JSON allows and YAML does not
+    documents = tuple(load_nodes(source))
+    subjects: list[Subject] = []
+    inner: list[tuple[Kind, Text]] = []
+    for document in documents:
+        what = document_kind(document)
+        subjects += _document(what, document, release)
+        inner += embedded_files(document, scripts=what != "other")
+    return FilePart(kind, source, tuple(subjects), documents), inner
+
+
+def _check_json(source: Text) -> None:
+    try:
+        json.loads(source.text)
+    except (ValueError, RecursionError) as error:
+        line = f" at line {source.place(error.pos).line}" if isinstance(error, json.JSONDecodeError) else ""
+        raise LegroomError(f"is not valid JSON{line}", "check its commas and quotes") from None
+
+
+def _document(kind: DocumentKind, document: Node, release: Release) -> Iterable[Subject]:
+    if kind == "compose":
+        return compose_subjects(document)
+    if kind == "kubernetes":
+        return kubernetes_subjects(document)
+    if kind == "config":
+        return [config_server(document, release)]
+    return other_subjects(document, release) if kind == "other" else ()

@@ -1,0 +1,64 @@
+"""Which words of a command start vLLM, and the small things every reader of commands needs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+"""A variable as it stands before a command."""
+_VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^{}]*))?\}|\((\w+)\)|(\w+))")
+SHELLS = ("sh", "bash", "zsh", "dash", "ash")
+CONTAINER_TOOLS = ("docker", "podman", "nerdctl")
+_API_SERVERS = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
+
+
+def assignments(env: Mapping[str, str]) -> list[str]:
+    """Variables as they stand before a command."""
+    return [f"{name}={value}" for name, value in env.items()]
+
+
+def server_start(words: Sequence[str]) -> int | None:
+    """Where the server's own words begin: `vllm serve`, `python -m ...api_server`, or a container run."""
+    for i, word in enumerate(words):
+        following = words[i + 1] if i + 1 < len(words) else ""
+        if basename(word) == "vllm" and following == "serve":
+            return i
+        if word in _API_SERVERS or word.endswith("entrypoints/openai/api_server.py"):
+            return _interpreter(words, i - 1) if i and words[i - 1] == "-m" else i
+        if basename(word) in CONTAINER_TOOLS and following in ("run", "container", "create"):
+            return i
+    return None
+
+
+def _interpreter(words: Sequence[str], at: int) -> int:
+    """Where the Python stands whose option is at `at`."""
+    while at and words[at].startswith("-"):
+        at -= 1
+    return at
+
+
+def basename(word: str) -> str:
+    """The last part of a path."""
+    return word.rpartition("/")[2]
+
+
+def visible_gpus(env: Mapping[str, str]) -> int | None:
+    """How many GPUs the environment leaves visible; None where it does not say."""
+    for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        value = env.get(name, "").strip()
+        if value and value not in ("all", "none", "void", "-1") and "$" not in value:
+            return len([part for part in value.split(",") if part.strip()])
+    return None
+
+
+def expand(word: str, env: Mapping[str, str]) -> str:
+    """`$NAME`, `${NAME:-default}` and `$(NAME)` replaced where the value is known, left alone where it is not."""
+
+    def value(variable: re.Match[str]) -> str:
+        name = variable[1] or variable[3] or variable[4]
+        if name in env:
+            return env[name]
+        return variable[2] if variable[2] is not None else variable[0]
+
+    return _VARIABLE.sub(value, word) if "$" in word else word

@@ -1,0 +1,57 @@
+"""vLLM's own --config files: every key is a flag."""
+
+from __future__ import annotations
+
+import json
+
+from legroom.deployments.shell.scan import Word
+from legroom.deployments.subjects import StartedServer
+from legroom.deployments.yaml_nodes import Node
+from legroom.facts.flags import all_flag_names, flag_name, flags_of
+from legroom.facts.releases import Release
+
+ANCHORS = frozenset({
+    "--model", "--tensor-parallel-size", "--max-model-len", "--gpu-memory-utilization", "--max-num-seqs",
+    "--served-model-name", "--max-num-batched-tokens", "--kv-cache-dtype", "--enforce-eager",
+    "--pipeline-parallel-size",
+    "--data-parallel-size", "--enable-prefix-caching", "--compilation-config", "--kv-transfer-config",
+})  # fmt: skip
+"""Flags that nearly every server of vLLM is given one of."""
+
+
+def is_config(document: Node) -> bool:
+    """Whether most of its keys are flags of vLLM, and one is among those that every such file has."""
+    keys = [flag_name(key) for key, _ in document.items()]
+    known = set(all_flag_names())
+    return bool(ANCHORS & set(keys)) and sum(key in known for key in keys) * 3 >= 2 * len(keys)
+
+
+def config_server(document: Node, release: Release) -> StartedServer:
+    """The command line that vLLM makes of such a file."""
+    head = (Word("vllm", document.offset), Word("serve", document.offset))
+    place = document.source.place
+    words = (*head, *config_words(document, release))
+    return StartedServer("config", words, {}, place, place(document.offset), read_as="a vLLM config file")
+
+
+def config_words(document: Node, release: Release) -> list[Word]:
+    """The flags of such a file."""
+    table = flags_of(release)
+    words: list[Word] = []
+    for key, value in document.items():
+        flag = flag_name(key)
+        key_at = document.source.text.rfind(key, 0, value.offset)
+        offset = key_at if key_at >= 0 else value.offset
+        plain = value.plain()
+        if isinstance(plain, bool):
+            if plain or flag not in table:
+                words.append(Word(flag, offset))
+            elif table[flag].kind == "bool":
+                words.append(Word("--no-" + flag[2:], offset))
+        elif isinstance(plain, dict):
+            words += [Word(flag, offset), Word(json.dumps(plain), value.offset)]
+        elif isinstance(plain, list):
+            words += [Word(flag, offset), *(item.word() for item in value.list())] if plain else []
+        elif value.scalar:
+            words += [Word(flag, offset), Word(value.scalar, value.offset)]
+    return words

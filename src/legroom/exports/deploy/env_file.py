@@ -1,0 +1,55 @@
+"""`legroom export env`: the environment of the planned server, for systemd's EnvironmentFile or docker's --env-file."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from legroom.errors import LegroomError
+from legroom.exports.deploy.comments import headline
+from legroom.exports.deploy.script import comment_lines
+from legroom.exports.deploy.server import ExportedServer, add_server_options, server_of
+from legroom.exports.deploy.words import API_KEY_NAME, WITHOUT_API_KEY
+from legroom.exports.request import ExportedFile
+
+if TYPE_CHECKING:
+    from legroom.exports.request import ExportRequest
+
+NAME = "env"
+HELP = "the server's environment, secrets left to be filled in"
+NEEDS_PLAN = True
+
+
+def add_options(group: argparse._ArgumentGroup) -> None:
+    add_server_options(group)
+
+
+def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
+    server = server_of(request)
+    return (ExportedFile(f"{server.name}.env", env_text(server)),)
+
+
+def env_text(server: ExportedServer) -> str:
+    """`NAME=value` lines; values are as they stand, because docker takes quotes for a part of them."""
+    return "\n".join(_lines(server)) + "\n"
+
+
+def _lines(server: ExportedServer) -> Iterator[str]:
+    for text in headline(server.plan) if server.plan else ():
+        yield from comment_lines(text)
+    for remark in server.remarks:
+        yield from comment_lines(remark)
+    for line in server.env:
+        if "\n" in line.value or "\r" in line.value:
+            raise LegroomError(
+                f"the value of {line.name} has several lines", "an environment file holds one line per variable"
+            )
+        yield from comment_lines(f"{line.name}: {line.why}.")
+        yield f"{line.name}={line.value}"
+    for name in server.secrets:
+        open_to_all = f" It is needed: {WITHOUT_API_KEY}." if name == API_KEY_NAME else ""
+        yield from comment_lines(
+            f"{name} is a secret: fill it in only where nobody but the service can read the file.{open_to_all}"
+        )
+        yield f"#{name}="

@@ -1,0 +1,152 @@
+"""The files and folders that a server's flags name: which of them a container is given, and which it still needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import LegroomError
+from legroom.records import dataclass
+
+if TYPE_CHECKING:
+    from legroom.exports.deploy.server import ExportedServer
+    from legroom.exports.deploy.words import Phrase
+
+_NO_PATHS = frozenset({"--root-path", "--served-model-name", "--uds"})
+"""Flags whose value begins with a slash and is no file that a container needs."""
+_FROM_HERE = frozenset({
+    "--chat-template", "--tool-parser-plugin", "--reasoning-parser-plugin", "--ssl-keyfile", "--ssl-certfile",
+    "--ssl-ca-certs", "--log-config-file", "--tokenizer", "--hf-config-path", "--lora-modules", "--default-mm-loras",
+    "--prompt-adapters", "--speculative-config", "--speculative-model", "--quantization-param-path",
+    "--allowed-local-media-path", "--download-dir",
+})  # fmt: skip
+"""Flags that vLLM looks up from where it was started."""
+_DOWNLOADS = "--download-dir"
+_WRITTEN = frozenset({_DOWNLOADS, "--kv-transfer-config", "--ec-transfer-config", "--compilation-config",
+                      "--profiler-config"})  # fmt: skip
+"""Flags whose folders vLLM writes to."""
+_OF_THE_IMAGE = frozenset(
+    f"/{name}".rstrip("/")
+    for name in ("", "bin", "dev", "etc", "home", "lib", "lib64", "opt", "proc", "root", "run", "sbin", "sys", "tmp",
+                 "usr", "var", "dev/shm", "root/.cache", "usr/local", "usr/lib", "usr/bin")
+)  # fmt: skip
+"""Folders that an image has itself: what is mounted over them hides the server's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPath:
+    """A path of this machine that a flag names."""
+
+    flag: str
+    path: str
+    folder: bool
+    writable: bool
+
+    @property
+    def private(self) -> bool:
+        """Whether others must not read it: a key or a certificate."""
+        return self.flag.startswith("--ssl-")
+
+
+def check_paths(server: ExportedServer, *, mounted: bool = True) -> None:
+    """Refuse a path that would be another one, or none, where the server starts."""
+    models = [server.model] if server.local_model else []
+    relative = [("the model", path) for path in models if not path.startswith("/")]
+    for phrase in _phrases(server):
+        relative += [(phrase.flag, path) for path in _possible_paths(phrase) if _from_here(phrase, path)]
+    for what, path in relative:
+        raise LegroomError(
+            f"{what} {path} is a path from where the command runs, and the exported server starts elsewhere",
+            f"name the absolute path, like {Path(path).expanduser().absolute()}",
+        )
+    for path in (*models, *(named.path for named in named_paths(server))):
+        if mounted and ":" in path:
+            raise LegroomError(f"the path {path} has a colon, and volumes are written with one", "rename it")
+
+
+def named_paths(server: ExportedServer) -> tuple[NamedPath, ...]:
+    """What is on this machine and must be mounted, by its own path; the model itself is not among it."""
+    by_path: dict[str, NamedPath] = {}
+    for phrase in _phrases(server):
+        for path in _absolute(phrase, server):
+            there = Path(path)
+            if path in _OF_THE_IMAGE or not (_exists(there) or phrase.flag == _DOWNLOADS):
+                continue
+            folder = not there.is_file()
+            by_path.setdefault(path, NamedPath(phrase.flag, path, folder, folder and phrase.flag in _WRITTEN))
+    return tuple(named for named in by_path.values() if not any(_inside(named, other) for other in by_path.values()))
+
+
+def not_mounted(server: ExportedServer) -> Iterator[str]:
+    """A sentence about what flags name and no volume brings into the container."""
+    mounted = named_paths(server)
+    paths = [path for phrase in _phrases(server) for path in _absolute(phrase, server)]
+    left = [path for path in dict.fromkeys(paths) if not any(_under(path, mount.path) for mount in mounted)]
+    if left:
+        yield (
+            f"Flags name {', '.join(left)}, and no volume here brings that into the container: it is not on the "
+            "machine this was written on, or it is a folder of the image. What the image lacks needs a volume."
+        )
+
+
+def _phrases(server: ExportedServer) -> list[Phrase]:
+    return [line.phrase for line in server.lines if line.phrase.flag.partition(".")[0] not in _NO_PATHS]
+
+
+def _absolute(phrase: Phrase, server: ExportedServer) -> Iterator[str]:
+    """The whole paths that a flag names outside the model's own folder."""
+    for path in _possible_paths(phrase):
+        if path.startswith("/") and not (server.local_model and _under(path, server.model)):
+            yield path.rstrip("/")
+
+
+def _possible_paths(phrase: Phrase) -> Iterator[str]:
+    """What may be a path: a value (/a), what stands after a name (x=/a), a text in JSON ("path": "/a")."""
+    for value in phrase.values:
+        if value.startswith(("{{", "{%")) or "\n" in value:
+            continue  # a template, written out
+        if value.startswith(("{", "[")):
+            yield from _texts(value)
+        elif value.startswith("/"):
+            yield value
+        else:
+            name, joined, path = value.partition("=")
+            yield path if joined else name
+
+
+def _texts(value: str) -> Iterator[str]:
+    try:
+        waiting: list[Any] = [json.loads(value)]
+    except (ValueError, RecursionError):
+        return
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, str) and "/" in part:
+            yield part
+        elif isinstance(part, dict):
+            waiting += reversed(part.values())
+        elif isinstance(part, list):
+            waiting += reversed(part)
+
+
+def _from_here(phrase: Phrase, path: str) -> bool:
+    if phrase.flag.partition(".")[0] not in _FROM_HERE or not path or path.startswith("/"):
+        return False
+    return path.startswith(("./", "../", "~/")) or _exists(Path(path))
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a text too long for a name, or with a zero byte
+        return False
+
+
+def _under(path: str, folder: str) -> bool:
+    return f"{path}/".startswith(f"{folder.rstrip('/')}/")
+
+
+def _inside(named: NamedPath, other: NamedPath) -> bool:
+    return named.path != other.path and _under(named.path, other.path) and other.writable >= named.writable

@@ -1,0 +1,67 @@
+"""PromQL and names of series, each with its place: what rules about metrics look at."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from legroom.deployments.text import Place, Shifted, Text
+from legroom.deployments.yaml_nodes import Node
+
+Owner = Literal["alert", "record", "panel", "variable", "text", "family", "sample"]
+"""`text`: a string that may be a name; `family`: one that may be a family's name; `sample`: a line of /metrics."""
+_QUERY_KEYS = ("expr", "query", "metricsQuery", "seriesQuery", "promql", "expression")
+_SAMPLE = re.compile(r"^(vllm[:_][a-z][a-z0-9_:]*)(?:\{[^}\n]*\})?[ \t]+[-+0-9.eEINaf]+[ \t]*$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Expression:
+    """PromQL, or names of series in a text."""
+
+    text: str
+    locate: Callable[[int], Place]
+    """From an offset in the text to its place in the file."""
+    owner: Owner = "panel"
+    name: str = ""
+    """The alert's or the recorded series' name."""
+    beside: frozenset[str] = frozenset()
+    """Names that the same text asks for too."""
+
+
+def queries(document: Node) -> Iterator[Expression]:
+    """PromQL that scales or watches a server."""
+    for node in document.walk():
+        for key in _QUERY_KEYS:
+            value = node.get(key)
+            if value is not None and value.scalar and re.search(r"vllm[:_]", value.scalar):
+                yield Expression(value.scalar, ScalarLocator(value), "panel")
+
+
+def samples(source: Text) -> Iterator[Expression]:
+    """Lines of /metrics in a document."""
+    for line in _SAMPLE.finditer(source.text):
+        yield Expression(line[1], Shifted(source, line.start(1)), "sample")
+
+
+class ScalarLocator:
+    """From an offset in a scalar's value to the file: quotes, folding and indentation lie between the two."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._raw = node.source.text[node.offset : node.end]
+
+    def __call__(self, offset: int) -> Place:
+        """The place of the same word, counted by how often it stands before."""
+        value = self._node.scalar or ""
+        end = offset
+        while end < len(value) and not value[end].isspace():
+            end += 1
+        word = value[offset:end] or value[offset : offset + 1]
+        start = -1
+        for _ in range(value.count(word, 0, offset) + 1 if word else 0):
+            start = self._raw.find(word, start + 1)
+            if start < 0:
+                break
+        return self._node.source.place(self._node.offset + max(start, 0))

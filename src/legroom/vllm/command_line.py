@@ -1,0 +1,250 @@
+"""Command lines, taken apart and written: the one place that knows how a flag is spelt.
+
+`parse` reads a command for what it means. Here its words are kept as they were written, removed and misspelt flags
+included, so that some flags can be changed and the others stay; and settings become the words that a release takes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from legroom.facts.flags import Flag, dest_name, flag_name, flags_ever, flags_of
+from legroom.facts.releases import Release
+from legroom.records import dataclass
+from legroom.vllm.args import ServeArgs
+from legroom.vllm.reading import FIELDS, SPECULATIVE_FIELDS, as_words, looks_like_flag
+
+_TRUTHS = ("true", "false", "0", "1")
+
+
+@dataclass(frozen=True, slots=True)
+class CommandPart:
+    """A flag with its values, or a bare word."""
+
+    words: tuple[str, ...]
+    name: str = ""
+    """As written, but for `_` instead of `-`; empty for a bare word."""
+    flag: Flag | None = None
+    """What it means; None for a bare word and for what no release ever had."""
+
+    @property
+    def value(self) -> str:
+        """As written; "" for a switch."""
+        return self.words[0].partition("=")[2] or " ".join(self.words[1:])
+
+    @property
+    def long_name(self) -> str:
+        """Under which all spellings of the flag are one: short, abbreviated, `--no-`."""
+        return self.flag.name if self.flag else _positive(self.name)
+
+    @property
+    def dest(self) -> str:
+        """vLLM's Python name."""
+        return self.flag.dest if self.flag else dest_name(self.name)
+
+
+# Taking apart
+
+
+def command_parts(words: Sequence[str], release: Release | None = None) -> Iterator[CommandPart]:
+    """The parts in order, as the release reads them; as the last release with each flag did where none is known."""
+    table = flags_ever() if release is None else flags_of(release)
+    at = 0
+    while at < len(words):
+        word = words[at]
+        if not looks_like_flag(word):
+            yield CommandPart((word,))
+            at += 1
+            continue
+        name = plain_name(word)
+        flag = _named(name, table) or _named(name, flags_ever())
+        end = at + 1 if "=" in word or name.startswith("-O") else _end(words, at + 1, flag)
+        yield CommandPart(tuple(words[at:end]), name, flag)
+        at = end
+
+
+def plain_name(word: str) -> str:
+    """The name in a flag's word. vLLM takes `--max_model_len` for `--max-model-len`, and `--compilation-config.level`
+    for a key of it."""
+    name = word.partition("=")[0]
+    return flag_name(name[2:].partition(".")[0]) if name.startswith("--") else name
+
+
+def long_name(name: str) -> str:
+    """What `CommandPart.long_name` is for a flag that is written like this."""
+    plain = plain_name(name)
+    flag = _named(plain, flags_ever())
+    return flag.name if flag else _positive(plain)
+
+
+def flags_in(words: Sequence[str]) -> dict[str, str]:
+    """The flags of a command line with their values, "" for a switch; several values stand one after the other."""
+    return {part.name: part.value for part in command_parts(words) if part.name}
+
+
+def value_of(words: Sequence[str], flags_at: int, dest: str, release: Release) -> str | None:
+    """What a command says for one flag, as it was written; "" for a switch, None where it does not stand there."""
+    values = [part.value for part in command_parts(words[flags_at:], release) if part.name and part.dest == dest]
+    return values[-1] if values else None
+
+
+def _positive(name: str) -> str:
+    return "--" + name[5:] if name.startswith("--no-") else name
+
+
+def _named(name: str, table: Mapping[str, Flag]) -> Flag | None:
+    """The flag of a name, as argparse would find it."""
+    flag = table.get(name) or table.get(_positive(name))
+    if flag is not None or not name.startswith("--") or len(name) < 4:
+        return flag
+    near = {flag.name: flag for long, flag in table.items() if long.startswith(name)}
+    return near.popitem()[1] if len(near) == 1 else None
+
+
+def _end(words: Sequence[str], at: int, flag: Flag | None) -> int:
+    """Where the values end that begin at a place."""
+    kind = flag.kind if flag else "str"
+    if kind in ("switch", "bool"):
+        return at
+    if kind == "optbool":
+        return at + int(at < len(words) and words[at].lower() in _TRUTHS)
+    most = len(words) if kind.startswith("list:") else at + 1
+    end = at
+    while end < min(most, len(words)) and not looks_like_flag(words[end]):
+        end += 1
+    return end
+
+
+# Changing flags, every other word left as it was written
+
+
+def with_flags(words: Sequence[str], flags: Mapping[str, str | None]) -> list[str]:
+    """The words with these flags, by name, set ("" for a switch) or taken away (None)."""
+    changed = {long_name(name) for name in flags}
+    kept = [word for part in command_parts(words) if part.long_name not in changed for word in part.words]
+    for name, value in flags.items():
+        if value is not None:
+            kept += joined(name, (value,) if value else ())
+    return kept
+
+
+def with_settings(words: Sequence[str], flags_at: int, changes: Mapping[str, Any], release: Release) -> tuple[str, ...]:
+    """The words with these settings, by vLLM's Python names, written as the release's flags; None takes one away."""
+    kept = list(words[:flags_at])
+    for part in command_parts(words[flags_at:], release):
+        if not part.name or part.dest not in changes:
+            kept += part.words
+    by_dest = _by_dest(release)
+    for dest, value in changes.items():
+        if value is not None:
+            name = dest if dest.startswith("-") else flag_name(dest)
+            unknown = Flag(name, dest, "switch" if value is True else "str")
+            kept += flag_words(by_dest.get(dest, unknown), value)
+    return tuple(kept)
+
+
+def changes_back(now: Sequence[str], before: Sequence[str]) -> dict[str, str | None]:
+    """The flags to set and to take away so that one command line becomes an earlier one."""
+    current, wanted = flags_in(now), flags_in(before)
+    gone: dict[str, str | None] = {name: None for name in current if name not in wanted}
+    return gone | {name: value for name, value in wanted.items() if current.get(name) != value}
+
+
+# Writing
+
+
+def command(args: ServeArgs, release: Release) -> tuple[str, ...]:
+    """The words of a command that starts this server; a field the release has no flag for is left out."""
+    by_dest = _by_dest(release)
+    words = [*_head(args, release)]
+    for dest in FIELDS:
+        value = _field_value(args, dest, release)
+        if dest == "model" or value is None:
+            continue
+        if dest == "speculative_config" and dest not in by_dest:
+            words += _legacy_speculative(value, by_dest)
+        elif dest == "optimization_level" and dest in by_dest:
+            words.append(f"-O{value}")
+        elif dest in by_dest:
+            words += flag_words(by_dest[dest], value)
+    return (*words, *args.others)
+
+
+def setting_words(dest: str, value: Any, release: Release) -> list[str] | None:
+    """One setting of a plan as a release's flag, no words for a switch that is off; None where it has no such flag."""
+    flag = _by_dest(release).get(dest)
+    return None if flag is None else flag_words(flag, value)
+
+
+def any_release_words(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as they are typed where no release is named: `{"enforce_eager": True}` as `--enforce-eager`."""
+    words: list[str] = []
+    for dest, value in settings.items():
+        name = flag_name(dest)
+        if value is False:
+            words.append("--no-" + name[2:])
+        elif value is not None:
+            words += joined(name, _any_release_values(name, value))
+    return words
+
+
+def _any_release_values(name: str, value: Any) -> tuple[str, ...]:
+    flag = flags_ever().get(name)
+    if isinstance(value, (list, tuple)) and not (value and flag and flag.kind.startswith("list:")):
+        return (json.dumps(value),)
+    return as_words(value)
+
+
+def flag_words(flag: Flag, value: Any) -> list[str]:
+    """One flag with its value as a release takes it; no words for a switch that is off."""
+    if flag.kind in ("switch", "bool", "optbool"):
+        if value:
+            return [flag.name]
+        return {"bool": ["--no-" + flag.name[2:]], "optbool": [f"{flag.name}=False"]}.get(flag.kind, [])
+    if flag.name == "--compilation-config" and "-O" in flag.short_names and set(value) == {"level"}:
+        return [f"-O{value['level']}"]
+    if flag.kind == "pairs" and isinstance(value, Mapping):
+        return [flag.name, ",".join(f"{key}={count}" for key, count in value.items())]
+    if flag.kind in ("int", "human") and isinstance(value, float):
+        value = round(value)  # --swap-space took whole GiB until 0.5.4
+    return joined(flag.name, (json.dumps(dict(value)),) if isinstance(value, Mapping) else as_words(value))
+
+
+def joined(name: str, values: Sequence[str]) -> list[str]:
+    """A value that starts with a dash is joined by `=`."""
+    if len(values) == 1 and looks_like_flag(values[0]):
+        return [f"{name}={values[0]}"]
+    return [name, *values]
+
+
+def _by_dest(release: Release) -> dict[str, Flag]:
+    return {flag.dest: flag for flag in flags_of(release).values()}
+
+
+def _head(args: ServeArgs, release: Release) -> tuple[str, ...]:
+    # `vllm serve` came with 0.5.2.
+    if release.at_least("0.5.2"):
+        return ("vllm", "serve", args.model) if args.model else ("vllm", "serve")
+    head = ("python", "-m", "vllm.entrypoints.openai.api_server")
+    return (*head, "--model", args.model) if args.model else head
+
+
+def _field_value(args: ServeArgs, dest: str, release: Release) -> Any:
+    """A field's value, with capture sizes inside the compilation config where they have no flag yet."""
+    value = getattr(args, dest)
+    if release.at_least("0.11.1"):
+        return value
+    if dest == "cudagraph_capture_sizes":
+        return None
+    if dest == "compilation_config" and args.cudagraph_capture_sizes is not None:
+        return {**(value or {}), "cudagraph_capture_sizes": list(args.cudagraph_capture_sizes)}
+    return value
+
+
+def _legacy_speculative(config: Mapping[str, Any], by_dest: Mapping[str, Flag]) -> Iterator[str]:
+    """The flags that carried speculative decoding until 0.8.2."""
+    for dest, key in SPECULATIVE_FIELDS.items():
+        if key in config and dest in by_dest:
+            yield from flag_words(by_dest[dest], config[key])
