@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from legroom.memory.kv.plan import KvPlan
     from legroom.memory.layout import Layout
     from legroom.vllm.args import EngineSettings
+    from legroom.vllm.refusals import Unsupported
 
 
 def first_failure(
@@ -36,6 +37,11 @@ def first_failure(
         or kv.failure
         or _first(_after_kv(rank, graphs, free, settings, gpu) for rank in ranks)
     )
+
+
+def refused_by_release(refused: Unsupported | None) -> Failure | None:
+    """What no amount of memory would change."""
+    return Failure(refused.id, refused.message, 0, 0) if refused and refused.certain else None
 
 
 def free_at_start(settings: EngineSettings, gpu: Gpu, held_by_others_bytes: int = 0) -> int:

@@ -16,12 +16,14 @@ from legroom.memory.layout import Layout
 from legroom.memory.overhead import non_torch, outside
 from legroom.memory.weights.loaded import weights
 from legroom.records import dataclass
+from legroom.vllm.unsupported import unsupported
 
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
     from legroom.facts.model import Model
     from legroom.memory.layout import Failure
     from legroom.vllm.args import EngineSettings
+    from legroom.vllm.refusals import Unsupported
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,13 @@ class DeploymentMemory:
     graphs: Figure
     """What CUDA-graph capture really takes on the tightest stage, counted or not."""
     failure: Failure | None
+    doubt: Unsupported | None = None
+    """What may keep the release from running this at all, whatever the memory."""
+
+    @property
+    def refused(self) -> Unsupported | None:
+        """The doubt, where it and not the memory decides."""
+        return self.doubt if self.doubt and (self.failure is None or self.failure.id == self.doubt.id) else None
 
     @property
     def tightest(self) -> Layout:
@@ -69,8 +78,12 @@ def deployment_memory(
         # Encoders that attend both ways keep nothing between steps: no pool is sized and none is allocated.
         ranks = tuple(replace(rank, kv_cache=exact(0, "KV cache", "no layer keeps one")) for rank in ranks)
     graphs = _seen(seen.graph_bytes if seen else None, graph_bytes(model, settings, gpu), seen)
-    failure = checks.first_failure(ranks, kv, graphs, settings, gpu=gpu, held_by_others_bytes=held_by_others_bytes)
-    return DeploymentMemory(ranks, kv, graphs, failure)
+    refused = unsupported(settings, model, gpu)
+    failure = checks.refused_by_release(refused) or checks.first_failure(
+        ranks, kv, graphs, settings, gpu=gpu, held_by_others_bytes=held_by_others_bytes
+    )
+    # Someone who has measured a start of it has no doubt that it starts.
+    return DeploymentMemory(ranks, kv, graphs, failure, None if seen else refused)
 
 
 def stage_layout(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
-from legroom.planning.levers import LEVERS, Lever
+from legroom.planning.levers import LEVERS, SUPPORTED, Lever
 from legroom.planning.plan import Advice, Plan, plan
 from legroom.units import human_bytes
 from legroom.vllm.served_model import served_model
@@ -24,6 +24,9 @@ def with_advice(first: Plan, keep: Iterable[str] = ()) -> Plan:
     if first.verdict == "fits":
         return first
     kept = frozenset(keep)
+    if first.memory.refused:
+        advice = _pull(SUPPORTED, first, kept)
+        return replace(first, advice=(advice,) if advice else ())
     working = [advice for lever in LEVERS if (advice := _pull(lever, first, kept))]
     if not any(advice.plan.verdict == "fits" for advice in working):
         together = _together(first, kept)

@@ -119,6 +119,20 @@ def quantized_weights(plan: Plan) -> Proposals:
             yield {"model": model.name}
 
 
+def supported_settings(plan: Plan) -> Proposals:
+    """Another precision or quantization where the release does not run the one that is asked for."""
+    given = plan.args
+    if given.quantization is not None:
+        yield {"quantization": None}
+    if given.kv_cache_dtype is not None:
+        yield {"kv_cache_dtype": None}
+    if plan.settings.dtype != "float16":
+        yield {"dtype": "half"}
+
+
+SUPPORTED = Lever("supported settings", supported_settings, "other settings, that this release runs on this card", 0)
+"""The one lever for what a release refuses whatever the memory."""
+
 LEVERS: tuple[Lever, ...] = (
     Lever("quantized weights", quantized_weights, "another checkpoint, with weights in fewer bits", 6),
     Lever("more GPUs", more_gpus, "the model runs on more GPUs, which talk to each other on every layer", 6),

@@ -64,6 +64,8 @@ def _failure(plan: Plan, style: Style) -> Iterator[str]:
     if short > 0:
         missing = style.paint(f"{human_bytes(short)} short", "red", "bold")
         yield f"{_MARGIN}needs {gib(failure.needed_bytes)}, has {gib(failure.available_bytes)}: {missing}"
+    if plan.memory.refused:
+        yield from wrap(f"What helps: {plan.memory.refused.hint}.", style.width, _MARGIN)
 
 
 def _card(plan: Plan, style: Style) -> Iterator[str]:
@@ -156,7 +158,7 @@ def _ranks(plan: Plan, style: Style) -> Iterator[str]:
 
 def _advice(plan: Plan, style: Style) -> Iterator[str]:
     if not plan.advice:
-        if plan.verdict == "does_not_fit":
+        if plan.verdict == "does_not_fit" and not plan.memory.refused:
             text = "No change of flags makes it start here; a smaller or quantized model, or more GPUs, would."
             yield from wrap(text, style.width, _MARGIN)
         return
