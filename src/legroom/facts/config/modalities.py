@@ -18,12 +18,12 @@ from legroom.facts.model import Linear, Modality, Split
 Config = Mapping[str, Any]
 
 
-def modalities(config: Config) -> tuple[Modality, ...]:
-    """The encoders that vLLM loads beside the language model of this config."""
+def modalities(config: Config, width: int = 0) -> tuple[Modality, ...]:
+    """The encoders that vLLM loads beside the language model of this config; `width` where the config leaves it to its class."""
     family = _family(config)
     row = families().get(family)
     text = nested_text_config(config) or config
-    width = int(text.get("hidden_size") or text.get("n_embd") or 0)
+    width = int(text.get("hidden_size") or text.get("n_embd") or width)
     known: list[Modality] = []
     vision = config.get("vision_config")
     if isinstance(vision, Mapping) and vision:

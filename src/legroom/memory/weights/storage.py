@@ -88,6 +88,8 @@ def storage(module: Module, scheme: Quantization | None, context: StorageContext
         size = dtype_bytes(module.dtype or context.dtype)
         return Storage((module.elements * size, *bias))
     stored = _METHODS[_family(scheme)](module, scheme, context)
+    if scheme.method == "mxfp4" and module.copies > 1:
+        return stored  # its biases are padded and widened with the rest
     return Storage(stored.loaded, stored.after) if not bias else _beside(stored, bias)
 
 
@@ -256,18 +258,28 @@ def _mxfp4(module: Module, scheme: Quantization, context: StorageContext) -> Sto
     rows, columns = _mxfp4_sizes(module, up, context)
     copies = module.copies
     weight, scales = copies * rows * columns // 2, copies * rows * columns // 32
+    bias = (copies * rows * context.dtype_bytes,) if module.bias else ()
+    # Marlin reads biases as they are; the Triton and FlashInfer kernels want them in 32 bits.
+    wide = tuple(size if _mxfp4_marlin(context) else copies * rows * FLOAT32_BYTES for size in bias)
+    loaded = (weight, scales, *bias)
     if not _hopper_triton(context):
-        return Storage((weight, scales), replaced(weight, scales))
+        return Storage(loaded, replaced(weight, scales, *wide))
     packed = columns // 2
     tile = copies * round_up(rows, 256)
     if context.at_least("0.21.0"):
         # Triton kernels 3.5.1: the weight keeps its size, scales are padded to 256 rows by 4 groups.
-        return Storage((weight, scales), replaced(weight, tile * round_up(columns // 32, 4)))
+        return Storage(loaded, replaced(weight, tile * round_up(columns // 32, 4), *wide))
     groups = round_up(columns // 32, 2)
     if context.at_least("0.19.0"):
         # Triton kernels 3.6.0 pad the packed inputs to 64, and the loaded scales stay beside the swizzled ones.
-        return Storage((weight, scales), (*replaced(copies * rows * round_up(packed, 64)), ("+", tile * groups)))
-    return Storage((weight, scales), (*replaced(weight), ("+", tile * groups)))
+        swizzled = copies * rows * round_up(packed, 64)
+        return Storage(loaded, (*replaced(swizzled, None, *wide), ("+", tile * groups)))
+    return Storage(loaded, (*replaced(weight, None, *wide), ("+", tile * groups)))
+
+
+def _mxfp4_marlin(context: StorageContext) -> bool:
+    """Cards before Hopper, and consumer Blackwell: there the Triton and FlashInfer kernels do not run."""
+    return context.vendor == "nvidia" and context.capability[0] not in (9, 10)
 
 
 def _hopper_triton(context: StorageContext) -> bool:
