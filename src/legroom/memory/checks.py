@@ -70,9 +70,11 @@ def _free_at_start(rank: Layout, free: int, settings: EngineSettings, gpu: Gpu) 
 
 
 def _weights_load(rank: Layout, free: int, gpu: Gpu) -> Failure | None:
-    if rank.weights.bytes <= free:
-        return None
-    return Failure("weights_too_big", _oom(gpu, "while loading the weights"), rank.weights.bytes, free)
+    if rank.weights.bytes > free:
+        return Failure("weights_too_big", _oom(gpu, "while loading the weights"), rank.weights.bytes, free)
+    if rank.loading_peak_bytes > free:
+        return Failure("loading_oom", _oom(gpu, f"while loading: {rank.loading_why}"), rank.loading_peak_bytes, free)
+    return None
 
 
 def _profile_run(rank: Layout, free: int, gpu: Gpu) -> Failure | None:

@@ -14,7 +14,7 @@ from legroom.memory.graphs import graph_bytes, graph_estimate
 from legroom.memory.kv.plan import KvPlan, kv_plan
 from legroom.memory.layout import Layout
 from legroom.memory.overhead import non_torch, outside
-from legroom.memory.weights.loaded import weights
+from legroom.memory.weights.loaded import loaded_weights
 from legroom.records import dataclass
 from legroom.vllm.unsupported import unsupported
 
@@ -96,8 +96,9 @@ def stage_layout(
 ) -> Layout:
     """One pipeline stage; its tensor-parallel ranks are alike."""
     budget = budget_bytes(gpu, settings)
+    loaded = loaded_weights(model, settings, gpu, stage)
     parts = (
-        _seen(seen.weights_bytes, weights(model, settings, gpu, stage), seen),
+        _seen(seen.weights_bytes, loaded.figure, seen),
         _seen(seen.activation_bytes, activation(model, settings, gpu, stage), seen),
         _seen(seen.graph_estimate_bytes, graph_estimate(model, settings, gpu), seen),
         _seen(seen.non_torch_bytes, non_torch(model, settings, gpu, stage), seen),
@@ -105,7 +106,7 @@ def stage_layout(
     return Layout(
         gpu.total_bytes, budget, *parts[:2], cuda_graph=parts[2], non_torch=parts[3],
         kv_cache=kv_cache_figure(budget, parts, settings), outside=outside(model, settings, gpu, stage), rank=stage,
-        held_by_others_bytes=held_by_others_bytes,
+        held_by_others_bytes=held_by_others_bytes, loading_peak_bytes=loaded.peak_bytes, loading_why=loaded.why,
     )  # fmt: skip
 
 

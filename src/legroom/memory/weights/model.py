@@ -22,7 +22,7 @@ from legroom.memory.weights.quantized_modules import Schemes
 from legroom.memory.weights.rope_cache import RopeCache, rope_caches
 from legroom.memory.weights.storage import Storage, StorageContext, storage
 from legroom.records import dataclass
-from legroom.units import cdiv, round_up
+from legroom.units import round_up
 from legroom.vllm.speculation import draft_method, predicts_itself
 from legroom.vllm.traits import builds_encoders, is_pooling
 
@@ -38,9 +38,15 @@ def scheme_in_use(model: Model, settings: EngineSettings) -> Quantization | None
     at hand is not that of the weights that were loaded: the flag is believed, as far as it says how weights are stored.
     """
     stated, asked = model.quantization, settings.given.quantization or settings.quantization
-    if stated is None or (asked and not _agree(stated.method, asked)):
+    if stated is None or names_another_method(model, settings):
         return (online_quantization(asked) if asked else None) or stated
     return stated
+
+
+def names_another_method(model: Model, settings: EngineSettings) -> bool:
+    """Whether --quantization contradicts the config: then the config is not that of the weights that were loaded."""
+    stated, asked = model.quantization, settings.given.quantization or settings.quantization
+    return stated is not None and bool(asked) and not _agree(stated.method, str(asked))
 
 
 def _agree(stated: str, asked: str) -> bool:
