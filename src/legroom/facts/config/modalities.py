@@ -19,7 +19,7 @@ Config = Mapping[str, Any]
 
 
 def modalities(config: Config, width: int = 0) -> tuple[Modality, ...]:
-    """The encoders that vLLM loads beside the language model of this config; `width` where the config leaves it to its class."""
+    """The encoders that vLLM loads beside the language model; `width` is its own, where the config leaves it out."""
     family = _family(config)
     row = families().get(family)
     text = nested_text_config(config) or config
