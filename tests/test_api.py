@@ -64,3 +64,22 @@ def test_prediction_layers_that_a_model_lacks_are_said():
     )
     assert any("no prediction layers" in note for note in without)
     assert not any("no prediction layers" in note for note in with_them)
+
+
+def test_size_says_which_gpus_hold_a_model_and_shows_itself():
+    report = legroom.size("llama-3.1-8b", context="8k", concurrency=16, gpus=["h100", "l4"])
+    assert report.fits
+    assert [row["count"] for row in report.json()["rows"]] == [1, 2]
+    assert "16 requests of 8,192 tokens" in str(report)
+    with pytest.raises(LegroomError, match="not an engine argument"):
+        legroom.size("llama-3.1-8b", max_modle_len=8192)
+    with pytest.raises(LegroomError, match="at least 1"):
+        legroom.size("llama-3.1-8b", context=0)
+
+
+def test_a_log_may_be_named_by_its_path_as_a_string(tmp_path):
+    log = tmp_path / "c.log"
+    log.write_text("ERROR ... ValueError: No available memory for the cache blocks.\n")
+    assert legroom.diagnose(str(log)).findings == legroom.diagnose(log).findings != ()
+    with pytest.raises(LegroomError, match=r"d\.log"):
+        legroom.diagnose(str(tmp_path / "d.log"))

@@ -17,17 +17,23 @@ from legroom.version import __version__
 if TYPE_CHECKING:
     from legroom.api import DiagnosisReport as DiagnosisReport
     from legroom.api import PlanReport as PlanReport
+    from legroom.api import SizeReport as SizeReport
     from legroom.api import WatchReport as WatchReport
     from legroom.api import diagnose as diagnose
     from legroom.api import layout as layout
     from legroom.api import plan as plan
     from legroom.api import simulate as simulate
+    from legroom.api import size as size
     from legroom.api import watch as watch
 
-_PUBLIC = ("DiagnosisReport", "PlanReport", "WatchReport", "diagnose", "layout", "plan", "simulate", "watch")
+_PUBLIC = (
+    "DiagnosisReport", "PlanReport", "SizeReport", "WatchReport", "diagnose", "layout", "plan", "simulate", "size",
+    "watch",
+)  # fmt: skip
 
 __all__ = [
-    "DiagnosisReport", "PlanReport", "WatchReport", "__version__", "diagnose", "layout", "plan", "simulate", "watch",
+    "DiagnosisReport", "PlanReport", "SizeReport", "WatchReport", "__version__", "diagnose", "layout", "plan",
+    "simulate", "size", "watch",
 ]  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from legroom.home import store_path
 from legroom.planning.plan import Plan, Target
 from legroom.planning.plan import plan_on_named_card as predict
 from legroom.records import dataclass
-from legroom.units import gib, parse_bytes
+from legroom.units import gib, parse_bytes, parse_length
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.served_model import served_model
 from legroom.vllm.speculation import draft_method, draft_name, predicts_itself
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from legroom.facts.releases import Release
     from legroom.live.view import ServerView
     from legroom.memory.layout import Layout
-    from legroom.planning.plan import Verdict
+    from legroom.planning.plan import Policy, Verdict
+    from legroom.planning.sizing import ModelFit
+    from legroom.planning.wish import Wish
     from legroom.simulation.settings import SchedulerSettings
     from legroom.simulation.timeline import Timeline
     from legroom.simulation.trace import Trace
@@ -177,13 +179,19 @@ def plan(
     `flags` are vLLM's engine arguments by their Python names (`max_model_len=32768`); what is not given is the
     release's default. `gpu_memory` overrides the card's total and `gpu_used` is what other processes hold of it.
     """
+    release = known_release(vllm) if vllm else latest()
+    args = _serve_args(model, release, flags, env, usage)
+    return PlanReport(make_plan(args, release, Machine(gpu, gpus, gpu_memory, gpu_used), advice=advice))
+
+
+def _serve_args(
+    model: str, release: Release, flags: Mapping[str, Any], env: Mapping[str, str] | None, usage: str = "serve"
+) -> ServeArgs:
     unknown = sorted(set(flags) - _FLAGS)
     if unknown:
         raise LegroomError(f"{unknown[0]!r} is not an engine argument that memory depends on", _near(unknown[0]))
-    release = known_release(vllm) if vllm else latest()
     _refuse_unknown(flags, release)
-    args = ServeArgs(model=model, usage=usage, env=dict(env or {}), **flags)  # type: ignore[arg-type]
-    return PlanReport(make_plan(args, release, Machine(gpu, gpus, gpu_memory, gpu_used), advice=advice))
+    return ServeArgs(model=model, usage=usage, env=dict(env or {}), **flags)  # type: ignore[arg-type]
 
 
 def _refuse_unknown(flags: Mapping[str, Any], release: Release) -> None:
@@ -198,6 +206,72 @@ def _refuse_unknown(flags: Mapping[str, Any], release: Release) -> None:
 
         problem = explain_unknown(f"--{name.replace('_', '-')}", release)
         raise LegroomError(problem.message, f"instead: {problem.instead}" if problem.instead else "leave it out")
+
+
+@dataclass(frozen=True)
+class SizeReport:
+    """A sizing table that shows itself."""
+
+    rows: tuple[ModelFit, ...]
+    wish: Wish
+    release: Release
+
+    @property
+    def fits(self) -> bool:
+        """Whether any of the GPUs holds any of the models."""
+        return any(row.fit.count for row in self.rows)
+
+    def text(self, style: Style | None = None, matrix: bool = False) -> str:
+        """The table, as the terminal shows it; with `matrix` models by GPUs."""
+        from legroom.drawing.terminal import PLAIN  # noqa: PLC0415
+        from legroom.render.size_text import matrix_text, size_text  # noqa: PLC0415
+
+        requests = f"{self.wish.concurrency:g} request{'' if self.wish.concurrency == 1 else 's'}"
+        title = (
+            f"{requests} of {self.wish.context:,} tokens at once, vLLM {self.release.version}, "
+            f"policy {self.wish.policy}"
+        )
+        draw = matrix_text if matrix else size_text
+        return draw([(row.model, row.fit) for row in self.rows], title, style or PLAIN)
+
+    def json(self) -> dict[str, Any]:
+        """The document that `legroom size --json` prints."""
+        from legroom.planning.sizing import size_json  # noqa: PLC0415
+
+        return size_json(self.rows, self.wish, self.release)
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def size(
+    model: str | Sequence[str],
+    *,
+    context: int | str = 4096,
+    concurrency: float = 1,
+    gpus: Sequence[str] | str | None = None,
+    max_gpus: int = 8,
+    vllm: str | None = None,
+    policy: Policy = "balanced",
+    env: Mapping[str, str] | None = None,
+    **flags: Any,
+) -> SizeReport:
+    """Say which GPUs, and how many, hold `model` so that `concurrency` requests of `context` tokens run at once.
+
+    `model` may be several; `gpus` are names (`["h100", "l4"]` or `"all"`), the usual ones unless given; `flags` are
+    vLLM's engine arguments as in `plan`.
+    """
+    from legroom.planning.sizing import named_gpus, size_models  # noqa: PLC0415
+    from legroom.planning.wish import Wish, counts_up_to  # noqa: PLC0415
+
+    tokens = parse_length(context, "context") if isinstance(context, str) else context
+    if tokens < 1 or concurrency < 1 or max_gpus < 1:
+        raise LegroomError("context, concurrency and max_gpus are at least 1", "as in context=4096, concurrency=16")
+    release = known_release(vllm) if vllm else latest()
+    args = _serve_args("", release, flags, env)
+    models = [model] if isinstance(model, str) else list(model)
+    wish = Wish(tokens, float(concurrency), counts_up_to(max_gpus), policy)
+    return SizeReport(tuple(size_models(models, release, args, wish, named_gpus(gpus))), wish, release)
 
 
 def layout(model: str, gpu: str, **options: Any) -> Layout:

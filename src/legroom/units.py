@@ -49,7 +49,7 @@ def parse_count(text: str, what: str = "number") -> int:
 
 
 def parse_length(text: str, what: str = "length") -> int:
-    """A context length as people say it: `32k` is 32,768 tokens, so that a plan for it holds 32,000 too."""
+    """A context length as people say it: `32k` is 32,768 tokens, where vLLM's own flags mean 32,000."""
     try:
         return parse_count(text.strip().replace("k", "K").replace("m", "M"), what)
     except LegroomError:

@@ -91,7 +91,7 @@ def test_a_folder_of_logs_is_scored(tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["score"], "one of the two"),
+        (["score"], "either a file"),
         (["score", "/nowhere/data.jsonl"], "cannot be read"),
         (["score", "--from-logs", "/nowhere"], "is not a folder"),
     ],
@@ -101,9 +101,26 @@ def test_a_wrong_call_is_a_message_and_code_2(words: list[str], said: str, capsy
     assert said in capsys.readouterr().err
 
 
-def test_missing_model_facts_are_a_message(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_model_facts_bundled_models_are_scored_and_the_others_named(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data.with_name("models.json").unlink()
-    assert main(["score", str(data)]) == 2
+    bundled = {**json.loads(data.read_text().splitlines()[0]), "id": "bundled", "model": "meta-llama/Llama-3.1-8B"}
+    data.write_text(
+        "\n".join(json.dumps(record) for record in (bundled, {**bundled, "id": "other", "model": "who/knows"}))
+    )
+    assert main(["score", str(data), "--json"]) == 0
+    captured = capsys.readouterr()
+    document = json.loads(captured.out)
+    assert document["summary"]["records"] == 1
+    assert document["bad"] == [
+        {"id": "other", "why": "who/knows is not a bundled model: its facts have to stand in a models.json"}
+    ]
+    assert "models.json" in captured.err
+
+
+def test_named_model_facts_that_are_missing_are_a_message(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["score", str(data), "--models", "/nowhere/models.json"]) == 2
     assert "models.json" in capsys.readouterr().err
 
 

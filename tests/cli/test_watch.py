@@ -278,7 +278,7 @@ def test_a_record_of_a_look_can_be_replayed(tmp_path, capsys):
 def test_a_rehearsal_says_what_would_have_been_done(tmp_path, capsys):
     path = recording(tmp_path / "r.jsonl", [*calm(4, 0), *trouble(20, 4)])
     assert main(["watch", SERVER, "--daemon", "--rehearse", str(path)]) == 0
-    assert "24 looks at 1 server; 0 actions" in capsys.readouterr().out
+    assert "24 checks of 1 server; 0 actions" in capsys.readouterr().out
 
 
 # The session and the journal

@@ -15,7 +15,7 @@ import pytest
 from legroom.cli.main import main
 from legroom.mcp.server import build_server
 
-TOOLS = {"plan", "diagnose", "explain", "search_catalog", "simulate"}
+TOOLS = {"plan", "size", "diagnose", "explain", "search_catalog", "simulate", "lint"}
 FAILED_LOG = (
     "INFO 11-01 10:00:00 [api_server.py:1] vLLM API server version 0.10.2\n"
     "ValueError: To serve at least one request with the models's max seq len (131072), (16.00 GiB KV cache is needed, "
@@ -115,6 +115,21 @@ def test_a_wrong_type_is_refused_by_the_schema():
     assert "gpus" in complaint("plan", {"model": "llama-3.1-8b", "gpu": "l4", "gpus": 0})
 
 
+def test_size_answers_with_the_document_of_the_command_line(capsys):
+    document = answer("size", {"model": "llama-3.1-8b", "context": 8192, "concurrency": 16, "gpus": ["h100", "l4"]})
+    words = ["--context", "8192", "--concurrency", "16", "--gpu", "h100,l4", "--json"]
+    assert main(["size", "llama-3.1-8b", *words]) == 0
+    assert document == json.loads(capsys.readouterr().out)
+    assert "no name of a model" in complaint("size", {"model": "/etc"}, local_files=False)
+
+
+def test_lint_names_the_rule_and_the_line():
+    script = "#!/bin/bash\nvllm serve Qwen/Qwen3-8B --max-num-on-the-fly-batches 4\n"
+    [finding] = answer("lint", {"text": script, "name": "start.sh"})["findings"]
+    assert finding["rule"] == "flag-unknown"
+    assert finding["line"] == 2
+
+
 def test_diagnose_finds_the_cause_and_its_entry():
     document = answer("diagnose", {"log": FAILED_LOG, "model": "llama-3.1-8b", "gpu": "a10"})
     assert document["verdict"] == "cause found"
@@ -181,7 +196,7 @@ def test_simulate_says_what_is_missing(arguments):
 
 
 def test_over_stdio_the_sdk_client_lists_and_calls():
-    server = mcp.StdioServerParameters(command=sys.executable, args=["-m", "legroom", "mcp"])
+    server = mcp.StdioServerParameters(command=sys.executable, args=["-m", "legroom", "mcp"], env=dict(os.environ))
 
     async def talk():
         async with mcp.Client(server) as client:

@@ -44,7 +44,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("logs", nargs="*", metavar="LOG", help="start-up logs; - reads from a pipe")
     parser.add_argument("--gpu", metavar="NAME", help="the GPU of the logs; most logs do not name it")
-    parser.add_argument("--model", metavar="MODEL", help="the model, where the log's name for it means nothing here")
+    parser.add_argument("--model", metavar="MODEL", help="the model, if legroom does not know the log's name for it")
     parser.add_argument("--dry-run", action="store_true", help="show what would be learnt, and remember nothing")
     parser.add_argument("--show", action="store_true", help="print what has been learnt")
     parser.add_argument("--forget", nargs="?", const="", metavar="KEY", help="forget one entry by its key, or `all`")

@@ -57,7 +57,7 @@ def _validate(args: argparse.Namespace) -> int:
     from legroom.explain.validate import catalog_problems
 
     records = stored_records()
-    wrong = catalog_problems() + [f"{path}: {problem}" for path, _, found in records for problem in found]
+    wrong = catalog_problems() + [f"{path}: {problem}" for path, _, problems in records for problem in problems]
     if args.json:
         print_json({"entries": len(bundled_documents()), "imported": len(records), "problems": wrong})
     else:

@@ -22,7 +22,7 @@ examples:
   legroom explain --search cumem
   legroom explain --search 'No available memory for the cache blocks'
 
-exit codes: 0 told, 1 the search found nothing, 2 no such entry
+exit codes: 0 found, 1 the search found nothing, 2 no such entry
 """
 
 
@@ -36,7 +36,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("id", nargs="?", metavar="ID", help="an entry, such as LR203")
-    parser.add_argument("--list", action="store_true", help="every entry on a line")
+    parser.add_argument("--list", action="store_true", help="list every entry, one per line")
     parser.add_argument("--search", metavar="WORDS", help="find entries by words, a label or a line of a log")
     parser.add_argument("--lang", choices=("en", "zh"), default="en", help="English or Chinese")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
@@ -55,16 +55,16 @@ def run(args: argparse.Namespace) -> int:
 def _tell(args: argparse.Namespace) -> int:
     from legroom.explain.catalog import entry
 
-    found = entry(args.id)
+    chosen = entry(args.id)
     if args.json:
         from legroom.explain.documents import entry_json
 
-        print_json(entry_json(found, args.lang))
+        print_json(entry_json(chosen, args.lang))
         return OK
     from legroom.drawing.terminal import style_of
     from legroom.render.explain_text import explain_text
 
-    sys.stdout.write(explain_text(found, style_of(sys.stdout), args.lang))
+    sys.stdout.write(explain_text(chosen, style_of(sys.stdout), args.lang))
     return OK
 
 
@@ -74,7 +74,7 @@ def _list(args: argparse.Namespace) -> int:
     if args.json:
         from legroom.explain.documents import summary_json
 
-        print_json({"entries": [summary_json(found, args.lang) for found in entries()]})
+        print_json({"entries": [summary_json(listed, args.lang) for listed in entries()]})
         return OK
     from legroom.drawing.terminal import style_of
     from legroom.render.explain_text import list_text

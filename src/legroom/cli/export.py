@@ -178,10 +178,10 @@ def _check_replaced(path: Path, text: str) -> None:
 
 
 def _format(name: str) -> Any:
-    names = [one.name for one in FORMATS]
-    for one in FORMATS:
-        if one.name == name:
-            return importlib.import_module(one.module)
+    names = [format_.name for format_ in FORMATS]
+    for format_ in FORMATS:
+        if format_.name == name:
+            return importlib.import_module(format_.module)
     if not name or name.startswith("-"):
         raise LegroomError("export what?", f"legroom export {' | '.join(names)}")
     import difflib
@@ -193,8 +193,8 @@ def _format(name: str) -> Any:
 
 def _list_formats(parser: argparse.ArgumentParser) -> None:
     table = parser.add_argument_group("formats (legroom export FORMAT --help says more)")
-    for one in FORMATS:
-        table.add_argument(one.name, nargs="?", help=importlib.import_module(one.module).HELP)
+    for format_ in FORMATS:
+        table.add_argument(format_.name, nargs="?", help=importlib.import_module(format_.module).HELP)
 
 
 def _format_parser(module: Any) -> argparse.ArgumentParser:
@@ -238,7 +238,11 @@ def _plan(args: argparse.Namespace) -> PlanDocument | None:
     described = bool(args.vllm_words or args.command_words or args.line or args.file or args.python)
     if args.plan is not None:
         if described or args.gpu:
-            raise LegroomError("--plan and a described server both say what runs", "give one of them")
+            extra = args.vllm_words[0] if args.vllm_words else "the server described beside it"
+            raise LegroomError(
+                f"--plan says what runs already, so {extra} has no place here",
+                "leave it out, or leave --plan out and give MODEL --gpu NAME with vLLM's flags",
+            )
         return _starting(read_plan(args.plan))
     if not described:
         return None
@@ -258,7 +262,7 @@ def _plan(args: argparse.Namespace) -> PlanDocument | None:
 def _starting(plan: PlanDocument) -> PlanDocument:
     if not plan.fits:
         why = f": {plan.failure.message}" if plan.failure and plan.failure.message else ""
-        raise LegroomError(f"the planned server does not start{why}", "legroom plan says which flags mend it")
+        raise LegroomError(f"the planned server does not start{why}", "legroom plan says which flags fix it")
     return plan
 
 

@@ -32,14 +32,14 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("number", metavar="NUMBER", help="as legroom incidents lists it")
-    parser.add_argument("--journal", metavar="FILE", help="another journal than your own")
+    parser.add_argument("--journal", metavar="FILE", help="another journal than the default one")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     parser.add_argument("--svg", metavar="FILE", help="write the story as a picture")
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    from legroom.cli.journal_file import open_journal
+    from legroom.cli.incidents import open_journal
     from legroom.drawing.terminal import style_of
     from legroom.render.incident_text import incident_json, incident_svg, incident_text
 

@@ -6,10 +6,11 @@ import argparse
 import re
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legroom.cli.output import print_json
-from legroom.errors import OK, LegroomError
+from legroom.errors import OK, UNREACHABLE, LegroomError
 
 if TYPE_CHECKING:
     from legroom.live.journal.journal import Incident, Journal
@@ -36,16 +37,15 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--since", metavar="AGO", help="how far back: 90min, 12h, 2d, 1w (default: all that is kept)")
-    parser.add_argument("--server", metavar="URL", help="of this server alone")
-    parser.add_argument("--open", action="store_true", dest="open_only", help="only those that last")
-    parser.add_argument("--limit", type=int, default=100, metavar="N", help="at most so many (default: 100)")
-    parser.add_argument("--journal", metavar="FILE", help="another journal than your own")
+    parser.add_argument("--server", metavar="URL", help="only those of this server")
+    parser.add_argument("--open", action="store_true", dest="open_only", help="only those that are still open")
+    parser.add_argument("--limit", type=int, default=100, metavar="N", help="show at most this many (default: 100)")
+    parser.add_argument("--journal", metavar="FILE", help="another journal than the default one")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    from legroom.cli.journal_file import open_journal
     from legroom.drawing.terminal import style_of
     from legroom.render.incident_text import incident_json, incidents_text
 
@@ -54,22 +54,21 @@ def run(args: argparse.Namespace) -> int:
     if args.limit < 1:
         raise LegroomError(f"--limit {args.limit} leaves nothing to show", "give 1 or more")
     journal = open_journal(args.journal)
-    listed = _incidents(journal, args, since_s) if journal else []
+    incidents = _incidents(journal, args, since_s) if journal else []
     if args.json:
         keep = ("id", "server", "kind", "title", "opened_s", "closed_s", "outcome", "detail")
         print_json({"incidents": [{name: value for name, value in incident_json(incident).items() if name in keep}
-                                  for incident in listed]})  # fmt: skip
+                                  for incident in incidents]})  # fmt: skip
     else:
-        sys.stdout.write(incidents_text(listed, now_s, style_of(sys.stdout)))
+        sys.stdout.write(incidents_text(incidents, now_s, style_of(sys.stdout)))
     return OK
 
 
 def _incidents(journal: Journal, args: argparse.Namespace, since_s: float | None) -> list[Incident]:
     limit = min(args.limit, _MOST)
-    listed = [
-        incident for name in _names(args.server) for incident in journal.incidents(since_s, name, limit, args.open_only)
-    ]
-    return sorted(listed, key=lambda incident: (incident.opened_s, incident.id), reverse=True)[:limit]
+    names = _names(args.server)
+    incidents = [incident for name in names for incident in journal.incidents(since_s, name, limit, args.open_only)]
+    return sorted(incidents, key=lambda incident: (incident.opened_s, incident.id), reverse=True)[:limit]
 
 
 def _names(server: str | None) -> list[str | None]:
@@ -86,7 +85,55 @@ def _names(server: str | None) -> list[str | None]:
 
 def seconds_ago(text: str) -> float:
     """`90min`, `12h`, `2d`."""
-    amount = _AGO.fullmatch(text.strip().lower())
-    if not amount:
+    match = _AGO.fullmatch(text.strip().lower())
+    if not match:
         raise LegroomError(f"--since {text!r} is not a time", "write it like 90min, 12h, 2d or 1w")
-    return float(amount[1]) * _UNITS_S[amount[2]]
+    return float(match[1]) * _UNITS_S[match[2]]
+
+
+def open_journal(named: str | None) -> Journal | None:
+    """The journal named, or the user's own; None where there is no own one yet."""
+    import sqlite3
+
+    from legroom.live.journal.journal import Journal, JournalUnavailable, journal_path
+
+    path = Path(named) if named else journal_path()
+    if path.exists() and not path.is_file():
+        raise LegroomError(f"{path} is not a journal", "name the file that legroom watch or legroom run wrote")
+    if not path.exists():
+        if named:
+            raise LegroomError(f"there is no journal {named}", "legroom watch and legroom run write one")
+        return None
+    try:
+        return Journal.open(path)
+    except JournalUnavailable:
+        readable = _read_only(path)
+        if readable is None:
+            raise
+        return readable
+    except sqlite3.Error as error:
+        raise LegroomError(f"{path} is not a journal that can be read: {error}", "", UNREACHABLE) from None
+
+
+def _read_only(path: Path) -> Journal | None:
+    """The journal where nothing can be written: a full disk, a copy on a read-only one. None where it cannot be read.
+
+    SQLite needs to write a file beside a journal even to read it. Where it cannot, the file is read as it stands,
+    without what a writer that was killed left beside it.
+    """
+    import sqlite3
+
+    from legroom.live.journal import schema
+    from legroom.live.journal.journal import Journal
+
+    for mode in ("mode=ro", "mode=ro&immutable=1"):
+        db = sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True, isolation_level=None)
+        try:
+            if schema.version_of(db) == schema.VERSION:
+                return Journal(db, path, time.time)
+        except sqlite3.Error as error:
+            if "locked" in str(error):
+                db.close()
+                return None  # somebody writes: as it stands it may be half written
+        db.close()
+    return None

@@ -43,8 +43,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--vllm",
         metavar="VERSION",
-        help="vLLM release, or any for rules that are meant for all (default: what an image or a pip install names, "
-        "else the newest)",
+        help="vLLM release, or any for rules that are meant for all (default: what an image, a pip install or "
+        "legroom's own header names, else the plan's, else the newest)",
     )
     parser.add_argument(
         "--plan", metavar="FILE", help="hold thresholds and probes against a plan (legroom plan --json)"
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         raise LegroomError(f"there is no rule {unknown[0]!r}", "legroom lint --rules lists them")
     plan = read_plan(args.plan) if args.plan else None
     any_release = args.vllm == "any"
-    asked = known_release(args.vllm) if args.vllm and not any_release else plan.release if plan else None
+    asked = known_release(args.vllm) if args.vllm and not any_release else None
     if asked is not None and asked.note:
         note(asked.note)
     report = lint_files(args.files, Options(asked, plan, frozenset(args.ignore), args.only_vllm, any_release))
@@ -89,7 +89,7 @@ def _fails(report: Report, fail_on: str) -> bool:
     from legroom.lint.finding import SEVERITIES
 
     grave = SEVERITIES[: SEVERITIES.index(fail_on) + 1]
-    return any(one.severity in grave for one in report.findings)
+    return any(finding.severity in grave for finding in report.findings)
 
 
 def _show(report: Report, args: argparse.Namespace) -> None:

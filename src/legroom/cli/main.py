@@ -3,54 +3,90 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple, NoReturn, Protocol
 
-from legroom.errors import BAD_INPUT, OK, LegroomError
+from legroom.errors import BAD_INPUT, OK, UNREACHABLE, LegroomError
 from legroom.version import __version__
 
 _INTERRUPTED = 130
 _BUG = 70
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+_PACKAGES = {
+    "aiohttp": "aiohttp", "httptools": "httptools", "huggingface_hub": "huggingface_hub", "prometheus_client":
+    "prometheus_client", "psutil": "psutil", "pynvml": "nvidia-ml-py", "re2": "google-re2", "yaml": "PyYAML",
+    "zstandard": "zstandard",
+}  # fmt: skip
+"""What legroom depends on, by the name that it is imported under."""
 
 
-class Command(NamedTuple):
+class CommandEntry(NamedTuple):
     """One row of the table: only the chosen command's module is imported."""
 
     name: str
     help: str
-    module: str
+
+    @property
+    def module(self) -> str:
+        return f"legroom.cli.{self.name}"
 
 
-COMMANDS: tuple[Command, ...] = (
-    Command("plan", "will vLLM start, and where does every byte of the GPU go?", "legroom.cli.plan"),
-    Command("size", "which GPUs, and how many, hold this model?", "legroom.cli.size"),
-    Command("diagnose", "why did it fail? the proof, the cause, the command that will work", "legroom.cli.diagnose"),
-    Command("run", "start vLLM, mend what fails, hold it: signals, crashes, nothing left behind", "legroom.cli.run"),
-    Command("simulate", "does a setting hold a load? replay it through vLLM's scheduler", "legroom.cli.simulate"),
-    Command("watch", "servers as they serve: a page, a look, a stream or a sidecar", "legroom.cli.watch"),
-    Command("incidents", "what went wrong lately", "legroom.cli.incidents"),
-    Command("incident", "one incident: seen, diagnosed, done, recommended", "legroom.cli.incident"),
-    Command("verify", "does a server hold what was planned? proven under load", "legroom.cli.verify"),
-    Command("recover", "after a crash: what still holds memory, and freeing what is dead", "legroom.cli.recover"),
-    Command("guard", "admit only what the KV cache can hold: a proxy or a vLLM middleware", "legroom.cli.guard"),
-    Command("explain", "the long story of one cause, or find one in the catalog", "legroom.cli.explain"),
-    Command("catalog", "check, export or extend the error catalog", "legroom.cli.catalog"),
-    Command("export", "alerts, dashboards, units, manifests and scripts from the plan", "legroom.cli.export"),
-    Command("mcp", "serve legroom's tools to agents (Model Context Protocol)", "legroom.cli.mcp"),
-    Command("lint", "what is wrong in your rules, dashboards, scripts, units and manifests", "legroom.cli.lint"),
-    Command("calibrate", "learn from the start-up logs of your own machine", "legroom.cli.calibrate"),
-    Command("score", "check predictions against a file of real start-ups", "legroom.cli.score"),
-)
+SECTIONS: Mapping[str, tuple[CommandEntry, ...]] = {
+    "before vLLM starts": (
+        CommandEntry("plan", "will vLLM start, and where does every byte of the GPU go?"),
+        CommandEntry("size", "which GPUs, and how many, hold this model?"),
+        CommandEntry("simulate", "does a setting hold a load? replay it through vLLM's scheduler"),
+        CommandEntry("models", "the models that are known without a network, searchable"),
+        CommandEntry("gpus", "the GPUs that are known, searchable"),
+    ),
+    "when it fails": (
+        CommandEntry("diagnose", "why did it fail? the proof, the cause, the command that will work"),
+        CommandEntry("explain", "the long story of one cause, or find one in the catalog"),
+        CommandEntry("catalog", "check, export or extend the error catalog"),
+    ),
+    "while it serves": (
+        CommandEntry("run", "start vLLM, fix what fails, supervise it, leave nothing behind"),
+        CommandEntry("guard", "admit only what the KV cache can hold: a proxy or a vLLM middleware"),
+        CommandEntry("watch", "servers as they serve: a page, a single check, a stream or a sidecar"),
+        CommandEntry("incidents", "what went wrong lately"),
+        CommandEntry("incident", "one incident: seen, diagnosed, done, recommended"),
+        CommandEntry("verify", "does a server hold what was planned? proven under load"),
+        CommandEntry("recover", "after a crash: what still holds memory, and freeing what is dead"),
+    ),
+    "files for other tools": (
+        CommandEntry("export", "alerts, dashboards, units, manifests and scripts from the plan"),
+        CommandEntry("lint", "what is wrong in your rules, dashboards, scripts, units and manifests"),
+        CommandEntry("mcp", "serve legroom's tools to agents (Model Context Protocol)"),
+        CommandEntry("completion", "completion of commands and options for bash, zsh or fish"),
+    ),
+    "how right legroom is": (
+        CommandEntry("calibrate", "learn from the start-up logs of your own machine"),
+        CommandEntry("score", "check predictions against a file of real start-ups"),
+    ),
+}  # fmt: skip
+COMMANDS = tuple(entry for entries in SECTIONS.values() for entry in entries)
 
-_EXAMPLES = """\
+_OVERVIEW = """\
+usage: legroom COMMAND [options]
+
+GPU memory in vLLM serving as a thing you know, not a thing you guess.
+{sections}
+options:
+    -h, --help     show this; legroom COMMAND --help shows a command's options and examples
+    -V, --version  print legroom's version
+
 examples:
-  legroom plan llama-3.1-8b --gpu h100
-  legroom plan Qwen/Qwen3-32B --gpu l40s --gpus 2 --tensor-parallel-size 2 --max-model-len 32768
-  legroom plan --gpu a100-80gb -- vllm serve mistralai/Mistral-7B-v0.1 --max-num-seqs 64
-  legroom size llama-3.1-70b --context 8k --concurrency 16
+    legroom plan llama-3.1-8b --gpu h100
+    legroom plan Qwen/Qwen3-32B --gpu l40s --gpus 2 --tensor-parallel-size 2 --max-model-len 32768
+    legroom plan --gpu a100-80gb -- vllm serve mistralai/Mistral-7B-v0.1 --max-num-seqs 64
+    legroom size llama-3.1-70b --context 8k --concurrency 16
+    legroom diagnose vllm.log
 
 exit codes: 0 it fits, 1 it does not, 2 the call or an input is wrong, 3 something needed was unreachable
 """
@@ -77,7 +113,7 @@ class Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and answer with its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    _write_anything()
+    _prepare_streams()
     try:
         code = _run(words)
         sys.stdout.flush()
@@ -89,22 +125,55 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output left; leave too, and keep the interpreter from complaining on its way out.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return OK
+    except ModuleNotFoundError as error:
+        if not _complain_of_missing(error, words):
+            _report_bug(words)
+            return _BUG
+        return UNREACHABLE
+    except OSError as error:
+        if error.errno not in _UNWRITABLE or error.filename is not None:
+            _report_bug(words)
+            return _BUG
+        _drop_output()
+        _complain(LegroomError(f"the output could not be written: {error.strerror}"))
+        return UNREACHABLE
     except Exception:
         _report_bug(words)
         return _BUG
 
 
-def _write_anything() -> None:
-    """A model's name that the terminal has no letters for is written with their numbers, as on stderr."""
+def _prepare_streams() -> None:
+    """A closed stream (`>&-`) becomes an empty one; letters that a terminal does not have are written as numbers."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - for as long as we run
     if getattr(sys.stdout, "errors", None) == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 
 
+def _drop_output() -> None:
+    """Keep the interpreter from writing what is left, and complaining, on its way out."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _complain_of_missing(error: ModuleNotFoundError, words: Sequence[str]) -> bool:
+    """Whether a package that legroom depends on is missing, and was named."""
+    package = _PACKAGES.get((error.name or "").partition(".")[0])
+    if package is None:
+        return False
+    command = f"legroom {words[0]}" if words else "legroom"
+    _complain(
+        LegroomError(f"{command} needs the Python package {package}", f"pip install {package}, or pip install legroom")
+    )
+    return True
+
+
 def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
-        _overview().print_help()
+        sys.stdout.write(overview())
         return OK if words else BAD_INPUT
     if words[0] in ("-V", "--version"):
         print(f"legroom {__version__}")
@@ -123,7 +192,7 @@ def _run(words: list[str]) -> int:
     return module.run(args)
 
 
-def _find(name: str) -> Command:
+def _find(name: str) -> CommandEntry:
     for command in COMMANDS:
         if command.name == name:
             return command
@@ -135,18 +204,14 @@ def _find(name: str) -> Command:
     raise LegroomError(f"there is no command {name!r}", hint)
 
 
-def _overview() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="legroom",
-        description="GPU memory in vLLM serving as a thing you know, not a thing you guess.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def overview() -> str:
+    """The help of legroom itself, which imports no command."""
+    width = max(len(entry.name) for entry in COMMANDS)
+    blocks = (
+        f"\n{title}:\n" + "".join(f"    {entry.name:{width}}  {entry.help}\n" for entry in entries)
+        for title, entries in SECTIONS.items()
     )
-    parser.add_argument("-V", "--version", action="store_true", help="print legroom's version")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in COMMANDS:
-        commands.add_parser(command.name, help=command.help, add_help=False)
-    return parser
+    return _OVERVIEW.format(sections="".join(blocks))
 
 
 def _complain(error: LegroomError) -> None:

@@ -13,10 +13,10 @@ from legroom.errors import OK, UNREACHABLE, LegroomError
 _DEFAULT_HOST, _DEFAULT_PORT = "127.0.0.1", 8722
 
 _DESCRIPTION = """\
-Serve plan, diagnose, explain, search_catalog and simulate to an agent over the Model Context Protocol: on standard
-input and output, or as streamable HTTP under /mcp. Needs the official SDK: pip install 'legroom[mcp]'. Nothing is
-changed on this machine. Over HTTP a caller cannot name files of this machine, and the address is a loopback one unless
-another is named: there is no authentication."""
+Serve plan, size, diagnose, explain, search_catalog, simulate and lint to an agent over the Model Context Protocol: on
+standard input and output, or as streamable HTTP under /mcp. Needs the official SDK: pip install 'legroom[mcp]'.
+Nothing is changed on this machine. Over HTTP a caller cannot name files of this machine, and the address is a loopback
+one unless another is named: there is no authentication."""
 
 _EPILOG = """\
 examples:

@@ -1,4 +1,4 @@
-"""`legroom plan`: will vLLM start, where does every byte go, and what would mend it."""
+"""`legroom plan`: will vLLM start, where does every byte go, and what would fix it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["add_parser", "parse", "run"]
 
 _DESCRIPTION = """\
 Predict what `vllm serve MODEL` does on a GPU: whether it starts, where every byte of the card goes, how many KV
-blocks, tokens and requests it holds; if it will not start, the error vLLM raises and the flags that mend it.
+blocks, tokens and requests it holds; if it will not start, the error vLLM raises and the flags that would fix it.
 Needs no GPU, no torch and no weights. Every flag of the vLLM release is taken as it is."""
 
 _EPILOG = """\
@@ -50,12 +50,14 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     where = parser.add_argument_group("where it runs")
     where.add_argument("--gpu", metavar="NAME", help="a GPU (h100, a100-80gb, rtx4090, l4 ...) or a size (24GiB)")
     where.add_argument("--gpus", metavar="N", help="how many (default: what the parallel sizes need)")
-    where.add_argument("--gpu-memory", metavar="SIZE", help="total of one GPU as your machine reports it (79.10GiB)")
-    where.add_argument("--gpu-used", metavar="SIZE", help="what other processes hold of it (2GiB)")
+    where.add_argument(
+        "--gpu-memory", metavar="SIZE", help="total memory of one GPU as your machine reports it (79.10GiB)"
+    )
+    where.add_argument("--gpu-used", metavar="SIZE", help="memory of that GPU that other processes use (2GiB)")
     where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
     add_source_options(parser)
     wish = parser.add_argument_group("wishes (search for flags instead)")
-    wish.add_argument("--want-context", metavar="LEN", help="tokens a request may have (32k)")
+    wish.add_argument("--want-context", metavar="LEN", help="tokens a request may have (32k is 32,768)")
     wish.add_argument("--want-concurrency", metavar="N", help="requests of that length at once")
     wish.add_argument("--want-gpus", metavar="N", help="use at most this many GPUs")
     wish.add_argument("--policy", choices=("safe", "balanced", "tight"), default="balanced",
@@ -65,7 +67,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     out.add_argument("--svg", metavar="FILE", help="write the picture as SVG too")
     out.add_argument("--explain-math", action="store_true", help="show the working behind every figure")
     out.add_argument("--cold", action="store_true", help="plan the first start, with a cold compile cache")
-    out.add_argument("--no-advice", action="store_true", help="do not look for flags that mend it")
+    out.add_argument("--no-advice", action="store_true", help="do not look for flags that would fix it")
     parser.set_defaults(prog="legroom plan")
     return parser
 

@@ -45,7 +45,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     how.add_argument("--dry-run", action="store_true", help="only show it (the default when not on a terminal)")
     known = parser.add_argument_group("the server that died, for a command to start instead")
     known.add_argument("--command", metavar="LINE", dest="line", help="the vllm serve line that was run")
-    known.add_argument("--log", metavar="FILE", help="what it printed: the fix is computed from it")
+    known.add_argument("--log", metavar="FILE", help="its log: the fix is computed from it")
     known.add_argument("--gpu", metavar="NAME", help="a GPU or a size (default: what NVML shows)")
     known.add_argument("--gpus", metavar="N", help="how many GPUs the machine has")
     known.add_argument("--vllm", metavar="VERSION", help="the vLLM release")

@@ -42,27 +42,41 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    fix = parser.add_argument_group("fixing a failed start")
-    fix.add_argument("--tries", metavar="N", default="3", help="launch again at most so often (default: 3)")
-    fix.add_argument("--keep", metavar="FLAG", action="append", default=[], help="never change this flag of vLLM's")
-    fix.add_argument("--min-context", metavar="LEN", help="never go below this max_model_len (8k)")
-    fix.add_argument("--min-concurrency", metavar="N", help="never go below so many requests at once")
-    fix.add_argument("--ready-timeout", metavar="S", default="1800", help="seconds to become healthy (default: 1800)")
+    fixing = parser.add_argument_group("fixing a start-up that fails")
+    fixing.add_argument("--tries", metavar="N", default="3", help="how many times to start again (default: 3)")
+    fixing.add_argument("--keep", metavar="FLAG", action="append", default=[], help="never change this flag of vLLM's")
+    fixing.add_argument("--min-context", metavar="LEN", help="never go below this max_model_len (8k)")
+    fixing.add_argument("--min-concurrency", metavar="N", help="never go below this many requests at once")
+    fixing.add_argument(
+        "--ready-timeout", metavar="S", default="1800", help="seconds to become healthy (default: 1800)"
+    )
     serve = parser.add_argument_group("while it serves")
     serve.add_argument("--on-crash", choices=("restart", "exit"), default="restart", help="default: restart")
-    serve.add_argument("--restarts", metavar="N", default="5", help="restarts an hour may have (default: 5)")
-    serve.add_argument("--restart-delay", metavar="S", default="2", help="before the first; then doubled (default: 2)")
-    serve.add_argument("--drain", metavar="S", default="60", help="seconds that SIGTERM gives requests (default: 60)")
+    serve.add_argument("--restarts", metavar="N", default="5", help="at most this many restarts an hour (default: 5)")
     serve.add_argument(
-        "--hang-timeout", metavar="S", default="120", help="without work and answer it hangs; 0: never (default: 120)"
+        "--restart-delay",
+        metavar="S",
+        default="2",
+        help="seconds before the first restart, doubled each time (default: 2)",
+    )
+    serve.add_argument(
+        "--drain", metavar="S", default="60", help="seconds that running requests get after SIGTERM (default: 60)"
+    )
+    serve.add_argument(
+        "--hang-timeout",
+        metavar="S",
+        default="120",
+        help="seconds without progress or an answer after which it counts as hung; 0: never (default: 120)",
     )
     what = parser.add_argument_group("input and output")
-    what.add_argument("--gpu", metavar="NAME", help="the GPU, where the driver's name for it means nothing to legroom")
-    what.add_argument("--vllm", metavar="VERSION", help="the vLLM release, where it cannot be found out")
+    what.add_argument("--gpu", metavar="NAME", help="the GPU, if legroom does not know the driver's name for it")
+    what.add_argument("--vllm", metavar="VERSION", help="the vLLM release, if it cannot be detected")
     what.add_argument("--no-verify", action="store_true", help="do not send it requests once it is healthy")
     what.add_argument("--save", metavar="FILE", help="write the final settings as a start script")
     what.add_argument("--dry-run", action="store_true", help="show the plan and the first command, start nothing")
-    what.add_argument("--json", action="store_true", help="at the end one JSON document on stdout; vLLM's to stderr")
+    what.add_argument(
+        "--json", action="store_true", help="print one JSON document on stdout at the end; vLLM's output goes to stderr"
+    )
     parser.set_defaults(prog="legroom run")
     return parser
 

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from legroom.cli.output import note
 from legroom.errors import BAD_INPUT, OK, LegroomError
 
 if TYPE_CHECKING:
@@ -28,8 +29,9 @@ _LABELS = {
 }
 _EPILOG = """\
 DATA.jsonl holds one JSON object a start-up, either as published logs state it (model, gpu, vllm_version, flags,
-weights_gib, available_kv_gib, kv_tokens, outcome; model facts in models.json beside it) or as an instrumented run
-measured it (weights_bytes, available_kv_bytes, peak_activation, ...; config.json folders named with --configs).
+weights_gib, available_kv_gib, kv_tokens, outcome; facts of models that are not bundled in models.json beside it) or as
+an instrumented run measured it (weights_bytes, available_kv_bytes, peak_activation, ...; config.json folders named with
+--configs).
 
 examples:
   legroom score startups.jsonl
@@ -49,7 +51,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("data", nargs="?", metavar="DATA.jsonl", help="start-ups, one JSON object a line")
     parser.add_argument(
-        "--models", metavar="FILE", help="model facts of the records (default: models.json beside them)"
+        "--models", metavar="FILE", help="model facts of the records (default: models.json beside them, else bundled)"
     )
     parser.add_argument("--configs", metavar="DIR", help="folders with a config.json each, for instrumented runs")
     parser.add_argument("--from-logs", metavar="DIR", help="score a folder of vLLM start-up logs instead")
@@ -80,7 +82,7 @@ def _load(args: argparse.Namespace) -> Loaded:
     from legroom.planning import scoring_data
 
     if bool(args.data) == bool(args.from_logs):
-        raise LegroomError("give a file of records or --from-logs DIR, one of the two", "see legroom score --help")
+        raise LegroomError("give either a file of records or --from-logs DIR", "see legroom score --help")
     if args.from_logs:
         from legroom.planning.startup_args import model_of_log
 
@@ -97,8 +99,9 @@ def _load(args: argparse.Namespace) -> Loaded:
     if all(isinstance(record, str) for _, record in records):
         raise LegroomError(f"{path} holds no start-up record", "give a file with one JSON object a line")
     models = Path(args.models) if args.models else path.with_name("models.json")
-    if not models.exists():
-        raise LegroomError(f"there is no {models}", "it holds the facts of the records' models: name it with --models")
+    if not models.exists() and not args.models:
+        note(f"there is no {models}: bundled models are scored, the others left out")
+        return scoring_data.bundled_cases(records)
     return scoring_data.published_cases(records, scoring_data.read_models(models))
 
 

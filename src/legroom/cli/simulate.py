@@ -89,7 +89,7 @@ examples:
   legroom simulate --synthetic 'poisson rate=8 prompt=lognormal(1200,0.8) output=lognormal(300,0.6)' \\
       --model qwen3-8b --gpu l4 --max-model-len 8192 --choose
 
-exit codes: 0 it holds, 1 nothing meets the goal of --choose, 2 the call or the trace is wrong
+exit codes: 0 simulated, 1 nothing meets the goal of --choose, 2 the call or the trace is wrong
 """
 
 _POLICIES = ("fcfs", "priority")
@@ -127,11 +127,13 @@ def _add_pool_options(parser: argparse.ArgumentParser) -> None:
     pool.add_argument("--blocks", type=int, metavar="N", help="KV blocks, the null block included (num_gpu_blocks)")
     pool.add_argument("--model", metavar="MODEL", help="plan the pool of this model")
     pool.add_argument("--gpu", metavar="NAME", help="on this GPU, or a size (24GiB)")
-    pool.add_argument("--gpus", metavar="N", help="how many of them")
-    pool.add_argument("--gpu-memory", metavar="SIZE", help="total of one GPU as your machine reports it")
-    pool.add_argument("--gpu-used", metavar="SIZE", help="memory of it that other processes hold")
+    pool.add_argument("--gpus", metavar="N", help="how many GPUs")
+    pool.add_argument("--gpu-memory", metavar="SIZE", help="total memory of one GPU as your machine reports it")
+    pool.add_argument("--gpu-used", metavar="SIZE", help="memory of that GPU that other processes use")
     pool.add_argument("--vllm", metavar="VERSION", help="vLLM release of the plan (default: the newest known)")
-    pool.add_argument("--step-ms", type=float, metavar="MS", help="duration of a step, instead of the estimate")
+    pool.add_argument(
+        "--step-ms", type=float, metavar="MS", help="milliseconds that one step takes, in place of the estimate"
+    )
     pool.add_argument(
         "--measured-step-ms", type=float, metavar="MS", help="scale the estimate to this time between tokens"
     )

@@ -95,8 +95,8 @@ def _fixed_cost(args: argparse.Namespace, trace: Trace) -> StepCost | None:
         return fixed(args.step_ms / 1000)
     if trace.in_seconds:
         raise LegroomError(
-            f"{trace.name} tells arrivals in seconds, and how long a step takes is not known",
-            "give --model and --gpu for an estimate, or --step-ms 30",
+            f"{trace.name} gives arrivals in seconds, so legroom must know how long a step of the engine takes",
+            "add --step-ms 30 (or what you measured), or --model MODEL --gpu NAME to have it estimated",
         )
     return None
 

@@ -46,19 +46,23 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("url", metavar="URL", help="of an OpenAI-compatible server, such as http://127.0.0.1:8000")
     asked = parser.add_argument_group("what is asked of it")
-    asked.add_argument("--plan", metavar="FILE", help="what legroom plan --json printed: the pool must be that")
+    asked.add_argument("--plan", metavar="FILE", help="the output of legroom plan --json: the pool must be as planned")
     asked.add_argument("--load", default="chat", metavar="LOAD", help="lengths of prompts and answers (default: chat)")
     asked.add_argument("--trace", metavar="FILE", help="the lengths of a trace; the same as --load FILE")
     asked.add_argument(
-        "--concurrency", metavar="N", help="requests at a time (default: as many as always fit the pool)"
+        "--concurrency", metavar="N", help="requests at the same time (default: as many as always fit the pool)"
     )
-    asked.add_argument("--requests", metavar="N", help="requests in all (default: 4 a place, 16 to 400)")
+    asked.add_argument(
+        "--requests", metavar="N", help="requests in total (default: 4 per concurrent request, 16 to 400)"
+    )
     asked.add_argument("--max-preemptions", metavar="N", default="0", help="preemptions that still pass (default: 0)")
-    asked.add_argument("--timeout", type=float, default=600.0, metavar="S", help="end after so long (default: 600)")
-    asked.add_argument("--seed", type=int, default=0, help="of made-up lengths (default: 0)")
+    asked.add_argument(
+        "--timeout", type=float, default=600.0, metavar="S", help="stop after this many seconds (default: 600)"
+    )
+    asked.add_argument("--seed", type=int, default=0, help="seed of the random lengths (default: 0)")
     how = parser.add_argument_group("how to reach it")
     how.add_argument("--api-key", metavar="KEY", help="default: $OPENAI_API_KEY, then $VLLM_API_KEY")
-    how.add_argument("--insecure", action="store_true", help="take any TLS certificate")
+    how.add_argument("--insecure", action="store_true", help="accept any TLS certificate")
     how.add_argument("--yes-load-remote", action="store_true", help="load a server that is not on this machine")
     out = parser.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")

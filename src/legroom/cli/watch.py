@@ -1,4 +1,4 @@
-"""`legroom watch`: servers as they serve, on a page, at a look, as a stream, or by a sidecar that stays."""
+"""`legroom watch`: servers as they serve, on a page, once, as a stream, or by a sidecar that stays."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Watch serving vLLMs: KV use, running and waiting, preemptions, prefix cache, tokens, latency, GPU memory of a server on
 this machine; a state and a sentence for each, a forecast, and incidents. On a terminal a live page; elsewhere, or with
---once, one look and an exit code. --daemon runs the sidecar, which notifies others and, where allowed, acts."""
+--once, check once and end with an exit code. --daemon runs the sidecar, which notifies and, if allowed to, acts."""
 
 _EPILOG = """\
 examples:
@@ -57,16 +57,20 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     where.add_argument("--namespace", metavar="NAME", help="of the pods (default: all)")
     where.add_argument("--replay", metavar="FILE", help="what --record wrote, fast-forward")
     how = parser.add_argument_group("how to look")
-    how.add_argument("--interval", type=float, metavar="S", help="seconds between looks (default: 5)")
-    how.add_argument("--once", action="store_true", help="one look and an exit code")
+    how.add_argument("--interval", type=float, metavar="S", help="seconds between checks (default: 5)")
+    how.add_argument("--once", action="store_true", help="check once and end with an exit code")
     how.add_argument(
-        "--plan", metavar="FILE", help="what legroom plan --json printed: drift is seen, flags are computed"
+        "--plan",
+        metavar="FILE",
+        help="the output of legroom plan --json: shows drift from it and computes better flags",
     )
-    how.add_argument("--record", metavar="FILE", help="write what is seen, for --replay (.gz and .zst are compressed)")
+    how.add_argument("--record", metavar="FILE", help="record what is seen, for --replay (.gz and .zst are compressed)")
     how.add_argument("--token-file", metavar="FILE", help="a bearer token for the servers (or $LEGROOM_TOKEN)")
-    how.add_argument("--insecure", action="store_true", help="take any TLS certificate")
+    how.add_argument("--insecure", action="store_true", help="accept any TLS certificate")
     how.add_argument("--ca-file", metavar="FILE", help="certificates of your own authority")
-    how.add_argument("--json", action="store_true", help="one JSON object a look, on stdout")
+    how.add_argument(
+        "--json", action="store_true", help="a stream on stdout: one JSON object per server and check, a line each"
+    )
     sidecar = parser.add_argument_group("the sidecar")
     sidecar.add_argument("--daemon", action="store_true", help="stay, notify others, serve /metrics and /incidents")
     sidecar.add_argument("--config", metavar="FILE", help="watch.toml")
@@ -219,7 +223,7 @@ def _rehearse(args: argparse.Namespace) -> int:
     for event in rehearsal.events:
         print(f"{when(event.time_s)}  {event.server}  {event.text}")
     servers, actions = plural(rehearsal.servers, "server"), plural(len(rehearsal.actions), "action")
-    print(f"\n{rehearsal.looks:,} looks at {servers}; {actions} would have been taken")
+    print(f"\n{rehearsal.looks:,} checks of {servers}; {actions} would have been taken")
     return OK
 
 

@@ -108,8 +108,8 @@ class WatchPage(App[None]):
 
     def _head(self, views: Sequence[ServerView]) -> Text:
         counts = {state: sum(view.state == state for view in views) for state in COLOURS}
-        said = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "looking ..."
-        return Text.from_ansi(f"\x1b[1mlegroom watch\x1b[0m  {time.strftime('%H:%M:%S')}  {said}")
+        summary = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "looking ..."
+        return Text.from_ansi(f"\x1b[1mlegroom watch\x1b[0m  {time.strftime('%H:%M:%S')}  {summary}")
 
     def _fill(self, views: Sequence[ServerView]) -> None:
         """Only what changed: a fleet has a thousand rows."""
@@ -194,12 +194,12 @@ def detail_panel(view: ServerView, history: Sequence[HistoryPoint], width: int) 
     narrow = width < _NARROW
     lines += ["", *(columns([(style.paint(name, "grey"), text) for name, text in shown], "<<") if narrow
                     else two_columns(shown, style)), ""]  # fmt: skip
-    kv = [one.kv_use or 0.0 for one in history]
+    kv = [sample.kv_use or 0.0 for sample in history]
     lines += curve(("KV use", "100%"), kv, 1.0, (width, 4), style, "blue", growing=True)
     for name, values, colour in (
-        ("running", [one.running for one in history], "green"),
-        ("waiting", [one.waiting for one in history], "orange"),
-        ("tokens/s", [one.generation_tokens_per_s for one in history], "purple"),
+        ("running", [sample.running for sample in history], "green"),
+        ("waiting", [sample.waiting for sample in history], "orange"),
+        ("tokens/s", [sample.generation_tokens_per_s for sample in history], "purple"),
     ):
         top = max(1.0, *values) if values else 1.0
         lines += curve((name, f"{top:,.0f}"), values, top, (width, 2), style, colour, growing=True)
@@ -215,9 +215,9 @@ def incidents_panel(changes: Sequence[IncidentChange], width: int) -> str:
         number = f"#{change.id} " if change.id is not None else ""
         finding = change.incident.finding
         lasted = duration(max(0.0, change.time_s - change.incident.opened_s))
-        said = f"over after {lasted}" if change.is_over else finding.reason if finding else ""
+        reason = f"over after {lasted}" if change.is_over else finding.reason if finding else ""
         colour = "green" if change.is_over else "red" if change.incident.severity == "critical" else "orange"
-        text = f"{clock}  {number}{change.incident.server.removeprefix('http://')}  {change.incident.title}: {said}"
+        text = f"{clock}  {number}{change.incident.server.removeprefix('http://')}  {change.incident.title}: {reason}"
         lines.append(style.paint(shortened(text, width), colour))
     return "\n".join(lines if changes else [*lines, style.paint("none so far", "grey")])
 

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from legroom.cli.output import print_json, write_file
+from legroom.cli.output import note, print_json, write_file
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
@@ -28,23 +28,26 @@ def run_wish(args: argparse.Namespace, serve_args: ServeArgs, release: Release, 
     """Search, print, and answer with 0 where something holds the wish."""
     from legroom.api import make_target
     from legroom.planning.search import find
+    from legroom.planning.wish import counts_up_to
 
     most = _most_gpus(args, serve_args, machine)
     target = make_target(serve_args, release, replace(machine, gpus=most))
     wish = _wish(args, serve_args, target, most)
     targets = with_variants(target, serve_args)
-    found = find(targets, serve_args, wish)
+    answer = find(targets, serve_args, wish)
     if most == 1 and not _asked_gpus(args, machine):
         for count in counts_up_to(MOST_GPUS)[1:]:  # GPUs that nobody offered: as few more as will do
-            if found.best is None:
-                found = find(targets, serve_args, replace(wish, gpus=(count,)))
-    found = replace(
-        found,
-        best=used_only(found.best) if found.best else None,
-        alternatives=tuple((used_only(plan), losses) for plan, losses in found.alternatives),
+            if answer.best is None:
+                answer = find(targets, serve_args, replace(wish, gpus=(count,)))
+    answer = replace(
+        answer,
+        best=used_only(answer.best) if answer.best else None,
+        alternatives=tuple((used_only(plan), losses) for plan, losses in answer.alternatives),
     )
-    _show(found, target, serve_args, args)
-    return OK if found.best else ANSWER_IS_NO
+    if target.gpu.note:
+        note(f"note: {target.gpu.note}")
+    _show(answer, target, serve_args, args)
+    return OK if answer.best else ANSWER_IS_NO
 
 
 def _most_gpus(args: argparse.Namespace, serve_args: ServeArgs, machine: Machine) -> int:
@@ -59,23 +62,18 @@ def _asked_gpus(args: argparse.Namespace, machine: Machine) -> int | None:
 
 
 def _wish(args: argparse.Namespace, serve_args: ServeArgs, target: Target, most: int) -> Wish:
-    from legroom.planning.wish import Wish
+    from legroom.planning.wish import Wish, counts_up_to
     from legroom.units import parse_count, parse_length
 
     usual = serve_args.max_model_len or target.model.max_position_embeddings
     context = parse_length(args.want_context, "--want-context") if args.want_context else usual
     concurrency = parse_count(args.want_concurrency, "--want-concurrency") if args.want_concurrency else 1
     if context < 1 or concurrency < 1:
-        raise LegroomError("a wish must be at least 1", "write it like --want-context 32k --want-concurrency 16")
+        raise LegroomError(
+            "--want-context and --want-concurrency must be at least 1",
+            "write it like --want-context 32k --want-concurrency 16",
+        )
     return Wish(context, float(concurrency), counts_up_to(most), args.policy)
-
-
-def counts_up_to(most: int) -> tuple[int, ...]:
-    """Powers of two below `most`, and `most` itself."""
-    counts = [1]
-    while counts[-1] * 2 < most:
-        counts.append(counts[-1] * 2)
-    return tuple(counts) if most == 1 else (*counts, most)
 
 
 def with_variants(target: Target, serve_args: ServeArgs) -> list[Target]:
@@ -97,39 +95,39 @@ def used_only(plan: Plan) -> Plan:
     return replace(plan, target=replace(plan.target, gpus=used))
 
 
-def _show(found: WishResult, target: Target, serve_args: ServeArgs, args: argparse.Namespace) -> None:
-    if args.svg and found.best:
+def _show(answer: WishResult, target: Target, serve_args: ServeArgs, args: argparse.Namespace) -> None:
+    if args.svg and answer.best:
         from legroom.render.plan_svg import plan_svg
 
-        write_file(args.svg, plan_svg(found.best), "picture")
+        write_file(args.svg, plan_svg(answer.best), "picture")
     if args.json:
-        print_json(_document(found, target, serve_args, args.explain_math))
+        print_json(_document(answer, target, serve_args, args.explain_math))
         return
     from legroom.drawing.terminal import style_of
     from legroom.render.wish_text import wish_text
 
-    sys.stdout.write(wish_text(found, style_of(sys.stdout)))
+    sys.stdout.write(wish_text(answer, style_of(sys.stdout)))
 
 
-def _document(found: WishResult, target: Target, serve_args: ServeArgs, explain_math: bool) -> dict[str, Any]:
+def _document(answer: WishResult, target: Target, serve_args: ServeArgs, explain_math: bool) -> dict[str, Any]:
     from legroom.planning.plan import plan
     from legroom.planning.plan_document import plan_json
 
     search = {
-        "want_context": found.wish.context,
-        "want_concurrency": found.wish.concurrency,
-        "policy": found.wish.policy,
-        "considered": found.considered,
-        "gives_up": list(found.losses),
-        "short_by": found.short_by or None,
-        "alternatives": [_alternative(other, losses) for other, losses in found.alternatives],
+        "want_context": answer.wish.context,
+        "want_concurrency": answer.wish.concurrency,
+        "policy": answer.wish.policy,
+        "considered": answer.considered,
+        "gives_up": list(answer.losses),
+        "short_by": answer.short_by or None,
+        "alternatives": [_alternative(other, losses) for other, losses in answer.alternatives],
     }
-    if found.best:
-        return plan_json(found.best, explain_math) | {"search": search}
+    if answer.best:
+        return plan_json(answer.best, explain_math) | {"search": search}
     # Nothing holds the wish: what the flags alone would do, with the answer to the wish on top.
-    asked = replace(serve_args, max_model_len=serve_args.max_model_len or found.wish.context)
+    asked = replace(serve_args, max_model_len=serve_args.max_model_len or answer.wish.context)
     document = plan_json(plan(target, asked), explain_math)
-    return document | {"verdict": "does_not_fit", "reason": found.short_by, "search": search}
+    return document | {"verdict": "does_not_fit", "reason": answer.short_by, "search": search}
 
 
 def _alternative(plan: Plan, losses: Sequence[str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from functools import cache
 
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.evidence import Evidence, Passage, evidence_of
-from legroom.diagnosis.patterns import PatternSet, compiled
+from legroom.diagnosis.patterns import PatternMatcher, compiled, pattern_set
 from legroom.diagnosis.platforms import engine_of, platform_of
 from legroom.diagnosis.report import Diagnosis, diagnose_run
 from legroom.diagnosis.scan import Scanner
@@ -35,8 +35,8 @@ def events_of(passage: Passage) -> Iterator[StartupEvent]:
 
 
 @cache
-def _every() -> PatternSet:
-    return PatternSet(_linear(form.pattern.pattern)[0] for form in startup_lines())
+def _every() -> PatternMatcher:
+    return pattern_set(_linear(form.pattern.pattern)[0] for form in startup_lines())
 
 
 def _linear(pattern: str) -> tuple[str, tuple[str, ...]]:

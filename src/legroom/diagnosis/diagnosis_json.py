@@ -69,6 +69,7 @@ def fix_json(fix: Fix) -> dict[str, Any]:
         "env": dict(fix.env),
         "steps": list(fix.steps),
         "command": list(fix.command),
+        "comment": fix.comment,
         "why": fix.why,
         "trades": fix.trades,
         "layout": layout_json(fix.layout) if fix.layout else None,

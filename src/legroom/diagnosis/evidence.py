@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 
 from legroom.diagnosis.lines import LogLine, server_text, without_prefixes
-from legroom.diagnosis.patterns import PatternSet, compiled, escaped
+from legroom.diagnosis.patterns import PatternMatcher, compiled, escaped, pattern_set
 from legroom.facts.evidence import MessagePattern, Role, Value, message_patterns, size_bytes, typed
 from legroom.records import dataclass, field
 
@@ -109,8 +109,8 @@ def sizes_bytes(texts: Iterable[str]) -> tuple[int, ...]:
 
 
 @cache
-def _all_patterns() -> PatternSet:
-    return PatternSet(_pattern(message) for message in message_patterns())
+def _all_patterns() -> PatternMatcher:
+    return pattern_set(_pattern(message) for message in message_patterns())
 
 
 @cache

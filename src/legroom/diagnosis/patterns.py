@@ -1,12 +1,21 @@
-"""Patterns that match in linear time whatever the text holds: RE2, behind the few calls that a diagnosis needs."""
+"""Patterns that match in bounded time whatever the text holds: RE2, behind the few calls that a diagnosis needs.
+
+Without google-re2 (no package index, an unusual platform) the calls run on Python's `re`, slower and with bounded text.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any, Protocol
 
-import re2
+from legroom.diagnosis.patterns_without_re2 import BoundedPattern, PatternList, TextFinder
+
+try:
+    import re2
+except ImportError:
+    re2 = None
 
 _MEMORY_BYTES = 64 << 20
 
@@ -14,7 +23,7 @@ _MEMORY_BYTES = 64 << 20
 @cache
 def compiled(pattern: str) -> Any:
     """One pattern; its `search`, `finditer` and `sub` are those of `re`."""
-    return re2.compile(pattern)
+    return re2.compile(pattern) if re2 else BoundedPattern(pattern)
 
 
 def any_of(texts: Iterable[bytes]) -> Any:
@@ -26,11 +35,22 @@ def any_of(texts: Iterable[bytes]) -> Any:
 
 def escaped(text: str) -> str:
     """Plain text as a pattern."""
-    return str(re2.escape(text))
+    return str(re2.escape(text)) if re2 else re.escape(text)
+
+
+class PatternMatcher(Protocol):
+    """Many patterns, to be tried on a text."""
+
+    def matching(self, text: str) -> tuple[int, ...]:
+        """Numbers of the patterns that match, smallest first."""
+
+
+def pattern_set(patterns: Iterable[str]) -> PatternMatcher:
+    return PatternSet(patterns) if re2 else PatternList(patterns)
 
 
 class PatternSet:
-    """Many patterns tried at once on a text; which of them match comes back."""
+    """All patterns at once, by RE2."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
         options = re2.Options()
@@ -41,7 +61,6 @@ class PatternSet:
         self._set.Compile()
 
     def matching(self, text: str) -> tuple[int, ...]:
-        """Numbers of the patterns that match, smallest first."""
         return tuple(sorted(self._set.Match(text) or ()))
 
 
@@ -117,4 +136,4 @@ def make_finder(marks: tuple[bytes, ...], large: bool) -> Finder:
             pass
         else:
             return HyperscanFinder(marks, hyperscan)
-    return Re2Finder(marks)
+    return Re2Finder(marks) if re2 else TextFinder(marks)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+from legroom.diagnosis.beyond_flags import other_hardware
 from legroom.diagnosis.case import FAILING, Case
 from legroom.diagnosis.cause import Cause
 from legroom.diagnosis.causes import cause_of, causes
 from legroom.diagnosis.finding import Assessment, Finding, proof
 from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.diagnosis.fix_vetting import vetted
 from legroom.diagnosis.starting_plan import Hints
 from legroom.errors import LegroomError
 from legroom.records import dataclass
@@ -89,10 +91,12 @@ def _of_traceback(text: str) -> bool:
 
 
 def _finding(cause: Cause, assessment: Assessment, planner: FixPlanner) -> Finding:
-    fixes = [fix for fix in cause.remedies(planner) if fix is not None][:MOST_FIXES]
+    fixes = vetted(planner, cause.remedies(planner))[:MOST_FIXES]
+    if cause.domain == "gpu" and not fixes:
+        fixes = (other_hardware(planner),)  # no lever is left that the numbers of this log do not refuse
     return Finding(
         cause.label, _entry(cause, assessment), assessment.confidence, assessment.evidence, assessment.why,
-        tuple(fixes), cause.dead_ends,
+        fixes, cause.dead_ends,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from legroom.records import dataclass
 
 _WORD = re.compile(r"[a-z0-9]+|[一-鿿]+")
 _STEM_LENGTH = 4
+_LONGEST_LINE = 4000
 _EXACT_NAME, _NAME_INSIDE, _LINE_MATCH = 60.0, 12.0, 40.0
 
 
@@ -121,6 +122,8 @@ def _by_name(query: str, entry: Entry) -> float:
 def _says(line: str, entry: Entry) -> bool:
     if len(line) < 12:
         return False
-    import re2  # noqa: PLC0415 - a listing does without
-
-    return any(re2.search(signature.pattern, line) for signature in entry.signatures)
+    try:
+        import re2 as engine  # noqa: PLC0415 - a listing does without
+    except ImportError:
+        engine = re
+    return any(engine.search(signature.pattern, line[:_LONGEST_LINE]) for signature in entry.signatures)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from legroom.errors import UNREACHABLE, LegroomError
 from legroom.explain.entry_files import bundled_documents, entry_schema
 from legroom.explain.schema_check import problems
 from legroom.facts.evidence import message_patterns
@@ -28,8 +29,7 @@ def catalog_problems(documents: Mapping[str, Any] | None = None) -> list[str]:
 
 def pattern_problem(pattern: str) -> str | None:
     """Why RE2, which matches in linear time, does not take a pattern; None where it does."""
-    import re2  # noqa: PLC0415
-
+    re2 = _re2()
     options = re2.Options()
     options.log_errors = False
     try:
@@ -37,6 +37,15 @@ def pattern_problem(pattern: str) -> str | None:
     except re2.error as error:
         return str(error)
     return None
+
+
+def _re2() -> Any:
+    try:
+        import re2  # noqa: PLC0415
+    except ImportError:
+        message = "checking patterns needs the package google-re2"
+        raise LegroomError(message, "pip install google-re2", UNREACHABLE) from None
+    return re2
 
 
 def _beyond_the_schema(name: str, document: Mapping[str, Any], ids: set[str]) -> Iterator[str]:
@@ -55,8 +64,7 @@ def _beyond_the_schema(name: str, document: Mapping[str, Any], ids: set[str]) ->
 
 
 def _signature_problems(document: Mapping[str, Any]) -> Iterator[str]:
-    import re2  # noqa: PLC0415
-
+    re2 = _re2()
     known = {message.id for message in message_patterns()}
     for signature in document["signatures"]:
         problem = pattern_problem(signature["pattern"])

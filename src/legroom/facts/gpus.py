@@ -44,6 +44,8 @@ class Gpu:
     vendor: str = "nvidia"
     unified: bool = False
     """CPU and GPU share one memory (GB10, Jetson, APUs)."""
+    host_total_bytes: int = 0
+    """Of a unified card: all of the machine's memory, where the GPU sees only a part of it."""
     bf16_flops: float = 0.0
     fp8_flops: float = 0.0
     source: str = ""
@@ -101,6 +103,11 @@ def with_total(card: Gpu, total_bytes: int) -> Gpu:
 def all_gpus() -> tuple[Gpu, ...]:
     """Every GPU in the facts, in the order of the data file."""
     return tuple(_read(entry) for entry in _data()["gpus"])
+
+
+def gpu_names() -> dict[str, tuple[str, ...]]:
+    """Each GPU's short names, as they are typed after `--gpu`."""
+    return {entry["name"]: tuple(alias.replace(" ", "-") for alias in entry["aliases"]) for entry in _data()["gpus"]}
 
 
 def nearest_gpus(name: str, limit: int = 4) -> tuple[str, ...]:
@@ -196,6 +203,7 @@ def _read(entry: Mapping[str, Any], note: str = "", larger: str = "") -> Gpu:
         compute_capability=(major, minor),
         vendor=entry.get("vendor", "nvidia"),
         unified=entry.get("unified", False),
+        host_total_bytes=int(entry.get("host_total_gib", 0) * GIB),
         bf16_flops=entry.get("bf16_tflops", 0) * 1e12,
         fp8_flops=entry.get("fp8_tflops", 0) * 1e12,
         source=entry["source"],

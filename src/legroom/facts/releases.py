@@ -98,6 +98,13 @@ def latest() -> Release:
     return Release(newest, newest)
 
 
+def earlier_release(release: Release) -> str | None:
+    """The last release of the minor version before, such as 0.12.0 for 0.13.1; None where there is none."""
+    minor = _key(release.version)[0][:2]
+    older = [name for name in known_releases() if _key(name)[0][:2] < minor]
+    return older[-1] if older else None
+
+
 def successor(known: Release) -> Release | None:
     """The release after this one, where a build that lies between two known releases may already do what it does."""
     releases = known_releases()

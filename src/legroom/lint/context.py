@@ -26,7 +26,7 @@ class Context:
     """The frame of one run of lint."""
 
     asked: Release | None = None
-    """The release that was asked for; None: what an image names, else the newest known."""
+    """The release that was asked for; None: what an image names, else the plan's, else the newest known."""
     plan: PlanDocument | None = None
     records: Mapping[str, str] = field(default_factory=dict)
     """Series that the linted rule files record, each with its expression."""
@@ -36,7 +36,7 @@ class Context:
     @property
     def release(self) -> Release:
         """Of what names no release itself."""
-        return self.asked or latest()
+        return self.asked or (self.plan.release if self.plan else latest())
 
     @property
     def series(self) -> frozenset[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from legroom.deployments.subjects import StartedServer
 from legroom.deployments.text import MAX_FILE_BYTES, Place, Unread, read_text
 from legroom.errors import LegroomError
 from legroom.facts.releases import latest
+from legroom.facts.releases import release as known_release
 from legroom.lint.context import Context
 from legroom.lint.finding import LintFinding, Report, Skipped
 from legroom.lint.read import LintedPart, read_linted
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 _COMMENT = re.compile(r"legroom:\s*ignore(?P<file>-file)?(?P<rules>(?:[ \t]+[a-z][a-z-]*,?)*)")
 _ALONE = re.compile(r"\s*(#|//|<!--|;)")
 _EVERY = "*"
+_OWN_FILE = re.compile(r"Written by legroom \S+ for (?:vLLM (?P<release>[\d.]+\d)|any vLLM)")
+_HEADER_CHARS = 4096
+_OWN_DASHBOARD = "written by legroom export grafana"
 
 
 class Ignores:
@@ -133,14 +138,16 @@ def _files_of(path: str) -> Iterable[str]:
 
 def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Iterable[Unread] = ()) -> Report:
     """Look at texts, each with the path it is reported under."""
-    release = options.release or latest()
+    release = options.release or (options.plan.release if options.plan else latest())
     not_read, skipped = list(unread), []
+    frame = Context(options.release, options.plan, {}, options.any_release)
+    frames = {path: _frame_of(text, frame) for path, text in texts}
     parts: list[tuple[str, LintedPart]] = []
     for path, text in texts:
         if options.only_vllm and "vllm" not in text.lower():
             skipped.append(Skipped(path, "vLLM is not named in it"))
             continue
-        for item in read_linted(path, text, release):
+        for item in read_linted(path, text, frames[path].release):
             if isinstance(item, Unread):
                 not_read.append(item)
             elif isinstance(item, Skipped):
@@ -148,12 +155,11 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
             else:
                 parts.append((path, item))
     records = {name: expression for _, part in parts for name, expression in part.records.items()}
-    context = Context(options.release, options.plan, records, options.any_release)
     ignores = {path: Ignores(text) for path, text in texts}
     distinct: dict[LintFinding, None] = {}
     silenced: dict[LintFinding, None] = {}
     for path, part in parts:
-        for finding in _check(part, context):
+        for finding in _check(part, replace(frames[path], records=records)):
             if isinstance(finding, Unread):
                 not_read.append(finding)
             elif finding.rule in options.ignore or ignores[path].silences(finding):
@@ -171,6 +177,16 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
         tuple(skipped),
         len(silenced),
     )
+
+
+def _frame_of(text: str, frame: Context) -> Context:
+    """What legroom itself wrote is judged by the release that it says it was written for, unless one was asked for."""
+    if frame.asked is not None or frame.any_release:
+        return frame
+    own = _OWN_FILE.search(text[:_HEADER_CHARS])
+    if own and own["release"]:
+        return replace(frame, asked=known_release(own["release"]))
+    return replace(frame, any_release=bool(own) or _OWN_DASHBOARD in text)
 
 
 def _check(part: LintedPart, context: Context) -> Iterable[LintFinding | Unread]:

@@ -90,7 +90,7 @@ def scheduler_settings(trace: Trace, plan: Plan | None, given: Mapping[str, int 
     if plan is not None:
         if plan.verdict == "does_not_fit" and given.get("num_blocks") is None:
             raise LegroomError(f"this deployment does not start ({plan.reason}), so there is no pool to simulate",
-                               "call plan for the flags that mend it, or give num_blocks")  # fmt: skip
+                               "call plan for the flags that fix it, or give num_blocks")  # fmt: skip
         engine = plan.settings
         values = {
             "num_blocks": plan.memory.kv.num_blocks, "block_size": plan.memory.kv.block_size,

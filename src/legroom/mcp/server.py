@@ -18,10 +18,11 @@ from legroom.mcp import requests as calls
 from legroom.version import __version__
 
 _INSTRUCTIONS = """\
-legroom knows where every byte of a GPU goes when vLLM serves a model. Ask `plan` before a server starts, `diagnose`
-with the log when it failed, `explain` for the long story of an entry that a diagnosis names (LR203), `search_catalog`
-to find one by words or by a line of a log, `simulate` to see whether settings hold a load. Sizes are bytes. Nothing is
-changed on any machine."""
+legroom knows where every byte of a GPU goes when vLLM serves a model. Ask `plan` before a server starts, `size` for
+the GPUs that a model needs, `diagnose` with the log when it failed, `explain` for the long story of an entry that a
+diagnosis names (LR203), `search_catalog` to find one by words or by a line of a log, `simulate` to see whether settings
+hold a load, `lint` to check scripts, manifests, alert rules and dashboards. Sizes are bytes. Nothing is changed on any
+machine."""
 
 _LONGEST_LOG_CHARS = 32 << 20
 _READS_ONLY = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
@@ -56,7 +57,7 @@ Language = Annotated[Literal["en", "zh"], Field(description="English or Chinese.
 Size = Annotated[str | None, Field(description="A size such as 2GiB.", examples=["2GiB", "79.1GiB"])]
 
 
-class Summary(TypedDict):
+class CatalogHit(TypedDict):
     """One entry of the catalog, in short."""
 
     id: str
@@ -70,10 +71,10 @@ class SearchResult(TypedDict):
     """Entries that fit, the best first."""
 
     query: str
-    hits: list[Summary]
+    hits: list[CatalogHit]
 
 
-class Request(TypedDict, total=False):
+class SimulatedRequest(TypedDict, total=False):
     """One request of a load. Arrivals count scheduler steps."""
 
     prompt_len: Annotated[int, Field(ge=1)]
@@ -90,26 +91,28 @@ def build_server(*, local_files: bool) -> MCPServer[Any]:
     server: MCPServer[Any] = MCPServer("legroom", version=__version__, instructions=_INSTRUCTIONS, log_level="WARNING")
     for tool, hints in (
         (_plan_tool(local_files), _ASKS_THE_HUB),
+        (_size_tool(local_files), _ASKS_THE_HUB),
         (_diagnose_tool(local_files), _ASKS_THE_HUB),
         (explain, _READS_ONLY),
         (search_catalog, _READS_ONLY),
         (_simulate_tool(local_files), _ASKS_THE_HUB),
+        (lint, _READS_ONLY),
     ):
-        server.add_tool(_told(tool), annotations=hints)
+        server.add_tool(_with_tool_errors(tool), annotations=hints)
     return server
 
 
-def _told(tool: Callable[..., Any]) -> Callable[..., Any]:
+def _with_tool_errors(tool: Callable[..., Any]) -> Callable[..., Any]:
     """A mistake of the caller becomes a tool error with its message and hint; a bug stays a bug."""
 
     @functools.wraps(tool)
-    def telling(*args: Any, **values: Any) -> Any:
+    def called(*args: Any, **values: Any) -> Any:
         try:
             return tool(*args, **values)
         except LegroomError as error:
             raise ToolError(f"{error.message}. {error.hint}" if error.hint else error.message) from None
 
-    return telling
+    return called
 
 
 def _plan_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
@@ -128,7 +131,7 @@ def _plan_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
 
         Answers with verdict (fits, tight, does_not_fit), layout (bytes of weights, activations, graphs, KV cache,
         headroom), kv (blocks, tokens, concurrency, longest context), failure (what vLLM will say), advice (flags that
-        mend it, each with its layout), command, and the confidence of every figure. No GPU is needed.
+        fix it, each with its layout), command, and the confidence of every figure. No GPU is needed.
         """
         from legroom.planning.plan_document import plan_json  # noqa: PLC0415
 
@@ -137,6 +140,34 @@ def _plan_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
         return {**plan_json(made, explain_math), "notes": [*what.notes, *made.notes]}
 
     return plan
+
+
+def _size_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
+    def size(
+        model: Annotated[str, Field(description="A Hub id, a bundled short name, or (stdio only) a folder.")],
+        context: Annotated[int, Field(ge=1, description="Tokens that a request may have.")] = 4096,
+        concurrency: Annotated[int, Field(ge=1, description="Requests of that length at once.")] = 1,
+        gpus: Annotated[
+            list[str] | None, Field(description="GPUs to try (default: the usual ones).", examples=[["h100", "l4"]])
+        ] = None,
+        max_gpus: Annotated[int, Field(ge=1, le=64, description="The most of one GPU to try.")] = 8,
+        vllm: Vllm = None,
+        flags: Flags = None,
+    ) -> dict[str, Any]:
+        """Say which GPUs, and how many of each, hold a model at a context length and a concurrency.
+
+        Answers with rows, one a GPU: count (0 where not even max_gpus hold it), verdict, how the model is split, what
+        limits it, its layout, and the command to run.
+        """
+        from legroom.planning.sizing import named_gpus, size_json, size_models  # noqa: PLC0415
+        from legroom.planning.wish import Wish, counts_up_to  # noqa: PLC0415
+
+        what = calls.deployment(model, None, flags, vllm, local_files)
+        wish = Wish(context, float(concurrency), counts_up_to(max_gpus))
+        rows = list(size_models([what.args.model], what.release, what.args, wish, named_gpus(gpus)))
+        return size_json(rows, wish, what.release)
+
+    return size
 
 
 def _diagnose_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
@@ -218,16 +249,14 @@ def search_catalog(
     from legroom.explain.documents import summary_json  # noqa: PLC0415
     from legroom.explain.search import search  # noqa: PLC0415
 
-    found: list[Any] = [
-        {**summary_json(hit.entry, lang), "score": hit.score} for hit in search(query, entries(), limit)
-    ]
-    return {"query": query, "hits": found}
+    hits: list[Any] = [{**summary_json(hit.entry, lang), "score": hit.score} for hit in search(query, entries(), limit)]
+    return {"query": query, "hits": hits}
 
 
 def _simulate_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
     def simulate(
         requests: Annotated[
-            list[Request] | None,
+            list[SimulatedRequest] | None,
             Field(
                 description="The load, request by request.",
                 examples=[[{"arrival_step": 0, "prompt_len": 800, "output_len": 120}]],
@@ -281,3 +310,31 @@ def _simulate_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
         return replay(trace, settings, cost=fixed(step_ms / 1000) if step_ms else None).as_json()
 
     return simulate
+
+
+def lint(
+    text: Annotated[
+        str,
+        Field(min_length=1, max_length=2 << 20, description="The file: a script, unit, manifest, rules, dashboard."),
+    ],
+    name: Annotated[
+        str,
+        Field(
+            max_length=255, description="Its name: the ending says what it is.", examples=["deploy.yaml", "start.sh"]
+        ),
+    ] = "file",
+    vllm: Annotated[
+        str | None, Field(description="The vLLM release, or `any` (default: what the file names, else the newest).")
+    ] = None,
+) -> dict[str, Any]:
+    """Name what is wrong in a file that starts or monitors vLLM: flags and series that do not exist, and the like.
+
+    Answers with findings: rule, severity, line, message, and what to write instead. Nothing is run.
+    """
+    from legroom.facts.releases import release as known_release  # noqa: PLC0415
+    from legroom.lint.lint import Options, lint_texts  # noqa: PLC0415
+    from legroom.lint.report_json import report_json  # noqa: PLC0415
+
+    any_release = vllm == "any"
+    options = Options(known_release(vllm) if vllm and not any_release else None, any_release=any_release)
+    return report_json(lint_texts([(name, text)], options))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from legroom.facts.releases import release as known_release
 from legroom.memory.layout import Failure
 from legroom.memory.overhead import held_at_start
+from legroom.memory.unified import loader_bytes
 from legroom.units import GIB, gib
 
 if TYPE_CHECKING:
@@ -70,10 +71,12 @@ def _free_at_start(rank: Layout, free: int, settings: EngineSettings, gpu: Gpu) 
 
 
 def _weights_load(rank: Layout, free: int, gpu: Gpu) -> Failure | None:
-    if rank.weights.bytes > free:
-        return Failure("weights_too_big", _oom(gpu, "while loading the weights"), rank.weights.bytes, free)
-    if rank.loading_peak_bytes > free:
-        return Failure("loading_oom", _oom(gpu, f"while loading: {rank.loading_why}"), rank.loading_peak_bytes, free)
+    staged = loader_bytes(gpu, rank.weights.bytes)
+    needed, peak = rank.weights.bytes + staged, rank.loading_peak_bytes + staged
+    if needed > free:
+        return Failure("weights_too_big", _oom(gpu, "while loading the weights"), needed, free)
+    if peak > free:
+        return Failure("loading_oom", _oom(gpu, f"while loading: {rank.loading_why}"), peak, free)
     return None
 
 

@@ -14,6 +14,7 @@ from legroom.memory.graphs import graph_bytes, graph_estimate
 from legroom.memory.kv.plan import KvPlan, kv_plan
 from legroom.memory.layout import Layout
 from legroom.memory.overhead import non_torch, outside
+from legroom.memory.unified import reserve_bytes
 from legroom.memory.weights.loaded import loaded_weights
 from legroom.records import dataclass
 from legroom.vllm.unsupported import unsupported
@@ -106,7 +107,8 @@ def stage_layout(
     return Layout(
         gpu.total_bytes, budget, *parts[:2], cuda_graph=parts[2], non_torch=parts[3],
         kv_cache=kv_cache_figure(budget, parts, settings), outside=outside(model, settings, gpu, stage), rank=stage,
-        held_by_others_bytes=held_by_others_bytes, loading_peak_bytes=loaded.peak_bytes, loading_why=loaded.why,
+        held_by_others_bytes=held_by_others_bytes, reserve_bytes=reserve_bytes(gpu),
+        loading_peak_bytes=loaded.peak_bytes, loading_why=loaded.why,
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ _ANOTHER_DEPLOYMENT = 6
 
 
 def with_advice(first: Plan, keep: Iterable[str] = ()) -> Plan:
-    """The plan with what would mend it; `keep` names flags that must not change. A plan that fits needs none."""
+    """The plan with what would fix it; `keep` names flags that must not change. A plan that fits needs none."""
     if first.verdict == "fits":
         return first
     kept = frozenset(keep)

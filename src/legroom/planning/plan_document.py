@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,7 +17,7 @@ from legroom.records import dataclass, field
 
 if TYPE_CHECKING:
     from legroom.facts.releases import Release
-    from legroom.figures import Figure
+    from legroom.figures import Figure, Term
     from legroom.memory.layout import Layout
     from legroom.planning.plan import Advice, Plan
 
@@ -305,7 +305,7 @@ def plan_document(plan: Plan, explain_math: bool = False) -> PlanDocument:
         loading={"peak_bytes": layout.loading_peak_bytes, "why": layout.loading_why},
         ranks=tuple(PlannedStage(rank.rank, planned_layout(rank)) for rank in plan.memory.ranks),
         notes=tuple(dict.fromkeys(plan.notes)),
-        terms={f"{name}_bytes": _terms(getattr(layout, name)) for name in _FIGURES} if explain_math else None,
+        terms=_every_term(plan) if explain_math else None,
     )  # fmt: skip
 
 
@@ -385,8 +385,14 @@ def _band(figure: Figure) -> PlannedBand:
     return PlannedBand(figure.kind, figure.low, figure.high)
 
 
-def _terms(figure: Figure) -> list[dict[str, Any]]:
-    return [{"label": term.label, "bytes": term.bytes, "how": term.how} for term in figure.terms]
+def _every_term(plan: Plan) -> dict[str, Any]:
+    """The working behind each figure, and behind the KV bytes of a token."""
+    figures = {f"{name}_bytes": _terms(getattr(plan.layout, name).terms) for name in _FIGURES}
+    return {**figures, "bytes_per_token": _terms(plan.memory.kv.token_terms)}
+
+
+def _terms(terms: Sequence[Term]) -> list[dict[str, Any]]:
+    return [{"label": term.label, "bytes": term.bytes, "how": term.how} for term in terms]
 
 
 def _plain(value: Any) -> Any:

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
+from legroom.facts.bundled import find, mirrored
 from legroom.facts.config.reading import model_from_config
 from legroom.facts.flags import flag_name
 from legroom.facts.gpus import Gpu, gpu, with_total
 from legroom.facts.model import Model
+from legroom.facts.models import from_bundled
 from legroom.facts.releases import Release, release
 from legroom.planning.plan import Target
 from legroom.planning.recorded import UNSCORED_SOURCES, config_of, recorded_words
@@ -105,6 +107,26 @@ def published_cases(
         return known_models[name]
 
     return _collect(records, lambda record: _published(record, models, model))
+
+
+def bundled_cases(records: list[tuple[str, Mapping[str, Any] | str]]) -> Loaded:
+    """Cases from published start-ups without a models.json: those of bundled models, and why each other is left out."""
+    known_models: dict[str, Model | None] = {}
+
+    def model(name: str) -> Model:
+        if name not in known_models:
+            entry = find(name) or mirrored(name)
+            known_models[name] = from_bundled(entry, name) if entry else None
+        if (known := known_models[name]) is None:
+            raise LegroomError(f"{name} is not a bundled model: its facts have to stand in a models.json")
+        return known
+
+    def case_of(record: Mapping[str, Any]) -> ScoredStart | None:
+        name = str(record.get("model") or "")
+        scheme = model(name).quantization if name else None
+        return _published(record, {name: {"weight_quantization": scheme.method if scheme else None}}, model)
+
+    return _collect(records, case_of)
 
 
 def gpu_run_cases(records: list[tuple[str, Mapping[str, Any] | str]], configs: Path) -> Loaded:

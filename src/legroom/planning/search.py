@@ -91,18 +91,23 @@ def find(targets: Sequence[Target], args: ServeArgs, wish: Wish, most: int = 4) 
     tally.options.sort(key=lambda option: option.cost)
     plans = [(laid_out, option.losses) for option, laid_out in _starting(tally.options, asked, most)]
     if not plans:
-        short = tally.closest.why_short(wish) if tally.closest else _why_none(targets[0], asked)
+        short = tally.closest.why_short(wish) if tally.closest else _why_none(targets[0], asked, wish)
         return WishResult(wish, None, (), (), tally.considered, short)
     return WishResult(wish, plans[0][0], plans[0][1], tuple(plans[1:]), tally.considered)
 
 
-def _why_none(target: Target, asked: ServeArgs) -> str:
-    """What the release says to the wish as it stands, where it takes no setting at all."""
-    try:
-        resolve(asked, target.model, target.gpu, target.release)
-    except LegroomError as error:
-        return error.message
-    return "the model cannot be split over these GPUs"
+def _why_none(target: Target, asked: ServeArgs, wish: Wish) -> str:
+    """What the release says to the wish, where it takes no setting at all: as it stands, then split over the GPUs."""
+    reasons: list[str] = []
+    for parallel in ({}, *_parallel_sizes(asked, wish)):
+        try:
+            resolve(replace(asked, **parallel), target.model, target.gpu, target.release)
+        except LegroomError as error:
+            reasons.append(error.message)
+    if reasons:
+        return reasons[0]
+    seqs = asked.max_num_seqs or math.ceil(wish.concurrency)
+    return f"vLLM {target.release.version} takes no combination of these flags with --max-num-seqs {seqs:,}"
 
 
 def _split(target: Target, args: ServeArgs, parallel: Flags) -> EngineSettings | None:
@@ -186,8 +191,11 @@ def _parallel_sizes(args: ServeArgs, wish: Wish) -> Iterator[Flags]:
 def _axes(target: Target, args: ServeArgs, base: EngineSettings, wish: Wish) -> list[list[Flags]]:
     """For each flag that was not given, the values to try; an empty choice leaves the release's default."""
     axes: list[list[Flags]] = []
-    if args.max_num_batched_tokens is None:
-        smaller = (tokens for tokens in TOKEN_BUDGETS if tokens < base.max_num_batched_tokens)
+    if args.max_num_batched_tokens is None and base.max_num_batched_tokens < wish.concurrency:
+        axes.append([{"max_num_batched_tokens": math.ceil(wish.concurrency)}])  # vLLM wants a token for each sequence
+    elif args.max_num_batched_tokens is None:
+        fewest = wish.concurrency if args.max_num_seqs is None else 0
+        smaller = (tokens for tokens in TOKEN_BUDGETS if fewest <= tokens < base.max_num_batched_tokens)
         axes.append([{}, *({"max_num_batched_tokens": tokens} for tokens in smaller)])
     if args.max_num_seqs is None and base.max_num_seqs < wish.concurrency:
         axes.append([{"max_num_seqs": math.ceil(wish.concurrency)}])  # raised, which costs nothing but memory

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from legroom.planning.plan import Target
+from legroom.errors import LegroomError
+from legroom.facts.gpus import Gpu, all_gpus
+from legroom.facts.gpus import gpu as known_gpu
+from legroom.planning.plan import Target, ready_command
+from legroom.planning.plan_document import layout_json
 from legroom.planning.search import find
 from legroom.planning.wish import Wish
 from legroom.records import dataclass
+from legroom.vllm.served_model import served_model
 
 if TYPE_CHECKING:
-    from legroom.facts.gpus import Gpu
     from legroom.facts.model import Model
     from legroom.facts.releases import Release
     from legroom.planning.plan import Plan
@@ -37,6 +41,67 @@ class Fit:
             return 0
         settings = self.plan.settings
         return settings.tensor_parallel_size * settings.pipeline_parallel_size
+
+
+@dataclass(frozen=True)
+class ModelFit:
+    """One model on one GPU."""
+
+    model: str
+    fit: Fit
+
+
+USUAL_GPUS = (
+    "b200", "h200", "mi300x", "h100", "a100-80gb", "a100-40gb", "l40s", "rtx-a6000", "rtx5090", "rtx4090", "a10", "l4",
+    "t4",
+)  # fmt: skip
+"""What is tried unless told otherwise: cards that people rent or have."""
+
+
+def named_gpus(names: Sequence[str] | str | None) -> list[Gpu]:
+    """The GPUs that `h100,l4`, `all`, a list or nothing (the usual ones) mean."""
+    if names == "all":
+        return list(all_gpus())
+    chosen = names.split(",") if isinstance(names, str) else list(USUAL_GPUS if names is None else names)
+    chosen = [name.strip() for name in chosen if name.strip()]
+    if not chosen:
+        raise LegroomError("no GPU was named", "write it like --gpu h100,l4")
+    return [known_gpu(name) for name in chosen]
+
+
+def size_models(
+    models: Sequence[str], release: Release, args: ServeArgs, wish: Wish, gpus: Sequence[Gpu]
+) -> Iterator[ModelFit]:
+    """Every model on every GPU, as they are worked out."""
+    for name in models:
+        asked = replace(args, model=name)
+        model = served_model(asked)
+        for fit in size(model, release, asked, wish, gpus):
+            yield ModelFit(model.name, fit)
+
+
+def size_json(rows: Sequence[ModelFit], wish: Wish, release: Release) -> dict[str, Any]:
+    """The document that `legroom size --json` prints."""
+    asked = {"context": wish.context, "concurrency": wish.concurrency, "policy": wish.policy}
+    return {"vllm": release.version, **asked, "rows": [_row_json(row) for row in rows]}
+
+
+def _row_json(row: ModelFit) -> dict[str, Any]:
+    fit, plan = row.fit, row.fit.plan
+    return {
+        "model": row.model,
+        "gpu": fit.gpu.name,
+        "total_bytes": fit.gpu.total_bytes,
+        "count": fit.count,
+        "verdict": plan.verdict if plan else "does_not_fit",
+        "limiting": fit.limiting,
+        "gives_up": list(fit.losses),
+        "tensor_parallel_size": plan.settings.tensor_parallel_size if plan else None,
+        "pipeline_parallel_size": plan.settings.pipeline_parallel_size if plan else None,
+        "max_concurrency": plan.memory.kv.max_concurrency if plan else None,
+        "layout": layout_json(plan.layout) if plan else None,
+        "command": ready_command(plan) if plan else None,
+    }
 
 
 def size(model: Model, release: Release, args: ServeArgs, wish: Wish, gpus: Sequence[Gpu]) -> Iterator[Fit]:

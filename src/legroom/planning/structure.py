@@ -81,12 +81,21 @@ class Structure:
     def why_short(self, wish: Wish) -> str:
         """The closest miss, in words."""
         stage = max(self.stages, key=lambda layout: self._needed(layout, wish))
+        needed, pool = self._needed(stage, wish), self._pool(wish)
+        gpus = self.settings.tensor_parallel_size * self.settings.pipeline_parallel_size
+        where = f"of {human_bytes(stage.total_bytes)}" + (f" on each of {gpus} GPUs" if gpus > 1 else "")
         return (
-            f"the closest setting needs {human_bytes(self._needed(stage, wish))} of {human_bytes(stage.total_bytes)}: "
-            f"weights {human_bytes(stage.weights.bytes)}, KV cache {human_bytes(self._pool(wish))} for "
-            f"{wish.concurrency:g} x {wish.context:,} tokens, the rest "
-            f"{human_bytes(self._needed(stage, wish) - stage.weights.bytes - self._pool(wish))}"
+            f"the closest setting needs {human_bytes(needed)} {where}: weights {human_bytes(stage.weights.bytes)}, "
+            f"KV cache {human_bytes(pool)} for {wish.concurrency:g} x {wish.context:,} tokens, the rest "
+            f"{human_bytes(needed - stage.weights.bytes - pool)}{self._what_fits(stage, wish)}"
         )
+
+    def _what_fits(self, stage: Layout, wish: Wish) -> str:
+        pool = self._pool(wish)
+        requests = int((stage.total_bytes - self._needed(stage, wish) + pool) * wish.concurrency / pool) if pool else 0
+        if not 1 <= requests < wish.concurrency:
+            return ""
+        return f"; it would hold about {requests:,} request{'s' if requests > 1 else ''} of that length"
 
     def _pool(self, wish: Wish) -> int:
         blocks = math.ceil(wish.concurrency * self.request_blocks)

@@ -14,3 +14,11 @@ class Wish:
     concurrency: float = 1.0
     gpus: tuple[int, ...] = (1,)
     policy: Policy = "balanced"
+
+
+def counts_up_to(most: int) -> tuple[int, ...]:
+    """Powers of two below `most`, and `most` itself."""
+    counts = [1]
+    while counts[-1] * 2 < most:
+        counts.append(counts[-1] * 2)
+    return tuple(counts) if most == 1 else (*counts, most)

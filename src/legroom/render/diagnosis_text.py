@@ -152,11 +152,20 @@ def _fix(finding: Finding, style: Style, language: Language) -> Iterator[str]:
 
 def _command_lines(fix: Fix, style: Style) -> Iterator[str]:
     """The command to run, in lines that can be pasted."""
-    env = [word for word in fix.command if word.partition("=")[0] in fix.env]  # quoted already, as assignments are
-    words = (*env, *map(shlex.quote, fix.command[len(env) :]))
-    phrases = [masked(phrase) for phrase in command_phrases(words)]
+    for line in wrap(masked(fix.comment), style.width - 4 * len(_MARGIN), "# ", "# ") if fix.comment else ():
+        yield _MARGIN * 2 + style.paint(line, "dim")
+    words = [_quoted(word, number, fix.command) for number, word in enumerate(fix.command)]
+    phrases = [phrase if "YOUR_" in phrase else masked(phrase) for phrase in command_phrases(words)]
     for number, line in enumerate(wrap_command(phrases, style.width - 4 * len(_MARGIN))):
         yield _MARGIN * (2 if number == 0 else 4) + style.paint(line, "bold")
+
+
+def _quoted(word: str, number: int, command: Sequence[str]) -> str:
+    """As a shell takes it; of a variable that stands before the command, the value alone."""
+    name, is_set, value = word.partition("=")
+    if is_set and name.isidentifier() and all("=" in before for before in command[:number]):
+        return f"{name}={shlex.quote(value)}"
+    return shlex.quote(word)
 
 
 def _side_by_side(fix: Fix, style: Style, language: Language) -> Iterator[str]:

@@ -135,7 +135,7 @@ def _advice(page: Svg, plan: Plan, y: float) -> float:
         return y
     verb = "start" if plan.verdict == "does_not_fit" else "hold"
     y += 22
-    page.text(_LEFT, y, f"What makes it {verb}, the cheapest first", "sans ink", size=14, bold=True)
+    page.text(_LEFT, y, f"What would make it {verb}, the cheapest first", "sans ink", size=14, bold=True)
     for advice in plan.advice:
         y = _one_advice(page, advice, y + 14)
     return y

@@ -15,7 +15,6 @@ from legroom.units import gib, human_bytes
 from legroom.vllm.command_line import any_release_words
 
 if TYPE_CHECKING:
-    from legroom.figures import Figure
     from legroom.memory.layout import Layout
     from legroom.planning.plan import Advice, Plan
 
@@ -131,7 +130,7 @@ def _longest(plan: Plan) -> str:
     fits = plan.memory.kv.longest_len
     limit = max(plan.target.model.max_position_embeddings, plan.settings.max_model_len)
     if 0 < limit < fits:
-        return f"{count(fits)} tokens would fit; the model ends at {count(limit)}"
+        return f"{count(fits)} tokens would fit; the model's limit is {count(limit)} tokens"
     return f"{count(fits)} tokens is the longest context that fits"
 
 
@@ -139,10 +138,9 @@ def _first_start(plan: Plan) -> Iterator[tuple[str, str]]:
     cold = cold_start(plan)
     if cold is plan:
         return
-    said = f"{plural(max(cold.memory.kv.num_blocks, 0), 'block')} with a cold compile cache"
-    if cold.memory.failure and not plan.memory.failure:
-        said += ": too few, it fails once"
-    yield "first start", said
+    blocks = f"{plural(max(cold.memory.kv.num_blocks, 0), 'block')} with a cold compile cache"
+    fails = ": too few, so the first start fails" if cold.memory.failure and not plan.memory.failure else ""
+    yield "first start", blocks + fails
 
 
 def _ranks(plan: Plan, style: Style) -> Iterator[str]:
@@ -163,7 +161,7 @@ def _advice(plan: Plan, style: Style) -> Iterator[str]:
             yield from wrap(text, style.width, _MARGIN)
         return
     verb = "start" if plan.verdict == "does_not_fit" else "hold"
-    yield style.paint(f"What makes it {verb}, the cheapest first", "bold")
+    yield style.paint(f"What would make it {verb}, the cheapest first", "bold")
     for number, advice in enumerate(plan.advice, 1):
         yield ""
         yield from _one_advice(number, advice, style)
@@ -190,7 +188,7 @@ def mini_layout(plan: Plan, style: Style) -> Iterator[str]:
 
 
 def _ready(plan: Plan, style: Style) -> Iterator[str]:
-    """What to run: the planned command, or the first that mends it."""
+    """What to run: the planned command, or the first that works."""
     if plan.verdict != "does_not_fit":
         yield from command_lines(ready_command(plan), style)
     elif plan.advice:
@@ -210,12 +208,29 @@ def _math(plan: Plan, style: Style) -> Iterator[str]:
             continue
         yield ""
         yield f"{_MARGIN}{style.paint(part.name, 'bold')}  {gib(part.figure.bytes, 3)}  {certainty(part.figure)}"
-        yield from _terms(part.figure, style)
+        rows = [(term.label, human_bytes(term.bytes), style.paint(term.how, "dim")) for term in part.figure.terms]
+        yield from (_MARGIN * 2 + line for line in columns(rows, "<><"))
+    yield from _token_math(plan, style)
 
 
-def _terms(figure: Figure, style: Style) -> Iterator[str]:
-    rows = [(term.label, human_bytes(term.bytes), style.paint(term.how, "dim")) for term in figure.terms]
+def _token_math(plan: Plan, style: Style) -> Iterator[str]:
+    """How the KV bytes of one token come about, layer by layer."""
+    kv = plan.memory.kv
+    if not kv.token_terms or not kv.bytes_per_token:
+        return
+    yield ""
+    each = " on each GPU" if plan.settings.tensor_parallel_size > 1 else ""
+    yield f"{_MARGIN}{style.paint('KV bytes of a token', 'bold')}  {kv.bytes_per_token:,} bytes{each}"
+    rows = [(term.label, f"{term.bytes:,} bytes", style.paint(f"each: {term.how}", "dim")) for term in kv.token_terms]
     yield from (_MARGIN * 2 + line for line in columns(rows, "<><"))
+    total = sum(term.bytes for term in kv.token_terms)
+    if total != kv.bytes_per_token:
+        length = count(plan.settings.max_model_len)
+        text = (
+            f"The layers add up to {total:,} bytes while all of them keep a token; {kv.bytes_per_token:,} is the mean "
+            f"over a request of {length} tokens, in whole blocks."
+        )
+        yield from (style.paint(line, "dim") for line in wrap(text, style.width, _MARGIN * 2))
 
 
 def _notes(plan: Plan, style: Style) -> Iterator[str]:

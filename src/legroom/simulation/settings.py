@@ -11,6 +11,8 @@ from legroom.units import cdiv
 Policy = Literal["fcfs", "priority"]
 Engine = Literal["V1", "V0"]
 
+_LARGEST_BLOCK = 1 << 24
+
 
 @dataclass(frozen=True)
 class LayerGroup:
@@ -59,6 +61,10 @@ class SchedulerSettings:
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
             if getattr(self, name) < 1:
                 raise LegroomError(f"{name.replace('_', '-')} is {getattr(self, name)}, but must be at least 1")
+        if self.block_size > _LARGEST_BLOCK:
+            raise LegroomError(f"block-size is {self.block_size}, but must be at most {_LARGEST_BLOCK:,}")
+        if self.num_speculative_tokens < 0:
+            raise LegroomError(f"num-speculative-tokens is {self.num_speculative_tokens}, but must be at least 0")
         if self.num_blocks < 2:
             raise LegroomError(
                 f"a pool of {self.num_blocks} blocks holds nothing",

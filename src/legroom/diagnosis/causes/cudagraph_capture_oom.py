@@ -70,30 +70,20 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Room outside the pool, or fewer graphs."""
     case = planner.case
     oom = case.oom
-    need = (oom.wanted_bytes - (oom.free_bytes or 0) if oom else 0) + (case.startup.graph_bytes or 0)
-    if case.engine.generation == "V1" and not (
-        planner.known.release_known and planner.known.release.at_least("0.11.0")
-    ):
+    # Without a size, as much as the graphs of a dense model take with the default sizes.
+    need = (oom.wanted_bytes - (oom.free_bytes or 0) if oom else GIB) + (case.startup.graph_bytes or 0)
+    if planner.is_early_v1 or (case.engine.generation == "V1" and planner.runs_within("0.8.0", "0.10.2")):
         yield Fix(
             "engine_version_or_V0",
             "The V1 engine of 0.8 to 0.10 captures far more graphs than V0 does; later releases count them.",
             env={"VLLM_USE_V1": "0"},
-            command=planner.command({}, {"VLLM_USE_V1": "0"}),
             confidence=0.5,
             steps=("or upgrade: from 0.20 on graphs are inside the budget",),
         )
-    elif planner.known.release_known and planner.known.release.at_least("0.22.0") and case.startup.runner != "V1":
-        yield Fix(
-            "engine_version_or_V0",
-            "Model Runner V2 reserves nothing for graphs; the V1 runner does.",
-            env={"VLLM_USE_V2_MODEL_RUNNER": "0"},
-            command=planner.command({}, {"VLLM_USE_V2_MODEL_RUNNER": "0"}),
-            confidence=0.4,
-        )
-    yield planner.lever("fewer captured graphs", "eager_or_fewer_graphs", "Fewer and smaller graphs take less.", 0.6)
     yield planner.lower_utilization(
         max(need, GIB // 4), "Graphs are captured beside the pool: a smaller pool leaves room for them.", 0.6
     )
+    yield planner.lever("fewer captured graphs", "eager_or_fewer_graphs", "Fewer and smaller graphs take less.", 0.6)
     yield planner.change(
         "eager_or_fewer_graphs",
         {"enforce_eager": True},
@@ -101,6 +91,13 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         trades="slower decoding, most of all for small batches",
         confidence=0.55,
     )
+    if planner.runs_within("0.22.0", "") and case.startup.runner == "V2":
+        yield Fix(
+            "engine_version_or_V0",
+            "Model Runner V2 reserves nothing for graphs; the V1 runner does.",
+            env={"VLLM_USE_V2_MODEL_RUNNER": "0"},
+            confidence=0.4,
+        )
     seqs = planner.known.args.max_num_seqs
     yield planner.lever(
         "fewer sequences", "max_num_seqs", "The largest graph follows the number of sequences.", 0.45

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from legroom.diagnosis.beyond_flags import larger_budget
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.cause import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
@@ -165,7 +166,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     )
     newer = _accounting_fix(planner)
     if case.has("no_cache_blocks"):
-        yield from (in_turn, free_it, newer) if newer is None else (newer, in_turn, free_it)
+        if planner.accounting.weights_over_budget_bytes:
+            yield from larger_budget(planner)
+        yield from (free_it, in_turn, newer) if newer is None else (newer, in_turn, free_it)
     elif case.has("profiling_error"):
         yield from (in_turn, free_it, newer)
     else:
@@ -177,8 +180,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _accounting_fix(planner: FixPlanner) -> Fix | None:
-    release = planner.known.release
-    if planner.known.release_known and release.at_least("0.9.1"):
+    # Without a number on the log, only its style tells: no bracket before the file is older than 0.8.
+    by_style = planner.is_early_v1 or bool(planner.case.engine.before_brackets)
+    old = planner.known.release.before("0.9.1") if planner.known.release_known else by_style
+    if not old:
         return None
     return Fix(
         "engine_version_or_V0",

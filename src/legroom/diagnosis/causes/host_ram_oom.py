@@ -126,23 +126,16 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             confidence=0.75,
         )
     else:
+        yield from _less_pinned(planner)
+        yield _more_ram(planner)
+    if planner.known.ranks > 1:
         yield Fix(
-            "more_host_ram_or_shm",
-            "The host or the container needs more RAM than it has.",
-            steps=(
-                "raise the container's memory limit (resources.limits.memory, docker --memory)",
-                "free -g; dmesg | grep -i oom shows who was killed",
-                "lower what pins host memory: KV offloading, --cpu-offload-gb, --swap-space",
-            ),
-            confidence=0.6,
+            "sequence_starts_or_wait",
+            "Every rank reads the checkpoint at the same time; in turn they need less at once.",
+            flags={"max_parallel_loading_workers": 1} if case.engine.generation == "V0" else {},
+            steps=("load with fewer processes at once, or start instances one after the other",),
+            confidence=0.45,
         )
-    yield Fix(
-        "sequence_starts_or_wait",
-        "Every rank reads the checkpoint at the same time; in turn they need less at once.",
-        flags={"max_parallel_loading_workers": 1} if case.engine.generation == "V0" else {},
-        steps=("load with fewer processes at once, or start instances one after the other",),
-        confidence=0.45,
-    )
     yield Fix(
         "checkpoint_format",
         "Small safetensors shards are mapped, not read: .bin files and one huge file need their size in RAM.",
@@ -152,11 +145,42 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if case.has("sigkill", "killed_word"):
         yield Fix(
             "engine_version_or_V0",
-            "If the host has plenty of RAM, the kill came from elsewhere; another engine or release may pass.",
-            env={"VLLM_USE_V1": "0"},
+            "If the host has plenty of RAM, the kill came from elsewhere; another release may pass.",
             steps=("check dmesg first; then try another release",),
             confidence=0.35,
         )
+
+
+def _less_pinned(planner: FixPlanner) -> Iterator[Fix | None]:
+    """What was asked for of the host's memory, asked for no more: swap space in V0, offloaded weights and KV."""
+    case, args = planner.case, planner.known.args
+    pinned = case.has("pinned_failed", "too_large_swap") or "frame_pin" in case.frames
+    swaps = case.engine.generation == "V0" or planner.known.release.before("0.8.0")
+    if pinned and swaps:
+        yield Fix(
+            "swap_space",
+            "The V0 engine pins --swap-space GiB of host RAM for every GPU (4 unless told otherwise) as it starts.",
+            flags={"swap_space": 1},
+            trades="fewer preempted requests can be swapped out instead of being computed again",
+            confidence=0.65,
+        )
+    if args.cpu_offload_gb and pinned:
+        half = float(int(args.cpu_offload_gb // 2))
+        why = f"{args.cpu_offload_gb:g} GiB of weights are to stay in host RAM for every GPU."
+        yield planner.change("cpu_offload", {"cpu_offload_gb": half or None}, why, confidence=0.6)
+
+
+def _more_ram(planner: FixPlanner) -> Fix:
+    steps = [
+        "raise the container's memory limit (resources.limits.memory, docker --memory), or add RAM",
+        "free -g; dmesg | grep -i oom shows who was killed",
+    ]
+    if planner.known.args.cpu_offload_gb or planner.known.args.swap_space:
+        steps.append("lower what pins host memory: KV offloading, --cpu-offload-gb, --swap-space")
+    weights = planner.base.layout.weights.bytes * planner.known.ranks if planner.base is not None else 0
+    size = f" The checkpoint alone is {gib(weights)}." if weights else ""
+    why = f"The host or the container needs more RAM than it has.{size}"
+    return Fix("more_host_ram_or_shm", why, steps=tuple(steps), confidence=0.6)
 
 
 def _less_ram(planner: FixPlanner, shares: Evidence) -> Fix | None:

@@ -81,11 +81,12 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             "swap_space",
             "The V0 engine swaps preempted requests to host memory, and that is used up.",
             flags={"swap_space": 32},
-            command=planner.command({"swap_space": 32.0}),
             trades="32 GiB of host RAM a GPU",
             confidence=0.6,
         )
-    seqs = max(most * 3 // 4, 1) if most else max((planner.known.args.max_num_seqs or 256) // 2, 1)
+    asked = planner.known.args.max_num_seqs or 256
+    # One or two that run and still run out are long requests: fewer of them is no server any more.
+    seqs = most * 3 // 4 if most > 2 else max(asked // 2, 1)
     yield planner.change(
         "max_num_seqs",
         {"max_num_seqs": seqs},

@@ -71,12 +71,15 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     lora = case.has("lora_on", "frame_lora") or bool(args.enable_lora)
     oom = case.oom
     need = oom.wanted_bytes - (oom.free_bytes or 0) if oom else GIB
-    if spec or not lora:
+    room = planner.lower_utilization(
+        max(need, 0), "What the profile run does not see must fit outside the budget.", 0.55
+    )
+    yield room
+    if spec:
         yield Fix(
             "other_engine_feature_off",
             "Without the draft model its weights, KV and buffers are gone.",
             flags={"speculative_config": None},
-            command=planner.command({"speculative_config": None}),
             trades="slower generation for few requests",
             confidence=0.5,
         )
@@ -85,12 +88,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             "other_engine_feature_off",
             "Fewer and smaller adapter slots: buffers grow with max_loras x max_lora_rank.",
             flags={"max_loras": 1, "max_lora_rank": args.max_lora_rank or 16},
-            command=planner.command({"max_loras": 1}),
             confidence=0.5,
         )
-    yield planner.lower_utilization(
-        max(need, 0), "What the profile run does not see must fit outside the budget.", 0.55
-    )
     seqs = args.max_num_seqs or 256
     yield planner.change(
         "max_num_seqs",

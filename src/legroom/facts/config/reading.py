@@ -51,7 +51,7 @@ def model_from_config(config: Mapping[str, Any], name: str = "", source: str = "
         layers=layers,
         tie_word_embeddings=_tied(config, text),
         quantization=quantization(config),
-        modalities=modalities(config, int_field(text, "hidden_size")),
+        modalities=modalities(config),
         encoder_layers=tuple(Layer(mixer, block) for mixer, block in zip(*_encoder(text, architecture), strict=True)),
         draft_layers=tuple(Layer(mixer, last_block) for mixer in draft_mixers(text, layer_mixers)),
         is_pooling=_is_pooling(architecture, layer_mixers) or bool(_NAMED_EMBEDDING.search(name)),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from legroom.figures import Term
 from legroom.memory.kv.layers import WHOLE_REQUEST
 from legroom.memory.kv.messages import check_text, too_long_text
 from legroom.memory.kv.shape import LONGEST_LEN, KvShape, demanded, kv_shape
+from legroom.memory.kv.specs import CacheSpec
 from legroom.memory.layout import Failure
 from legroom.records import dataclass, field
 from legroom.units import cdiv
@@ -59,6 +62,18 @@ class KvPlan:
         if self.shape.unsupported is not None:
             return 0
         return min(self.shape.longest_len(bytes_, stage) for stage, bytes_ in enumerate(self.checked_bytes))
+
+    @property
+    def token_terms(self) -> tuple[Term, ...]:
+        """How the bytes of a token come about: layers of one kind a term, on one GPU. Empty with V0."""
+        counts: Counter[CacheSpec] = Counter()
+        for group in self.shape.groups:
+            # A group names its one spec once, or each layer's own where they differ.
+            counts.update(group.specs if len(group.specs) == len(group.layers) else group.specs[:1] * len(group.layers))
+        return tuple(
+            Term(f"{number} {spec.title} layer{'s' if number > 1 else ''}", number * spec.bytes_of_token, spec.working)
+            for spec, number in counts.items()
+        )
 
     @property
     def groups(self) -> tuple[KvGroup, ...]:

@@ -19,6 +19,8 @@ class CacheSpec:
     """The cache of one layer, in blocks of `block_size` tokens."""
 
     kind: ClassVar[str] = ""
+    title: ClassVar[str] = ""
+    """The kind of layer, for people to read."""
     block_size: int
 
     @property
@@ -28,6 +30,16 @@ class CacheSpec:
 
     def blocks(self, length: int) -> int:
         """Blocks that one request of `length` tokens holds at its fullest."""
+        raise NotImplementedError
+
+    @property
+    def bytes_of_token(self) -> int:
+        """What one more token costs in this layer while it is kept; 0 where the length costs nothing."""
+        return 0
+
+    @property
+    def working(self) -> str:
+        """How `bytes_of_token` comes about, in words."""
         raise NotImplementedError
 
     @property
@@ -68,6 +80,28 @@ class AttentionSpec(CacheSpec):
         """Bytes of one block of this layer."""
         return self.unpadded_bytes if self.padded_bytes is None else self.padded_bytes
 
+    @property
+    def bytes_of_token(self) -> int:
+        return self.token_bytes // self.tokens_per_state
+
+    @property
+    def working(self) -> str:
+        return self.token_working
+
+    @property
+    def token_working(self) -> str:
+        """The working of one token that is kept."""
+        heads = f"{self.kv_heads} KV head{'s' if self.kv_heads > 1 else ''}"
+        values = self.kv_heads * (self.head_dim + self.v_head_dim)
+        size, rest = divmod(self.token_bytes, values) if values else (0, 1)
+        if not size or rest:
+            return f"{self.token_bytes:,} bytes of keys, values and scales for {heads}"
+        if self.head_dim == self.v_head_dim:
+            widths = f"2 (keys and values) x {heads} x {self.head_dim} wide"
+        else:
+            widths = f"{heads} x ({self.head_dim} wide keys + {self.v_head_dim} wide values)"
+        return f"{widths} x {size} byte{'s' if size > 1 else ''}"
+
     def padded_to(self, page_bytes: int) -> AttentionSpec:
         """The same cache in larger pages."""
         return replace(self, padded_bytes=page_bytes)
@@ -78,6 +112,7 @@ class FullAttentionSpec(AttentionSpec):
     """Every token stays. `window` is remembered where a sliding layer is kept whole (hybrid manager off)."""
 
     kind: ClassVar[str] = "full"
+    title: ClassVar[str] = "full-attention"
     context_shards: int = 1
     window: int | None = None
     chunk: int | None = None
@@ -102,10 +137,16 @@ class LatentSpec(FullAttentionSpec):
     """Multi-head latent attention: one vector a token (or one for `tokens_per_state` tokens), not split by heads."""
 
     kind: ClassVar[str] = "mla"
+    title: ClassVar[str] = "latent-attention (MLA)"
     role: str = "sparse"
     """`indexer` for the key cache of a sparse-attention indexer."""
     leads: bool = False
     """Owns an indexer (0.31+ keeps such layers apart from those that borrow one)."""
+
+    @property
+    def working(self) -> str:
+        every = f", one for every {self.tokens_per_state} tokens" if self.tokens_per_state > 1 else ""
+        return f"one vector of {self.head_dim} values shared by all heads, {self.token_bytes:,} bytes{every}"
 
     @property
     def merge_key(self) -> CacheSpec:
@@ -118,6 +159,7 @@ class SlidingWindowSpec(AttentionSpec):
     """Tokens outside the window are dropped, except those of batches still in flight."""
 
     kind: ClassVar[str] = "sliding"
+    title: ClassVar[str] = "sliding-window"
     window: int = 0
     in_flight_tokens: int = 0
     retained_tokens: int = 0
@@ -127,6 +169,10 @@ class SlidingWindowSpec(AttentionSpec):
         """One block more than the tokens fill: the window need not start at a block's edge."""
         kept_tokens = self.window - 1 + self.retained_tokens + self.in_flight_tokens
         return cdiv(min(kept_tokens, length), self.block_size) + 1
+
+    @property
+    def working(self) -> str:
+        return f"{self.token_working}; only the last {self.window:,} tokens are kept"
 
     @property
     def type_key(self) -> tuple[object, ...]:
@@ -139,6 +185,7 @@ class LatentWindowSpec(SlidingWindowSpec):
     """A sliding window over latent states (DeepSeek-V4)."""
 
     kind: ClassVar[str] = "sliding_mla"
+    title: ClassVar[str] = "latent sliding-window"
 
     @property
     def type_key(self) -> tuple[object, ...]:
@@ -151,12 +198,17 @@ class ChunkedLocalSpec(AttentionSpec):
     """Attention within chunks (Llama 4)."""
 
     kind: ClassVar[str] = "chunked"
+    title: ClassVar[str] = "chunked-attention"
     chunk: int = 0
     in_flight_tokens: int = 0
 
     def blocks(self, length: int) -> int:
         """One chunk and what is in flight."""
         return cdiv(min(self.chunk + self.in_flight_tokens, length), self.block_size)
+
+    @property
+    def working(self) -> str:
+        return f"{self.token_working}; only a chunk of {self.chunk:,} tokens is kept"
 
     @property
     def type_key(self) -> tuple[object, ...]:
@@ -169,6 +221,7 @@ class CrossAttentionSpec(AttentionSpec):
     """The encoder's states, kept for the decoder."""
 
     kind: ClassVar[str] = "cross"
+    title: ClassVar[str] = "cross-attention"
     encoder_tokens: int = 0
 
     def blocks(self, length: int) -> int:
@@ -187,6 +240,7 @@ class StateSpec(CacheSpec):
     """The state of a recurrent layer: one size whatever the length."""
 
     kind: ClassVar[str] = "state"
+    title: ClassVar[str] = "recurrent-state"
     state_bytes: int
     request_blocks: int = 1
     """States one request holds; with `per_length` these come on top of one a block of tokens."""
@@ -202,6 +256,10 @@ class StateSpec(CacheSpec):
     def blocks(self, length: int) -> int:
         """States of one request."""
         return self.request_blocks + (cdiv(length, self.block_size) if self.per_length else 0)
+
+    @property
+    def working(self) -> str:
+        return f"a state of {self.page_bytes:,} bytes for each request, whatever its length"
 
     @property
     def type_key(self) -> tuple[object, ...]:

@@ -57,7 +57,7 @@ def weights(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) 
 def loaded_weights(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> LoadedWeights:
     """The weights on one rank of a stage, and the peak of the moment when they load."""
     # Only LoRA's, a sparse indexer's and DeepStack's buffers are as large as a step.
-    tapped = any(modality.feature_levels > 1 for modality in model.modalities)
+    tapped = any(modality.buffer_levels for modality in model.modalities)
     stepwise = settings.given.enable_lora or "index_topk" in model.config or tapped
     inputs = _WITH_STEP_SIZE if stepwise else _WITHOUT_STEP_SIZE
     return cached(_loaded, model, settings, _like(gpu.vendor, gpu.compute_capability), pp_rank, inputs)

@@ -174,7 +174,7 @@ def _draft(build: _Build) -> Iterator[StoredModule]:
 def _base(build: _Build, stage: range) -> Iterator[StoredModule]:
     context = build.context
     if builds_encoders(build.settings.given, build.model, known_release(build.settings.release)):
-        for module in encoder_modules(build.model, build.ranks.tensor, build.settings.max_num_batched_tokens):
+        for module in encoder_modules(build.model, build.settings, build.ranks.tensor):
             yield StoredModule(module, storage(module, None, context))
     for module in _encoder(build):
         yield StoredModule(module, storage(module, build.schemes.of(module, 0), context))

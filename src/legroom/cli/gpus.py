@@ -1,0 +1,82 @@
+"""`legroom gpus [WORDS]`: the GPUs that legroom knows."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from legroom.cli.output import print_json
+from legroom.errors import ANSWER_IS_NO, OK
+
+if TYPE_CHECKING:
+    from legroom.facts.gpus import Gpu
+
+_EPILOG = """\
+examples:
+  legroom gpus
+  legroom gpus a100
+  legroom gpus amd --json
+
+A card that is not listed can be planned by its size: legroom plan MODEL --gpu 24GiB.
+
+exit codes: 0 something matches, 1 nothing does
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "gpus",
+        description="List the GPUs that --gpu takes, with the memory that CUDA reports for each. Needs no network.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("words", nargs="*", metavar="WORD", help="only those with all of these words in them")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    from legroom.facts.gpus import all_gpus, gpu_names
+
+    words = [word.lower() for word in args.words]
+    names = gpu_names()
+    cards = [
+        card
+        for card in all_gpus()
+        if all(word in " ".join((card.name, card.vendor, *names[card.name])).lower() for word in words)
+    ]
+    if args.json:
+        print_json({"gpus": [_gpu_json(card, names[card.name]) for card in cards]})
+    elif cards:
+        _show(cards, names)
+    else:
+        sys.stdout.write("No GPU matches; give its memory to legroom plan instead, like --gpu 24GiB.\n")
+    return OK if cards else ANSWER_IS_NO
+
+
+def _gpu_json(card: Gpu, names: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        "name": card.name,
+        "write": list(names),
+        "vendor": card.vendor,
+        "total_bytes": card.total_bytes,
+        "bandwidth_bytes_s": card.bandwidth_bytes_s,
+        "compute_capability": ".".join(map(str, card.compute_capability)) if any(card.compute_capability) else None,
+        "unified_memory": card.unified,
+        "source": card.source,
+    }
+
+
+def _show(cards: list[Gpu], names: dict[str, tuple[str, ...]]) -> None:
+    from legroom.drawing.terminal import style_of
+    from legroom.drawing.text import columns
+    from legroom.units import gib
+
+    style = style_of(sys.stdout)
+    rows = [tuple(style.paint(word, "dim") for word in ("--gpu", "GPU", "memory", "GB/s"))]
+    for card in cards:
+        short = min(names[card.name], key=len, default=card.name)
+        speed = f"{card.bandwidth_bytes_s / 1e9:,.0f}" if card.bandwidth_bytes_s else ""
+        rows.append((style.paint(short, "bold"), card.name, gib(card.total_bytes), speed))
+    sys.stdout.write("\n".join(columns(rows, "<<>>")) + "\n")

@@ -1,0 +1,76 @@
+"""`legroom models [WORDS]`: the models that legroom knows without a network."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from legroom.cli.output import print_json
+from legroom.errors import ANSWER_IS_NO, OK
+
+if TYPE_CHECKING:
+    from legroom.facts.bundled import Bundled
+
+_EPILOG = """\
+examples:
+  legroom models
+  legroom models qwen3 fp8
+  legroom models llama --json
+
+Any other model is read from the Hugging Face Hub by its id, or from a folder with a config.json.
+
+exit codes: 0 something matches, 1 nothing does
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "models",
+        description="List the models whose facts come with legroom: they can be planned without a network.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("words", nargs="*", metavar="WORD", help="only those with all of these words in a name")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    from legroom.facts.bundled import bundled_names, find
+
+    words = [word.lower() for word in args.words]
+    every = (model for name in bundled_names() if (model := find(name)))
+    models = [model for model in every if all(word in " ".join((model.name, *model.ids)).lower() for word in words)]
+    if args.json:
+        print_json({"models": [_model_json(model) for model in models]})
+    elif models:
+        _show(models)
+    else:
+        sys.stdout.write(
+            "No bundled model matches; any Hugging Face id, or a folder with a config.json, can be planned as well.\n"
+        )
+    return OK if models else ANSWER_IS_NO
+
+
+def _model_json(model: Bundled) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "ids": list(model.ids),
+        "parameters": model.parameters or None,
+        "quantized_from": model.base,
+        "source": model.source,
+    }
+
+
+def _show(models: list[Bundled]) -> None:
+    from legroom.drawing.terminal import style_of
+    from legroom.drawing.text import columns
+
+    style = style_of(sys.stdout)
+    rows = [tuple(style.paint(word, "dim") for word in ("name", "parameters", "Hugging Face ids"))]
+    for model in models:
+        parameters = f"{model.parameters / 1e9:,.2f} B" if model.parameters else ""
+        more = f" and {len(model.ids) - 2} more" if len(model.ids) > 2 else ""
+        rows.append((style.paint(model.name, "bold"), parameters, ", ".join(model.ids[:2]) + more))
+    sys.stdout.write("\n".join(columns(rows, "<><")) + "\n")

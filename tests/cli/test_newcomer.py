@@ -1,0 +1,192 @@
+"""What a newcomer types first: no dependency, no network, a full disk, a wrong word."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from legroom.cli.completion import bash_script, every_option, fish_script, zsh_script
+from legroom.cli.main import COMMANDS, main, overview
+from legroom.facts.gpus import all_gpus, gpu, gpu_names
+
+ROOT = Path(__file__).parents[2]
+SAMPLE = ROOT / "docs" / "samples" / "kv-too-small.log"
+WITHOUT_DEPENDENCIES = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {packages}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Blocked())
+from legroom.cli.main import main
+sys.exit(main())
+"""
+PACKAGES = {
+    "re2", "_re2", "hyperscan", "yaml", "huggingface_hub", "zstandard", "aiohttp", "prometheus_client", "psutil",
+    "pynvml", "httptools", "numpy",
+}  # fmt: skip
+
+
+def without_dependencies(*words: str) -> subprocess.CompletedProcess[str]:
+    code = WITHOUT_DEPENDENCIES.format(packages=PACKAGES)
+    return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+
+
+def shell(line: str, **options) -> subprocess.CompletedProcess[str]:
+    line = line.replace("legroom ", f"{sys.executable} -m legroom ")
+    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, **options)
+
+
+def test_a_plan_needs_the_standard_library_alone():
+    done = without_dependencies("plan", "llama-3.1-8b", "--gpu", "h100", "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["verdict"] == "fits"
+
+
+def test_the_sample_log_is_diagnosed_without_any_dependency_as_with_them(capsys):
+    words = ["diagnose", str(SAMPLE), "--gpu", "rtx4090", "--json"]
+    done = without_dependencies(*words)
+    assert done.stderr == ""
+    assert main(words) == done.returncode == 1
+    assert json.loads(done.stdout) == json.loads(capsys.readouterr().out)
+
+
+def test_a_command_that_needs_a_missing_package_names_it():
+    done = without_dependencies("verify", "http://127.0.0.1:9")
+    assert done.returncode == 3
+    assert "needs the Python package aiohttp" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_output_that_cannot_be_written_is_one_line_and_code_3():
+    done = shell("legroom plan llama-3.1-8b --gpu h100 > /dev/full")
+    assert done.returncode == 3
+    assert done.stderr == "error: the output could not be written: No space left on device\n"
+
+
+def test_closed_streams_are_no_crash():
+    assert shell("legroom plan llama-3.1-8b --gpu h100 >&-").returncode == 0
+    done = shell("legroom diagnose <&-")
+    assert done.returncode == 2
+    assert "standard input is empty" in done.stderr
+
+
+def test_the_help_is_in_sections_and_imports_no_command():
+    code = (
+        "import sys; from legroom.cli.main import main; main(['--help']); print(sorted(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == overview()
+    assert "\nwhen it fails:\n" in done.stdout
+    assert not any(f"'{command.module}'" in done.stderr for command in COMMANDS)
+
+
+def test_models_are_found_by_words(capsys):
+    assert main(["models", "qwen3", "FP8", "--json"]) == 0
+    names = [model["name"] for model in json.loads(capsys.readouterr().out)["models"]]
+    assert "qwen3-8b-fp8" in names
+    assert all("fp8" in name for name in names)
+    assert main(["models", "llama-3.1-8b"]) == 0
+    assert "meta-llama/Llama-3.1-8B" in capsys.readouterr().out
+    assert main(["models", "no-such-model"]) == 1
+
+
+def test_gpus_are_found_by_words(capsys):
+    assert main(["gpus", "A100-SXM4", "40gb", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["gpus"][0]["name"] == "NVIDIA A100-SXM4-40GB"
+    assert main(["gpus"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(all_gpus()) + 1
+    assert main(["gpus", "abacus"]) == 1
+
+
+def test_every_name_that_gpus_lists_can_be_planned_with():
+    for name, shorts in gpu_names().items():
+        assert {gpu(short).name for short in shorts} <= {name}
+
+
+@pytest.mark.parametrize("name", ["a100", "v100", "rtx3080", "h20"])
+def test_a_gpu_that_comes_in_two_sizes_says_which_was_taken_and_how_to_get_the_other(name, capsys):
+    assert main(["size", "qwen3-0.6b", "--gpu", name, "--json"]) == 0
+    err = capsys.readouterr().err
+    assert "read as" in err
+    assert "for the other" in err
+
+
+def test_completion_knows_every_command_option_gpu_and_vllm_flag(tmp_path):
+    options = every_option()
+    assert set(options) == {command.name for command in COMMANDS}
+    script = tmp_path / "legroom.bash"
+    script.write_text(bash_script(options))
+    ask = "source {}; COMP_WORDS=({}); COMP_CWORD={}; _legroom; echo ${{COMPREPLY[@]}}"
+
+    def completed(*words: str) -> list[str]:
+        line = ask.format(script, " ".join(words), len(words) - 1)
+        return subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True).stdout.split()
+
+    assert completed("legroom", "di") == ["diagnose"]
+    assert completed("legroom", "plan", "--want-c") == ["--want-context", "--want-concurrency"]
+    assert completed("legroom", "plan", "--max-num-b") == ["--max-num-batched-tokens"]
+    assert "a100-80g" in completed("legroom", "plan", "--gpu", "a100-8")
+    assert "llama-3.1-8b" in completed("legroom", "plan", "llama-3.1-8")
+    assert "'--gpu[" in zsh_script(options)
+    assert "-l want-context" in fish_script(options)
+
+
+def test_a_wish_that_no_number_of_gpus_holds_says_what_would_fit(capsys):
+    words = ["plan", "llama-3.1-8b", "--gpu", "l4", "--want-context", "128k", "--want-concurrency", "5000"]
+    assert main(words) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "on each of 8 GPUs" in out
+    assert "it would hold about 8 requests of that length" in out
+    assert main([*words, "--max-num-seqs", "8000"]) == 1
+    assert "--max-num-batched-tokens 2048 is below --max-num-seqs 8000" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_trace_in_seconds_says_what_to_add(tmp_path, capsys):
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"arrival": 0.5, "prompt_len": 100, "output_len": 10}\n')
+    assert main(["simulate", str(trace), "--blocks", "2000"]) == 2
+    err = capsys.readouterr().err
+    assert "add --step-ms 30" in err
+    assert main(["simulate", str(trace), "--blocks", "2000", "--step-ms", "30"]) == 0
+    assert main(["simulate", str(trace), "--blocks", "2000", "--model", "qwen3-0.6b", "--gpu", "l4"]) == 0
+
+
+@pytest.mark.parametrize("words", [["--num-speculative-tokens", "-1"], ["--block-size", "9" * 20]])
+def test_a_simulation_that_would_never_end_is_refused(words, capsys):
+    mix = "poisson rate=2 requests=10"
+    assert main(["simulate", "--synthetic", mix, "--step-ms", "30", "--blocks", "1000", *words]) == 2
+    assert "must be at" in capsys.readouterr().err
+
+
+def test_the_kv_bytes_of_a_token_are_derived(capsys):
+    assert main(["plan", "llama-3.1-8b", "--gpu", "h100", "--explain-math"]) == 0
+    out = capsys.readouterr().out
+    assert "32 full-attention layers  131,072 bytes" in out
+    assert "2 (keys and values) x 8 KV heads x 128 wide x 2 bytes" in out
+    words = ["plan", "deepseek-v3", "--gpu", "b200", "--tensor-parallel-size", "8", "--explain-math", "--json"]
+    assert main(words) == 0
+    document = json.loads(capsys.readouterr().out)
+    [term] = document["terms"]["bytes_per_token"]
+    assert term["bytes"] == document["kv"]["bytes_per_token"] == 61 * 576 * 2
+    assert main(["plan", "gpt-oss-20b", "--gpu", "h100", "--explain-math"]) == 0
+    assert "only the last 128 tokens are kept" in capsys.readouterr().out
+
+
+def test_the_skill_file_has_the_front_matter_that_agents_read():
+    head, name, description = (ROOT / "skills" / "legroom" / "SKILL.md").read_text().splitlines()[:3]
+    assert head == "---"
+    assert name == "name: legroom"
+    assert description.startswith("description: ")
+    assert len(description) < 1024
+
+
+@pytest.mark.parametrize("journal", ["folder", "text"])
+def test_a_journal_that_is_none_is_told(journal, tmp_path, capsys):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "text").write_text("hello")
+    assert main(["incidents", "--journal", str(tmp_path / journal)]) in (2, 3)
+    assert os.linesep in capsys.readouterr().err

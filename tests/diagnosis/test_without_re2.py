@@ -1,0 +1,78 @@
+"""The patterns on Python's own engine: the same answers, and bounded time whatever the text."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from diagnosis_logs import CAUSES
+
+from legroom.diagnosis import diagnose, evidence, patterns
+from legroom.diagnosis.diagnose import read_log
+from legroom.diagnosis.diagnosis_json import readings_json
+from legroom.diagnosis.masking import MASK, masked
+from legroom.diagnosis.patterns import Re2Finder
+from legroom.diagnosis.patterns_without_re2 import MOST_CHARS, BoundedPattern, TextFinder
+from legroom.diagnosis.scan import every_mark
+
+_CACHED = (patterns.compiled, evidence._all_patterns, evidence._pattern, diagnose._every)
+HOSTILE = ("9", "9.", "a ", "1GiB->", "deep_ep", "cudaHostAlloc", "ValueError: ", "eyJaaaaaaaaaa-", "memory ", "://")
+
+
+@pytest.fixture
+def without_re2(monkeypatch: pytest.MonkeyPatch):
+    for cached in _CACHED:
+        cached.cache_clear()
+    monkeypatch.setattr(patterns, "re2", None)
+    yield
+    for cached in _CACHED:
+        cached.cache_clear()
+
+
+def answers() -> dict[str, object]:
+    return {name: readings_json([read_log([log.encode()])]) for name, (_, log) in CAUSES.items()}
+
+
+def test_every_cause_is_found_alike(request: pytest.FixtureRequest) -> None:
+    with_re2 = answers()
+    request.getfixturevalue("without_re2")
+    assert answers() == with_re2
+
+
+@pytest.mark.usefixtures("without_re2")
+@pytest.mark.parametrize("piece", HOSTILE)
+def test_no_line_takes_long(piece: str) -> None:
+    began = time.process_time()
+    read_log([(piece * (20_000 // len(piece)) + "\n").encode()])
+    assert time.process_time() - began < 10
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+b", "(?:.*a)*c", r"(\w+\.?)*$", "(?:a*)*"])
+def test_a_pattern_that_could_take_exponential_time_is_refused(pattern: str) -> None:
+    with pytest.raises(ValueError, match="exponential"):
+        BoundedPattern(pattern)
+
+
+def test_digits_words_and_spaces_are_ascii_as_in_re2() -> None:
+    assert BoundedPattern(r"\d").search("٣") is None
+
+
+def test_a_match_deep_in_a_long_line_is_found() -> None:
+    match = BoundedPattern(r"(?i:free) memory (?P<gib>[\d.]+)").search("x" * (3 * MOST_CHARS) + " Free memory 1.5 GiB")
+    assert match is not None
+    assert match["gib"] == "1.5"
+
+
+@pytest.mark.usefixtures("without_re2")
+def test_secrets_of_long_texts_are_masked() -> None:
+    text = " ".join(f"token=abcdefgh{number}" for number in range(2000))
+    assert "abcdefgh" not in masked(text)
+    assert masked(text).count(MASK) == 2000
+
+
+def test_the_finder_finds_what_re2_finds() -> None:
+    text = "\n".join(log for _, log in CAUSES.values()).encode()
+    by_re2 = {at for at, _ in Re2Finder(every_mark()).find(text, 0, len(text))}
+    in_order = [at for at, _ in TextFinder(every_mark()).find(text, 0, len(text))]
+    assert by_re2 <= set(in_order)
+    assert in_order == sorted(in_order)

@@ -1,0 +1,41 @@
+"""Lint on what legroom itself writes, and on files whose release is not the plan's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from legroom.cli.main import main
+
+MANIFEST = """\
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: x}
+spec:
+  template:
+    spec:
+      containers:
+        - name: server
+          image: vllm/vllm-openai:v0.11.0
+          args: ["--model", "Qwen/Qwen3-8B", "--swap-space", "4"]
+"""
+
+
+@pytest.mark.parametrize("kind", ["prometheus", "grafana"])
+@pytest.mark.parametrize("release", [None, "0.11.0", "0.17.0", "0.32.0"])
+def test_an_export_is_clean_without_saying_its_release_again(kind: str, release: str | None, tmp_path: Path) -> None:
+    chosen = ["--vllm", release] if release else []
+    assert main(["export", kind, *chosen, "-o", f"{tmp_path}/out/"]) == 0
+    assert main(["lint", "--fail-on", "error", str(tmp_path / "out")]) == 0
+
+
+def test_the_release_of_a_file_wins_over_the_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "llama-3.1-8b", "--gpu", "h100", "--json"]) == 0
+    (tmp_path / "plan.json").write_text(capsys.readouterr().out)
+    (tmp_path / "deploy.yaml").write_text(MANIFEST)
+    main(["lint", "--json", "--plan", str(tmp_path / "plan.json"), str(tmp_path / "deploy.yaml")])
+    assert {finding["rule"] for finding in json.loads(capsys.readouterr().out)["findings"]} == {"flag-ignored"}
+    main(["lint", "--json", "--vllm", "0.32.0", str(tmp_path / "deploy.yaml")])
+    assert {finding["rule"] for finding in json.loads(capsys.readouterr().out)["findings"]} == {"flag-removed"}
