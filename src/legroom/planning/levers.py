@@ -128,9 +128,7 @@ def _over(plan: Plan, most: int, above: int = 0) -> Proposals:
     settings = plan.settings
     tensor, pipeline = settings.tensor_parallel_size, settings.pipeline_parallel_size
     fitting = [
-        times
-        for times in (2, 4, 8, 3, 6)
-        if above < tensor * pipeline * times <= most // settings.data_parallel_size
+        times for times in (2, 4, 8, 3, 6) if above < tensor * pipeline * times <= most // settings.data_parallel_size
     ]
     yield from ({"tensor_parallel_size": tensor * times} for times in fitting)
     yield from ({"pipeline_parallel_size": pipeline * times} for times in fitting)
@@ -168,6 +166,20 @@ def smaller_model(plan: Plan) -> Proposals:
     for model in smaller_models(plan.target, plan.args):
         yield {"model": model.name}
 
+
+def supported_settings(plan: Plan) -> Proposals:
+    """Another precision or quantization where the release does not run the one that is asked for."""
+    given = plan.args
+    if given.quantization is not None:
+        yield {"quantization": None}
+    if given.kv_cache_dtype is not None:
+        yield {"kv_cache_dtype": None}
+    if plan.settings.dtype != "float16":
+        yield {"dtype": "half"}
+
+
+SUPPORTED = Lever("supported settings", supported_settings, "other settings, that this release runs on this card", 0)
+"""The one lever for what a release refuses whatever the memory."""
 
 LEVERS: tuple[Lever, ...] = (
     Lever("idle GPUs", idle_gpus, "the model runs on all the GPUs, which talk to each other on every layer", 1),
