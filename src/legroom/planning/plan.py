@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from legroom.errors import LegroomError
 from legroom.facts.gpus import gpu
 from legroom.memory.activation.peak import activation_cold
-from legroom.memory.checks import first_failure
+from legroom.memory.checks import first_failure, refused_by_release
 from legroom.memory.deployment import DeploymentMemory, Measurements, deployment_memory, kv_cache_figure
 from legroom.memory.host import deployment_host, host_failure
 from legroom.memory.kv.plan import kv_plan
@@ -46,6 +46,8 @@ def verdict(model: Model, gpu: Gpu, settings: EngineSettings, memory: Deployment
     """
     if memory.failure:
         return "does_not_fit", memory.failure.id
+    if memory.doubt:
+        return "tight", f"vLLM may not start it: {memory.doubt.hint}"
     over = [rank for rank in memory.ranks if headroom_left(rank, 0.0) < 0]
     if over:
         what = "the machine, whose memory this is," if gpu.unified else "the card"
@@ -172,8 +174,11 @@ def cold_start(warm: Plan) -> Plan:
         return warm
     kv = kv_plan(model, settings, gpu, [rank.kv_cache.bytes for rank in ranks])
     held_by_others = warm.target.held_by_others_bytes
-    failure = first_failure(ranks, kv, warm.memory.graphs, settings, gpu=gpu, held_by_others_bytes=held_by_others)
-    memory = DeploymentMemory(ranks, kv, warm.memory.graphs, failure)
+    refused = refused_by_release(warm.memory.doubt)
+    failure = refused or first_failure(
+        ranks, kv, warm.memory.graphs, settings, gpu=gpu, held_by_others_bytes=held_by_others
+    )
+    memory = DeploymentMemory(ranks, kv, warm.memory.graphs, failure, warm.memory.doubt)
     answer, reason = verdict(model, gpu, settings, memory)
     return _within_host(replace(warm, memory=memory, verdict=answer, reason=reason))
 
