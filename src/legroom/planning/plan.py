@@ -9,8 +9,9 @@ from legroom.errors import LegroomError
 from legroom.facts.gpus import gpu
 from legroom.memory.activation.peak import activation_cold
 from legroom.memory.checks import first_failure
-from legroom.memory.deployment import DeploymentMemory, Measurements, deployment_memory, kv_cache_figure
+from legroom.memory.deployment import DeploymentMemory, Measurements, deployment_memory, stage_layout
 from legroom.memory.kv.plan import kv_plan
+from legroom.memory.overhead import held_at_start
 from legroom.records import dataclass
 from legroom.units import human_bytes
 from legroom.vllm.command_line import command
@@ -38,8 +39,8 @@ BAND_KEPT: dict[Policy, float] = {"safe": 1.0, "balanced": 0.5, "tight": 0.0}
 def verdict(model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory) -> tuple[Verdict, str]:
     """Whether the server starts and holds, with the reason in words.
 
-    `does_not_fit`: a check fails with the expected figures. `tight`: it starts, but a figure at the bad end of its
-    band fails a check, or the card runs over while serving. `fits`: it holds across the band.
+    `does_not_fit`: a check fails with the expected figures. `tight`: it starts, but at the bad end of the band of the
+    whole sum a check fails, or the card runs over while serving. `fits`: it holds across the band.
     """
     if memory.failure:
         return "does_not_fit", memory.failure.id
@@ -49,9 +50,26 @@ def verdict(model: Model, gpu: Gpu, settings: EngineSettings, memory: Deployment
     pessimistic = [rank.kv_cache.low for rank in memory.ranks]
     if kv_plan(model, settings, gpu, pessimistic).failure:
         return "tight", "at the low end of the error band the KV cache is too small"
-    if any(headroom_left(rank, 1.0) < 0 for rank in memory.ranks):
-        return "tight", "at the high end of the error band the card runs over at its peak"
+    for rank in memory.ranks:
+        reason = _out_of_memory_in_band(rank, memory, settings, gpu)
+        if reason:
+            return "tight", reason
     return "fits", ""
+
+
+def _out_of_memory_in_band(rank: Layout, memory: DeploymentMemory, settings: EngineSettings, gpu: Gpu) -> str:
+    """Which moment finds the card full at the bad end of the error band; empty where none does."""
+    held = held_at_start(settings, gpu)
+    free = gpu.total_bytes - held.high - rank.held_by_others_bytes
+    counted = rank.weights.bytes + rank.non_torch.bytes
+    worse = rank.kv_cache.bytes - rank.kv_cache.low
+    if counted + rank.activation.bytes + worse > free:
+        return "at the high end of the error band the profile run does not fit on the card"
+    if counted + max(rank.kv_cache.bytes, 0) + memory.graphs.high > free:
+        return "at the high end of the error band there is no room to capture CUDA graphs"
+    if headroom_left(rank, 1.0) < 0:
+        return "at the high end of the error band the card runs over at its peak"
+    return ""
 
 
 def headroom_left(layout: Layout, band_kept: float) -> int:
@@ -131,8 +149,16 @@ def plan(target: Target, args: ServeArgs) -> Plan:
     answer, reason = verdict(target.model, target.gpu, settings, memory)
     notes = (*(note for note in (target.release.note, target.gpu.note) if note), *settings.notes)
     made = Plan(target, args, settings, memory, answer, reason, notes=notes)
-    if answer == "fits" and cold_start(made).memory.failure:
-        return replace(made, verdict="tight", reason="a first start, with a cold compile cache, fails once")
+    return _holding_at_first(made) if answer == "fits" else made
+
+
+def _holding_at_first(made: Plan) -> Plan:
+    """A plan that fits, if its first start does too."""
+    first = cold_start(made)
+    if first.memory.failure:
+        return replace(made, verdict="tight", reason="the first start, with a cold compile cache, fails")
+    if first.verdict == "tight":
+        return replace(made, verdict="tight", reason=f"on the first start, with a cold compile cache: {first.reason}")
     return made
 
 
@@ -161,12 +187,13 @@ def cold_start(warm: Plan) -> Plan:
 def _cold(warm: Plan, rank: Layout) -> Layout:
     if rank.activation.kind == "measured":
         return rank
-    activation = activation_cold(warm.target.model, warm.settings, warm.target.gpu, rank.rank)
-    if activation.bytes <= rank.activation.bytes:
+    first = activation_cold(warm.target.model, warm.settings, warm.target.gpu, rank.rank)
+    if first.bytes <= rank.activation.bytes:
         return rank
-    parts = (rank.weights, activation, rank.cuda_graph, rank.non_torch)
-    kv_cache = kv_cache_figure(rank.budget_bytes, parts, warm.settings)
-    return replace(rank, activation=activation, kv_cache=kv_cache)
+    return stage_layout(
+        warm.target.model, warm.target.gpu, warm.settings, rank.rank, warm.target.seen or Measurements(),
+        warm.target.held_by_others_bytes, cold=True,
+    )  # fmt: skip
 
 
 def ready_command(plan: Plan) -> list[str]:

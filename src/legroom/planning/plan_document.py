@@ -104,6 +104,19 @@ class PlannedBand:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedBasis:
+    """What the bands rest on."""
+
+    kind: str = ""
+    """`measured`, or `read from source`: no start on this family of cards with this release was measured."""
+    band_class: str = ""
+    coverage: float = 0.0
+    """How often the truth lies inside a band."""
+    records: int = 0
+    """Real starts behind the band of the KV cache."""
+
+
+@dataclass(frozen=True, slots=True)
 class PlanDocument:
     """A planned server. What a file does not say is empty or 0: `plan_from_json` is told what has to be there."""
 
@@ -128,8 +141,9 @@ class PlanDocument:
     env: Mapping[str, str] = field(default_factory=dict)
     """The environment the server was planned with; what may be a secret is left out."""
     confidence: Mapping[str, PlannedBand] = field(default_factory=dict)
-    cold: Mapping[str, Any] | None = None
-    """The first start, with a cold compile cache; None where it is like any other."""
+    basis: PlannedBasis = PlannedBasis()
+    first_start: Mapping[str, Any] | None = None
+    """The same deployment with a cold compile cache; None in a plan of an older legroom."""
     ranks: tuple[PlannedStage, ...] = ()
     notes: tuple[str, ...] = ()
     terms: Mapping[str, Any] | None = None
@@ -219,7 +233,8 @@ def _is_number(value: Any) -> bool:
 
 
 _Record = TypeVar("_Record")
-_RECORDS = {record.__name__: record for record in (PlannedGpu, PlannedLayout, PlannedKv, PlannedFailure, PlannedBand)}
+_RECORD_TYPES = (PlannedGpu, PlannedLayout, PlannedKv, PlannedFailure, PlannedBand, PlannedBasis)
+_RECORDS = {record.__name__: record for record in _RECORD_TYPES}
 
 
 def _read(record: type[_Record], within: str, document: Mapping[str, Any]) -> _Record:
@@ -299,7 +314,8 @@ def plan_document(plan: Plan, explain_math: bool = False) -> PlanDocument:
         command=tuple(ready_command(plan)),
         env={name: value for name, value in plan.args.env.items() if not is_secret(name, value)},
         confidence={f"{name}_bytes": _band(getattr(layout, name)) for name in _FIGURES},
-        cold=_cold(plan),
+        basis=_basis(plan),
+        first_start=_first_start(plan),
         ranks=tuple(PlannedStage(rank.rank, planned_layout(rank)) for rank in plan.memory.ranks),
         notes=tuple(dict.fromkeys(plan.notes)),
         terms=_every_term(plan) if explain_math else None,
@@ -362,19 +378,28 @@ def _advice(advice: Advice) -> dict[str, Any]:
     }
 
 
-def _cold(plan: Plan) -> dict[str, Any] | None:
+def _basis(plan: Plan) -> PlannedBasis:
+    from legroom.facts.bands import bands  # noqa: PLC0415 - reading a document needs no planner
+    from legroom.memory.bands import band_class, evidence  # noqa: PLC0415
+
+    of = band_class(plan.target.model, plan.settings, plan.target.gpu)
+    kind = "measured" if of.measured else "read from source"
+    return PlannedBasis(kind, of.name, bands()["coverage"], evidence(of)[0].records)
+
+
+def _first_start(plan: Plan) -> dict[str, Any]:
     from legroom.planning.plan import cold_start  # noqa: PLC0415
 
-    cold = cold_start(plan)
-    if cold is plan:
-        return None
-    kv = cold.memory.kv
+    first = cold_start(plan)
+    kv, band = first.memory.kv, first.layout.kv_cache
     return {
-        "verdict": cold.verdict,
-        "layout": layout_json(cold.layout),
+        "verdict": first.verdict,
         "num_blocks": max(kv.num_blocks, 0),
         "tokens": max(kv.tokens, 0),
         "max_concurrency": kv.max_concurrency,
+        "kv_cache_bytes": band.bytes,
+        "confidence": {"kv_cache_bytes": _plain(_band(band))},
+        "layout": layout_json(first.layout),
     }
 
 
@@ -396,7 +421,7 @@ def _plain(value: Any) -> Any:
     """Records, tuples and mappings as JSON has them."""
     if isinstance(value, PlannedStage):
         return {"stage": value.stage, **_plain(value.layout)}
-    if isinstance(value, (PlannedGpu, PlannedLayout, PlannedKv, PlannedFailure, PlannedBand)):
+    if isinstance(value, _RECORD_TYPES):
         return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}
