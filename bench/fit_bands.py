@@ -2,11 +2,11 @@
 
     python bench/fit_bands.py TRUTH_DIR GPU_DIR [--write]
 
-TRUTH_DIR holds `startups.jsonl` and `models.json`, GPU_DIR `measured*.jsonl` and `kit/configs*`. Every rule of the memory
-model says how sure it is of its figure; here each class of deployments gets the factor on that at which nine starts in
-ten lie inside. A class with few starts borrows from the class above it, as if it had seen PRIOR more starts like
-that one's. The coverage in the table is of starts whose source (the repository that published them; of measured runs, the
-model) was left out of the fit. With --write the bands go to `src/legroom/facts/data/bands.json`.
+TRUTH_DIR holds `startups.jsonl` and `models.json`, GPU_DIR `measured*.jsonl` and `kit/configs*`. Every rule of the
+memory model says how sure it is of its figure; here each class of deployments gets the factor on that at which nine
+starts in ten lie inside. A class with few starts borrows from the class above it, as if it had seen PRIOR more starts
+like that one's. The coverage in the table is of starts whose source (the repository that published them; of measured
+runs, the model) was left out of the fit. With --write the bands go to `src/legroom/facts/data/bands.json`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from legroom.facts.bands import ROOT, BandRow, bands, half_band
+from legroom.facts.bands import ROOT, BandRow, band, bands, sum_band
 from legroom.figures import Figure, exact
 from legroom.memory.activation.peak import activation, activation_cold
 from legroom.memory.bands import BandClass, band_class, kv_scale, scale
@@ -35,8 +35,6 @@ from legroom.units import GIB, MIB
 
 BANDS = Path(__file__).parent.parent / "src/legroom/facts/data/bands.json"
 COVERAGE = 0.9
-WIDE = 0.97
-"""The quantile for a class that was never seen, taken of the class above it."""
 PRIOR = 12
 FEW = 10
 """Below this many starts a class says nothing of its worst."""
@@ -44,13 +42,15 @@ BEYOND = 1.5
 """How much farther off than the worst seen a class may be."""
 SMALLEST_KV = GIB // 2
 ANOTHER_START = 0.2
-"""Off by more of the card than this, a record tells of another start: two cards of one name, unstated parallel sizes."""
+"""Off by more of the card than this, a record tells of another start: two cards of one name, unstated TP sizes."""
 EXACT_BYTES = 4 * MIB
 EXACT_SHARE = 0.95
 """Weights of a class are exact where this share of its start-ups is, to EXACT_BYTES or the log's rounding."""
 CHANGED_WEIGHTS = ("unslothai/", "Sandermage/")
 """Sources whose servers hold LoRA buffers or patches that their records do not state: their weights prove nothing."""
 FIGURES = ("activation", "cuda_graph", "non_torch", "outside", "kv_cache")
+SKEWED = ("outside",)
+"""Figures that mostly err to one side: the card holds less than the sum of what every part may take."""
 Tables = Mapping[str, Mapping[str, BandRow]]
 
 
@@ -63,8 +63,10 @@ class Miss:
     scale: float
     """What its own rule expected; of the KV cache without the weights' part."""
 
-    def size(self) -> int:
-        return max(0, abs(self.error) - self.rounding)
+    @property
+    def truth_above(self) -> int:
+        """How far the truth lies above the figure (below: negative), less what the log rounds off."""
+        return int(math.copysign(max(0, abs(self.error) - self.rounding), -self.error))
 
 
 @dataclass(frozen=True)
@@ -155,11 +157,16 @@ def fit(starts: Sequence[Start]) -> dict[str, dict[str, BandRow]]:
     tables = {"weights": fit_weights(starts)}
     for figure in FIGURES:
         seen = [
-            Seen(start.of.path, start.source, miss.size() / unit(figure, start, tables["weights"]), miss.size() / start.total)
+            Seen(
+                start.of.path,
+                start.source,
+                miss.truth_above / unit(figure, start, tables["weights"]),
+                abs(miss.truth_above) / start.total,
+            )
             for start in starts
             if (miss := start.misses.get(figure))
         ]
-        tables[figure] = fit_figure(seen)
+        tables[figure] = fit_figure(seen, skewed=figure in SKEWED)
     return tables
 
 
@@ -167,11 +174,11 @@ def unit(figure: str, start: Start, weights_table: Mapping[str, BandRow]) -> flo
     of_rule = start.misses[figure].scale
     if figure != "kv_cache":
         return max(of_rule, 1.0)
-    of_weights = half_band(weights_table, start.of.weights_path, start.weights_bytes, start.total)
+    of_weights = sum(band(weights_table, start.of.weights_path, start.weights_bytes, start.total)) / 2
     return max(math.hypot(of_rule, of_weights), 1.0)
 
 
-def fit_figure(seen: Sequence[Seen]) -> dict[str, BandRow]:
+def fit_figure(seen: Sequence[Seen], skewed: bool = False) -> dict[str, BandRow]:
     """A row for every class that has a start, from the whole down."""
     nodes = {each.path[:steps] for each in seen for steps in range(len(each.path) + 1)}
     pooled: dict[tuple[str, ...], list[tuple[float, float]]] = {}
@@ -187,25 +194,38 @@ def fit_figure(seen: Sequence[Seen]) -> dict[str, BandRow]:
         pooled[node] = pairs + [(value, weight * borrowed) for value, weight in above]
         few = node and len(mine) < FEW
         most[node] = most[node[:-1]] if few else BEYOND * max(each.of_card for each in mine)
-        width, wide = (weighted_quantile(pooled[node], share) for share in (COVERAGE, WIDE))
+        below, above = _sides(pooled[node], skewed)
         rows["/".join(node) or ROOT] = BandRow(
-            _digits(width), _digits(wide), _digits(most[node]), len(mine), len(count)
+            _digits(below), _digits(above), _digits(most[node]), len(mine), len(count)
         )
     return rows
+
+
+def _sides(errors: Sequence[tuple[float, float]], skewed: bool) -> tuple[float, float]:
+    """How far a band reaches to each side: as far to both, unless the figure is known to err to one side."""
+    if not skewed:
+        both = weighted_quantile([(abs(value), weight) for value, weight in errors], COVERAGE)
+        return both, both
+    tail = 1 - (1 - COVERAGE) / 2
+    below, above = ([(max(0.0, sign * value), weight) for value, weight in errors] for sign in (-1, 1))
+    return weighted_quantile(below, tail), weighted_quantile(above, tail)
 
 
 def fit_weights(starts: Sequence[Start]) -> dict[str, BandRow]:
     """Shares of the weights' bytes; 0 where the class is exact."""
     kept = [(start, start.misses["weights"]) for start in starts if "weights" in start.misses]
     rows = fit_figure(
-        [Seen(s.of.weights_path, s.source, miss.size() / s.weights_bytes, miss.size() / s.total) for s, miss in kept]
+        [
+            Seen(s.of.weights_path, s.source, miss.truth_above / s.weights_bytes, abs(miss.truth_above) / s.total)
+            for s, miss in kept
+        ]
     )
     right: dict[str, list[bool]] = defaultdict(list)
     for start, miss in kept:
-        right["/".join(start.of.weights_path)].append(miss.size() <= EXACT_BYTES)
+        right["/".join(start.of.weights_path)].append(abs(miss.truth_above) <= EXACT_BYTES)
     for name, exactly in right.items():
         if len(exactly) >= FEW // 2 and sum(exactly) / len(exactly) >= EXACT_SHARE:
-            rows[name] = replace(rows[name], width=0.0)
+            rows[name] = replace(rows[name], below=0.0, above=0.0)
     return rows
 
 
@@ -231,9 +251,10 @@ def leave_sources_out(starts: Sequence[Start]) -> dict[str, list[Held]]:
             for figure in FIGURES:
                 if figure in start.misses:
                     of_rule = unit(figure, start, tables["weights"])
-                    half = half_band(tables[figure], start.of.path, of_rule, start.total)
-                    inside = start.misses[figure].size() <= half
-                    held[figure].append(Held(start, inside, 2 * half / start.total))
+                    rule = sum_band if figure == "kv_cache" else band
+                    below, above = rule(tables[figure], start.of.path, of_rule, start.total)
+                    inside = -below <= start.misses[figure].truth_above <= above
+                    held[figure].append(Held(start, inside, (below + above) / start.total))
     return held
 
 
@@ -263,7 +284,7 @@ def coverage_table(held: Sequence[Held], least: int = 10) -> dict[str, tuple[int
 
 def document(tables: Tables, starts: Sequence[Start]) -> dict[str, Any]:
     before = bands()
-    kept = {name: before[name] for name in ("about", "measured", "doubts")}
+    kept = {name: before[name] for name in ("about", "measured", "doubts", "unseen")}
     source = f"bench/fit_bands.py: {len(starts)} starts of {len({start.source for start in starts})} sources"
     rows = {
         figure: {name: {key: getattr(row, key) for key in row.__dataclass_fields__} for name, row in table.items()}
@@ -287,11 +308,13 @@ def main() -> None:
         print(f"\n{figure:34s} starts  inside  median width of the card")
         for name, (count, inside, width) in table.items():
             print(f"  {name:32s} {count:6d}  {inside:6.1%}  {width:6.2%}")
-        summary[figure] = {name: [count, round(inside, 3), round(width, 5)] for name, (count, inside, width) in table.items()}
+        summary[figure] = {
+            name: [count, round(inside, 3), round(width, 5)] for name, (count, inside, width) in table.items()
+        }
     tables = fit(starts)
-    print("\nweights: half band as a share of their bytes (0: exact)")
+    print("\nweights: band as a share of their bytes (0: exact)")
     for name, row in tables["weights"].items():
-        print(f"  {name or 'all':32s} {row.records:6d}  {row.width:.4%}")
+        print(f"  {name or 'all':32s} {row.records:6d}  -{row.below:.4%} +{row.above:.4%}")
     if args.write:
         BANDS.write_text(json.dumps(document(tables, starts), indent=1) + "\n")
         print(f"\nwrote {BANDS}")

@@ -27,7 +27,12 @@ _LABELS = {
     "activation": "activation peak",
     "peak_of_card": "peak use, of the card",
 }
-_BANDED_LABELS = {"kv_cache": "KV bytes", "weights": "weights", "activation": "activation peak", "non_torch": "non-torch"}
+_BANDED_LABELS = {
+    "kv_cache": "KV bytes",
+    "weights": "weights",
+    "activation": "activation peak",
+    "non_torch": "non-torch",
+}
 _EPILOG = """\
 DATA.jsonl holds one JSON object a start-up, either as published logs state it (model, gpu, vllm_version, flags,
 weights_gib, available_kv_gib, kv_tokens, outcome; facts of models that are not bundled in models.json beside it) or as
@@ -185,7 +190,9 @@ def _band_table(whole: ScoreSummary, by_class: dict[str, ScoreSummary]) -> list[
     rows = [["truth inside the 90 % band", "records", "inside", "median width, of the card"]]
     covered = [(_BANDED_LABELS[name], cover) for name, cover in whole.coverage.items()]
     covered += [
-        (f"KV bytes, {name}", part.coverage["kv_cache"]) for name, part in by_class.items() if "kv_cache" in part.coverage
+        (f"KV bytes, {name}", part.coverage["kv_cache"])
+        for name, part in by_class.items()
+        if "kv_cache" in part.coverage
     ]
     rows += [
         [name, str(cover.count), f"{cover.inside:.0%}", f"{cover.median_width_of_card:.2%}"] for name, cover in covered

@@ -21,12 +21,12 @@ ROOT = ""
 class BandRow:
     """What one class showed."""
 
-    width: float
-    """Half the 90 % band, in units of the figure's own scale (of the weights: in shares of their bytes)."""
-    wide: float
-    """The same for a part of this class that was never seen."""
+    below: float
+    """How far below the figure the 90 % band reaches, in units of the error that its own rule expects (of the weights:
+    in shares of their bytes)."""
+    above: float
     most: float
-    """Half a band is no more than this share of the card: half as much again as the largest error of the class."""
+    """Neither side is more than this share of the card: half as much again as the largest error of the class."""
     records: int
     sources: int
 
@@ -53,8 +53,21 @@ def row_at(rows: Mapping[str, BandRow], path: Sequence[str]) -> tuple[BandRow, b
     return rows[ROOT], not path
 
 
-def half_band(rows: Mapping[str, BandRow], path: Sequence[str], scale: float, total_bytes: int) -> int:
-    """Half the 90 % band in bytes, for a figure whose own rule expects an error of `scale` on a card of that size."""
-    row, seen = row_at(rows, path)
-    width = row.width if seen else max(row.width, row.wide)
-    return int(min(width * scale, row.most * total_bytes))
+def band(figure_rows: Mapping[str, BandRow], path: Sequence[str], scale: float, total_bytes: int) -> tuple[int, int]:
+    """The bytes below and above a figure that the 90 % band takes in, where the figure's own rule expects an error of
+    `scale`. A class that was never seen gets more than the class above it."""
+    row, seen = row_at(figure_rows, path)
+    factor = 1.0 if seen else float(bands()["unseen"]["factor"])
+    most = row.most * total_bytes * factor
+    return int(min(factor * row.below * scale, most)), int(min(factor * row.above * scale, most))
+
+
+def sum_band(
+    figure_rows: Mapping[str, BandRow], path: Sequence[str], scale: float, total_bytes: int
+) -> tuple[int, int]:
+    """The same for the whole sum; in a class that was never seen it is a share of the card at the least."""
+    below, above = band(figure_rows, path, scale, total_bytes)
+    if not scale or row_at(figure_rows, path)[1]:
+        return below, above
+    least = int(bands()["unseen"]["least_of_card"] * total_bytes)
+    return max(below, least), max(above, least)

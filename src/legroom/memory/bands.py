@@ -1,8 +1,8 @@
 """Error bands: how far off a figure may be, by what is known of the deployment's class.
 
-Every rule says how sure it is of its own figure. Real start-ups of the same class then say how far to believe that: each
-class has a factor on the rule's own error, such that nine starts in ten lie inside (`facts/data/bands.json`). The KV
-cache is what is left after all the parts, so its band is that of the whole sum, fitted as such.
+Every rule says how sure it is of its own figure. Real start-ups of the same class then say how far to believe that:
+each class has a factor on the rule's own error, such that nine starts in ten lie inside (`facts/data/bands.json`). The
+KV cache is what is left after all the parts, so its band is that of the whole sum, fitted as such.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from legroom.facts.bands import BandRow, bands, half_band, row_at, rows_of
+from legroom.facts.bands import BandRow, band, bands, row_at, rows_of, sum_band
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure
 from legroom.memory.activation.encoder import encoder_profile
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 _ADA = (8, 9)
 _CARDS = {6: "pascal", 7: "turing-volta", 8: "ampere", 9: "hopper", 10: "blackwell", 11: "blackwell", 12: "blackwell"}
 """Families by the first number of their compute capability."""
-_LEAST_HALF_BYTES = 4 * MIB
-"""The least half band of weights that are not exact."""
+_LEAST_BYTES = 4 * MIB
+"""The least to each side of weights that are not exact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +101,18 @@ def banded(figure: str, value: Figure, of: BandClass, settings: EngineSettings, 
         return _banded_weights(value, of, gpu)
     if value.kind == "exact":
         return value
-    return _widened(value, half_band(rows_of(figure), of.path, scale(value, settings), gpu.total_bytes))
+    return _widened(value, *band(rows_of(figure), of.path, scale(value, settings), gpu.total_bytes))
 
 
-def _widened(value: Figure, half: int) -> Figure:
-    """The figure with a band of `half` on each side: no part is less than nothing."""
-    return replace(value, kind="estimated", low=min(value.bytes, max(0, value.bytes - half)), high=value.bytes + half)
+def _widened(value: Figure, below: int, above: int) -> Figure:
+    """The figure with this band: no part is less than nothing."""
+    low = min(value.bytes, max(0, value.bytes - below))
+    return replace(value, kind="estimated", low=low, high=value.bytes + above)
 
 
-def kv_half_band(parts: Sequence[Figure], of: BandClass, settings: EngineSettings, gpu: Gpu) -> int:
-    """Half the band of what is left of the budget: one width for the whole sum, not the sum of the parts' worst."""
-    return half_band(rows_of("kv_cache"), of.path, kv_scale(parts, settings, gpu), gpu.total_bytes)
+def kv_band(parts: Sequence[Figure], of: BandClass, settings: EngineSettings, gpu: Gpu) -> tuple[int, int]:
+    """Bytes below and above what is left of the budget: one band for the whole sum, not the sum of the parts' worst."""
+    return sum_band(rows_of("kv_cache"), of.path, kv_scale(parts, settings, gpu), gpu.total_bytes)
 
 
 def kv_scale(parts: Sequence[Figure], settings: EngineSettings, gpu: Gpu) -> float:
@@ -120,8 +121,8 @@ def kv_scale(parts: Sequence[Figure], settings: EngineSettings, gpu: Gpu) -> flo
         return 0.0
     weights, *others = parts
     total = (gpu.total_high_bytes - gpu.total_low_bytes) / 2 * settings.gpu_memory_utilization
-    half = weights.high - weights.bytes
-    return math.sqrt(half * half + total * total + sum(scale(part, settings) ** 2 for part in others))
+    of_weights = (weights.high - weights.low) / 2
+    return math.sqrt(of_weights**2 + total**2 + sum(scale(part, settings) ** 2 for part in others))
 
 
 def scale(value: Figure, settings: EngineSettings) -> float:
@@ -141,10 +142,10 @@ def _doubt(label: str, size: int, settings: EngineSettings) -> float:
 
 
 def _banded_weights(value: Figure, of: BandClass, gpu: Gpu) -> Figure:
-    half = half_band(rows_of("weights"), of.weights_path, value.bytes, gpu.total_bytes)
-    if value.kind == "exact" and not half:
+    below, above = band(rows_of("weights"), of.weights_path, value.bytes, gpu.total_bytes)
+    if value.kind == "exact" and not below + above:
         return value
-    return _widened(value, max(half, _LEAST_HALF_BYTES))
+    return _widened(value, max(below, _LEAST_BYTES), max(above, _LEAST_BYTES))
 
 
 def evidence(of: BandClass) -> tuple[BandRow, bool]:

@@ -10,7 +10,7 @@ from legroom.facts.releases import release as known_release
 from legroom.figures import Certainty, Figure, Term, exact, measured
 from legroom.memory import checks
 from legroom.memory.activation.peak import activation, activation_cold
-from legroom.memory.bands import band_class, banded, kv_half_band
+from legroom.memory.bands import band_class, banded, kv_band
 from legroom.memory.graphs import graph_bytes, graph_estimate
 from legroom.memory.kv.plan import KvPlan, kv_plan
 from legroom.memory.layout import Layout
@@ -59,10 +59,15 @@ def deployment_memory(
     settings: EngineSettings,
     seen: Measurements | None = None,
     held_by_others_bytes: int = 0,
+    *,
+    cold: bool = False,
 ) -> DeploymentMemory:
-    """Run vLLM's accounting forward for every pipeline stage, then its checks in its order."""
+    """Run vLLM's accounting forward for every pipeline stage, then its checks in its order.
+
+    `cold`: on a first start, with an empty compile cache.
+    """
     ranks = tuple(
-        stage_layout(model, gpu, settings, stage, seen or Measurements(), held_by_others_bytes)
+        stage_layout(model, gpu, settings, stage, seen or Measurements(), held_by_others_bytes, cold=cold)
         for stage in range(settings.pipeline_parallel_size)
     )
     kv = kv_plan(model, settings, gpu, [rank.kv_cache.bytes for rank in ranks])
@@ -84,7 +89,7 @@ def stage_layout(
     *,
     cold: bool = False,
 ) -> Layout:
-    """One pipeline stage; its tensor-parallel ranks are alike. `cold`: with an empty compile cache."""
+    """One pipeline stage; its tensor-parallel ranks are alike."""
     profile_run = activation_cold if cold else activation
     layout = Layout(
         gpu.total_bytes,
@@ -107,10 +112,10 @@ def _with_bands(layout: Layout, model: Model, gpu: Gpu, settings: EngineSettings
     rules = (layout.weights, layout.activation, layout.cuda_graph, layout.non_torch)
     names = ("weights", "activation", "cuda_graph", "non_torch")
     parts = tuple(banded(name, part, of, settings, gpu) for name, part in zip(names, rules, strict=True))
-    half = kv_half_band((parts[0], *rules[1:]), of, settings, gpu)
+    left = kv_band((parts[0], *rules[1:]), of, settings, gpu)
     return replace(
         layout, weights=parts[0], activation=parts[1], cuda_graph=parts[2], non_torch=parts[3],
-        kv_cache=kv_cache_figure(layout.budget_bytes, parts, half, settings),
+        kv_cache=kv_cache_figure(layout.budget_bytes, parts, left, settings),
         outside=banded("outside", layout.outside, of, settings, gpu),
     )  # fmt: skip
 
@@ -121,7 +126,7 @@ def budget_bytes(gpu: Gpu, settings: EngineSettings) -> int:
     return math.ceil(budget) if known_release(settings.release).at_least("0.14.0") else int(budget)
 
 
-def kv_cache_figure(budget: int, parts: tuple[Figure, ...], half_band: int, settings: EngineSettings) -> Figure:
+def kv_cache_figure(budget: int, parts: tuple[Figure, ...], band: tuple[int, int], settings: EngineSettings) -> Figure:
     """What the release leaves for the KV cache: the rest of the budget, or the bytes that were asked for."""
     if settings.kv_cache_memory_bytes is not None:
         return exact(settings.kv_cache_memory_bytes, "kv_cache_memory_bytes", "as given; utilization is ignored")
@@ -131,7 +136,7 @@ def kv_cache_figure(budget: int, parts: tuple[Figure, ...], half_band: int, sett
     names = ("weights", "activation peak", "CUDA-graph estimate", "non-torch")
     counted = (Term(name, -part.bytes) for name, part in zip(names, parts, strict=True))
     terms = (Term("budget", budget, "utilization x total"), *counted)
-    return Figure(left, kind, left - half_band, left + half_band, terms)
+    return Figure(left, kind, left - band[0], left + band[1], terms)
 
 
 def _seen(bytes_: int | None, otherwise: Figure, seen: Measurements | None) -> Figure:

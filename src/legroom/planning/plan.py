@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from legroom.errors import LegroomError
 from legroom.facts.gpus import gpu
-from legroom.memory.activation.peak import activation_cold
-from legroom.memory.checks import first_failure
-from legroom.memory.deployment import DeploymentMemory, Measurements, deployment_memory, stage_layout
+from legroom.memory.deployment import DeploymentMemory, Measurements, deployment_memory
 from legroom.memory.kv.plan import kv_plan
 from legroom.memory.overhead import held_at_start
 from legroom.records import dataclass
@@ -172,28 +170,14 @@ def try_flags(start: Plan, flags: Mapping[str, Any]) -> Plan | None:
 
 def cold_start(warm: Plan) -> Plan:
     """The same deployment with an empty compile cache; the plan itself where that makes no difference."""
-    ranks = tuple(_cold(warm, rank) for rank in warm.memory.ranks)
-    if ranks == warm.memory.ranks:
+    target, settings = warm.target, warm.settings
+    held_by_others = target.held_by_others_bytes
+    memory = deployment_memory(target.model, target.gpu, settings, target.seen, held_by_others, cold=True)
+    pairs = zip(memory.ranks, warm.memory.ranks, strict=True)
+    if all(first.activation.bytes <= later.activation.bytes for first, later in pairs):
         return warm
-    model, gpu, settings = warm.target.model, warm.target.gpu, warm.settings
-    kv = kv_plan(model, settings, gpu, [rank.kv_cache.bytes for rank in ranks])
-    held_by_others = warm.target.held_by_others_bytes
-    failure = first_failure(ranks, kv, warm.memory.graphs, settings, gpu=gpu, held_by_others_bytes=held_by_others)
-    memory = DeploymentMemory(ranks, kv, warm.memory.graphs, failure)
-    answer, reason = verdict(model, gpu, settings, memory)
+    answer, reason = verdict(target.model, target.gpu, settings, memory)
     return replace(warm, memory=memory, verdict=answer, reason=reason)
-
-
-def _cold(warm: Plan, rank: Layout) -> Layout:
-    if rank.activation.kind == "measured":
-        return rank
-    first = activation_cold(warm.target.model, warm.settings, warm.target.gpu, rank.rank)
-    if first.bytes <= rank.activation.bytes:
-        return rank
-    return stage_layout(
-        warm.target.model, warm.target.gpu, warm.settings, rank.rank, warm.target.seen or Measurements(),
-        warm.target.held_by_others_bytes, cold=True,
-    )  # fmt: skip
 
 
 def ready_command(plan: Plan) -> list[str]:

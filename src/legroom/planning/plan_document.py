@@ -283,7 +283,9 @@ def replan(document: PlanDocument) -> Plan:
     if not (document.vllm and document.command and document.gpu.total_bytes):
         raise LegroomError("the plan is no document of `legroom plan --json`", HOW_TO_WRITE_ONE)
     args = parse_flags(document.command, document.release).args
-    card = with_total(gpu(document.gpu.name), document.gpu.total_bytes)
+    card = gpu(document.gpu.name)
+    if card.total_bytes != document.gpu.total_bytes:
+        card = with_total(card, document.gpu.total_bytes)
     return plan(Target(served_model(args), card, document.gpu.count, document.release), args)
 
 

@@ -51,7 +51,7 @@ def _words(name: str, value: Any) -> list[str]:
 
 _BOOKKEEPING = frozenset({"source", "base", "num_parameters", "notes", "weight_quantization", "config"})
 UNSCORED_SOURCES = ("deduced", "assumed")
-"""How the source of such facts begins. Facts that were fitted to a log or guessed; predicting from them would prove nothing."""
+"""How the source begins of facts that were fitted to a log or guessed; predicting from them would prove nothing."""
 
 _PER_TOKEN = {"num_bits": 8, "symmetric": True, "strategy": "token", "dynamic": True}
 _GROUP_SIZE = 128

@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 
 MEASURES = ("weights", "kv", "kv_of_card", "tokens_per_byte", "activation", "peak_of_card")
 GROUPS = ("class", "family", "gpu", "release", "quantization")
-BANDED = {"kv_cache": "kv_bytes", "weights": "weights_bytes", "activation": "activation_bytes", "non_torch": "non_torch_bytes"}
+BANDED = {
+    "kv_cache": "kv_bytes",
+    "weights": "weights_bytes",
+    "activation": "activation_bytes",
+    "non_torch": "non_torch_bytes",
+}
 """Figures whose bands are checked, and where the truth of each stands."""
 SMALLEST_KV_BYTES = GIB // 2
 """Below half a GiB the rounding of the log is a large share of the cache, so its error says little."""
@@ -167,9 +172,7 @@ def predict(case: ScoredStart) -> Result:
         right = case.printed.started == (planned.verdict != "does_not_fit")
     failure = planned.memory.failure.id if planned.memory.failure else ""
     of = band_class(planned.target.model, planned.settings, planned.target.gpu).name
-    return Result(
-        case, errors_of(case.printed, planned), bands_of(case.printed, planned), of, right, failure, planned
-    )
+    return Result(case, errors_of(case.printed, planned), bands_of(case.printed, planned), of, right, failure, planned)
 
 
 def errors_of(printed: Printed, planned: Plan) -> dict[str, float]:
