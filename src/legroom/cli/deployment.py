@@ -132,11 +132,7 @@ def _source(args: argparse.Namespace, asked: Release | None) -> Deployment | Non
         return None
     import shlex
 
-    from legroom.deployments.deployment import (
-        deployment_from_command,
-        deployment_from_file,
-        deployment_from_python,
-    )
+    from legroom.deployments.deployment import deployment_from_command, deployment_from_file, deployment_from_python
 
     if args.file:
         return deployment_from_file(args.file, asked)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from legroom.facts.bands import BandRow, band, bands, row_at, rows_of, sum_band
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure
-from legroom.memory.activation.encoder import encoder_profile
+from legroom.memory.activation.encoder.profile import encoder_profile
 from legroom.records import dataclass
 from legroom.units import MIB
 
@@ -73,7 +73,7 @@ def band_class(model: Model, settings: EngineSettings, gpu: Gpu) -> BandClass:
     measured = card == bands()["measured"]["card"] and settings.release in releases
     return BandClass(
         measured and not several,
-        bool(model.modalities) and encoder_profile(model, settings) is not None,
+        bool(model.modalities) and encoder_profile(model, settings, gpu) is not None,
         several,
         card,
         settings.release,

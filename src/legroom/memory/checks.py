@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from legroom.facts.releases import release as known_release
 from legroom.memory.layout import Failure
 from legroom.memory.overhead import held_at_start
+from legroom.memory.unified import loader_bytes
 from legroom.units import GIB, gib
 
 if TYPE_CHECKING:
@@ -64,9 +65,10 @@ def _free_at_start(rank: Layout, free: int, settings: EngineSettings, gpu: Gpu) 
 
 
 def _weights_load(rank: Layout, free: int, gpu: Gpu) -> Failure | None:
-    if rank.weights.bytes <= free:
+    needed = rank.weights.bytes + loader_bytes(gpu, rank.weights.bytes)
+    if needed <= free:
         return None
-    return Failure("weights_too_big", _oom(gpu, "while loading the weights"), rank.weights.bytes, free)
+    return Failure("weights_too_big", _oom(gpu, "while loading the weights"), needed, free)
 
 
 def _profile_run(rank: Layout, free: int, gpu: Gpu) -> Failure | None:

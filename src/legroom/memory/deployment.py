@@ -15,6 +15,7 @@ from legroom.memory.graphs import graph_bytes, graph_estimate
 from legroom.memory.kv.plan import KvPlan, kv_plan
 from legroom.memory.layout import Layout
 from legroom.memory.overhead import non_torch, outside
+from legroom.memory.unified import reserve_bytes
 from legroom.memory.weights.loaded import weights
 from legroom.records import dataclass
 
@@ -102,6 +103,7 @@ def stage_layout(
         outside=outside(model, settings, gpu, stage),
         rank=stage,
         held_by_others_bytes=held_by_others_bytes,
+        reserve_bytes=reserve_bytes(gpu),
     )
     return _with_bands(layout, model, gpu, settings)
 

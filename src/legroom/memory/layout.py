@@ -40,6 +40,8 @@ class Layout:
     rank: int = 0
     held_by_others_bytes: int = 0
     """What other processes hold of the card."""
+    reserve_bytes: int = 0
+    """What must stay free of a memory that the host shares."""
 
     @property
     def peak_used_bytes(self) -> int:

@@ -10,6 +10,7 @@ from legroom.facts.gpus import gpu
 from legroom.memory.deployment import DeploymentMemory, Measurements, deployment_memory
 from legroom.memory.kv.plan import kv_plan
 from legroom.memory.overhead import held_at_start
+from legroom.memory.unified import host_note
 from legroom.records import dataclass
 from legroom.units import human_bytes
 from legroom.vllm.command_line import command
@@ -44,7 +45,8 @@ def verdict(model: Model, gpu: Gpu, settings: EngineSettings, memory: Deployment
         return "does_not_fit", memory.failure.id
     over = [rank for rank in memory.ranks if headroom_left(rank, 0.0) < 0]
     if over:
-        return "tight", f"the card runs {human_bytes(-headroom_left(over[0], 0.0))} over at its peak"
+        what = "the machine, whose memory this is," if gpu.unified else "the card"
+        return "tight", f"{what} runs {human_bytes(-headroom_left(over[0], 0.0))} over at its peak"
     pessimistic = [rank.kv_cache.low for rank in memory.ranks]
     if kv_plan(model, settings, gpu, pessimistic).failure:
         return "tight", "at the low end of the error band the KV cache is too small"
@@ -65,6 +67,9 @@ def _out_of_memory_in_band(rank: Layout, memory: DeploymentMemory, settings: Eng
         return "at the high end of the error band the profile run does not fit on the card"
     if counted + max(rank.kv_cache.bytes, 0) + memory.graphs.high > free:
         return "at the high end of the error band there is no room to capture CUDA graphs"
+    if headroom_left(rank, 1.0) < 0 and gpu.unified:
+        left = human_bytes(headroom_left(rank, 0.0))
+        return f"CPU and GPU share this memory, and {left} left at the peak is too little for the system"
     if headroom_left(rank, 1.0) < 0:
         return "at the high end of the error band the card runs over at its peak"
     return ""
@@ -73,9 +78,10 @@ def _out_of_memory_in_band(rank: Layout, memory: DeploymentMemory, settings: Eng
 def headroom_left(layout: Layout, band_kept: float) -> int:
     """Bytes left of the card at its peak after holding back a share of what could be worse.
 
-    The KV pool shrinks by what the counted parts grow, so only what is outside the budget adds to the peak.
+    The KV pool shrinks by what the counted parts grow, so only what is outside the budget adds to the peak, and on a
+    memory that the host shares its reserve.
     """
-    worse = layout.outside.high - layout.outside.bytes
+    worse = layout.outside.high - layout.outside.bytes + layout.reserve_bytes
     return layout.headroom_bytes - int(worse * band_kept)
 
 
@@ -145,7 +151,8 @@ def plan(target: Target, args: ServeArgs) -> Plan:
     if settings.auto_fit_len and memory.kv.max_model_len != settings.max_model_len:
         settings = replace(settings, max_model_len=memory.kv.max_model_len)
     answer, reason = verdict(target.model, target.gpu, settings, memory)
-    notes = (*(note for note in (target.release.note, target.gpu.note) if note), *settings.notes)
+    told = (target.release.note, target.gpu.note, host_note(settings, target.gpu))
+    notes = (*(note for note in told if note), *settings.notes)
     made = Plan(target, args, settings, memory, answer, reason, notes=notes)
     return _holding_at_first(made) if answer == "fits" else made
 

@@ -126,7 +126,7 @@ def _from_log(log: str, hints: Hints) -> RestartCommand | None:
     from legroom.diagnosis.reader import pieces_of_file  # noqa: PLC0415
 
     reading = read_log(pieces_of_file(log), log, hints)
-    findings = reading.runs[0].findings if reading.runs else ()
+    findings = reading.runs[0].proven_findings if reading.runs else ()
     for finding in findings:
         for fix in finding.fixes:
             if fix.command:
@@ -140,11 +140,7 @@ def _with_room(crashed: Crashed) -> RestartCommand:
     from legroom.drawing.text import plural  # noqa: PLC0415
     from legroom.facts.releases import release as known_release  # noqa: PLC0415
     from legroom.planning.advice import with_advice  # noqa: PLC0415
-    from legroom.planning.plan import (  # noqa: PLC0415
-        plan,
-        plan_on_named_card,
-        ready_command,
-    )
+    from legroom.planning.plan import plan, plan_on_named_card, ready_command  # noqa: PLC0415
 
     assert crashed.command is not None
     meant = deployment_from_command(crashed.command, known_release(crashed.vllm) if crashed.vllm else None)

@@ -92,11 +92,14 @@ def device_defaults(gpu: Gpu, release: Release, usage: Usage) -> tuple[int, int]
     name = gpu.name.lower()
     if release.before("0.7.0"):
         return (8192 if offline else 2048), 256
-    if release.before("0.8.5"):
+    if gpu.unified and gpu.vendor == "nvidia":
+        # NVML knows no total there, so vLLM falls back on the defaults of a small card.
+        large = False
+    elif release.before("0.8.5"):
         large = "h100" in name or "h200" in name
     else:
         large = gpu.total_bytes >= 70 * GIB and (release.before("0.9.0") or "a100" not in name)
-    huge = release.at_least("0.28.0") and gpu.total_bytes >= 160 * GIB
+    huge = release.at_least("0.28.0") and gpu.total_bytes >= 160 * GIB and not gpu.unified
     if huge:
         tokens = 16384
     elif large:

@@ -39,8 +39,9 @@ _WITHOUT_STEP_SIZE = Inputs(*_NO_PART, "max_num_batched_tokens")
 
 def weights(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
     """The bytes of the weights on one rank of a stage, with their working."""
-    # Only LoRA's and a sparse indexer's buffers are as large as a step.
-    stepwise = settings.given.enable_lora or "index_topk" in model.config
+    # Only the buffers of LoRA, a sparse indexer and DeepStack are as large as a step.
+    tapped = any(modality.buffer_levels for modality in model.modalities)
+    stepwise = settings.given.enable_lora or "index_topk" in model.config or tapped
     inputs = _WITH_STEP_SIZE if stepwise else _WITHOUT_STEP_SIZE
     return cached(_weights, model, settings, _like(gpu.vendor, gpu.compute_capability), pp_rank, inputs)
 

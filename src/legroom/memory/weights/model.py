@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from legroom.facts.anatomy import Anatomy, anatomy
 from legroom.facts.attention import LatentAttention, Mixer, attending, with_kv_heads
 from legroom.facts.config.quantization import online_quantization
-from legroom.facts.model import Experts, Layer, Model
+from legroom.facts.model import Experts, Layer, Linear, Modality, Model
 from legroom.facts.releases import release as known_release
 from legroom.memory.stages import stage_range
 from legroom.memory.weights.draft import draft_modules, draft_settings
@@ -23,7 +23,7 @@ from legroom.memory.weights.storage import Storage, StorageContext, storage
 from legroom.records import dataclass
 from legroom.units import cdiv, round_up
 from legroom.vllm.speculation import draft_method, predicts_itself
-from legroom.vllm.traits import builds_encoders, is_pooling
+from legroom.vllm.traits import builds_encoders, is_pooling, replicates_encoders
 
 if TYPE_CHECKING:
     from legroom.facts.model import Quantization
@@ -167,7 +167,7 @@ def _draft(build: _Build) -> Iterator[StoredModule]:
 def _base(build: _Build, stage: range) -> Iterator[StoredModule]:
     context = build.context
     if builds_encoders(build.settings.given, build.model, known_release(build.settings.release)):
-        for module in _encoders(build.model, build.ranks.tensor):
+        for module in _encoders(build):
             yield StoredModule(module, storage(module, None, context))
     for module in _encoder(build):
         yield StoredModule(module, storage(module, build.schemes.of(module, 0), context))
@@ -179,15 +179,37 @@ def _base(build: _Build, stage: range) -> Iterator[StoredModule]:
         yield StoredModule(module, storage(module, scheme, context))
 
 
-def _encoders(model: Model, tp: int) -> Iterator[Module]:
-    """vLLM builds encoders on every stage, their blocks split like a decoder's."""
-    for encoder in model.modalities:
-        for weight in encoder.weights:
-            outputs = cdiv(weight.outputs, tp) if weight.split == "out" else weight.outputs
-            inputs = cdiv(weight.inputs, tp) if weight.split == "in" else weight.inputs
-            module = Module("encoder", weight.name, outputs, inputs, weight.bias, dtype=weight.dtype)
-            for _ in range(weight.count):
-                yield module
+def _encoders(build: _Build) -> Iterator[Module]:
+    """vLLM builds encoders on every stage, split like a decoder's unless each rank has them whole."""
+    settings = build.settings
+    ranks = 1 if replicates_encoders(settings.given) else build.ranks.tensor
+    for encoder in build.model.modalities:
+        for weight in _by_block(encoder):
+            outputs = cdiv(weight.outputs, ranks) if weight.split == "out" else weight.outputs
+            inputs = cdiv(weight.inputs, ranks) if weight.split == "in" else weight.inputs
+            part = "buffers" if weight.name == "rotary_table" else "encoder"
+            yield Module(part, weight.name, outputs, inputs, weight.bias, dtype=weight.dtype)
+        for _ in range(encoder.buffer_levels):
+            yield Module("buffers", "deepstack_input_embeds", settings.max_num_batched_tokens, build.model.hidden_size)
+
+
+def _by_block(encoder: Modality) -> Iterator[Linear]:
+    """Every weight once, those of the blocks in the order of the blocks: it decides how the allocator packs them."""
+    repeated: list[Linear] = []
+
+    def blocks() -> Iterator[Linear]:
+        for _ in range(encoder.num_layers):
+            for weight in repeated:
+                yield from [weight] * (weight.count // encoder.num_layers)
+        repeated.clear()
+
+    for weight in encoder.weights:
+        if encoder.num_layers > 1 and weight.count % encoder.num_layers == 0:
+            repeated.append(weight)
+            continue
+        yield from blocks()
+        yield from [weight] * weight.count
+    yield from blocks()
 
 
 def _encoder(build: _Build) -> Iterator[Module]:

@@ -37,6 +37,7 @@ class TorchAllocator:
     max_split_bytes: int | None = None
     expandable: bool = False
     allocated_bytes: int = 0
+    reserved_bytes: int = 0
     _free: list[tuple[int, int, int]] = field(default_factory=list)
     """(size, segment, offset), sorted: the best fit is the first that is large enough."""
     _segments: int = 0
@@ -85,4 +86,5 @@ class TorchAllocator:
     def _new_segment(self, size: int) -> tuple[int, int, int]:
         self._segments += 1
         length = _LARGE_SEGMENT if size < _LARGE_FROM else round_up(size, _LARGE_STEP)
+        self.reserved_bytes += length
         return length, self._segments, 0
