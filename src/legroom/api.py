@@ -52,6 +52,8 @@ class Machine:
     """Total of one GPU, in place of the one in the facts."""
     used: str | None = None
     """What other processes hold of one GPU."""
+    host_memory: str | None = None
+    """What the server may use of its host's memory; None: no limit is known."""
 
 
 @dataclass(frozen=True)
@@ -250,7 +252,7 @@ def size(
     context: int | str = 4096,
     concurrency: float = 1,
     gpus: Sequence[str] | str | None = None,
-    max_gpus: int = 8,
+    max_gpus: int = 32,
     vllm: str | None = None,
     policy: Policy = "balanced",
     env: Mapping[str, str] | None = None,
@@ -356,7 +358,15 @@ def make_target(args: ServeArgs, release: Release, machine: Machine) -> Target:
     number = machine.gpus if machine.gpus is not None else max(args.gpus_needed, 1)
     if number < 1:
         raise LegroomError(f"{number} GPUs cannot serve a model", "say --gpus 1 or more")
-    return Target(served_model(args), card, number, release, held_by_others_bytes=used)
+    return Target(
+        served_model(args),
+        card,
+        number,
+        release,
+        held_by_others_bytes=used,
+        host_limit_bytes=parse_bytes(machine.host_memory, "--host-memory") if machine.host_memory else None,
+        gpus_given=machine.gpus is not None,
+    )
 
 
 def with_measured_total(card: Gpu) -> Gpu:

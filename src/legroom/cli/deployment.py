@@ -60,6 +60,8 @@ class RequestedDeployment:
     release: Release
     gpu_count: int | None = None
     """What a manifest or a container line says."""
+    memory_limit_bytes: int | None = None
+    """The host memory that a manifest or a container line allows."""
     notes: tuple[str, ...] = ()
     secret_names: tuple[str, ...] = ()
     """Variables with a key or a token that a line or a file gives the server."""
@@ -102,9 +104,15 @@ def requested(args: argparse.Namespace, environ: Mapping[str, str] | None = None
     env = {**server_env(os.environ if environ is None else environ), **server_args.env}
     notes = (*(source.notes if source else ()), *(problem.message for problem in problems))
     if source is None:
-        return RequestedDeployment(replace(server_args, env=env), release, None, notes)
+        return RequestedDeployment(replace(server_args, env=env), release, notes=notes)
     return RequestedDeployment(
-        replace(server_args, env=env), release, source.gpu_count, notes, source.secret_names, source.given_env
+        replace(server_args, env=env),
+        release,
+        gpu_count=source.gpu_count,
+        memory_limit_bytes=source.memory_limit_bytes,
+        notes=notes,
+        secret_names=source.secret_names,
+        given_env=source.given_env,
     )
 
 
@@ -117,7 +125,9 @@ def machine(args: argparse.Namespace, meant: RequestedDeployment) -> Machine:
             "which GPU?", "say --gpu h100, a100-80gb, l40s, a10g, l4, rtx4090 ..., or a size such as --gpu 24GiB"
         )
     number = count_of(args.gpus, "--gpus")
-    return Machine(args.gpu, meant.gpu_count if number is None else number, args.gpu_memory, args.gpu_used)
+    host_memory = getattr(args, "host_memory", None) or (str(meant.memory_limit_bytes or "") or None)
+    gpus = meant.gpu_count if number is None else number
+    return Machine(args.gpu, gpus, args.gpu_memory, args.gpu_used, host_memory)
 
 
 def _source(args: argparse.Namespace, asked: Release | None) -> Deployment | None:

@@ -45,7 +45,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--concurrency", metavar="N", default="1", help="requests of that length at once (default: 1)")
     parser.add_argument("--gpu", metavar="NAMES", help="GPUs to try: h100,l4 or `all` (default: the usual ones)")
-    parser.add_argument("--max-gpus", metavar="N", default="8", help="the most of one GPU to try (default: 8)")
+    parser.add_argument("--max-gpus", metavar="N", default="32", help="the most of one GPU to try (default: 32)")
     parser.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
     parser.add_argument("--policy", choices=("safe", "balanced", "tight"), default="balanced",
                         help="how much of the error band to keep as headroom (default: balanced)")  # fmt: skip
@@ -101,4 +101,4 @@ def _wish(args: argparse.Namespace) -> Wish:
     context, concurrency = parse_length(args.context, "--context"), parse_count(args.concurrency, "--concurrency")
     if context < 1 or concurrency < 1:
         raise LegroomError("a context and a concurrency are at least 1", "write it like --context 4k --concurrency 16")
-    return Wish(context, float(concurrency), counts_up_to(count_of(args.max_gpus, "--max-gpus") or 8), args.policy)
+    return Wish(context, float(concurrency), counts_up_to(count_of(args.max_gpus, "--max-gpus") or 32), args.policy)

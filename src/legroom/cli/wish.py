@@ -77,15 +77,10 @@ def _wish(args: argparse.Namespace, serve_args: ServeArgs, target: Target, most:
 
 
 def with_variants(target: Target, serve_args: ServeArgs) -> list[Target]:
-    """The model, and the quantized checkpoints known of it unless the user named a quantization."""
-    from legroom.facts.models import from_bundled, variants
-    from legroom.vllm.served_model import config_overrides
+    """The model, and the quantized checkpoints of it that the card runs unless the user named a quantization."""
+    from legroom.planning.checkpoints import quantized_checkpoints
 
-    if serve_args.quantization or target.model.quantization or not target.model.source.startswith("bundled"):
-        return [target]
-    changes = config_overrides(serve_args)
-    others = (from_bundled(variant, overrides=changes) for variant in variants(target.model.name))
-    return [target, *(replace(target, model=replace(other, draft=target.model.draft)) for other in others)]
+    return [target, *(replace(target, model=model) for model in quantized_checkpoints(target, serve_args))]
 
 
 def used_only(plan: Plan) -> Plan:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from legroom.deployments.containers import docker_bytes
 from legroom.deployments.env_file import variables_of
 from legroom.deployments.kubernetes import number, servers
 from legroom.deployments.server_words import expand
@@ -105,6 +106,9 @@ def _service(name: str, service: Node, services: Node, beside: _Beside) -> Itera
         servers(service, image, entry, given, env, "compose"),
         lambda server: replace(
             server, image=image, in_container=True, shm=shm, gpus=_compose_cards(service),
+            memory_limit_bytes=docker_bytes(
+                service.text("deploy", "resources", "limits", "memory") or service.text("mem_limit")
+            ),
             start_limit=_health_limit(service), stop_limit=_stop_limit(service), read_as=f"compose service {name}",
         ),
     )  # fmt: skip

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 
 from legroom.deployments.server_words import ASSIGNMENT, basename
 from legroom.deployments.shell.scan import Word
+from legroom.errors import LegroomError
 from legroom.facts.flags import flag_name
 from legroom.facts.releases import known_releases
 from legroom.records import dataclass
+from legroom.units import parse_bytes
 
 _SWITCHES = {
     "--detach", "--interactive", "--tty", "--rm", "--privileged", "--init", "--read-only", "--publish-all",
@@ -39,6 +41,7 @@ class ContainerRun:
     shm: str | None
     """The size of /dev/shm, `host`, `mounted`, or None where nothing is said."""
     stop_timeout: Word | None
+    memory_limit_bytes: int | None = None
 
 
 def container_run(words: tuple[Word, ...]) -> ContainerRun | None:
@@ -71,7 +74,22 @@ def container_run(words: tuple[Word, ...]) -> ContainerRun | None:
         gpu_count(gpus.text) if gpus else None,
         shm.text if shm else "host" if ipc and ipc.text == "host" else "mounted" if mounts_shm else None,
         options.get("--stop-timeout"),
+        docker_bytes(memory.text) if (memory := options.get("--memory") or options.get("-m")) else None,
     )
+
+
+def bytes_of(text: str) -> int | None:
+    """A size as Kubernetes writes it (`16Gi`, `16G`); None where it is none, such as a template's."""
+    try:
+        return parse_bytes(text)
+    except LegroomError:
+        return None
+
+
+def docker_bytes(text: str) -> int | None:
+    """`16g` as docker and compose mean it: powers of 1024, whatever the case of the letters."""
+    word = text.strip().lower().removesuffix("b").removesuffix("i")
+    return bytes_of(f"{word}i" if word[-1:] in ("k", "m", "g", "t") else word)
 
 
 def _option(words: tuple[Word, ...], i: int) -> tuple[str, Word | None, int]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from legroom.deployments.containers import image_words, serves_vllm
+from legroom.deployments.containers import bytes_of, image_words, serves_vllm
 from legroom.deployments.server_words import expand, server_start
 from legroom.deployments.shell.scan import Word, placed_env
 from legroom.deployments.shell.script import script_subjects
@@ -124,6 +124,7 @@ def _container(container: Node, pod: Node) -> Iterator[StartedServer | Invoked]:
         servers(container, image, entry, given, env, "kubernetes"),
         lambda server: replace(
             server, image=image, in_container=True, shm=_pod_shm(container, pod), gpus=_cards(container),
+            memory_limit_bytes=bytes_of(container.text("resources", "limits", "memory")),
             start_limit=_start_limit(container), stop_limit=_grace(container, pod),
         ),
     )  # fmt: skip

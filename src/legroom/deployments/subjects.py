@@ -53,6 +53,8 @@ class StartedServer:
     """What the file says about /dev/shm: a size, `host`, or None where it says nothing."""
     gpus: int | None = None
     """How many GPUs the file gives it."""
+    memory_limit_bytes: int | None = None
+    """How much of the host's memory the file lets it use."""
     start_limit: At | None = None
     """Seconds after which the file calls a start dead; None where nothing limits it or it is not known."""
     stop_limit: At | None = None

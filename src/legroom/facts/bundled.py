@@ -22,6 +22,8 @@ from legroom.records import dataclass
 FOLDER = Path(__file__).with_name("data") / "models"
 _ROLES = frozenset({"instruct", "it", "chat", "base", "hf", "pt"})
 _PLAIN = ("bf16", "fp16")
+_SIZE = re.compile(r"a?\d+(\.\d+)?[bm]")
+"""8b, 0.6b, 135m, and the active parameters of a30b-a3b."""
 _DATE_DIGITS = 4
 """DeepSeek-V3-0324, Qwen3-4B-2507."""
 
@@ -63,24 +65,90 @@ def variants(name: str) -> tuple[Bundled, ...]:
     """The quantized checkpoints known of a bundled model, the model itself left out.
 
     One entry covers checkpoints of one size (Llama 3.1 and 3.3, Qwen2.5 and its Coder); only those made from the named
-    model are listed. A name without a role means its instruct checkpoints too.
+    model are listed. A Hub id names one checkpoint: a base model's variants are base, a chat model's are chat. A short
+    name such as `llama-3.1-8b` leaves that open.
     """
     bundled = find(name)
     if bundled is None:
         return ()
     root = bundled.base or bundled.name
+    meant, any_role = (name, False) if "/" in name else (title(bundled, name), True)
     others = (_bundled(key) for key, entry in _entries().items() if entry.get("base") == root and key != bundled.name)
-    kin = (replace(other, ids=tuple(hub_id for hub_id in other.ids if _made_from(name, hub_id))) for other in others)
+    kin = (
+        replace(other, ids=tuple(hub_id for hub_id in other.ids if _made_from(meant, hub_id, any_role)))
+        for other in others
+    )
     return tuple(other for other in kin if other.ids)
 
 
-def _made_from(name: str, quantized: str) -> bool:
+def smaller_siblings(name: str) -> tuple[Bundled, ...]:
+    """The smaller models of the same series, the largest first: Llama-3.1-8B for Llama-3.1-70B. A short name and a
+    Hub id keep their role: the sibling of an instruct model is one."""
+    bundled = find(name)
+    if bundled is None:
+        return ()
+    root = _bundled(bundled.base) if bundled.base else bundled
+    meant = name if "/" in name else title(bundled, name)
+    series, role = _series(meant), _role(meant)
+    smaller = []
+    for key, entry in _entries().items():
+        if "base" in entry or not 0 < entry.get("parameters", 0) < root.parameters:
+            continue
+        alike = tuple(
+            hub_id
+            for hub_id in entry.get("ids", ())
+            if _series(hub_id) == series and _role(hub_id) == role and _owner(hub_id) == _owner(meant)
+        )
+        smaller += [replace(_bundled(key), ids=alike)] if alike else []
+    return tuple(sorted(smaller, key=lambda each: -each.parameters))
+
+
+def title(bundled: Bundled, name: str) -> str:
+    """The Hub id that a short name means: of the ids that share the facts, the one it is nearest to. `llama-3.3-70b`
+    is Llama-3.3-70B-Instruct although Llama 3.1 has the same facts and comes first."""
+    wanted = _squeezed(name)
+    ids = bundled.ids or (bundled.name,)
+    if wanted == _squeezed(bundled.name):
+        return ids[0]
+    plain = (hub_id for hub_id in ids if _squeezed(_without_role(_repo(hub_id))) == wanted)
+    begins = (hub_id for hub_id in ids if _squeezed(_repo(hub_id)).startswith(wanted))
+    holds = (hub_id for hub_id in ids if wanted in _squeezed(_repo(hub_id)))
+    same = (hub_id for hub_id in ids if _squeezed(_repo(hub_id)) == wanted)
+    return next(itertools.chain(same, plain, begins, holds, ids))
+
+
+def _made_from(name: str, quantized: str, any_role: bool) -> bool:
     """Whether a quantized checkpoint's name starts with the model's; another date is another checkpoint."""
-    asked, made = (_name_words(each) for each in (name, quantized))
-    if not _ROLES.intersection(asked):
-        made = [word for word in made if word not in _ROLES]
+    if not any_role and _role(name) != _role(quantized):
+        return False
+    asked, made = ([word for word in _name_words(each) if word not in _ROLES] for each in (name, quantized))
     rest = made[len(asked) :]
     return made[: len(asked)] == asked and not any(word.isdigit() and len(word) == _DATE_DIGITS for word in rest)
+
+
+def _role(hub_id: str) -> str:
+    """What a checkpoint's name says it is trained for; empty where it says nothing."""
+    words = set(_name_words(hub_id))
+    return "chat" if words & {"instruct", "it", "chat"} else "base" if words & {"base", "pt"} else ""
+
+
+def _series(hub_id: str) -> str:
+    """A checkpoint's name without its sizes and roles: `qwen3` for Qwen3-8B."""
+    words = _name_words(hub_id)
+    return "-".join(word for word in words if word not in _ROLES and not _SIZE.fullmatch(word))
+
+
+def _owner(hub_id: str) -> str:
+    return hub_id.partition("/")[0].lower()
+
+
+def _repo(hub_id: str) -> str:
+    return hub_id.rpartition("/")[2].lower()
+
+
+def _squeezed(name: str) -> str:
+    """Letters and digits alone: people write llama3.1-8b, llama-3.1:8b and Meta-Llama-3.1-8B."""
+    return re.sub(r"[^a-z0-9]", "", name.strip().lower().removeprefix("meta-"))
 
 
 def _name_words(name: str) -> list[str]:

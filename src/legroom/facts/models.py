@@ -9,13 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.facts.bundled import Bundled, bundled_names, expanded, find, mirrored, nearest, variants
+from legroom.facts.bundled import (
+    Bundled,
+    bundled_names,
+    expanded,
+    find,
+    mirrored,
+    nearest,
+    smaller_siblings,
+    title,
+    variants,
+)
 from legroom.facts.config.reading import model_from_config
 from legroom.facts.model import Model
 from legroom.facts.model_files import config_of_folder, read_json_object
 from legroom.facts.safetensors_headers import Tensor, local_tensors, total_bytes
 
-__all__ = ["bundled_names", "load", "nearest", "variants"]
+__all__ = ["bundled_names", "load", "nearest", "smaller_siblings", "variants"]
 
 
 def load(
@@ -53,10 +63,9 @@ def load(
 
 def from_bundled(bundled: Bundled, name: str = "", overrides: Mapping[str, Any] | None = None) -> Model:
     """A bundled entry as a `Model`, named as the user named it if that was a Hub id."""
-    same_repo = [hub_id for hub_id in bundled.ids if hub_id.rpartition("/")[2].lower() == name.lower()]
-    title = name if "/" in name else (*same_repo, *bundled.ids, bundled.name)[0]
-    config = overridden(expanded(bundled, title), overrides)
-    return model_from_config(config, name=title, source=f"bundled: {bundled.source}")
+    hub_id = name if "/" in name else title(bundled, name or bundled.name)
+    config = overridden(expanded(bundled, hub_id), overrides)
+    return model_from_config(config, name=hub_id, source=f"bundled: {bundled.source}")
 
 
 def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any] | None) -> Mapping[str, Any]:

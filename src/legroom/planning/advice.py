@@ -2,38 +2,81 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
-from legroom.planning.levers import LEVERS, Lever
+from legroom.planning.levers import LAST_RESORTS, LEVERS, Lever
 from legroom.planning.plan import Advice, Plan, plan
 from legroom.units import human_bytes
+from legroom.vllm.command_line import any_release_words
 from legroom.vllm.served_model import served_model
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from legroom.planning.plan import Target
+    from legroom.planning.search import WishResult
+    from legroom.planning.wish import Wish
+    from legroom.vllm.args import ServeArgs
 
 MOST_ADVICE = 5
-_ANOTHER_DEPLOYMENT = 6
-"""The cost from which on a lever is another checkpoint or other hardware."""
+USEFUL_CONTEXT = 4096
+"""A context below this is no use for most: another checkpoint is named before it."""
+_CONTEXTS = (131072, 65536, 32768, 16384, 8192, 4096, 2048)
+_CLUSTER = (2, 4, 8, 16, 32)
+_SEARCHED = ("max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization", "max_cudagraph_capture_size")
+_GRAVE = frozenset({"kv_cache_dtype", "enforce_eager", "max_num_seqs", "max_num_batched_tokens"})
+"""What a shorter context is preferred to, in a combination."""
+_SEVERAL = 2
+_COST_OF_SHORT = 7
 
 
 def with_advice(first: Plan, keep: Iterable[str] = ()) -> Plan:
-    """The plan with what would fix it; `keep` names flags that must not change. A plan that fits needs none."""
+    """The plan with what would fix it; `keep` names flags that must not change. A plan that fits needs none.
+
+    One lever alone where that is enough; else several together, found as a wish is; else what nobody wants who has
+    another way. A number of GPUs that was given is not exceeded.
+    """
     if first.verdict == "fits":
         return first
+    if _host_is_short(first):
+        room = f"no flag helps where the host's memory is too small: allow {human_bytes(first.host.request_bytes)}"
+        return replace(first, advised=True, notes=(*first.notes, room))
     kept = frozenset(keep)
     working = [advice for lever in LEVERS if (advice := _pull(lever, first, kept))]
-    if not any(advice.plan.verdict == "fits" for advice in working):
-        together = _together(first, kept)
-        working += [together] if together else []
-    working.sort(key=lambda advice: (advice.plan.verdict != "fits", _cost(advice)))
-    return replace(first, advice=tuple(working[:MOST_ADVICE]))
+    if not _fits_here(working, first):
+        working += _together(first, kept)
+    if not _fits_here(working, first):
+        working += [advice for lever in LAST_RESORTS if (advice := _pull_hard(lever, first, kept))]
+    sure = [advice for advice in working if advice.plan.verdict == "fits"] or working
+    sure.sort(key=_cost)
+    notes = (*first.notes, *(() if sure else _on_more_gpus(first, kept)))
+    return replace(first, advice=tuple(sure[:MOST_ADVICE]), advised=True, notes=notes)
+
+
+def _host_is_short(first: Plan) -> bool:
+    """Whether it is the host's memory, and not the card's, that makes the verdict."""
+    limit, failure = first.target.host_limit_bytes, first.memory.failure
+    if failure is not None:
+        return failure.id == "host_ram_oom"
+    return limit is not None and limit < first.host.held_bytes
+
+
+def _fits_here(working: Sequence[Advice], first: Plan) -> bool:
+    """Whether some advice fits on the GPUs that are there, without giving up several things for it."""
+    return any(
+        each.plan.verdict == "fits"
+        and each.plan.args.gpus_needed <= first.target.gpus
+        and len(_GRAVE.intersection(each.flags)) < _SEVERAL
+        for each in working
+    )
 
 
 def _cost(advice: Advice) -> int:
-    return sum(lever.cost for lever in LEVERS if lever.trades in advice.trades)
+    cost = sum(lever.cost for lever in (*LEVERS, *LAST_RESORTS) if lever.trades in advice.trades)
+    short = advice.flags.get("max_model_len", USEFUL_CONTEXT) < USEFUL_CONTEXT
+    return max(cost, _COST_OF_SHORT) if short else cost
 
 
 def _pull(lever: Lever, start: Plan, kept: frozenset[str]) -> Advice | None:
@@ -47,35 +90,140 @@ def _pull(lever: Lever, start: Plan, kept: frozenset[str]) -> Advice | None:
     return starts
 
 
-def _together(start: Plan, kept: frozenset[str]) -> Advice | None:
-    """Where no single lever is enough: the levers one on top of the other, the cheapest first.
-
-    Twice over before other checkpoints and more GPUs: a shorter context helps once a smaller batch passes the profile.
-    """
-    current, flags, trades = start, dict[str, Any](), list[str]()
-    by_cost = sorted(LEVERS, key=lambda lever: lever.cost)
-    cheap = [lever for lever in by_cost if lever.cost < _ANOTHER_DEPLOYMENT]
-    for lever in (*cheap, *cheap, *by_cost[len(cheap) :]):
-        best = _furthest(lever, current, kept)
-        if best is None:
-            continue
-        proposal, current = best
-        flags |= proposal
-        trades += [lever.trades] if lever.trades not in trades else []
-        if current.verdict == "fits":
-            return Advice(flags, why(start, current), current, "; ".join(trades))
-    return Advice(flags, why(start, current), current, "; ".join(trades)) if current.verdict == "tight" else None
-
-
-def _furthest(lever: Lever, start: Plan, kept: frozenset[str]) -> tuple[dict[str, Any], Plan] | None:
-    """The proposal that leaves the most KV cache without running the card over, if it beats leaving things alone."""
-    best: tuple[dict[str, Any], Plan] | None = None
+def _pull_hard(lever: Lever, start: Plan, kept: frozenset[str]) -> Advice | None:
+    """A last resort, with whatever else it takes: the first proposal that fits so."""
     for flags, changed in _tried(lever, start, kept):
         if changed.verdict == "fits":
-            return flags, changed
-        if _slack(changed) > _slack(best[1] if best else start):
-            best = flags, changed
-    return best
+            return Advice(flags, why(start, changed), changed, lever.trades)
+        pinned = kept | flags.keys()
+        more = next(_by_context([changed.target], changed.args, changed, pinned, _offered(start)), None)
+        if more is not None:
+            trades = f"{lever.trades}; {more.trades}"
+            return Advice({**flags, **more.flags}, why(start, more.plan), more.plan, trades)
+    return None
+
+
+def _together(start: Plan, kept: frozenset[str]) -> list[Advice]:
+    """Several flags at once, found as a wish for one request is. What the user gave is changed only where nothing else
+    does, and GPUs are added only where no number of them was given."""
+    for released in (False, True):
+        found = list(_searched(start, kept, released, _offered(start)))
+        if found:
+            return found
+    if start.target.gpus_given or "tensor_parallel_size" in kept:
+        return []
+    return list(_searched(start, kept, True, _beyond(start)))
+
+
+def _offered(start: Plan) -> tuple[int, ...]:
+    """Numbers of GPUs for one engine, up to those that are there."""
+    there = start.target.gpus // start.settings.data_parallel_size
+    return tuple(sorted({count for count in (1, *_CLUSTER) if count <= there} | {there}))
+
+
+def _beyond(start: Plan) -> tuple[int, ...]:
+    return tuple(count for count in _CLUSTER if count > start.target.gpus // start.settings.data_parallel_size)
+
+
+def _on_more_gpus(start: Plan, kept: frozenset[str]) -> Iterator[str]:
+    """Where nothing helps on the GPUs that were given: how many would do."""
+    if "tensor_parallel_size" in kept or not start.target.gpus_given:
+        return
+    more = next(iter(_searched(start, kept, True, _beyond(start))), None)
+    if more is not None:
+        flags = " ".join(any_release_words(more.flags))
+        yield f"{more.plan.args.gpus_needed} of these GPUs would hold it, with {flags}"
+
+
+def _searched(start: Plan, kept: frozenset[str], released: bool, gpus: tuple[int, ...]) -> Iterator[Advice]:
+    """The same weights first, then quantized checkpoints where they save GPUs or hold more."""
+    from legroom.planning.checkpoints import quantized_checkpoints  # noqa: PLC0415
+
+    target, args = start.target, _pinned(start, kept, released)
+    same = list(_by_context([target], args, start, kept, gpus))
+    yield from same
+    others = [] if "model" in kept else quantized_checkpoints(target, start.args)
+    used = min((each.plan.args.engine_ranks for each in same), default=0)
+    fewer = tuple(count for count in gpus if count < used) if used else gpus
+    if others and fewer:
+        yield from _by_context([target, *(replace(target, model=model) for model in others)], args, start, kept, fewer)
+
+
+def _by_context(
+    targets: Sequence[Target], args: ServeArgs, start: Plan, kept: frozenset[str], gpus: tuple[int, ...]
+) -> Iterator[Advice]:
+    """The longest context that holds with nothing but the parallel sizes and the share of the card changed; where that
+    would never do, the longest that any setting holds."""
+    from legroom.planning.search import find  # noqa: PLC0415 - a plan that fits needs none
+    from legroom.planning.wish import Wish  # noqa: PLC0415
+
+    squeezed: Advice | None = None
+    for context in _contexts(start, kept):
+        wish = Wish(context, 1.0, gpus, "safe")
+        best = _best(find(targets, replace(args, max_model_len=context), wish, most=1), start, wish)
+        if best is None:
+            continue
+        if not _GRAVE.intersection(best.flags):
+            yield best
+            break
+        squeezed = squeezed or best
+    else:
+        if squeezed is not None:
+            yield squeezed
+
+
+def _pinned(start: Plan, kept: frozenset[str], released: bool) -> ServeArgs:
+    """The flags that the search leaves as they are: those that must not change, and unless `released` all given."""
+    args = start.args
+    if released:
+        free = (*_SEARCHED, "tensor_parallel_size", "pipeline_parallel_size")
+        args = replace(args, **{name: None for name in free if name not in kept})
+    pinned = {name: getattr(start.settings, name) for name in kept & {*_SEARCHED, "tensor_parallel_size"} - {
+        "max_cudagraph_capture_size"
+    }}  # fmt: skip
+    return replace(args, **pinned)
+
+
+def _contexts(start: Plan, kept: frozenset[str]) -> list[int]:
+    asked = start.settings.max_model_len
+    shorter = [] if "max_model_len" in kept else [context for context in _CONTEXTS if context < asked]
+    return [asked, *shorter]
+
+
+def _best(result: WishResult, start: Plan, wish: Wish) -> Advice | None:
+    made = result.best
+    if made is None or made.verdict != "fits":
+        return None
+    args = made.args
+    if start.args.max_model_len is None and wish.context == start.settings.max_model_len:
+        args = replace(args, max_model_len=None)
+    flags = {
+        each.name: value
+        for each in fields(args)
+        if (value := getattr(args, each.name)) != getattr(start.args, each.name) and value is not None
+    }
+    if made.target.model.name != start.target.model.name:
+        flags["model"] = made.target.model.name
+    changed = _changed(start, flags)
+    if changed is None or changed.verdict != "fits":
+        return None
+    return Advice(flags, why(start, changed), changed, "; ".join(_trades(flags, result, start)))
+
+
+def _trades(flags: Mapping[str, Any], result: WishResult, start: Plan) -> Iterator[str]:
+    """What a combination costs: as the levers say it where a lever does the same."""
+    said = {
+        "model": "quantized weights", "tensor_parallel_size": "idle GPUs", "pipeline_parallel_size": "idle GPUs",
+        "max_model_len": "shorter context", "kv_cache_dtype": "fp8 KV cache", "enforce_eager": "no CUDA graphs",
+        "max_num_seqs": "fewer sequences", "max_num_batched_tokens": "smaller batches",
+        "max_cudagraph_capture_size": "fewer captured graphs",
+    }  # fmt: skip
+    names = list(dict.fromkeys(said[name] for name in flags if name in said))
+    if result.best and result.best.args.gpus_needed > start.target.gpus:
+        names = ["more GPUs" if name == "idle GPUs" else name for name in names]
+    if flags.get("gpu_memory_utilization", 0) > start.settings.gpu_memory_utilization:
+        names.append("raise utilization")
+    yield from (lever.trades for lever in LEVERS if lever.name in names)
 
 
 def _tried(lever: Lever, start: Plan, kept: frozenset[str]) -> Iterator[tuple[dict[str, Any], Plan]]:
@@ -86,12 +234,6 @@ def _tried(lever: Lever, start: Plan, kept: frozenset[str]) -> Iterator[tuple[di
         changed = _changed(start, flags)
         if changed is not None:
             yield flags, changed
-
-
-def _slack(candidate: Plan) -> int:
-    """How far the worst constraint is from breaking; below zero it breaks."""
-    layout, kv = candidate.layout, candidate.memory.kv
-    return min(layout.kv_cache.bytes - kv.needed_bytes, layout.headroom_bytes)
 
 
 def _changed(start: Plan, flags: Mapping[str, Any]) -> Plan | None:

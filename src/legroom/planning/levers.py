@@ -5,13 +5,15 @@ A lever proposes; whether a proposal works is for the memory model to say (`plan
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from legroom.facts.models import from_bundled, variants
 from legroom.facts.releases import release as known_release
 from legroom.memory.kv.plan import kv_plan
+from legroom.planning.checkpoints import FP8_MARLIN, quantized_checkpoints, smaller_models
 from legroom.records import dataclass
+from legroom.units import GIB
 
 if TYPE_CHECKING:
     from legroom.planning.plan import Plan
@@ -32,10 +34,14 @@ class Lever:
 
 
 def shorter_context(plan: Plan) -> Proposals:
-    """The longest length that fits across the error band, rounded down so that small drift does not break it."""
-    layouts = plan.memory.ranks
-    cautious = [rank.kv_cache.low for rank in layouts]
-    for pools in (cautious, [rank.kv_cache.bytes for rank in layouts]):
+    """The longest length that fits across the error band, rounded down so that small drift does not break it: the
+    first start, with a cold compile cache, has the smallest pool."""
+    from legroom.planning.plan import cold_start  # noqa: PLC0415 - a plan knows its advice, and advice its plan
+
+    cold, warm = cold_start(plan).memory.ranks, plan.memory.ranks
+    worst = [min(a.kv_cache.low, b.kv_cache.low) for a, b in zip(cold, warm, strict=True)]
+    usual = [rank.kv_cache.bytes for rank in warm]
+    for pools in (worst, [rank.kv_cache.low for rank in warm], [rank.kv_cache.bytes for rank in cold], usual):
         longest = kv_plan(plan.target.model, plan.settings, plan.target.gpu, pools).longest_len
         step = 1024 if longest >= 4096 else 128
         length = longest // step * step
@@ -104,24 +110,65 @@ def fp8_kv_cache(plan: Plan) -> Proposals:
         yield {"kv_cache_dtype": "fp8"}
 
 
+def idle_gpus(plan: Plan) -> Proposals:
+    """Shard over GPUs that are there but unused."""
+    yield from _over(plan, plan.target.gpus)
+
+
 def more_gpus(plan: Plan) -> Proposals:
-    """Shard over more GPUs: those that are there but unused first, then ones the user would have to add."""
+    """Shard over GPUs that the user would have to add; none where the number was given or is a pod's limit."""
+    if not plan.target.gpus_given:
+        settings = plan.settings
+        used = settings.tensor_parallel_size * settings.pipeline_parallel_size
+        yield from _over(plan, max(8, used * 2), max(plan.target.gpus // settings.data_parallel_size, 1))
+
+
+def _over(plan: Plan, most: int, above: int = 0) -> Proposals:
+    """Ways to split one engine over more GPUs than now: by heads first, by layers where the heads do not divide."""
     settings = plan.settings
-    for times in (2, 4, 8):
-        yield {"tensor_parallel_size": settings.tensor_parallel_size * times}
+    tensor, pipeline = settings.tensor_parallel_size, settings.pipeline_parallel_size
+    fitting = [
+        times for times in (2, 4, 8, 3, 6) if above < tensor * pipeline * times <= most // settings.data_parallel_size
+    ]
+    yield from ({"tensor_parallel_size": tensor * times} for times in fitting)
+    yield from ({"pipeline_parallel_size": pipeline * times} for times in fitting)
 
 
 def quantized_weights(plan: Plan) -> Proposals:
     """A published quantized checkpoint of the same model, the one that gives up the fewest bits first."""
-    if plan.target.model.quantization is None:
-        models = [from_bundled(variant) for variant in variants(plan.target.model.name)]
-        for model in sorted(models, key=lambda model: -model.quantization.weight_bits if model.quantization else 0):
-            yield {"model": model.name}
+    for model in quantized_checkpoints(plan.target, plan.args):
+        yield {"model": model.name}
+
+
+def online_quantization(plan: Plan) -> Proposals:
+    """The same checkpoint, its weights rounded to FP8 while they are loaded."""
+    model, gpu = plan.target.model, plan.target.gpu
+    unquantized = model.quantization is None and plan.args.quantization is None
+    if unquantized and gpu.vendor == "nvidia" and gpu.compute_capability >= FP8_MARLIN:
+        yield {"quantization": "fp8"}
+
+
+def offloaded_weights(plan: Plan) -> Proposals:
+    """Keep what does not fit in the host's memory: at most half of the weights, or every step waits for the bus."""
+    if plan.args.cpu_offload_gb:
+        return
+    weights = max(rank.weights.bytes for rank in plan.memory.ranks)
+    needed = plan.memory.kv.needed_bytes
+    missing = max(needed - rank.kv_cache.low for rank in plan.memory.ranks)
+    for margin in (1, 2, 4):
+        gib = math.ceil(missing / GIB) + margin
+        if 0 < gib * GIB <= weights // 2:
+            yield {"cpu_offload_gb": float(gib)}
+
+
+def smaller_model(plan: Plan) -> Proposals:
+    """The next smaller model of the same series."""
+    for model in smaller_models(plan.target, plan.args):
+        yield {"model": model.name}
 
 
 LEVERS: tuple[Lever, ...] = (
-    Lever("quantized weights", quantized_weights, "another checkpoint, with weights in fewer bits", 6),
-    Lever("more GPUs", more_gpus, "the model runs on more GPUs, which talk to each other on every layer", 6),
+    Lever("idle GPUs", idle_gpus, "the model runs on all the GPUs, which talk to each other on every layer", 1),
     Lever("raise utilization", more_utilization, "less of the card is left for what vLLM does not count", 1),
     Lever("lower utilization", less_utilization, "a smaller KV pool", 1),
     Lever("shorter context", shorter_context, "requests longer than this are refused", 2),
@@ -130,4 +177,15 @@ LEVERS: tuple[Lever, ...] = (
     Lever("smaller batches", smaller_batches, "long prompts take more steps", 3),
     Lever("fp8 KV cache", fp8_kv_cache, "keys and values are stored in 8 bits", 4),
     Lever("no CUDA graphs", no_graphs, "slower decoding, most of all for small batches", 5),
+    Lever("quantized weights", quantized_weights, "another checkpoint, with weights in fewer bits", 6),
+    Lever("more GPUs", more_gpus, "more GPUs than were planned with, which talk to each other on every layer", 8),
 )
+LAST_RESORTS: tuple[Lever, ...] = (
+    Lever("online quantization", online_quantization, "weights are rounded to 8 bits while they are loaded", 7),
+    Lever(
+        "offloaded weights", offloaded_weights,
+        "part of the weights stays in the host's memory and crosses the bus at every step: many times slower", 9,
+    ),
+    Lever("smaller model", smaller_model, "a smaller model of the same series", 10),
+)  # fmt: skip
+"""What nobody wants who has another way."""

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Literal
 from legroom.errors import LegroomError
 from legroom.facts.gpus import gpu
 from legroom.memory.deployment import DeploymentMemory, Measurements, deployment_memory
+from legroom.memory.host import deployment_host, host_failure
 from legroom.memory.kv.plan import kv_plan
 from legroom.memory.overhead import held_at_start
 from legroom.memory.unified import host_note
 from legroom.records import dataclass
-from legroom.units import human_bytes
+from legroom.units import gib, human_bytes
 from legroom.vllm.command_line import command
 from legroom.vllm.resolve import resolve
 from legroom.vllm.secret_words import without_secrets
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
     from legroom.facts.model import Model
     from legroom.facts.releases import Release
+    from legroom.memory.host import HostNeeds
     from legroom.memory.layout import Layout
     from legroom.vllm.args import EngineSettings, ServeArgs
 
@@ -96,6 +98,10 @@ class Target:
     seen: Measurements | None = None
     """What this user's own start-ups measured, if anything."""
     held_by_others_bytes: int = 0
+    host_limit_bytes: int | None = None
+    """What the server may use of its host's memory, where a container or the user limits it."""
+    gpus_given: bool = False
+    """The user or the pod says how many GPUs there are: no advice asks for more."""
 
 
 @dataclass(frozen=True)
@@ -120,11 +126,18 @@ class Plan:
     reason: str
     advice: tuple[Advice, ...] = ()
     notes: tuple[str, ...] = ()
+    advised: bool = False
+    """Whether advice was looked for, found or not."""
 
     @property
     def layout(self) -> Layout:
         """The tightest GPU's."""
         return self.memory.tightest
+
+    @property
+    def host(self) -> HostNeeds:
+        """What it takes of its host."""
+        return deployment_host(self.target.model, self.target.gpu, self.settings, self.memory)
 
 
 def plan_on_named_card(target: Target, args: ServeArgs) -> Plan:
@@ -153,8 +166,8 @@ def plan(target: Target, args: ServeArgs) -> Plan:
     answer, reason = verdict(target.model, target.gpu, settings, memory)
     told = (target.release.note, target.gpu.note, host_note(settings, target.gpu))
     notes = (*(note for note in told if note), *settings.notes)
-    made = Plan(target, args, settings, memory, answer, reason, notes=notes)
-    return _holding_at_first(made) if answer == "fits" else made
+    made = _within_host(Plan(target, args, settings, memory, answer, reason, notes=notes))
+    return _holding_at_first(made) if made.verdict == "fits" else made
 
 
 def _holding_at_first(made: Plan) -> Plan:
@@ -184,7 +197,35 @@ def cold_start(warm: Plan) -> Plan:
     if all(first.activation.bytes <= later.activation.bytes for first, later in pairs):
         return warm
     answer, reason = verdict(target.model, target.gpu, settings, memory)
-    return replace(warm, memory=memory, verdict=answer, reason=reason)
+    return _within_host(replace(warm, memory=memory, verdict=answer, reason=reason))
+
+
+def _within_host(made: Plan) -> Plan:
+    """The plan with the verdict on its host's memory, where that is limited and the card is not the first to end it."""
+    limit = made.target.host_limit_bytes
+    if limit is None or made.memory.failure is not None:
+        return made
+    needs = made.host
+    failure = host_failure(needs, limit)
+    if failure is not None:
+        memory = replace(made.memory, failure=failure)
+        return replace(made, memory=memory, verdict="does_not_fit", reason=failure.id)
+    if limit < needs.held_bytes and made.verdict == "fits":
+        reason = f"the server may come to hold {gib(needs.held_bytes)} of the host's memory, and may use {gib(limit)}"
+        return replace(made, verdict="tight", reason=reason)
+    return made
+
+
+_USERS = (4, 16, 64)
+
+
+def shared_contexts(plan: Plan) -> dict[int, int]:
+    """How many tokens each of 4, 16, 64 users gets at once, for the numbers that the full length is too long for."""
+    kv, settings = plan.memory.kv, plan.settings
+    if plan.memory.failure is not None:
+        return {}
+    crowds = [users for users in _USERS if kv.max_concurrency < users <= settings.max_num_seqs]
+    return {users: tokens for users in crowds if (tokens := kv.longest_for(users)) >= kv.block_size}
 
 
 def ready_command(plan: Plan) -> list[str]:

@@ -81,6 +81,8 @@ class PlannedKv:
     max_concurrency: float = 0.0
     longest_len: int = 0
     needed_bytes: int = 0
+    context_by_users: Mapping[str, Any] = field(default_factory=dict)
+    """Tokens that each of so many requests can have at once, for numbers that the full length is too long for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,24 @@ class PlannedFailure:
     needed_bytes: int | None = None
     available_bytes: int | None = None
     estimated_max_len: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedHost:
+    """What one node gives beside its GPUs."""
+
+    held_bytes: int = 0
+    """Processes, pinned and shared memory."""
+    least_bytes: int = 0
+    """Below this it cannot run."""
+    loading_bytes: int = 0
+    """Page cache that loading works through."""
+    request_bytes: int = 0
+    """What a scheduler should set aside."""
+    shm_bytes: int = 0
+    given_bytes: int | None = None
+    """What it may use, where a limit is known."""
+    shares: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +151,8 @@ class PlanDocument:
     layout: PlannedLayout = PlannedLayout()
     """Of the tightest GPU."""
     kv: PlannedKv = PlannedKv()
+    host: PlannedHost | None = None
+    """The host's memory; None in a document of an older legroom."""
     verdict: str = ""
     reason: str = ""
     failure: PlannedFailure | None = None
@@ -233,8 +255,8 @@ def _is_number(value: Any) -> bool:
 
 
 _Record = TypeVar("_Record")
-_RECORD_TYPES = (PlannedGpu, PlannedLayout, PlannedKv, PlannedFailure, PlannedBand, PlannedBasis)
-_RECORDS = {record.__name__: record for record in _RECORD_TYPES}
+_PLAIN_RECORDS = (PlannedGpu, PlannedLayout, PlannedKv, PlannedHost, PlannedFailure, PlannedBand, PlannedBasis)
+_RECORDS: dict[str, type[Any]] = {record.__name__: record for record in _PLAIN_RECORDS}
 
 
 def _read(record: type[_Record], within: str, document: Mapping[str, Any]) -> _Record:
@@ -291,7 +313,7 @@ def replan(document: PlanDocument) -> Plan:
 
 def plan_document(plan: Plan, explain_math: bool = False) -> PlanDocument:
     """The document of a plan."""
-    from legroom.planning.plan import ready_command  # noqa: PLC0415 - reading a document needs no planner
+    from legroom.planning.plan import ready_command, shared_contexts  # noqa: PLC0415 - reading needs no planner
     from legroom.vllm.secret_words import is_secret  # noqa: PLC0415
     from legroom.vllm.traits import is_moe  # noqa: PLC0415
 
@@ -308,7 +330,9 @@ def plan_document(plan: Plan, explain_math: bool = False) -> PlanDocument:
         kv=PlannedKv(
             kv.block_size, max(kv.num_blocks, 0), max(kv.tokens, 0), kv.bytes_per_token, kv.max_concurrency,
             max(kv.longest_len, 0), kv.needed_bytes,
+            {str(users): tokens for users, tokens in shared_contexts(plan).items()},
         ),
+        host=_host(plan),
         verdict=plan.verdict,
         reason=plan.reason,
         failure=_failure(plan),
@@ -364,6 +388,19 @@ def _failure(plan: Plan) -> PlannedFailure | None:
         return None
     return PlannedFailure(
         failure.id, failure.message, failure.needed_bytes, failure.available_bytes, failure.estimated_max_len
+    )
+
+
+def _host(plan: Plan) -> PlannedHost:
+    needs = plan.host
+    return PlannedHost(
+        held_bytes=needs.held_bytes,
+        least_bytes=needs.least_bytes,
+        loading_bytes=min(needs.loading_bytes, needs.checkpoint_bytes),
+        request_bytes=needs.request_bytes,
+        shm_bytes=needs.shm_bytes,
+        given_bytes=plan.target.host_limit_bytes,
+        shares=tuple({"what": share.what, "bytes": share.bytes} for share in needs.shares),
     )
 
 
@@ -423,7 +460,7 @@ def _plain(value: Any) -> Any:
     """Records, tuples and mappings as JSON has them."""
     if isinstance(value, PlannedStage):
         return {"stage": value.stage, **_plain(value.layout)}
-    if isinstance(value, _RECORD_TYPES):
+    if isinstance(value, _PLAIN_RECORDS):
         return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.facts.flags import choices
+from legroom.planning.checkpoints import FULL_BITS, lost_bits, unpacks_weights
 from legroom.planning.plan import BAND_KEPT, Plan, Target, plan
 from legroom.planning.structure import Structure, structure
 from legroom.planning.wish import Wish
 from legroom.records import dataclass
 from legroom.vllm.resolve import resolve
+from legroom.vllm.traits import is_moe
 
 if TYPE_CHECKING:
     from legroom.vllm.args import EngineSettings, ServeArgs
@@ -31,7 +33,10 @@ UTILIZATIONS = tuple(hundredths / 100 for hundredths in range(30, 99))
 TOKEN_BUDGETS = (16384, 8192, 4096, 2048, 1024)
 SEQUENCES = (1024, 512, 256, 128, 64, 32, 16, 8)
 CAPTURE_LIMITS = (256, 64)
-_FULL_BITS = 16
+NODE_GPUS = 8
+"""Above this many GPUs a model spans nodes: heads are split inside a node, layers or experts between them."""
+_ROOMY_SHARE = 0.025
+"""Below this share of the card left at its peak a setting is squeezed in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,8 @@ class Option:
     target: Target
     keeps_answers: bool
     """The same weights and the same KV precision as asked: the model answers as it would have."""
+    roomy: bool
+    """Some of the card stays free at the peak, beyond what the policy holds back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +69,13 @@ class WishResult:
     """How many settings were weighed."""
     short_by: str = ""
     """Where nothing works: what was missing, in words."""
+    short_bytes: int = 0
+    """Where nothing works: what each card lacks with the closest setting; 0 where no setting was possible at all."""
 
 
 def find(targets: Sequence[Target], args: ServeArgs, wish: Wish, most: int = 4) -> WishResult:
-    """The best settings for a wish. `targets` are the model and its quantized variants, the original first.
+    """The best settings for a wish. `targets` are the model and its quantized variants, the original first, then in the
+    order in which they are preferred (`planning.checkpoints`).
 
     Flags that `args` gives stay as they are; the others are searched. What changes the model's answers (another
     checkpoint, an 8-bit KV cache) is the last resort: more of the GPUs that were offered come first.
@@ -73,33 +83,37 @@ def find(targets: Sequence[Target], args: ServeArgs, wish: Wish, most: int = 4) 
     asked = replace(args, max_model_len=args.max_model_len or wish.context)
     tally = _Tally()
     enough = math.inf
-    for number, target in enumerate([targets[0], *sorted(targets[1:], key=_lost_bits)]):
-        for parallel in _parallel_sizes(args, wish):
-            gpus = math.prod(parallel.values())
+    for number, target in enumerate(targets):
+        for parallel in _parallel_sizes(args, wish, is_moe(target.model)):
+            gpus = _gpus_of(parallel)
             if gpus >= enough:
                 break  # fewer GPUs do it with the answers unchanged
             base = _split(target, asked, parallel)
             if base is None:
                 continue
             for shape in _structures(target, asked, parallel, base, wish):
-                tally.add(shape, wish, *_walk_utilization(shape, asked, wish, number, base.max_num_seqs))
-                if most == 1 and tally.options and _nothing_beats(tally.options[0]):
-                    break  # the first setting tried is the release's own
+                weighed, options = _walk_utilization(shape, asked, wish, number, base.max_num_seqs)
+                tally.add(shape, wish, weighed, options)
+                if most == 1 and any(_nothing_beats(option) for option in options):
+                    enough = gpus  # the release's own setting, and the first way to split it that does
+                    break
             enough = min([enough, *(option.gpus + 1 for option in tally.options if option.keeps_answers)])
-        # Another checkpoint is worth a look only where it saves GPUs over what was found so far.
-        enough = min([enough, *(option.gpus for option in tally.options)])
+        # Another checkpoint is worth a look only where it saves GPUs over what was found so far, or has more room.
+        enough = min([enough, *(option.gpus for option in tally.options if not number or option.roomy)])
     tally.options.sort(key=lambda option: option.cost)
     plans = [(laid_out, option.losses) for option, laid_out in _starting(tally.options, asked, most)]
     if not plans:
-        short = tally.closest.why_short(wish) if tally.closest else _why_none(targets[0], asked, wish)
-        return WishResult(wish, None, (), (), tally.considered, short)
+        if tally.closest is None:
+            return WishResult(wish, None, (), (), tally.considered, _why_none(targets[0], asked, wish))
+        lacking = max(tally.closest.shortfall_bytes(wish), 0)
+        return WishResult(wish, None, (), (), tally.considered, tally.closest.why_short(wish), lacking)
     return WishResult(wish, plans[0][0], plans[0][1], tuple(plans[1:]), tally.considered)
 
 
 def _why_none(target: Target, asked: ServeArgs, wish: Wish) -> str:
     """What the release says to the wish, where it takes no setting at all: as it stands, then split over the GPUs."""
     reasons: list[str] = []
-    for parallel in ({}, *_parallel_sizes(asked, wish)):
+    for parallel in ({}, *_parallel_sizes(asked, wish, is_moe(target.model))):
         try:
             resolve(replace(asked, **parallel), target.model, target.gpu, target.release)
         except LegroomError as error:
@@ -119,8 +133,9 @@ def _split(target: Target, args: ServeArgs, parallel: Flags) -> EngineSettings |
 
 
 def _nothing_beats(option: Option) -> bool:
-    """Whether an option differs from the release's defaults in the GPUs it uses and the utilization alone."""
-    return not option.losses and not {"pipeline_parallel_size", "block_size"}.intersection(dict(option.flags))
+    """Whether, of one way to split a model, no option is better: it gives up nothing beside the checkpoint."""
+    own_losses = option.losses[0 if option.keeps_answers else 1 :]
+    return not own_losses and "kv_cache_dtype" not in dict(option.flags) and "block_size" not in dict(option.flags)
 
 
 @dataclass(slots=True)
@@ -157,7 +172,8 @@ def _structures(
     target: Target, args: ServeArgs, parallel: Flags, base: EngineSettings, wish: Wish
 ) -> Iterator[Structure]:
     """Every valid combination of the flags other than utilization, for one way to split the model."""
-    room = replace(target, gpus=max(target.gpus, base.tensor_parallel_size * base.pipeline_parallel_size))
+    used = base.tensor_parallel_size * base.pipeline_parallel_size * base.data_parallel_size
+    room = replace(target, gpus=max(target.gpus, used))
     axes = _axes(target, args, base, wish)
     frugal = _combined(room, args, parallel, [axis[-1] for axis in axes])
     if frugal is not None and frugal.shortfall_bytes(wish) > 0:
@@ -176,16 +192,32 @@ def _combined(target: Target, args: ServeArgs, parallel: Flags, choice: Iterable
     return structure(target, args, flags)
 
 
-def _parallel_sizes(args: ServeArgs, wish: Wish) -> Iterator[Flags]:
+def _gpus_of(parallel: Flags) -> int:
+    return math.prod(size for name, size in parallel.items() if name != "enable_expert_parallel")
+
+
+def _parallel_sizes(args: ServeArgs, wish: Wish, experts: bool) -> Iterator[Flags]:
+    """Ways to spread the model over each number of GPUs. Heads are split inside a node; layers, or the experts of
+    data-parallel engines, over several."""
     given = args.tensor_parallel_size, args.pipeline_parallel_size
     if given != (None, None):
         yield {}
         return
     for count in sorted(wish.gpus):
-        for pipeline in (1, 2, 3, 4, 8):
-            if count % pipeline == 0:
-                sizes = {"tensor_parallel_size": count // pipeline, "pipeline_parallel_size": pipeline}
-                yield {name: size for name, size in sizes.items() if size > 1}
+        if count <= NODE_GPUS:
+            yield _sizes(tensor_parallel_size=count)
+        if experts and count >= NODE_GPUS and args.data_parallel_size is None:
+            for tensor in (8, 4, 2, 1):
+                if count % tensor == 0 and count > tensor:
+                    spread = _sizes(tensor_parallel_size=tensor, data_parallel_size=count // tensor)
+                    yield {**spread, "enable_expert_parallel": True}
+        for pipeline in (2, 3, 4, 8):
+            if count % pipeline == 0 and count // pipeline <= NODE_GPUS:
+                yield _sizes(tensor_parallel_size=count // pipeline, pipeline_parallel_size=pipeline)
+
+
+def _sizes(**sizes: int) -> Flags:
+    return {name: size for name, size in sizes.items() if size > 1}
 
 
 def _axes(target: Target, args: ServeArgs, base: EngineSettings, wish: Wish) -> list[list[Flags]]:
@@ -210,11 +242,6 @@ def _axes(target: Target, args: ServeArgs, base: EngineSettings, wish: Wish) -> 
         limits = CAPTURE_LIMITS if target.release.at_least("0.11.1") else ()
         axes.append([{}, *({"max_cudagraph_capture_size": limit} for limit in limits), {"enforce_eager": True}])
     return axes
-
-
-def _lost_bits(target: Target) -> int:
-    scheme = target.model.quantization
-    return _FULL_BITS - scheme.weight_bits if scheme else 0
 
 
 def _block_sizes(target: Target) -> tuple[int, ...]:
@@ -243,16 +270,24 @@ def _walk_utilization(
     flags = dict(shape.flags)
     if distance > 1e-9:
         flags["gpu_memory_utilization"] = utilization
-    return len(utilizations), [_option(shape, flags, variant, concurrency, distance, usual_seqs)]
+    roomy = shape.headroom_bytes(utilization, band) >= _ROOMY_SHARE * shape.target.gpu.total_bytes
+    return len(utilizations), [_option(shape, flags, variant, concurrency, distance, usual_seqs, roomy)]
 
 
 def _option(
-    shape: Structure, flags: dict[str, Any], variant: int, concurrency: float, distance: float, usual_seqs: int
+    shape: Structure,
+    flags: dict[str, Any],
+    variant: int,
+    concurrency: float,
+    distance: float,
+    usual_seqs: int,
+    roomy: bool,
 ) -> Option:
     losses: list[str] = []
-    lost = _lost_bits(shape.target) if variant else 0
+    lost = lost_bits(shape.target.model) if variant else 0
     if variant:
-        losses.append(f"another checkpoint, its weights in {_FULL_BITS - lost} bits")
+        unpacked = ", which this card unpacks" if unpacks_weights(shape.target.model, shape.target) else ""
+        losses.append(f"another checkpoint, its weights in {FULL_BITS - lost} bits{unpacked}")
     if flags.get("kv_cache_dtype") == "fp8":
         losses.append("keys and values in 8 bits")
     if flags.get("enforce_eager"):
@@ -264,14 +299,17 @@ def _option(
     settings = shape.settings
     if settings.max_num_seqs < usual_seqs:
         losses.append("a lower cap on running requests")
-    gpus = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    gpus = settings.tensor_parallel_size * settings.pipeline_parallel_size * settings.data_parallel_size
     cost = (
+        variant > 0,
+        variant > 0 and not roomy,  # of the checkpoints that do, rather one that fits with ease
         lost,
         variant,
         "kv_cache_dtype" in flags,
         gpus,
         bool(flags.get("enforce_eager")),
         settings.pipeline_parallel_size,
+        settings.data_parallel_size,
         -min(settings.max_num_batched_tokens, 8192),
         -settings.max_num_seqs,
         "max_cudagraph_capture_size" in flags,
@@ -286,4 +324,5 @@ def _option(
         concurrency,
         shape.target,
         not variant and "kv_cache_dtype" not in flags,
+        roomy,
     )

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 from legroom.errors import LegroomError
 from legroom.facts.gpus import Gpu, all_gpus
 from legroom.facts.gpus import gpu as known_gpu
+from legroom.memory.weights.loaded import weights
 from legroom.planning.plan import Target, ready_command
 from legroom.planning.plan_document import layout_json
 from legroom.planning.search import find
 from legroom.planning.wish import Wish
 from legroom.records import dataclass
+from legroom.vllm.resolve import resolve
 from legroom.vllm.served_model import served_model
 
 if TYPE_CHECKING:
@@ -33,14 +35,22 @@ class Fit:
     losses: tuple[str, ...]
     limiting: str
     """The part that takes most of the card, or what was missing."""
+    tried: tuple[int, ...] = ()
+    """The numbers of GPUs that were tried, this one included."""
+    short_bytes: int = 0
+    """What each card lacks with the largest number tried; 0 where it fits, or where no setting is possible."""
 
     @property
     def count(self) -> int:
         """How many GPUs; 0 where it does not fit."""
+        return self.plan.args.gpus_needed if self.plan else 0
+
+    @property
+    def holds(self) -> float:
+        """Requests of the full length at once, over all data-parallel engines."""
         if self.plan is None:
-            return 0
-        settings = self.plan.settings
-        return settings.tensor_parallel_size * settings.pipeline_parallel_size
+            return 0.0
+        return self.plan.memory.kv.max_concurrency * self.plan.settings.data_parallel_size
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,8 @@ class ModelFit:
     fit: Fit
 
 
+MOST_GPUS = 32
+"""Four nodes of eight: as many of one GPU as are tried unless told otherwise."""
 USUAL_GPUS = (
     "b200", "h200", "mi300x", "h100", "a100-80gb", "a100-40gb", "l40s", "rtx-a6000", "rtx5090", "rtx4090", "a10", "l4",
     "t4",
@@ -98,7 +110,11 @@ def _row_json(row: ModelFit) -> dict[str, Any]:
         "gives_up": list(fit.losses),
         "tensor_parallel_size": plan.settings.tensor_parallel_size if plan else None,
         "pipeline_parallel_size": plan.settings.pipeline_parallel_size if plan else None,
-        "max_concurrency": plan.memory.kv.max_concurrency if plan else None,
+        "data_parallel_size": plan.settings.data_parallel_size if plan else None,
+        "enable_expert_parallel": plan.settings.enable_expert_parallel if plan else None,
+        "tried": list(fit.tried),
+        "short_bytes": fit.short_bytes,
+        "max_concurrency": fit.holds if plan else None,
         "layout": layout_json(plan.layout) if plan else None,
         "command": ready_command(plan) if plan else None,
     }
@@ -111,13 +127,28 @@ def size(model: Model, release: Release, args: ServeArgs, wish: Wish, gpus: Sequ
 
 
 def _smallest(target: Target, args: ServeArgs, wish: Wish) -> Fit:
-    short = ""
-    for count in sorted(wish.gpus):
+    short, lacking = "", 0
+    counts = tuple(sorted(wish.gpus))
+    enough = _weights_bytes(target, args) / target.gpu.total_bytes
+    for number, count in enumerate(counts, 1):
+        if count < min(enough, counts[-1]):
+            continue  # not even the weights, evenly spread
         result = find([replace(target, gpus=count)], args, replace(wish, gpus=(count,)), most=1)
         if result.best is not None:
-            return Fit(target.gpu, result.best, result.losses, _largest_part(result.best))
-        short = result.short_by
-    return Fit(target.gpu, None, (), short)
+            return Fit(target.gpu, result.best, result.losses, _largest_part(result.best), counts[:number])
+        short, lacking = result.short_by, result.short_bytes
+    return Fit(target.gpu, None, (), short, counts, lacking)
+
+
+def _weights_bytes(target: Target, args: ServeArgs) -> int:
+    """The weights on one card, had it the room; 0 where the flags put them elsewhere or split them in their own way."""
+    if args.cpu_offload_gb or args.gpus_needed > 1:
+        return 0
+    try:
+        settings = resolve(args, target.model, target.gpu, target.release)
+    except LegroomError:
+        return 0
+    return weights(target.model, settings, target.gpu).bytes
 
 
 def _largest_part(plan: Plan) -> str:

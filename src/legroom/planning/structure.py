@@ -52,14 +52,14 @@ class Structure:
         )
 
     def concurrency(self, utilization: float, band_kept: float) -> float:
-        """Requests of full length the pool holds; 0 where not even one fits."""
+        """Requests of full length that the pools of all engines hold; 0 where not even one fits."""
         blocks = 1 << 62
         for number, pool in enumerate(self.kv_bytes(utilization, band_kept)):
             if self.kv.checked_bytes(pool, number) < self.needed_bytes[number]:
                 return 0.0
             width = self.kv.stages[number].bytes_per_block
             blocks = min(blocks, pool // width if width else blocks)
-        return blocks / self.request_blocks
+        return blocks / self.request_blocks * self.settings.data_parallel_size
 
     def headroom_bytes(self, utilization: float, band_kept: float) -> int:
         """What is left of the fullest card at its peak."""
@@ -98,7 +98,7 @@ class Structure:
         return f"; it would hold about {requests:,} request{'s' if requests > 1 else ''} of that length"
 
     def _pool(self, wish: Wish) -> int:
-        blocks = math.ceil(wish.concurrency * self.request_blocks)
+        blocks = math.ceil(wish.concurrency * self.request_blocks / self.settings.data_parallel_size)
         return max(blocks * stage.bytes_per_block for stage in self.kv.stages)
 
     def _needed(self, stage: Layout, wish: Wish) -> int:
@@ -112,8 +112,9 @@ def structure(target: Target, args: ServeArgs, flags: Mapping[str, Any]) -> Stru
     except LegroomError:
         return None
     seen = target.seen or Measurements()
+    # A wish is granted by the first start too, which profiles with a cold compile cache.
     stages = tuple(
-        stage_layout(target.model, target.gpu, settings, stage, seen, target.held_by_others_bytes)
+        stage_layout(target.model, target.gpu, settings, stage, seen, target.held_by_others_bytes, cold=True)
         for stage in range(settings.pipeline_parallel_size)
     )
     shape = kv_shape(target.model, settings, target.gpu)

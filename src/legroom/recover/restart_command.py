@@ -189,4 +189,5 @@ def _target(crashed: Crashed, args: Any, release: Any, gpu_count: int | None) ->
     card = gpu(crashed.gpu or cards[0].name)
     if crashed.gpu is None:
         card = with_total(card, cards[0].total_bytes)
-    return Target(served_model(args), card, max(crashed.gpus or gpu_count or 1, args.gpus_needed), release)
+    known = crashed.gpus or gpu_count
+    return Target(served_model(args), card, max(known or 1, args.gpus_needed), release, gpus_given=known is not None)

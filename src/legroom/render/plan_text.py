@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from legroom.drawing.bar import bar, labels, ruler, swatch
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, command_phrases, count, plural, wrap, wrap_command
-from legroom.planning.plan import cold_start, ready_command
+from legroom.planning.plan import cold_start, ready_command, shared_contexts
 from legroom.render.plan_parts import LayoutPart, basis_words, certainty, headline, parts, pool_words, scale_bytes
 from legroom.units import gib, human_bytes
 from legroom.vllm.command_line import any_release_words
@@ -121,10 +121,21 @@ def _kv(plan: Plan, style: Style) -> Iterator[str]:
     rows = [
         ("KV cache", pool_words(kv, "block")),
         ("concurrency", f"{kv.max_concurrency:.2f} requests of the full {count(length)} tokens"),
+        *_shared(plan),
         ("longest", _longest(plan)),
         *_first_start(plan),
+        ("host", _host(plan)),
     ]
     yield from (_MARGIN + line for line in columns([(style.paint(a, "bold"), b) for a, b in rows], "<<"))
+
+
+def _shared(plan: Plan) -> Iterator[tuple[str, str]]:
+    """What several users get at once, where they are more than the full length is held for."""
+    shares = shared_contexts(plan)
+    if shares:
+        words = [f"{users} at once get {count(tokens)} tokens each" for users, tokens in list(shares.items())[:1]]
+        words += [f"{users} get {count(tokens)}" for users, tokens in list(shares.items())[1:]]
+        yield "users", ", ".join(words)
 
 
 def _longest(plan: Plan) -> str:
@@ -134,6 +145,13 @@ def _longest(plan: Plan) -> str:
     if 0 < limit < fits:
         return f"{count(fits)} tokens would fit; the model's limit is {count(limit)} tokens"
     return f"{count(fits)} tokens is the longest context that fits"
+
+
+def _host(plan: Plan) -> str:
+    """Host memory, beside the card."""
+    needs, limit = plan.host, plan.target.host_limit_bytes
+    allowed = f" of {gib(limit, 1)}" if limit is not None else ""
+    return f"holds about {gib(needs.held_bytes, 1)}{allowed} of RAM, {gib(needs.shm_bytes, 0)} of it in /dev/shm"
 
 
 def _first_start(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -164,8 +182,9 @@ def _ranks(plan: Plan, style: Style) -> Iterator[str]:
 
 def _advice(plan: Plan, style: Style) -> Iterator[str]:
     if not plan.advice:
-        if plan.verdict == "does_not_fit":
-            text = "No change of flags makes it start here; a smaller or quantized model, or more GPUs, would."
+        if plan.verdict == "does_not_fit" and plan.advised:
+            gpus = "these GPUs" if plan.target.gpus > 1 else "this GPU"
+            text = f"No change of flags that was tried makes it start on {gpus}; a smaller model, or more GPUs, would."
             yield from wrap(text, style.width, _MARGIN)
         return
     verb = "start" if plan.verdict == "does_not_fit" else "hold"

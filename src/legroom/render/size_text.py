@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, wrap
+from legroom.planning.search import NODE_GPUS
 from legroom.render.plan_parts import short_name
-from legroom.units import gib
+from legroom.units import gib, human_bytes
 
 if TYPE_CHECKING:
     from legroom.planning.sizing import Fit
@@ -29,30 +30,51 @@ def size_text(rows: Rows, title: str, style: Style = PLAIN) -> str:
 def _table(fits: Sequence[Fit], style: Style) -> list[str]:
     header = ("GPU", "total", "count", "split", "holds", "free", "most of it")
     rows = [tuple(style.paint(word, "dim") for word in header)]
-    rows += [_row(fit, style) for fit in fits if fit.plan is not None]
+    rows += [_row(fit, style) for fit in fits if fit.plan is not None or fit.short_bytes]
     lines = [f"  {line}" for line in columns(rows, "<>><>><")] if len(rows) > 1 else []
+    footers = list(_footers(fits, style))
+    return [*lines, *([""] if lines and footers else []), *footers]
+
+
+def _footers(fits: Sequence[Fit], style: Style) -> Iterator[str]:
     if any(fit.losses for fit in fits):
-        lines += ["", style.paint("  * gives up something: see --json, or legroom plan --want-context ...", "dim")]
+        yield style.paint("  * gives up something: see --json, or legroom plan --want-context ...", "dim")
+    if any(fit.count > NODE_GPUS for fit in fits):
+        yield style.paint(f"  more than {NODE_GPUS} GPUs are several nodes", "dim")
     without = [fit for fit in fits if fit.plan is None]
     if without:
-        names = ", ".join(f"{fit.gpu.name} ({fit.limiting})" if fit.limiting else fit.gpu.name for fit in without)
-        lines += ["", *wrap(f"too small: {names}", style.width, "  ", "    ")]
-    return lines
+        tried = max((fit.tried for fit in without), key=len)
+        numbers = f"{', '.join(map(str, tried[:-1]))} and {tried[-1]}" if len(tried) > 1 else str(tried[-1])
+        yield from wrap(
+            f"{style.pick('–', '-')} too small: {numbers} of each GPU {'were' if tried[-1] > 1 else 'was'} tried, and "
+            "`free` is what each card lacks with the most; --max-gpus tries more",
+            style.width, "  ", "    ",
+        )  # fmt: skip
+    for reason in dict.fromkeys(fit.limiting for fit in without if not fit.short_bytes):
+        names = ", ".join(fit.gpu.name for fit in without if fit.limiting == reason)
+        yield from wrap(f"{names}: {reason}", style.width, "  ", "    ")
 
 
 def _row(fit: Fit, style: Style) -> tuple[str, ...]:
-    plan = fit.plan
-    assert plan is not None
+    plan, nothing = fit.plan, style.pick("·", "-")
+    if plan is None:
+        missing = style.paint(f"-{human_bytes(fit.short_bytes)}", "red")
+        return (fit.gpu.name, gib(fit.gpu.total_bytes, 1), style.pick("–", "-"), nothing, nothing, missing, "")
     settings = plan.settings
-    split = [f"TP {settings.tensor_parallel_size}"] if settings.tensor_parallel_size > 1 else []
-    split += [f"PP {settings.pipeline_parallel_size}"] if settings.pipeline_parallel_size > 1 else []
+    sizes = {
+        "TP": settings.tensor_parallel_size,
+        "PP": settings.pipeline_parallel_size,
+        "DP": settings.data_parallel_size,
+    }
+    split = [f"{name} {size}" for name, size in sizes.items() if size > 1]
+    split += ["EP"] if settings.enable_expert_parallel else []
     mark = style.paint("*", "orange") if fit.losses else ""
     return (
         fit.gpu.name + mark,
         gib(fit.gpu.total_bytes, 1),
         str(fit.count),
-        " ".join(split) or style.pick("·", "-"),
-        style.pick("·", "-") if plan.memory.kv.shape.is_empty else f"{plan.memory.kv.max_concurrency:.1f}",
+        " ".join(split) or nothing,
+        nothing if plan.memory.kv.shape.is_empty else f"{fit.holds:.1f}",
         gib(plan.layout.headroom_bytes, 1),
         fit.limiting,
     )

@@ -279,7 +279,7 @@ def _ignored(args: ServeArgs, release: Release, engine: str) -> list[str]:
     """Flags that are read and then change nothing."""
     notes = []
     if engine == "V1" and args.swap_space is not None:
-        notes.append("--swap-space does nothing on the V1 engine: a preempted request is recomputed")
+        notes.append("--swap-space does nothing here: the V1 engine never swaps: a preempted request is recomputed")
     if engine == "V1" and args.max_seq_len_to_capture is not None:
         notes.append("--max-seq-len-to-capture does nothing on the V1 engine")
     if args.enable_chunked_prefill is False and engine == "V1" and release.before("0.11.1"):

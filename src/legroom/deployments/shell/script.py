@@ -103,6 +103,6 @@ def _container(source: Text, command: SimpleCommand, start: int, depth: int) -> 
         subjects,
         lambda server: replace(
             server, place=place, image=run.image, in_container=True, shm=run.shm, gpus=run.gpus, stop_limit=limit,
-            read_as=f"a {basename(tool.text)} run line",
+            memory_limit_bytes=run.memory_limit_bytes, read_as=f"a {basename(tool.text)} run line",
         ),
     )  # fmt: skip

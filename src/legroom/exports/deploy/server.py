@@ -14,7 +14,7 @@ from legroom.errors import LegroomError
 from legroom.exports.deploy.address import Address, address_of
 from legroom.exports.deploy.comments import comment
 from legroom.exports.deploy.environment import EnvLine, env_remarks, environment
-from legroom.exports.deploy.host import HostNeeds, host_needs
+from legroom.exports.deploy.host import host_needs
 from legroom.exports.deploy.times import DISK_BYTES_S, DOWNLOAD_BYTES_S, DRAIN_S, StartTimes, speed_of
 from legroom.exports.deploy.words import API_KEY_NAME, WITHOUT_API_KEY, Phrase, ServerWords, take_apart
 from legroom.facts.flags import flag_name, flags_of
@@ -26,6 +26,7 @@ from legroom.vllm.secret_words import HIDDEN, PLACEHOLDER, is_secret
 if TYPE_CHECKING:
     from legroom.exports.request import ExportRequest
     from legroom.facts.releases import Release
+    from legroom.memory.host import HostNeeds
     from legroom.planning.plan_document import PlanDocument
 
 _PINNED = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from legroom.figures import Term
@@ -74,6 +76,15 @@ class KvPlan:
             Term(f"{number} {spec.title} layer{'s' if number > 1 else ''}", number * spec.bytes_of_token, spec.working)
             for spec, number in counts.items()
         )
+
+    def longest_for(self, requests: int) -> int:
+        """The context that each of so many running requests can grow to at once; at most max_model_len."""
+        if self.shape.is_empty or self.num_blocks <= 0:
+            return 0
+        holds = partial(_concurrency, self.shape, self.num_blocks)
+        lengths = range(1, self.max_model_len + 1)
+        # Concurrency falls as requests grow, so the lengths that are held are a run from the first on.
+        return bisect_left(lengths, True, key=lambda length: holds(length) < requests)
 
     @property
     def groups(self) -> tuple[KvGroup, ...]:

@@ -137,6 +137,16 @@ def _offload(stored: list[StoredModule], settings: EngineSettings) -> tuple[list
     return kept, offloaded
 
 
+def offloaded_tensors(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> list[int]:
+    """The bytes of every parameter of a rank that --cpu-offload-gb keeps on the host."""
+    limit = (settings.given.cpu_offload_gb or 0) * GIB
+    tensors: list[int] = []
+    for each in loaded_modules(model, settings, _context(settings, gpu), pp_rank) if limit else ():
+        if each.layer is not None and each.module.part != "buffers" and sum(tensors) < limit:
+            tensors += each.storage.kept
+    return tensors
+
+
 def _load(allocator: TorchAllocator, stored: list[StoredModule]) -> None:
     """Build every module, then let each quantized one replace its tensors, as vLLM does after loading."""
     later: list[tuple[list[AllocatorBlock], tuple[Step, ...]]] = []

@@ -1,0 +1,91 @@
+"""Which other checkpoints may stand in for a model on a card: quantized ones of it, and smaller models of its series."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from legroom.facts.bundled import find, smaller_siblings
+from legroom.facts.models import from_bundled, variants
+from legroom.vllm.served_model import config_overrides
+
+if TYPE_CHECKING:
+    from legroom.facts.model import Model, Quantization
+    from legroom.planning.plan import Target
+    from legroom.vllm.args import ServeArgs
+
+FULL_BITS = 16
+FP8_NATIVE, FP4_NATIVE = (8, 9), (10, 0)
+"""Where the tensor cores compute in the format."""
+FP8_MARLIN = (8, 0)
+"""From here on FP8 weights are unpacked to 16 bits on the way, where the card does not compute in them."""
+_FROM = {"gptq": (6, 0), "bitsandbytes": (7, 0)}
+_INTEGERS_FROM, _PACKED_FROM_BEFORE_0_12 = (7, 5), (8, 0)
+
+
+def quantized_checkpoints(target: Target, args: ServeArgs) -> list[Model]:
+    """The published quantized checkpoints of a model that its card runs, the one that gives up the fewest bits first.
+
+    Of the same width, the publisher's own comes first, then what the card computes in. Flags that name a quantization
+    are the user's choice, and a model that is quantized already is left alone.
+    """
+    model = target.model
+    if args.quantization or model.quantization or not model.source.startswith("bundled"):
+        return []
+    name = args.model if find(args.model) else model.name
+    changes = config_overrides(args)
+    others = [from_bundled(variant, overrides=changes) for variant in variants(name)]
+    suited = [other for other in others if _runs(other.quantization, target)]
+    suited.sort(key=lambda other: (lost_bits(other), _owner(other) != _owner(model), not _native(other, target)))
+    return [replace(other, draft=model.draft) for other in suited]
+
+
+def smaller_models(target: Target, args: ServeArgs) -> Iterator[Model]:
+    """Smaller models of the same series, the largest first."""
+    if target.model.source.startswith("bundled"):
+        for sibling in smaller_siblings(args.model if find(args.model) else target.model.name):
+            yield from_bundled(sibling)
+
+
+def lost_bits(model: Model) -> int:
+    """How many bits a weight has lost to quantization."""
+    return FULL_BITS - model.quantization.weight_bits if model.quantization else 0
+
+
+def unpacks_weights(model: Model, target: Target) -> bool:
+    """Whether the card computes in 16 bits although the weights are stored in an 8-bit or 4-bit float."""
+    scheme = model.quantization
+    return scheme is not None and scheme.number == "float" and not _native(model, target)
+
+
+def _owner(model: Model) -> str:
+    return model.name.partition("/")[0].lower()
+
+
+def _native(model: Model, target: Target) -> bool:
+    scheme = model.quantization
+    if scheme is None or scheme.number != "float" or target.gpu.vendor != "nvidia":
+        return True
+    if scheme.method == "bitsandbytes":
+        return False  # unpacked on every card
+    return target.gpu.compute_capability >= (FP8_NATIVE if scheme.weight_bits >= 8 else FP4_NATIVE)
+
+
+def _runs(scheme: Quantization | None, target: Target) -> bool:
+    """Whether a checkpoint is one to propose for the card: what the release refuses, and what only just runs, is not.
+
+    `get_min_capability` of each scheme: ModelOpt FP8 8.9 up to 0.28, other FP8 8.0 through Marlin, packed integers 8.0
+    up to 0.11 and 7.5 since. NVFP4 is proposed where the card computes in it.
+    """
+    if scheme is None or target.gpu.vendor != "nvidia":
+        return scheme is not None and not (scheme.number == "float" and scheme.weight_bits < 8)
+    capability = target.gpu.compute_capability
+    if scheme.method in _FROM:
+        return capability >= _FROM[scheme.method]
+    if scheme.number == "float":
+        if scheme.weight_bits < 8:
+            return capability >= FP4_NATIVE or scheme.method == "mxfp4"
+        return capability >= (FP8_NATIVE if scheme.method.startswith("modelopt") else FP8_MARLIN)
+    packed = scheme.method == "compressed-tensors" and scheme.weight_bits < 8
+    return capability >= (_PACKED_FROM_BEFORE_0_12 if packed and target.release.before("0.12.0") else _INTEGERS_FROM)
