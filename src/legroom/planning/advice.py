@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
-from legroom.planning.levers import LAST_RESORTS, LEVERS, Lever
+from legroom.planning.levers import LAST_RESORTS, LEVERS, SUPPORTED, Lever
 from legroom.planning.plan import Advice, Plan, plan
 from legroom.units import human_bytes
 from legroom.vllm.command_line import any_release_words
@@ -44,6 +44,9 @@ def with_advice(first: Plan, keep: Iterable[str] = ()) -> Plan:
         room = f"no flag helps where the host's memory is too small: allow {human_bytes(first.host.request_bytes)}"
         return replace(first, advised=True, notes=(*first.notes, room))
     kept = frozenset(keep)
+    if first.memory.refused:
+        advice = _pull(SUPPORTED, first, kept)
+        return replace(first, advice=(advice,) if advice else (), advised=True)
     working = [advice for lever in LEVERS if (advice := _pull(lever, first, kept))]
     if not _fits_here(working, first):
         working += _together(first, kept)
@@ -177,7 +180,8 @@ def _pinned(start: Plan, kept: frozenset[str], released: bool) -> ServeArgs:
     args = start.args
     if released:
         free = (*_SEARCHED, "tensor_parallel_size", "pipeline_parallel_size")
-        args = replace(args, **{name: None for name in free if name not in kept})
+        cleared: dict[str, Any] = {name: None for name in free if name not in kept}
+        args = replace(args, **cleared)
     pinned = {name: getattr(start.settings, name) for name in kept & {*_SEARCHED, "tensor_parallel_size"} - {
         "max_cudagraph_capture_size"
     }}  # fmt: skip

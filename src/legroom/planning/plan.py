@@ -45,6 +45,8 @@ def verdict(model: Model, gpu: Gpu, settings: EngineSettings, memory: Deployment
     """
     if memory.failure:
         return "does_not_fit", memory.failure.id
+    if memory.doubt:
+        return "tight", f"vLLM may not start it: {memory.doubt.hint}"
     over = [rank for rank in memory.ranks if headroom_left(rank, 0.0) < 0]
     if over:
         what = "the machine, whose memory this is," if gpu.unified else "the card"

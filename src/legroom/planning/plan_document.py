@@ -166,6 +166,8 @@ class PlanDocument:
     basis: PlannedBasis = PlannedBasis()
     first_start: Mapping[str, Any] | None = None
     """The same deployment with a cold compile cache; None in a plan of an older legroom."""
+    loading: Mapping[str, Any] | None = None
+    """The most that torch holds while the weights load, and why that is more than the weights."""
     ranks: tuple[PlannedStage, ...] = ()
     notes: tuple[str, ...] = ()
     terms: Mapping[str, Any] | None = None
@@ -342,6 +344,7 @@ def plan_document(plan: Plan, explain_math: bool = False) -> PlanDocument:
         confidence={f"{name}_bytes": _band(getattr(layout, name)) for name in _FIGURES},
         basis=_basis(plan),
         first_start=_first_start(plan),
+        loading={"peak_bytes": layout.loading_peak_bytes, "why": layout.loading_why},
         ranks=tuple(PlannedStage(rank.rank, planned_layout(rank)) for rank in plan.memory.ranks),
         notes=tuple(dict.fromkeys(plan.notes)),
         terms=_every_term(plan) if explain_math else None,

@@ -129,8 +129,8 @@ def _prefix_caching_v1(args: ServeArgs, model: Model, release: Release) -> bool:
     elif is_encoder_decoder(model) or is_attention_free(model):
         supported = False
     else:
-        # Hybrid models: impossible until 0.11.0, an opt-in until 0.25.1, on since 0.26.0.
-        supported = not is_hybrid(model) or release.at_least("0.26.0")
+        # Hybrid models: impossible until 0.11.0, an opt-in until 0.27.1 (0.26 supports it and leaves it off), on since.
+        supported = not is_hybrid(model) or release.at_least("0.28.0")
     if (is_hybrid(model) or is_attention_free(model)) and release.before("0.11.1"):
         return False
     if is_encoder_decoder(model):

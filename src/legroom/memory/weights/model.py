@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from legroom.facts.anatomy import Anatomy, anatomy
 from legroom.facts.attention import LatentAttention, Mixer, attending, with_kv_heads
 from legroom.facts.config.quantization import online_quantization
-from legroom.facts.model import Experts, Layer, Linear, Modality, Model
+from legroom.facts.model import Experts, Layer, Model
 from legroom.facts.releases import release as known_release
 from legroom.memory.stages import stage_range
 from legroom.memory.weights.draft import draft_modules, draft_settings
+from legroom.memory.weights.encoders import encoder_modules
 from legroom.memory.weights.extras import layer_extras, model_extras
 from legroom.memory.weights.load_workspaces import before_layers, with_first_attention
 from legroom.memory.weights.module import Module, Ranks
@@ -21,9 +22,9 @@ from legroom.memory.weights.quantized_modules import Schemes
 from legroom.memory.weights.rope_cache import RopeCache, rope_caches
 from legroom.memory.weights.storage import Storage, StorageContext, storage
 from legroom.records import dataclass
-from legroom.units import cdiv, round_up
+from legroom.units import round_up
 from legroom.vllm.speculation import draft_method, predicts_itself
-from legroom.vllm.traits import builds_encoders, is_pooling, replicates_encoders
+from legroom.vllm.traits import builds_encoders, is_pooling
 
 if TYPE_CHECKING:
     from legroom.facts.model import Quantization
@@ -37,9 +38,15 @@ def scheme_in_use(model: Model, settings: EngineSettings) -> Quantization | None
     at hand is not that of the weights that were loaded: the flag is believed, as far as it says how weights are stored.
     """
     stated, asked = model.quantization, settings.given.quantization or settings.quantization
-    if stated is None or (asked and not _agree(stated.method, asked)):
+    if stated is None or names_another_method(model, settings):
         return (online_quantization(asked) if asked else None) or stated
     return stated
+
+
+def names_another_method(model: Model, settings: EngineSettings) -> bool:
+    """Whether --quantization contradicts the config: then the config is not that of the weights that were loaded."""
+    stated, asked = model.quantization, settings.given.quantization or settings.quantization
+    return stated is not None and bool(asked) and not _agree(stated.method, str(asked))
 
 
 def _agree(stated: str, asked: str) -> bool:
@@ -167,7 +174,7 @@ def _draft(build: _Build) -> Iterator[StoredModule]:
 def _base(build: _Build, stage: range) -> Iterator[StoredModule]:
     context = build.context
     if builds_encoders(build.settings.given, build.model, known_release(build.settings.release)):
-        for module in _encoders(build):
+        for module in encoder_modules(build.model, build.settings, build.ranks.tensor):
             yield StoredModule(module, storage(module, None, context))
     for module in _encoder(build):
         yield StoredModule(module, storage(module, build.schemes.of(module, 0), context))
@@ -177,39 +184,6 @@ def _base(build: _Build, stage: range) -> Iterator[StoredModule]:
     for module in _outputs(build):
         scheme = build.schemes.of_lm_head() if module.name == "lm_head" else None
         yield StoredModule(module, storage(module, scheme, context))
-
-
-def _encoders(build: _Build) -> Iterator[Module]:
-    """vLLM builds encoders on every stage, split like a decoder's unless each rank has them whole."""
-    settings = build.settings
-    ranks = 1 if replicates_encoders(settings.given) else build.ranks.tensor
-    for encoder in build.model.modalities:
-        for weight in _by_block(encoder):
-            outputs = cdiv(weight.outputs, ranks) if weight.split == "out" else weight.outputs
-            inputs = cdiv(weight.inputs, ranks) if weight.split == "in" else weight.inputs
-            part = "buffers" if weight.name == "rotary_table" else "encoder"
-            yield Module(part, weight.name, outputs, inputs, weight.bias, dtype=weight.dtype)
-        for _ in range(encoder.buffer_levels):
-            yield Module("buffers", "deepstack_input_embeds", settings.max_num_batched_tokens, build.model.hidden_size)
-
-
-def _by_block(encoder: Modality) -> Iterator[Linear]:
-    """Every weight once, those of the blocks in the order of the blocks: it decides how the allocator packs them."""
-    repeated: list[Linear] = []
-
-    def blocks() -> Iterator[Linear]:
-        for _ in range(encoder.num_layers):
-            for weight in repeated:
-                yield from [weight] * (weight.count // encoder.num_layers)
-        repeated.clear()
-
-    for weight in encoder.weights:
-        if encoder.num_layers > 1 and weight.count % encoder.num_layers == 0:
-            repeated.append(weight)
-            continue
-        yield from blocks()
-        yield from [weight] * weight.count
-    yield from blocks()
 
 
 def _encoder(build: _Build) -> Iterator[Module]:
