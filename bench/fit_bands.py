@@ -194,19 +194,21 @@ def fit_figure(seen: Sequence[Seen], skewed: bool = False) -> dict[str, BandRow]
         pooled[node] = pairs + [(value, weight * borrowed) for value, weight in above]
         few = node and len(mine) < FEW
         most[node] = most[node[:-1]] if few else BEYOND * max(each.of_card for each in mine)
-        below, above = _sides(pooled[node], skewed)
+        below, above = _sides(pooled[node], len(mine) + (PRIOR if node else 0), skewed)
         rows["/".join(node) or ROOT] = BandRow(
             _digits(below), _digits(above), _digits(most[node]), len(mine), len(count)
         )
     return rows
 
 
-def _sides(errors: Sequence[tuple[float, float]], skewed: bool) -> tuple[float, float]:
+def _sides(errors: Sequence[tuple[float, float]], starts: int, skewed: bool) -> tuple[float, float]:
     """How far a band reaches to each side: as far to both, unless the figure is known to err to one side."""
+    # The next start is one more beside those seen, as split-conformal prediction counts it.
+    share = min(1.0, COVERAGE * (1 + 1 / starts))
     if not skewed:
-        both = weighted_quantile([(abs(value), weight) for value, weight in errors], COVERAGE)
+        both = weighted_quantile([(abs(value), weight) for value, weight in errors], share)
         return both, both
-    tail = 1 - (1 - COVERAGE) / 2
+    tail = 1 - (1 - share) / 2
     below, above = ([(max(0.0, sign * value), weight) for value, weight in errors] for sign in (-1, 1))
     return weighted_quantile(below, tail), weighted_quantile(above, tail)
 
