@@ -8,12 +8,12 @@ from legroom.api import plan
 from legroom.errors import LegroomError
 from legroom.exports.deploy import compose, docker, helm_values, kubernetes
 from legroom.exports.deploy.host import host_needs
-from legroom.memory.host import API_SERVER_BYTES, ENGINE_BYTES, WORKER_BYTES
 from legroom.exports.deploy.script import script_text
 from legroom.exports.deploy.server import options_of, planned_server
 from legroom.exports.deploy.words import take_apart
 from legroom.exports.request import ExportRequest
 from legroom.facts.releases import release
+from legroom.memory.host import API_SERVER_BYTES, ENGINE_BYTES, WORKER_BYTES
 from legroom.planning.plan_document import PlanDocument, plan_from_json
 from legroom.units import GIB
 

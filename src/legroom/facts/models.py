@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.facts.bundled import Bundled, bundled_names, expanded, find, mirrored, nearest, smaller_siblings, title, variants
+from legroom.facts.bundled import (
+    Bundled,
+    bundled_names,
+    expanded,
+    find,
+    mirrored,
+    nearest,
+    smaller_siblings,
+    title,
+    variants,
+)
 from legroom.facts.config.reading import model_from_config
 from legroom.facts.model import Model
 from legroom.facts.model_files import config_of_folder, read_json_object

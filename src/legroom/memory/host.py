@@ -132,8 +132,8 @@ def deployment_host(model: Model, gpu: Gpu, settings: EngineSettings, memory: De
             engines=max(gpus // ranks, 1),
             has_media=bool(model.modalities),
             swaps=settings.engine == "V0",
-            checkpoint_bytes=model.checkpoint_bytes or sum(rank.weights.bytes for rank in memory.ranks)
-            * settings.tensor_parallel_size,
+            checkpoint_bytes=model.checkpoint_bytes
+            or sum(rank.weights.bytes for rank in memory.ranks) * settings.tensor_parallel_size,
             weights_bytes=weights,
             kv_tensors=1 if single else max(layers, default=1),
             swap_tensors=max(len(model.layers) // settings.pipeline_parallel_size, 1),

@@ -146,9 +146,7 @@ def _searched(start: Plan, kept: frozenset[str], released: bool, gpus: tuple[int
     used = min((each.plan.args.engine_ranks for each in same), default=0)
     fewer = tuple(count for count in gpus if count < used) if used else gpus
     if others and fewer:
-        yield from _by_context(
-            [target, *(replace(target, model=model) for model in others)], args, start, kept, fewer
-        )
+        yield from _by_context([target, *(replace(target, model=model) for model in others)], args, start, kept, fewer)
 
 
 def _by_context(
@@ -176,14 +174,14 @@ def _by_context(
 
 def _pinned(start: Plan, kept: frozenset[str], released: bool) -> ServeArgs:
     """The flags that the search leaves as they are: those that must not change, and unless `released` all given."""
-    args = start.args
-    if released:
-        free = (*_SEARCHED, "tensor_parallel_size", "pipeline_parallel_size")
-        args = replace(args, **{name: None for name in free if name not in kept})
-    pinned = {name: getattr(start.settings, name) for name in kept & {*_SEARCHED, "tensor_parallel_size"} - {
-        "max_cudagraph_capture_size"
-    }}  # fmt: skip
-    return replace(args, **pinned)
+    free = (*_SEARCHED, "tensor_parallel_size", "pipeline_parallel_size") if released else ()
+    changed: dict[str, Any] = {name: None for name in free if name not in kept}
+    # What must not change and was not given stays at the value that the release resolved.
+    for name in kept.intersection(("max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization")):
+        changed[name] = getattr(start.settings, name)
+    if "tensor_parallel_size" in kept:
+        changed["tensor_parallel_size"] = start.settings.tensor_parallel_size
+    return replace(start.args, **changed)
 
 
 def _contexts(start: Plan, kept: frozenset[str]) -> list[int]:

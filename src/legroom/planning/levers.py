@@ -128,9 +128,7 @@ def _over(plan: Plan, most: int, above: int = 0) -> Proposals:
     settings = plan.settings
     tensor, pipeline = settings.tensor_parallel_size, settings.pipeline_parallel_size
     fitting = [
-        times
-        for times in (2, 4, 8, 3, 6)
-        if above < tensor * pipeline * times <= most // settings.data_parallel_size
+        times for times in (2, 4, 8, 3, 6) if above < tensor * pipeline * times <= most // settings.data_parallel_size
     ]
     yield from ({"tensor_parallel_size": tensor * times} for times in fitting)
     yield from ({"pipeline_parallel_size": pipeline * times} for times in fitting)

@@ -190,6 +190,4 @@ def _target(crashed: Crashed, args: Any, release: Any, gpu_count: int | None) ->
     if crashed.gpu is None:
         card = with_total(card, cards[0].total_bytes)
     known = crashed.gpus or gpu_count
-    return Target(
-        served_model(args), card, max(known or 1, args.gpus_needed), release, gpus_given=known is not None
-    )
+    return Target(served_model(args), card, max(known or 1, args.gpus_needed), release, gpus_given=known is not None)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
