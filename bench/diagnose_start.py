@@ -1,8 +1,11 @@
-"""Do computed fixes start? Fails a real vLLM on purpose, diagnoses its log, applies the first fix, starts it again.
+"""Do first fixes start? Fails a real vLLM in many ways, diagnoses its log, runs the command of the first fix as it is
+printed, and waits for the server.
 
-    python bench/diagnose_start.py --vllm VENV/bin/vllm --models DIR [--case NAME ...]
+    python bench/diagnose_start.py --vllm VENV/bin/vllm [--case NAME ...] [--log-only] [--json FILE]
 
-Needs a vLLM that runs here (a CPU build will do) and folders with tiny models. One line a case, as JSON.
+Needs a vLLM that runs here (a CPU build will do); makes its own tiny models. The failures are those of `run_heal.py`.
+The command that failed is given to the diagnosis beside its log; with `--log-only` it is not, and cases that end before
+vLLM prints its flags are left out.
 """
 
 from __future__ import annotations
@@ -10,31 +13,30 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-CASES: dict[str, tuple[str, list[str]]] = {
-    "kv too small": ("llama", ["--kv-cache-memory-bytes", "512K", "--max-model-len", "2048"]),
-    "kv too small, sliding windows": ("gemma3", ["--kv-cache-memory-bytes", "384K", "--max-model-len", "2048"]),
-    "kv too small, hybrid": ("qwen3next", ["--kv-cache-memory-bytes", "1M", "--max-model-len", "2048"]),
-    "too few state blocks": ("mamba_hybrid", ["--kv-cache-memory-bytes", "2M", "--max-num-seqs", "512"]),
-    "nothing for the cache": ("llama", ["--gpu-memory-utilization", "0.01", "--max-model-len", "2048"]),
-}
-_ENV = {
-    "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "VLLM_HOST_IP": "127.0.0.1",
-    "GLOO_SOCKET_IFNAME": "lo", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
-}  # fmt: skip
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "tests/real_vllm"), str(ROOT / "bench")]
+from run_heal import CASES  # noqa: E402
+from tiny_models import SERVE_ENV, SERVE_FLAGS, write_model  # noqa: E402
+
+_ASSIGNMENT = re.compile(r"([A-Z_][A-Z0-9_]*)=(.*)", re.DOTALL)
 
 
-def start(vllm: str, model: str, flags: list[str], log: Path, port: int, patience_s: float) -> str:
-    """`ready` or `failed` or `too slow`; the server is gone afterwards."""
-    words = [vllm, "serve", model, "--host", "127.0.0.1", "--port", str(port), "--enforce-eager", *flags]
+def start(vllm: str, words: Sequence[str], env: Mapping[str, str], log: Path, patience_s: float) -> str:
+    """`ready`, `failed` or `too slow`; the server is gone afterwards."""
+    environ = {**os.environ, **SERVE_ENV, **env}
     with log.open("wb") as out:
-        server = subprocess.Popen(words, stdout=out, stderr=out, env={**os.environ, **_ENV}, start_new_session=True)
+        server = subprocess.Popen([vllm, *words[1:]], stdout=out, stderr=out, env=environ, start_new_session=True)
     try:
         until = time.monotonic() + patience_s
         while time.monotonic() < until:
@@ -42,7 +44,7 @@ def start(vllm: str, model: str, flags: list[str], log: Path, port: int, patienc
                 return "ready"
             if server.poll() is not None:
                 return "failed"
-            time.sleep(1)
+            time.sleep(0.5)
         return "too slow"
     finally:
         if server.poll() is None:
@@ -50,48 +52,60 @@ def start(vllm: str, model: str, flags: list[str], log: Path, port: int, patienc
         server.wait()
 
 
-def diagnosed(log: Path) -> dict:  # type: ignore[type-arg]
+def diagnosed(log: Path, line: str | None) -> dict[str, Any]:
     """What `legroom diagnose --json` says."""
     words = [sys.executable, "-m", "legroom", "diagnose", str(log), "--json"]
-    document: dict = json.loads(subprocess.run(words, capture_output=True, text=True, check=False).stdout)  # type: ignore[type-arg]
-    return document
+    words += ["--command", line] if line else []
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    return dict(json.loads(done.stdout)) if done.stdout else {"findings": [], "error": done.stderr}
 
 
-def merged(flags: list[str], changes: dict[str, object]) -> list[str]:
-    """The flags with a fix's changes in their place."""
-    kept = list(flags)
-    for name, value in changes.items():
-        flag = "--" + name.replace("_", "-")
-        if flag in kept:
-            at = kept.index(flag)
-            del kept[at : at + 2]
-        if value is not None:
-            kept += [flag] if value is True else [flag, str(value)]
-    return kept
+def try_case(name: str, vllm: str, models: Path, port: int, patience_s: float, log_only: bool) -> dict[str, Any]:
+    """One failure, its first fix, and what the server does with it."""
+    kind, flags, env = CASES[name]
+    model = str(write_model(models / kind, kind))
+    words = ["vllm", "serve", model, "--host", "127.0.0.1", "--port", str(port), *SERVE_FLAGS, *flags]
+    line = " ".join([*(f"{key}={value}" for key, value in env.items()), shlex.join(words)])
+    with tempfile.TemporaryDirectory() as folder:
+        first, second = Path(folder) / "first.log", Path(folder) / "second.log"
+        before = start(vllm, words, env, first, patience_s)
+        answer = diagnosed(first, None if log_only else line)
+        finding = answer["findings"][0] if answer["findings"] else {}
+        fix = finding.get("fixes", [{}])[0] if finding else {}
+        command = list(fix.get("command", ()))
+        found = {"case": name, "before": before, "cause": finding.get("cause"), "command": shlex.join(command)}
+        if not command:
+            return {**found, "after": "no command", "why": fix.get("why", answer.get("error", ""))}
+        fixed_env: dict[str, str] = {}
+        while command and (variable := _ASSIGNMENT.fullmatch(command[0])):
+            fixed_env[variable[1]] = variable[2]
+            command.pop(0)
+        after = start(vllm, command, fixed_env, second, patience_s)
+        errors = [text for text in second.read_text("utf-8", "replace").splitlines() if "Error" in text]
+        return {**found, "after": after, "last": errors[-1:] if after != "ready" else []}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm", required=True)
-    parser.add_argument("--models", required=True)
     parser.add_argument("--case", action="append")
     parser.add_argument("--port", type=int, default=18431)
     parser.add_argument("--patience", type=float, default=240)
+    parser.add_argument("--log-only", action="store_true")
+    parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
-    for name in args.case or CASES:
-        model, flags = CASES[name]
-        with tempfile.TemporaryDirectory() as folder:
-            first, second = Path(folder) / "first.log", Path(folder) / "second.log"
-            where = str(Path(args.models) / model)
-            before = start(args.vllm, where, flags, first, args.port, args.patience)
-            answer = diagnosed(first)
-            finding = answer["findings"][0] if answer["findings"] else {}
-            fix = next((fix for fix in finding.get("fixes", ()) if fix["flags"]), {})
-            changed = merged(flags, fix.get("flags", {}))
-            after = start(args.vllm, where, changed, second, args.port + 1, args.patience) if fix else "no fix"
-            last = second.read_text("utf-8", "replace").splitlines()[-1:] if after == "failed" else []
-        found = {"case": name, "before": before, "cause": finding.get("cause"), "fix": fix.get("flags"), "after": after}
-        print(json.dumps({**found, "last": last}), flush=True)
+    results = []
+    with tempfile.TemporaryDirectory() as models:
+        for number, name in enumerate(args.case or CASES):
+            port = args.port + number
+            results.append(try_case(name, args.vllm, Path(models), port, args.patience, args.log_only))
+            print(json.dumps(results[-1]), flush=True)
+    failed = [result for result in results if result["before"] == "failed"]
+    started = sum(result["after"] == "ready" for result in failed)
+    summary = {"failures": len(failed), "started with the first fix": started}
+    if args.json:
+        Path(args.json).write_text(json.dumps({**summary, "cases": results}, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(summary))
 
 
 if __name__ == "__main__":

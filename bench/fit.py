@@ -29,7 +29,14 @@ from legroom.facts.gpus import Gpu, gpu, with_total
 from legroom.facts.model import Model
 from legroom.facts.releases import release
 from legroom.memory.activation.peak import activation, activation_cold, forward_bytes
-from legroom.memory.graphs import captures, graph_bytes, graph_estimate, layer_nodes
+from legroom.memory.graphs import (
+    captured_activations,
+    captures,
+    graph_bytes,
+    graph_estimate,
+    largest_splits,
+    layer_nodes,
+)
 from legroom.memory.overhead import communication_bytes, cuda_context, non_torch, outside
 from legroom.planning.scoring_data import published_cases, read_models, read_records
 from legroom.units import GIB, MIB
@@ -155,28 +162,32 @@ def fit_cached(runs: Sequence[Run], fit: dict[str, Any]) -> None:
             features = (1.0, logits / MIB, forward_bytes(run.model, run.settings, run.gpu) / MIB)
             rows.append((run.name, features, rest / MIB))
         (fixed, logit, forward), errors = least_squares(rows)
-        fit["cached"][runner] = {
-            "mib": round(fixed, 1), "per_logit_byte": round(logit, 3), "per_forward_byte": round(forward, 3)
-        }  # fmt: skip
+        by_release(fit["cached"][runner], "0.26.0").update(
+            mib=round(fixed, 1), per_logit_byte=round(logit, 3), per_forward_byte=round(forward, 3)
+        )
         table(f"cached by torch, runner {runner}", errors)
 
 
 def fit_graphs(runs: Sequence[Run], fit: dict[str, Any]) -> None:
     """The pool of captured graphs; the driver's part of each node was read off the growth outside torch."""
     for runner in ("V1", "V2"):
-        row = fit["graphs"][runner][-1]
+        row = by_release(fit["graphs"][runner], "0.26.0")
         rows = []
         for run in runs:
             if run.settings.runner != runner or not run.seen.get("graph_bytes"):
                 continue
             pieces, full = captures(run.settings)
             nodes = layer_nodes(run.model) * (pieces * row["piecewise_mib"] + full * row["full_mib"])
-            sizes = run.settings.cudagraph_capture_sizes
-            largest = min(max(sizes), run.settings.max_num_seqs) if full else max(sizes) // 4
+            splits = largest_splits(run.model, run.settings, run.gpu) / MIB
+            activations = captured_activations(run.model, run.settings, run.gpu) / MIB
             experts = any(hasattr(layer.feedforward, "num_experts") for layer in run.model.layers)
-            rows.append((run.name, (1.0, min(largest, 512), float(experts)), run.seen["graph_bytes"] / MIB - nodes))
-        (pool, token, experts_pool), errors = least_squares(rows)
-        row.update(pool_mib=round(pool, 1), pool_mib_per_token=round(token, 3), pool_mib_experts=round(experts_pool, 1))
+            share = max(run.settings.cudagraph_capture_sizes) / 512 if experts else 0.0
+            rows.append((run.name, (1.0, splits, activations, share), run.seen["graph_bytes"] / MIB - nodes))
+        (pool, split, activation_byte, experts_pool), errors = least_squares(rows)
+        row.update(
+            pool_mib=round(pool, 1), pool_per_split_byte=round(split, 3),
+            pool_per_activation_byte=round(activation_byte, 3), pool_mib_experts=round(experts_pool, 1),
+        )  # fmt: skip
         table(f"CUDA graphs, runner {runner}", errors)
 
 

@@ -2,8 +2,8 @@
 
     python bench/recipes.py FOLDER        (a checkout of vllm-project/recipes)
 
-A recipe says that a command starts on some GPUs; legroom should say so too. Prints a table of the disagreements, counts,
-and one JSON line. Models that legroom does not bundle are skipped (no network) and counted, and so is hardware that has
+A recipe says that a command starts on some GPUs; legroom should say so too. Prints a table of the disagreements,
+counts and one JSON line. Models that legroom does not bundle are skipped (no network) and counted, and so is hardware that has
 no facts (TPUs, CPUs, Gaudi).
 """
 
@@ -186,7 +186,8 @@ def _explained(made: Plan) -> str:
         return made.reason
     if failure.id == "kv_too_small_for_max_len":
         needs, has = human_bytes(failure.needed_bytes), human_bytes(failure.available_bytes)
-        return f"the default context of {made.settings.max_model_len:,} needs {needs}, {has} is left; up to {kv.longest_len:,} fits"
+        context = f"the default context of {made.settings.max_model_len:,}"
+        return f"{context} needs {needs}, {has} is left; up to {kv.longest_len:,} fits"
     if failure.id == "hybrid_state_cache_limit":
         return f"{kv.num_blocks} state blocks for the default --max-num-seqs {made.settings.max_num_seqs}"
     return f"{failure.id}: needs {human_bytes(failure.needed_bytes)}, has {human_bytes(failure.available_bytes)}"

@@ -38,7 +38,8 @@ def test_a_command_that_is_pasted_is_the_command_of_the_fix(width: int) -> None:
     script = 'vllm() { printf "%s\\n" "$@"; }\n' + "\n".join(lines)
     pasted = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()
     computed = answer.runs[0].findings[0].fixes[0].command[1:]
-    assert pasted == ["[masked]" if word.startswith("sk-") else word for word in computed]
+    assert pasted == list(computed)
+    assert not any(word.startswith("sk-") for word in pasted)
     assert "my model" in pasted
 
 

@@ -56,3 +56,13 @@ def test_every_family_makes_an_encoder_from_its_default() -> None:
             (found,) = modalities({"model_type": model_type, "hidden_size": 2048, "has_vision": True})
             assert found.parameters > 10**8, name
             assert found.max_tokens_per_item > 0, name
+
+
+def test_the_encoder_of_glm_4_1v_is_counted_from_its_config() -> None:
+    vision = {
+        "depth": 24, "hidden_size": 1536, "image_size": 336, "in_channels": 3, "intermediate_size": 13696,
+        "num_heads": 12, "out_hidden_size": 4096, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2,
+    }  # fmt: skip
+    (found,) = modalities({"model_type": "glm4v", "text_config": {"hidden_size": 4096}, "vision_config": vision})
+    assert found.parameters == 892_498_432
+    assert {item.kind: item.tokens for item in found.items} == {"image": 6144, "video": 30000}

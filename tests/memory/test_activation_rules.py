@@ -74,6 +74,21 @@ def test_the_sampler_sorted_until_0_16_and_masks_since_0_17() -> None:
     assert masking.bytes == 14 * 1024 * LLAMA.vocab_size + 132 * LLAMA.vocab_size * 4
 
 
+def test_an_image_with_flashinfer_sampled_in_less_until_0_11_and_the_band_says_so() -> None:
+    flags = {"max_num_seqs": 256, "max_num_batched_tokens": 2048, "max_model_len": 8192}
+    unsure, sure = settle(LLAMA, "0.10.2", **flags), settle(LLAMA, "0.11.2", **flags)
+    saved = 24 * 256 * LLAMA.vocab_size
+    low, high = activation(LLAMA, unsure, H200), activation(LLAMA, sure, H200)
+    assert low.bytes == high.bytes
+    assert low.low < high.low - saved // 2
+
+
+def test_the_environment_turns_flashinfers_sampler_on() -> None:
+    flags = {"max_num_seqs": 256, "max_num_batched_tokens": 2048, "max_model_len": 8192}
+    chosen = settle(LLAMA, "0.12.0", env={"VLLM_USE_FLASHINFER_SAMPLER": "1"}, **flags)
+    assert sampling(LLAMA, chosen, H200).bytes == 14 * 256 * LLAMA.vocab_size
+
+
 def test_speculative_tokens_double_the_sampler() -> None:
     flags = {"max_num_batched_tokens": 2048, "max_num_seqs": 256}
     plain = sampling(QWEN_MOE, settle(QWEN_MOE, **flags), H200)
@@ -145,7 +160,7 @@ def test_encoder_outputs_wait_for_the_text_pass() -> None:
     flags = {"max_num_batched_tokens": 8192, "max_num_seqs": 1024}
     blind = activation(QWEN_MOE, settle(QWEN_MOE, **flags), H200)
     figure = activation(seeing, settle(seeing, **flags), H200)
-    assert figure.bytes - blind.bytes == 3 * 3025 * QWEN_MOE.hidden_size * 2
+    assert figure.bytes - blind.bytes == 2 * 3025 * QWEN_MOE.hidden_size * 2
     skipped = settle(seeing, skip_mm_profiling=True, **flags)
     assert activation(seeing, skipped, H200).bytes == blind.bytes
 

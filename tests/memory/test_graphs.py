@@ -7,6 +7,8 @@ import dataclasses
 import pytest
 from recorded_runs import H200, Recorded, models, recorded, settle
 
+from legroom.facts.gpus import gpu
+from legroom.facts.models import load
 from legroom.memory.graphs import captures, graph_bytes, graph_estimate
 from legroom.units import MIB
 
@@ -42,6 +44,39 @@ def test_the_v2_runner_estimates_nothing_before_0_29(version: str, counted: bool
     settings = settle(LLAMA, version, max_model_len=8192)
     assert settings.runner == "V2"
     assert bool(graph_estimate(LLAMA, settings, H200).bytes) is counted
+
+
+# Estimates and captures of vLLM 0.32.0 on one H200 at 8,192 tokens and 1,024 sequences (2026-11).
+@pytest.mark.parametrize(
+    ("name", "estimate_mib", "held_mib"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", 938, 684),
+        ("google/gemma-3-12b-it", 1308, 850),
+        ("openai/gpt-oss-20b", 674, 1060),
+    ],
+)
+def test_the_trial_capture_of_the_v2_runner_is_predicted_to_fifty_mebibytes(
+    name: str, estimate_mib: int, held_mib: int
+) -> None:
+    model = load(name)
+    flags = {"max_model_len": 8192, "max_num_batched_tokens": 8192, "max_num_seqs": 1024}
+    settings = settle(model, "0.32.0", **flags)
+    assert abs(graph_estimate(model, settings, H200).bytes - estimate_mib * MIB) < 50 * MIB
+    assert abs(graph_bytes(model, settings, H200).bytes - held_mib * MIB) < 50 * MIB
+
+
+def test_the_estimate_has_flashinfers_workspace_where_it_serves() -> None:
+    card = gpu("rtx 5090")
+    plain = settle(MOE, "0.26.0", card, max_model_len=8192, max_num_seqs=1)
+    quantized = settle(MOE, "0.26.0", card, max_model_len=8192, max_num_seqs=1, kv_cache_dtype="fp8")
+    more = graph_estimate(MOE, quantized, card).bytes - graph_estimate(MOE, plain, card).bytes
+    assert more == 394 * MIB
+
+
+def test_a_card_without_splits_captures_less() -> None:
+    card = gpu("a100 80gb")
+    here, there = settle(MOE, "0.26.0", max_num_seqs=256), settle(MOE, "0.26.0", card, max_num_seqs=256)
+    assert graph_bytes(MOE, there, card).bytes < graph_bytes(MOE, here, H200).bytes - 100 * MIB
 
 
 def test_full_graphs_are_captured_for_decode_batches_alone() -> None:

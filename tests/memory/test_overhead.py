@@ -10,6 +10,7 @@ from legroom.facts.releases import release
 from legroom.memory.activation.peak import activation, activation_cold
 from legroom.memory.graphs import graph_estimate
 from legroom.memory.overhead import (
+    cached_bytes,
     communication_bytes,
     cuda_context,
     held_at_start,
@@ -111,3 +112,33 @@ def test_what_lies_outside_the_budget_is_never_less_than_nothing() -> None:
     figure = outside(model, settings, card)
     assert figure.bytes >= figure.low >= 0
     assert sum(term.bytes for term in figure.terms) == figure.bytes
+
+
+def test_the_fused_all_reduce_runs_on_nvlink_servers_alone() -> None:
+    def wire(name: str) -> int:
+        card = gpu(name)
+        return communication_bytes(settle(LLAMA, "0.25.0", card, tensor_parallel_size=2, max_model_len=8192), card)
+
+    assert wire("h100") == wire("b200") > GIB
+    assert wire("rtx 5090") == wire("a100 80gb") < 64 * MIB
+
+
+def test_torch_serves_with_an_empty_cache_from_0_29_on() -> None:
+    before = settle(LLAMA, "0.26.0", max_model_len=8192)
+    after = settle(LLAMA, "0.32.0", max_model_len=8192)
+    assert cached_bytes(LLAMA, after, H200) < 0.6 * cached_bytes(LLAMA, before, H200)
+
+
+def test_a_model_with_an_encoder_keeps_a_batch_of_embeddings() -> None:
+    model = load("Qwen/Qwen2.5-VL-7B-Instruct")
+    flags = {"max_model_len": 8192, "max_num_batched_tokens": 8192}
+    seeing = settle(model, "0.32.0", **flags)
+    blind = settle(model, "0.32.0", language_model_only=True, **flags)
+    assert sampler_tables(model, seeing) - sampler_tables(model, blind) == 8192 * 3584 * 2
+
+
+def test_looking_drafts_up_needs_the_tokens_and_a_mask_for_each_draft() -> None:
+    flags = {"max_model_len": 8192, "max_num_seqs": 64}
+    drafting = settle(LLAMA, "0.32.0", speculative_config={"method": "ngram", "num_speculative_tokens": 4}, **flags)
+    more = sampler_tables(LLAMA, drafting) - sampler_tables(LLAMA, settle(LLAMA, "0.32.0", **flags))
+    assert more == 64 * (4 * LLAMA.vocab_size // 8 + 8192 * 4)

@@ -239,7 +239,9 @@ def test_batches_in_flight(version: str, given_args: dict[str, Any], batches: in
         ("0.7.3", SHORT, False),
         ("0.9.0", LLAMA, True),
         ("0.25.1", HYBRID, False),
-        ("0.26.0", HYBRID, True),
+        ("0.26.0", HYBRID, False),
+        ("0.27.1", HYBRID, False),
+        ("0.28.0", HYBRID, True),
         ("0.32.0", MAMBA, False),
         ("0.32.0", WHISPER, False),
         ("0.32.0", BERT, False),
@@ -286,10 +288,8 @@ def test_the_cache_precision(version: str, model: Model, gpu: Gpu, asked: str | 
     assert settle(version, model, gpu, kv_cache_dtype=asked).kv_cache_dtype == dtype
 
 
-def test_bfloat16_on_an_old_gpu_is_refused_then_replaced() -> None:
-    with pytest.raises(RefusedByVllm) as caught:
-        settle("0.8.0", LLAMA, T4)
-    assert "compute capability of at least 8.0" in caught.value.vllm_message
+def test_bfloat16_on_an_old_gpu_is_replaced_where_the_release_does_so() -> None:
+    assert settle("0.8.0", LLAMA, T4).dtype == "bfloat16"
     assert settle("0.10.0", LLAMA, T4).dtype == "float16"
     assert settle("0.8.0", LLAMA, T4, dtype="half").dtype == "float16"
 
@@ -317,6 +317,13 @@ def test_what_vllm_refuses_is_refused_in_its_words(given_args: dict[str, Any], s
         settle("0.32.0", **given_args)
     assert said in caught.value.vllm_message
     assert caught.value.hint
+
+
+def test_state_blocks_have_a_size_of_their_own_only_where_prefixes_are_cached() -> None:
+    with pytest.raises(RefusedByVllm) as caught:
+        settle("0.26.0", HYBRID, mamba_block_size=512)
+    assert caught.value.vllm_message == "--mamba-block-size can only be set with --enable-prefix-caching"
+    assert settle("0.26.0", HYBRID, mamba_block_size=512, enable_prefix_caching=True).enable_prefix_caching
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     where.add_argument("--systemd", metavar="UNIT", help="the journal of a systemd unit")
     where.add_argument("--docker", metavar="NAME", help="the log of a Docker container")
     known = parser.add_argument_group("what the log may not say")
-    known.add_argument("--command", metavar="LINE", dest="line", help="the vllm serve line that was run")
+    known.add_argument(
+        "--command", metavar="LINE", dest="line", help="the vllm serve line that was run, or the file that has it"
+    )
     known.add_argument("--model", metavar="MODEL", help="a Hub id or a folder with a config.json")
     known.add_argument("--gpu", metavar="NAME", help="a GPU (h100, rtx4090 ...) or a size (24GiB)")
     known.add_argument("--gpus", metavar="N", help="how many GPUs the machine has")
@@ -79,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 def exit_code(readings: list[LogReading]) -> int:
     """1 where the last run of a log has a problem, 2 where nothing could be made of any."""
     verdicts = [reading.runs[0].verdict if reading.runs else "not understood" for reading in readings]
-    if any(verdict in ("cause found", "not a memory problem") for verdict in verdicts):
+    if any(verdict in ("cause found", "not a memory problem", "cause above") for verdict in verdicts):
         return ANSWER_IS_NO
     return OK if any(verdict == "no problem found" for verdict in verdicts) else BAD_INPUT
 

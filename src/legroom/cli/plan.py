@@ -54,9 +54,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--gpu-memory", metavar="SIZE", help="total memory of one GPU as your machine reports it (79.10GiB)"
     )
     where.add_argument("--gpu-used", metavar="SIZE", help="memory of that GPU that other processes use (2GiB)")
-    where.add_argument(
-        "--host-memory", metavar="SIZE", help="the host memory it may use, as a container limits (16GiB)"
-    )
+    where.add_argument("--host-memory", metavar="SIZE", help="host memory it may use: a container's limit (16GiB)")
     where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
     add_source_options(parser)
     wish = parser.add_argument_group("wishes (search for flags instead)")

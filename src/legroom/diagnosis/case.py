@@ -15,6 +15,8 @@ from legroom.records import dataclass
 Phase = Literal["startup_load", "startup_profile", "startup_kv", "startup_graph", "serving", "shutdown"]
 
 FAILING = ("failure", "host")
+BOILERPLATE = ("ray_worker_died",)
+"""What a supervisor prints of every worker that ends, whatever ended it."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,44 @@ class Case:
         failures = [evidence for evidence in self.evidence if evidence.role in FAILING]
         if not failures:
             return self.first("exception")
+        # The server went on after a warning; where it also failed, that is what ended it.
+        failures = [evidence for evidence in failures if not evidence.is_warning] or failures
         timed = [evidence for evidence in failures if evidence.time]
         if len(timed) == len(failures):
             return min(timed, key=lambda evidence: (evidence.time, evidence.line))
         return failures[0]
+
+    @cached_property
+    def last_error(self) -> Evidence | None:
+        """The last error that gives a reason of its own."""
+        errors = (item for item in reversed(self.evidence) if item.role in (*FAILING, "exception"))
+        return next((item for item in errors if not item.is_warning and item.id not in BOILERPLATE), None)
+
+    @cached_property
+    def echo(self) -> Evidence | None:
+        """The last line that only tells that some other process had failed before."""
+        return self.last("echo", "engine_start_failed", "engine_dead", "died_silently", "self_kill", *BOILERPLATE)
+
+    @cached_property
+    def broken_traceback(self) -> Evidence | None:
+        """A traceback at the end of the text whose error is not there."""
+        last, error = self.last("traceback"), self.last_error
+        return None if last is None or (error is not None and error.line > last.line) or self._echoed(last) else last
+
+    def _echoed(self, traceback: Evidence) -> bool:
+        return self.echo is not None and self.echo.line > traceback.line
+
+    @cached_property
+    def is_up(self) -> bool:
+        started = self.startup.outcome == "started"
+        return started or self.has("server_ready", "engine_ready", "request_served", "engine_stats", "kv_usage_line")
+
+    @cached_property
+    def stops_short(self) -> Evidence | None:
+        """The last milestone of a start-up that neither finished nor failed in this text."""
+        if self.is_up or self.last_error or self.echo or self.broken_traceback or not self.milestones:
+            return None
+        return self.milestones[-1]
 
     @cached_property
     def oom(self) -> TorchOom | None:
@@ -109,7 +145,8 @@ class Case:
         """
         for site, frames in _SITES:
             if self.frames & frames:
-                return site
+                # The sampler runs in the warm-up and in every step alike.
+                return "serving" if site == "sampling" and self.reached == "serving" else site
         if self.has("sampler_warmup_oom"):
             return "sampler"
         return {
@@ -162,11 +199,12 @@ _SITES: tuple[tuple[str, frozenset[str]], ...] = (
     ("spec", frozenset({"frame_spec"})),
     ("lora", frozenset({"frame_lora"})),
     ("serving", frozenset({"frame_serving", "frame_logits"})),
+    ("sampling", frozenset({"frame_sampler"})),
     ("device", frozenset({"frame_device_init"})),
 )
 _SITE_PHASE: dict[str, Phase] = {
     "wake": "serving", "sampler": "startup_graph", "quant": "startup_load", "graph": "startup_graph",
     "warmup": "startup_graph",
     "profile": "startup_profile", "build": "startup_load", "load": "startup_load", "kv": "startup_kv",
-    "serving": "serving", "device": "startup_load", "spec": "serving", "lora": "serving",
+    "serving": "serving", "device": "startup_load", "spec": "serving", "lora": "serving", "sampling": "serving",
 }  # fmt: skip

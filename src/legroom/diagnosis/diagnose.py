@@ -14,6 +14,7 @@ from legroom.diagnosis.platforms import engine_of, platform_of
 from legroom.diagnosis.report import Diagnosis, diagnose_run
 from legroom.diagnosis.scan import Scanner
 from legroom.diagnosis.starting_plan import Hints
+from legroom.diagnosis.unwrap import unwrapped
 from legroom.facts.evidence import startup_lines, typed
 from legroom.planning.startup_log import Startup, StartupEvent, split_starts, startup_of
 from legroom.records import dataclass, field
@@ -90,7 +91,25 @@ def _with_utilization(startup: Startup, events: Sequence[StartupEvent]) -> Start
     return replace(startup, args=replace(startup.args, gpu_memory_utilization=ratio))
 
 
-def _case(evidence: Sequence[Evidence], startup: Startup, source: str, lines: int) -> Case:
+_KILLS = ("killed_word", "sigkill")
+
+
+def _without_self_inflicted(evidence: Sequence[Evidence]) -> list[Evidence]:
+    """A server that goes down after an error ends its workers and at last itself with SIGKILL: that is no failure of
+    its own. A kill that names the memory limit stays one."""
+    ending = next((item.line for item in evidence if item.id == "self_kill"), None)
+    if ending is None:
+        return list(evidence)
+    return [
+        replace(item, role="symptom")
+        if item.id in _KILLS and item.line > ending and "oom" not in item.text.lower()
+        else item
+        for item in evidence
+    ]
+
+
+def _case(items: Sequence[Evidence], startup: Startup, source: str, lines: int) -> Case:
+    evidence = _without_self_inflicted(items)
     return Case(tuple(evidence), startup, engine_of(evidence, startup), platform_of(evidence, startup), source, lines)
 
 
@@ -107,7 +126,7 @@ class LogReading:
 
 def read_log(pieces: Iterable[bytes], source: str = "the log", hints: Hints | None = None) -> LogReading:
     scanner = Scanner()
-    gathered = gather(scanner.passages(pieces))
+    gathered = gather(scanner.passages(unwrapped(pieces)))
     cases = runs_of(gathered, source, scanner.lines)
     runs = tuple(diagnose_run(case, hints) for case in reversed(cases))
     return LogReading(source, scanner.lines, scanner.bytes, _informative_first(runs))
@@ -126,7 +145,8 @@ def in_order(readings: Sequence[LogReading]) -> tuple[LogReading, ...]:
 
 def _informative_first(runs: tuple[Diagnosis, ...]) -> tuple[Diagnosis, ...]:
     """The last run first, unless the log ends before it says anything: then the one before it that does."""
-    for number, run in enumerate(runs):
-        if run.verdict != "not understood":
-            return (run, *runs[:number], *runs[number + 1 :])
+    for unsaid in (("not understood", "cause above"), ("not understood",)):
+        for number, run in enumerate(runs):
+            if run.verdict not in unsaid:
+                return (run, *runs[:number], *runs[number + 1 :])
     return runs

@@ -10,6 +10,7 @@ from legroom.diagnosis.diagnose import LogReading, in_order
 from legroom.diagnosis.finding import Finding, Fix
 from legroom.diagnosis.masking import masked, masked_all
 from legroom.diagnosis.report import Diagnosis
+from legroom.facts.releases import logged_release
 from legroom.planning.plan_document import layout_json
 
 _LONGEST_TEXT = 1000
@@ -34,13 +35,14 @@ def readings_json(readings: Sequence[LogReading]) -> dict[str, Any]:
 
 
 def diagnosis_json(diagnosis: Diagnosis) -> dict[str, Any]:
-    return {
+    document: dict[str, Any] = {
         "verdict": diagnosis.verdict,
         "phase": diagnosis.phase,
         "findings": [finding_json(finding) for finding in diagnosis.findings],
         "deployment": deployment_json(diagnosis.case),
         "memory": memory_json(diagnosis.case),
     }
+    return document | ({"needed": list(diagnosis.needed)} if diagnosis.needed else {})
 
 
 def finding_json(finding: Finding) -> dict[str, Any]:
@@ -69,6 +71,7 @@ def fix_json(fix: Fix) -> dict[str, Any]:
         "env": dict(fix.env),
         "steps": list(fix.steps),
         "command": list(fix.command),
+        "comment": fix.comment,
         "why": fix.why,
         "trades": fix.trades,
         "layout": layout_json(fix.layout) if fix.layout else None,
@@ -87,6 +90,7 @@ def deployment_json(case: Case) -> dict[str, Any]:
     return {
         "model": startup.args.model or None,
         "vllm": startup.vllm,
+        "vllm_note": logged_release(startup.vllm).note or None if startup.vllm else None,
         "engine": case.engine.generation or None,
         "gpu": startup.gpu_name,
         "gpu_total_bytes": startup.gpu_total_bytes,
@@ -113,7 +117,15 @@ def memory_json(case: Case) -> dict[str, Any]:
 
 
 def _no_deployment() -> dict[str, Any]:
-    return {"model": None, "vllm": None, "engine": None, "gpu": None, "gpu_total_bytes": None, "args": {}}
+    return {
+        "model": None,
+        "vllm": None,
+        "vllm_note": None,
+        "engine": None,
+        "gpu": None,
+        "gpu_total_bytes": None,
+        "args": {},
+    }
 
 
 def _plain(value: Any) -> Any:

@@ -18,6 +18,10 @@ _KEPT_CHARS = 2000
 _NO_TRACEBACK = re.compile(r"\b(?:DEBUG|INFO|WARNING) {1,3}\d\d-\d\d \d\d:")
 """Tracebacks are logged as errors; a warning or the engine's dump of its last batch names what runs elsewhere."""
 _COMPLETE = re.compile(r"\b(?:INFO|DEBUG) \d\d-\d\d \d\d:")
+_CHATTER = re.compile(r"\b(?:DEBUG|INFO) {1,3}\d\d-\d\d \d\d:|\bNCCL INFO\b|(?:^|\s)(?:INFO|DEBUG):? {2,}")
+"""Lines that tell what is tried or skipped on the way: a library that is looked for and not found is no failure."""
+_WARNING = re.compile(r"\bWARN(?:ING)?\b")
+_SAID_ABOVE = re.compile(r"original error: ?\w|RuntimeError\('|Worker failed with error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,8 @@ class Evidence:
     pid: int | None = None
     time: str = ""
     at: str = ""
+    is_warning: bool = False
+    """Logged as a warning: the server went on."""
     window: str = ""
     """The text from the match on, over the lines that follow: what a message wrapped over several lines says."""
 
@@ -55,21 +61,25 @@ def evidence_of(passage: Passage) -> list[Evidence]:
     first = line.text[:_WINDOW_CHARS]
     # An INFO line stands alone; errors are wrapped by terminals, and carry lines of their own.
     wrapped = () if _COMPLETE.search(line.raw[:200]) else passage.following
-    following = (without_prefixes(server_text(raw[:4000])).strip()[:1000] for raw in wrapped)
+    following = (without_prefixes(server_text(raw)[:4000]).strip()[:1000] for raw in wrapped)
     window = " ".join((first, *following))[: 2 * _WINDOW_CHARS]
+    head = line.raw[:200]
+    is_chatter, is_warning = bool(_CHATTER.search(head)), bool(_WARNING.search(head))
     items: list[Evidence] = []
     for index in _all_patterns().matching(window):
         message = message_patterns()[index]
         match = compiled(_pattern(message)).search(window)
         if match is None or match.start() >= max(len(first), 1):
             continue
-        if message.role == "frame" and (_NO_TRACEBACK.search(line.raw[:200]) or first.startswith("Dumping ")):
+        if message.role == "frame" and (_NO_TRACEBACK.search(head) or first.startswith("Dumping ")):
+            continue
+        if is_chatter and message.role in ("failure", "host", "exception"):
             continue
         facts = typed({name: text for name, text in match.groupdict().items() if text is not None})
         items.append(
             Evidence(
                 message.id, message.role, line.number, line.raw[:_KEPT_CHARS].strip(), facts, message.phase,
-                line.process, line.rank, line.pid, line.time, line.at,
+                line.process, line.rank, line.pid, line.time, line.at, is_warning,
                 window[match.start() : match.start() + _KEPT_CHARS],
             )
         )  # fmt: skip
@@ -84,7 +94,15 @@ _COVERED = {
     "free_below_desired": ("free_below_desired_bare",),
     "pinned_failed": ("cuda_oom",),
     "illegal_access": ("kernel_launch",),
+    "kernel_shared_memory": ("torch_oom_unsized",),
+    "core_killed": ("engine_start_failed",),
+    "core_bus_error": ("engine_start_failed",),
+    # Ray lists what may have happened, killing for want of memory among it, whatever happened.
+    "ray_worker_died": ("sigkill", "segfault", "oom_killer"),
+    "engine_stats": ("kv_usage_line",),
 }
+_ECHOES = ("echo", "engine_start_failed", "engine_dead")
+"""They say that another process failed, in an exception of their own."""
 
 
 def _without_weaker(items: list[Evidence]) -> list[Evidence]:
@@ -92,6 +110,8 @@ def _without_weaker(items: list[Evidence]) -> list[Evidence]:
     ids = {evidence.id for evidence in items}
     covered = {weak for strong, weaker in _COVERED.items() if strong in ids for weak in weaker}
     if any(evidence.role in ("failure", "host") for evidence in items):
+        covered.add("exception")
+    if ids.intersection(_ECHOES) and not any(_SAID_ABOVE.search(evidence.window) for evidence in items):
         covered.add("exception")
     banner = "server_banner" in ids  # settings name functions and features that are not running yet
     return [evidence for evidence in items if evidence.id not in covered and not (banner and evidence.role == "frame")]

@@ -34,6 +34,10 @@ class Fix:
     confidence: float = 0.5
     trades: str = ""
     command: tuple[str, ...] = ()
+    comment: str = ""
+    """What of the command is not known, and has to be put in by its reader."""
+    proven: bool = False
+    """The log itself says that this starts: its number counts more than a model that disagrees."""
     plan: Plan | None = None
     """The plan that the new flags lead to, where the model, the GPU and the release are known."""
     before: Layout | None = None

@@ -8,15 +8,16 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from legroom.deployments.server_words import assignments
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.finding import Fix, FixKind
-from legroom.diagnosis.starting_plan import NOT_PLANNABLE, Hints, Known, base_plan, known_of
+from legroom.diagnosis.log_accounting import LogAccounting, log_accounting
+from legroom.diagnosis.starting_plan import NOT_PLANNABLE, Hints, Known, base_plan, given_deployment, known_of
+from legroom.memory.deployment import Measurements
 from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
-from legroom.vllm.command_line import command
 
 if TYPE_CHECKING:
+    from legroom.memory.layout import Layout
     from legroom.planning.plan import Plan
 
 _HIGHEST, _LOWEST = 0.97, 0.2
@@ -37,15 +38,31 @@ class FixPlanner:
     def given_args(self) -> ServeArgs:
         """The flags as they were given, however odd: those of the line, else those that the log shows."""
         if self._hints.command:
-            from legroom.deployments.deployment import deployment_from_command  # noqa: PLC0415 - only where a line was given
-
-            return deployment_from_command(self._hints.command, self.known.release).args
+            return given_deployment(self._hints, self.known.release).args
         return self.case.startup.args
 
     @cached_property
     def base(self) -> Plan | None:
         """The run as it was, as a plan."""
         return base_plan(self.case, self.known)
+
+    @cached_property
+    def accounting(self) -> LogAccounting:
+        """vLLM's accounting with the numbers that the log prints."""
+        return log_accounting(self.case, self.utilization, self.total_bytes)
+
+    @property
+    def missing_bytes(self) -> int:
+        """What the failed allocation lacked; 0 where the log does not say."""
+        oom = self.case.oom
+        return max(oom.wanted_bytes - (oom.free_bytes or 0), 0) if oom else 0
+
+    @property
+    def utilization_known(self) -> bool:
+        """The log or the user says which share was asked for, or that none was."""
+        startup = self.case.startup
+        told = self.case.first("free_below_desired") is not None or self.known.args.gpu_memory_utilization is not None
+        return told or startup.args_known or bool(self._hints.command)
 
     @property
     def utilization(self) -> float:
@@ -57,8 +74,30 @@ class FixPlanner:
         given = self.known.args.gpu_memory_utilization
         if given is not None:
             return given
-        # 0.9 up to 0.19, 0.92 from 0.20 on.
-        return 0.92 if self.known.release_known and self.known.release.at_least("0.20.0") else 0.9
+        return self.usual_utilization if self.known.release_known else 0.9
+
+    def runs_within(self, first: str, last: str) -> bool:
+        """Whether the release is known to be one of these; an open end is empty."""
+        release = self.known.release
+        if not self.known.release_known or not release.at_least(first):
+            return False
+        return not last or release.within(first, last)
+
+    @property
+    def is_early_v1(self) -> bool:
+        """The V1 engine of 0.8 to 0.9.1: by the release, else by its labels. 0.9.2 put the engine's name before every
+        line of it, and workers became `Worker_TP0`."""
+        if self.known.release_known:
+            return self.case.engine.generation == "V1" and self.runs_within("0.8.0", "0.9.1")
+        labels = {item.process for item in self.case.evidence}
+        if self.case.engine.generation != "V1" or self.case.engine.before_brackets:
+            return False
+        return all(label in ("", "VllmWorker") for label in labels)
+
+    @property
+    def usual_utilization(self) -> float:
+        """What the release takes where nothing is said: 0.9 up to 0.19, 0.92 from 0.20 on."""
+        return 0.92 if self.known.release.at_least("0.20.0") else 0.9
 
     @property
     def total_bytes(self) -> int | None:
@@ -80,6 +119,8 @@ class FixPlanner:
         planned = self.plan_with(flags) if flags else None
         if self.base is not None and flags and planned is None:
             return None
+        if self.base is None and self.accounting.refuses(flags):
+            return None
         if planned is not None:
             from legroom.planning.advice import why as in_numbers  # noqa: PLC0415
 
@@ -87,7 +128,9 @@ class FixPlanner:
             confidence = min(0.95, confidence + (0.2 if planned.verdict == "fits" else 0.1))
         before = self.base.layout if self.base is not None and planned is not None else None
         line = self.command(flags, env)
-        return Fix(kind, why, dict(flags), dict(env or {}), steps, confidence, trades, line, planned, before)
+        return Fix(
+            kind, why, dict(flags), dict(env or {}), steps, confidence, trades, line, plan=planned, before=before
+        )
 
     def first_fitting(
         self,
@@ -155,8 +198,7 @@ class FixPlanner:
         try:
             args = replace(self.base.args, **flags)
             target = replace(self.base.target, gpus=max(self.base.target.gpus, args.gpus_needed))
-            if flags.keys() & _MEASURED_ANEW:
-                target = replace(target, seen=None)  # what this run measured was of other settings
+            target = replace(target, seen=still_measured(target.seen, flags))
             if "model" in flags:
                 target = replace(target, model=load(str(flags["model"])))
             made = plan(target, args)
@@ -164,14 +206,24 @@ class FixPlanner:
             return None
         if made.verdict == "tight" and self.base.verdict == "tight":
             return None  # the run failed where the model saw it tight, so tight is not enough
-        return made if made.verdict != "does_not_fit" else None
+        if made.verdict == "does_not_fit" or not self._gains_enough(made):
+            return None
+        return made
+
+    def _gains_enough(self, made: Plan) -> bool:
+        """Where the model saw no failure, it is wrong by what was missing: a change has to win at least that much."""
+        base = self.base
+        if base is None or base.verdict != "fits" or not self.missing_bytes:
+            return True
+        if self.case.phase in ("startup_load", "startup_profile"):
+            won = counted_bytes(base.layout) - counted_bytes(made.layout)
+        else:
+            won = made.layout.headroom_bytes - base.layout.headroom_bytes
+        return won >= self.missing_bytes
 
     def command(self, flags: Mapping[str, Any], env: Mapping[str, str] | None = None) -> tuple[str, ...]:
-        """The line to run, as far as the log shows it; MODEL stands for a model that it does not show."""
-        known = self.known
-        fields = {name: value for name, value in flags.items() if name in known.args.__dataclass_fields__}
-        args = replace(_as_written(known.args), **{"model": known.args.model or "MODEL", **fields})
-        return (*assignments(env or {}), *command(args, known.release))
+        """The line to run, as far as it is known; MODEL stands for a model that nothing shows."""
+        return self.known.rebuilt.words(flags, env or {}, self.known.release)
 
     def lower_utilization(self, need_bytes: int, why: str, confidence: float = 0.65) -> Fix | None:
         """As much less of the card as the failed request needs beside the pool, with a margin."""
@@ -213,35 +265,29 @@ class FixPlanner:
         )
 
 
-_RESOLVED = {
-    "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "data_parallel_size": 1, "kv_cache_dtype": "auto",
-    "dtype": "bfloat16", "enable_prefix_caching": True, "enforce_eager": False, "enable_chunked_prefill": True,
-    "enable_lora": False,
-}  # fmt: skip
-"""What an engine's config line prints although nobody gave it."""
+def counted_bytes(layout: Layout) -> int:
+    """What a server holds before there is a KV cache."""
+    return layout.weights.bytes + layout.activation.bytes + layout.non_torch.bytes
 
 
-def _as_written(args: ServeArgs) -> ServeArgs:
-    """The flags without those that only repeat what vLLM chooses by itself."""
-    repeated: dict[str, Any] = {name: None for name, value in _RESOLVED.items() if getattr(args, name) == value}
-    return replace(args, **repeated)
-
-
-_MEASURED_ANEW = frozenset(
+_OTHER_WEIGHTS = frozenset(
     {
-        "tensor_parallel_size",
-        "pipeline_parallel_size",
-        "model",
-        "quantization",
-        "max_num_batched_tokens",
-        "max_num_seqs",
-        "enforce_eager",
-        "max_cudagraph_capture_size",
-        "enable_lora",
-        "speculative_config",
-        "limit_mm_per_prompt",
-        "kv_cache_dtype",
-        "cpu_offload_gb",
-        "max_loras",
+        "tensor_parallel_size", "pipeline_parallel_size", "model", "quantization", "enable_lora", "max_loras",
+        "max_lora_rank", "speculative_config", "cpu_offload_gb", "enable_expert_parallel",
     }
-)
+)  # fmt: skip
+_OTHER_PEAK = frozenset(
+    {
+        "max_num_batched_tokens", "max_num_seqs", "enforce_eager", "max_cudagraph_capture_size",
+        "limit_mm_per_prompt", "kv_cache_dtype", "compilation_config", "language_model_only",
+    }
+)  # fmt: skip
+
+
+def still_measured(seen: Measurements | None, flags: Mapping[str, Any]) -> Measurements | None:
+    """What a run measured, as far as it holds with these flags changed."""
+    if seen is None or flags.keys() & _OTHER_WEIGHTS:
+        return None
+    if flags.keys() & _OTHER_PEAK:
+        return Measurements(weights_bytes=seen.weights_bytes, source=seen.source)
+    return seen

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from legroom.diagnosis.evidence import Evidence
-from legroom.diagnosis.finding import Fix
+from legroom.diagnosis.finding import Fix, FixKind
 from legroom.diagnosis.fix_planner import FixPlanner
 from legroom.diagnosis.starting_plan import NOT_PLANNABLE
 from legroom.errors import LegroomError
@@ -90,6 +90,37 @@ def _pool(planner: FixPlanner, args: ServeArgs, pool_bytes: int) -> KvPlan | Non
         return None
 
 
+def smaller_steps(planner: FixPlanner, tokens: int) -> dict[str, Any]:
+    """Fewer tokens a step, as the engine takes it: V0 refuses a step below max_model_len without chunked prefill."""
+    flags: dict[str, Any] = {"max_num_batched_tokens": tokens}
+    if planner.case.engine.generation == "V0" and not planner.known.args.enable_chunked_prefill:
+        flags["enable_chunked_prefill"] = True
+    return flags
+
+
+def smaller_media(planner: FixPlanner, why: str, confidence: float = 0.6) -> Fix:
+    """One image a prompt and no video; a limit of pixels only where the model's processor is known to take one."""
+    kind: FixKind = "limit_multimodal"
+    flags: dict[str, Any] = {"limit_mm_per_prompt": {"image": 1, "video": 0}}
+    if any(name in planner.known.args.model.lower() for name in _TAKE_MAX_PIXELS):
+        flags["mm_processor_kwargs"] = {"max_pixels": _MEGAPIXEL}
+    return Fix(kind, why, flags=flags, confidence=confidence, trades="larger or more media are scaled or refused")
+
+
+_TAKE_MAX_PIXELS = (
+    "qwen2-vl",
+    "qwen2.5-vl",
+    "qwen2_5_vl",
+    "qwen3-vl",
+    "qwen3.5",
+    "qwen3.6",
+    "qwen2.5-omni",
+    "qwen3-omni",
+)
+"""Processors that have `max_pixels` (Hugging Face's Qwen2-VL image processor, which the later ones share)."""
+_MEGAPIXEL = 1003520
+"""1,280 patches of 28 x 28 pixels: what Qwen's own model cards use to bound an image."""
+
 _SURE = 0.8
 _SWITCHES = ("switch", "bool", "optbool")
 
@@ -113,6 +144,10 @@ def repairs(planner: FixPlanner) -> Iterator[Fix | None]:
         evidence = case.first(id_)
         if evidence is not None:
             yield repair(planner, evidence)
+    only_v0 = case.first("v1_unsupported_flag")
+    if only_v0 is not None and str(only_v0.facts.get("flag", "")).startswith("--"):
+        name = str(only_v0.facts["flag"])
+        yield _changed(planner, {dest_name(name): None}, f"{name} is of the V0 engine; V1 does not have it.")
     for id_, (name, why) in TAKEN_OUT.items():
         if case.has(id_):
             yield _changed(planner, {name: None}, why)
@@ -257,5 +292,4 @@ def given_flags(planner: FixPlanner) -> dict[str, Any]:
 
 
 def _changed(planner: FixPlanner, flags: Mapping[str, Any], why: str, steps: tuple[str, ...] = ()) -> Fix:
-    line = planner.command({name: value for name, value in flags.items() if name in ServeArgs.__dataclass_fields__})
-    return Fix("flag", why, dict(flags), steps=steps, confidence=_SURE, command=line)
+    return Fix("flag", why, dict(flags), steps=steps, confidence=_SURE, command=planner.command(flags))

@@ -7,8 +7,7 @@ from typing import Literal
 
 from legroom.diagnosis.evidence import Evidence
 from legroom.diagnosis.torch_oom import parse_oom
-from legroom.errors import LegroomError
-from legroom.facts.releases import release as known_release
+from legroom.facts.releases import logged_release
 from legroom.planning.startup_log import Startup
 from legroom.records import dataclass
 from legroom.units import GIB
@@ -59,10 +58,7 @@ class Engine:
         """Whether the release lies in a range; None where that is not known."""
         if self.version is None:
             return None
-        try:
-            return known_release(self.version).within(first, last)
-        except LegroomError:
-            return None
+        return logged_release(self.version).within(first, last)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,21 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from legroom.diagnosis.case import FAILING, Case
+from legroom.diagnosis.beyond_flags import other_hardware
+from legroom.diagnosis.case import BOILERPLATE, FAILING, Case
 from legroom.diagnosis.cause import Cause
 from legroom.diagnosis.causes import cause_of, causes
 from legroom.diagnosis.finding import Assessment, Finding, proof
 from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.diagnosis.fix_vetting import vetted
 from legroom.diagnosis.starting_plan import Hints
 from legroom.errors import LegroomError
 from legroom.records import dataclass
 
-Verdict = Literal["cause found", "not a memory problem", "no problem found", "not understood"]
+Verdict = Literal["cause found", "not a memory problem", "no problem found", "cause above", "not understood"]
 
 MOST_FINDINGS = 4
 MOST_FIXES = 5
 _WORTH_SHOWING = 0.15
 _GUESSED = 0.3
+_SURE_WITHOUT_ERROR = 0.5
+"""Frames or counters alone assert a cause from here on; below, the error itself has to be seen."""
 _ECHO = 0.8
 """What is left of the confidence in a cause that only later failures prove."""
 
@@ -31,6 +35,17 @@ class Diagnosis:
     case: Case
     verdict: Verdict
     findings: tuple[Finding, ...]
+    """With the verdict "cause above" these are possibilities, not answers."""
+
+    @property
+    def proven_findings(self) -> tuple[Finding, ...]:
+        """What is sure enough to act on."""
+        return () if self.verdict == "cause above" else self.findings
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """What else to give, where the lines that decide are not in this text."""
+        return tuple(_needed(self.case)) if self.verdict == "cause above" else ()
 
     @property
     def phase(self) -> str | None:
@@ -47,7 +62,7 @@ class Diagnosis:
 def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
     """Weigh the causes of one run and work out what fixes the likely ones."""
     planner = FixPlanner(case, hints)
-    likely = _likely_causes(case) or ([] if _is_up(case) else _guessed_cause(case))
+    likely = _likely_causes(case) or ([] if case.is_up else _guessed_cause(case))
     findings = tuple(_finding(cause, assessment, planner) for cause, assessment in likely)
     return Diagnosis(case, _verdict(case, findings), findings)
 
@@ -78,8 +93,8 @@ def _guessed_cause(case: Case) -> list[tuple[Cause, Assessment]]:
         return []
     why = (
         "The log breaks off before the error itself. If memory "
-        "ran out at this place it was this; the line that ends in "
-        "`Error:` would tell."
+        "ran out at this place it was this; the traceback's last "
+        "line, which names the error, would tell."
     )
     return [(usual, Assessment(_GUESSED, proof(frames[-3:]), why))]
 
@@ -89,10 +104,12 @@ def _of_traceback(text: str) -> bool:
 
 
 def _finding(cause: Cause, assessment: Assessment, planner: FixPlanner) -> Finding:
-    fixes = [fix for fix in cause.remedies(planner) if fix is not None][:MOST_FIXES]
+    fixes = vetted(planner, cause.remedies(planner))[:MOST_FIXES]
+    if cause.domain == "gpu" and not fixes:
+        fixes = (other_hardware(planner),)  # no lever is left that the numbers of this log do not refuse
     return Finding(
         cause.label, _entry(cause, assessment), assessment.confidence, assessment.evidence, assessment.why,
-        tuple(fixes), cause.dead_ends,
+        fixes, cause.dead_ends,
     )  # fmt: skip
 
 
@@ -108,11 +125,32 @@ def _entry(cause: Cause, assessment: Assessment) -> str:
 
 
 def _verdict(case: Case, findings: tuple[Finding, ...]) -> Verdict:
-    if findings:
+    unsaid = _needed(case) and case.last_error is None
+    if findings and not (unsaid and findings[0].confidence < _SURE_WITHOUT_ERROR):
         return "not a memory problem" if cause_of(findings[0].cause).domain == "other" else "cause found"
-    return "no problem found" if _is_up(case) else "not understood"
+    if unsaid:
+        return "cause above"
+    if case.is_up:
+        return "no problem found"
+    return "cause above" if case.startup.vllm or case.startup.args_known else "not understood"
 
 
-def _is_up(case: Case) -> bool:
-    started = case.startup.outcome == "started"
-    return started or case.has("server_ready", "engine_ready", "request_served", "engine_stats")
+def _needed(case: Case) -> list[str]:
+    """The lines that would decide, by what this text ends with."""
+    needed = []
+    broken, echo, stop = case.broken_traceback, case.echo, case.stops_short
+    if broken is not None:
+        needed.append(f"the rest of the traceback that begins at line {broken.line}: its last line names the error")
+    if echo is not None and echo.id in BOILERPLATE:
+        needed.append("the log of the worker that died, and `dmesg | grep -i oom` of its node: Ray lists every reason")
+    elif echo is not None:
+        needed.append(
+            f"the lines above line {echo.line}, from the start of the server on: it only repeats that a process failed "
+            "before; the first error of EngineCore or of a worker is the cause"
+        )
+    if not needed and (stop is not None or not case.is_up):
+        needed.append(
+            "what ended the process, if it ended: its exit code (137 is SIGKILL), `kubectl describe pod` or `docker "
+            "inspect` (OOMKilled, a failed probe), `dmesg | grep -i oom`"
+        )
+    return needed

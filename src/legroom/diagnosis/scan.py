@@ -25,6 +25,9 @@ _HUGE = 8 << 20
 _LARGE = 12 << 20
 _LAST = 1 << 20
 _AROUND = 16 * 1024
+_PREFIX_BYTES = 160
+_MOST_LOOKED_AT = 10 * WINDOW_LINES
+"""Lines behind a mark that are looked at for ones with text."""
 # Marks of start-up lines that are too short to stop at; these say the same and are rarer.
 _BETTER = {
     " took ": ("loading took", "weights took"),
@@ -166,14 +169,25 @@ def passage_at(buffer: bytes, start: int, number: int, hit: int | None = None) -
         start = hit - 2000  # deep inside a long line: what surrounds the mark
     lines: list[str] = []
     position = start
-    while len(lines) < WINDOW_LINES and position < len(buffer):
+    speaker = _speaker(buffer, start, start + _PREFIX_BYTES)
+    for _ in range(_MOST_LOOKED_AT):
+        if len(lines) == WINDOW_LINES or position >= len(buffer):
+            break
         newline = buffer.find(b"\n", position)
         stop = newline if newline >= 0 else len(buffer)
-        lines.append(buffer[position : min(stop, position + LONGEST_LINE)].decode("utf-8", "replace"))
+        # Empty lines say nothing and stand where broken lines were joined; other ranks speak in between.
+        if not lines or (stop > position and (not speaker or _speaker(buffer, position, stop) in (speaker, b""))):
+            lines.append(buffer[position : min(stop, position + LONGEST_LINE)].decode("utf-8", "replace"))
         if stop - position > LONGEST_LINE:
             break
         position = stop + 1
     return Passage(read_line(number, lines[0] if lines else ""), tuple(lines[1:]))
+
+
+def _speaker(buffer: bytes, start: int, stop: int) -> bytes:
+    """The process that a line says it is of; empty where it does not say."""
+    at = buffer.find(b"pid=", start, min(stop, start + _PREFIX_BYTES))
+    return buffer[at : at + 12].partition(b")")[0].partition(b",")[0] if at >= 0 else b""
 
 
 @cache
@@ -183,7 +197,15 @@ def every_mark() -> tuple[bytes, ...]:
     for line in startup_lines():
         marks += _BETTER.get(line.mark, (line.mark,))
     marks += ["Application startup complete"]
+    marks += [escaped for mark in marks if (escaped := _in_json(mark)) != mark]
     return tuple(dict.fromkeys(mark.encode() for mark in marks if len(mark) > 1 or mark in "█▄"))
+
+
+def _in_json(mark: str) -> str:
+    """As Docker's and other JSON logs write it inside a string."""
+    for character, written in (('"', '\\"'), ("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026")):
+        mark = mark.replace(character, written)
+    return mark
 
 
 @cache

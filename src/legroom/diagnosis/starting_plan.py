@@ -6,10 +6,12 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from legroom.diagnosis.reader import names_a_file
+from legroom.diagnosis.rebuilt_command import RebuiltCommand, rebuilt_command
 from legroom.errors import LegroomError
 from legroom.facts.gpus import Gpu, all_gpus, with_total
 from legroom.facts.gpus import gpu as known_gpu
-from legroom.facts.releases import Release, latest
+from legroom.facts.releases import Release, latest, logged_release
 from legroom.facts.releases import release as known_release
 from legroom.memory.deployment import Measurements
 from legroom.records import dataclass
@@ -17,10 +19,13 @@ from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
 
 if TYPE_CHECKING:
+    from legroom.deployments.deployment import Deployment
     from legroom.diagnosis.case import Case
     from legroom.planning.plan import Plan, Target
 
 _UNSET = ServeArgs()
+MOST_RANKS = 64
+"""Of one engine; a number above it in a foreign log is none of a rank."""
 NOT_PLANNABLE = (LegroomError, ArithmeticError, LookupError, TypeError, ValueError)
 """Flags read from a foreign log may be of the wrong kind or contradict each other: then there is no plan, no crash."""
 
@@ -30,6 +35,7 @@ class Hints:
     """What the user says beside the log."""
 
     command: str | None = None
+    """The line that was run, or the name of the file that starts the server."""
     model: str | None = None
     gpu: str | None = None
     gpus: int | None = None
@@ -45,32 +51,68 @@ class Known:
     args: ServeArgs
     release: Release
     release_known: bool
-    """The log or the user names the release; else the newest known stands in for it."""
+    """The log or the user names the release; else one that fits the log's style stands in for it."""
     gpu: Gpu | None
     gpus: int | None
     total_bytes: int | None
-    notes: tuple[str, ...] = ()
+    rebuilt: RebuiltCommand
+    """The command as it was, for writing it again."""
+    ranks: int = 1
+    """How many ranks one engine has at least: by its flags, or by the ranks that speak in the log."""
+    ranks_known: bool = False
+    """Flags or ranks are shown; else there may be more than one that the log is silent about."""
 
 
 def known_of(case: Case, hints: Hints) -> Known:
     startup = case.startup
-    version = hints.vllm or startup.vllm
-    release = _release(version, must=hints.vllm is not None)
-    args, gpus = startup.args, hints.gpus
+    release, release_known = _release(case, hints)
+    args, gpus, line = startup.args, hints.gpus, None
     if hints.command:
-        from legroom.deployments.deployment import deployment_from_command  # noqa: PLC0415 - only where a line was given
-
-        deployment = deployment_from_command(hints.command, release if version else None)
-        args = _merged(deployment.args, args if startup.args_known else ServeArgs())
+        deployment = given_deployment(hints, release if release_known else None)
+        line = deployment.args
+        args = _merged(line, args if startup.args_known else ServeArgs())
         gpus = gpus or deployment.gpu_count
-        release, version = (release, version) if version else (deployment.release, deployment.release_hint)
+        if not release_known and deployment.release_hint:
+            release, release_known = deployment.release, True
     if hints.model:
         args = replace(args, model=hints.model)
     if not hints.local_models and is_local(args.model):
         args = replace(args, model="")
     args = _plausible(args)
+    rebuilt = rebuilt_command(startup, line, args.model)
+    seen = ranks_seen(case)
+    if args.tensor_parallel_size is None and args.engine_ranks < seen and not startup.args_known and line is None:
+        args = replace(args, tensor_parallel_size=seen // args.engine_ranks)
     total = _total_bytes(case)
-    return Known(args, release, version is not None, _gpu(case, hints, total), gpus, total)
+    card = _gpu(case, hints, total)
+    told = startup.args_known or line is not None or args.tensor_parallel_size is not None or seen > 1
+    return Known(args, release, release_known, card, gpus, total, rebuilt, max(args.engine_ranks, seen), told)
+
+
+def given_deployment(hints: Hints, release: Release | None) -> Deployment:
+    """The server that the user's line, or the file that it names, starts."""
+    from legroom.deployments.deployment import (  # noqa: PLC0415 - only where a line was given
+        deployment_from_command,
+        deployment_from_file,
+    )
+
+    line = hints.command or ""
+    if hints.local_models and names_a_file(line):
+        return deployment_from_file(line, release)
+    return deployment_from_command(line, release)
+
+
+def ranks_seen(case: Case) -> int:
+    """The ranks of one engine as the log shows them: told by themselves, or by the highest that speaks, which is one
+    of a power of two (rank 5 is one of eight). 1 where none does."""
+    if case.startup.world_size and case.startup.world_size <= MOST_RANKS:
+        return case.startup.world_size
+    highest = max((item.rank for item in case.evidence if item.rank is not None), default=0)
+    highest = max(highest, case.oom.gpu or 0 if case.oom else 0)  # every rank has the device of its number
+    # Until V1 the first rank ran in the engine's own process, beside its workers.
+    workers = {item.pid for item in case.evidence if "WorkerProcess" in item.process or "RayWorker" in item.process}
+    highest = max(highest, len(workers))
+    return 1 << highest.bit_length() if highest < MOST_RANKS else 1
 
 
 def is_local(model: str) -> bool:
@@ -110,15 +152,18 @@ def _anchored(made: Plan, case: Case) -> Target:
     return replace(made.target, seen=replace(seen, activation_bytes=max(peak, 0)))
 
 
-def _release(version: str | None, must: bool) -> Release:
-    if version is None:
-        return latest()
-    try:
-        return known_release(version)
-    except LegroomError:
-        if must:
-            raise
-        return latest()
+def _release(case: Case, hints: Hints) -> tuple[Release, bool]:
+    """The release in use, and whether it is known; else one that writes logs of this style."""
+    if hints.vllm is not None:
+        return known_release(hints.vllm), True
+    if case.startup.vllm is not None:
+        try:
+            return known_release(case.startup.vllm), True
+        except LegroomError:
+            return logged_release(case.startup.vllm), False
+    if case.engine.generation == "V0":
+        return known_release("0.7.3" if case.engine.before_brackets else "0.8.5"), False
+    return latest(), False
 
 
 def _merged(line: ServeArgs, logged: ServeArgs) -> ServeArgs:
@@ -164,7 +209,7 @@ def _gpu(case: Case, hints: Hints, total: int | None) -> Gpu | None:
             if hints.gpu:
                 raise
     if card is None and total:
-        card = _by_total(total)
+        card = _by_total(total) or known_gpu(f"{total / GIB:.2f}GiB")
     if card is not None and total and abs(card.total_bytes - total) < card.total_bytes * 0.1:
         card = with_total(card, total)
     return card

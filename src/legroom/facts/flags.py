@@ -155,6 +155,11 @@ def default(name: str, release: Release) -> Any:
     return _value_at(_data("defaults")["defaults"].get(name, []), _index()[release.version])
 
 
+def defaults_ever(name: str) -> tuple[Any, ...]:
+    """Every default that any known release declares for `--flag`."""
+    return tuple(value for _, _, value in _data("defaults")["defaults"].get(name, []))
+
+
 def choices(name: str, release: Release) -> tuple[Any, ...] | None:
     """The values a release allows for `--flag`; None where any is taken."""
     allowed = _value_at(_data("choices")["choices"].get(name, []), _index()[release.version])

@@ -76,6 +76,48 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
+class MediaItem:
+    """The largest image, video or recording that vLLM makes up to profile an encoder with."""
+
+    kind: str
+    """image | video | audio"""
+    tokens: int
+    """Placeholder tokens of the item; of one step of frames where it grows."""
+    patches: int
+    """Rows inside the encoder, of the same."""
+    outputs: int = 0
+    """Rows that come out, where fewer than it has placeholders; 0: as many."""
+    max_frames: int = 0
+    """> 0: a video of as many frames as the longest request holds, no more than this."""
+    frames_per_step: int = 1
+    beside_image_until: str = ""
+    """Before this release a growing video shared the longest request with an image; "always": it still does."""
+    within_length: bool = False
+    """Made no larger than the longest request."""
+    pixels_per_token: int = 0
+    """> 0: the processor's max_pixels sets the size."""
+    since: str = ""
+    until: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveTensors:
+    """What one moment of an encoder block keeps alive for every patch; see `memory.activation.encoder`."""
+
+    where: str
+    hidden: float = 0
+    """Hidden states that every rank holds whole."""
+    heads: float = 0
+    """Hidden states that are split by heads over the tensor-parallel ranks."""
+    inner: float = 0
+    """Feed-forward widths, split over the ranks."""
+    extra_bytes: int = 0
+    """Rotary tables, masks and the like."""
+    since: str = ""
+    until: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Modality:
     """A vision or audio encoder and its projector."""
 
@@ -96,7 +138,28 @@ class Modality:
     feature_levels: int = 1
     """Features handed to the language model for each token: of the last block, and of those that DeepStack taps."""
     exact: bool = True
-    """False: the checkpoint's config says nothing of its encoder, and the usual one of its family is assumed."""
+    """False: the config says nothing of its encoder and the usual one of its family is assumed, or the family is
+    unknown and a plain transformer is."""
+    items: tuple[MediaItem, ...] = ()
+    """What it encodes: images, and often videos too."""
+    moments: tuple[LiveTensors, ...] = ()
+    """The moments that may be its peak; empty: a plain transformer block is assumed."""
+    pixels_per_patch: int = 0
+    """Input values of one patch."""
+    raw_pixels_since: str = ""
+    """From this release on the pixels travel as bytes and are normalised on the card."""
+    chunk_bytes_per_patch: int = 0
+    """> 0: items are encoded in chunks whose look-up of this many bytes a patch fits a tenth of the card."""
+    chunked_since: str = ""
+    buffer_levels: int = 0
+    """Features of a whole batch that the model keeps a buffer for (DeepStack), built with the encoder."""
+    spread: float = 0.3
+    """How far the peak may be off, as a ratio: small where it was measured, large where it is only assumed."""
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """Kinds of items it takes."""
+        return frozenset(item.kind for item in self.items) or frozenset({self.kind})
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
+from legroom.facts.config.media_items import PROCESSOR_KEY, processor_files
 from legroom.facts.config.mistral_params import config_from_params
 
 LARGEST_CONFIG_BYTES = 20 * 2**20
 """No config.json comes near; a larger file is a mistake and is not read."""
+
+PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
+"""Where checkpoints say how large a picture or a video may be."""
 
 QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 """Where checkpoints keep their quantization when config.json does not (ModelOpt, AutoGPTQ, AutoAWQ)."""
@@ -57,6 +61,9 @@ def config_of_folder(folder: Path) -> dict[str, Any]:
     for name in QUANTIZATION_FILES:
         if (folder / name).is_file():
             config = with_quantization_file(config, name, read_json_object(folder / name))
+    if config.get("vision_config"):
+        files = {name: read_json_object(folder / name) for name in PROCESSOR_FILES if (folder / name).is_file()}
+        config = {**config, PROCESSOR_KEY: processor_files(files)}
     return config
 
 

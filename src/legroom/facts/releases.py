@@ -98,6 +98,13 @@ def latest() -> Release:
     return Release(newest, newest)
 
 
+def earlier_release(release: Release) -> str | None:
+    """The last release of the minor version before, such as 0.12.0 for 0.13.1; None where there is none."""
+    minor = _key(release.version)[0][:2]
+    older = [name for name in known_releases() if _key(name)[0][:2] < minor]
+    return older[-1] if older else None
+
+
 def successor(known: Release) -> Release | None:
     """The release after this one, where a build that lies between two known releases may already do what it does."""
     releases = known_releases()
@@ -143,3 +150,27 @@ def release(version: str) -> Release:
     else:
         note = f"legroom has no facts of vLLM {asked}; those of {below[-1]}, the nearest release below, apply"
     return Release(below[-1], asked, note)
+
+
+_LEADING_NUMBERS = re.compile(r"v?(?P<numbers>\d{1,4}(?:\.\d{1,4}){1,2})")
+
+
+@lru_cache(maxsize=512)
+def logged_release(version: str) -> Release:
+    """The release that a log names. Foreign text is never refused: a build without a number of its own (`dev`, `None`,
+    `0.0.0+unknown`, `0.1.dev7008+g...` of a clone without tags) counts as the newest, one older than the facts as the
+    oldest, and a name that was cut short as far as it reads, each with a note."""
+    asked = version.strip()[:60]
+    leading = _LEADING_NUMBERS.match(asked.lower())
+    known = known_releases()
+    numbers = tuple(int(part) for part in leading["numbers"].split(".")) if leading else ()
+    if not numbers or numbers in ((0, 0, 0), (0, 0)) or (numbers[:2] == (0, 1) and ".dev" in asked):
+        note = f"'{asked}' is a build without a release number; the facts of {known[-1]}, the newest known, apply"
+        return Release(known[-1], asked, note)
+    if _key(leading["numbers"] if leading else asked) < _key(known[0]):
+        return Release(known[0], asked, f"vLLM {asked} is older than legroom's facts; those of {known[0]} apply")
+    try:
+        return release(asked)
+    except LegroomError:
+        readable = release(leading["numbers"] if leading else known[-1])
+        return Release(readable.version, asked, f"{asked!r} is not a full version; the facts of {readable} apply")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from legroom.facts.releases import release as known_release
 from legroom.memory.layout import Failure
 from legroom.memory.overhead import held_at_start
+from legroom.memory.unified import loader_bytes
 from legroom.units import GIB, gib
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from legroom.memory.kv.plan import KvPlan
     from legroom.memory.layout import Layout
     from legroom.vllm.args import EngineSettings
+    from legroom.vllm.refusals import Unsupported
 
 
 def first_failure(
@@ -36,6 +38,11 @@ def first_failure(
         or kv.failure
         or _first(_after_kv(rank, graphs, free, settings, gpu) for rank in ranks)
     )
+
+
+def refused_by_release(refused: Unsupported | None) -> Failure | None:
+    """What no amount of memory would change."""
+    return Failure(refused.id, refused.message, 0, 0) if refused and refused.certain else None
 
 
 def free_at_start(settings: EngineSettings, gpu: Gpu, held_by_others_bytes: int = 0) -> int:
@@ -64,9 +71,13 @@ def _free_at_start(rank: Layout, free: int, settings: EngineSettings, gpu: Gpu) 
 
 
 def _weights_load(rank: Layout, free: int, gpu: Gpu) -> Failure | None:
-    if rank.weights.bytes <= free:
-        return None
-    return Failure("weights_too_big", _oom(gpu, "while loading the weights"), rank.weights.bytes, free)
+    staged = loader_bytes(gpu, rank.weights.bytes)
+    needed, peak = rank.weights.bytes + staged, rank.loading_peak_bytes + staged
+    if needed > free:
+        return Failure("weights_too_big", _oom(gpu, "while loading the weights"), needed, free)
+    if peak > free:
+        return Failure("loading_oom", _oom(gpu, f"while loading: {rank.loading_why}"), peak, free)
+    return None
 
 
 def _profile_run(rank: Layout, free: int, gpu: Gpu) -> Failure | None:

@@ -14,14 +14,17 @@ from legroom.memory.graphs import graph_bytes, graph_estimate
 from legroom.memory.kv.plan import KvPlan, kv_plan
 from legroom.memory.layout import Layout
 from legroom.memory.overhead import non_torch, outside
-from legroom.memory.weights.loaded import weights
+from legroom.memory.unified import reserve_bytes
+from legroom.memory.weights.loaded import loaded_weights
 from legroom.records import dataclass
+from legroom.vllm.unsupported import unsupported
 
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
     from legroom.facts.model import Model
     from legroom.memory.layout import Failure
     from legroom.vllm.args import EngineSettings
+    from legroom.vllm.refusals import Unsupported
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,13 @@ class DeploymentMemory:
     graphs: Figure
     """What CUDA-graph capture really takes on the tightest stage, counted or not."""
     failure: Failure | None
+    doubt: Unsupported | None = None
+    """What may keep the release from running this at all, whatever the memory."""
+
+    @property
+    def refused(self) -> Unsupported | None:
+        """The doubt, where it and not the memory decides."""
+        return self.doubt if self.doubt and (self.failure is None or self.failure.id == self.doubt.id) else None
 
     @property
     def tightest(self) -> Layout:
@@ -69,8 +79,12 @@ def deployment_memory(
         # Encoders that attend both ways keep nothing between steps: no pool is sized and none is allocated.
         ranks = tuple(replace(rank, kv_cache=exact(0, "KV cache", "no layer keeps one")) for rank in ranks)
     graphs = _seen(seen.graph_bytes if seen else None, graph_bytes(model, settings, gpu), seen)
-    failure = checks.first_failure(ranks, kv, graphs, settings, gpu=gpu, held_by_others_bytes=held_by_others_bytes)
-    return DeploymentMemory(ranks, kv, graphs, failure)
+    refused = unsupported(settings, model, gpu)
+    failure = checks.refused_by_release(refused) or checks.first_failure(
+        ranks, kv, graphs, settings, gpu=gpu, held_by_others_bytes=held_by_others_bytes
+    )
+    # Someone who has measured a start of it has no doubt that it starts.
+    return DeploymentMemory(ranks, kv, graphs, failure, None if seen else refused)
 
 
 def stage_layout(
@@ -83,8 +97,9 @@ def stage_layout(
 ) -> Layout:
     """One pipeline stage; its tensor-parallel ranks are alike."""
     budget = budget_bytes(gpu, settings)
+    loaded = loaded_weights(model, settings, gpu, stage)
     parts = (
-        _seen(seen.weights_bytes, weights(model, settings, gpu, stage), seen),
+        _seen(seen.weights_bytes, loaded.figure, seen),
         _seen(seen.activation_bytes, activation(model, settings, gpu, stage), seen),
         _seen(seen.graph_estimate_bytes, graph_estimate(model, settings, gpu), seen),
         _seen(seen.non_torch_bytes, non_torch(model, settings, gpu, stage), seen),
@@ -92,7 +107,8 @@ def stage_layout(
     return Layout(
         gpu.total_bytes, budget, *parts[:2], cuda_graph=parts[2], non_torch=parts[3],
         kv_cache=kv_cache_figure(budget, parts, settings), outside=outside(model, settings, gpu, stage), rank=stage,
-        held_by_others_bytes=held_by_others_bytes,
+        held_by_others_bytes=held_by_others_bytes, reserve_bytes=reserve_bytes(gpu),
+        loading_peak_bytes=loaded.peak_bytes, loading_why=loaded.why,
     )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """CUDA graphs: what the release subtracts for them, and what capturing them takes.
 
 A captured graph costs the driver a piece for every kernel it holds, so layers x sizes, and torch a private pool as
-large as the largest captures need. The constants are fitted (`facts/data/fit.json`).
+large as the largest captures need: the activations of that many tokens and the buffers of FlashAttention 3's splits.
+The constants are fitted (`facts/data/fit.json`).
 """
 
 from __future__ import annotations
@@ -14,16 +15,21 @@ from legroom.facts.model import Experts
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term, estimated, exact
 from legroom.memory.activation.layers import layer_kinds
+from legroom.memory.activation.peak import forward_bytes
+from legroom.memory.attention_scratch import flashinfer_workspace, split_buffers
 from legroom.memory.cache import cached, cached_by_model
+from legroom.memory.warm_up import warm_up_cache
 from legroom.units import MIB
-
-# Attention splits a decode batch over the processors up to about this many sequences.
-_LARGEST_SPLIT = 512
 
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
     from legroom.facts.model import Model
     from legroom.vllm.args import EngineSettings
+
+_SAMPLES = 2
+"""Sizes that the trial capture of the release captures."""
+_USUAL_LARGEST = 512
+"""The largest captured size that `pool_mib_experts` is for."""
 
 
 def graph_estimate(model: Model, settings: EngineSettings, gpu: Gpu) -> Figure:
@@ -32,56 +38,121 @@ def graph_estimate(model: Model, settings: EngineSettings, gpu: Gpu) -> Figure:
 
 
 def graph_bytes(model: Model, settings: EngineSettings, gpu: Gpu) -> Figure:
-    """What capturing the graphs really takes."""
+    """What the graphs hold of the card once all are captured."""
     return cached(_taken, model, settings, gpu, 0)
 
 
 def _estimate(model: Model, settings: EngineSettings, gpu: Gpu, _: int) -> Figure:
-    """0.18+ captures the two largest sizes of each kind and scales the second by their number, 1 MiB at least."""
     if not settings.graph_estimate_applied or settings.cudagraph_mode == "NONE":
         return exact(0, "CUDA graph estimate", "this release subtracts nothing for graphs here")
-    if settings.runner == "V2":
-        if known_release(settings.release).before("0.29.0"):
-            return exact(0, "CUDA graph estimate", "the V2 runner estimates 0 before 0.29")
-        # From 0.29 the V2 runner measures its piecewise graphs whole, so the guess is close to what capture takes.
-        real = graph_bytes(model, settings, gpu)
-        return estimated(
-            real.bytes, real.low, real.high, (Term("CUDA graph estimate", real.bytes, "measured nearly whole"),)
-        )
+    if settings.runner != "V2":
+        terms = _sampled_terms(model, settings, gpu)
+    elif known_release(settings.release).before("0.29.0"):
+        return exact(0, "CUDA graph estimate", "the V2 runner estimates 0 before 0.29")
+    else:
+        terms = _trial_terms(model, settings, gpu)
+    guess = sum(term.bytes for term in terms)
+    spread = int(guess * constants()["graphs"]["estimate"]["relative_band"])
+    return estimated(guess, guess - spread, guess + spread, terms)
+
+
+def _sampled_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Term, ...]:
+    """0.18+, V1 runner: the two largest sizes of each kind are captured, the second counts for the rest, 1 MiB at
+    least."""
     fit = constants()["graphs"]["estimate"]
     pieces, full = captures(settings)
     each = layer_nodes(model)
-    decode = min(_largest_full(settings), _LARGEST_SPLIT) if full else 0
-    pieces_first = fit["piecewise_mib_per_token"] * _largest(settings) if pieces else 0.0
-    first = fit["first_mib"] + max(fit["full_mib_per_token"] * decode, pieces_first)
+    splits = split_buffers(model, settings, gpu, max(_full_sizes(settings), default=0))
     rest = (pieces - 1) * max(1.0, each * fit["piecewise_mib"]) if pieces else 0.0
     rest += (full - 1) * max(1.0, each * fit["full_mib"]) if full else 0.0
-    guess = int((first + rest) * MIB)
-    spread = int(guess * fit["relative_band"])
-    how = f"first capture + {pieces} piecewise and {full} full sizes"
-    return estimated(guess, guess - spread, guess + spread, (Term("CUDA graph estimate", guess, how),))
+    activations = fit["pool_per_activation_byte"] * captured_activations(model, settings, gpu)
+    first = fit["first_mib"] * MIB + max(fit["pool_per_split_byte"] * splits, activations)
+    return (
+        Term("first captures", int(first), f"the largest of {pieces} piecewise and {full} full sizes"),
+        Term("the other sizes", int(rest * MIB), "each counts like the second of its kind"),
+        *_beside_terms(model, settings, gpu),
+    )
+
+
+def _trial_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Term, ...]:
+    """0.29+, V2 runner: every piecewise graph and the two largest full ones are captured, then thrown away.
+
+    What the second full capture takes counts for each of the others, 1 MiB at least. It is measured from before torch
+    returns the blocks of the warm-up pass, so it is less than nothing, and what was returned is added to the estimate.
+    """
+    pieces, full = captures(settings)
+    sampled = _full_sizes(settings)[-_SAMPLES:]
+    driver = _driver_bytes(model, settings, pieces, len(sampled))
+    splits = max((split_buffers(model, settings, gpu, size) for size in sampled), default=0)
+    terms = (
+        Term("trial graphs", driver, f"{len(model.layers)} layers x ({pieces} piecewise + {len(sampled)} full sizes)"),
+        Term("trial pool", _pool_bytes(model, settings, gpu, splits), "activations and attention splits"),
+        *_beside_terms(model, settings, gpu),
+    )
+    if full < _SAMPLES:
+        return terms
+    returned = warm_up_cache(model, settings, gpu, sampled[0])
+    return (
+        *terms,
+        Term("the other full graphs", (full - 1) * MIB, "1 MiB each"),
+        Term("returned by torch", returned, f"cached by the warm-up of {sampled[0]} tokens, and counted as if kept"),
+    )
 
 
 def _taken(model: Model, settings: EngineSettings, gpu: Gpu, _: int) -> Figure:
     if settings.cudagraph_mode == "NONE" or settings.enforce_eager:
         return exact(0, "CUDA graphs", "none are captured")
-    fit = _era(settings)
     pieces, full = captures(settings)
-    each = layer_nodes(model)
-    driver = each * (pieces * fit["piecewise_mib"] + full * fit["full_mib"])
-    largest = min(_largest_full(settings) if full else _largest(settings) // 4, _LARGEST_SPLIT)
-    pool = fit["pool_mib"] + fit["pool_mib_per_token"] * largest
-    if any(isinstance(layer.feedforward, Experts) for layer, _ in cached_by_model(layer_kinds, model)):
-        pool += fit["pool_mib_experts"]
-    taken = int((driver + pool) * MIB)
-    spread = int(taken * fit["relative_band"])
+    splits = largest_splits(model, settings, gpu)
+    driver = _driver_bytes(model, settings, pieces, full)
+    pool = _pool_bytes(model, settings, gpu, splits)
     terms = (
-        Term(
-            "graph nodes", int(driver * MIB), f"{len(model.layers)} layers x ({pieces} piecewise + {full} full sizes)"
-        ),
-        Term("graph pool", int(pool * MIB), f"the largest captures, up to {largest} tokens"),
+        Term("graph nodes", driver, f"{len(model.layers)} layers x ({pieces} piecewise + {full} full sizes)"),
+        Term("graph pool", pool, "activations and attention splits of the largest captures"),
+        *_host_terms(gpu),
     )
+    taken = sum(term.bytes for term in terms)
+    spread = int(taken * _era(settings)["relative_band"])
     return estimated(taken, taken - spread, taken + spread, terms)
+
+
+def _driver_bytes(model: Model, settings: EngineSettings, pieces: int, full: int) -> int:
+    fit = _era(settings)
+    return int(layer_nodes(model) * (pieces * fit["piecewise_mib"] + full * fit["full_mib"]) * MIB)
+
+
+def _pool_bytes(model: Model, settings: EngineSettings, gpu: Gpu, splits: int) -> int:
+    fit = _era(settings)
+    pool = fit["pool_mib"] * MIB + fit["pool_per_split_byte"] * splits
+    pool += fit["pool_per_activation_byte"] * captured_activations(model, settings, gpu)
+    if any(isinstance(layer.feedforward, Experts) for layer, _ in cached_by_model(layer_kinds, model)):
+        pool += fit["pool_mib_experts"] * MIB * max(settings.cudagraph_capture_sizes, default=0) / _USUAL_LARGEST
+    return int(pool)
+
+
+def captured_activations(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
+    """What the greediest moment of the largest captured batch allocates."""
+    largest = max(settings.cudagraph_capture_sizes, default=0)
+    return forward_bytes(model, settings, gpu) * largest // settings.max_num_batched_tokens
+
+
+def largest_splits(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
+    """The largest split buffers of all full graphs."""
+    return max((split_buffers(model, settings, gpu, size) for size in _full_sizes(settings)), default=0)
+
+
+def _beside_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Term, ...]:
+    """What the trial capture counts with the graphs, though it is not theirs."""
+    workspace = flashinfer_workspace(model, settings, gpu)
+    term = Term("FlashInfer's workspace", workspace, "asked for by the first capture")
+    return (*((term,) if workspace else ()), *_host_terms(gpu))
+
+
+def _host_terms(gpu: Gpu) -> tuple[Term, ...]:
+    if not gpu.unified:
+        return ()
+    size = int(constants()["graphs"]["unified_mib"] * MIB)
+    return (Term("host memory", size, "CPU and GPU share one memory, and free memory is the system's"),)
 
 
 def _era(settings: EngineSettings) -> dict[str, Any]:
@@ -91,15 +162,17 @@ def _era(settings: EngineSettings) -> dict[str, Any]:
 
 def captures(settings: EngineSettings) -> tuple[int, int]:
     """How many piecewise and full graphs are captured: full ones are of decode batches, one token a sequence."""
-    sizes = settings.cudagraph_capture_sizes
-    tokens_a_sequence = 1 + settings.num_speculative_tokens
-    decode = sum(1 for size in sizes if size <= settings.max_num_seqs * tokens_a_sequence)
-    return {
-        "PIECEWISE": (len(sizes), 0),
-        "FULL": (0, len(sizes)),
-        "FULL_DECODE_ONLY": (0, decode),
-        "FULL_AND_PIECEWISE": (len(sizes), decode),
-    }.get(settings.cudagraph_mode, (0, 0))
+    pieces = len(settings.cudagraph_capture_sizes) if settings.cudagraph_mode.endswith("PIECEWISE") else 0
+    return pieces, len(_full_sizes(settings))
+
+
+def _full_sizes(settings: EngineSettings) -> list[int]:
+    sizes = sorted(settings.cudagraph_capture_sizes)
+    if settings.cudagraph_mode == "FULL":
+        return sizes
+    if not settings.cudagraph_mode.startswith("FULL"):
+        return []
+    return [size for size in sizes if size <= settings.max_num_seqs * (1 + settings.num_speculative_tokens)]
 
 
 def layer_nodes(model: Model) -> float:
@@ -110,11 +183,3 @@ def layer_nodes(model: Model) -> float:
 
 def _latent_layers(model: Model) -> int:
     return len(latent(layer.mixer for layer in model.layers))
-
-
-def _largest(settings: EngineSettings) -> int:
-    return max(settings.cudagraph_capture_sizes, default=0)
-
-
-def _largest_full(settings: EngineSettings) -> int:
-    return min(_largest(settings), settings.max_num_seqs * (1 + settings.num_speculative_tokens))

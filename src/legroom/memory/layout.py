@@ -11,7 +11,7 @@ class Failure:
     """One start-up check that will fail."""
 
     id: str
-    """free_memory_lt_requested | weights_too_big | profiling_activation_peak | no_cache_blocks |
+    """free_memory_lt_requested | weights_too_big | loading_oom | profiling_activation_peak | no_cache_blocks |
     kv_too_small_for_max_len | hybrid_state_cache_limit | cudagraph_capture_oom | block_size_rule"""
     message: str
     """What vLLM (or torch) will say, in that release's words."""
@@ -40,6 +40,11 @@ class Layout:
     rank: int = 0
     held_by_others_bytes: int = 0
     """What other processes hold of the card."""
+    loading_peak_bytes: int = 0
+    """The most that torch holds while the weights load: before vLLM profiles, and apart from its budget."""
+    loading_why: str = ""
+    reserve_bytes: int = 0
+    """What must stay free of a memory that the host shares."""
 
     @property
     def peak_used_bytes(self) -> int:

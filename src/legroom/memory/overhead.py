@@ -11,10 +11,12 @@ from legroom.figures import Figure, Term, estimated
 from legroom.memory.activation.experts import expert_scratch
 from legroom.memory.activation.peak import activation, cublas_workspace, element_bytes, forward_bytes, is_compiled
 from legroom.memory.activation.sampler import sampling
+from legroom.memory.attention_scratch import flashinfer_workspace
 from legroom.memory.cache import cached
 from legroom.memory.dtypes import FLOAT32_BYTES
 from legroom.memory.graphs import graph_bytes, graph_estimate
-from legroom.memory.runner_buffers import runner_buffers, sampler_tables
+from legroom.memory.runner_buffers import runner_buffers, sampler_tables, segment_rests
+from legroom.memory.unified import charged_to_vllm, host_terms, system_bytes
 from legroom.units import MIB
 
 if TYPE_CHECKING:
@@ -35,11 +37,24 @@ def cuda_context(gpu: Gpu) -> Figure:
 
 def held_at_start(settings: EngineSettings, gpu: Gpu) -> Figure:
     """What is gone from the card when vLLM first looks at its free memory: the context, and NCCL from 0.11 on."""
-    wire = _wire_before_snapshot(settings, gpu)
-    if not wire:
-        return cuda_context(gpu)
-    term = Term("communication", wire, "NCCL starts before the release takes its first look (0.11+)")
-    return cuda_context(gpu) + estimated(wire, wire // 2, wire + wire // 2, (term,))
+    held = cuda_context(gpu)
+    if wire := _wire_before_snapshot(settings, gpu):
+        term = Term("communication", wire, "NCCL starts before the release takes its first look (0.11+)")
+        held += estimated(wire, wire // 2, wire + wire // 2, (term,))
+    if system := system_bytes(gpu):
+        term = Term("the system", system, "shares this memory")
+        held += estimated(system, system // 2, 2 * system, (term,))
+    return held
+
+
+def _is_nvlink_server(gpu: Gpu) -> bool:
+    """Hopper and Blackwell servers; Blackwell's workstation and desktop cards (12.x) are like the cards before them."""
+    return gpu.vendor == "nvidia" and gpu.compute_capability[0] in (9, 10)
+
+
+def _like_hopper(gpu: Gpu) -> bool:
+    """Whose modules and handles take as much as Hopper's: its own kind, and AMD's Instinct cards."""
+    return _is_nvlink_server(gpu) or (gpu.vendor != "nvidia" and gpu.compute_capability >= HOPPER)
 
 
 def _wire_before_snapshot(settings: EngineSettings, gpu: Gpu) -> int:
@@ -47,8 +62,7 @@ def _wire_before_snapshot(settings: EngineSettings, gpu: Gpu) -> int:
     if ranks == 1 or settings.engine == "V0" or known_release(settings.release).before("0.11.0"):
         return 0
     fit = constants()["non_torch"]["before_snapshot"]
-    hopper = gpu.compute_capability >= HOPPER and gpu.vendor == "nvidia"
-    first = fit["hopper_mib" if hopper else "other_mib"]
+    first = fit["hopper_mib" if _is_nvlink_server(gpu) else "other_mib"]
     return int((first + fit["mib_per_doubling"] * (ranks.bit_length() - 2)) * MIB)
 
 
@@ -78,18 +92,20 @@ def counts_runner_buffers(settings: EngineSettings) -> bool:
 def _non_torch(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> Figure:
     fit = constants()["non_torch"]
     row = by_release(fit["base"], settings.release)
-    base = int(row["hopper_mib" if gpu.compute_capability >= HOPPER else "other_mib"] * MIB)
+    base = int(row["hopper_mib" if _like_hopper(gpu) else "other_mib"] * MIB)
     terms = [Term("modules and handles", base, f"as measured on releases from {row['since']}")]
     wire = communication_bytes(settings, gpu)
     if wire:
         terms.append(Term("communication", wire, f"{settings.tensor_parallel_size} tensor-parallel ranks"))
     if charges_device_wide(settings):
         terms.append(Term("CUDA context", cuda_context(gpu).bytes, "this release charges all that the card holds"))
-    if gpu.unified and known_release(settings.release).at_least("0.11.1"):
-        shared = int(fit["unified_mib"] * MIB)
+    if shared := charged_to_vllm(gpu):
         terms.append(Term("host memory", shared, "CPU and GPU share one memory, and free memory is the system's"))
     if counts_runner_buffers(settings):
         terms.append(Term("runner buffers", sampler_tables(model, settings), "counted from 0.27 on"))
+        terms.append(
+            Term("rests of segments", segment_rests(model, settings), "reserved by torch, counted from 0.27 on")
+        )
     size = sum(term.bytes for term in terms)
     spread = int(fit["fixed_band_mib"] * MIB) + int(fit["relative_band"] * (size - base))
     return estimated(size, max(0, size - spread), size + spread, tuple(terms))
@@ -102,13 +118,15 @@ def communication_bytes(settings: EngineSettings, gpu: Gpu) -> int:
         return 0
     rows = constants()["non_torch"]["communication"]
     row = by_release(rows["V0" if settings.engine == "V0" else "V1"], settings.release)
-    hopper = gpu.compute_capability >= HOPPER and gpu.vendor == "nvidia"
-    # 0.17+ fuses all-reduce with the norm on Hopper and Blackwell; its workspace is the largest part.
-    fused = row.get("fused_mib") and hopper and is_compiled(settings) and ranks > 1
+    nvlink = _is_nvlink_server(gpu)
+    # 0.17+ fuses all-reduce with the norm on capability 9.0 and the 10.x family; its workspace is the largest part.
+    fused = row.get("fused_mib") and nvlink and is_compiled(settings) and ranks > 1
     if fused and settings.pipeline_parallel_size == settings.data_parallel_size == 1:
         return int((row["fused_mib"] + row["fused_mib_per_doubling"] * (ranks.bit_length() - 2)) * MIB)
-    first = row["hopper_mib"] if hopper else row["other_mib"]
-    return int((first + row["mib_per_doubling"] * max(0, ranks.bit_length() - 2)) * MIB)
+    first, each = row["hopper_mib"] if nvlink else row["other_mib"], row["mib_per_doubling"]
+    if gpu.vendor == "nvidia" and not nvlink and "pcie_mib" in row:
+        first, each = row["pcie_mib"], row["pcie_mib_per_doubling"]
+    return int((first + each * max(0, ranks.bit_length() - 2)) * MIB)
 
 
 def _outside(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> Figure:
@@ -132,11 +150,14 @@ def _outside(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> 
     wire = _wire_before_snapshot(settings, gpu)
     if wire:
         terms.insert(1, Term("communication", wire, "NCCL starts before the budget's first look at the card"))
+    if workspace := flashinfer_workspace(model, settings, gpu):
+        terms.append(Term("FlashInfer's workspace", workspace, "kept by the attention backend"))
     outside_total = sum(term.bytes for term in terms)
     # A reserve larger than all of it (profile runs that sorted the logits) stays idle: the budget still holds it.
     covered = min(charged.bytes, outside_total)
     terms.append(Term("charged activation", -covered, "the budget sets this aside for the same blocks"))
-    size = outside_total - covered
+    terms.extend(host_terms(gpu))
+    size = outside_total - covered + sum(term.bytes for term in host_terms(gpu))
     fit = constants()["cached"]
     spread = int(fit["band_mib"] * MIB) + int(fit["relative_band"] * cached) + (taken.high - taken.bytes)
     return estimated(size, max(0, size - spread), size + spread, tuple(terms))
@@ -144,7 +165,8 @@ def _outside(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> 
 
 def cached_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
     """What torch keeps reserved once the largest prefill and the largest sampling batch have run."""
-    fit = constants()["cached"][settings.runner if settings.engine == "V1" else "V1"]
+    rows = constants()["cached"][settings.runner if settings.engine == "V1" else "V1"]
+    fit = by_release(rows, settings.release)
     last = pp_rank == settings.pipeline_parallel_size - 1
     logits = (
         min(settings.max_num_seqs, settings.max_num_batched_tokens) * model.vocab_size * FLOAT32_BYTES if last else 0

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from legroom.facts.attention import attending, latent, recurrent
+from legroom.facts.fit import constants
+from legroom.facts.releases import release as known_release
 from legroom.memory.activation.layers import layer_kinds
 from legroom.memory.cache import cached_by_model
 from legroom.memory.dtypes import INT32_BYTES, dtype_bytes
-from legroom.units import KIB, cdiv
+from legroom.units import KIB, MIB, cdiv
+from legroom.vllm.traits import builds_encoders
 
 if TYPE_CHECKING:
     from legroom.facts.model import Model
@@ -26,12 +29,35 @@ def runner_buffers(model: Model, settings: EngineSettings) -> int:
 
 def sampler_tables(model: Model, settings: EngineSettings) -> int:
     """V2: a count for every sequence and token, two bit masks, and what a sequence's parameters need. V1: inputs."""
-    if settings.engine == "V1" and settings.runner == "V2":
-        masks = 2 * cdiv(model.vocab_size, 8)
-        return settings.max_num_seqs * (model.vocab_size * INT32_BYTES + masks + 19 * KIB)
     if settings.engine == "V0":
         return 0
-    return settings.max_num_batched_tokens * model.hidden_size * dtype_bytes(settings.dtype)
+    inputs = settings.max_num_batched_tokens * model.hidden_size * dtype_bytes(settings.dtype)
+    if settings.runner != "V2":
+        return inputs
+    mask = cdiv(model.vocab_size, 8)
+    # The grammar's mask has a row for every token that a sequence may verify at once.
+    masks = (2 + settings.num_speculative_tokens) * mask
+    tables = settings.max_num_seqs * (model.vocab_size * INT32_BYTES + masks + 19 * KIB)
+    return tables + _token_ids(settings) + (inputs if _embeds_inputs(model, settings) else 0)
+
+
+def _token_ids(settings: EngineSettings) -> int:
+    """Looking drafts up in the prompt needs every sequence's tokens on the card; else they stay on the host."""
+    looks_up = (settings.given.speculative_config or {}).get("method") == "ngram"
+    return settings.max_num_seqs * settings.max_model_len * INT32_BYTES if looks_up else 0
+
+
+def _embeds_inputs(model: Model, settings: EngineSettings) -> bool:
+    """Models with an encoder that is in use get embeddings as input."""
+    return bool(model.modalities) and builds_encoders(settings.given, model, known_release(settings.release))
+
+
+def segment_rests(model: Model, settings: EngineSettings) -> int:
+    """What torch reserved and did not hand out when the profile run is over: more with a tower's many small tensors."""
+    fit = constants()["segment_rests"]
+    if settings.quantization == "mxfp4":
+        return int(fit["mxfp4_mib"] * MIB)
+    return int(fit["encoder_mib" if _embeds_inputs(model, settings) else "mib"] * MIB)
 
 
 def _block_tables(model: Model, settings: EngineSettings) -> int:

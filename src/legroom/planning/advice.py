@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
-from legroom.planning.levers import LAST_RESORTS, LEVERS, Lever
+from legroom.planning.levers import LAST_RESORTS, LEVERS, SUPPORTED, Lever
 from legroom.planning.plan import Advice, Plan, plan
 from legroom.units import human_bytes
 from legroom.vllm.command_line import any_release_words
@@ -44,6 +44,9 @@ def with_advice(first: Plan, keep: Iterable[str] = ()) -> Plan:
         room = f"no flag helps where the host's memory is too small: allow {human_bytes(first.host.request_bytes)}"
         return replace(first, advised=True, notes=(*first.notes, room))
     kept = frozenset(keep)
+    if first.memory.refused:
+        advice = _pull(SUPPORTED, first, kept)
+        return replace(first, advice=(advice,) if advice else (), advised=True)
     working = [advice for lever in LEVERS if (advice := _pull(lever, first, kept))]
     if not _fits_here(working, first):
         working += _together(first, kept)

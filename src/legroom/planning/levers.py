@@ -167,6 +167,20 @@ def smaller_model(plan: Plan) -> Proposals:
         yield {"model": model.name}
 
 
+def supported_settings(plan: Plan) -> Proposals:
+    """Another precision or quantization where the release does not run the one that is asked for."""
+    given = plan.args
+    if given.quantization is not None:
+        yield {"quantization": None}
+    if given.kv_cache_dtype is not None:
+        yield {"kv_cache_dtype": None}
+    if plan.settings.dtype != "float16":
+        yield {"dtype": "half"}
+
+
+SUPPORTED = Lever("supported settings", supported_settings, "other settings, that this release runs on this card", 0)
+"""The one lever for what a release refuses whatever the memory."""
+
 LEVERS: tuple[Lever, ...] = (
     Lever("idle GPUs", idle_gpus, "the model runs on all the GPUs, which talk to each other on every layer", 1),
     Lever("raise utilization", more_utilization, "less of the card is left for what vLLM does not count", 1),

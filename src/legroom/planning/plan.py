@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Literal
 from legroom.errors import LegroomError
 from legroom.facts.gpus import gpu
 from legroom.memory.activation.peak import activation_cold
-from legroom.memory.checks import first_failure
+from legroom.memory.checks import first_failure, refused_by_release
 from legroom.memory.deployment import DeploymentMemory, Measurements, deployment_memory, kv_cache_figure
 from legroom.memory.host import deployment_host, host_failure
 from legroom.memory.kv.plan import kv_plan
+from legroom.memory.unified import host_note
 from legroom.records import dataclass
 from legroom.units import gib, human_bytes
 from legroom.vllm.command_line import command
@@ -45,13 +46,19 @@ def verdict(model: Model, gpu: Gpu, settings: EngineSettings, memory: Deployment
     """
     if memory.failure:
         return "does_not_fit", memory.failure.id
+    if memory.doubt:
+        return "tight", f"vLLM may not start it: {memory.doubt.hint}"
     over = [rank for rank in memory.ranks if headroom_left(rank, 0.0) < 0]
     if over:
-        return "tight", f"the card runs {human_bytes(-headroom_left(over[0], 0.0))} over at its peak"
+        what = "the machine, whose memory this is," if gpu.unified else "the card"
+        return "tight", f"{what} runs {human_bytes(-headroom_left(over[0], 0.0))} over at its peak"
     pessimistic = [rank.kv_cache.low for rank in memory.ranks]
     if kv_plan(model, settings, gpu, pessimistic).failure:
         return "tight", "at the low end of the error band the KV cache is too small"
     if any(headroom_left(rank, 1.0) < 0 for rank in memory.ranks):
+        if gpu.unified:
+            left = human_bytes(headroom_left(memory.tightest, 0.0))
+            return "tight", f"CPU and GPU share this memory, and {left} left at the peak is too little for the system"
         return "tight", "at the high end of the error band the card runs over at its peak"
     return "fits", ""
 
@@ -59,9 +66,10 @@ def verdict(model: Model, gpu: Gpu, settings: EngineSettings, memory: Deployment
 def headroom_left(layout: Layout, band_kept: float) -> int:
     """Bytes left of the card at its peak after holding back a share of what could be worse.
 
-    The KV pool shrinks by what the counted parts grow, so only what is outside the budget adds to the peak.
+    The KV pool shrinks by what the counted parts grow, so only what is outside the budget adds to the peak, and on a
+    memory that the host shares its reserve.
     """
-    worse = layout.outside.high - layout.outside.bytes
+    worse = layout.outside.high - layout.outside.bytes + layout.reserve_bytes
     return layout.headroom_bytes - int(worse * band_kept)
 
 
@@ -142,7 +150,8 @@ def plan(target: Target, args: ServeArgs) -> Plan:
     if settings.auto_fit_len and memory.kv.max_model_len != settings.max_model_len:
         settings = replace(settings, max_model_len=memory.kv.max_model_len)
     answer, reason = verdict(target.model, target.gpu, settings, memory)
-    notes = (*(note for note in (target.release.note, target.gpu.note) if note), *settings.notes)
+    told = (target.release.note, target.gpu.note, host_note(settings, target.gpu))
+    notes = (*(note for note in told if note), *settings.notes)
     made = _within_host(Plan(target, args, settings, memory, answer, reason, notes=notes))
     if made.verdict == "fits" and cold_start(made).memory.failure:
         return replace(made, verdict="tight", reason="a first start, with a cold compile cache, fails once")
@@ -165,8 +174,11 @@ def cold_start(warm: Plan) -> Plan:
         return warm
     kv = kv_plan(model, settings, gpu, [rank.kv_cache.bytes for rank in ranks])
     held_by_others = warm.target.held_by_others_bytes
-    failure = first_failure(ranks, kv, warm.memory.graphs, settings, gpu=gpu, held_by_others_bytes=held_by_others)
-    memory = DeploymentMemory(ranks, kv, warm.memory.graphs, failure)
+    refused = refused_by_release(warm.memory.doubt)
+    failure = refused or first_failure(
+        ranks, kv, warm.memory.graphs, settings, gpu=gpu, held_by_others_bytes=held_by_others
+    )
+    memory = DeploymentMemory(ranks, kv, warm.memory.graphs, failure, warm.memory.doubt)
     answer, reason = verdict(model, gpu, settings, memory)
     return _within_host(replace(warm, memory=memory, verdict=answer, reason=reason))
 

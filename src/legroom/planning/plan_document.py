@@ -152,6 +152,8 @@ class PlanDocument:
     confidence: Mapping[str, PlannedBand] = field(default_factory=dict)
     cold: Mapping[str, Any] | None = None
     """The first start, with a cold compile cache; None where it is like any other."""
+    loading: Mapping[str, Any] | None = None
+    """The most that torch holds while the weights load, and why that is more than the weights."""
     ranks: tuple[PlannedStage, ...] = ()
     notes: tuple[str, ...] = ()
     terms: Mapping[str, Any] | None = None
@@ -325,6 +327,7 @@ def plan_document(plan: Plan, explain_math: bool = False) -> PlanDocument:
         env={name: value for name, value in plan.args.env.items() if not is_secret(name, value)},
         confidence={f"{name}_bytes": _band(getattr(layout, name)) for name in _FIGURES},
         cold=_cold(plan),
+        loading={"peak_bytes": layout.loading_peak_bytes, "why": layout.loading_why},
         ranks=tuple(PlannedStage(rank.rank, planned_layout(rank)) for rank in plan.memory.ranks),
         notes=tuple(dict.fromkeys(plan.notes)),
         terms=_every_term(plan) if explain_math else None,

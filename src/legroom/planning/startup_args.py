@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import ast
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.facts.bundled import find
 from legroom.facts.models import from_bundled, load
+from legroom.planning.printed_flags import PrintedFlags, given_only, other_words, read_printed, untyped_names
+from legroom.records import dataclass, field
+from legroom.vllm.args import ServeArgs
+from legroom.vllm.reading import SPECULATIVE_FIELDS
 
 if TYPE_CHECKING:
     from legroom.facts.model import Model
-import ast
-from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any
+    from legroom.facts.releases import Release
 
-from legroom.vllm.args import ServeArgs
+
+@dataclass(frozen=True)
+class GivenFlags:
+    """The flags that were typed, as far as a log shows them."""
+
+    args: ServeArgs = field(default_factory=ServeArgs)
+    is_module: bool = False
+    """Started as `python -m vllm.entrypoints.openai.api_server`: `vllm serve` passes the model as `model_tag`."""
+    unknown: tuple[str, ...] = ()
+    """What was given too, without its value being shown: names of flags, or words for them."""
+
 
 _HUB_CACHE = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)")
 
@@ -61,6 +75,13 @@ _ENGINE_FACTS = {
     "kv_cache_dtype": re.compile(r"\bkv_cache_dtype=(?P<value>[\w.]+)"),
     "enable_prefix_caching": re.compile(r"\benable_prefix_caching=(?P<value>True|False)"),
 }
+_ENGINE_OTHERS = {
+    name: re.compile(rf"\b{name}=(?P<value>'[^']*'|[^,()\s]+)")
+    for name in (
+        "tokenizer", "tokenizer_mode", "revision", "trust_remote_code", "download_dir", "load_format",
+        "served_model_name", "reasoning_parser",
+    )
+}  # fmt: skip
 _CAPTURE_SIZES = re.compile(r"['\"]?cudagraph_capture_sizes['\"]?\s*[:=]\s*\[(?P<sizes>[\d,\s]*)\]")
 
 
@@ -75,7 +96,7 @@ def engine_facts(config: str) -> dict[str, Any]:
                 facts[name] = value
     sizes = _CAPTURE_SIZES.search(config)
     if sizes:
-        facts["cudagraph_capture_sizes"] = tuple(int(size) for size in sizes["sizes"].split(",") if size.strip())
+        facts["cudagraph_capture_sizes"] = tuple(int(size[:9]) for size in re.findall(r"\d+", sizes["sizes"]))
     return facts
 
 
@@ -83,9 +104,9 @@ def merged_args(mapping: str | None, namespace: str | None, facts: Mapping[str, 
     """The flags as given, with the resolved values of the engine's line where a flag was not printed."""
     given: dict[str, Any] = {}
     if namespace is not None:
-        given |= _pairs(namespace)
+        given |= _printed_or_cut(namespace)
     if mapping is not None:
-        given |= _mapping(mapping)
+        given |= _printed_or_cut(mapping)
     model = given.get("model") or given.get("model_tag") or facts.get("model") or ""
     chosen = {name: _value(name, value) for name, value in given.items() if name in _FIELDS and value is not None}
     for name, value in facts.items():
@@ -95,6 +116,36 @@ def merged_args(mapping: str | None, namespace: str | None, facts: Mapping[str, 
         chosen["dtype"] = facts.get("dtype", given["dtype"].removeprefix("torch."))
     chosen["model"] = str(model)
     return ServeArgs(**{name: value for name, value in chosen.items() if value is not None})
+
+
+def given_args(mapping: str | None, namespace: str | None, release: Release | None, from_llm: bool) -> GivenFlags:
+    """The flags that were typed: without what the release takes anyway, and with those that memory does not ask for."""
+    text = mapping if mapping is not None else namespace
+    if text is None:
+        return GivenFlags()
+    printed = read_printed(text)
+    if mapping is None:
+        printed = given_only(printed, release)
+    named = {name: _value(name, value) for name, value in printed.values.items() if name in _FIELDS}
+    speculative = {key: printed.values[name] for name, key in SPECULATIVE_FIELDS.items() if printed.values.get(name)}
+    chosen = {name: value for name, value in named.items() if value is not None}
+    if speculative:
+        chosen["speculative_config"] = speculative
+    chosen["model"] = str(printed.values.get("model") or printed.values.get("model_tag") or "")
+    args = ServeArgs(**chosen, others=other_words(printed, release, from_llm))
+    lost = () if printed.is_whole else ("the flags behind the place where its line was cut",)
+    is_module = not from_llm and "model_tag" not in printed.values and "subparser" not in printed.values
+    return GivenFlags(args, is_module, (*untyped_names(printed, release), *lost))
+
+
+def engine_words(config: str, model: str, release: Release | None) -> tuple[str, ...]:
+    """Flags that memory does not ask for, as far as the engine's config line shows that they were given."""
+    named = {name: match["value"] for name, pattern in _ENGINE_OTHERS.items() if (match := pattern.search(config))}
+    values = {name: _literal(value.removeprefix("LoadFormat.").strip()) for name, value in named.items()}
+    values = {name: value.lower() if name == "load_format" else value for name, value in values.items()}
+    same = {name for name in ("tokenizer", "served_model_name") if values.get(name) == model}
+    printed = PrintedFlags({name: value for name, value in values.items() if name not in same})
+    return other_words(given_only(printed, release), release)
 
 
 def _value(name: str, value: Any) -> Any:
@@ -117,12 +168,10 @@ def _auto_len(name: str, value: Any) -> int | None:
     return -1 if name == "max_model_len" and value == "auto" else None
 
 
-def _mapping(text: str) -> dict[str, Any]:
-    try:
-        read = ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return _pairs(text)  # it holds an object's repr, or the line was cut
-    return read if isinstance(read, dict) else {}
+def _printed_or_cut(text: str) -> dict[str, Any]:
+    """Every name with a plain value; also behind the place where a line was cut or garbled."""
+    printed = read_printed(text)
+    return dict(printed.values) if printed.is_whole else _pairs(text) | dict(printed.values)
 
 
 def _pairs(text: str) -> dict[str, Any]:

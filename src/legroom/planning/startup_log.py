@@ -12,11 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
+from legroom.errors import LegroomError
 from legroom.facts.evidence import LineKind, Value, startup_lines, typed
+from legroom.facts.releases import Release, logged_release
 from legroom.facts.releases import release as known_release
-from legroom.planning.startup_args import engine_facts, merged_args
+from legroom.planning.startup_args import GivenFlags, engine_facts, engine_words, given_args, merged_args
 from legroom.records import dataclass, field
-from legroom.vllm.args import ServeArgs
+from legroom.vllm.args import ServeArgs, Usage
 
 Outcome = Literal["started", "failed", "incomplete"]
 
@@ -60,8 +62,12 @@ class Startup:
     args: ServeArgs = field(default_factory=ServeArgs)
     args_known: bool = False
     """The flags were printed, so one that is missing means the release's default."""
+    given: GivenFlags = field(default_factory=GivenFlags)
+    """The flags that were typed, without what the engine resolved by itself."""
     architecture: str | None = None
     runner: str | None = None
+    world_size: int | None = None
+    """The ranks of one engine, as they introduce themselves."""
     gpu_name: str | None = None
     gpu_total_bytes: int | None = None
     free_at_start_bytes: int | None = None
@@ -161,14 +167,21 @@ def _with_settings(startup: Startup, events: list[StartupEvent]) -> Startup:
     batched = _first_value(events, "max_num_batched_tokens_count")
     if args.max_num_batched_tokens is None and isinstance(batched, int):
         args = replace(args, max_num_batched_tokens=batched)
+    usage: Usage = "serve" if from_server or "model_tag" in (_text(mapping) or "") else "llm"
+    version = _text(_first_value(events, "version"))
+    release = _known_release(version)
+    given = given_args(_text(mapping), _text(namespace), release, usage == "llm")
+    others = given.args.others or (engine_words(str(config), args.model, release) if config else ())
     gpu = _first_value(events, "gpu") or _first_value(events, "gpu_underscored")
     return replace(
         startup,
-        vllm=_text(_first_value(events, "version")),
-        args=replace(args, usage="serve" if from_server or "model_tag" in (_text(mapping) or "") else "llm"),
+        vllm=version,
+        args=replace(args, usage=usage, others=others),
+        given=given,
         args_known=mapping is not None or namespace is not None,
         architecture=_text(_first_value(events, "architecture")),
         runner=_text(_first_value(events, "runner")),
+        world_size=_largest(events, "world_size_count"),
         gpu_name=str(gpu).replace("_", " ").strip() if gpu else None,
         compiled=_first_value(events, "compiled") is not None,
     )
@@ -220,8 +233,15 @@ def _summary_holds_graphs(vllm: str | None) -> bool:
     )
 
 
+def _known_release(vllm: str | None) -> Release | None:
+    try:
+        return known_release(vllm) if vllm else None
+    except LegroomError:
+        return None
+
+
 def _release_at_least(vllm: str, bound: str) -> bool:
-    return known_release(vllm).at_least(bound)
+    return logged_release(vllm).at_least(bound)
 
 
 def _with_capacity(startup: Startup, events: list[StartupEvent]) -> Startup:

@@ -126,7 +126,7 @@ def _from_log(log: str, hints: Hints) -> RestartCommand | None:
     from legroom.diagnosis.reader import pieces_of_file  # noqa: PLC0415
 
     reading = read_log(pieces_of_file(log), log, hints)
-    findings = reading.runs[0].findings if reading.runs else ()
+    findings = reading.runs[0].proven_findings if reading.runs else ()
     for finding in findings:
         for fix in finding.fixes:
             if fix.command:

@@ -14,6 +14,7 @@ from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import cells, command_phrases, wrap, wrap_command
 from legroom.errors import LegroomError
 from legroom.facts.diagnosis_texts import Language, heading, how_to_verify, phase_title
+from legroom.facts.releases import logged_release
 from legroom.render.plan_parts import parts, scale_bytes
 from legroom.units import gib
 from legroom.vllm.command_line import any_release_words
@@ -49,6 +50,8 @@ def readings_text(
 
 
 def diagnosis_text(diagnosis: Diagnosis, style: Style = PLAIN, language: Language = "en") -> str:
+    if diagnosis.verdict == "cause above":
+        return "\n".join(_cause_above(diagnosis, style, language))
     if not diagnosis.findings:
         return "\n".join(_without_findings(diagnosis, style, language))
     first = diagnosis.findings[0]
@@ -85,7 +88,9 @@ def _sureness(finding: Finding, language: Language) -> str:
 def _deployment(case: Case) -> str:
     startup = case.startup
     gpu = startup.gpu_name or (f"a card of {gib(startup.gpu_total_bytes)}" if startup.gpu_total_bytes else "")
-    shown = (startup.args.model, f"vLLM {startup.vllm}" if startup.vllm else "", gpu)
+    release = logged_release(startup.vllm) if startup.vllm else None
+    facts_of = f" (with the facts of {release.version})" if release is not None and release.note else ""
+    shown = (startup.args.model, f"vLLM {startup.vllm}{facts_of}" if startup.vllm else "", gpu)
     return masked(" · ".join(part for part in shown if part))
 
 
@@ -152,11 +157,20 @@ def _fix(finding: Finding, style: Style, language: Language) -> Iterator[str]:
 
 def _command_lines(fix: Fix, style: Style) -> Iterator[str]:
     """The command to run, in lines that can be pasted."""
-    env = [word for word in fix.command if word.partition("=")[0] in fix.env]  # quoted already, as assignments are
-    words = (*env, *map(shlex.quote, fix.command[len(env) :]))
-    phrases = [masked(phrase) for phrase in command_phrases(words)]
+    for line in wrap(masked(fix.comment), style.width - 4 * len(_MARGIN), "# ", "# ") if fix.comment else ():
+        yield _MARGIN * 2 + style.paint(line, "dim")
+    words = [_quoted(word, number, fix.command) for number, word in enumerate(fix.command)]
+    phrases = [phrase if "YOUR_" in phrase else masked(phrase) for phrase in command_phrases(words)]
     for number, line in enumerate(wrap_command(phrases, style.width - 4 * len(_MARGIN))):
         yield _MARGIN * (2 if number == 0 else 4) + style.paint(line, "bold")
+
+
+def _quoted(word: str, number: int, command: Sequence[str]) -> str:
+    """As a shell takes it; of a variable that stands before the command, the value alone."""
+    name, is_set, value = word.partition("=")
+    if is_set and name.isidentifier() and all("=" in before for before in command[:number]):
+        return f"{name}={shlex.quote(value)}"
+    return shlex.quote(word)
 
 
 def _side_by_side(fix: Fix, style: Style, language: Language) -> Iterator[str]:
@@ -251,6 +265,26 @@ def _maybe(rest: Sequence[Finding], style: Style, language: Language) -> Iterato
         yield f"{_MARGIN}{finding.entry} {title} ({finding.confidence:.0%})"
 
 
+def _cause_above(diagnosis: Diagnosis, style: Style, language: Language) -> Iterator[str]:
+    """What is missing, and what it may be, each with why: nothing is asserted."""
+    yield f"{style.paint('?', 'orange', 'bold')} {style.paint(heading('cause_above', language), 'bold')}"
+    yield from (style.paint(line, "dim") for line in wrap(_deployment(diagnosis.case), style.width, _MARGIN))
+    echo = diagnosis.case.echo or diagnosis.case.broken_traceback or diagnosis.case.stops_short
+    if echo is not None:
+        yield from wrap(f"line {echo.line}: {_shown(echo)}", style.width, _MARGIN)
+    yield ""
+    yield style.paint(f"{heading('needed', language)}:", "bold")
+    for needed in diagnosis.needed:
+        yield from wrap(f"- {needed}", style.width, _MARGIN)
+    if not diagnosis.findings:
+        return
+    yield ""
+    yield style.paint(f"{heading('candidates', language)}:", "bold")
+    for finding in diagnosis.findings:
+        title = cause_of(finding.cause).title.said(language)
+        yield from wrap(f"- {finding.entry} {title}: {finding.why}", style.width, _MARGIN)
+
+
 def _without_findings(diagnosis: Diagnosis, style: Style, language: Language) -> Iterator[str]:
     if diagnosis.verdict == "not understood":
         yield heading("not_understood", language)
@@ -284,7 +318,9 @@ def _memory(case: Case) -> Iterator[tuple[str, str]]:
 def _earlier(runs: Sequence[Diagnosis], style: Style, language: Language) -> Iterator[str]:
     yield style.paint(f"{heading('runs', language)}:", "bold")
     for run in runs:
-        what = cause_of(run.findings[0].cause).title.said(language) if run.findings else heading("healthy", language)
+        unsaid = "cause_above" if run.verdict == "cause above" else "healthy"
+        findings = run.proven_findings
+        what = cause_of(findings[0].cause).title.said(language) if findings else heading(unsaid, language)
         first = run.case.evidence[0].line if run.case.evidence else run.case.startup.first_line
-        entry = f" [{run.findings[0].entry}]" if run.findings else ""
+        entry = f" [{findings[0].entry}]" if findings else ""
         yield f"{_MARGIN}line {first}: {what}{entry}"

@@ -83,6 +83,8 @@ def headline(plan: Plan) -> str:
     start = f"{short_name(target.model.name)} on {where} with vLLM {target.release.version}"
     if plan.verdict == "does_not_fit":
         return f"{start} will not start."
+    if plan.verdict == "tight" and plan.memory.refused:
+        return f"{start} may not start: {plan.memory.refused.hint}."
     if plan.verdict == "tight":
         return f"{start} starts, but it is tight: {plan.reason}."
     card = "the card" if target.gpus == 1 else "each card"

@@ -63,6 +63,8 @@ def _failure(plan: Plan, style: Style) -> Iterator[str]:
     if short > 0:
         missing = style.paint(f"{human_bytes(short)} short", "red", "bold")
         yield f"{_MARGIN}needs {gib(failure.needed_bytes)}, has {gib(failure.available_bytes)}: {missing}"
+    if plan.memory.refused:
+        yield from wrap(f"What helps: {plan.memory.refused.hint}.", style.width, _MARGIN)
 
 
 def _card(plan: Plan, style: Style) -> Iterator[str]:
@@ -172,7 +174,7 @@ def _ranks(plan: Plan, style: Style) -> Iterator[str]:
 
 def _advice(plan: Plan, style: Style) -> Iterator[str]:
     if not plan.advice:
-        if plan.verdict == "does_not_fit" and plan.advised:
+        if plan.verdict == "does_not_fit" and plan.advised and not plan.memory.refused:
             gpus = "these GPUs" if plan.target.gpus > 1 else "this GPU"
             text = f"No change of flags that was tried makes it start on {gpus}; a smaller model, or more GPUs, would."
             yield from wrap(text, style.width, _MARGIN)

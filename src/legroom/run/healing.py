@@ -90,7 +90,7 @@ def heal(
     """Diagnose the log and work out the next command, one that is not among those that were tried."""
     hints = Hints(_line(command, environ), None, gpus.name or None, gpus.count or None, command.stated_release or None)
     reading = read_log(pieces_of_file(str(log)), str(log), hints)
-    findings = reading.runs[0].findings if reading.runs else ()
+    findings = reading.runs[0].proven_findings if reading.runs else ()
     if not findings:
         last_line = next((line.strip() for line in reversed(last_lines(log, _LAST_LINES)) if line.strip()), "")
         last = f" Its last line: {masked(last_line)[:_LONGEST_WORDS]}" if last_line else ""

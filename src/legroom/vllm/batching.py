@@ -92,11 +92,14 @@ def device_defaults(gpu: Gpu, release: Release, usage: Usage) -> tuple[int, int]
     name = gpu.name.lower()
     if release.before("0.7.0"):
         return (8192 if offline else 2048), 256
-    if release.before("0.8.5"):
+    if gpu.unified and gpu.vendor == "nvidia":
+        # NVML knows no total there, so vLLM falls back on the defaults of a small card.
+        large = False
+    elif release.before("0.8.5"):
         large = "h100" in name or "h200" in name
     else:
         large = gpu.total_bytes >= 70 * GIB and (release.before("0.9.0") or "a100" not in name)
-    huge = release.at_least("0.28.0") and gpu.total_bytes >= 160 * GIB
+    huge = release.at_least("0.28.0") and gpu.total_bytes >= 160 * GIB and not gpu.unified
     if huge:
         tokens = 16384
     elif large:
@@ -126,8 +129,8 @@ def _prefix_caching_v1(args: ServeArgs, model: Model, release: Release) -> bool:
     elif is_encoder_decoder(model) or is_attention_free(model):
         supported = False
     else:
-        # Hybrid models: impossible until 0.11.0, an opt-in until 0.25.1, on since 0.26.0.
-        supported = not is_hybrid(model) or release.at_least("0.26.0")
+        # Hybrid models: impossible until 0.11.0, an opt-in until 0.27.1 (0.26 supports it and leaves it off), on since.
+        supported = not is_hybrid(model) or release.at_least("0.28.0")
     if (is_hybrid(model) or is_attention_free(model)) and release.before("0.11.1"):
         return False
     if is_encoder_decoder(model):

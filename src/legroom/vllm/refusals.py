@@ -6,6 +6,8 @@ from legroom.errors import LegroomError
 from legroom.facts.flags import flag_name
 from legroom.facts.model import Model
 from legroom.facts.releases import Release
+from legroom.facts.releases import release as known_release
+from legroom.records import dataclass
 from legroom.vllm.args import EngineSettings, ServeArgs, env_flag
 from legroom.vllm.traits import attention_heads
 
@@ -16,6 +18,21 @@ class RefusedByVllm(LegroomError):
     def __init__(self, message: str, hint: str, vllm_message: str) -> None:
         super().__init__(message, hint)
         self.vllm_message = vllm_message
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """Why the release does not run it, in its own words."""
+
+    id: str
+    """unsupported_gpu | unsupported_dtype | unsupported_quantization | unsupported_kv_cache_dtype |
+    unsupported_architecture"""
+    message: str
+    """What vLLM (or CUDA) says."""
+    hint: str
+    """What the user can do, as a clause."""
+    certain: bool = True
+    """False: it may run with another build or a plugin, or if the config at hand is not the checkpoint's."""
 
 
 _POSITIVE = (
@@ -94,6 +111,7 @@ def check_settings(settings: EngineSettings, model: Model) -> None:
     _check_heads(settings, model)
     _check_stages(settings, model)
     _check_block_size(settings, model)
+    _check_state_blocks(settings)
 
 
 def _check_stages(settings: EngineSettings, model: Model) -> None:
@@ -110,6 +128,17 @@ def _check_block_size(settings: EngineSettings, model: Model) -> None:
     size = settings.block_size
     if size is not None and size % 16 and size not in (1, 8) and attention_heads(model) is not None:
         raise LegroomError(f"--block-size {size} suits no attention backend", "use a multiple of 16")
+
+
+def _check_state_blocks(settings: EngineSettings) -> None:
+    size, release = settings.given.mamba_block_size, known_release(settings.release)
+    if size is None or size == settings.max_model_len or settings.enable_prefix_caching or release.before("0.11.1"):
+        return
+    raise RefusedByVllm(
+        f"--mamba-block-size {size} needs prefix caching, which vLLM {release} leaves off here",
+        "add --enable-prefix-caching, or leave --mamba-block-size out",
+        "--mamba-block-size can only be set with --enable-prefix-caching",
+    )
 
 
 def _check_heads(settings: EngineSettings, model: Model) -> None:

@@ -15,7 +15,7 @@ from legroom.vllm.args import EngineSettings, ServeArgs, env_flag, is_given, oth
 from legroom.vllm.batching import batching_v0, batching_v1
 from legroom.vllm.engine import engine_of, runner_of
 from legroom.vllm.graphs import estimate_applied, graph_plan, num_speculative_tokens
-from legroom.vllm.refusals import RefusedByVllm, check_given, check_length, check_settings
+from legroom.vllm.refusals import check_given, check_length, check_settings
 from legroom.vllm.served_model import config_overrides
 from legroom.vllm.speculation import draft_method
 from legroom.vllm.traits import has_chunked_attention, has_state, is_pooling, uses_sparse_mla
@@ -41,8 +41,6 @@ def activation_dtype(args: ServeArgs, model: Model, gpu: Gpu, release: Release) 
         raise LegroomError(
             f"--dtype {args.dtype} is not a precision vLLM knows", "use one of auto, " + ", ".join(_DTYPES)
         )
-    if stored == "bfloat16" and not has_bf16:
-        raise _no_bfloat16(gpu)
     return stored, ""
 
 
@@ -51,18 +49,6 @@ def _narrowed(args: ServeArgs, model: Model, release: Release, has_bf16: bool) -
     if release.before("0.9.1") or not has_bf16:
         return "float16"
     return "float16" if is_pooling(args, model) and release.at_least("0.10.1") else "bfloat16"
-
-
-def _no_bfloat16(gpu: Gpu) -> RefusedByVllm:
-    capability = ".".join(map(str, gpu.compute_capability))
-    vllm_message = (
-        "Bfloat16 is only supported on GPUs with compute capability of at least 8.0. "
-        f"Your {gpu.name} GPU has compute capability {capability}. You can use float16 instead by explicitly "
-        "setting the `dtype` flag in CLI, for example: --dtype=half."
-    )
-    return RefusedByVllm(
-        f"{gpu.name} (compute capability {capability}) has no bfloat16", "add --dtype half", vllm_message
-    )
 
 
 def kv_cache_dtype(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> str:

@@ -99,8 +99,14 @@ def builds_encoders(args: ServeArgs, model: Model, release: Release) -> bool:
     """Whether the encoders are there at all: from 0.11 on a limit of no item for every kind leaves them out."""
     limits = args.limit_mm_per_prompt or {}
     barred = {kind for kind, limit in limits.items() if limit in (0, {"count": 0})}
-    none_allowed = len(barred) == len(limits) and {encoder.kind for encoder in model.modalities} <= barred
+    taken = frozenset[str]().union(*(encoder.kinds for encoder in model.modalities))
+    none_allowed = len(barred) == len(limits) and taken <= barred
     return not (args.language_model_only or (none_allowed and release.at_least("0.11.0")))
+
+
+def replicates_encoders(args: ServeArgs) -> bool:
+    """Whether every tensor-parallel rank holds the encoders whole and encodes its share of the items."""
+    return other_value(args, "--mm-encoder-tp-mode") == "data"
 
 
 def is_bidirectional(model: Model) -> bool:

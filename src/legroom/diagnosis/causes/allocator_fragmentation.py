@@ -42,18 +42,23 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         else "PYTORCH_CUDA_ALLOC_CONF"
     )
     env = {name: "expandable_segments:True"}
-    clash = (planner.known.args.tensor_parallel_size or 1) > 1
+    several = planner.known.ranks > 1
+    why = "Expandable segments join free pieces into one."
+    if several:
+        why += " With several ranks they clash with custom all-reduce, which goes off with them."
     join = Fix(
         "allocator_conf",
-        "Expandable segments join free pieces into one.",
+        why,
+        flags={"disable_custom_all_reduce": True} if several else {},
         env=env,
-        command=planner.command({}, env),
         confidence=0.65,
-        steps=("with tensor parallelism add --disable-custom-all-reduce: the two clash",) if clash else (),
+        trades="slower all-reduce" if several else "",
     )
-    yield join
     need = max((oom.wanted_bytes - (oom.free_bytes or 0)) if oom else 0, 0)
-    yield planner.lower_utilization(need, "A few per cent outside the pool absorb the pieces.", 0.5)
+    lower = planner.lower_utilization(need, "A few per cent outside the pool absorb the pieces.", 0.5)
+    # In force already, or refused beside sleep mode's own allocator before 0.20: then only room helps.
+    sleeping = "--enable-sleep-mode" in planner.known.args.others and planner.known.release.before("0.20.0")
+    yield from (lower,) if planner.case.has("expandable_on") or sleeping else (join, lower)
     yield Fix(
         "engine_version_or_V0",
         "Later releases free temporary weights in one piece.",

@@ -9,7 +9,7 @@ from legroom.diagnosis.cause import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fix_planner import FixPlanner
 from legroom.explain.entry import Localized
-from legroom.units import GIB, gib
+from legroom.units import GIB, MIB, gib
 
 
 def examine(case: Case) -> Assessment | None:
@@ -22,7 +22,8 @@ def examine(case: Case) -> Assessment | None:
                 "buffers, after the pool had taken the whole budget."
             )
             return Assessment(0.5, proof(case.last("registering_graphs"), case.last("profile_v0")), why)
-        if case.has("sigkill", "killed_word") and not case.has("killed_process", "oom_killer"):
+        killed = case.first("sigkill", "killed_word")
+        if killed is not None and killed.role == "host" and not case.has("killed_process", "oom_killer"):
             why = "The process was killed from outside; capture is one of the moments at which memory peaks."
             return Assessment(0.3, proof(case.first("sigkill", "killed_word")), why)
         return None
@@ -47,7 +48,8 @@ def _confidence(case: Case) -> float:
     if oom is None and case.has("cuda_oom") and case.site in ("", "kv"):
         return 0.5  # the driver's own message without sizes: graphs are allocated past torch
     if oom and oom.pools_bytes and not case.site:
-        return 0.55
+        # Capture runs batches of at most 512 tokens, whose pieces are small.
+        return 0.55 if oom.wanted_bytes < 128 * MIB else 0.4
     return 0.25 if case.site in ("serving", "") else 0.1
 
 
@@ -70,30 +72,20 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Room outside the pool, or fewer graphs."""
     case = planner.case
     oom = case.oom
-    need = (oom.wanted_bytes - (oom.free_bytes or 0) if oom else 0) + (case.startup.graph_bytes or 0)
-    if case.engine.generation == "V1" and not (
-        planner.known.release_known and planner.known.release.at_least("0.11.0")
-    ):
+    # Without a size, as much as the graphs of a dense model take with the default sizes.
+    need = (oom.wanted_bytes - (oom.free_bytes or 0) if oom else GIB) + (case.startup.graph_bytes or 0)
+    if planner.is_early_v1 or (case.engine.generation == "V1" and planner.runs_within("0.8.0", "0.10.2")):
         yield Fix(
             "engine_version_or_V0",
             "The V1 engine of 0.8 to 0.10 captures far more graphs than V0 does; later releases count them.",
             env={"VLLM_USE_V1": "0"},
-            command=planner.command({}, {"VLLM_USE_V1": "0"}),
             confidence=0.5,
             steps=("or upgrade: from 0.20 on graphs are inside the budget",),
         )
-    elif planner.known.release_known and planner.known.release.at_least("0.22.0") and case.startup.runner != "V1":
-        yield Fix(
-            "engine_version_or_V0",
-            "Model Runner V2 reserves nothing for graphs; the V1 runner does.",
-            env={"VLLM_USE_V2_MODEL_RUNNER": "0"},
-            command=planner.command({}, {"VLLM_USE_V2_MODEL_RUNNER": "0"}),
-            confidence=0.4,
-        )
-    yield planner.lever("fewer captured graphs", "eager_or_fewer_graphs", "Fewer and smaller graphs take less.", 0.6)
     yield planner.lower_utilization(
         max(need, GIB // 4), "Graphs are captured beside the pool: a smaller pool leaves room for them.", 0.6
     )
+    yield planner.lever("fewer captured graphs", "eager_or_fewer_graphs", "Fewer and smaller graphs take less.", 0.6)
     yield planner.change(
         "eager_or_fewer_graphs",
         {"enforce_eager": True},
@@ -101,6 +93,13 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         trades="slower decoding, most of all for small batches",
         confidence=0.55,
     )
+    if planner.runs_within("0.22.0", "") and case.startup.runner == "V2":
+        yield Fix(
+            "engine_version_or_V0",
+            "Model Runner V2 reserves nothing for graphs; the V1 runner does.",
+            env={"VLLM_USE_V2_MODEL_RUNNER": "0"},
+            confidence=0.4,
+        )
     seqs = planner.known.args.max_num_seqs
     yield planner.lever(
         "fewer sequences", "max_num_seqs", "The largest graph follows the number of sequences.", 0.45

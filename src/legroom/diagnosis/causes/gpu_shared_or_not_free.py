@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from legroom.diagnosis.beyond_flags import larger_budget
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.cause import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
@@ -101,12 +102,14 @@ def _counted_as_own(case: Case) -> Assessment | None:
     if error is None:
         return None
     startup, engine = case.startup, case.engine
-    used_before = case.neighbours_bytes
+    before = case.first("used_before")
+    printed = before.facts.get("used_bytes") if before else None
+    used_before = printed if isinstance(printed, int) else case.neighbours_bytes
     if used_before is not None and used_before > 2 * GIB:
         why = (
             f"{gib(used_before)} of the card were in use before vLLM started; what is left of the budget is not enough."
         )
-        return Assessment(0.8, proof(error), why)
+        return Assessment(0.88, proof(before, error), why)
     parts = (startup.weights_bytes, startup.activation_bytes, startup.gpu_total_bytes)
     if all(part is not None for part in parts) or startup.available_kv_bytes is not None:
         weights, total = startup.weights_bytes or 0, startup.gpu_total_bytes or 0
@@ -128,7 +131,8 @@ def _counted_as_own(case: Case) -> Assessment | None:
         "vLLM the measurement counted the memory of every process "
         "on the card, so a neighbour or an orphaned worker is charged to this one."
     )
-    return Assessment(0.66 if charging else 0.5, proof(error), why)
+    # Under WSL weights spill into the RAM of the host, so that a model larger than the card loads first.
+    return Assessment(0.66 if charging and not case.platform.wsl else 0.5, proof(error), why)
 
 
 def _late_2024(case: Case) -> bool:
@@ -165,7 +169,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     )
     newer = _accounting_fix(planner)
     if case.has("no_cache_blocks"):
-        yield from (in_turn, free_it, newer) if newer is None else (newer, in_turn, free_it)
+        if planner.accounting.weights_over_budget_bytes:
+            yield from larger_budget(planner)
+        yield from (free_it, in_turn, newer) if newer is None else (newer, in_turn, free_it)
     elif case.has("profiling_error"):
         yield from (in_turn, free_it, newer)
     else:
@@ -177,8 +183,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _accounting_fix(planner: FixPlanner) -> Fix | None:
-    release = planner.known.release
-    if planner.known.release_known and release.at_least("0.9.1"):
+    # Without a number on the log, only its style tells: no bracket before the file is older than 0.8.
+    by_style = planner.is_early_v1 or bool(planner.case.engine.before_brackets)
+    old = planner.known.release.before("0.9.1") if planner.known.release_known else by_style
+    if not old:
         return None
     return Fix(
         "engine_version_or_V0",

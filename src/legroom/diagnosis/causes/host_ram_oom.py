@@ -26,9 +26,9 @@ _CERTAIN = (
     "cannot_allocate",
     "too_large_swap",
 )
-_LIKELY = ("oom_killer", "ray_worker_died", "bus_error")
-_POSSIBLE = ("sigkill", "killed_word")
-_FAINT = ("died_silently",)
+_LIKELY = ("oom_killer", "bus_error", "core_bus_error")
+_POSSIBLE = ("core_killed", "sigkill", "killed_word")
+_FAINT = ("ray_worker_died", "died_silently")
 
 
 def examine(case: Case) -> Assessment | None:
@@ -38,10 +38,12 @@ def examine(case: Case) -> Assessment | None:
         free, total = (gib(int(shares.facts.get(name, 0))) for name in ("free_bytes", "total_bytes"))
         why = f"On the CPU backend the KV cache is host RAM: {free} of {total} were available, and more was asked for."
         return Assessment(0.92, proof(shares), why)
-    for ids, certainty in ((_CERTAIN, 0.9), (_LIKELY, 0.72), (_POSSIBLE, 0.6), (_FAINT, 0.4)):
+    for ids, certainty in ((_CERTAIN, 0.9), (_LIKELY, 0.72), (_POSSIBLE, 0.6), (_FAINT, 0.35)):
         error = case.first(*ids)
-        if error is not None and error.id == "died_silently" and _said_why(case):
-            continue
+        if error is not None and error.id in _POSSIBLE and error.role != "host":
+            continue  # the server ended its own workers
+        if error is not None and error.id in _FAINT and (case.last_error or not _may_be_killed(case, error)):
+            continue  # an error is there, or was above: that a process ended is no sign by itself
         if error is not None:
             proven = proof(case.first("shm_small", "nccl_system_error"), error)
             return Assessment(_confidence(case, error, certainty), proven, _why(case))
@@ -55,23 +57,35 @@ def examine(case: Case) -> Assessment | None:
             f"{gib(oom.wanted_bytes)} asked for: the host could not back it."
         )
         return Assessment(0.5, proof(case.first("torch_oom"), case.first("prefetch_ram_short")), why)
+    if case.stops_short is not None and case.reached == "startup_load":
+        why = (
+            "The log ends while the weights are being read, without an error, as it does when the container's memory "
+            "limit or the kernel ends the process; a probe that gives up early, or a server that is still starting, "
+            "looks the same."
+        )
+        return Assessment(0.3, proof(case.stops_short), why)
     if case.has("nccl_system_error"):
         why = "NCCL's system call failed; the usual reason in a container is a /dev/shm of 64 MiB."
         return Assessment(0.5, proof(case.first("nccl_system_error")), why)
     return None
 
 
-def _said_why(case: Case) -> bool:
-    """The engine did leave a Python error, other than the one that says that it failed."""
-    return any("Engine core initialization" not in item.text for item in case.all("exception"))
+def _may_be_killed(case: Case, ended: Evidence) -> bool:
+    """Ray lists it among the reasons; an engine that died is suspect only where its own lines above show no error."""
+    return ended.id == "ray_worker_died" or bool(case.milestones)
 
 
 def _confidence(case: Case, error: Evidence, certainty: float) -> float:
-    first = case.first_failure
-    if error.id not in _CERTAIN and first is not None and first.role == "failure" and first.line < error.line:
+    if error.id not in _CERTAIN and _failed_before(case, error):
         return min(certainty, 0.45)  # the GPU side failed first; being killed came after
     on_shared_memory = case.platform.unified and error.id in ("oom_killer", "killed_process")
     return min(certainty, 0.6) if case.has("driver_no_memory") or on_shared_memory else certainty
+
+
+def _failed_before(case: Case, error: Evidence) -> bool:
+    """Something else had failed: a server that goes down ends its own workers, with SIGKILL at last."""
+    reasons = (item for item in case.evidence if item.role in ("failure", "exception") and not item.is_warning)
+    return any(item.line < error.line for item in reasons)
 
 
 def _why(case: Case) -> str:
@@ -126,23 +140,16 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             confidence=0.75,
         )
     else:
+        yield from _less_pinned(planner)
+        yield _more_ram(planner)
+    if planner.known.ranks > 1:
         yield Fix(
-            "more_host_ram_or_shm",
-            "The host or the container needs more RAM than it has.",
-            steps=(
-                "raise the container's memory limit (resources.limits.memory, docker --memory)",
-                "free -g; dmesg | grep -i oom shows who was killed",
-                "lower what pins host memory: KV offloading, --cpu-offload-gb, --swap-space",
-            ),
-            confidence=0.6,
+            "sequence_starts_or_wait",
+            "Every rank reads the checkpoint at the same time; in turn they need less at once.",
+            flags={"max_parallel_loading_workers": 1} if case.engine.generation == "V0" else {},
+            steps=("load with fewer processes at once, or start instances one after the other",),
+            confidence=0.45,
         )
-    yield Fix(
-        "sequence_starts_or_wait",
-        "Every rank reads the checkpoint at the same time; in turn they need less at once.",
-        flags={"max_parallel_loading_workers": 1} if case.engine.generation == "V0" else {},
-        steps=("load with fewer processes at once, or start instances one after the other",),
-        confidence=0.45,
-    )
     yield Fix(
         "checkpoint_format",
         "Small safetensors shards are mapped, not read: .bin files and one huge file need their size in RAM.",
@@ -152,11 +159,42 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if case.has("sigkill", "killed_word"):
         yield Fix(
             "engine_version_or_V0",
-            "If the host has plenty of RAM, the kill came from elsewhere; another engine or release may pass.",
-            env={"VLLM_USE_V1": "0"},
+            "If the host has plenty of RAM, the kill came from elsewhere; another release may pass.",
             steps=("check dmesg first; then try another release",),
             confidence=0.35,
         )
+
+
+def _less_pinned(planner: FixPlanner) -> Iterator[Fix | None]:
+    """What was asked for of the host's memory, asked for no more: swap space in V0, offloaded weights and KV."""
+    case, args = planner.case, planner.known.args
+    pinned = case.has("pinned_failed", "too_large_swap") or "frame_pin" in case.frames
+    swaps = case.engine.generation == "V0" or planner.known.release.before("0.8.0")
+    if pinned and swaps:
+        yield Fix(
+            "swap_space",
+            "The V0 engine pins --swap-space GiB of host RAM for every GPU (4 unless told otherwise) as it starts.",
+            flags={"swap_space": 1},
+            trades="fewer preempted requests can be swapped out instead of being computed again",
+            confidence=0.65,
+        )
+    if args.cpu_offload_gb and pinned:
+        half = float(int(args.cpu_offload_gb // 2))
+        why = f"{args.cpu_offload_gb:g} GiB of weights are to stay in host RAM for every GPU."
+        yield planner.change("cpu_offload", {"cpu_offload_gb": half or None}, why, confidence=0.6)
+
+
+def _more_ram(planner: FixPlanner) -> Fix:
+    steps = [
+        "raise the container's memory limit (resources.limits.memory, docker --memory), or add RAM",
+        "free -g; dmesg | grep -i oom shows who was killed",
+    ]
+    if planner.known.args.cpu_offload_gb or planner.known.args.swap_space:
+        steps.append("lower what pins host memory: KV offloading, --cpu-offload-gb, --swap-space")
+    weights = planner.base.layout.weights.bytes * planner.known.ranks if planner.base is not None else 0
+    size = f" The checkpoint alone is {gib(weights)}." if weights else ""
+    why = f"The host or the container needs more RAM than it has.{size}"
+    return Fix("more_host_ram_or_shm", why, steps=tuple(steps), confidence=0.6)
 
 
 def _less_ram(planner: FixPlanner, shares: Evidence) -> Fix | None:

@@ -16,10 +16,11 @@ def examine(case: Case) -> Assessment | None:
     error = case.first("state_blocks_short")
     if error is None:
         return None
-    asked, blocks = error.facts["max_num_seqs_count"], error.facts["state_blocks_count"]
+    asked, blocks = error.facts.get("max_num_seqs_count"), error.facts["state_blocks_count"]
+    running = f"{asked} sequences may run" if asked is not None else "More sequences may run (max_num_seqs)"
     why = (
         "Every running sequence of this hybrid model needs a state "
-        f"block of its own. {asked} sequences may run and there are "
+        f"block of its own. {running} and there are only "
         f"{blocks} blocks. This is a second check beside the one "
         "for max_model_len: passing one says nothing of the other."
     )

@@ -19,7 +19,7 @@ def examine(case: Case) -> Assessment | None:
     preempted = case.all("preempted")
     failed = case.first("swap_exhausted", "block_pool_guard")
     counted = [item for item in case.all("preemptions_metric", "engine_stats") if _number(item, "preemptions") > 0]
-    full = [item for item in case.all("engine_stats") if _usage(item) >= _FULL]
+    full = [item for item in case.all("engine_stats", "kv_usage_line") if _usage(item) >= _FULL]
     waiting = [item for item in case.all("engine_stats") if _usage(item) >= 90 and _number(item, "waiting") > 0]
     confidence = 0.0
     if failed:
@@ -34,6 +34,10 @@ def examine(case: Case) -> Assessment | None:
         return None
     if case.has("failed_execution_dump") and not failed:
         confidence = 0.5  # the step crashed; a preemption before it is a side show
+    elif not failed and case.has("exception") and case.last_error is not None:
+        last = max(item.line for item in (*preempted, *full, *waiting, *counted))
+        if case.last_error.line > last:
+            confidence = 0.3  # preempting goes on for hours and ends nothing; the exception after it did
     proven = proof(preempted[:1], preempted[-1:], failed, waiting[:2], full[:2], counted[-1:])
     return Assessment(confidence, proven, _why(case, preempted, waiting or full))
 
@@ -46,10 +50,9 @@ def _why(case: Case, preempted: tuple[Evidence, ...], stats: list[Evidence]) -> 
         parts.append(f"{count if count is not None else len(preempted)} preemptions ({last.facts.get('mode')})")
     if stats:
         worst = max(stats, key=_usage)
-        parts.append(
-            f"KV usage {_usage(worst):g} % with {worst.facts.get('running_count')} "
-            f"running and {worst.facts.get('waiting_count')} waiting"
-        )
+        running, waiting = worst.facts.get("running_count"), worst.facts.get("waiting_count")
+        beside = f" with {running} running and {waiting} waiting" if running is not None else ""
+        parts.append(f"KV usage {_usage(worst):g} %{beside}")
     shown = "; ".join(parts) or "the pool ran out of blocks"
     return (
         f"{shown}. The pool was allocated at start-up and does not "
@@ -81,11 +84,12 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             "swap_space",
             "The V0 engine swaps preempted requests to host memory, and that is used up.",
             flags={"swap_space": 32},
-            command=planner.command({"swap_space": 32.0}),
             trades="32 GiB of host RAM a GPU",
             confidence=0.6,
         )
-    seqs = max(most * 3 // 4, 1) if most else max((planner.known.args.max_num_seqs or 256) // 2, 1)
+    asked = planner.known.args.max_num_seqs or 256
+    # One or two that run and still run out are long requests: fewer of them is no server any more.
+    seqs = most * 3 // 4 if most > 2 else max(asked // 2, 1)
     yield planner.change(
         "max_num_seqs",
         {"max_num_seqs": seqs},

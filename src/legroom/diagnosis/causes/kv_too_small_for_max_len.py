@@ -112,7 +112,7 @@ def _shorter(planner: FixPlanner) -> Fix | None:
     why, trades = f"The pool holds one request of {fits:,} tokens.", "requests longer than this are refused"
     checked = planner.change("max_model_len", flags, why, trades=trades, confidence=0.75)
     # The log's own number counts more than a model of it that disagrees.
-    return checked or Fix("max_model_len", why, flags, confidence=0.7, trades=trades, command=planner.command(flags))
+    return checked or Fix("max_model_len", why, flags, confidence=0.7, trades=trades, proven=True)
 
 
 def _short_bytes(planner: FixPlanner) -> int | None:

@@ -54,20 +54,20 @@ def _residue(case: Case) -> Assessment | None:
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Another release, bounded caches, fewer graphs; or more room and a planned restart."""
+    if planner.case.has("ps_row"):
+        yield planner.change(
+            "eager_or_fewer_graphs",
+            {"enforce_eager": True},
+            "In old releases captured graphs and their NCCL work grew on the host.",
+            trades="slower decoding",
+            confidence=0.5,
+        )
     yield Fix(
         "engine_version_or_V0",
         "Leaks are fixed release by release.",
         steps=("upgrade; compare growth per 1,000 requests before and after",),
         confidence=0.5,
     )
-    if (planner.case.has("ps_row") and planner.known.release.before("0.5.0")) or planner.case.has("ps_row"):
-        yield planner.change(
-            "eager_or_fewer_graphs",
-            {"enforce_eager": True},
-            "In old releases captured graphs and their NCCL work grew on the host.",
-            trades="slower decoding",
-            confidence=0.45,
-        )
     yield Fix(
         "limit_multimodal",
         "Caches of preprocessed media live in host memory.",

@@ -40,9 +40,8 @@ def examine(case: Case) -> Assessment | None:
     elif on:
         confidence = 0.65 if case.site in ("graph", "serving", "sampler") else 0.45
     elif large:
-        confidence = (
-            0.71 if case.site in ("", "graph") or not case.is_traced else 0.87 if case.site == "sampler" else 0.45
-        )
+        # No sign of adapters or a draft: only a share that nothing else has makes them more than a possibility.
+        confidence = 0.62 if (non_torch or 0) > 2 * _LARGE_NON_TORCH and not case.is_traced else 0.35
     if not confidence:
         return None
     proven = proof(case.first("lora_on", "spec_on"), case.first("frame_spec", "frame_lora"), case.first("torch_oom"))
@@ -56,7 +55,7 @@ def _why(case: Case, non_torch: int | None) -> str:
             f"({gib(case.oom.total_bytes or 0)} - {gib(case.oom.free_bytes or 0)} "
             f"free - {gib(case.oom.torch_bytes)} torch - "
             f"{gib(case.oom.unallocated_bytes or 0)} unused reserve). A plain server stays "
-            "below 2.5 GiB; adapter graphs and draft models with their own "
+            "below 2.5 GiB; graphs captured for adapters and draft models with their own "
             "communicators do not, and the profile run sees none of it."
         )
     return (
@@ -71,12 +70,15 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     lora = case.has("lora_on", "frame_lora") or bool(args.enable_lora)
     oom = case.oom
     need = oom.wanted_bytes - (oom.free_bytes or 0) if oom else GIB
-    if spec or not lora:
+    room = planner.lower_utilization(
+        max(need, 0), "What the profile run does not see must fit outside the budget.", 0.55
+    )
+    yield room
+    if spec:
         yield Fix(
             "other_engine_feature_off",
             "Without the draft model its weights, KV and buffers are gone.",
             flags={"speculative_config": None},
-            command=planner.command({"speculative_config": None}),
             trades="slower generation for few requests",
             confidence=0.5,
         )
@@ -85,12 +87,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             "other_engine_feature_off",
             "Fewer and smaller adapter slots: buffers grow with max_loras x max_lora_rank.",
             flags={"max_loras": 1, "max_lora_rank": args.max_lora_rank or 16},
-            command=planner.command({"max_loras": 1}),
             confidence=0.5,
         )
-    yield planner.lower_utilization(
-        max(need, 0), "What the profile run does not see must fit outside the budget.", 0.55
-    )
     seqs = args.max_num_seqs or 256
     yield planner.change(
         "max_num_seqs",

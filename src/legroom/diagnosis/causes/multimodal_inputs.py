@@ -8,6 +8,7 @@ from legroom.diagnosis.case import Case
 from legroom.diagnosis.cause import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.diagnosis.flag_repair import smaller_media
 from legroom.explain.entry import Localized
 from legroom.units import gib
 
@@ -61,14 +62,9 @@ def _why(case: Case) -> str:
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fewer and smaller media; a cache that holds them."""
     cache = planner.case.first("encoder_cache_short")
-    limits = {"image": 1, "video": 0}
     item = cache.facts.get("item_tokens_count") if cache else None
-    limit = Fix(
-        "limit_multimodal",
-        "Dummy and real media are bounded by these limits; passed to the engine, not only to the client.",
-        flags={"limit_mm_per_prompt": limits, "mm_processor_kwargs": {"max_pixels": 1003520}},
-        command=planner.command({"limit_mm_per_prompt": limits, "mm_processor_kwargs": {"max_pixels": 1003520}}),
-        confidence=0.6,
+    limit = smaller_media(
+        planner, "Dummy and real media are bounded by these limits; passed to the engine, not only to the client."
     )
     if isinstance(item, int) and cache is not None:
         newer = Fix(
@@ -77,7 +73,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             steps=("pip install -U vllm",),
             confidence=0.6,
         )
-        tokens = max(1 << (item - 1).bit_length(), planner.known.args.max_num_batched_tokens or 0, 2048)
+        tokens = max(-(-item // 1024) * 1024, planner.known.args.max_num_batched_tokens or 0, 2048)
         larger = planner.change(
             "max_num_batched_tokens",
             {"max_num_batched_tokens": tokens},
@@ -106,7 +102,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "limit_multimodal",
         "If only text is served, do not load or profile the encoder's inputs at all.",
         flags={"limit_mm_per_prompt": {"image": 0, "video": 0}},
-        command=planner.command({"limit_mm_per_prompt": {"image": 0, "video": 0}}),
         confidence=0.4,
     )
 

@@ -39,7 +39,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "disable_custom_allreduce_or_nccl_env",
         "cuMem costs memory for every captured graph; the default NCCL_BUFFSIZE is enough.",
         env=env,
-        command=planner.command({}, env),
         steps=("unset NCCL_BUFFSIZE and NCCL_NCHANNELS if they are set",),
         confidence=0.5,
     )
@@ -48,7 +47,6 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "disable_custom_allreduce_or_nccl_env",
         "Without custom all-reduce its buffers are gone.",
         flags={"disable_custom_all_reduce": True},
-        command=(*planner.command({}), "--disable-custom-all-reduce"),
         trades="slower all-reduce",
         confidence=0.35,
     )

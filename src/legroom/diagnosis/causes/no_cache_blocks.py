@@ -5,14 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from legroom.diagnosis.beyond_flags import larger_budget, other_hardware
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.cause import Cause
 from legroom.diagnosis.evidence import Evidence
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fix_planner import FixPlanner
-from legroom.diagnosis.flag_repair import larger_pool
+from legroom.diagnosis.flag_repair import larger_pool, smaller_steps
+from legroom.diagnosis.log_accounting import LogAccounting
 from legroom.explain.entry import Localized
 from legroom.units import GIB, gib
+
+_NEARLY_ALL = 0.95
+"""The largest share that leaves a card of 24 GiB and more the room for what vLLM does not count."""
 
 
 def examine(case: Case) -> Assessment | None:
@@ -64,28 +69,62 @@ def _why(case: Case) -> str:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Raise the budget where the card has room; else make weights or peak smaller."""
+    """Raise the budget where the card has room; else make weights or peak smaller; else other cards."""
     starved = cpu_starved(planner.case)
     if starved:
         yield _more_ram_share(planner, starved)
         return
     yield larger_pool(planner)
+    yield from larger_budget(planner)
     if planner.base is not None:
-        why = "Weights and peak are above the budget, and the card has room."
-        yield planner.lever("raise utilization", "raise_util", why, 0.7)
-        yield planner.lever("smaller batches", "max_num_batched_tokens", "A smaller dummy batch has a smaller peak.")
-        yield planner.lever("fewer sequences", "max_num_seqs", "Fewer dummy sequences have a smaller peak.")
-        yield planner.lever("quantized weights", "checkpoint_format", "Smaller weights leave room for the pool.")
-        yield planner.lever("more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, each has room for a pool.")
+        yield from _planned(planner)
         return
-    yield _more_of_the_card(planner)
-    silent = planner.case.startup.weights_bytes is None
-    if silent:
+    more = _more_of_the_card(planner)
+    yield more
+    accounting = planner.accounting
+    if accounting.pool_bytes is not None and accounting.pool_bytes <= 0:
+        yield from _smaller_peak(planner, accounting)
+        if more is None:
+            yield other_hardware(planner, 0.45)
+    elif planner.case.startup.weights_bytes is None:
         yield _another_release()
+    yield from _guesses(planner)
+
+
+def _planned(planner: FixPlanner) -> Iterator[Fix | None]:
+    why = "Weights and peak are above the budget, and the card has room."
+    single = [
+        planner.lever("raise utilization", "raise_util", why, 0.7),
+        planner.lever("smaller batches", "max_num_batched_tokens", "A smaller dummy batch has a smaller peak."),
+        planner.lever("fewer sequences", "max_num_seqs", "Fewer dummy sequences have a smaller peak."),
+    ]
+    yield from single
+    if not any(fix and fix.plan and fix.plan.verdict == "fits" for fix in single):
+        yield planner.combined_levers("raise_util", "No single change is enough; these together are.")
+    yield planner.lever("quantized weights", "checkpoint_format", "Smaller weights leave room for the pool.")
+    yield planner.lever("more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, each has room for a pool.")
+    yield other_hardware(planner, 0.4)
+
+
+def _smaller_peak(planner: FixPlanner, accounting: LogAccounting) -> Iterator[Fix | None]:
+    """Fewer tokens a step, if the peak is large enough for that to give a pool back."""
+    tokens = planner.known.args.max_num_batched_tokens or 8192
+    won = (accounting.peak_bytes or 0) * 3 // 4
+    if won > -(accounting.pool_bytes or 0) + GIB // 2:
+        yield planner.change(
+            "max_num_batched_tokens",
+            smaller_steps(planner, max(tokens // 4, 1024)),
+            f"The profile run peaked at {gib(accounting.peak_bytes or 0)}, which follows the tokens of a step.",
+            trades="long prompts take more steps",
+            confidence=0.5,
+        )
+
+
+def _guesses(planner: FixPlanner) -> Iterator[Fix | None]:
     tokens = planner.known.args.max_num_batched_tokens or 8192
     yield planner.change(
         "max_num_batched_tokens",
-        {"max_num_batched_tokens": max(tokens // 4, 2048)},
+        smaller_steps(planner, max(tokens // 4, 2048)),
         "The peak of the profile run follows the tokens of a step.",
         trades="long prompts take more steps",
         confidence=0.4,
@@ -97,7 +136,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             steps=("give --max-model-len explicitly, as short as your requests allow",),
             confidence=0.5,
         )
-    if not silent:
+    if planner.case.startup.weights_bytes is not None:
         yield _another_release()
 
 
@@ -131,15 +170,18 @@ def _more_of_the_card(planner: FixPlanner) -> Fix | None:
     for pool in (GIB, GIB // 2, GIB // 4):
         if startup.available_kv_bytes is not None and (fix := planner.raise_utilization(missing + pool, why)):
             return fix
-    usual = 0.92 if planner.known.release.at_least("0.20.0") else 0.9
-    if planner.utilization < usual - 0.005:
+    if startup.available_kv_bytes is not None and planner.total_bytes is not None:
+        return None  # the numbers are there, and they say that the card has no room
+    usual = planner.usual_utilization
+    if planner.utilization_known and planner.utilization < usual - 0.005:
         why = f"Only {planner.utilization:g} of the card was asked for; {usual:g} is what the release takes by itself."
         return planner.change("raise_util", {"gpu_memory_utilization": usual}, why, confidence=0.6)
-    return Fix(
+    if planner.utilization >= _NEARLY_ALL:
+        return None
+    return planner.change(
         "raise_util",
+        {"gpu_memory_utilization": _NEARLY_ALL},
         "If the profile lines above the error show weights + peak just above the budget, raise it.",
-        flags={"gpu_memory_utilization": 0.95},
-        command=planner.command({"gpu_memory_utilization": 0.95}),
         trades="less of the card is left for what vLLM does not count",
         confidence=0.35,
     )

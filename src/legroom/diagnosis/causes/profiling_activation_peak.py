@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+from legroom.diagnosis.beyond_flags import larger_budget
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.cause import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.diagnosis.flag_repair import smaller_media, smaller_steps
 from legroom.explain.entry import Localized
 from legroom.units import GIB, gib, human_bytes
+
+_SMALL_STEP = 2048
+"""Tokens of a step that every release takes and that hold a chunk of any prompt."""
 
 
 def examine(case: Case) -> Assessment | None:
@@ -31,6 +37,8 @@ def _confidence(case: Case) -> float:
         return 0.86
     if case.site == "warmup":
         return 0.82
+    if case.site == "sampling":
+        return 0.7 if case.oom and case.oom.pools_bytes and not case.has("engine_dead") else 0.5
     if oom and oom.free_was_enough:
         return 0.3
     if case.site == "profile":
@@ -93,17 +101,17 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield _fewer_tokens(planner)
         yield _fewer_sequences(planner)
         return
+    if planner.accounting.weights_over_budget_bytes:
+        # The weights alone are above the budget: no dummy is small enough.
+        yield planner.lever("quantized weights", "checkpoint_format", "Smaller weights leave room for the run.", 0.6)
+        yield from larger_budget(planner)
+        return
+    if planner.base is None and case.site not in ("sampler", "graph"):
+        yield _smaller_dummies(planner)
     fewer_sequences, fewer_tokens = _fewer_sequences(planner), _fewer_tokens(planner)
     yield fewer_sequences
     if case.frames & {"frame_vision"} or case.has("mm_profile_too_short", "encoder_budget"):
-        limits = {"limit_mm_per_prompt": {"image": 1, "video": 0}, "mm_processor_kwargs": {"max_pixels": 1003520}}
-        yield Fix(
-            "limit_multimodal",
-            "The dummy images and videos are as large and as many as the limits allow.",
-            flags=limits,
-            command=planner.command(limits),
-            confidence=0.6,
-        )
+        yield smaller_media(planner, "The dummy images and videos are as large and as many as the limits allow.")
     if case.site in ("sampler", "graph"):
         yield _room_for_warmup(planner)
     yield fewer_tokens
@@ -117,6 +125,35 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             confidence=0.45,
         )
     yield planner.lever("quantized weights", "checkpoint_format", "Smaller weights leave room for the run.", 0.4)
+
+
+def _smaller_dummies(planner: FixPlanner) -> Fix | None:
+    """Without a plan, both of what sets the dummy batch: sequences carry logits and media, tokens the layers."""
+    case, args = planner.case, planner.known.args
+    media = bool(case.frames & {"frame_vision"}) or case.has("mm_profile_too_short", "encoder_budget")
+    if media and case.engine.generation == "V0":
+        # Every dummy sequence brings its images, and V0 cannot chunk their prompts.
+        seqs = max((args.max_num_seqs or 256) // 16, 1)
+        why = "The V0 engine profiles max_num_seqs sequences with all their images at once."
+        return planner.change(
+            "max_num_seqs", {"max_num_seqs": seqs}, why, trades="fewer requests run at once", confidence=0.65
+        )
+    flags: dict[str, Any] = {"max_num_seqs": _cut(planner, args.max_num_seqs or 256)}
+    asked = args.max_num_batched_tokens
+    if asked is None or asked > _SMALL_STEP:
+        flags |= smaller_steps(planner, _SMALL_STEP)
+    why = "The dummy batch follows max_num_seqs (logits, media) and max_num_batched_tokens (the layers)."
+    trades = "fewer requests run at once; long prompts take more steps"
+    return planner.change("max_num_seqs", flags, why, trades=trades, confidence=0.6)
+
+
+def _cut(planner: FixPlanner, number: int) -> int:
+    """A number of dummies cut to a quarter, further where the log shows that a quarter is too much."""
+    oom = planner.case.oom
+    times = 4.0
+    if oom and oom.free_bytes:
+        times = max(times, 2 * oom.wanted_bytes / oom.free_bytes)
+    return max(1 << (max(int(number / times), 1).bit_length() - 1), min(number, 4))
 
 
 def _room_for_warmup(planner: FixPlanner) -> Fix | None:
@@ -133,7 +170,7 @@ def _fewer_sequences(planner: FixPlanner) -> Fix | None:
     why = "Logits and their copies grow with sequences x vocabulary."
     if planner.base is not None:
         return planner.lever("fewer sequences", "max_num_seqs", why, 0.65)
-    flags = {"max_num_seqs": max(seqs // 4, 1)}
+    flags = {"max_num_seqs": _cut(planner, seqs)}
     return planner.change("max_num_seqs", flags, why, trades="fewer requests run at once")
 
 
@@ -141,7 +178,7 @@ def _fewer_tokens(planner: FixPlanner) -> Fix | None:
     why = "The peak grows with the tokens of a step."
     if planner.base is not None:
         return planner.lever("smaller batches", "max_num_batched_tokens", why, 0.6)
-    flags = {"max_num_batched_tokens": max((planner.known.args.max_num_batched_tokens or 8192) // 4, 1024)}
+    flags = smaller_steps(planner, max((planner.known.args.max_num_batched_tokens or 8192) // 4, 1024))
     return planner.change("max_num_batched_tokens", flags, why, trades="long prompts take more steps", confidence=0.5)
 
 

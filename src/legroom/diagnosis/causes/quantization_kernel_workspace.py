@@ -9,6 +9,7 @@ from legroom.diagnosis.cause import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fix_planner import FixPlanner
 from legroom.explain.entry import Localized
+from legroom.facts.releases import earlier_release
 from legroom.units import GIB, gib
 
 
@@ -51,12 +52,13 @@ def _why(case: Case) -> str:
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Another release or checkpoint, so that no second copy is made; or room for it."""
     which = f" (this is {planner.known.release})" if planner.known.release_known else ""
+    before = earlier_release(planner.known.release) if planner.known.release_known else None
     yield Fix(
         "engine_version_or_V0",
         f"What is copied while loading differs from release to release{which}: "
         "the one before the failure began starts.",
         steps=(
-            "pin the last release that worked, e.g. pip install vllm==X",
+            f"pin the last release that worked: pip install 'vllm=={before or 'X'}'",
             "or take the newest one, where the copy may be gone",
         ),
         confidence=0.55,

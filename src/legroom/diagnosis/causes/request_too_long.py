@@ -49,7 +49,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             trades="a larger activation peak",
             confidence=0.6,
         )
-    if isinstance(asked, int):
+    current = planner.known.args.max_model_len or 0
+    if isinstance(asked, int) and asked > current:
         length = -(-asked // 1024) * 1024
         yield planner.change(
             "max_model_len",

@@ -8,6 +8,7 @@ from legroom.diagnosis.case import Case
 from legroom.diagnosis.cause import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.diagnosis.flag_repair import smaller_steps
 from legroom.explain.entry import Localized
 from legroom.units import GIB, gib, human_bytes
 
@@ -40,6 +41,8 @@ def _confidence(case: Case) -> float:
         return 0.86
     if case.site in ("spec", "lora"):
         return 0.5
+    if case.site == "sampling":
+        return 0.6
     if case.site == "graph" and case.has("request_served"):
         return 0.6
     if not case.site:
@@ -82,15 +85,15 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     tokens = args.max_num_batched_tokens or 8192
     smaller = planner.change(
         "max_num_batched_tokens",
-        {"max_num_batched_tokens": max(tokens // 2, 1024)},
+        smaller_steps(planner, max(tokens // 2, 1024)),
         "A step of half the tokens needs half of the transient.",
         trades="long prompts take more steps",
         confidence=0.6,
     )
-    lower = planner.lower_utilization(
-        need, f"{human_bytes(need)} more must stay free while serving; the pool has to leave them.", 0.65
-    )
-    yield lower
+    why = f"{human_bytes(need)} more must stay free while serving; the pool has to leave them."
+    if not planner.utilization_known:
+        why += f" The log does not show the share: {planner.utilization:g} is assumed, take as much less of yours."
+    yield planner.lower_utilization(need, why, 0.65)
     yield smaller
     if case.frames & {"frame_logits"}:
         yield Fix(

@@ -73,7 +73,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         steps=("run without --enable-sleep-mode",),
         confidence=0.4,
     )
-    if planner.case.has("weights_peak") or planner.case.site == "quant":
+    if planner.case.site in ("build", "load") and not planner.case.platform.trainer:
+        yield from (off, newer, lower)
+    elif planner.case.has("weights_peak") or planner.case.site == "quant":
         yield from (newer, off, lower)
     else:
         yield from (lower, newer if planner.case.has("cumem_oom") else order, order, off)

@@ -55,12 +55,13 @@ def _uneven(values: dict[str, int]) -> bool:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    stages = planner.known.args.pipeline_parallel_size
+    partition = _partition(planner)
+    write = "VLLM_PP_LAYER_PARTITION: one number of layers a stage, smaller at both ends; their sum is the layer count"
     yield Fix(
         "more_or_fewer_gpus_tp_pp",
         "Fewer layers on the first and last stage leave room there for embeddings and head.",
-        env={"VLLM_PP_LAYER_PARTITION": "a,b,..."} if not stages else {"VLLM_PP_LAYER_PARTITION": _partition(planner)},
-        steps=("write one number of layers a stage, smaller at both ends; their sum is the model's layer count",),
+        env={"VLLM_PP_LAYER_PARTITION": partition} if partition else {},
+        steps=() if partition else (f"write {write}",),
         confidence=0.6,
     )
     fits = longest_len(planner.case)
@@ -87,9 +88,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 def _partition(planner: FixPlanner) -> str:
+    """Layers for every stage; empty where the model or its stages are not known."""
     stages = planner.known.args.pipeline_parallel_size or 1
     if planner.base is None or stages < 2:
-        return ",".join(["N"] * max(stages, 2))
+        return ""
     layers = len(planner.base.target.model.layers)
     inner = -(-(layers + 2) // stages)
     ends = [inner - 1] + [inner] * (stages - 2) + [inner - 1]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
+from legroom.diagnosis.beyond_flags import more_cards, other_hardware
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.cause import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
@@ -67,32 +69,38 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     smaller = planner.lever(
         "quantized weights", "checkpoint_format", "A checkpoint with weights in fewer bits fits.", 0.7
     )
-    yield smaller or Fix(
-        "checkpoint_format",
-        "Only smaller weights fit: a quantized checkpoint (FP8, AWQ, GPTQ), or fp16 files instead of fp32.",
-        steps=(
-            "choose a quantized checkpoint of the same model",
-            "check it first: legroom plan CHECKPOINT --gpu YOUR-GPU",
-        ),
-        confidence=0.6,
-        trades="another checkpoint, with weights in fewer bits",
-    )
-    more = planner.lever("more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, the weights fit.", 0.7)
-    yield more or planner.change(
-        "more_or_fewer_gpus_tp_pp",
-        {"tensor_parallel_size": 2 * (planner.known.args.tensor_parallel_size or 1)},
-        "Split over twice as many GPUs, each holds half of the weights.",
-        trades="twice as many GPUs",
-        confidence=0.5,
-        steps=("legroom size MODEL says how many of which GPU hold it",),
-    )
+    more = more_cards(planner, "Split over more GPUs, each holds less of the weights.")
+    yield _read_as_quantized(planner)
+    yield smaller
+    if smaller is None and more is None:
+        yield other_hardware(planner)
+    elif smaller is None and more is not None:
+        hardware = other_hardware(planner)
+        yield replace(more, why=f"{hardware.why} {more.why}", steps=hardware.steps[1:])
+    else:
+        yield more
+    yield _offloaded(planner)
+
+
+def _read_as_quantized(planner: FixPlanner) -> Fix | None:
+    """A checkpoint in few bits that the engine was not told of: old releases built it in 16 bits."""
+    args, startup = planner.known.args, planner.case.startup
+    method = next((name for name in ("awq", "gptq", "squeezellm") if name in args.model.lower()), None)
+    asked = args.quantization is not None or startup.given.args.quantization is not None
+    if method is None or asked or not planner.known.release.before("0.4.0") or not planner.known.release_known:
+        return None
+    why = f"The name says {method}, and the engine's line says that nothing is quantized: this release has to be told."
+    return planner.change("checkpoint_format", {"quantization": method}, why, confidence=0.7)
+
+
+def _offloaded(planner: FixPlanner) -> Fix | None:
     oom = planner.case.oom
     missing = math.ceil(((oom.wanted_bytes if oom else 0) + 4 * GIB) / GIB)
     why, trades = "A part of the weights can stay in host RAM.", "every step copies that part over the bus: much slower"
     sizes = ({"cpu_offload_gb": float(missing + more)} for more in range(0, 64, 2))
     # Planned, it is known to start; otherwise it is a guess.
     planned = planner.first_fitting("cpu_offload", sizes, why, trades=trades, confidence=0.35)
-    yield planner.made_to_fit(planned, why, confidence=0.35) or planner.change(
+    return planner.made_to_fit(planned, why, confidence=0.35) or planner.change(
         "cpu_offload", {"cpu_offload_gb": float(missing)}, why, confidence=0.3, trades=trades
     )
 

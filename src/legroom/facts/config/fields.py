@@ -83,7 +83,10 @@ def canonical_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     nested = nested_text_config(config)
     text = dict(nested if nested is not None else config)
     if nested is not None:
-        for key in ("architectures", "dtype", "torch_dtype", "tie_word_embeddings", "quantization_config"):
+        for key in (
+            "architectures", "dtype", "torch_dtype", "tie_word_embeddings", "quantization_config",
+            "transformers_version",
+        ):  # fmt: skip
             if text.get(key) is None and config.get(key) is not None:
                 text[key] = config[key]
     attn = text.get("attn_config")

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from legroom.facts.config.fields import nested_text_config
+from legroom.facts.config.fields import config_defaults, nested_text_config
+from legroom.facts.config.media_items import live_tensors, media_items
 from legroom.facts.data_files import read_data
-from legroom.facts.model import Linear, Modality, Split
+from legroom.facts.model import Linear, MediaItem, Modality, Split
 
 Config = Mapping[str, Any]
 
@@ -23,11 +24,14 @@ def modalities(config: Config) -> tuple[Modality, ...]:
     family = _family(config)
     row = families().get(family)
     text = nested_text_config(config) or config
-    width = int(text.get("hidden_size") or text.get("n_embd") or 0)
+    usual = config_defaults().get(str(text.get("model_type")), {})
+    width = int(text.get("hidden_size") or text.get("n_embd") or usual.get("hidden_size") or 0)
     known: list[Modality] = []
     vision = config.get("vision_config")
     if isinstance(vision, Mapping) and vision:
-        known.append(_tower(row or families()["_plain"], {**_defaults(row, width), **vision}, config, width, True))
+        known.append(
+            _tower(row or families()["_plain"], {**_defaults(row, width), **vision}, config, width, row is not None)
+        )
     elif row and (config.get("has_vision") or row.get("always")):
         known.append(_tower(row, _defaults(row, width), config, width, False))
     audio = config.get("audio_config")
@@ -42,6 +46,12 @@ def families() -> dict[str, dict[str, Any]]:
     document = read_data("towers.json")
     rows: dict[str, dict[str, Any]] = document["families"]
     return {**rows, **{alias: rows[name] for alias, name in document["aliases"].items()}}
+
+
+@cache
+def _live(name: str) -> list[dict[str, Any]]:
+    table: list[dict[str, Any]] = read_data("towers.json")["live"][name]
+    return table
 
 
 def _family(config: Config) -> str:
@@ -92,19 +102,30 @@ def _tower(row: Mapping[str, Any], vision: Config, config: Config, width: int, e
         *_blocks(style, hidden, inner, layers, (_field(row, vision, "qkv_hidden_size", hidden), heads)),
         *_PROJECTORS[str(row.get("projector", "none"))](row, vision, config, hidden, width),
     )
-    tokens = int(row.get("tokens_per_item", 0)) or _tokens(row, vision)
+    patch, merge = _field(row, vision, "patch_size", 14), int(row.get("merge", 1))
+    items = media_items(row, config, patch=patch, merge=merge, image_size=_field(row, vision, "image_size", 24 * patch))
+    largest = max(items, key=lambda item: item.tokens)
+    frames = _field(row, vision, "temporal_patch_size", 1)
     return Modality(
         str(row.get("kind", "image")),
         hidden,
         inner,
         layers,
         heads,
-        sum(weight.parameters for weight in weights),
-        tokens,
-        tokens * int(row.get("merge", 1)) ** 2,
+        sum(weight.parameters for weight in weights if weight.name != "rotary_table"),
+        largest.tokens,
+        largest.patches,
         weights,
         1 + _tapped_blocks(vision),
         exact,
+        items,
+        live_tensors(_live(str(row.get("live", "plain")))),
+        _field(row, vision, "in_channels", 3) * frames * patch * patch,
+        str(row.get("raw_pixels_since", "")),
+        int(row.get("chunk_bytes_per_patch", 0)),
+        str(row.get("chunked_since", "")),
+        _tapped_blocks(vision),
+        float(row.get("spread", 0.3)),
     )
 
 
@@ -127,12 +148,21 @@ def _audio_tower(audio: Config, width: int) -> Modality:
     )
     tokens = frames // 2
     parameters = sum(weight.parameters for weight in weights)
-    return Modality("audio", hidden, inner, layers, heads, parameters, tokens, frames, weights)
-
-
-def _tokens(row: Mapping[str, Any], vision: Config) -> int:
-    size, patch = _field(row, vision, "image_size", 336), _field(row, vision, "patch_size", 14)
-    return max((size // max(patch * int(row.get("merge", 1)), 1)) ** 2, 1)
+    return Modality(
+        "audio",
+        hidden,
+        inner,
+        layers,
+        heads,
+        parameters,
+        tokens,
+        frames,
+        weights,
+        items=(MediaItem("audio", tokens, frames),),
+        moments=live_tensors(_live("whisper")),
+        pixels_per_patch=2 * int(audio.get("num_mel_bins") or 128),
+        spread=0.1,
+    )
 
 
 def _norm(name: str, size: int, style: set[str], count: int = 1) -> Linear:
@@ -156,6 +186,9 @@ def _embedding(row: Mapping[str, Any], vision: Config, style: set[str], hidden: 
         out.append(Linear("class_embedding", hidden))
     if positions:
         out.append(Linear("position_embedding", positions, hidden))
+    if "rotary_table" in style:
+        heads = _field(row, vision, "num_attention_heads", 16)
+        out.append(Linear("rotary_table", 8192, hidden // heads // 2))
     if "pre_norm" in style:
         out.append(_norm("pre_norm", hidden, style))
     if "post_norm" in style:
@@ -290,6 +323,18 @@ def _internvl(row: Mapping[str, Any], vision: Config, config: Config, hidden: in
     ]
 
 
+def _glm(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
+    """A convolution that merges two by two patches, then a gated block of the language model's width."""
+    out, inner = _field(row, vision, "out_hidden_size", width), int(vision.get("intermediate_size") or 13696)
+    return [
+        Linear("downsample", out, 4 * hidden, True),
+        Linear("merger.proj", out, out, split="out"),
+        Linear("merger.norm", out, bias=True),
+        Linear("merger.gate_up", 2 * inner, out, split="out"),
+        Linear("merger.down", out, inner, split="in"),
+    ]
+
+
 def _llama4(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
     into, out = _field(row, vision, "projector_input_dim", 4096), _field(row, vision, "projector_output_dim", 4096)
     inner = _field(row, vision, "intermediate_size", 5632)
@@ -304,6 +349,6 @@ def _llama4(row: Mapping[str, Any], vision: Config, config: Config, hidden: int,
 _PROJECTORS: dict[str, Projector] = {
     "none": _no_projector, "mlp": _mlp_projector, "merger": _merger, "patch_merger": _patch_merger,
     "mistral3": _mistral3, "gemma": _gemma, "gemma4": _gemma4, "minimax": _minimax, "internvl": _internvl,
-    "llama4": _llama4, "cohere": _cohere, "pixel_shuffle": _pixel_shuffle,
+    "llama4": _llama4, "glm": _glm, "cohere": _cohere, "pixel_shuffle": _pixel_shuffle,
     "linear": _linear,
 }  # fmt: skip

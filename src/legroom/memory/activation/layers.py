@@ -162,6 +162,8 @@ def _attention(mixer: Attention, at: Widths) -> LayerPeak:
         elements = 2 * at.hidden + projected + 6 * query + 2 * gate
         return LayerPeak("attention", elements, "2 x hidden + qkv + q normed in float32")
     normed = query + key if mixer.qk_norm else 0
+    if normed and at.model_type.startswith(tuple(constants()["eager"]["normed_values"])):
+        normed += value
     quantized = output // 2 + output // 64 if at.execution.blockwise_activations else 0
     elements = 3 * at.hidden + projected + normed + 2 * gate + output + quantized
     return LayerPeak("attention", elements, "3 x hidden + qkv + normed q, k + output")

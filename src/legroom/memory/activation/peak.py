@@ -10,7 +10,7 @@ from legroom.facts.gpus import HOPPER
 from legroom.facts.model import Experts
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term, estimated
-from legroom.memory.activation.encoder import encoder_profile
+from legroom.memory.activation.encoder.profile import encoder_profile
 from legroom.memory.activation.experts import expert_scratch
 from legroom.memory.activation.layers import Execution, LayerPeak, layer_kinds, layer_peaks
 from legroom.memory.activation.sampler import sampling
@@ -72,25 +72,50 @@ def cublas_workspace(gpu: Gpu) -> int:
 
 def _activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> Figure:
     scratch = expert_scratch(model, settings, gpu)
-    encoder = encoder_profile(model, settings) if pp_rank == 0 else None
+    encoder = encoder_profile(model, settings, gpu) if pp_rank == 0 else None
     images = encoder.kept_bytes if encoder else 0
     kept = scratch.kept_elements * element_bytes(settings)
     at_forward, forward_terms = _at_forward(model, settings, gpu, pp_rank)
     at_sampling, how = _at_sampling(model, settings, gpu, pp_rank)
+    buffered = _buffered_embeddings(model, settings) if encoder else 0
     terms: tuple[Term, ...] = (Term("encoder outputs", images, encoder.how),) if encoder and images else ()
-    if encoder and encoder.peak_bytes > images + max(at_forward, at_sampling + kept):
-        peak, terms = encoder.peak_bytes, (Term("encoder", encoder.peak_bytes, encoder.peak_how),)
-    elif at_sampling + kept > at_forward:
+    doubt = 0
+    in_tower = encoder.peak_bytes + cublas_workspace(gpu) if encoder else 0
+    if encoder and in_tower > images + max(at_forward - buffered, at_sampling + kept):
+        cublas = in_tower - encoder.peak_bytes
+        terms = (
+            Term("encoder", encoder.peak_bytes, encoder.peak_how),
+            Term("cuBLAS workspace", cublas, "kept by torch"),
+        )
+        peak, doubt = in_tower, encoder.spread_bytes
+    elif at_sampling + kept > at_forward - buffered:
         peak = at_sampling + kept + images
         terms += (Term("experts' workspace", kept, "kept for every later step"),) if kept else ()
         terms += (Term("logits and sampler", at_sampling, how),)
     else:
-        peak, terms = at_forward + images, terms + forward_terms
+        peak, terms = at_forward - buffered + images, terms + forward_terms
+        if buffered:
+            terms += (Term("embeddings", -buffered, "read from a buffer that was there before the profile run"),)
     slack = _reserved_slack(peak, settings)
     if slack:
         terms += (Term("reserved but unused", slack, "before 0.6.4 all that torch held on to was charged"),)
-    spread = _spread(peak) + slack // 2
-    return estimated(peak + slack, peak + slack - spread, peak + slack + spread, terms)
+    spread = max(_spread(peak), doubt) + slack // 2
+    least = max(at_forward - buffered, at_sampling + kept - _saved_by_flashinfer(model, settings, gpu)) + images
+    low = min(peak, max(least, in_tower)) + slack - spread
+    return estimated(peak + slack, low, peak + slack + spread, terms)
+
+
+def _saved_by_flashinfer(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
+    """What the profile run samples less where the installation turns out to have FlashInfer's sampler."""
+    sample = sampling(model, settings, gpu)
+    return sample.bytes - sample.least_bytes if sample.least_bytes >= 0 else 0
+
+
+def _buffered_embeddings(model: Model, settings: EngineSettings) -> int:
+    """A multimodal model reads its embeddings from a buffer; eager, a text model's are one more tensor."""
+    if is_compiled(settings) or settings.engine == "V0":
+        return 0
+    return settings.max_num_batched_tokens * model.hidden_size * element_bytes(settings)
 
 
 def _reserved_slack(peak: int, settings: EngineSettings) -> int:

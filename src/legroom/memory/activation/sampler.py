@@ -20,6 +20,7 @@ _MASKING = 12
 _SORTING = 36
 # With speculative tokens a rejection sampler runs over one draft token a sequence: 28 beside the model's copy.
 _REJECTING = 28
+_AMPERE = (8, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class Sampling:
     kept_bytes: int
     """The part that stays for the next call: a scratch row a running program."""
     how: str
+    least_bytes: int = -1
+    """What it is where the installation has FlashInfer's sampler; -1: that makes no difference."""
 
 
 def sampling(model: Model, settings: EngineSettings, gpu: Gpu) -> Sampling:
@@ -51,8 +54,15 @@ def sampling(model: Model, settings: EngineSettings, gpu: Gpu) -> Sampling:
         rejecting = settings.num_speculative_tokens > 0
         each = (_REJECTING if rejecting else _MASKING) + width
         return Sampling(logits * each + scratch, scratch, f"{each} bytes x sequences x vocabulary + top-k scratch")
-    each = _SORTING + width
-    return Sampling(logits * each, 0, f"{each} bytes x sequences x vocabulary: this sampler sorts")
+    each, masking = _SORTING + width, logits * (_MASKING + width)
+    wish = settings.given.env.get("VLLM_USE_FLASHINFER_SAMPLER")
+    takes_flashinfer = settings.engine == "V1" and gpu.vendor == "nvidia" and gpu.compute_capability >= _AMPERE
+    if takes_flashinfer and wish == "1":
+        return Sampling(masking, 0, f"{_MASKING + width} bytes x sequences x vocabulary: FlashInfer's sampler")
+    # Until 0.11.0 FlashInfer's sampler ran wherever FlashInfer was installed: in the images, not with pip.
+    maybe = takes_flashinfer and wish is None and release.before("0.11.1")
+    how = f"{each} bytes x sequences x vocabulary: this sampler sorts"
+    return Sampling(logits * each, 0, how, masking if maybe else -1)
 
 
 def scratch_rows(gpu: Gpu, sequences: int) -> int:

@@ -12,11 +12,13 @@ from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term
 from legroom.memory.cache import BUDGET, Inputs, cached
 from legroom.memory.weights.draft import is_estimated
-from legroom.memory.weights.model import StoredModule, loaded_modules
+from legroom.memory.weights.model import StoredModule, loaded_modules, names_another_method, scheme_in_use
 from legroom.memory.weights.rope_cache import construction
-from legroom.memory.weights.storage import Step, StorageContext
+from legroom.memory.weights.storage import Step, Storage, StorageContext
 from legroom.memory.weights.torch_allocator import AllocatorBlock, TorchAllocator
+from legroom.records import dataclass
 from legroom.units import GIB, MIB
+from legroom.vllm.args import env_flag, other_value
 
 if TYPE_CHECKING:
     from legroom.facts.model import Model
@@ -37,12 +39,28 @@ _WITH_STEP_SIZE = Inputs(*_NO_PART)
 _WITHOUT_STEP_SIZE = Inputs(*_NO_PART, "max_num_batched_tokens")
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedWeights:
+    """What loading leaves on a rank, and the most that it held on the way."""
+
+    figure: Figure
+    peak_bytes: int
+    why: str
+    """What the peak is beyond the weights, in words; empty where there is nothing to say."""
+
+
 def weights(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
     """The bytes of the weights on one rank of a stage, with their working."""
-    # Only LoRA's and a sparse indexer's buffers are as large as a step.
-    stepwise = settings.given.enable_lora or "index_topk" in model.config
+    return loaded_weights(model, settings, gpu, pp_rank).figure
+
+
+def loaded_weights(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> LoadedWeights:
+    """The weights on one rank of a stage, and the peak of the moment when they load."""
+    # Only LoRA's, a sparse indexer's and DeepStack's buffers are as large as a step.
+    tapped = any(modality.buffer_levels for modality in model.modalities)
+    stepwise = settings.given.enable_lora or "index_topk" in model.config or tapped
     inputs = _WITH_STEP_SIZE if stepwise else _WITHOUT_STEP_SIZE
-    return cached(_weights, model, settings, _like(gpu.vendor, gpu.compute_capability), pp_rank, inputs)
+    return cached(_loaded, model, settings, _like(gpu.vendor, gpu.compute_capability), pp_rank, inputs)
 
 
 @cache
@@ -62,7 +80,7 @@ def stored_modules(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: in
     return tuple(loaded_modules(model, settings, _context(settings, gpu), pp_rank))
 
 
-def _weights(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> Figure:
+def _loaded(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> LoadedWeights:
     stored, offloaded = _offload(list(loaded_modules(model, settings, _context(settings, gpu), pp_rank)), settings)
     allocator = _allocator(settings, gpu)
     _load(allocator, stored)
@@ -72,16 +90,55 @@ def _weights(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> 
     terms.append(Term("allocator", total - tensors, "torch hands out whole blocks"))
     if offloaded:
         terms.append(Term("offloaded", 0, f"{offloaded / GIB:.2f} GiB live in CPU memory (--cpu-offload-gb)"))
+    figure = _figure(model, settings, gpu, total, terms)
+    staged = _staged_bytes(settings, sum(sum(each.storage.kept) for each in stored))
+    peak = max(allocator.peak_bytes * figure.bytes // max(total, 1), figure.bytes) + staged
+    return LoadedWeights(figure, peak, _why(stored, staged, peak - figure.bytes))
+
+
+def _figure(model: Model, settings: EngineSettings, gpu: Gpu, total: int, terms: list[Term]) -> Figure:
     share = _checkpoint_share(model, settings, gpu)
     if share is not None:
         stored_bytes = int(total * share)
         terms.append(Term("checkpoint", stored_bytes - total, "what the files hold beyond what the config explains"))
         band = int(stored_bytes * _ASSUMED_BAND)
         return Figure(stored_bytes, "estimated", stored_bytes - band, stored_bytes + band, tuple(terms))
-    if is_estimated(model, settings) or not model.known or not all(modality.exact for modality in model.modalities):
+    encoders = all(modality.exact for modality in model.modalities)
+    if is_estimated(model, settings) or not model.known or not encoders or _is_loose(model, settings, gpu):
         band = int(total * _ASSUMED_BAND)
         return Figure(total, "estimated", total - band, total + band, tuple(terms))
     return Figure(total, "exact", terms=tuple(terms))
+
+
+def _is_loose(model: Model, settings: EngineSettings, gpu: Gpu) -> bool:
+    """Whether how the weights are stored is not known to the last byte."""
+    scheme = scheme_in_use(model, settings)
+    if scheme is None:
+        return False
+    skip_list_missing = scheme.method == "bitsandbytes" and not scheme.ignored
+    # Online: which freed block a layer takes depends on the files' order. ROCm pads FP8 rows by switches of its own.
+    return scheme.online or skip_list_missing or gpu.vendor == "amd" or names_another_method(model, settings)
+
+
+_LARGEST_SHARD_BYTES = 5 * 10**9
+"""How the Hub's tools cut a checkpoint into files unless told otherwise."""
+
+
+def _staged_bytes(settings: EngineSettings, kept: int) -> int:
+    """fastsafetensors reads whole files into the GPU's memory and copies the weights out of them there."""
+    staged = other_value(settings.given, "--load-format") == "fastsafetensors"
+    return min(_LARGEST_SHARD_BYTES, kept) if staged else 0
+
+
+def _why(stored: list[StoredModule], staged: int, above: int) -> str:
+    if above < MIB:
+        return ""
+    online = any(each.storage.after and len(each.storage.loaded) == 1 for each in stored)
+    if online and not any(each.storage.layer_by_layer for each in stored):
+        return "the whole model is loaded in its own precision and quantized afterwards"
+    if staged:
+        return "fastsafetensors holds a file of the checkpoint on the GPU while it copies the weights out"
+    return "a layer is quantized or repacked while its own tensors are still there"
 
 
 def _checkpoint_share(model: Model, settings: EngineSettings, gpu: Gpu) -> float | None:
@@ -103,8 +160,9 @@ def _checkpoint_share(model: Model, settings: EngineSettings, gpu: Gpu) -> float
 
 
 def _context(settings: EngineSettings, gpu: Gpu) -> StorageContext:
+    marlin = bool(env_flag(settings.given, "VLLM_MXFP4_USE_MARLIN"))
     asked = settings.given.quantization
-    return StorageContext(settings.dtype, settings.release, gpu.compute_capability, gpu.vendor, asked)
+    return StorageContext(settings.dtype, settings.release, gpu.compute_capability, gpu.vendor, marlin, asked)
 
 
 def _allocator_conf(settings: EngineSettings) -> str:
@@ -148,15 +206,16 @@ def offloaded_tensors(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank:
 
 def _load(allocator: TorchAllocator, stored: list[StoredModule]) -> None:
     """Build every module, then let each quantized one replace its tensors, as vLLM does after loading."""
-    later: list[tuple[list[AllocatorBlock], tuple[Step, ...]]] = []
+    later: list[tuple[list[AllocatorBlock], Storage]] = []
     for each in stored:
-        blocks = [allocator.allocate(size) for size in each.storage.loaded]
-        if each.storage.after:
-            later.append((blocks, each.storage.after))
+        storage = each.storage
+        blocks = [] if storage.layer_by_layer else [allocator.allocate(size) for size in storage.loaded]
+        if storage.after:
+            later.append((blocks, storage))
         for rope in each.ropes:
             _follow(allocator, [], construction(rope))
-    for blocks, steps in later:
-        _follow(allocator, blocks, steps)
+    for blocks, storage in later:
+        _follow(allocator, blocks or [allocator.allocate(size) for size in storage.loaded], storage.after)
 
 
 def _follow(allocator: TorchAllocator, blocks: list[AllocatorBlock], steps: Iterable[Step]) -> None:

@@ -13,6 +13,7 @@ from legroom.facts.model import Experts, Layer, Model
 from legroom.facts.releases import release as known_release
 from legroom.memory.stages import stage_range
 from legroom.memory.weights.draft import draft_modules, draft_settings
+from legroom.memory.weights.encoders import encoder_modules
 from legroom.memory.weights.extras import layer_extras, model_extras
 from legroom.memory.weights.load_workspaces import before_layers, with_first_attention
 from legroom.memory.weights.module import Module, Ranks
@@ -21,7 +22,7 @@ from legroom.memory.weights.quantized_modules import Schemes
 from legroom.memory.weights.rope_cache import RopeCache, rope_caches
 from legroom.memory.weights.storage import Storage, StorageContext, storage
 from legroom.records import dataclass
-from legroom.units import cdiv, round_up
+from legroom.units import round_up
 from legroom.vllm.speculation import draft_method, predicts_itself
 from legroom.vllm.traits import builds_encoders, is_pooling
 
@@ -37,9 +38,15 @@ def scheme_in_use(model: Model, settings: EngineSettings) -> Quantization | None
     at hand is not that of the weights that were loaded: the flag is believed, as far as it says how weights are stored.
     """
     stated, asked = model.quantization, settings.given.quantization or settings.quantization
-    if stated is None or (asked and not _agree(stated.method, asked)):
+    if stated is None or names_another_method(model, settings):
         return (online_quantization(asked) if asked else None) or stated
     return stated
+
+
+def names_another_method(model: Model, settings: EngineSettings) -> bool:
+    """Whether --quantization contradicts the config: then the config is not that of the weights that were loaded."""
+    stated, asked = model.quantization, settings.given.quantization or settings.quantization
+    return stated is not None and bool(asked) and not _agree(stated.method, str(asked))
 
 
 def _agree(stated: str, asked: str) -> bool:
@@ -167,7 +174,7 @@ def _draft(build: _Build) -> Iterator[StoredModule]:
 def _base(build: _Build, stage: range) -> Iterator[StoredModule]:
     context = build.context
     if builds_encoders(build.settings.given, build.model, known_release(build.settings.release)):
-        for module in _encoders(build.model, build.ranks.tensor):
+        for module in encoder_modules(build.model, build.settings, build.ranks.tensor):
             yield StoredModule(module, storage(module, None, context))
     for module in _encoder(build):
         yield StoredModule(module, storage(module, build.schemes.of(module, 0), context))
@@ -177,17 +184,6 @@ def _base(build: _Build, stage: range) -> Iterator[StoredModule]:
     for module in _outputs(build):
         scheme = build.schemes.of_lm_head() if module.name == "lm_head" else None
         yield StoredModule(module, storage(module, scheme, context))
-
-
-def _encoders(model: Model, tp: int) -> Iterator[Module]:
-    """vLLM builds encoders on every stage, their blocks split like a decoder's."""
-    for encoder in model.modalities:
-        for weight in encoder.weights:
-            outputs = cdiv(weight.outputs, tp) if weight.split == "out" else weight.outputs
-            inputs = cdiv(weight.inputs, tp) if weight.split == "in" else weight.inputs
-            module = Module("encoder", weight.name, outputs, inputs, weight.bias, dtype=weight.dtype)
-            for _ in range(weight.count):
-                yield module
 
 
 def _encoder(build: _Build) -> Iterator[Module]:

@@ -24,6 +24,8 @@ class Storage:
     """Created when the module is built, the weight first."""
     after: tuple[Step, ...] = ()
     """What happens to them after loading: repacking, quantizing, with the temporaries that it takes."""
+    layer_by_layer: bool = False
+    """Created only when its turn to load comes, and treated at once: the model never stands there unquantized."""
 
     @property
     def kept(self) -> tuple[int, ...]:
@@ -58,6 +60,8 @@ class StorageContext:
     release: str = "0.32.0"
     capability: tuple[int, int] = (9, 0)
     vendor: str = "nvidia"
+    wants_marlin: bool = False
+    """VLLM_MXFP4_USE_MARLIN=1."""
     asked: str | None = None
     """--quantization as the user gave it: `awq` and `gptq` forbid to repack for faster kernels."""
 
@@ -88,14 +92,16 @@ def storage(module: Module, scheme: Quantization | None, context: StorageContext
         size = dtype_bytes(module.dtype or context.dtype)
         return Storage((module.elements * size, *bias))
     stored = _METHODS[_family(scheme)](module, scheme, context)
-    return Storage(stored.loaded, stored.after) if not bias else _beside(stored, bias)
+    if scheme.method == "mxfp4" and module.copies > 1:
+        return stored  # its biases are padded and widened with the rest
+    return _beside(stored, bias) if bias else stored
 
 
 def _beside(stored: Storage, bias: tuple[int, ...]) -> Storage:
     """A bias that no repacking touches, counted after the other loaded tensors."""
     count, more = len(stored.loaded), len(bias)
     steps = tuple((act, value + more if act == "-" and value >= count else value) for act, value in stored.after)
-    return Storage(stored.loaded + bias, steps)
+    return Storage(stored.loaded + bias, steps, stored.layer_by_layer)
 
 
 def _bias(module: Module, context: StorageContext) -> tuple[int, ...]:
@@ -214,7 +220,9 @@ def _eight_bits(module: Module, scheme: Quantization, context: StorageContext) -
         return Storage((weight, scales))
     activation = (copies * shards * FLOAT32_BYTES,) if scheme.static_activations else ()
     if scheme.online:
-        return Storage((weight * context.dtype_bytes,), (("+", weight), ("+", copies * FLOAT32_BYTES), ("-", 0)))
+        steps = (("+", weight), ("+", copies * FLOAT32_BYTES), ("-", 0))
+        # 0.16+ leaves the weights on the meta device until the checkpoint has them all for a layer.
+        return Storage((weight * context.dtype_bytes,), steps, context.at_least("0.16.0"))
     loaded = (weight, copies * shards * FLOAT32_BYTES, *activation)
     if context.fp8_kernels or scheme.number == "int":
         return Storage(loaded)
@@ -256,22 +264,35 @@ def _mxfp4(module: Module, scheme: Quantization, context: StorageContext) -> Sto
     rows, columns = _mxfp4_sizes(module, up, context)
     copies = module.copies
     weight, scales = copies * rows * columns // 2, copies * rows * columns // 32
+    bias = (copies * rows * context.dtype_bytes,) if module.bias else ()
+    # Marlin reads biases as they are; the Triton and FlashInfer kernels want them in 32 bits.
+    wide = tuple(size if _mxfp4_marlin(context) else copies * rows * FLOAT32_BYTES for size in bias)
+    loaded = (weight, scales, *bias)
     if not _hopper_triton(context):
-        return Storage((weight, scales), replaced(weight, scales))
+        return Storage(loaded, replaced(weight, scales, *wide))
     packed = columns // 2
     tile = copies * round_up(rows, 256)
     if context.at_least("0.21.0"):
         # Triton kernels 3.5.1: the weight keeps its size, scales are padded to 256 rows by 4 groups.
-        return Storage((weight, scales), replaced(weight, tile * round_up(columns // 32, 4)))
+        return Storage(loaded, replaced(weight, tile * round_up(columns // 32, 4), *wide))
     groups = round_up(columns // 32, 2)
     if context.at_least("0.19.0"):
         # Triton kernels 3.6.0 pad the packed inputs to 64, and the loaded scales stay beside the swizzled ones.
-        return Storage((weight, scales), (*replaced(copies * rows * round_up(packed, 64)), ("+", tile * groups)))
-    return Storage((weight, scales), (*replaced(weight), ("+", tile * groups)))
+        swizzled = copies * rows * round_up(packed, 64)
+        return Storage(loaded, (*replaced(swizzled, None, *wide), ("+", tile * groups)))
+    return Storage(loaded, (*replaced(weight, None, *wide), ("+", tile * groups)))
+
+
+def _mxfp4_marlin(context: StorageContext) -> bool:
+    """Cards before Hopper and after data-centre Blackwell; Hopper until 0.12 brought the Triton kernels along."""
+    if context.vendor != "nvidia" or context.wants_marlin:
+        return context.vendor == "nvidia"
+    major = context.capability[0]
+    return major not in (9, 10) or (major == 9 and not context.at_least("0.12.0"))
 
 
 def _hopper_triton(context: StorageContext) -> bool:
-    return context.vendor == "nvidia" and context.capability[0] == 9
+    return context.vendor == "nvidia" and context.capability[0] == 9 and not _mxfp4_marlin(context)
 
 
 def _mxfp4_sizes(module: Module, up: bool, context: StorageContext) -> tuple[int, int]:
@@ -280,7 +301,7 @@ def _mxfp4_sizes(module: Module, up: bool, context: StorageContext) -> tuple[int
         hidden_step, width_step = 1, 64
     elif context.vendor == "amd":
         hidden_step, width_step = 256, 256
-    elif context.capability[0] == 10:
+    elif context.capability[0] == 10 and not _mxfp4_marlin(context):
         hidden_step, width_step = 256, 128 if context.at_least("0.21.0") else 256
     else:
         hidden_step, width_step = 256, 128

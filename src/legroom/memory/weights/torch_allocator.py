@@ -37,6 +37,9 @@ class TorchAllocator:
     max_split_bytes: int | None = None
     expandable: bool = False
     allocated_bytes: int = 0
+    peak_bytes: int = 0
+    """The most that was allocated at one time."""
+    reserved_bytes: int = 0
     _free: list[tuple[int, int, int]] = field(default_factory=list)
     """(size, segment, offset), sorted: the best fit is the first that is large enough."""
     _segments: int = 0
@@ -45,15 +48,19 @@ class TorchAllocator:
         """Hand out a block for a tensor."""
         size = max(round_up(tensor_bytes, _SMALLEST), _SMALLEST)
         if size <= _SMALL or self.expandable:
-            self.allocated_bytes += size
+            self._count(size)
             return AllocatorBlock(size, -1, 0, tensor_bytes)
         place = self._best_fit(size) or self._new_segment(size)
         rest = place[0] - size
         if rest > _SMALL and (self.max_split_bytes is None or size < self.max_split_bytes):
             insort(self._free, (rest, place[1], place[2] + size))
             place = (size, place[1], place[2])
-        self.allocated_bytes += place[0]
+        self._count(place[0])
         return AllocatorBlock(*place, tensor_bytes)
+
+    def _count(self, size: int) -> None:
+        self.allocated_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
 
     def free(self, block: AllocatorBlock) -> None:
         """Take a block back, joined with the free blocks beside it."""
@@ -85,4 +92,5 @@ class TorchAllocator:
     def _new_segment(self, size: int) -> tuple[int, int, int]:
         self._segments += 1
         length = _LARGE_SEGMENT if size < _LARGE_FROM else round_up(size, _LARGE_STEP)
+        self.reserved_bytes += length
         return length, self._segments, 0

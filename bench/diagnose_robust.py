@@ -1,0 +1,156 @@
+"""Whether `legroom diagnose` answers the same when a log arrives as people really have it.
+
+    python bench/diagnose_robust.py CASES.jsonl [--min-lines 15] [--half 0|1] [--verbose]
+
+Each log is diagnosed whole, and again wrapped at 80 columns, cut to its last lines, without its head or its tail, with
+the prefixes that platforms and executors add, and as eight ranks that print it at the same time. A case is an object
+with `log`, `cause` and optionally `accept_causes`, `log_decisive`. `changed` counts other first causes than that of the
+whole log; `above` those of them that say that the decisive lines are missing; `wrong` asserted causes that are not the
+case's, where the whole log's answer is. Last line: the counts as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from legroom.diagnosis.diagnose import read_log
+
+COLUMNS = 80
+LAST_LINES = 30
+RANKS = 8
+
+
+class Answer(NamedTuple):
+    verdict: str
+    cause: str
+
+    @property
+    def asserts(self) -> bool:
+        return self.verdict in ("cause found", "not a memory problem", "no problem found")
+
+
+def answer(log: str) -> Answer:
+    reading = read_log([log.encode("utf-8", "replace")])
+    if not reading.runs:
+        return Answer("not understood", "")
+    run = reading.runs[0]
+    cause = run.findings[0].cause if run.findings else ""
+    return Answer(run.verdict, cause or ("not_memory" if run.verdict == "not a memory problem" else ""))
+
+
+def wrapped(log: str) -> str:
+    lines = []
+    for line in log.split("\n"):
+        lines += [line[at : at + COLUMNS] for at in range(0, len(line), COLUMNS)] or [""]
+    return "\n".join(lines)
+
+
+def words_wrapped(log: str) -> str:
+    return "\n".join(
+        piece
+        for line in log.split("\n")
+        for piece in textwrap.wrap(line, COLUMNS, drop_whitespace=False, break_on_hyphens=False) or [""]
+    )
+
+
+def last_lines(log: str) -> str:
+    return "\n".join(log.rstrip("\n").split("\n")[-LAST_LINES:])
+
+
+def without_head(log: str) -> str:
+    lines = log.split("\n")
+    return "\n".join(lines[max(len(lines) // 4, 1) :])
+
+
+def without_tail(log: str) -> str:
+    """Without its last tenth, and broken off in the middle of a line."""
+    lines = log.rstrip("\n").split("\n")
+    kept = lines[: len(lines) - max(len(lines) // 10, 1)]
+    return "\n".join(kept)[:-20]
+
+
+def prefixed(form: Callable[[str], str]) -> Callable[[str], str]:
+    return lambda log: "\n".join(form(line) for line in log.split("\n"))
+
+
+def interleaved(log: str) -> str:
+    """Eight ranks that print the same lines at nearly the same time."""
+    return "\n".join(f"(Worker_TP{rank} pid={300 + rank}) {line}" for line in log.split("\n") for rank in range(RANKS))
+
+
+VARIANTS: dict[str, Callable[[str], str]] = {
+    "wrapped at 80": wrapped,
+    "last 30 lines": last_lines,
+    "without its head": without_head,
+    "without its tail": without_tail,
+    "rank prefix": prefixed(lambda line: f"[rank0]: {line}"),
+    "worker prefix": prefixed(lambda line: f"(Worker_TP0 pid=301) {line}"),
+    "ray prefix": prefixed(lambda line: f"(RayWorkerWrapper pid=4711, ip=10.0.0.7) {line}"),
+    "cri prefix": prefixed(lambda line: f"2026-02-03T04:05:06.789012345Z stderr F {line}"),
+    "journald prefix": prefixed(lambda line: f"Feb 03 04:05:06 node-1 vllm[812]: {line}"),
+    "compose prefix": prefixed(lambda line: f"vllm-1  | {line}"),
+    "kubectl prefix": prefixed(lambda line: f"[pod/vllm-0/vllm] {line}"),
+    "docker json": prefixed(
+        lambda line: json.dumps(
+            {"log": line + "\n", "stream": "stderr", "time": "2026-02-03T04:05:06.7Z"}, ensure_ascii=False
+        )
+    ),
+    "eight ranks": interleaved,
+    "ray, wrapped": lambda log: wrapped(VARIANTS["ray prefix"](log)),
+    "wrapped at words": words_wrapped,
+}
+
+
+def cases(path: str, fewest_lines: int, half: int | None) -> Iterator[dict]:  # type: ignore[type-arg]
+    for line in Path(path).read_text(encoding="utf-8").splitlines():
+        case = json.loads(line)
+        side = int(hashlib.sha256(case["id"].encode()).hexdigest(), 16) % 2
+        if case["log"].count("\n") + 1 >= fewest_lines and half in (None, side):
+            yield case
+
+
+def measure(path: str, fewest_lines: int, half: int | None, verbose: bool) -> dict[str, dict[str, int]]:
+    counts = {name: dict.fromkeys(("logs", "changed", "above", "wrong"), 0) for name in VARIANTS}
+    for case in cases(path, fewest_lines, half):
+        whole = answer(case["log"])
+        right = {case["cause"], *(case.get("accept_causes") or ())}
+        judged = case.get("log_decisive", True) and whole.cause in right
+        for name, variant in VARIANTS.items():
+            text = variant(case["log"])
+            if text == case["log"]:
+                continue
+            now = answer(text)
+            above = now.verdict == "cause above" and whole.verdict != now.verdict
+            changed = above or now.cause != whole.cause or now.asserts != whole.asserts
+            wrong = judged and now.asserts and now.cause not in right
+            for what, holds in (("logs", True), ("changed", changed), ("above", above), ("wrong", wrong)):
+                counts[name][what] += holds
+            if verbose and changed:
+                mark = "WRONG" if wrong else ""
+                print(f"  {name}: {case['id']}: {whole.cause} -> {now.verdict} {now.cause} {mark}", file=sys.stderr)
+    return counts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path")
+    parser.add_argument("--min-lines", type=int, default=15, help="shorter logs are left out (default: 15)")
+    parser.add_argument("--half", type=int, choices=(0, 1), help="only the cases whose id hashes to this half")
+    parser.add_argument("--verbose", action="store_true")
+    args = parser.parse_args()
+    counts = measure(args.path, args.min_lines, args.half, args.verbose)
+    print(f"{'as given':18} {'logs':>5} {'changed':>8} {'above':>6} {'wrong':>6}")
+    for name, row in counts.items():
+        print(f"{name:18} {row['logs']:5} {row['changed']:8} {row['above']:6} {row['wrong']:6}")
+    print(json.dumps(counts))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""What would hold a model that no change of flags makes fit: another checkpoint, more cards, a larger card."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from legroom.diagnosis.finding import Fix
+from legroom.units import GIB, gib
+
+if TYPE_CHECKING:
+    from legroom.diagnosis.fix_planner import FixPlanner
+
+_FEW_BITS = re.compile(
+    r"(?i)(?:^|[-_./])(?:awq|gptq|(?:int|w)[248]\w*|[248]bits?|nvfp4|mxfp[48]|fp8|bnb|gguf|exl2|q[2-8]_\w+)(?:$|[-_./])"
+)
+_BITS = re.compile(r"(?i)(?:awq|gptq|int4|w4|4bit|nvfp4|mxfp4|fp4|bnb|q4)")
+_BESIDE_WEIGHTS = 3 * GIB
+"""For the context, a profile run and a small pool, where none of them was measured."""
+
+
+def is_quantized(planner: FixPlanner) -> bool:
+    """Whether the checkpoint is in few bits already: by its config, its flags or its name."""
+    if planner.base is not None:
+        return planner.base.target.model.quantization is not None
+    args = planner.known.args
+    return bool(args.quantization) or bool(_FEW_BITS.search(args.model))
+
+
+def is_four_bits(planner: FixPlanner) -> bool:
+    """Whether there is hardly a smaller checkpoint to be had."""
+    if planner.base is not None:
+        quantization = planner.base.target.model.quantization
+        return quantization is not None and quantization.weight_bits <= 4
+    return bool(_BITS.search(f"{planner.known.args.model} {planner.known.args.quantization or ''}"))
+
+
+def rank_bytes(planner: FixPlanner) -> int | None:
+    """What one rank needs before there is a KV cache, by the plan or by the log's own lines."""
+    if planner.base is not None:
+        layout = planner.base.layout
+        return layout.weights.bytes + layout.activation.bytes + layout.non_torch.bytes
+    startup = planner.case.startup
+    if startup.weights_bytes:
+        return startup.weights_bytes + (startup.activation_bytes or 0) + (startup.non_torch_bytes or 0)
+    return None
+
+
+def more_cards(planner: FixPlanner, why: str, confidence: float = 0.5) -> Fix | None:
+    """Twice the ranks that there are, or as many as the plan asks for."""
+    planned = planner.lever("more GPUs", "more_or_fewer_gpus_tp_pp", why, confidence + 0.2)
+    if planned is not None or planner.base is not None:
+        return planner.made_to_fit(planned, why, confidence=confidence + 0.1)
+    if not planner.known.ranks_known:
+        return None  # twice of what, the log does not show
+    ranks = planner.known.ranks
+    stages = planner.known.args.pipeline_parallel_size or 1
+    size = 2 * ranks // stages if stages < ranks else 2 * ranks
+    return planner.change(
+        "more_or_fewer_gpus_tp_pp",
+        {"tensor_parallel_size": size},
+        f"{why} {_ranks(ranks)} it now; over {2 * ranks} each holds about half.",
+        trades=f"{2 * ranks} GPUs instead of {ranks}",
+        confidence=confidence,
+        steps=("legroom size MODEL says how many of which GPU hold it",),
+    )
+
+
+def _ranks(ranks: int) -> str:
+    return "One GPU holds" if ranks == 1 else f"{ranks} GPUs hold"
+
+
+def larger_budget(planner: FixPlanner) -> Iterator[Fix]:
+    """Where the weights alone are above share x total: the share that holds them if the card does, else other cards.
+
+    Both numbers stand in the log, so neither batches nor lengths are tried.
+    """
+    accounting, total = planner.accounting, planner.total_bytes
+    weights = accounting.weights_bytes
+    if not total or not weights or not accounting.weights_over_budget_bytes:
+        return
+    budget = round(planner.utilization * total)
+    said = f"The weights take {gib(weights)}, and {planner.utilization:g} x {gib(total)} is {gib(budget)}."
+    pool = max(GIB, weights // 20)
+    beside = (accounting.peak_bytes or GIB) + (accounting.non_torch_bytes or 0)
+    fix = planner.raise_utilization(weights - budget + beside + pool, said)
+    if fix is not None:
+        yield fix
+    hardware = other_hardware(planner, 0.6 if fix is None else 0.4)
+    yield replace(hardware, why=f"{said} {hardware.why}")
+
+
+def other_hardware(planner: FixPlanner, confidence: float = 0.6) -> Fix:
+    """Said plainly where no flag helps: how much is needed, and which cards or checkpoints have it."""
+    ranks, needed, total = planner.known.ranks, rank_bytes(planner), planner.total_bytes
+    oom = planner.case.oom
+    if total is None or (needed is None and (oom is None or oom.torch_bytes is None)):
+        why = "No flag makes it fit: it takes smaller weights, more GPUs or larger ones."
+    elif needed is None and oom is not None:
+        why = (
+            f"The card of {gib(total)} was full before the model was complete, so its weights need more than "
+            f"{gib((oom.torch_bytes or 0) + oom.wanted_bytes)} here; no flag makes them fit."
+        )
+    elif needed is not None:
+        why = (
+            f"Weights and what runs beside them need at least {gib(needed)} on each GPU before there is any KV cache, "
+            f"and the card has {gib(total)}: no flag makes it fit."
+        )
+    more = f"--tensor-parallel-size {2 * ranks} on {2 * ranks} of these GPUs"
+    if not planner.known.ranks_known:
+        more = "twice as many of these GPUs (double --tensor-parallel-size; 2 where it was not given)"
+    larger = "larger ones"
+    if needed is not None:
+        card = math.ceil((needed + (0 if planner.base else _BESIDE_WEIGHTS)) / 0.9 / GIB)
+        larger = f"{'one' if ranks == 1 else f'{ranks}'} with {card} GiB or more"
+    steps = [f"{more}, or {larger}"]
+    if not is_four_bits(planner):
+        bits = "4 bits (AWQ, GPTQ, NVFP4)" if is_quantized(planner) else "8 or 4 bits (FP8, AWQ, GPTQ)"
+        steps.append(f"or a checkpoint of the same model with weights in {bits}")
+    else:
+        steps.append("or a smaller model: this checkpoint is in 4 bits already")
+    model = planner.known.args.model or "MODEL"
+    steps.append(f"legroom size {model} says which GPUs hold it, and how many")
+    return Fix("more_or_fewer_gpus_tp_pp", why, steps=tuple(steps), confidence=confidence, trades="other hardware")

@@ -1,0 +1,137 @@
+"""The items that vLLM profiles an encoder with: how many tokens the largest image, video or recording has.
+
+A family's rule is a row of `data/towers.json`; the sizes in it come from the checkpoint's own processor files where
+they lie beside its config, else they are the family's usual ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from legroom.facts.model import LiveTensors, MediaItem
+
+Config = Mapping[str, Any]
+
+PROCESSOR_KEY = "_processor"
+"""Where a config read from a folder keeps what its processor files say: {"image": ..., "video": ...}."""
+
+
+def media_items(row: Config, config: Config, *, patch: int, merge: int, image_size: int) -> tuple[MediaItem, ...]:
+    """Every kind of item of a family. `patch`, `merge` and `image_size` are those of its tower."""
+    specs = row.get("items") or {"image": {}}
+    class_token = 1 if "class_token" in row.get("style", ()) else 0
+    grid = _Grid(config, patch, merge, max(image_size // max(patch, 1), 1), class_token)
+    return tuple(item for kind, given in specs.items() for spec in _listed(given) for item in grid.items(kind, spec))
+
+
+def live_tensors(rows: Sequence[Config]) -> tuple[LiveTensors, ...]:
+    """A family's moments as data/towers.json writes them."""
+    return tuple(LiveTensors(**row) for row in rows)
+
+
+def processor_files(files: Mapping[str, Config]) -> dict[str, Config]:
+    """What a checkpoint's processor files say of its images and videos, by file name."""
+    joint = files.get("processor_config.json", {})
+    parts: dict[str, Config] = {}
+    for kind, name, key in (
+        ("image", "preprocessor_config.json", "image_processor"),
+        ("video", "video_preprocessor_config.json", "video_processor"),
+    ):
+        nested = joint.get(key)
+        said = files.get(name) or (nested if isinstance(nested, Mapping) else None)
+        if said:
+            parts[kind] = said
+    return parts
+
+
+class _Grid:
+    """The tower's grid of patches, and what the processor lets through."""
+
+    def __init__(self, config: Config, patch: int, merge: int, side: int, class_token: int) -> None:
+        self.config, self.patch, self.merge, self.side, self.class_token = config, patch, merge, side, class_token
+
+    def items(self, kind: str, spec: Config) -> list[MediaItem]:
+        dates: dict[str, Any] = {name: str(spec[name]) for name in ("since", "until") if name in spec}
+        if "max_pixels" in spec:
+            return [self._by_pixels(kind, spec, dates)]
+        if "steps" in spec:
+            return [self._growing(kind, spec, dates)]
+        if "tiles" in spec:
+            return [self._tiled(kind, spec, dates)]
+        tokens = int(spec.get("tokens") or 0) or self._stated(spec) or max(self.side // self.merge, 1) ** 2
+        patches = int(spec.get("patches") or 0) or (
+            self.side**2 + self.class_token if spec.get("square", "tokens" not in spec) else tokens * self.merge**2
+        )
+        return [MediaItem(kind, tokens, patches, int(spec.get("outputs") or 0), **dates)]
+
+    def _by_pixels(self, kind: str, spec: Config, dates: dict[str, Any]) -> MediaItem:
+        """Qwen-VL: the largest picture has max_pixels; a video's budget is spread over pairs of frames."""
+        unit = (self.patch * self.merge) ** 2 * int(spec.get("frames") or 1)
+        tokens = max((self._max_pixels(kind) or int(spec["max_pixels"])) // unit, 1)
+        inflated = int(tokens * float(spec.get("inflated", 1)))
+        outputs = tokens if inflated != tokens else 0
+        within = bool(spec.get("within_length"))
+        return MediaItem(
+            kind, inflated, tokens * self.merge**2, outputs, pixels_per_token=unit, within_length=within, **dates
+        )
+
+    def _growing(self, kind: str, spec: Config, dates: dict[str, Any]) -> MediaItem:
+        """A video of as many frames as fit. `steps`: what one step of frames is made of."""
+        step = self._tile() if spec["steps"] == "tile" else self.items("image", spec["steps"])[0]
+        return MediaItem(
+            kind,
+            step.tokens,
+            step.patches,
+            max_frames=int(spec.get("max_frames") or 1_000_000),
+            frames_per_step=int(spec.get("frames_per_step") or 1),
+            beside_image_until=str(spec.get("beside_image_until") or ""),
+            pixels_per_token=step.pixels_per_token,
+            **dates,
+        )
+
+    def _tile(self) -> MediaItem:
+        tokens = int(self.config.get("image_seq_length") or 0)
+        if not tokens:
+            ratio = float(self.config.get("downsample_ratio") or 0.5)
+            tokens = int((self.side * ratio) ** 2)
+        return MediaItem("image", tokens, self.side**2 + self.class_token)
+
+    def _tiled(self, kind: str, spec: Config, dates: dict[str, Any]) -> MediaItem:
+        """InternVL: as many tiles as the processor cuts a large picture into, and a thumbnail."""
+        processor = self._processor("image")
+        tiles = int(self.config.get("max_dynamic_patch") or spec["tiles"])
+        if "crop_to_patches" in processor:
+            tiles = int(processor.get("max_patches") or tiles) if processor["crop_to_patches"] else 1
+        if tiles > 1 and self.config.get("use_thumbnail", True):
+            tiles += 1
+        tile = self._tile()
+        return MediaItem(kind, tiles * tile.tokens, tiles * tile.patches, **dates)
+
+    def _stated(self, spec: Config) -> int:
+        """The number of tokens where the config names it."""
+        for key in spec.get("fields", ()):
+            value: Any = self.config
+            for part in str(key).split("."):
+                value = value.get(part) if isinstance(value, Mapping) else None
+            if isinstance(value, int) and value > 0:
+                return value
+        return 0
+
+    def _processor(self, kind: str) -> Config:
+        said = self.config.get(PROCESSOR_KEY)
+        found = said.get(kind) if isinstance(said, Mapping) else None
+        return found if isinstance(found, Mapping) else {}
+
+    def _max_pixels(self, kind: str) -> int:
+        processor = self._processor(kind)
+        size = processor.get("size")
+        edge = size.get("longest_edge") if isinstance(size, Mapping) else None
+        for value in (edge, processor.get("max_pixels")):
+            if isinstance(value, int) and value >= self.patch**2:
+                return value
+        return 0
+
+
+def _listed(spec: Any) -> Sequence[Config]:
+    return spec if isinstance(spec, list) else [spec]

@@ -1,0 +1,1 @@
+"""The profile run of a vision or audio encoder."""

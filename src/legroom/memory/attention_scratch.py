@@ -1,0 +1,91 @@
+"""Memory that attention kernels ask for outside the profile run: when graphs are captured, or at the first request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from legroom.facts.attention import latent, with_kv_heads
+from legroom.facts.fit import by_release, constants
+from legroom.facts.gpus import HOPPER
+from legroom.facts.releases import release as known_release
+from legroom.memory.cache import cached_by_model
+from legroom.memory.dtypes import FLOAT32_BYTES
+from legroom.memory.kv.block_size import attention_backend
+from legroom.units import MIB, cdiv
+
+if TYPE_CHECKING:
+    from legroom.facts.attention import Attention
+    from legroom.facts.gpus import Gpu
+    from legroom.facts.model import Model
+    from legroom.vllm.args import EngineSettings
+
+_LARGEST_SPLIT_BATCH = 992
+"""FlashAttention 3 splits no batch of more sequences over the processors."""
+_LARGEST_FLASH_ATTENTION_HEAD = 256
+_FLASHINFER_HEADS = (64, 128, 256)
+_TURING, _AMPERE = (7, 5), (8, 0)
+
+
+def split_buffers(model: Model, settings: EngineSettings, gpu: Gpu, sequences: int) -> int:
+    """FlashAttention 3 in a full graph: float32 partial outputs and their sums, one a split, head and sequence."""
+    if not 0 < sequences <= _LARGEST_SPLIT_BATCH or not _uses_flash_attention_3(settings, gpu):
+        return 0
+    splits = by_release(constants()["attention_scratch"]["splits"], settings.release)["count"]
+    width = max(_split_widths(model, settings, gpu), default=0)
+    return int(splits * sequences * width * FLOAT32_BYTES)
+
+
+def flashinfer_workspace(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
+    """FlashInfer's buffer, taken when the first batch is laid out: in the trial capture, or the first request."""
+    if not _uses_flashinfer(model, settings, gpu):
+        return 0
+    given = settings.given.env.get("VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE", "")
+    if given.isdigit() and known_release(settings.release).at_least("0.11.1"):
+        return int(given)
+    return int(by_release(constants()["attention_scratch"]["flashinfer"], settings.release)["mib"] * MIB)
+
+
+def _split_widths(model: Model, settings: EngineSettings, gpu: Gpu) -> list[int]:
+    """Elements of a token's partial output and its softmax sum, for each kind of attention layer that splits."""
+    ranks = settings.tensor_parallel_size
+    mixers = [layer.mixer for layer in model.layers]
+    widths = [
+        cdiv(mixer.heads, ranks) * (mixer.v_head_dim + 1)
+        for mixer in with_kv_heads(mixers)
+        if mixer.v_head_dim <= _LARGEST_FLASH_ATTENTION_HEAD
+    ]
+    latents = latent(mixers)
+    if latents and attention_backend(model, settings, gpu).name == "FLASH_ATTN_MLA":
+        widths += [cdiv(mixer.heads, ranks) * (mixer.kv_lora_rank + 1) for mixer in latents]
+    return widths
+
+
+def _uses_flash_attention_3(settings: EngineSettings, gpu: Gpu) -> bool:
+    named = _named_backend(settings)
+    return gpu.vendor == "nvidia" and gpu.compute_capability == HOPPER and (not named or "FLASH_ATTN" in named)
+
+
+def _uses_flashinfer(model: Model, settings: EngineSettings, gpu: Gpu) -> bool:
+    """First choice on Blackwell servers; elsewhere where FlashAttention cannot: a quantized KV cache, or Turing."""
+    if settings.engine != "V1" or gpu.vendor != "nvidia":
+        return False
+    mixers = cached_by_model(_attention_layers, model)
+    if not mixers:
+        return False
+    if named := _named_backend(settings):
+        return named.startswith("FLASHINFER") and "MLA" not in named
+    if gpu.compute_capability[0] == 10:
+        return True
+    can = all(mixer.v_head_dim in _FLASHINFER_HEADS and not mixer.sinks for mixer in mixers)
+    if not can or known_release(settings.release).before("0.11.1") or gpu.compute_capability < _TURING:
+        return False
+    quantized = settings.kv_cache_dtype.startswith(("fp8", "nvfp4")) and gpu.compute_capability[0] != HOPPER[0]
+    return quantized or gpu.compute_capability < _AMPERE
+
+
+def _attention_layers(model: Model) -> tuple[Attention, ...]:
+    return tuple(mixer for mixer in with_kv_heads(layer.mixer for layer in model.layers) if not mixer.index_head_dim)
+
+
+def _named_backend(settings: EngineSettings) -> str:
+    return (settings.given.attention_backend or settings.given.env.get("VLLM_ATTENTION_BACKEND") or "").upper()
