@@ -3,8 +3,8 @@
     python bench/recipes.py FOLDER        (a checkout of vllm-project/recipes)
 
 A recipe says that a command starts on some GPUs; legroom should say so too. Prints a table of the disagreements,
-counts and one JSON line. Models that legroom does not bundle are skipped (no network) and counted, and so is hardware that has
-no facts (TPUs, CPUs, Gaudi).
+counts and one JSON line. Models that legroom does not bundle are skipped (no network) and counted, and so is hardware
+that has no facts (TPUs, CPUs, Gaudi).
 """
 
 from __future__ import annotations
