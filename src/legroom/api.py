@@ -336,7 +336,7 @@ def make_plan(args: ServeArgs, release: Release, machine: Machine, *, advice: bo
     """The plan of parsed flags, with what this user's own start-ups measured, and with advice where it needs any."""
     target = make_target(args, release, machine)
     made = predict(with_measurements(target, args), args)
-    made = replace(made, notes=(*made.notes, *_remarks(made.target, args)))
+    made = replace(made, notes=(*made.notes, *_remarks(made.target, args), *_bug_notes(made)))
     if advice and made.verdict != "fits":
         from legroom.planning.advice import with_advice  # noqa: PLC0415
 
@@ -416,6 +416,15 @@ def _remarks(target: Target, args: ServeArgs) -> Iterator[str]:
             f"legroom does not know the architecture {target.model.architecture or 'of this model'}: it is read as a "
             "plain transformer, so weights are an estimate; KV bytes are exact if its attention is what the config says"
         )
+
+
+def _bug_notes(made: Plan) -> Iterator[str]:
+    """Bugs are known of releases that a later one corrected; the newest has none to tell, and pays for no reading."""
+    if made.target.release.version == latest().version:
+        return
+    from legroom.planning.bug_notes import bug_notes  # noqa: PLC0415
+
+    yield from bug_notes(made)
 
 
 def _too_new(target: Target) -> Iterator[str]:

@@ -27,6 +27,7 @@ examples:
   kubectl logs my-pod | legroom diagnose -
   legroom diagnose --systemd vllm.service
   legroom diagnose --docker my-vllm --gpu a100-80gb
+  legroom diagnose old.log --outcome worked --log new.log
   legroom diagnose vllm.log --command 'vllm serve Qwen/Qwen3-8B --max-model-len 32768' --gpu rtx4090
 
 exit codes: 0 no problem found, 1 a problem was found, 2 the call is wrong or the log cannot be read or is not vLLM's
@@ -55,6 +56,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     known.add_argument("--gpu", metavar="NAME", help="a GPU (h100, rtx4090 ...) or a size (24GiB)")
     known.add_argument("--gpus", metavar="N", help="how many GPUs the machine has")
     known.add_argument("--vllm", metavar="VERSION", help="the vLLM release")
+    learn = parser.add_argument_group("tell whether the first fix worked")
+    learn.add_argument(
+        "--outcome", choices=("worked", "failed"), help="record, on this machine only, what came of the first fix"
+    )
+    learn.add_argument("--log", metavar="NEW", help="the log of the start with the fix, to check the outcome against")
     out = parser.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")
     out.add_argument("--lang", choices=("en", "zh"), default="en", help="language of the answer (default: en)")
@@ -65,7 +71,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """Read, diagnose, print; 1 where a problem was found."""
     hints = _hints(args)
+    if args.log and not args.outcome:
+        raise LegroomError("--log belongs to --outcome", "legroom diagnose OLD --outcome worked --log NEW")
     readings = [_read(name, pieces, hints) for name, pieces in _sources(args)]
+    if args.outcome:
+        from legroom.cli.outcome import record
+
+        return record(args, readings, hints)
     if args.json:
         from legroom.diagnosis.diagnosis_json import readings_json
 

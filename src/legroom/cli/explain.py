@@ -53,9 +53,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tell(args: argparse.Namespace) -> int:
-    from legroom.explain.catalog import entry
+    from legroom.explain.catalog import entry, with_outcomes
 
-    chosen = entry(args.id)
+    chosen = with_outcomes(entry(args.id))
     if args.json:
         from legroom.explain.documents import entry_json
 

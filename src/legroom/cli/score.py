@@ -37,6 +37,7 @@ examples:
   legroom score startups.jsonl
   legroom score measured.jsonl --configs configs/
   legroom score --from-logs /var/log/vllm --gpu h100
+  legroom score --outcomes
 """
 
 
@@ -55,6 +56,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--configs", metavar="DIR", help="folders with a config.json each, for instrumented runs")
     parser.add_argument("--from-logs", metavar="DIR", help="score a folder of vLLM start-up logs instead")
+    parser.add_argument("--outcomes", action="store_true", help="how often first fixes worked on this machine, instead")
     parser.add_argument("--gpu", metavar="NAME", help="the GPU of the logs, where they do not name it")
     parser.add_argument("--worst", type=int, default=5, metavar="N", help="how many of the worst records to list (5)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -64,6 +66,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Score, print, and say which records could not be used."""
+    if args.outcomes:
+        from legroom.cli.outcome import show
+
+        return show(args.json)
     from legroom.planning.scoring import score
 
     loaded = _load(args)

@@ -18,6 +18,7 @@ FixKind = Literal[
     "limit_multimodal", "free_gpu_or_kill_orphans", "sequence_starts_or_wait", "engine_version_or_V0", "allocator_conf",
     "disable_custom_allreduce_or_nccl_env", "other_engine_feature_off", "more_host_ram_or_shm", "drop_page_cache",
     "swap_space", "request", "flag", "driver", "report",
+    "access", "files", "package", "disk", "port",
 ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from legroom.diagnosis.causes import cause_of, causes
 from legroom.diagnosis.finding import Assessment, Finding, proof
 from legroom.diagnosis.fix_planner import FixPlanner
 from legroom.diagnosis.fix_vetting import vetted
+from legroom.diagnosis.release_bugs import with_known_bugs
 from legroom.diagnosis.starting_plan import Hints
 from legroom.errors import LegroomError
 from legroom.records import dataclass
@@ -107,10 +108,11 @@ def _finding(cause: Cause, assessment: Assessment, planner: FixPlanner) -> Findi
     fixes = vetted(planner, cause.remedies(planner))[:MOST_FIXES]
     if cause.domain == "gpu" and not fixes:
         fixes = (other_hardware(planner),)  # no lever is left that the numbers of this log do not refuse
-    return Finding(
+    finding = Finding(
         cause.label, _entry(cause, assessment), assessment.confidence, assessment.evidence, assessment.why,
         fixes, cause.dead_ends,
     )  # fmt: skip
+    return with_known_bugs(finding, planner)
 
 
 def _entry(cause: Cause, assessment: Assessment) -> str:

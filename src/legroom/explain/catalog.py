@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -45,6 +46,18 @@ def entry(name: str) -> Entry:
         if known.id.lower() == wanted:
             return known
     raise LegroomError(f"the catalog has no entry {name!r}", _nearest(wanted, every))
+
+
+def with_outcomes(known: Entry) -> Entry:
+    """The entry with what this user's own tries came to, counted beside the threads."""
+    from legroom.explain.outcomes import CATALOG_KINDS, read_outcomes  # noqa: PLC0415 - a diagnosis does without
+
+    own = tuple(
+        (CATALOG_KINDS.get(outcome.fix, outcome.fix), outcome.worked)
+        for outcome in read_outcomes()
+        if outcome.entry == known.id
+    )
+    return replace(known, outcomes=own) if own else known
 
 
 def entries_of(label: str) -> tuple[Entry, ...]:

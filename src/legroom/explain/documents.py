@@ -65,8 +65,9 @@ def count_json(count: Count) -> dict[str, Any] | None:
     """What was counted of a change; None where no thread tells."""
     if not count.tried:
         return None
-    return {"tried": count.tried, "worked": count.worked, "failed": count.failed,
-            "success_rate": count.rate_of(count.worked)}  # fmt: skip
+    document = {"tried": count.tried, "worked": count.worked, "failed": count.failed,
+                "success_rate": count.rate_of(count.worked)}  # fmt: skip
+    return {**document, "here": count.here} if count.here else document
 
 
 def example_text(example: Example, language: Language) -> str:

@@ -70,6 +70,8 @@ class Count:
     worked: int = 0
     failed: int = 0
     sources: tuple[str, ...] = ()
+    here: int = 0
+    """How many of them are this user's own outcomes."""
 
     @property
     def tried(self) -> int:
@@ -165,15 +167,18 @@ class Entry:
     example: Example | None = None
     record: Mapping[str, Any] | None = None
     """The imported record as it came; None for legroom's own entries."""
+    outcomes: tuple[tuple[str, bool], ...] = ()
+    """What this user's own tries came to: the kind of change, and whether it worked."""
 
     def counted(self, kind: str | None) -> Count:
-        """What the counted threads report of one kind of change."""
+        """What the counted threads, and this user's own outcomes, say of one kind of change."""
         if kind is None:
             return Count()
         worked = [thread for thread in self.threads if kind in thread.worked]
         failed = [thread for thread in self.threads if kind in thread.failed and kind not in thread.worked]
         urls = dict.fromkeys(thread.url for thread in (*worked, *failed) if thread.url)
-        return Count(len(worked), len(failed), tuple(urls))
+        own = [success for tried, success in self.outcomes if tried == kind]
+        return Count(len(worked) + sum(own), len(failed) + len(own) - sum(own), tuple(urls), len(own))
 
     @property
     def confirmed(self) -> int:

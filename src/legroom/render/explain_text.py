@@ -145,8 +145,10 @@ def _count(count: Count, language: Language) -> str:
     if not count.tried:
         return ""
     if language == "zh":
-        return f" [{count.tried} 个讨论试过：{count.worked} 有效，{count.failed} 无效]"
-    return f" [tried in {count.tried}: worked {count.worked}, failed {count.failed}]"
+        here = f"，其中 {count.here} 次在本机" if count.here else ""
+        return f" [{count.tried} 个讨论试过：{count.worked} 有效，{count.failed} 无效{here}]"
+    here = f", {count.here} of them here" if count.here else ""
+    return f" [tried in {count.tried}: worked {count.worked}, failed {count.failed}{here}]"
 
 
 def _when(condition: str, language: Language) -> str:

@@ -26,7 +26,9 @@ from legroom.vllm.command_line import command_parts, value_of, with_settings
 
 SURE_ENOUGH = 0.5
 """Causes and fixes below this are reported, never tried."""
-NOT_A_FIX = frozenset({"report", "driver", "engine_version_or_V0", "request"})
+NOT_A_FIX = frozenset(
+    {"report", "driver", "engine_version_or_V0", "request", "access", "files", "package", "disk", "port"}
+)
 _SIZING = ("VLLM_CPU_KVCACHE_SPACE", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "CUDA_VISIBLE_DEVICES")
 _LAST_LINES, _LONGEST_WORDS = 10, 300
 _NEVER_CHANGED = frozenset({"model"})
@@ -62,6 +64,8 @@ class Remedy:
     changed: str = ""
     why: str = ""
     expected: Expectation | None = None
+    fix: str = ""
+    """The kind of the fix."""
     refused: str = ""
     """Why no fix was applied, and what it would have changed."""
 
@@ -153,7 +157,8 @@ def _first_allowed(diagnosed: Remedy, findings: tuple[Finding, ...], case: _Case
             expected = expect(changed, case.environ, case.gpus)
             reason = _too_little(fix, expected, case, diagnosed.is_memory)
         if not reason:
-            return replace(diagnosed, words=words, env=env, changed=change, why=masked(fix.why), expected=expected)
+            why = masked(fix.why)
+            return replace(diagnosed, words=words, env=env, changed=change, why=why, expected=expected, fix=fix.kind)
         refusals.append(f"{change} ({reason})")
     if refusals:
         return replace(diagnosed, refused=f"it would have changed {', or '.join(refusals[:3])}")

@@ -20,6 +20,7 @@ from legroom.guard import TOKEN_NAME as GUARD_TOKEN
 from legroom.run.health import HangWatch, health_status, is_healthy, port_problem, ticks_in_front
 from legroom.run.incidents import IncidentRecorder
 from legroom.run.options import USUAL, RunOptions, Setup, Timing
+from legroom.run.outcomes import TriedFix
 from legroom.run.restarts import LINES_SHOWN, RestartBudget, ServerExit, history_entry, incident_detail
 from legroom.run.run_file import RunFile
 from legroom.run.stopping import Signals, Stopping
@@ -52,6 +53,7 @@ class Supervisor:
         self._address: tuple[str, int, bool] = (prepared["host"], prepared["port"], prepared["url"].startswith("https"))
         self.file = RunFile(prepared["port"])
         self.incidents = IncidentRecorder(prepared["url"], say)
+        self._tried_fix = TriedFix(prepared["vllm"], say)
         self._guard_token = _guard_token(self.setup.env) if prepared["has_guard"] else None
         self._guard_drain: TaskProcess | None = None
         self.stopping = Stopping(
@@ -218,6 +220,7 @@ class Supervisor:
         log.started()
         child.mark_ready()
         self.incidents.close_done("it serves again")
+        self._tried_fix.end(worked=True)
         self._tries = 0
         self._served = [*(setup for setup in self._served if not setup.is_like(self.setup)), self.setup]
         self._taken_away.clear()
@@ -292,6 +295,7 @@ class Supervisor:
     def _after_failed_start(self, ending: ServerExit) -> bool:
         """Whether to launch again."""
         self.incidents.fail_action()
+        self._tried_fix.end(worked=False)
         remedy = self._fix()
         if remedy is None:
             return False
@@ -305,6 +309,7 @@ class Supervisor:
             expected = remedy["expected"]["text"]
             self.say(f"try {self._tries} of {of}: {head} Changed: {remedy['changed']}. Expected now: {expected}")
             self._adopt(remedy)
+            self._tried_fix.begin(remedy)
             self.incidents.begin_action("relaunch", {"changed": remedy["changed"], "command": self.setup.line})
             return True
         refused = f"{of} tries are used up; next would be {remedy['changed']}" if remedy["words"] else remedy["refused"]

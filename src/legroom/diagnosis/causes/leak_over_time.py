@@ -64,8 +64,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         )
     yield Fix(
         "engine_version_or_V0",
-        "Leaks are fixed release by release.",
-        steps=("upgrade; compare growth per 1,000 requests before and after",),
+        "Leaks are fixed release by release; none that legroom knows fits this log better.",
+        steps=("measure growth per 1,000 requests, upgrade to the newest release, and measure again",),
         confidence=0.5,
     )
     yield Fix(

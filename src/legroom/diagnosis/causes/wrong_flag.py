@@ -8,6 +8,7 @@ from legroom.diagnosis.case import Case
 from legroom.diagnosis.cause import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.diagnosis.lookalikes import assessed, help_for
 from legroom.explain.entry import Localized
 
 _REFUSED = (
@@ -31,7 +32,7 @@ def examine(case: Case) -> Assessment | None:
     """The parser's or the engine's own refusal."""
     error = case.first(*_REFUSED)
     if error is None:
-        return _ignored(case)
+        return assessed(case, "wrong_flag") or _ignored(case)
     confidence = 0.5 if case.is_oom or case.has("no_cache_blocks", "kv_bytes_short", "kv_tokens_short") else 0.92
     return Assessment(confidence, proof(error), _why(error.id, {**error.facts}))
 
@@ -86,6 +87,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Name the right flag where the facts know it."""
     from legroom.diagnosis.flag_repair import repairs  # noqa: PLC0415 - only for a refused flag
 
+    yield from help_for(planner, "wrong_flag")
     yield from repairs(planner)
     yield Fix(
         "flag",

@@ -1,0 +1,309 @@
+"""Words that a look-alike's text takes from facts: the package, the first release, the driver, the build."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from legroom.diagnosis.evidence import Evidence
+from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.diagnosis.starting_plan import is_local
+from legroom.facts.builds import (
+    build_of,
+    builds,
+    driver_is_older,
+    first_build_with,
+    last_build_with,
+    newest_build_for_driver,
+)
+from legroom.facts.lookalikes import package_of
+from legroom.facts.releases import first_release, known_releases, release
+
+Said = Mapping[str, str]
+_Derivation = Callable[[Said, Evidence, FixPlanner], str | None]
+_LAST_BACKEND_VARIABLE = "0.14.1"
+"""VLLM_ATTENTION_BACKEND until here, then the flag."""
+
+
+def derived(name: str, said: Said, evidence: Evidence, planner: FixPlanner) -> str | None:
+    """The words for `{name}`; None where nothing is known."""
+    derivation = _DERIVATIONS.get(name)
+    return derivation(said, evidence, planner) if derivation else None
+
+
+def _model(said: Said, evidence: Evidence, planner: FixPlanner) -> str | None:
+    model = planner.known.args.model
+    return None if is_local(model) else model or None
+
+
+def _port(said: Said, evidence: Evidence, planner: FixPlanner) -> str | None:
+    match = re.search(r"(?:[:,] ?)(\d{4,5})\b", evidence.window or evidence.text)
+    return match[1] if match else None
+
+
+def _package(said: Said, evidence: Evidence, planner: FixPlanner) -> str | None:
+    module = said.get("module")
+    return package_of(module) if module else None
+
+
+def _package_why(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
+    module = said.get("module", "")
+    if module.partition(".")[0] == "vllm":
+        return "vLLM itself is not whole in this Python: another environment, or a file of yours named vllm."
+    return "It is not installed in the environment that runs vLLM."
+
+
+def _install_step(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
+    module = said.get("module", "")
+    if module.partition(".")[0] == "vllm":
+        return (
+            "python -c 'import vllm; print(vllm.__file__)' from another folder: it must be the installed one; "
+            "then pip install --force-reinstall vllm"
+        )
+    package = package_of(module) if module else "PACKAGE"
+    if package.startswith("("):
+        return package.strip("()")
+    return f"pip install {package}"
+
+
+def _architecture(said: Said, evidence: Evidence, planner: FixPlanner) -> str | None:
+    return said.get("uninspected") or said.get("unwritten")
+
+
+def _first_release(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
+    name = said.get("architecture") or said.get("uninspected") or said.get("unwritten") or ""
+    first = first_release(name)
+    known = planner.known
+    if first is None:
+        return "No release up to the newest that legroom knows lists it, or it is spelt otherwise in config.json."
+    if known.release_known and not known.release.before(first):
+        return (
+            f"vLLM has it since {first}, so in this release its code could not be loaded: the lines above say why."
+            if said.get("uninspected")
+            else f"vLLM lists it since {first}; this installation's registry does not: it may be a mixed one."
+        )
+    return f"vLLM serves it from release {first} on."
+
+
+def _upgrade_step(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
+    name = said.get("architecture") or said.get("uninspected") or said.get("unwritten") or ""
+    first = first_release(name)
+    if first and (not planner.known.release_known or planner.known.release.before(first)):
+        return f"pip install -U 'vllm>={first}' (image: vllm/vllm-openai:v{first} or newer)"
+    if said.get("uninspected"):
+        return (
+            "python -c 'import vllm.model_executor.models' shows the import error behind it: usually a missing package"
+        )
+    return "look for `architectures` in config.json and in the list of supported models of vLLM's newest release"
+
+
+def _dotted(which: str) -> _Derivation:
+    def words(said: Said, evidence: Evidence, planner: FixPlanner) -> str | None:
+        digits = said.get(which, "")
+        return f"{digits[:-1]}.{digits[-1]}" if len(digits) >= 2 and digits.isdigit() else None
+
+    return words
+
+
+def _backend_step(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
+    known = planner.known
+    capability = known.gpu.compute_capability if known.gpu else (0, 0)
+    # FLASH_ATTN needs 8.0; FlashInfer runs from 7.5 on; before V1, xFormers served older cards.
+    # The workspace that can be too small is FlashInfer's own.
+    name = "FLASH_ATTN" if capability >= (8, 0) or evidence.id == "backend_workspace" else "FLASHINFER"
+    if known.release_known and known.release.before("0.9.0") and (0, 0) < capability < (7, 5):
+        name = "XFORMERS"
+    if known.release_known and not known.release.after(_LAST_BACKEND_VARIABLE):
+        return f"VLLM_ATTENTION_BACKEND={name} before the same command (or TRITON_ATTN, if not Triton's kernel fails)"
+    flag = f"--attention-backend {name}"
+    older = "" if known.release_known else f" (up to {_LAST_BACKEND_VARIABLE}: VLLM_ATTENTION_BACKEND={name})"
+    return f"add {flag}{older}, or TRITON_ATTN if it is not Triton's kernel that fails"
+
+
+def _triton_why(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
+    return (
+        "Cards before compute capability 8.0 (V100, T4, RTX 20) have no bfloat16 in hardware, and kernels that "
+        "torch.compile makes are the ones Triton fails on: float16 and eager mode avoid both."
+    )
+
+
+def _timeout_step(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
+    known = planner.known
+    if "RayChannel" in evidence.text or "ray" in evidence.text.lower():
+        return "RAY_CGRAPH_get_timeout=1200 before the same command (Ray's compiled graphs give up after 300 s)"
+    if known.release_known and known.release.before("0.9.2"):
+        return "VLLM_RPC_TIMEOUT=60000 (milliseconds) and VLLM_ENGINE_ITERATION_TIMEOUT_S=300 before the same command"
+    return (
+        "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=1200 (a step) or VLLM_ENGINE_READY_TIMEOUT_S=3600 (the start) "
+        "before the same command"
+    )
+
+
+def _symbol_why(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
+    symbol, name = said.get("symbol", ""), said.get("object", "")
+    if "nvJitLink" in symbol or "cusparse" in name.lower() or "cublas" in name.lower() or "cudnn" in name.lower():
+        return "A CUDA library of another version is loaded before torch's own, usually from LD_LIBRARY_PATH."
+    if "flash_attn" in name or "xformers" in name or "flashinfer" in name:
+        return "This add-on was built for another torch."
+    return "Its maker was compiled with another torch than the one that is installed: torch was changed after vLLM."
+
+
+def _symbol_step(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
+    why = _symbol_why(said, evidence, planner)
+    if "LD_LIBRARY_PATH" in why:
+        return "unset LD_LIBRARY_PATH and start again; if that does not do: pip install --force-reinstall torch"
+    if "add-on" in why:
+        return "pip uninstall -y flash-attn xformers, whichever is named: vLLM brings its own attention kernels"
+    version = f"=={planner.known.release.version}" if planner.known.release_known else ""
+    return f"in a fresh environment: pip install 'vllm{version}' alone, and no other torch after it"
+
+
+def _library_stem(said: Said, evidence: Evidence, planner: FixPlanner) -> str | None:
+    library = said.get("library", "")
+    return library.partition(".so")[0] or None
+
+
+def _library_why(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
+    library = said.get("library", "")
+    if library.startswith("libcuda."):
+        return "libcuda comes with the driver: in a container the NVIDIA runtime puts it in."
+    if "hip" in library or "roc" in library or "amd" in library:
+        return "This is a ROCm build of vLLM with a torch that is not ROCm's, or without ROCm."
+    major = re.search(r"\.so\.(\d+)", library)
+    if major and re.match(r"lib(?:cudart|cublas|cusparse|nvrtc|cufft|curand)", library):
+        return f"It belongs to CUDA {major[1]}: the wheel is built for another CUDA than what is installed."
+    return "It belongs to a package that is not installed, or not of the version the wheel was built with."
+
+
+def _library_step(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
+    why = _library_why(said, evidence, planner)
+    if "driver" in why:
+        return "run the container with --gpus all (nvidia-container-toolkit); without a GPU install vLLM's CPU build"
+    if "ROCm" in why:
+        return "use the rocm/vllm image, or install torch from the ROCm index first and build vLLM against it"
+    version = f"=={planner.known.release.version}" if planner.known.release_known else ""
+    return (
+        f"in a fresh environment: pip install 'vllm{version}' (its torch brings the CUDA libraries); "
+        "on an older CUDA take the wheel of that CUDA from vLLM's release page"
+    )
+
+
+def _driver(planner: FixPlanner) -> str:
+    item = planner.case.first("driver_version")
+    return str(item.facts.get("driver", "")) if item else ""
+
+
+def _driver_story(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
+    have = _driver(planner)
+    shown = f" The log shows driver {have}." if have else ""
+    if not planner.known.release_known:
+        return shown
+    build = build_of(planner.known.release)
+    return f"{shown} vLLM {planner.known.release.version} is built with CUDA {build.cuda}."
+
+
+def _driver_step(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
+    if not planner.known.release_known:
+        return f"upgrade the NVIDIA driver on the host: {_driver_list()}"
+    build = build_of(planner.known.release)
+    return f"upgrade the NVIDIA driver on the host to {build.oldest_driver} or newer (CUDA {build.cuda} needs it)"
+
+
+def _driver_list() -> str:
+    seen = {build.cuda: build.oldest_driver for build in builds()}
+    return ", ".join(f"CUDA {cuda} needs {driver}" for cuda, driver in reversed(seen.items()))
+
+
+def _older_build_step(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
+    have, known = _driver(planner), planner.known
+    own = build_of(known.release)
+    if have and own.oldest_driver and driver_is_older(have, own.oldest_driver):
+        fits = newest_build_for_driver(have, known.release)
+        if fits is not None:
+            last = _last_before_next(fits.since)
+            return f"driver {have} serves CUDA {fits.cuda}: vLLM {last} is the last release built with it"
+    compat = (
+        "on a data-centre card VLLM_ENABLE_CUDA_COMPATIBILITY=1 (from 0.16 on) uses the image's compat library; "
+        if not known.release_known or known.release.at_least("0.16.0")
+        else ""
+    )
+    return f"{compat}vLLM's release page has wheels for an older CUDA (+cu126, +cu128, +cu129)"
+
+
+def _last_before_next(since: str) -> str:
+    """The last release that is built as the one from `since` on."""
+    later = next((build.since for build in builds() if release(build.since).after(since)), None)
+    if later is None:
+        return known_releases()[-1]
+    return [version for version in known_releases() if release(version).before(later)][-1]
+
+
+def _capability(planner: FixPlanner) -> tuple[int, int]:
+    gpu = planner.known.gpu
+    return gpu.compute_capability if gpu and gpu.vendor == "nvidia" else (0, 0)
+
+
+def _build_story(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
+    capability, known = _capability(planner), planner.known
+    if capability == (0, 0) or known.gpu is None:
+        return ""
+    card = f" {known.gpu.name} is of compute capability {capability[0]}.{capability[1]}"
+    if not known.release_known:
+        return f"{card}."
+    return f"{card}; vLLM {known.release.version} is built for {', '.join(build_of(known.release).capabilities)}."
+
+
+def _image_why(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
+    capability = _capability(planner)
+    if capability == (0, 0):
+        return (
+            "Volta (7.0) has kernels up to 0.8.5.post1, Blackwell from 0.9.0 (10.0) and 0.9.2 (12.0) on; "
+            "cards before 7.0 never had any."
+        )
+    if first_build_with(capability) is None:
+        return "No release's wheels have kernels for this card."
+    return "Take a release whose wheels have kernels for this card."
+
+
+def _image_step(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
+    capability = _capability(planner)
+    source = "or build from source: export TORCH_CUDA_ARCH_LIST='{}' && pip install -e . --no-build-isolation"
+    last = last_build_with(capability) if capability != (0, 0) else None
+    if last is None:
+        arch = f"{capability[0]}.{capability[1]}" if capability != (0, 0) else "MAJOR.MINOR of the card"
+        return f"take the release that has kernels for the card, {source.format(arch)}"
+    build, after = last
+    first = first_build_with(capability)
+    text = source.format(f"{capability[0]}.{capability[1]}")
+    if after is not None:
+        return f"pip install 'vllm=={_last_before_next(build.since)}' (the last with kernels for it), {text}"
+    assert first is not None
+    return f"pip install -U 'vllm>={first.since}' with its own torch (no older torch or add-on beside it), {text}"
+
+
+_DERIVATIONS: dict[str, _Derivation] = {
+    "model": _model,
+    "port": _port,
+    "package": _package,
+    "package_why": _package_why,
+    "install_step": _install_step,
+    "architecture": _architecture,
+    "first_release": _first_release,
+    "upgrade_step": _upgrade_step,
+    "minimum_dotted": _dotted("minimum"),
+    "current_dotted": _dotted("current"),
+    "backend_step": _backend_step,
+    "triton_why": _triton_why,
+    "timeout_step": _timeout_step,
+    "symbol_why": _symbol_why,
+    "symbol_step": _symbol_step,
+    "library_stem": _library_stem,
+    "library_why": _library_why,
+    "library_step": _library_step,
+    "driver_story": _driver_story,
+    "driver_step": _driver_step,
+    "older_build_step": _older_build_step,
+    "build_story": _build_story,
+    "image_why": _image_why,
+    "image_step": _image_step,
+}

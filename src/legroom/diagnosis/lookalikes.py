@@ -1,0 +1,109 @@
+"""A failure that no memory flag changes: which kind it is, and its first step in the words of this very log."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import cast
+
+from legroom.diagnosis.case import Case
+from legroom.diagnosis.evidence import Evidence
+from legroom.diagnosis.finding import Assessment, Fix, FixKind, proof
+from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.facts.lookalikes import Lookalike, LookalikeFix, lookalikes
+
+SHORTAGE = (
+    "torch_oom", "cuda_oom", "torch_oom_unsized", "no_cache_blocks", "kv_bytes_short", "kv_tokens_short",
+    "sampler_warmup_oom", "cumem_oom", "free_below_desired", "oom_killer", "killed_process",
+)  # fmt: skip
+"""Messages that say that memory was short."""
+_CHATTER = re.compile(r"\b(?:INFO|DEBUG|WARNING)\b")
+_CHATTER_HEAD = 160
+"""The logger's level stands within this many characters of a line."""
+
+
+def found_lookalike(case: Case, cause: str) -> tuple[Lookalike, Evidence] | None:
+    """The kind that comes first in the log; what errors say goes before what warnings mention."""
+    first: tuple[tuple[bool, int, int], Lookalike, Evidence] | None = None
+    for number, kind in enumerate(lookalikes()):
+        items = case.all(*kind.evidence)
+        if not items:
+            continue
+        evidence = min(items, key=lambda item: (is_chatter(item), item.line, kind.evidence.index(item.id)))
+        key = (is_chatter(evidence), evidence.line, number)
+        if first is None or key < first[0]:
+            first = (key, kind, evidence)
+    return (first[1], first[2]) if first and first[1].cause == cause else None
+
+
+def assessed(case: Case, cause: str) -> Assessment | None:
+    """How sure it is that this kind of failure, and no shortage, ended the run."""
+    match = found_lookalike(case, cause)
+    if match is None:
+        return None
+    kind, evidence = match
+    words = _Words(kind, evidence, FixPlanner(case))
+    return Assessment(_confidence(case, kind, evidence), proof(evidence, _driver(case, cause)), words.filled(kind.why))
+
+
+def help_for(planner: FixPlanner, cause: str) -> Iterator[Fix]:
+    """What to do about it, the most useful first."""
+    match = found_lookalike(planner.case, cause)
+    if match is None:
+        return
+    kind, evidence = match
+    words = _Words(kind, evidence, planner)
+    for fix in kind.fixes:
+        yield _fix(fix, words, planner)
+
+
+def is_chatter(evidence: Evidence) -> bool:
+    """Said by the way: a warning that an optional part is missing does not end a run."""
+    return _CHATTER.search(evidence.text[:_CHATTER_HEAD]) is not None
+
+
+def _confidence(case: Case, kind: Lookalike, evidence: Evidence) -> float:
+    if case.has("nccl_oom"):
+        return 0.2
+    if case.has("shm_small", "shm_no_space", "shm_insufficient"):
+        return min(kind.confidence, 0.4)
+    shortage = case.first(*SHORTAGE)
+    if shortage is not None and (shortage.line <= evidence.line or evidence.role == "exception"):
+        return 0.3  # a real shortage explains it as its echo
+    if is_chatter(evidence) and not kind.id.startswith(("shm_", "nccl_", "rpc_")):
+        return 0.45 if case.has("exception") or case.first_failure not in (None, evidence) else 0.6
+    return kind.confidence
+
+
+def _driver(case: Case, cause: str) -> Evidence | None:
+    return case.first("driver_version") if cause == "driver_or_cuda_mismatch" else None
+
+
+def _fix(fix: LookalikeFix, words: _Words, planner: FixPlanner) -> Fix:
+    steps = tuple(step for step in map(words.filled, fix.steps) if step)
+    command = planner.command(fix.flags, fix.env) if fix.flags or fix.env else ()
+    # Flags that the planner's typed arguments do not hold are written behind the rest.
+    if fix.flags.get("disable_custom_all_reduce") and "--disable-custom-all-reduce" not in command:
+        command = (*command, "--disable-custom-all-reduce")
+    return Fix(
+        cast(FixKind, fix.kind), words.filled(fix.why), dict(fix.flags), dict(fix.env), steps, fix.confidence,
+        command=command,
+    )  # fmt: skip
+
+
+class _Words(dict[str, str]):
+    """The `{names}` of a text: from the line, else from facts of the release, else the row's own words."""
+
+    def __init__(self, kind: Lookalike, evidence: Evidence, planner: FixPlanner) -> None:
+        super().__init__({name: str(value) for name, value in evidence.facts.items() if value != ""})
+        self._kind, self._evidence, self._planner = kind, evidence, planner
+
+    def filled(self, text: str) -> str:
+        return text.format_map(self) if "{" in text else text
+
+    def __missing__(self, name: str) -> str:
+        from legroom.diagnosis.lookalike_words import derived  # noqa: PLC0415 - only where a text has such a name
+
+        said: Mapping[str, str] = dict(self)
+        value = derived(name, said, self._evidence, self._planner)
+        return value if value is not None else self._kind.unnamed.get(name, "")

@@ -1,0 +1,81 @@
+"""What vLLM's wheels and images are built with, release by release: the CUDA, the GPU generations, the driver.
+
+Data in `data/builds.json`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from legroom.facts.data_files import read_data
+from legroom.facts.releases import Release, release
+from legroom.records import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """The default wheel of a span of releases."""
+
+    since: str
+    """The first release that is built so."""
+    cuda: str
+    capabilities: tuple[str, ...]
+    """Compute capabilities it has kernels for, oldest first; a newer minor of the same major runs them too."""
+
+    def has_kernels_for(self, capability: tuple[int, int]) -> bool:
+        return any(_runs_on(built, capability) for built in self.capabilities)
+
+    @property
+    def oldest_driver(self) -> str | None:
+        """The oldest Linux driver that serves its CUDA."""
+        driver = _data()["drivers"].get(self.cuda)
+        return str(driver) if driver else None
+
+
+@cache
+def builds() -> tuple[Build, ...]:
+    """Oldest first."""
+    return tuple(Build(row["since"], row["cuda"], tuple(row["capabilities"])) for row in _data()["builds"])
+
+
+def build_of(known: Release) -> Build:
+    """How this release is built."""
+    return next((build for build in reversed(builds()) if known.at_least(build.since)), builds()[0])
+
+
+def last_build_with(capability: tuple[int, int]) -> tuple[Build, Build | None] | None:
+    """The newest build that runs on a GPU, and the one after it, which does not; None where no build does."""
+    for index in reversed(range(len(builds()))):
+        if builds()[index].has_kernels_for(capability):
+            return builds()[index], builds()[index + 1] if index + 1 < len(builds()) else None
+    return None
+
+
+def first_build_with(capability: tuple[int, int]) -> Build | None:
+    return next((build for build in builds() if build.has_kernels_for(capability)), None)
+
+
+def driver_is_older(driver: str, than: str) -> bool:
+    return _numbers(driver) < _numbers(than)
+
+
+def newest_build_for_driver(driver: str, known: Release) -> Build | None:
+    """The newest build, not newer than this release's, whose CUDA a driver serves."""
+    older = [build for build in builds() if not release(build.since).after(known.version)]
+    fits = [build for build in older if build.oldest_driver and not driver_is_older(driver, build.oldest_driver)]
+    return fits[-1] if fits else None
+
+
+def _runs_on(built: str, capability: tuple[int, int]) -> bool:
+    major, minor = (int(part) for part in built.split("."))
+    return major == capability[0] and minor <= capability[1]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
+
+
+@cache
+def _data() -> Any:
+    return read_data("builds.json")

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import pytest
+
+from legroom.diagnosis.diagnose import read_log
+from legroom.diagnosis.finding import Finding
+from legroom.diagnosis.starting_plan import Hints
+from legroom.facts.builds import build_of, last_build_with
+from legroom.facts.evidence import message_patterns
+from legroom.facts.lookalikes import lookalikes, package_of
+from legroom.facts.releases import release
+
+ENGINE = "INFO 01-02 03:04:00 [core.py:77] Initializing a V1 LLM engine (v{}) with config: model='{}'\n"
+
+GROWING = "".join(
+    f"root 77 1.0 2.0 999999999 {size} ? Sl 01:00 1:00 VLLM::EngineCore\n" for size in (10**7, 2 * 10**7, 3 * 10**7)
+)
+
+
+def finding(log: str, **hints: str) -> Finding:
+    return read_log([log.encode()], "log", Hints(**hints)).runs[0].findings[0]  # type: ignore[arg-type]
+
+
+FIRST_STEPS = {
+    "a gated model": ("OSError: You are trying to access a gated repo.", "licence"),
+    "a full disk": ("OSError: [Errno 28] No space left on device: '/root/.cache'", "df -h"),
+    "a taken port": ("OSError: [Errno 98] error while attempting to bind on address ('0.0.0.0', 8123)", ":8123"),
+    "a missing module": ("ModuleNotFoundError: No module named 'flash_attn'", "pip install flash-attn"),
+    "a name that is no model": ("OSError: acme/no is not a valid model identifier", "spelling"),
+    "a file without rights": ("PermissionError: [Errno 13] Permission denied: '/cache/hub'", "ls -ld"),
+    "no GPU in the container": ("RuntimeError: No CUDA GPUs are available", "nvidia-smi"),
+    "a compiler that is not there": ("RuntimeError: Failed to find C compiler.", "build-essential"),
+    "a weight file cut short": ("safetensors_rust.SafetensorError: Error while deserializing header", "ls -lL"),
+    "a dead peer": ("RuntimeError: [gloo/transport/tcp/pair.cc:5] Connection reset by peer", "earliest error"),
+    "a late rank": ("[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=31)", "all ranks"),
+    "a script without a main guard": (
+        "RuntimeError: An attempt has been made to start a new process before the current process has finished its "
+        "bootstrapping phase.",
+        "__main__",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("log", "words"), FIRST_STEPS.values(), ids=FIRST_STEPS)
+def test_the_first_step_of_a_lookalike_is_about_what_failed(log: str, words: str) -> None:
+    found = finding(log)
+    assert found.cause in ("not_memory", "driver_or_cuda_mismatch")
+    assert any(words in step for step in found.fixes[0].steps)
+    assert not any("go back to the last release" in step for fix in found.fixes for step in fix.steps)
+
+
+def test_a_card_without_bfloat16_gets_the_flag() -> None:
+    log = "ValueError: Bfloat16 is only supported on GPUs with compute capability of at least 8.0. Your Tesla T4 GPU"
+    assert finding(log).fixes[0].flags == {"dtype": "half"}
+
+
+def test_an_unknown_architecture_is_answered_with_the_first_release_that_has_it() -> None:
+    log = ENGINE.format("0.6.0", "acme/m") + (
+        "ValueError: Model architectures ['DeepseekV3ForCausalLM'] are not supported for now. Supported: []"
+    )
+    assert "vllm>=0.6.6" in finding(log).fixes[0].steps[0]
+
+
+def test_remote_code_is_never_a_flag_that_could_be_set_unasked() -> None:
+    log = "ValueError: acme/m contains custom code. Please pass the argument `trust_remote_code=True`"
+    fix = finding(log).fixes[0]
+    assert not fix.flags
+    assert "--trust-remote-code" in fix.steps[0]
+
+
+def test_what_a_warning_mentions_gives_way_to_what_an_error_says() -> None:
+    log = (
+        "WARNING 01-02 03:04:05 [_custom_ops.py:17] Failed to import from vllm._C with ImportError('libcuda.so.1: "
+        "cannot open shared object file: No such file or directory')\n"
+        "OSError: It looks like the config file at '/m/config.json' is not a valid JSON file.\n"
+    )
+    assert finding(log).cause == "not_memory"
+
+
+def test_a_shortage_is_not_talked_away_by_a_missing_module() -> None:
+    log = (
+        "ModuleNotFoundError: No module named 'flashinfer'\n"
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of "
+        "23.64 GiB of which 100.00 MiB is free.\n"
+    )
+    assert finding(log).cause not in ("not_memory", "driver_or_cuda_mismatch")
+
+
+def test_an_old_driver_is_told_which_one_the_release_needs() -> None:
+    log = ENGINE.format("0.20.0", "acme/m") + (
+        "torch.AcceleratorError: CUDA error: the provided PTX was compiled with an unsupported toolchain.\n"
+    )
+    assert "580.65.06" in finding(log).fixes[0].steps[0]
+
+
+def test_a_card_that_lost_its_kernels_is_told_the_last_release_that_had_them() -> None:
+    log = ENGINE.format("0.10.0", "acme/m") + "RuntimeError: CUDA error: no kernel image is available for execution\n"
+    assert "vllm==0.8.5.post1" in finding(log, gpu="v100-16gb").fixes[0].steps[0]
+
+
+def test_every_lookalike_names_evidence_that_exists_and_a_source() -> None:
+    known = {message.id for message in message_patterns()}
+    for kind in lookalikes():
+        assert set(kind.evidence) <= known, kind.id
+        assert kind.source and kind.fixes, kind.id
+
+
+def test_builds_follow_the_releases() -> None:
+    assert build_of(release("0.8.5")).cuda == "12.4"
+    assert build_of(release("0.11.0")).has_kernels_for((8, 6))
+    volta = last_build_with((7, 0))
+    assert volta is not None and volta[1] is not None and volta[1].since == "0.9.0"
+    assert last_build_with((6, 0)) is None
+
+
+def test_a_module_whose_package_has_another_name_is_known() -> None:
+    assert package_of("PIL.Image") == "pillow"
+    assert package_of("xgrammar") == "xgrammar"
+
+
+def test_a_leak_that_the_release_is_known_for_is_named_with_the_release_that_fixed_it() -> None:
+    found = finding(ENGINE.format("0.20.0", "acme/m") + GROWING)
+    assert found.cause == "leak_over_time"
+    assert "#44490" in found.why
+    assert "vllm>=0.26.0" in found.fixes[0].steps[0]
+
+
+def test_a_release_without_the_bug_is_not_accused() -> None:
+    assert "known bug" not in finding(ENGINE.format("0.26.0", "acme/m") + GROWING).why
