@@ -111,8 +111,13 @@ def _widened(value: Figure, below: int, above: int) -> Figure:
 
 
 def kv_band(parts: Sequence[Figure], of: BandClass, settings: EngineSettings, gpu: Gpu) -> tuple[int, int]:
-    """Bytes below and above what is left of the budget: one band for the whole sum, not the sum of the parts' worst."""
-    return sum_band(rows_of("kv_cache"), of.path, kv_scale(parts, settings, gpu), gpu.total_bytes)
+    """Bytes below and above what is left of the budget: one band for the whole sum, not the sum of the parts' worst.
+
+    What the weights may take more or less is missing or left over there in full, so no class has a narrower band.
+    """
+    weights = parts[0]
+    below, above = sum_band(rows_of("kv_cache"), of.path, kv_scale(parts, settings, gpu), gpu.total_bytes)
+    return max(below, weights.high - weights.bytes), max(above, weights.bytes - weights.low)
 
 
 def kv_scale(parts: Sequence[Figure], settings: EngineSettings, gpu: Gpu) -> float:
