@@ -107,3 +107,41 @@ def test_a_wish_beyond_what_the_model_takes_says_so(capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert "No setting holds 1 request of 1,023,998,976 tokens" in said
     assert "131072" in said.replace(",", "")
+
+
+def test_a_wish_holds_on_the_first_start_too(capsys):
+    words = ("plan", "llama-3.1-70b", "--gpu", "a100-40gb", "--gpus", "2", "--want-context", "8k")
+    found = answer(capsys, *words, "--want-concurrency", "4")
+    cold = answer(capsys, "plan", "--gpu", "a100-40gb", "--cold", "--", *found["command"])
+    assert cold["kv"]["max_concurrency"] >= 4
+
+
+def test_a_checkpoint_that_fits_with_ease_comes_before_one_that_is_squeezed_in(capsys):
+    words = ("plan", "llama-3.1-70b", "--gpu", "a100-40gb", "--gpus", "2", "--want-context", "8k")
+    found = answer(capsys, *words, "--want-concurrency", "4")
+    assert found["layout"]["headroom_bytes"] > 0.025 * found["gpu"]["total_bytes"]
+
+
+def test_a_host_limit_that_is_too_small_is_a_failure_of_its_own(capsys):
+    found = answer(capsys, "plan", "llama-3.1-8b", "--gpu", "h100", "--host-memory", "2GiB", code=1)
+    assert found["failure"]["id"] == "host_ram_oom"
+    assert found["host"]["given_bytes"] == 2 * 2**30
+
+
+def test_a_container_line_gives_the_host_limit(capsys):
+    line = "docker run --gpus 1 -m 2g vllm/vllm-openai:v0.26.0 --model meta-llama/Llama-3.1-8B-Instruct"
+    found = answer(capsys, "plan", "--gpu", "h100", "--command", line, code=1)
+    assert found["host"]["given_bytes"] == 2 * 2**30
+
+
+def test_advice_is_spoken_of_only_where_it_was_looked_for(capsys):
+    assert main(["plan", "llama-3.1-70b", "--gpu", "h100", "--no-advice"]) == 1
+    assert "No change of flags" not in capsys.readouterr().out
+
+
+def test_several_users_are_told_what_context_they_get(capsys):
+    found = answer(capsys, "plan", "llama-3.1-8b", "--gpu", "h100")
+    shares = {int(users): tokens for users, tokens in found["kv"]["context_by_users"].items()}
+    assert shares
+    for users, tokens in shares.items():
+        assert users * tokens <= found["kv"]["tokens"]

@@ -5,7 +5,7 @@ import pytest
 
 from legroom.errors import LegroomError
 from legroom.facts import bundled
-from legroom.facts.models import bundled_names, load, nearest, variants
+from legroom.facts.models import bundled_names, load, nearest, smaller_siblings, variants
 
 
 @pytest.mark.parametrize(
@@ -135,3 +135,24 @@ def test_experts_stored_narrower_than_the_rest_are_known_as_such() -> None:
     assert requantized.quantization is not None
     assert (flash.quantization.weight_bits, flash.quantization.experts_bits) == (8, 4)
     assert requantized.quantization.experts_bits is None
+
+
+@pytest.mark.parametrize(
+    ("alias", "means"),
+    [
+        ("llama-3.3-70b", "meta-llama/Llama-3.3-70B-Instruct"),
+        ("llama3.3-70b", "meta-llama/Llama-3.3-70B-Instruct"),
+        ("llama-3.1-70b", "meta-llama/Llama-3.1-70B"),
+        ("qwen3-coder-30b", "Qwen/Qwen3-Coder-30B-A3B-Instruct"),
+        ("phi-3.5-mini", "microsoft/Phi-3.5-mini-instruct"),
+    ],
+)
+def test_an_alias_is_what_it_says(alias: str, means: str) -> None:
+    assert load(alias).name == means
+
+
+def test_a_smaller_sibling_is_of_the_same_series_and_role() -> None:
+    assert [each.ids[0] for each in smaller_siblings("Qwen/Qwen3-8B-Base")][:2] == [
+        "Qwen/Qwen3-4B-Base",
+        "Qwen/Qwen3-1.7B-Base",
+    ]

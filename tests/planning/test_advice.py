@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from legroom.planning.advice import with_advice
-from legroom.planning.plan import plan
+from legroom.planning.plan import cold_start, plan
 from legroom.vllm.args import ServeArgs
 
 FAILING = [
@@ -60,3 +60,47 @@ def test_a_card_that_runs_over_while_serving_is_answered_with_less(target):
     lower = [piece for piece in with_advice(start).advice if "gpu_memory_utilization" in piece.flags]
     assert lower
     assert lower[0].flags["gpu_memory_utilization"] < 0.985
+
+
+def test_no_advice_asks_for_more_gpus_than_were_given(target):
+    start = plan(replace(target("llama-3.1-70b", "a100-40gb", gpus=2), gpus_given=True), ServeArgs())
+    advised = with_advice(start)
+    assert advised.advice
+    assert all(piece.plan.args.gpus_needed <= 2 for piece in advised.advice)
+
+
+def test_levers_are_combined_where_none_is_enough_alone(target):
+    given = replace(target("llama-3.1-70b", "a100-40gb", gpus=2), gpus_given=True)
+    best = with_advice(plan(given, ServeArgs(model="llama-3.1-70b"))).advice[0]
+    assert best.plan.verdict == "fits"
+    assert best.flags["tensor_parallel_size"] == 2
+    assert best.plan.target.model.quantization.weight_bits == 4
+
+
+def test_a_shorter_context_is_named_before_another_checkpoint(target):
+    pieces = with_advice(plan(target(vllm="0.32.0"), ServeArgs(model="llama-3.1-8b"))).advice
+    assert set(pieces[0].flags) == {"max_model_len"}
+    assert any("model" in piece.flags for piece in pieces[1:])
+
+
+def test_advice_holds_for_the_first_start_too(target):
+    for piece in with_advice(plan(target(vllm="0.32.0"), ServeArgs())).advice:
+        assert cold_start(piece.plan).memory.failure is None
+
+
+def test_where_nothing_helps_on_the_gpus_given_the_number_that_would_is_a_note(target):
+    start = plan(replace(target("deepseek-v3", "h100", "0.32.0", gpus=8), gpus_given=True), ServeArgs())
+    advised = with_advice(start)
+    assert advised.advice == ()
+    assert any(note.startswith("16 of these GPUs would hold it") for note in advised.notes)
+
+
+def test_a_base_model_that_no_checkpoint_stands_in_for_is_quantized_while_it_loads(target):
+    base = "meta-llama/Llama-3.1-8B"
+    start = plan(replace(target(base, "rtx 3060", "0.32.0"), gpus_given=True), ServeArgs(model=base))
+    assert with_advice(start).advice[0].flags["quantization"] == "fp8"
+
+
+def test_a_smaller_model_of_the_series_is_the_last_resort(target):
+    start = plan(replace(target("llama-3.1-405b", "l4", gpus=4), gpus_given=True), ServeArgs(model="llama-3.1-405b"))
+    assert with_advice(start).advice[0].flags["model"] == "meta-llama/Llama-3.1-8B"

@@ -31,3 +31,18 @@ def test_a_longer_context_never_needs_fewer_gpus():
 
 def test_the_limiting_part_of_a_model_that_fills_the_card_is_its_weights():
     assert fits("llama-3.1-8b", ["rtx 4090"], 4096)[0].limiting == "weights"
+
+
+def test_a_model_that_no_node_holds_is_spread_over_several():
+    wish = Wish(4096, 1.0, gpus=(8, 16))
+    on_h100 = next(size(load("deepseek-v3"), release("0.26.0"), ServeArgs(), wish, [gpu("h100")]))
+    assert on_h100.count == 16
+    assert on_h100.plan.settings.tensor_parallel_size <= 8
+
+
+def test_what_is_too_small_says_what_was_tried_and_what_is_missing():
+    wish = Wish(4096, 1.0, gpus=(1, 2, 4, 8))
+    on_h100 = next(size(load("deepseek-v3"), release("0.26.0"), ServeArgs(), wish, [gpu("h100")]))
+    assert on_h100.count == 0
+    assert on_h100.tried == (1, 2, 4, 8)
+    assert on_h100.short_bytes > 0

@@ -177,15 +177,14 @@ def _by_context(
 
 def _pinned(start: Plan, kept: frozenset[str], released: bool) -> ServeArgs:
     """The flags that the search leaves as they are: those that must not change, and unless `released` all given."""
-    args = start.args
-    if released:
-        free = (*_SEARCHED, "tensor_parallel_size", "pipeline_parallel_size")
-        cleared: dict[str, Any] = {name: None for name in free if name not in kept}
-        args = replace(args, **cleared)
-    pinned = {name: getattr(start.settings, name) for name in kept & {*_SEARCHED, "tensor_parallel_size"} - {
-        "max_cudagraph_capture_size"
-    }}  # fmt: skip
-    return replace(args, **pinned)
+    free = (*_SEARCHED, "tensor_parallel_size", "pipeline_parallel_size") if released else ()
+    changed: dict[str, Any] = {name: None for name in free if name not in kept}
+    # What must not change and was not given stays at the value that the release resolved.
+    for name in kept.intersection(("max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization")):
+        changed[name] = getattr(start.settings, name)
+    if "tensor_parallel_size" in kept:
+        changed["tensor_parallel_size"] = start.settings.tensor_parallel_size
+    return replace(start.args, **changed)
 
 
 def _contexts(start: Plan, kept: frozenset[str]) -> list[int]:

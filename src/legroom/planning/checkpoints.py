@@ -1,4 +1,4 @@
-"""Checkpoints that may stand in for a model on a card: quantized ones of it, and smaller models of its series."""
+"""Which checkpoints may stand in for a model on a card: quantized ones of it, and smaller models of its series."""
 
 from __future__ import annotations
 

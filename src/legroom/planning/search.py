@@ -103,11 +103,19 @@ def find(targets: Sequence[Target], args: ServeArgs, wish: Wish, most: int = 4) 
     tally.options.sort(key=lambda option: option.cost)
     plans = [(laid_out, option.losses) for option, laid_out in _starting(tally.options, asked, most)]
     if not plans:
+        if tally.options:  # memory was not what stopped them
+            return WishResult(wish, None, (), (), tally.considered, _why_refused(tally.options[0], asked))
         if tally.closest is None:
             return WishResult(wish, None, (), (), tally.considered, _why_none(targets[0], asked, wish))
         lacking = max(tally.closest.shortfall_bytes(wish), 0)
         return WishResult(wish, None, (), (), tally.considered, tally.closest.why_short(wish), lacking)
     return WishResult(wish, plans[0][0], plans[0][1], tuple(plans[1:]), tally.considered)
+
+
+def _why_refused(option: Option, asked: ServeArgs) -> str:
+    """What ends a setting that has the memory: a check that the quick walk leaves out."""
+    failure = plan(option.target, replace(asked, **dict(option.flags))).memory.failure
+    return failure.message if failure else "it does not start"
 
 
 def _why_none(target: Target, asked: ServeArgs, wish: Wish) -> str:

@@ -42,8 +42,9 @@ def _footers(fits: Sequence[Fit], style: Style) -> Iterator[str]:
     if any(fit.count > NODE_GPUS for fit in fits):
         yield style.paint(f"  more than {NODE_GPUS} GPUs are several nodes", "dim")
     without = [fit for fit in fits if fit.plan is None]
-    if without:
-        tried = max((fit.tried for fit in without), key=len)
+    small = [fit for fit in without if fit.short_bytes]
+    if small:
+        tried = max((fit.tried for fit in small), key=len)
         numbers = f"{', '.join(map(str, tried[:-1]))} and {tried[-1]}" if len(tried) > 1 else str(tried[-1])
         yield from wrap(
             f"{style.pick('–', '-')} too small: {numbers} of each GPU {'were' if tried[-1] > 1 else 'was'} tried, and "
