@@ -183,3 +183,12 @@ def test_kinds_of_mixers_are_told_apart() -> None:
     gdn |= {"linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "full_attention_interval": 4}
     kinds = [type(layer.mixer) for layer in model_from_config(without(model_type="qwen3_next", **gdn)).layers[:4]]
     assert kinds == [StateSpace, StateSpace, StateSpace, Attention]
+
+
+@pytest.mark.parametrize("field", ["intermediate_size", "max_position_embeddings"])
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_a_field_that_is_no_finite_number_is_no_crash(field, value):
+    try:
+        model_from_config({**LLAMA, field: value})
+    except LegroomError as error:
+        assert field in f"{error} {error.hint}"

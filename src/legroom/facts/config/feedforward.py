@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -83,7 +84,7 @@ def _first(config: Config, names: Sequence[str]) -> int:
         value = config.get(name)
         if isinstance(value, (list, tuple)):
             value = max((size for size in value if isinstance(size, (int, float))), default=None)
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf:
             return int(value)
     return 0
 

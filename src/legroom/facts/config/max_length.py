@@ -37,7 +37,7 @@ def derived_max_len(config: Mapping[str, Any], text: Mapping[str, Any], *, yarn_
 
 def _length(text: Mapping[str, Any], key: str) -> int:
     value = text[key]
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1:
         raise LegroomError(f"{key} in the model config is {value!r}, not a length", "check the config.json")
     return int(min(value, 2**40))
 
