@@ -196,9 +196,9 @@ def test_an_unknown_release_uses_the_nearest_below_and_says_so(capsys):
 
 def test_the_cold_start_has_the_smaller_cache(capsys):
     document = plan(capsys, "llama-3.1-8b", "--gpu", "h100")
-    assert document["cold"]["num_blocks"] < document["kv"]["num_blocks"]
+    assert document["first_start"]["num_blocks"] < document["kv"]["num_blocks"]
     cold = plan(capsys, "llama-3.1-8b", "--gpu", "h100", "--cold")
-    assert cold["kv"]["num_blocks"] == document["cold"]["num_blocks"]
+    assert cold["kv"]["num_blocks"] == document["first_start"]["num_blocks"]
 
 
 def test_the_picture_is_written_as_svg(capsys, tmp_path):

@@ -45,7 +45,7 @@ def test_json_is_one_document_with_the_same_figures(data: Path, capsys: pytest.C
     document = json.loads(capsys.readouterr().out)
     assert document["summary"]["records"] == 2
     assert document["bad"] == [{"id": "line 3", "why": document["bad"][0]["why"]}]
-    assert set(document["by"]) == {"family", "gpu", "release", "quantization"}
+    assert set(document["by"]) == {"class", "family", "gpu", "release", "quantization"}
 
 
 def test_every_record_is_written_out_on_request(data: Path, tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import legroom
 from legroom.errors import LegroomError
 from legroom.facts.gpus import gpu, with_total
 from legroom.facts.models import load
 from legroom.facts.releases import known_releases, release
-from legroom.planning.plan import Target, plan
+from legroom.planning.plan import Target, cold_start, plan
 from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.refusals import RefusedByVllm
@@ -113,3 +114,26 @@ def test_any_release_card_and_batch_gives_a_consistent_plan(version, total, seqs
     if made.memory.failure is None:
         assert kv.num_blocks * kv.block_size >= length
         assert kv.longest_len >= length
+
+
+def test_a_first_start_that_is_tight_makes_the_plan_tight():
+    warm = plan(Target(load("qwen3-8b"), gpu("rtx4090"), 1, release("0.32.0")), ServeArgs(max_model_len=32768))
+    assert not warm.memory.failure
+    assert cold_start(warm).verdict != "fits"
+    assert warm.verdict == "tight"
+    assert "first start" in warm.reason or "error band" in warm.reason
+
+
+def test_the_first_start_stands_beside_the_later_ones():
+    report = legroom.plan("qwen3-8b", gpu="rtx4090", vllm="0.32.0", max_model_len=16384, advice=False)
+    first = report.json()["first_start"]
+    assert first["num_blocks"] < report.json()["kv"]["num_blocks"]
+    assert f"{first['tokens']:,} tokens" in str(report)
+    assert "Read from source, not measured" in str(report)
+    assert report.json()["basis"]["kind"] == "read from source"
+
+
+def test_an_eager_server_has_one_kind_of_start():
+    report = legroom.plan("qwen3-8b", gpu="rtx4090", vllm="0.32.0", enforce_eager=True, advice=False)
+    assert report.json()["first_start"]["num_blocks"] == report.json()["kv"]["num_blocks"]
+    assert "first start" not in str(report)

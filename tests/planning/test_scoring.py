@@ -175,3 +175,15 @@ def test_a_spread_is_ordered_and_never_negative(errors: list[tuple[str, float]])
     found = spread(errors)
     assert 0 <= found.median <= found.p90 <= found.worst
     assert found.mean <= found.worst + 1e-9
+
+
+def test_a_band_is_checked_against_the_truth_and_its_rounding() -> None:
+    (right,), (wrong,) = (score(loaded(record(available_kv_gib=kv)).cases) for kv in (54.5, 30.0))
+    assert right.plan is not None
+    assert wrong.bands["kv_cache"].inside is False
+    kv_cache = right.plan.layout.kv_cache
+    just_outside = (kv_cache.high + 2**20) / GIB
+    (rounded,) = score(loaded(record(available_kv_gib=just_outside)).cases)
+    assert rounded.bands["kv_cache"].inside
+    assert summary([rounded, wrong]).coverage["kv_cache"].inside == 0.5
+    assert set(summaries_by([rounded], "class")) == {"read/text/one/hopper"}

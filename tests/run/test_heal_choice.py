@@ -190,7 +190,7 @@ def test_a_fix_that_may_undercut_the_requests_at_once_is_not_tried(mend):
 def test_a_failure_of_another_kind_is_not_announced_as_a_kernel_fault(mend, line):
     remedy = mend(f"Traceback (most recent call last):\n{line}\n", "")
     assert remedy.failed.startswith("It is not memory: ")
-    assert line.partition(":")[0] in remedy.failed
+    assert line.partition(": ")[2] in remedy.failed
 
 
 def test_a_log_that_does_not_say_why_is_told_with_its_last_line(mend):

@@ -27,6 +27,12 @@ _LABELS = {
     "activation": "activation peak",
     "peak_of_card": "peak use, of the card",
 }
+_BANDED_LABELS = {
+    "kv_cache": "KV bytes",
+    "weights": "weights",
+    "activation": "activation peak",
+    "non_torch": "non-torch",
+}
 _EPILOG = """\
 DATA.jsonl holds one JSON object a start-up, either as published logs state it (model, gpu, vllm_version, flags,
 weights_gib, available_kv_gib, kv_tokens, outcome; facts of models that are not bundled in models.json beside it) or as
@@ -54,7 +60,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--models", metavar="FILE", help="model facts of the records (default: models.json beside them, else bundled)"
     )
-    parser.add_argument("--configs", metavar="DIR", help="folders with a config.json each, for instrumented runs")
+    parser.add_argument(
+        "--configs", metavar="DIR", nargs="+", help="folders with a config.json each, for instrumented runs"
+    )
     parser.add_argument("--from-logs", metavar="DIR", help="score a folder of vLLM start-up logs instead")
     parser.add_argument("--outcomes", action="store_true", help="how often first fixes worked on this machine, instead")
     parser.add_argument("--gpu", metavar="NAME", help="the GPU of the logs, where they do not name it")
@@ -98,10 +106,10 @@ def _load(args: argparse.Namespace) -> Loaded:
         path /= "startups.jsonl"
     records = scoring_data.read_records(path)
     if any(isinstance(record, dict) and scoring_data.is_gpu_run(record) for _, record in records):
-        configs = Path(args.configs) if args.configs else path.parent / "kit" / "configs"
-        if not configs.is_dir():
+        configs = [Path(name) for name in args.configs or ()] or sorted((path.parent / "kit").glob("configs*"))
+        if not configs or not all(folder.is_dir() for folder in configs):
             raise LegroomError("these runs need the models' configs", "name their folder: --configs DIR", BAD_INPUT)
-        return scoring_data.gpu_run_cases(records, configs)
+        return scoring_data.gpu_run_cases(records, *configs)
     if all(isinstance(record, str) for _, record in records):
         raise LegroomError(f"{path} holds no start-up record", "give a file with one JSON object a line")
     models = Path(args.models) if args.models else path.with_name("models.json")
@@ -158,6 +166,8 @@ def report(results: Sequence[Result], loaded: Loaded, worst: int) -> list[str]:
     lines = [f"{whole.records} start-ups predicted; {loaded.passed_over} say too little to be scored", ""]
     lines += _error_table(whole)
     lines += ["", *_verdict_lines(whole)]
+    if whole.coverage:
+        lines += ["", *_band_table(whole, summaries_by(results, "class"))]
     for group in GROUPS:
         parts = summaries_by(results, group)
         if len(parts) > 1:
@@ -177,6 +187,23 @@ def _error_table(whole: ScoreSummary) -> list[str]:
              f"{spread.worst:.2%}", f"{spread.mean_by_source:.2%}", f"{spread.bias:+.2%}"]
         )  # fmt: skip
     return columns(rows, "<>>>>>>>")
+
+
+def _band_table(whole: ScoreSummary, by_class: dict[str, ScoreSummary]) -> list[str]:
+    """How often the bands hold the truth; those of the KV cache class by class too."""
+    from legroom.drawing.text import columns
+
+    rows = [["truth inside the 90 % band", "records", "inside", "median width, of the card"]]
+    covered = [(_BANDED_LABELS[name], cover) for name, cover in whole.coverage.items()]
+    covered += [
+        (f"KV bytes, {name}", part.coverage["kv_cache"])
+        for name, part in by_class.items()
+        if "kv_cache" in part.coverage
+    ]
+    rows += [
+        [name, str(cover.count), f"{cover.inside:.0%}", f"{cover.median_width_of_card:.2%}"] for name, cover in covered
+    ]
+    return columns(rows, "<>>>")
 
 
 def _verdict_lines(whole: ScoreSummary) -> list[str]:

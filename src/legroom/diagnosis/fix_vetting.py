@@ -17,16 +17,23 @@ _NOT_OF_MEMORY = frozenset({"flag", "report", "driver", "request", "disable_cust
 
 
 def vetted(planner: FixPlanner, fixes: Iterable[Fix | None]) -> tuple[Fix, ...]:
-    """The fixes that hold, in their order, but for the first: it has to start across the band, if any does."""
+    """The fixes that hold, in their order, but for the first: it has to start across the band, if one does without
+    more GPUs, which the run may not have."""
     passed = [held for fix in fixes if fix is not None and (held := _held_up(planner, fix))]
     if passed and _is_doubtful(passed[0]):
-        sure = next((fix for fix in passed if fix.proven or (fix.plan is not None and not _is_doubtful(fix))), None)
+        sure = next((fix for fix in passed if _is_sure(fix)), None)
         passed = [sure, *(fix for fix in passed if fix is not sure)] if sure else passed
     return tuple(passed)
 
 
 def _is_doubtful(fix: Fix) -> bool:
-    return fix.plan is not None and fix.plan.verdict == "tight"
+    return fix.plan is not None and fix.plan.verdict == "tight" and not fix.proven
+
+
+def _is_sure(fix: Fix) -> bool:
+    if fix.kind == "more_or_fewer_gpus_tp_pp":
+        return False
+    return fix.proven or (fix.plan is not None and not _is_doubtful(fix))
 
 
 def _held_up(planner: FixPlanner, fix: Fix) -> Fix | None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from legroom.facts.releases import release as known_release
 from legroom.figures import Certainty, Figure, Term, exact, measured
 from legroom.memory import checks
-from legroom.memory.activation.peak import activation
+from legroom.memory.activation.peak import activation, activation_cold
+from legroom.memory.bands import band_class, banded, kv_band
 from legroom.memory.graphs import graph_bytes, graph_estimate
 from legroom.memory.kv.plan import KvPlan, kv_plan
 from legroom.memory.layout import Layout
@@ -68,10 +69,15 @@ def deployment_memory(
     settings: EngineSettings,
     seen: Measurements | None = None,
     held_by_others_bytes: int = 0,
+    *,
+    cold: bool = False,
 ) -> DeploymentMemory:
-    """Run vLLM's accounting forward for every pipeline stage, then its checks in its order."""
+    """Run vLLM's accounting forward for every pipeline stage, then its checks in its order.
+
+    `cold`: on a first start, with an empty compile cache.
+    """
     ranks = tuple(
-        stage_layout(model, gpu, settings, stage, seen or Measurements(), held_by_others_bytes)
+        stage_layout(model, gpu, settings, stage, seen or Measurements(), held_by_others_bytes, cold=cold)
         for stage in range(settings.pipeline_parallel_size)
     )
     kv = kv_plan(model, settings, gpu, [rank.kv_cache.bytes for rank in ranks])
@@ -94,21 +100,41 @@ def stage_layout(
     stage: int,
     seen: Measurements,
     held_by_others_bytes: int = 0,
+    *,
+    cold: bool = False,
 ) -> Layout:
     """One pipeline stage; its tensor-parallel ranks are alike."""
-    budget = budget_bytes(gpu, settings)
+    profile_run = activation_cold if cold else activation
     loaded = loaded_weights(model, settings, gpu, stage)
-    parts = (
-        _seen(seen.weights_bytes, loaded.figure, seen),
-        _seen(seen.activation_bytes, activation(model, settings, gpu, stage), seen),
-        _seen(seen.graph_estimate_bytes, graph_estimate(model, settings, gpu), seen),
-        _seen(seen.non_torch_bytes, non_torch(model, settings, gpu, stage), seen),
+    layout = Layout(
+        gpu.total_bytes,
+        budget_bytes(gpu, settings),
+        weights=_seen(seen.weights_bytes, loaded.figure, seen),
+        activation=_seen(seen.activation_bytes, profile_run(model, settings, gpu, stage), seen),
+        cuda_graph=_seen(seen.graph_estimate_bytes, graph_estimate(model, settings, gpu), seen),
+        non_torch=_seen(seen.non_torch_bytes, non_torch(model, settings, gpu, stage), seen),
+        kv_cache=exact(0),
+        outside=outside(model, settings, gpu, stage),
+        rank=stage,
+        held_by_others_bytes=held_by_others_bytes,
+        reserve_bytes=reserve_bytes(gpu),
+        loading_peak_bytes=loaded.peak_bytes,
+        loading_why=loaded.why,
     )
-    return Layout(
-        gpu.total_bytes, budget, *parts[:2], cuda_graph=parts[2], non_torch=parts[3],
-        kv_cache=kv_cache_figure(budget, parts, settings), outside=outside(model, settings, gpu, stage), rank=stage,
-        held_by_others_bytes=held_by_others_bytes, reserve_bytes=reserve_bytes(gpu),
-        loading_peak_bytes=loaded.peak_bytes, loading_why=loaded.why,
+    return _with_bands(layout, model, gpu, settings)
+
+
+def _with_bands(layout: Layout, model: Model, gpu: Gpu, settings: EngineSettings) -> Layout:
+    """The layout with the bands of its class, and with the KV cache that its parts leave."""
+    of = band_class(model, settings, gpu)
+    rules = (layout.weights, layout.activation, layout.cuda_graph, layout.non_torch)
+    names = ("weights", "activation", "cuda_graph", "non_torch")
+    parts = tuple(banded(name, part, of, settings, gpu) for name, part in zip(names, rules, strict=True))
+    left = kv_band((parts[0], *rules[1:]), of, settings, gpu)
+    return replace(
+        layout, weights=parts[0], activation=parts[1], cuda_graph=parts[2], non_torch=parts[3],
+        kv_cache=kv_cache_figure(layout.budget_bytes, parts, left, settings),
+        outside=banded("outside", layout.outside, of, settings, gpu),
     )  # fmt: skip
 
 
@@ -118,20 +144,17 @@ def budget_bytes(gpu: Gpu, settings: EngineSettings) -> int:
     return math.ceil(budget) if known_release(settings.release).at_least("0.14.0") else int(budget)
 
 
-def kv_cache_figure(budget: int, parts: tuple[Figure, ...], settings: EngineSettings) -> Figure:
+def kv_cache_figure(budget: int, parts: tuple[Figure, ...], band: tuple[int, int], settings: EngineSettings) -> Figure:
     """What the release leaves for the KV cache: the rest of the budget, or the bytes that were asked for."""
     if settings.kv_cache_memory_bytes is not None:
         return exact(settings.kv_cache_memory_bytes, "kv_cache_memory_bytes", "as given; utilization is ignored")
     left = budget - sum(part.bytes for part in parts)
-    # The parts' errors are independent of each other, so the band is their root sum of squares.
-    down = math.isqrt(sum((part.high - part.bytes) ** 2 for part in parts))
-    up = math.isqrt(sum((part.bytes - part.low) ** 2 for part in parts))
     kinds = {part.kind for part in parts}
     kind: Certainty = "estimated" if "estimated" in kinds else "measured" if "measured" in kinds else "exact"
     names = ("weights", "activation peak", "CUDA-graph estimate", "non-torch")
     counted = (Term(name, -part.bytes) for name, part in zip(names, parts, strict=True))
     terms = (Term("budget", budget, "utilization x total"), *counted)
-    return Figure(left, kind, left - down, left + up, terms)
+    return Figure(left, kind, left - band[0], left + band[1], terms)
 
 
 def _seen(bytes_: int | None, otherwise: Figure, seen: Measurements | None) -> Figure:

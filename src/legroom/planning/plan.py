@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Literal
 
 from legroom.errors import LegroomError
 from legroom.facts.gpus import gpu
-from legroom.memory.activation.peak import activation_cold
-from legroom.memory.checks import first_failure, refused_by_release
-from legroom.memory.deployment import DeploymentMemory, Measurements, deployment_memory, kv_cache_figure
+from legroom.memory.deployment import DeploymentMemory, Measurements, deployment_memory
 from legroom.memory.host import deployment_host, host_failure
 from legroom.memory.kv.plan import kv_plan
+from legroom.memory.overhead import held_at_start
 from legroom.memory.unified import host_note
 from legroom.records import dataclass
 from legroom.units import gib, human_bytes
@@ -41,8 +40,8 @@ BAND_KEPT: dict[Policy, float] = {"safe": 1.0, "balanced": 0.5, "tight": 0.0}
 def verdict(model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory) -> tuple[Verdict, str]:
     """Whether the server starts and holds, with the reason in words.
 
-    `does_not_fit`: a check fails with the expected figures. `tight`: it starts, but a figure at the bad end of its
-    band fails a check, or the card runs over while serving. `fits`: it holds across the band.
+    `does_not_fit`: a check fails with the expected figures. `tight`: it starts, but at the bad end of the band of the
+    whole sum a check fails, or the card runs over while serving. `fits`: it holds across the band.
     """
     if memory.failure:
         return "does_not_fit", memory.failure.id
@@ -55,12 +54,29 @@ def verdict(model: Model, gpu: Gpu, settings: EngineSettings, memory: Deployment
     pessimistic = [rank.kv_cache.low for rank in memory.ranks]
     if kv_plan(model, settings, gpu, pessimistic).failure:
         return "tight", "at the low end of the error band the KV cache is too small"
-    if any(headroom_left(rank, 1.0) < 0 for rank in memory.ranks):
-        if gpu.unified:
-            left = human_bytes(headroom_left(memory.tightest, 0.0))
-            return "tight", f"CPU and GPU share this memory, and {left} left at the peak is too little for the system"
-        return "tight", "at the high end of the error band the card runs over at its peak"
+    for rank in memory.ranks:
+        reason = _out_of_memory_in_band(rank, memory, settings, gpu)
+        if reason:
+            return "tight", reason
     return "fits", ""
+
+
+def _out_of_memory_in_band(rank: Layout, memory: DeploymentMemory, settings: EngineSettings, gpu: Gpu) -> str:
+    """Which moment finds the card full at the bad end of the error band; empty where none does."""
+    held = held_at_start(settings, gpu)
+    free = gpu.total_bytes - held.high - rank.held_by_others_bytes
+    counted = rank.weights.bytes + rank.non_torch.bytes
+    worse = rank.kv_cache.bytes - rank.kv_cache.low
+    if counted + rank.activation.bytes + worse > free:
+        return "at the high end of the error band the profile run does not fit on the card"
+    if counted + max(rank.kv_cache.bytes, 0) + memory.graphs.high > free:
+        return "at the high end of the error band there is no room to capture CUDA graphs"
+    if headroom_left(rank, 1.0) < 0 and gpu.unified:
+        left = human_bytes(headroom_left(rank, 0.0))
+        return f"CPU and GPU share this memory, and {left} left at the peak is too little for the system"
+    if headroom_left(rank, 1.0) < 0:
+        return "at the high end of the error band the card runs over at its peak"
+    return ""
 
 
 def headroom_left(layout: Layout, band_kept: float) -> int:
@@ -153,8 +169,16 @@ def plan(target: Target, args: ServeArgs) -> Plan:
     told = (target.release.note, target.gpu.note, host_note(settings, target.gpu))
     notes = (*(note for note in told if note), *settings.notes)
     made = _within_host(Plan(target, args, settings, memory, answer, reason, notes=notes))
-    if made.verdict == "fits" and cold_start(made).memory.failure:
-        return replace(made, verdict="tight", reason="a first start, with a cold compile cache, fails once")
+    return _holding_at_first(made) if made.verdict == "fits" else made
+
+
+def _holding_at_first(made: Plan) -> Plan:
+    """A plan that fits, if its first start does too."""
+    first = cold_start(made)
+    if first.memory.failure:
+        return replace(made, verdict="tight", reason="the first start, with a cold compile cache, fails")
+    if first.verdict == "tight":
+        return replace(made, verdict="tight", reason=f"on the first start, with a cold compile cache: {first.reason}")
     return made
 
 
@@ -168,18 +192,13 @@ def try_flags(start: Plan, flags: Mapping[str, Any]) -> Plan | None:
 
 def cold_start(warm: Plan) -> Plan:
     """The same deployment with an empty compile cache; the plan itself where that makes no difference."""
-    model, gpu, settings = warm.target.model, warm.target.gpu, warm.settings
-    ranks = tuple(cold_layout(model, gpu, settings, rank) for rank in warm.memory.ranks)
-    if ranks == warm.memory.ranks:
+    target, settings = warm.target, warm.settings
+    held_by_others = target.held_by_others_bytes
+    memory = deployment_memory(target.model, target.gpu, settings, target.seen, held_by_others, cold=True)
+    pairs = zip(memory.ranks, warm.memory.ranks, strict=True)
+    if all(first.activation.bytes <= later.activation.bytes for first, later in pairs):
         return warm
-    kv = kv_plan(model, settings, gpu, [rank.kv_cache.bytes for rank in ranks])
-    held_by_others = warm.target.held_by_others_bytes
-    refused = refused_by_release(warm.memory.doubt)
-    failure = refused or first_failure(
-        ranks, kv, warm.memory.graphs, settings, gpu=gpu, held_by_others_bytes=held_by_others
-    )
-    memory = DeploymentMemory(ranks, kv, warm.memory.graphs, failure, warm.memory.doubt)
-    answer, reason = verdict(model, gpu, settings, memory)
+    answer, reason = verdict(target.model, target.gpu, settings, memory)
     return _within_host(replace(warm, memory=memory, verdict=answer, reason=reason))
 
 
@@ -197,17 +216,6 @@ def _within_host(made: Plan) -> Plan:
         reason = f"the server may come to hold {gib(needs.held_bytes)} of the host's memory, and may use {gib(limit)}"
         return replace(made, verdict="tight", reason=reason)
     return made
-
-
-def cold_layout(model: Model, gpu: Gpu, settings: EngineSettings, rank: Layout) -> Layout:
-    """One rank's layout with an empty compile cache; itself where that makes no difference."""
-    if rank.activation.kind == "measured":
-        return rank
-    activation = activation_cold(model, settings, gpu, rank.rank)
-    if activation.bytes <= rank.activation.bytes:
-        return rank
-    parts = (rank.weights, activation, rank.cuda_graph, rank.non_torch)
-    return replace(rank, activation=activation, kv_cache=kv_cache_figure(rank.budget_bytes, parts, settings))
 
 
 _USERS = (4, 16, 64)

@@ -124,6 +124,19 @@ class PlannedBand:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedBasis:
+    """What the bands rest on."""
+
+    kind: str = ""
+    """`measured`, or `read from source`: no start on this family of cards with this release was measured."""
+    band_class: str = ""
+    coverage: float = 0.0
+    """How often the truth lies inside a band."""
+    records: int = 0
+    """Real starts behind the band of the KV cache."""
+
+
+@dataclass(frozen=True, slots=True)
 class PlanDocument:
     """A planned server. What a file does not say is empty or 0: `plan_from_json` is told what has to be there."""
 
@@ -150,8 +163,9 @@ class PlanDocument:
     env: Mapping[str, str] = field(default_factory=dict)
     """The environment the server was planned with; what may be a secret is left out."""
     confidence: Mapping[str, PlannedBand] = field(default_factory=dict)
-    cold: Mapping[str, Any] | None = None
-    """The first start, with a cold compile cache; None where it is like any other."""
+    basis: PlannedBasis = PlannedBasis()
+    first_start: Mapping[str, Any] | None = None
+    """The same deployment with a cold compile cache; None in a plan of an older legroom."""
     loading: Mapping[str, Any] | None = None
     """The most that torch holds while the weights load, and why that is more than the weights."""
     ranks: tuple[PlannedStage, ...] = ()
@@ -243,7 +257,7 @@ def _is_number(value: Any) -> bool:
 
 
 _Record = TypeVar("_Record")
-_PLAIN_RECORDS = (PlannedGpu, PlannedLayout, PlannedKv, PlannedHost, PlannedFailure, PlannedBand)
+_PLAIN_RECORDS = (PlannedGpu, PlannedLayout, PlannedKv, PlannedHost, PlannedFailure, PlannedBand, PlannedBasis)
 _RECORDS: dict[str, type[Any]] = {record.__name__: record for record in _PLAIN_RECORDS}
 
 
@@ -293,7 +307,9 @@ def replan(document: PlanDocument) -> Plan:
     if not (document.vllm and document.command and document.gpu.total_bytes):
         raise LegroomError("the plan is no document of `legroom plan --json`", HOW_TO_WRITE_ONE)
     args = parse_flags(document.command, document.release).args
-    card = with_total(gpu(document.gpu.name), document.gpu.total_bytes)
+    card = gpu(document.gpu.name)
+    if card.total_bytes != document.gpu.total_bytes:
+        card = with_total(card, document.gpu.total_bytes)
     return plan(Target(served_model(args), card, document.gpu.count, document.release), args)
 
 
@@ -326,7 +342,8 @@ def plan_document(plan: Plan, explain_math: bool = False) -> PlanDocument:
         command=tuple(ready_command(plan)),
         env={name: value for name, value in plan.args.env.items() if not is_secret(name, value)},
         confidence={f"{name}_bytes": _band(getattr(layout, name)) for name in _FIGURES},
-        cold=_cold(plan),
+        basis=_basis(plan),
+        first_start=_first_start(plan),
         loading={"peak_bytes": layout.loading_peak_bytes, "why": layout.loading_why},
         ranks=tuple(PlannedStage(rank.rank, planned_layout(rank)) for rank in plan.memory.ranks),
         notes=tuple(dict.fromkeys(plan.notes)),
@@ -403,19 +420,28 @@ def _advice(advice: Advice) -> dict[str, Any]:
     }
 
 
-def _cold(plan: Plan) -> dict[str, Any] | None:
+def _basis(plan: Plan) -> PlannedBasis:
+    from legroom.facts.bands import bands  # noqa: PLC0415 - reading a document needs no planner
+    from legroom.memory.bands import band_class, evidence  # noqa: PLC0415
+
+    of = band_class(plan.target.model, plan.settings, plan.target.gpu)
+    kind = "measured" if of.measured else "read from source"
+    return PlannedBasis(kind, of.name, bands()["coverage"], evidence(of)[0].records)
+
+
+def _first_start(plan: Plan) -> dict[str, Any]:
     from legroom.planning.plan import cold_start  # noqa: PLC0415
 
-    cold = cold_start(plan)
-    if cold is plan:
-        return None
-    kv = cold.memory.kv
+    first = cold_start(plan)
+    kv, band = first.memory.kv, first.layout.kv_cache
     return {
-        "verdict": cold.verdict,
-        "layout": layout_json(cold.layout),
+        "verdict": first.verdict,
         "num_blocks": max(kv.num_blocks, 0),
         "tokens": max(kv.tokens, 0),
         "max_concurrency": kv.max_concurrency,
+        "kv_cache_bytes": band.bytes,
+        "confidence": {"kv_cache_bytes": _plain(_band(band))},
+        "layout": layout_json(first.layout),
     }
 
 

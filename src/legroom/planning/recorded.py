@@ -49,9 +49,9 @@ def _words(name: str, value: Any) -> list[str]:
     return [flag, json.dumps(value) if isinstance(value, dict) else str(value)]
 
 
-_BOOKKEEPING = frozenset({"source", "base", "num_parameters", "notes", "weight_quantization"})
-UNSCORED_SOURCES = frozenset({"deduced", "assumed"})
-"""Facts that were fitted to a log or guessed; predicting from them would prove nothing."""
+_BOOKKEEPING = frozenset({"source", "base", "num_parameters", "notes", "weight_quantization", "config"})
+UNSCORED_SOURCES = ("deduced", "assumed")
+"""How the source begins of facts that were fitted to a log or guessed; predicting from them would prove nothing."""
 
 _PER_TOKEN = {"num_bits": 8, "symmetric": True, "strategy": "token", "dynamic": True}
 _GROUP_SIZE = 128
@@ -104,7 +104,9 @@ _BY_WORDS: tuple[tuple[str, dict[str, Any], frozenset[str]], ...] = (
 
 
 def config_of(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The config.json that these facts amount to."""
+    """The config.json that these facts amount to: the real one where they carry it."""
+    if isinstance(facts.get("config"), Mapping):
+        return dict(facts["config"])
     config = {name: value for name, value in facts.items() if name not in _BOOKKEEPING and value is not None}
     words = str(facts.get("weight_quantization") or "")
     for pattern, quantization, kept in _BY_WORDS:

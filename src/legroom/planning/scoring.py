@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
-from legroom.planning.plan import Plan, plan_on_named_card
+from legroom.memory.bands import band_class
+from legroom.planning.plan import Plan, cold_start, plan_on_named_card
 from legroom.records import dataclass, field
 from legroom.units import GIB
 
@@ -22,7 +23,14 @@ if TYPE_CHECKING:
     from legroom.vllm.args import ServeArgs
 
 MEASURES = ("weights", "kv", "kv_of_card", "tokens_per_byte", "activation", "peak_of_card")
-GROUPS = ("family", "gpu", "release", "quantization")
+GROUPS = ("class", "family", "gpu", "release", "quantization")
+BANDED = {
+    "kv_cache": "kv_bytes",
+    "weights": "weights_bytes",
+    "activation": "activation_bytes",
+    "non_torch": "non_torch_bytes",
+}
+"""Figures whose bands are checked, and where the truth of each stands."""
 SMALLEST_KV_BYTES = GIB // 2
 """Below half a GiB the rounding of the log is a large share of the cache, so its error says little."""
 EXACT_TOKENS = 0.005
@@ -38,7 +46,11 @@ class Printed:
     tokens: int | None = None
     total_bytes: int | None = None
     activation_bytes: int | None = None
+    non_torch_bytes: int | None = None
+    graph_estimate_bytes: int | None = None
     peak_used_bytes: int | None = None
+    rounding_bytes: int = 0
+    """How far a printed figure may lie from the true one."""
     started: bool | None = None
     """None: how it ended is not known, or does not depend on the plan."""
     failure: str = ""
@@ -54,6 +66,8 @@ class ScoredStart:
     target: Target
     args: ServeArgs
     printed: Printed
+    cold: bool = False
+    """Whether its compile cache was empty."""
     groups: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -66,11 +80,30 @@ class Bad:
 
 
 @dataclass(frozen=True, slots=True)
+class BandCheck:
+    """Whether the truth lay inside the band that was predicted for a figure."""
+
+    inside: bool
+    width_of_card: float
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How often it did, over some results. A band is meant to hold nine truths in ten."""
+
+    count: int
+    inside: float
+    median_width_of_card: float
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """One case and how far off the prediction was: relative errors, or shares of the card's total."""
 
     case: ScoredStart
     errors: Mapping[str, float] = field(default_factory=dict)
+    bands: Mapping[str, BandCheck] = field(default_factory=dict)
+    band_class: str = ""
     verdict_right: bool | None = None
     predicted_failure: str = ""
     plan: Plan | None = None
@@ -103,6 +136,8 @@ class ScoreSummary:
     records: int
     unanswered: int
     spreads: Mapping[str, Spread]
+    coverage: Mapping[str, Coverage]
+    """By figure: `kv_cache`, `weights` ..."""
     tokens_exact: float | None
     kv_within_2_percent_of_card: float | None
     peak_within_1_percent_of_card: float | None
@@ -126,6 +161,7 @@ def predict(case: ScoredStart) -> Result:
     """Plan one case as its user would have, and compare."""
     try:
         planned = plan_on_named_card(case.target, case.args)
+        planned = cold_start(planned) if case.cold else planned
     except LegroomError as error:
         return Result(case, why_unanswered=error.message)
     except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
@@ -135,7 +171,8 @@ def predict(case: ScoredStart) -> Result:
     if case.printed.started is not None:
         right = case.printed.started == (planned.verdict != "does_not_fit")
     failure = planned.memory.failure.id if planned.memory.failure else ""
-    return Result(case, errors_of(case.printed, planned), right, failure, planned)
+    of = band_class(planned.target.model, planned.settings, planned.target.gpu).name
+    return Result(case, errors_of(case.printed, planned), bands_of(case.printed, planned), of, right, failure, planned)
 
 
 def errors_of(printed: Printed, planned: Plan) -> dict[str, float]:
@@ -157,6 +194,28 @@ def errors_of(printed: Printed, planned: Plan) -> dict[str, float]:
     return errors
 
 
+def bands_of(printed: Printed, planned: Plan) -> dict[str, BandCheck]:
+    """For every figure that was printed, whether its band holds it; what the printing rounds off counts as inside."""
+    checks = {}
+    for name, printed_as in BANDED.items():
+        truth, figure = getattr(printed, printed_as), getattr(planned.layout, name)
+        if truth is None or (name == "kv_cache" and truth <= SMALLEST_KV_BYTES):
+            continue
+        inside = figure.low - printed.rounding_bytes <= truth <= figure.high + printed.rounding_bytes
+        checks[name] = BandCheck(inside, (figure.high - figure.low) / planned.layout.total_bytes)
+    return checks
+
+
+def _coverage(results: Sequence[Result]) -> dict[str, Coverage]:
+    found = {}
+    for name in BANDED:
+        checks = [result.bands[name] for result in results if name in result.bands]
+        if checks:
+            width = statistics.median(check.width_of_card for check in checks)
+            found[name] = Coverage(len(checks), sum(check.inside for check in checks) / len(checks), width)
+    return found
+
+
 def summary(results: Sequence[Result]) -> ScoreSummary:
     """The error table."""
     answered = [result for result in results if not result.why_unanswered]
@@ -171,6 +230,7 @@ def summary(results: Sequence[Result]) -> ScoreSummary:
         records=len(results),
         unanswered=len(results) - len(answered),
         spreads=spreads,
+        coverage=_coverage(answered),
         tokens_exact=_share(answered, "tokens_per_byte", EXACT_TOKENS),
         kv_within_2_percent_of_card=_share(answered, "kv_of_card", 0.02),
         peak_within_1_percent_of_card=_share(answered, "peak_of_card", 0.01),
@@ -185,7 +245,8 @@ def summaries_by(results: Sequence[Result], group: str) -> dict[str, ScoreSummar
     """One error table for every value of a group, the one with most records first."""
     by_value: dict[str, list[Result]] = defaultdict(list)
     for result in results:
-        by_value[result.case.groups.get(group) or "(not stated)"].append(result)
+        value = result.band_class if group == "class" else result.case.groups.get(group)
+        by_value[value or "(not stated)"].append(result)
     return {value: summary(some) for value, some in sorted(by_value.items(), key=lambda item: -len(item[1]))}
 
 
@@ -245,6 +306,7 @@ def result_json(result: Result) -> dict[str, Any]:
     if result.why_unanswered:
         return row | {"unanswered": result.why_unanswered}
     row |= {"errors": {name: round(error, 5) for name, error in result.errors.items()}}
+    row |= {"class": result.band_class, "in_band": {name: check.inside for name, check in result.bands.items()}}
     row |= {"verdict_right": result.verdict_right, "predicted_failure": result.predicted_failure or None}
     if planned is not None:
         layout = planned.layout

@@ -15,17 +15,19 @@ from legroom.facts.config.reading import model_from_config
 from legroom.facts.flags import flag_name
 from legroom.facts.gpus import Gpu, gpu, with_total
 from legroom.facts.model import Model
-from legroom.facts.models import from_bundled
+from legroom.facts.models import from_bundled, load
 from legroom.facts.releases import Release, release
 from legroom.planning.plan import Target
 from legroom.planning.recorded import UNSCORED_SOURCES, config_of, recorded_words
 from legroom.planning.scoring import Bad, Printed, ScoredStart
 from legroom.planning.startup_log import Startup, read_startups
 from legroom.records import dataclass
-from legroom.units import GIB
+from legroom.units import GIB, MIB
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.parse import parse_flags
 
+_LOG_ROUNDING_BYTES = 6 * MIB
+"""Logs print hundredths of a GiB, so a figure read from one is known to half of that and a little."""
 _LARGEST_FILE_BYTES = 512 * 2**20
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.\d+)?")
 _OLDEST = (0, 4)
@@ -129,14 +131,16 @@ def bundled_cases(records: list[tuple[str, Mapping[str, Any] | str]]) -> Loaded:
     return _collect(records, case_of)
 
 
-def gpu_run_cases(records: list[tuple[str, Mapping[str, Any] | str]], configs: Path) -> Loaded:
-    """Cases from instrumented runs; `configs` holds a folder with a config.json for every model."""
+def gpu_run_cases(records: list[tuple[str, Mapping[str, Any] | str]], *configs: Path) -> Loaded:
+    """Cases from instrumented runs; `configs` hold a folder with a config.json for every model."""
     known_models: dict[str, Model] = {}
 
     def model(name: str) -> Model:
         if name not in known_models:
-            text = _text(configs / name / "config.json")
-            known_models[name] = model_from_config(json.loads(text), name=name, source="config.json")
+            homes = [folder / name for folder in configs if (folder / name).is_dir()]
+            if not homes:
+                raise LegroomError(f"there is no config.json of {name}", "name its folder: --configs DIR")
+            known_models[name] = load(str(homes[0]))
         return known_models[name]
 
     return _collect(records, lambda record: _gpu_run(record, model))
@@ -165,7 +169,8 @@ def _collect(
 
 
 def _version(record: Mapping[str, Any]) -> str | None:
-    match = _VERSION.match(str(record.get("vllm_version") or ""))
+    """The release that wrote it; for a development build the first that contains its commit."""
+    match = _VERSION.match(str(record.get("vllm_release") or record.get("vllm_version") or ""))
     if not match or (int(match[1]), int(match[2])) < _OLDEST:
         return None
     return match[0]
@@ -182,7 +187,8 @@ def is_scored(record: Mapping[str, Any], models: Mapping[str, Mapping[str, Any]]
         and record.get("flags_known")
         and not record.get("approximate")
         and facts
-        and facts.get("source") not in UNSCORED_SOURCES
+        and not str(facts.get("source") or "").startswith(UNSCORED_SOURCES)
+        and record.get("scorable", True)
         and (record.get("gpu") or record.get("total_gpu_memory_gib"))
     )
 
@@ -198,6 +204,8 @@ def _published(
     if record.get("enforce_eager"):
         flags["--enforce-eager"] = True
     written = release(_version(record) or "")
+    args = _with_recorded(flags, str(record.get("other_flags") or ""), written)
+    env = {name: str(value) for name, value in (record.get("env") or {}).items()}
     needed = (record.get("tp") or 1) * (record.get("pp") or 1)
     target = Target(
         model=model(record["model"]),
@@ -209,8 +217,9 @@ def _published(
         id=str(record.get("id")),
         source=re.sub(r"/(?:blob|issues|pull|tree)/.*", "", record.get("url") or ""),
         target=target,
-        args=replace(_with_recorded(flags, str(record.get("other_flags") or ""), written), model=record["model"]),
+        args=replace(args, model=record["model"], env=env),
         printed=_printed(record),
+        cold=bool(record.get("cold")),
         groups={
             "family": str(record.get("model_family") or ""),
             "gpu": str(record.get("gpu") or ""),
@@ -233,7 +242,7 @@ def _parsed(flags: Mapping[str, Any], written: Release, further: list[str] | Non
     """The flags read as the release's own command line would; one that it refuses is an error."""
     words: list[str] = list(further or ())
     for flag, value in flags.items():
-        text = json.dumps(value) if isinstance(value, dict) else str(value)
+        text = json.dumps(value) if isinstance(value, dict | list) else str(value)
         words += [flag] if value is True else [flag, text]
     parsed = parse_flags(words, written)
     refused = [problem.message for problem in parsed.problems if problem.stops_vllm]
@@ -253,6 +262,9 @@ def _printed(record: Mapping[str, Any]) -> Printed:
         tokens=tokens or None,
         total_bytes=_bytes(record.get("total_gpu_memory_gib")),
         activation_bytes=_bytes(record.get("peak_activation_gib")),
+        non_torch_bytes=_bytes(record.get("non_torch_gib")),
+        graph_estimate_bytes=_bytes(record.get("cudagraph_estimated_gib")),
+        rounding_bytes=_LOG_ROUNDING_BYTES,
         started=outcome,
         failure=str(record.get("error_type") or ""),
     )
@@ -261,17 +273,21 @@ def _printed(record: Mapping[str, Any]) -> Printed:
 def _gpu_run(record: Mapping[str, Any], model: Callable[[str], Model]) -> ScoredStart | None:
     env = record.get("env") or {}
     if not record.get("ok") or env.get("VLLM_DISABLE_COMPILE_CACHE"):
-        return None  # a start on a cold compile cache profiles more than every later one
+        return None  # a run that never keeps what it compiled is like no user's
     total = record["init_snapshot"]["total_memory"]
-    written = release(str(record.get("vllm_version") or "0.26.0"))
-    flags = {flag_name(name): value for name, value in (record.get("args") or {}).items()}
+    written = release(str(record.get("vllm") or record.get("vllm_version") or "0.26.0"))
+    flags = {
+        flag_name(name): value
+        for name, value in (record.get("args") or {}).items()
+        if value is not False and name != "skip_tokenizer_init"
+    }
     args = replace(_parsed(flags, written), model=record["model"], env={name: str(env[name]) for name in env})
     frees = [record[name]["mem"]["free"] for name in record if name.startswith("gen") and "mem" in record[name]]
     ready = (record.get("mem_ready") or {}).get("free")
     frees += [ready] if ready is not None else []
     return ScoredStart(
         id=str(record["id"]),
-        source=str(record["id"]),
+        source=str(record["model"]),
         target=Target(model(record["model"]), _card(record.get("gpu") or "NVIDIA H200", total), 1, written),
         args=args,
         printed=Printed(
@@ -280,15 +296,27 @@ def _gpu_run(record: Mapping[str, Any], model: Callable[[str], Model]) -> Scored
             tokens=record.get("kv_tokens"),
             total_bytes=total,
             activation_bytes=record["peak_activation"],
+            non_torch_bytes=_charged_beside(record),
+            graph_estimate_bytes=record.get("cudagraph_estimate") or 0,
             peak_used_bytes=total - min(frees) if frees else None,
             started=True,
         ),
+        cold=record.get("compile") == "cold",
         groups={
             "family": str(record["model"]),
             "release": written.version,
             "gpu": str(record.get("gpu") or "NVIDIA H200"),
         },
     )
+
+
+def _charged_beside(record: Mapping[str, Any]) -> int | None:
+    """What the run charged beside weights, activation and graphs, whatever the release counts as non-torch."""
+    if "requested_memory" not in record or (record.get("args") or {}).get("kv_cache_memory_bytes"):
+        return None
+    counted = ("available_kv_bytes", "weights_bytes", "peak_activation")
+    graphs = record.get("cudagraph_estimate") or 0
+    return int(record["requested_memory"] - sum(record[name] for name in counted) - graphs)
 
 
 def log_cases(folder: Path, load_model: Callable[[str], Model], gpu_name: str | None = None) -> Loaded:
@@ -336,6 +364,7 @@ def case_of_startup(
             tokens=startup.tokens or _tokens_of_blocks(startup),
             total_bytes=startup.gpu_total_bytes,
             activation_bytes=startup.activation_bytes,
+            rounding_bytes=_LOG_ROUNDING_BYTES,
             started=started,
             failure=startup.failure.id if startup.failure else "",
         ),

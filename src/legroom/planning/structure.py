@@ -11,7 +11,7 @@ from legroom.memory.checks import free_at_start
 from legroom.memory.deployment import Measurements, stage_layout
 from legroom.memory.kv.plan import plan_of_shape
 from legroom.memory.kv.shape import KvShape, kv_shape
-from legroom.planning.plan import cold_layout, headroom_left
+from legroom.planning.plan import headroom_left
 from legroom.records import dataclass
 from legroom.units import human_bytes
 from legroom.vllm.resolve import resolve
@@ -115,12 +115,9 @@ def structure(target: Target, args: ServeArgs, flags: Mapping[str, Any]) -> Stru
     seen = target.seen or Measurements()
     # A wish is granted by the first start too, which profiles with a cold compile cache.
     stages = tuple(
-        cold_layout(
-            target.model, target.gpu, settings,
-            stage_layout(target.model, target.gpu, settings, stage, seen, target.held_by_others_bytes),
-        )
+        stage_layout(target.model, target.gpu, settings, stage, seen, target.held_by_others_bytes, cold=True)
         for stage in range(settings.pipeline_parallel_size)
-    )  # fmt: skip
+    )
     shape = kv_shape(target.model, settings, target.gpu)
     plenty = plan_of_shape(shape, settings, [1 << 50] * len(stages))
     return Structure(

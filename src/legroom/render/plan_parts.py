@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from legroom.drawing.bar import Segment
 from legroom.drawing.text import count, plural
 from legroom.figures import Figure, exact
+from legroom.memory.bands import band_class, evidence
 from legroom.records import dataclass
 from legroom.units import GIB, KIB
 
@@ -61,6 +62,28 @@ def certainty(figure: Figure) -> str:
     low, high = figure.low / GIB, figure.high / GIB
     digits = 2 if high - low >= 0.02 else 3
     return f"estimated, {low:.{digits}f} to {high:.{digits}f}"
+
+
+_FAMILIES = {
+    "hopper": "Hopper", "blackwell": "Blackwell", "ada": "Ada", "ampere": "Ampere", "turing-volta": "Turing and Volta",
+    "pascal": "Pascal", "amd": "AMD", "intel": "Intel", "unified": "unified-memory", "unknown": "unnamed",
+}  # fmt: skip
+
+
+def basis_words(plan: Plan) -> str:
+    """What the bands rest on, in a sentence or two."""
+    of = band_class(plan.target.model, plan.settings, plan.target.gpu)
+    row, seen = evidence(of)
+    known = f"{row.records} known {'start' if row.records == 1 else 'starts'}"
+    if of.measured:
+        kind = "multimodal" if of.multimodal else "text"
+        where = f"of {kind} models with vLLM {of.release} on one {_FAMILIES[of.card]} card"
+        return f"Measured: nine in ten true figures lie inside these ranges, by {known} {where}."
+    what = f"{'several' if of.several_gpus else 'one'} {_FAMILIES[of.card]} {'cards' if of.several_gpus else 'card'}"
+    start = f"Read from source, not measured: vLLM {of.release} on {what}."
+    if seen:
+        return f"{start} The ranges are as wide as {known} of this kind ask for."
+    return f"{start} No start of this kind is known, so the ranges are wide on purpose."
 
 
 def short_name(model_name: str) -> str:

@@ -10,7 +10,7 @@ from legroom.drawing.bar import bar, labels, ruler, swatch
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, command_phrases, count, plural, wrap, wrap_command
 from legroom.planning.plan import cold_start, ready_command, shared_contexts
-from legroom.render.plan_parts import LayoutPart, certainty, headline, parts, pool_words, scale_bytes
+from legroom.render.plan_parts import LayoutPart, basis_words, certainty, headline, parts, pool_words, scale_bytes
 from legroom.units import gib, human_bytes
 from legroom.vllm.command_line import any_release_words
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _MARKS = {"fits": ("✓", "ok", "green"), "tight": ("!", "!", "orange"), "does_not_fit": ("✗", "x", "red")}
 _MARGIN = "  "
+_FIRST_START_DIFFERS = 0.01
+"""The share of its blocks that a first start must lack to be shown in full."""
 
 
 def plan_text(plan: Plan, style: Style = PLAIN, explain_math: bool = False) -> str:
@@ -80,6 +82,8 @@ def _card(plan: Plan, style: Style) -> Iterator[str]:
         yield _MARGIN + style.paint(ruler(edge, width, f"the card ends here, {gib(layout.total_bytes)}", style), "red")
     yield ""
     yield from (_MARGIN + line for line in columns(list(_legend(layout, rows, style)), "<<>><"))
+    if any(part.figure and part.figure.kind == "estimated" for part in rows):
+        yield from (style.paint(line, "dim") for line in wrap(basis_words(plan), style.width, _MARGIN))
 
 
 def _which(plan: Plan) -> str:
@@ -153,12 +157,18 @@ def _host(plan: Plan) -> str:
 
 
 def _first_start(plan: Plan) -> Iterator[tuple[str, str]]:
-    cold = cold_start(plan)
-    if cold is plan:
+    """The start with a cold compile cache, beside the later ones; in full where it holds over 1 % less."""
+    first = cold_start(plan)
+    if first is plan:
         return
-    blocks = f"{plural(max(cold.memory.kv.num_blocks, 0), 'block')} with a cold compile cache"
-    fails = ": too few, so the first start fails" if cold.memory.failure and not plan.memory.failure else ""
-    yield "first start", blocks + fails
+    kv, blocks = first.memory.kv, plan.memory.kv.num_blocks
+    lost = 1 - max(kv.num_blocks, 0) / blocks
+    words = f"{plural(max(kv.num_blocks, 0), 'block')} with a cold compile cache"
+    if first.memory.failure and not plan.memory.failure:
+        words += ": too few, so the first start fails"
+    elif lost > _FIRST_START_DIFFERS:
+        words += f", {lost:.0%} fewer: {count(kv.tokens)} tokens, {kv.max_concurrency:.2f} requests of full length"
+    yield "first start", words
 
 
 def _ranks(plan: Plan, style: Style) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -31,6 +32,7 @@ NOT_A_FIX = frozenset(
 )
 _SIZING = ("VLLM_CPU_KVCACHE_SPACE", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "CUDA_VISIBLE_DEVICES")
 _LAST_LINES, _LONGEST_WORDS = 10, 300
+_EXCEPTION_NAME = re.compile(r"\b[A-Z]\w*(?:Error|Exception)\b")
 _NEVER_CHANGED = frozenset({"model"})
 """Another model is another service."""
 _KERNEL_FAULTS = frozenset({"illegal_access", "device_assert", "kernel_assertion"})
@@ -134,11 +136,12 @@ def _title(finding: Finding) -> str:
 
 
 def _exception_text(finding: Finding) -> str:
-    """The words of an exception that the cause has no words of its own for."""
-    exception = next((item for item in finding.evidence if item.id == "exception"), None)
+    """An exception in its own words: what the cause says of it is general."""
+    exception = next((item for item in finding.evidence if item.role == "exception"), None)
     if exception is None or finding.cause != "not_memory":
         return ""
-    reason = exception.text.partition(str(exception.facts.get("type")))[2].lstrip(":( ")
+    name = exception.facts.get("type") or next(iter(_EXCEPTION_NAME.findall(exception.text)), None)
+    reason = exception.text.partition(str(name))[2].lstrip(":( ") if name else exception.text
     if not reason or reason.endswith(":"):  # the reason is on the lines that follow
         reason = str(exception.facts.get("message", ""))
     return f" It says: {reason[:_LONGEST_WORDS]}" if reason else ""

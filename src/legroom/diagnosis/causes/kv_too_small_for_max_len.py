@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.cause import Cause
@@ -111,8 +112,8 @@ def _shorter(planner: FixPlanner) -> Fix | None:
     flags = {"max_model_len": max(int(fits * 0.99) // step * step, min(fits, 16))}
     why, trades = f"The pool holds one request of {fits:,} tokens.", "requests longer than this are refused"
     checked = planner.change("max_model_len", flags, why, trades=trades, confidence=0.75)
-    # The log's own number counts more than a model of it that disagrees.
-    return checked or Fix("max_model_len", why, flags, confidence=0.7, trades=trades, proven=True)
+    # The log's own number counts more than a model of it that disagrees or doubts.
+    return replace(checked or Fix("max_model_len", why, flags, confidence=0.7, trades=trades), proven=True)
 
 
 def _short_bytes(planner: FixPlanner) -> int | None:

@@ -1,0 +1,73 @@
+"""How far off each kind of figure is in each class of deployment: fitted by `bench/fit_bands.py`. In `data/bands.json`.
+
+A class is a path such as `read/text/one/ampere`; each step down splits it further. A step that was never seen has no
+row of its own, and takes the wide row of the step above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from legroom.facts.data_files import read_data
+from legroom.records import dataclass
+
+ROOT = ""
+"""The class of everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class BandRow:
+    """What one class showed."""
+
+    below: float
+    """How far below the figure the 90 % band reaches, in units of the error that its own rule expects (of the weights:
+    in shares of their bytes)."""
+    above: float
+    most: float
+    """Neither side is more than this share of the card: half as much again as the largest error of the class."""
+    records: int
+    sources: int
+
+
+@cache
+def bands() -> dict[str, Any]:
+    """The whole file."""
+    fitted: dict[str, Any] = read_data("bands.json")
+    return fitted
+
+
+@cache
+def rows_of(figure: str) -> Mapping[str, BandRow]:
+    """Every class that was seen for a figure of the layout: `kv_cache`, `activation` ..."""
+    return {name: BandRow(**values) for name, values in bands()["figures"][figure].items()}
+
+
+def row_at(rows: Mapping[str, BandRow], path: Sequence[str]) -> tuple[BandRow, bool]:
+    """The row of a class, or of the nearest class above it, and whether the class itself was seen."""
+    for steps in range(len(path), 0, -1):
+        row = rows.get("/".join(path[:steps]))
+        if row is not None:
+            return row, steps == len(path)
+    return rows[ROOT], not path
+
+
+def band(figure_rows: Mapping[str, BandRow], path: Sequence[str], scale: float, total_bytes: int) -> tuple[int, int]:
+    """The bytes below and above a figure that the 90 % band takes in, where the figure's own rule expects an error of
+    `scale`. A class that was never seen gets more than the class above it."""
+    row, seen = row_at(figure_rows, path)
+    factor = 1.0 if seen else float(bands()["unseen"]["factor"])
+    most = row.most * total_bytes * factor
+    return int(min(factor * row.below * scale, most)), int(min(factor * row.above * scale, most))
+
+
+def sum_band(
+    figure_rows: Mapping[str, BandRow], path: Sequence[str], scale: float, total_bytes: int
+) -> tuple[int, int]:
+    """The same for the whole sum; in a class that was never seen it is a share of the card at the least."""
+    below, above = band(figure_rows, path, scale, total_bytes)
+    if not scale or row_at(figure_rows, path)[1]:
+        return below, above
+    least = int(bands()["unseen"]["least_of_card"] * total_bytes)
+    return max(below, least), max(above, least)

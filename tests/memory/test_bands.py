@@ -1,0 +1,120 @@
+"""Error bands: one for the whole sum, by class of deployment, and wide where nothing is known."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+import legroom
+from legroom.facts.bands import ROOT, BandRow, band, bands, row_at, rows_of, sum_band
+from legroom.facts.gpus import gpu
+from legroom.memory.bands import band_class, card_family
+from legroom.planning.plan import Plan
+
+GIB = 2**30
+
+
+def planned(model: str = "llama-3.1-8b", card: str = "h200", **flags: Any) -> Plan:
+    return legroom.plan(model, gpu=card, vllm=flags.pop("vllm", "0.32.0"), advice=False, **flags).plan
+
+
+def class_of(plan: Plan) -> str:
+    return band_class(plan.target.model, plan.settings, plan.target.gpu).name
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [
+        ({}, "measured/text/0.32.0"),
+        ({"vllm": "0.30.0"}, "read/text/one/hopper"),
+        ({"card": "rtx4090"}, "read/text/one/ada"),
+        ({"tensor_parallel_size": 2, "gpus": 2}, "read/text/several/hopper"),
+        ({"model": "gemma-3-4b"}, "measured/multimodal/0.32.0"),
+    ],
+)
+def test_a_class_is_measured_only_for_one_card_of_the_measured_family_and_release(
+    plan: dict[str, Any], expected: str
+) -> None:
+    assert class_of(planned(**plan)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("h100", "hopper"), ("a100-80gb", "ampere"), ("l4", "ada"), ("rtx5090", "blackwell"), ("t4", "turing-volta"),
+        ("mi300x", "amd"), ("gb10", "unified"), ("24GiB", "unknown"),
+    ],
+)  # fmt: skip
+def test_cards_are_told_apart_by_family(name: str, family: str) -> None:
+    assert card_family(gpu(name)) == family
+
+
+def test_every_figure_has_a_row_for_all() -> None:
+    for figure in ("weights", "activation", "cuda_graph", "non_torch", "outside", "kv_cache"):
+        assert rows_of(figure)[ROOT].records > 0
+    assert bands()["coverage"] == 0.9
+
+
+def test_the_band_of_the_sum_is_not_the_sum_of_the_worst_cases() -> None:
+    layout = planned().layout
+    parts = (layout.weights, layout.activation, layout.cuda_graph, layout.non_torch)
+    assert layout.kv_cache.bytes - layout.kv_cache.low < sum(part.high - part.bytes for part in parts)
+
+
+def test_pooled_bytes_that_were_asked_for_are_exact() -> None:
+    kv_cache = planned(kv_cache_memory_bytes=8 * GIB).layout.kv_cache
+    assert (kv_cache.kind, kv_cache.low, kv_cache.high) == ("exact", 8 * GIB, 8 * GIB)
+
+
+def test_a_card_that_was_never_seen_gets_a_wide_band() -> None:
+    layout = planned(card="b580").layout
+    least = bands()["unseen"]["least_of_card"] * layout.total_bytes
+    assert layout.kv_cache.bytes - layout.kv_cache.low >= int(least)
+
+
+def test_a_measured_card_has_a_narrower_band_than_one_that_was_only_read() -> None:
+    measured, read = planned().layout.kv_cache, planned(vllm="0.31.0").layout.kv_cache
+    assert measured.high - measured.low < read.high - read.low
+
+
+def test_a_total_that_the_user_gives_is_no_doubt() -> None:
+    known = legroom.plan("qwen3-8b", gpu="l4", gpu_memory="22.03GiB", vllm="0.32.0", advice=False).layout.kv_cache
+    guessed = legroom.plan("qwen3-8b", gpu="l4", vllm="0.32.0", advice=False).layout.kv_cache
+    assert known.high - known.low < guessed.high - guessed.low
+
+
+ROWS = {
+    "": BandRow(1.0, 2.0, 0.5, 40, 9),
+    "read": BandRow(2.0, 3.0, 0.01, 30, 8),
+    "read/text": BandRow(4.0, 4.0, 1.0, 20, 7),
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "row", "seen"),
+    [
+        (("read", "text"), "read/text", True),
+        (("read", "text", "amd"), "read/text", False),
+        (("measured",), "", False),
+        ((), "", True),
+    ],
+)
+def test_the_nearest_class_above_speaks_for_one_without_a_row(path: tuple[str, ...], row: str, seen: bool) -> None:
+    assert row_at(ROWS, path) == (ROWS[row], seen)
+
+
+def test_no_band_is_wider_than_the_class_was_ever_off() -> None:
+    assert band(ROWS, ("read",), 1000, 10_000) == (100, 100)
+
+
+def test_a_class_without_starts_gets_more_than_the_one_above_it() -> None:
+    factor = bands()["unseen"]["factor"]
+    assert band(ROWS, ("read", "text", "amd"), 100, 10**6) == (int(400 * factor), int(400 * factor))
+    least = math.floor(bands()["unseen"]["least_of_card"] * 10**6)
+    assert sum_band(ROWS, ("read", "text", "amd"), 1, 10**6) == (least, least)
+
+
+def test_nothing_to_doubt_makes_no_band() -> None:
+    assert sum_band(ROWS, ("read", "text", "amd"), 0, 10**6) == (0, 0)
