@@ -15,10 +15,13 @@ if TYPE_CHECKING:
 
 _NOT_OF_MEMORY = frozenset({"flag", "report", "driver", "request", "disable_custom_allreduce_or_nccl_env"})
 
+_NOT_MOVED_UP = frozenset({"more_or_fewer_gpus_tp_pp", "cpu_offload"})
+"""Kinds that are not put first for their certainty: GPUs that may not be there, and weights that every step fetches."""
+
 
 def vetted(planner: FixPlanner, fixes: Iterable[Fix | None]) -> tuple[Fix, ...]:
-    """The fixes that hold, in their order, but for the first: it has to start across the band, if one does without
-    more GPUs, which the run may not have."""
+    """The fixes that hold, in their order, but for the first: it has to start across the band, if one does that
+    may be put first for it."""
     passed = [held for fix in fixes if fix is not None and (held := _held_up(planner, fix))]
     if passed and _is_doubtful(passed[0]):
         sure = next((fix for fix in passed if _is_sure(fix)), None)
@@ -31,7 +34,7 @@ def _is_doubtful(fix: Fix) -> bool:
 
 
 def _is_sure(fix: Fix) -> bool:
-    if fix.kind == "more_or_fewer_gpus_tp_pp":
+    if fix.kind in _NOT_MOVED_UP:
         return False
     return fix.proven or (fix.plan is not None and not _is_doubtful(fix))
 

@@ -53,13 +53,17 @@ def row_at(rows: Mapping[str, BandRow], path: Sequence[str]) -> tuple[BandRow, b
     return rows[ROOT], not path
 
 
-def band(figure_rows: Mapping[str, BandRow], path: Sequence[str], scale: float, total_bytes: int) -> tuple[int, int]:
+def band(
+    figure_rows: Mapping[str, BandRow], path: Sequence[str], scale: float, total_bytes: int, least: float = 0.0
+) -> tuple[int, int]:
     """The bytes below and above a figure that the 90 % band takes in, where the figure's own rule expects an error of
-    `scale`. A class that was never seen gets more than the class above it."""
+    `scale`. A class that was never seen gets more than the class above it, `least` scales at the least."""
     row, seen = row_at(figure_rows, path)
-    factor = 1.0 if seen else float(bands()["unseen"]["factor"])
-    most = row.most * total_bytes * factor
-    return int(min(factor * row.below * scale, most)), int(min(factor * row.above * scale, most))
+    if seen:
+        most = row.most * total_bytes
+        return int(min(row.below * scale, most)), int(min(row.above * scale, most))
+    factor = bands()["unseen"]["factor"]
+    return int(max(factor * row.below, least) * scale), int(max(factor * row.above, least) * scale)
 
 
 def sum_band(

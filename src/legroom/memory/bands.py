@@ -101,7 +101,7 @@ def banded(figure: str, value: Figure, of: BandClass, settings: EngineSettings, 
         return _banded_weights(value, of, gpu)
     if value.kind == "exact":
         return value
-    return _widened(value, *band(rows_of(figure), of.path, scale(value, settings), gpu.total_bytes))
+    return _widened(value, *band(rows_of(figure), of.path, scale(value, settings), gpu.total_bytes, least=1.0))
 
 
 def _widened(value: Figure, below: int, above: int) -> Figure:
