@@ -42,3 +42,7 @@ def test_modelopt_fp8_is_not_named_below_8_9(target):
 def test_the_fewest_lost_bits_come_first(target):
     models = quantized_checkpoints(target("llama-3.3-70b", "h100"), ServeArgs(model="llama-3.3-70b"))
     assert [lost_bits(model) for model in models] == sorted(lost_bits(model) for model in models)
+
+
+def test_a_card_known_by_its_size_alone_gets_the_usual_checkpoints(target):
+    assert names(target, "meta-llama/Llama-3.1-8B-Instruct", "12GiB")

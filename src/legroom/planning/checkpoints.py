@@ -69,7 +69,13 @@ def _native(model: Model, target: Target) -> bool:
         return True
     if scheme.method == "bitsandbytes":
         return False  # unpacked on every card
-    return target.gpu.compute_capability >= (FP8_NATIVE if scheme.weight_bits >= 8 else FP4_NATIVE)
+    return _capability(target) >= (FP8_NATIVE if scheme.weight_bits >= 8 else FP4_NATIVE)
+
+
+def _capability(target: Target) -> tuple[int, int]:
+    """The card's; one that is known by its size alone is taken for an Ampere card."""
+    known = target.gpu.compute_capability
+    return known if known != (0, 0) else FP8_MARLIN
 
 
 def _runs(scheme: Quantization | None, target: Target) -> bool:
@@ -80,7 +86,7 @@ def _runs(scheme: Quantization | None, target: Target) -> bool:
     """
     if scheme is None or target.gpu.vendor != "nvidia":
         return scheme is not None and not (scheme.number == "float" and scheme.weight_bits < 8)
-    capability = target.gpu.compute_capability
+    capability = _capability(target)
     if scheme.method in _FROM:
         return capability >= _FROM[scheme.method]
     if scheme.number == "float":

@@ -66,8 +66,9 @@ def _why(case: Case) -> str:
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fewer bytes of weights, or more cards; no flag of the KV cache helps."""
-    smaller = planner.lever(
-        "quantized weights", "checkpoint_format", "A checkpoint with weights in fewer bits fits.", 0.7
+    fewer_bits = "A checkpoint with weights in fewer bits fits."
+    smaller = planner.made_to_fit(
+        planner.lever("quantized weights", "checkpoint_format", fewer_bits, 0.7), fewer_bits, confidence=0.7
     )
     more = more_cards(planner, "Split over more GPUs, each holds less of the weights.")
     yield _read_as_quantized(planner)
