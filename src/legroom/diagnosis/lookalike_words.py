@@ -139,23 +139,35 @@ def _timeout_step(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
     )
 
 
-def _symbol_why(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
+def _symbol(said: Said, planner: FixPlanner) -> tuple[str, str]:
+    """Why a symbol is not found, and the step that cures it."""
     symbol, name = said.get("symbol", ""), said.get("object", "")
     if "nvJitLink" in symbol or "cusparse" in name.lower() or "cublas" in name.lower() or "cudnn" in name.lower():
-        return "A CUDA library of another version is loaded before torch's own, usually from LD_LIBRARY_PATH."
+        return (
+            "A CUDA library of another version is loaded before torch's own, usually from LD_LIBRARY_PATH.",
+            "unset LD_LIBRARY_PATH and start again; if that does not do: pip install --force-reinstall torch",
+        )
     if "flash_attn" in name or "xformers" in name or "flashinfer" in name:
-        return "This add-on was built for another torch."
-    return "Its maker was compiled with another torch than the one that is installed: torch was changed after vLLM."
+        return (
+            "This add-on was built for another torch.",
+            "pip uninstall -y flash-attn xformers, whichever is named: vLLM brings its own attention kernels",
+        )
+    return (
+        "Its maker was compiled with another torch than the one that is installed: torch was changed after vLLM.",
+        f"in a fresh environment: pip install 'vllm{_pinned(planner)}' alone, and no other torch after it",
+    )
+
+
+def _symbol_why(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
+    return _symbol(said, planner)[0]
 
 
 def _symbol_step(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
-    why = _symbol_why(said, evidence, planner)
-    if "LD_LIBRARY_PATH" in why:
-        return "unset LD_LIBRARY_PATH and start again; if that does not do: pip install --force-reinstall torch"
-    if "add-on" in why:
-        return "pip uninstall -y flash-attn xformers, whichever is named: vLLM brings its own attention kernels"
-    version = f"=={planner.known.release.version}" if planner.known.release_known else ""
-    return f"in a fresh environment: pip install 'vllm{version}' alone, and no other torch after it"
+    return _symbol(said, planner)[1]
+
+
+def _pinned(planner: FixPlanner) -> str:
+    return f"=={planner.known.release.version}" if planner.known.release_known else ""
 
 
 def _library_stem(said: Said, evidence: Evidence, planner: FixPlanner) -> str | None:
@@ -163,29 +175,36 @@ def _library_stem(said: Said, evidence: Evidence, planner: FixPlanner) -> str | 
     return library.partition(".so")[0] or None
 
 
-def _library_why(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
+def _library(said: Said, planner: FixPlanner) -> tuple[str, str]:
+    """Whose library is missing, and the step that brings it."""
     library = said.get("library", "")
     if library.startswith("libcuda."):
-        return "libcuda comes with the driver: in a container the NVIDIA runtime puts it in."
+        return (
+            "libcuda comes with the driver: in a container the NVIDIA runtime puts it in.",
+            "run the container with --gpus all (nvidia-container-toolkit); without a GPU install vLLM's CPU build",
+        )
     if "hip" in library or "roc" in library or "amd" in library:
-        return "This is a ROCm build of vLLM with a torch that is not ROCm's, or without ROCm."
+        return (
+            "This is a ROCm build of vLLM with a torch that is not ROCm's, or without ROCm.",
+            "use the rocm/vllm image, or install torch from the ROCm index first and build vLLM against it",
+        )
     major = re.search(r"\.so\.(\d+)", library)
     if major and re.match(r"lib(?:cudart|cublas|cusparse|nvrtc|cufft|curand)", library):
-        return f"It belongs to CUDA {major[1]}: the wheel is built for another CUDA than what is installed."
-    return "It belongs to a package that is not installed, or not of the version the wheel was built with."
+        why = f"It belongs to CUDA {major[1]}: the wheel is built for another CUDA than what is installed."
+    else:
+        why = "It belongs to a package that is not installed, or not of the version the wheel was built with."
+    return why, (
+        f"in a fresh environment: pip install 'vllm{_pinned(planner)}' (its torch brings the CUDA libraries); "
+        "on an older CUDA take the wheel of that CUDA from vLLM's release page"
+    )
+
+
+def _library_why(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
+    return _library(said, planner)[0]
 
 
 def _library_step(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
-    why = _library_why(said, evidence, planner)
-    if "driver" in why:
-        return "run the container with --gpus all (nvidia-container-toolkit); without a GPU install vLLM's CPU build"
-    if "ROCm" in why:
-        return "use the rocm/vllm image, or install torch from the ROCm index first and build vLLM against it"
-    version = f"=={planner.known.release.version}" if planner.known.release_known else ""
-    return (
-        f"in a fresh environment: pip install 'vllm{version}' (its torch brings the CUDA libraries); "
-        "on an older CUDA take the wheel of that CUDA from vLLM's release page"
-    )
+    return _library(said, planner)[1]
 
 
 def _driver(planner: FixPlanner) -> str:
