@@ -16,7 +16,7 @@ from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term, estimated, exact
 from legroom.memory.activation.layers import layer_kinds
 from legroom.memory.activation.peak import forward_bytes
-from legroom.memory.attention_scratch import flashinfer_workspace, split_buffers
+from legroom.memory.attention_scratch import flashinfer_workspace, largest_split_buffers, split_buffers
 from legroom.memory.cache import cached, cached_by_model
 from legroom.memory.warm_up import warm_up_cache
 from legroom.units import MIB
@@ -83,7 +83,7 @@ def _trial_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Term
     pieces, full = captures(settings)
     sampled = _full_sizes(settings)[-_SAMPLES:]
     driver = _driver_bytes(model, settings, pieces, len(sampled))
-    splits = max((split_buffers(model, settings, gpu, size) for size in sampled), default=0)
+    splits = largest_split_buffers(model, settings, gpu, sampled)
     terms = (
         Term("trial graphs", driver, f"{len(model.layers)} layers x ({pieces} piecewise + {len(sampled)} full sizes)"),
         Term("trial pool", _pool_bytes(model, settings, gpu, splits), "activations and attention splits"),
@@ -138,7 +138,7 @@ def captured_activations(model: Model, settings: EngineSettings, gpu: Gpu) -> in
 
 def largest_splits(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
     """The largest split buffers of all full graphs."""
-    return max((split_buffers(model, settings, gpu, size) for size in _full_sizes(settings)), default=0)
+    return largest_split_buffers(model, settings, gpu, _full_sizes(settings))
 
 
 def _beside_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Term, ...]:

@@ -13,6 +13,7 @@ from legroom.facts.model import Dense
 from legroom.memory.activation.experts import expert_scratch
 from legroom.memory.activation.peak import element_bytes
 from legroom.memory.attention_scratch import split_buffers
+from legroom.memory.cache import cached_by_model
 from legroom.memory.weights.torch_allocator import TorchAllocator
 from legroom.units import MIB, cdiv
 
@@ -30,14 +31,19 @@ _SMALL_SEGMENTS = 2 * MIB
 
 def warm_up_cache(model: Model, settings: EngineSettings, gpu: Gpu, sequences: int) -> int:
     """Bytes of the segments that a pass of `sequences` decode tokens leaves behind."""
-    allocator = TorchAllocator()
     token = sequences * element_bytes(settings)
-    hidden = model.hidden_size * token
     split = split_buffers(model, settings, gpu, sequences)
     passing = expert_scratch(model, settings, gpu).passing_elements // settings.max_num_batched_tokens
+    return cached_by_model(_segments, model, settings.tensor_parallel_size, token, split, passing)
+
+
+def _segments(model: Model, ranks: int, token: int, split: int, passing: int) -> int:
+    """`token`: bytes of one value of each sequence; `split`, `passing`: what attention and experts ask for."""
+    allocator = TorchAllocator()
+    hidden = model.hidden_size * token
     residual, normed = allocator.allocate(hidden), allocator.allocate(hidden)
     for layer in model.layers[:_LAYERS]:
-        heads, out = _mixer_widths(layer.mixer, model.hidden_size, settings.tensor_parallel_size)
+        heads, out = _mixer_widths(layer.mixer, model.hidden_size, ranks)
         projected = allocator.allocate(heads * token)
         allocator.free(normed)
         output = allocator.allocate(out * token)
@@ -48,7 +54,7 @@ def warm_up_cache(model: Model, settings: EngineSettings, gpu: Gpu, sequences: i
         after = allocator.allocate(hidden)
         allocator.free(output)
         residual, normed = _add_and_normalize(allocator, after, residual, hidden)
-        wide, narrow = _feedforward_widths(layer.feedforward, passing, settings)
+        wide, narrow = _feedforward_widths(layer.feedforward, passing, ranks)
         gate_up = allocator.allocate(wide * token)
         allocator.free(normed)
         activated = allocator.allocate(narrow * token)
@@ -88,9 +94,9 @@ def _mixer_widths(mixer: Mixer | None, hidden: int, ranks: int) -> tuple[int, in
     return 3 * cdiv(hidden, ranks), cdiv(hidden, ranks)
 
 
-def _feedforward_widths(block: FeedForward | None, passing: int, settings: EngineSettings) -> tuple[int, int]:
+def _feedforward_widths(block: FeedForward | None, passing: int, ranks: int) -> tuple[int, int]:
     """Elements a token of the first product and of what the activation leaves of it."""
     if isinstance(block, Dense):
-        inner = cdiv(block.intermediate_size, settings.tensor_parallel_size)
+        inner = cdiv(block.intermediate_size, ranks)
         return (2 * inner if block.gated else inner), inner
     return passing // 2, passing - passing // 2

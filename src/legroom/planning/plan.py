@@ -234,4 +234,5 @@ def ready_command(plan: Plan) -> list[str]:
     """`vllm serve ...`, with the Hub id where the model was named by its bundled short name, and no secrets."""
     model = plan.target.model
     name = model.name if model.source.startswith("bundled") else plan.args.model
-    return list(without_secrets(command(replace(plan.args, model=name), plan.target.release)))
+    release = plan.target.release
+    return list(without_secrets(command(replace(plan.args, model=name), release), release))

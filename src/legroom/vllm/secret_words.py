@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from legroom.facts.releases import Release
 
 SECRET_FLAGS = {"--api-key": "VLLM_API_KEY", "--hf-token": "HF_TOKEN"}
 """Flags whose value is a secret, and the variable that vLLM (or the Hub's client) reads instead."""
@@ -28,11 +32,11 @@ def is_secret(name: str, value: str = "") -> bool:
     return bool(_SECRET_NAME.search(name) or CREDENTIALS.search(value))
 
 
-def without_secrets(words: Iterable[str]) -> Iterator[str]:
+def without_secrets(words: Iterable[str], release: Release | None = None) -> Iterator[str]:
     """The words of a command, variables before it included, with a placeholder for every key, token and credential."""
     from legroom.vllm.command_line import command_parts  # noqa: PLC0415 - masking a text needs no table of flags
 
-    for part in command_parts(tuple(words)):
+    for part in command_parts(tuple(words), release):
         hidden = _PLACEHOLDERS.get(part.long_name) if part.name else None
         if part.name and _INNER_NAME.search(part.words[0].partition("=")[0].partition(".")[2]):
             hidden = PLACEHOLDER

@@ -17,6 +17,7 @@ from legroom.memory.activation.encoder.items import (
     items_per_batch,
     profiled_items,
 )
+from legroom.memory.cache import PROFILE_RUN, cached
 from legroom.memory.dtypes import dtype_bytes
 from legroom.records import dataclass
 from legroom.units import MIB, cdiv
@@ -59,8 +60,12 @@ class EncoderBatch:
         return self.count * self.item.patches
 
 
-def encoder_profile(model: Model, settings: EngineSettings, gpu: Gpu | None = None) -> EncoderProfile | None:
+def encoder_profile(model: Model, settings: EngineSettings, gpu: Gpu) -> EncoderProfile | None:
     """The modality with the most tokens an item, as often as the encoder's budget holds it; None: not profiled."""
+    return cached(_profile, model, settings, gpu, inputs=PROFILE_RUN) if model.modalities else None
+
+
+def _profile(model: Model, settings: EngineSettings, gpu: Gpu, _: int) -> EncoderProfile | None:
     if not _is_profiled(model, settings):
         return None
     items = profiled_items(model.modalities, settings)
@@ -94,7 +99,7 @@ def encoder_profile(model: Model, settings: EngineSettings, gpu: Gpu | None = No
 
 def _is_profiled(model: Model, settings: EngineSettings) -> bool:
     given, release = settings.given, known_release(settings.release)
-    if given.skip_mm_profiling or not model.modalities or not builds_encoders(given, model, release):
+    if given.skip_mm_profiling or not builds_encoders(given, model, release):
         return False
     # The V2 runner profiled no encoder at first.
     return not (settings.engine == "V1" and settings.runner == "V2" and release.before("0.27.0"))
