@@ -16,7 +16,7 @@ from legroom.facts.bands import BandRow, band, bands, row_at, rows_of, sum_band
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure
 from legroom.memo import Memo
-from legroom.memory.activation.encoder.profile import encoder_profile
+from legroom.memory.activation.encoder import encoder_profile
 from legroom.memory.cache import PROFILE_RUN, cached
 from legroom.records import dataclass
 from legroom.units import MIB

@@ -10,7 +10,7 @@ from legroom.facts.gpus import HOPPER
 from legroom.facts.model import Experts
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term, estimated
-from legroom.memory.activation.encoder.profile import encoder_profile
+from legroom.memory.activation.encoder import encoder_profile
 from legroom.memory.activation.experts import expert_scratch
 from legroom.memory.activation.layers import Execution, LayerPeak, layer_kinds, layer_peaks
 from legroom.memory.activation.sampler import sampling
