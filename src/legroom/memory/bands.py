@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-from legroom.facts.bands import BandRow, band, bands, row_at, rows_of, sum_band
+from legroom.facts.fit import BandRow, band, bands, row_at, rows_of, sum_band
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure
 from legroom.memo import Memo

@@ -421,7 +421,7 @@ def _advice(advice: Advice) -> dict[str, Any]:
 
 
 def _basis(plan: Plan) -> PlannedBasis:
-    from legroom.facts.bands import bands  # noqa: PLC0415 - reading a document needs no planner
+    from legroom.facts.fit import bands  # noqa: PLC0415 - reading a document needs no planner
     from legroom.memory.bands import band_class, evidence  # noqa: PLC0415
 
     of = band_class(plan.target.model, plan.settings, plan.target.gpu)

@@ -179,7 +179,7 @@ def compared(log: Path, expected: Expectation) -> str:
 
 def calibrated(log: Path, gpus: Gpus) -> str:
     """Keep what the start-up measured, as `legroom calibrate` does, so that the next plan starts from it."""
-    from legroom.planning.calibrated_starts import calibrated_starts, keep_measurements, measured  # noqa: PLC0415
+    from legroom.planning.calibration_store import calibrated_starts, keep_measurements, measured  # noqa: PLC0415
 
     if not gpus.name:
         return "nothing to learn from a start without a GPU"
