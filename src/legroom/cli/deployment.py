@@ -13,9 +13,9 @@ from legroom.errors import LegroomError
 from legroom.records import dataclass, field
 
 if TYPE_CHECKING:
-    from legroom.api import Machine
     from legroom.deployments.deployment import Deployment
     from legroom.facts.releases import Release
+    from legroom.planning.machine import Machine
     from legroom.vllm.args import ServeArgs
     from legroom.vllm.parse import ParsedArgs
     from legroom.vllm.problems import FlagProblem
@@ -118,7 +118,7 @@ def requested(args: argparse.Namespace, environ: Mapping[str, str] | None = None
 
 def machine(args: argparse.Namespace, meant: RequestedDeployment) -> Machine:
     """Where it runs, from the options."""
-    from legroom.api import Machine
+    from legroom.planning.machine import Machine
 
     if args.gpu is None:
         raise LegroomError(

@@ -103,7 +103,7 @@ def _used(card: GpuMemory) -> int:
 
 def _planned(command: ServerCommand, env: Mapping[str, str], gpus: Gpus) -> Expectation:
     """What `legroom plan` would say of the command."""
-    from legroom.api import Machine, make_plan  # noqa: PLC0415
+    from legroom.planning.machine import Machine, make_plan  # noqa: PLC0415
 
     if not command.args.model:
         raise LegroomError("which model?")
