@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from legroom.actions.platform import ActionFailed
-from legroom.live.journal.masking import masked
+from legroom.masking import masked
 from legroom.records import dataclass, field
 
 Format = Literal["json", "alertmanager", "slack"]

@@ -184,6 +184,6 @@ def count_of(text: str | None, option: str) -> int | None:
 
 def server_env(env: Mapping[str, str]) -> dict[str, str]:
     """The variables of this process that a vLLM server started from it would read, keys and tokens left out."""
-    from legroom.vllm.secret_words import is_secret
+    from legroom.masking import is_secret
 
     return {name: value for name, value in env.items() if _SERVER_ENV.fullmatch(name) and not is_secret(name)}

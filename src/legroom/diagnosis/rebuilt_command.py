@@ -10,8 +10,7 @@ from legroom.deployments.server_words import assignments
 from legroom.facts.flags import flag_name, flags_of
 from legroom.records import dataclass
 from legroom.vllm.args import ServeArgs
-from legroom.vllm.command_line import any_release_words, command, with_settings
-from legroom.vllm.secret_words import without_secrets
+from legroom.vllm.command_line import any_release_words, command, with_settings, without_secrets
 
 if TYPE_CHECKING:
     from legroom.facts.releases import Release

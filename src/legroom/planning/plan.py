@@ -14,9 +14,8 @@ from legroom.memory.overhead import held_at_start
 from legroom.memory.unified import host_note
 from legroom.records import dataclass
 from legroom.units import gib, human_bytes
-from legroom.vllm.command_line import command
+from legroom.vllm.command_line import command, without_secrets
 from legroom.vllm.resolve import resolve
-from legroom.vllm.secret_words import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

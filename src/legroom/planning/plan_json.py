@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.errors import LegroomError
 from legroom.facts.fit import bands
 from legroom.facts.gpus import gpu, with_total
+from legroom.masking import is_secret
 from legroom.memory.bands import band_class, evidence
 from legroom.planning.plan import Target, cold_start, plan, ready_command, shared_contexts
 from legroom.planning.plan_document import (
@@ -25,7 +26,6 @@ from legroom.planning.plan_document import (
     planned_layout,
 )
 from legroom.vllm.parse import parse_flags
-from legroom.vllm.secret_words import is_secret
 from legroom.vllm.served_model import served_model
 from legroom.vllm.traits import is_moe
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from legroom.errors import LegroomError
-from legroom.vllm.secret_words import CREDENTIALS, SECRET_FLAGS, is_secret
+from legroom.masking import CREDENTIALS, SECRET_FLAGS, is_secret
 
 
 def script(words: Sequence[str], env: Mapping[str, str]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from legroom.deployments.subjects import StartedServer
 from legroom.lint.context import Context, finding, flag_word
 from legroom.lint.finding import LintFinding, Rule
-from legroom.vllm.secret_words import SECRET_FLAGS
+from legroom.masking import SECRET_FLAGS
 
 RULE = Rule(
     "secret-written",
