@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from legroom.cli.main import main
-from legroom.guard.policy_file import parse_policy
+from legroom.guard.policy import parse_policy
 
 
 def test_the_printed_policy_is_one(capsys):
