@@ -19,6 +19,7 @@ from legroom.live.local_memory import is_loopback
 from legroom.render.verify_page import verification_svg, verification_text
 from legroom.units import GIB, MIB
 from legroom.verify.checks import (
+    LoadRun,
     PassCriteria,
     PlannedPool,
     kv_use,
@@ -37,7 +38,6 @@ from legroom.verify.load import (
     safe_concurrency,
     token_ids,
 )
-from legroom.verify.report import LoadRun
 from legroom.verify.sampling import LoadSample
 from legroom.verify.server import RequestOutcome
 from legroom.verify.verify import VerificationRequest, verify

@@ -10,9 +10,8 @@ from test_verification import StandIn, checked, serving
 from legroom.cli.main import main
 from legroom.errors import LegroomError
 from legroom.live.local_memory import is_loopback
-from legroom.verify.checks import PlannedPool, kv_use, planned_pool
+from legroom.verify.checks import LoadRun, PlannedPool, kv_use, planned_pool
 from legroom.verify.load import KvPool, Load, LoadRequest, read_load
-from legroom.verify.report import LoadRun
 from legroom.verify.sampling import LoadSample
 from legroom.verify.verify import VerificationRequest, verify
 
