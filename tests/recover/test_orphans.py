@@ -15,7 +15,7 @@ from multiprocessing import shared_memory
 
 import pytest
 
-from legroom.live.nvml import GpuMemory
+from legroom.live.gpu_memory import GpuMemory
 from legroom.recover.holders import ELSEWHERE, Holdings, ProcessFact, SharedMemorySegment, look, socket_peers, tcp_peers
 from legroom.recover.orphans import judge, part_of
 from legroom.units import GIB, MIB

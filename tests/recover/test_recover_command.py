@@ -13,7 +13,7 @@ import pytest
 from legroom.cli.main import main
 from legroom.drawing.terminal import Style
 from legroom.errors import LegroomError
-from legroom.live.nvml import GpuMemory
+from legroom.live.gpu_memory import GpuMemory
 from legroom.recover import free as action
 from legroom.recover import holders, restart_command
 from legroom.recover.holders import Holdings, ProcessFact, SharedMemorySegment
@@ -148,13 +148,13 @@ def test_the_log_knows_better_than_the_command():
 
 
 def test_without_a_gpu_it_asks_for_one(monkeypatch):
-    monkeypatch.setattr("legroom.live.nvml.devices", lambda: ())
+    monkeypatch.setattr("legroom.live.gpu_memory.devices", lambda: ())
     with pytest.raises(LegroomError, match="which GPU"):
         restart_after(Crashed("vllm serve llama-3.1-8b"))
 
 
 def test_the_gpu_that_the_driver_shows_is_taken(monkeypatch):
-    monkeypatch.setattr("legroom.live.nvml.devices", lambda: (CARD,))
+    monkeypatch.setattr("legroom.live.gpu_memory.devices", lambda: (CARD,))
     found = restart_after(Crashed("vllm serve llama-3.1-8b --max-model-len 8192"))
     assert found.plan and found.plan.target.gpu.total_bytes == 80 * GIB
 

@@ -24,7 +24,6 @@ from legroom.sidecar.toml import ConfigMistake, Table, read_toml
 
 DEFAULT_PORT = 9477
 _SHORTEST_INTERVAL_S = 0.1
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True)
@@ -161,11 +160,6 @@ def with_interval(config: SidecarConfig, interval_s: float) -> SidecarConfig:
             "looks further apart show nothing in time",
         )
     return replace(config, interval_s=interval_s)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens there."""
-    return host in _LOOPBACK or host.startswith("127.")
 
 
 def _server(table: Table) -> ServerConfig:

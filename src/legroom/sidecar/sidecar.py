@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 from legroom.errors import LegroomError
 from legroom.live.detectors import DetectorFinding, Watcher, watch_all
 from legroom.live.forecast import forecast
+from legroom.live.gpu_memory import LocalMemory
 from legroom.live.journal.buffered import BufferedJournal, Write
 from legroom.live.journal.journal import Journal, JournalUnavailable, journal_path
 from legroom.live.journal.masking import masked
-from legroom.live.local_memory import LocalMemory
-from legroom.live.metrics.address import Endpoint
+from legroom.live.metrics.address import Endpoint, is_loopback_host
 from legroom.live.metrics.sample import Look, Sample
 from legroom.live.metrics.scrape import look, open_session
 from legroom.live.metrics.window import Window
@@ -30,7 +30,7 @@ from legroom.live.remedies import remedies_for
 from legroom.planning.plan_document import PlanDocument
 from legroom.process_lock import single_process
 from legroom.sidecar.acting import Actor, change_of, frozen_copy
-from legroom.sidecar.config import ServerConfig, SidecarConfig, is_loopback
+from legroom.sidecar.config import ServerConfig, SidecarConfig
 from legroom.sidecar.http import SidecarMetrics, incident_json, make_app
 from legroom.sidecar.incidents import OVER, UNWATCHED, IncidentKeeper, OpenIncident, close_rest, left_open
 from legroom.sidecar.notifier import ActionReport, Notifier
@@ -126,7 +126,7 @@ class Sidecar:
             await runner.cleanup()
             await self._session.close()
             raise LegroomError(f"cannot listen on {host} port {port}: {error.strerror}", "name another port") from error
-        if not is_loopback(host):
+        if not is_loopback_host(host):
             self._say(f"listening on {host}: others can read metrics and incidents; acting needs the token")
         return runner
 

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from legroom.errors import LegroomError
-from legroom.live.local_memory import is_loopback
-from legroom.live.metrics.address import endpoint
+from legroom.live.metrics.address import endpoint, is_loopback
 from legroom.live.metrics.sample import Sample
 from legroom.live.metrics.scrape import ScrapeFailed, scrape
 from legroom.records import dataclass
