@@ -11,7 +11,7 @@ from legroom.live.detectors import DetectorFinding
 from legroom.live.journal.journal import Incident, Note
 from legroom.live.remedies import ProposedRemedy
 from legroom.planning.plan_document import PlanDocument
-from legroom.sidecar.acting import change_of
+from legroom.sidecar.decisions import change_of
 from legroom.sidecar.http import SidecarMetrics
 from legroom.sidecar.incidents import IncidentKeeper
 from legroom.sidecar.notifier import Notifier

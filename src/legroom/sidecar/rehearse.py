@@ -18,9 +18,8 @@ from legroom.live.metrics.recording import replay
 from legroom.live.metrics.sample import EngineSample, Look, Sample
 from legroom.live.remedies import remedies_for
 from legroom.records import dataclass
-from legroom.sidecar.acting import change_of
 from legroom.sidecar.config import SidecarConfig
-from legroom.sidecar.decisions import decision_about
+from legroom.sidecar.decisions import change_of, decision_about
 from legroom.sidecar.incidents import IncidentKeeper, OpenIncident
 from legroom.sidecar.policy import DAY_S, RESTARTS, Decision, GroupState
 
