@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from held_run import until
 
-from legroom.run.health import is_healthy
+from legroom.run.health import ServerAddress
 
 
 def test_a_failed_start_is_mended_and_told_in_a_line(run):
@@ -87,7 +87,7 @@ def test_sigterm_lets_requests_finish(run):
 
 def test_a_server_that_has_just_come_up_may_finish_its_requests_too(run, port):
     held = run("--no-verify")
-    until(lambda: is_healthy("127.0.0.1", port))  # legroom itself looks once a second
+    until(ServerAddress("127.0.0.1", port).is_healthy)  # legroom itself looks once a second
     assert held.end() == 0
     held.said("SIGTERM: draining, 75 s at most")
 
