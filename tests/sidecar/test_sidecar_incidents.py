@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from legroom.actions.notify import Webhook
 from legroom.live.detectors import DetectorFinding
 from legroom.live.journal.journal import Incident, Note
 from legroom.live.remedies import ProposedRemedy
@@ -14,7 +13,7 @@ from legroom.planning.plan_document import PlanDocument
 from legroom.sidecar.decisions import change_of
 from legroom.sidecar.http import SidecarMetrics
 from legroom.sidecar.incidents import IncidentKeeper
-from legroom.sidecar.notifier import Notifier
+from legroom.sidecar.notifier import Notifier, Webhook
 
 
 def finding(kind="stuck_engine", severity="critical", time_s=10.0):

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from legroom.actions.drain import DrainMethod
-from legroom.actions.notify import FORMATS, Webhook
 from legroom.actions.platform import FlagChange, Platform
 from legroom.errors import LegroomError
 from legroom.live.detectors import DETECTORS
@@ -18,6 +17,7 @@ from legroom.live.metrics.prometheus_source import PrometheusSource
 from legroom.live.thresholds import DEFAULT, LONGEST_INTERVAL_S, Thresholds
 from legroom.planning.plan_document import PlanDocument, read_plan
 from legroom.records import dataclass, field
+from legroom.sidecar.notifier import FORMATS, Webhook
 from legroom.sidecar.platforms import drain_method_of, platform_of
 from legroom.sidecar.policy import ACTION_NAMES, ActionLimits
 from legroom.sidecar.toml import ConfigMistake, Table, read_toml
