@@ -25,7 +25,6 @@ exit codes: 0 read (even if there are none), 2 the call is wrong or the file is 
 """
 _AGO = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|w)")
 _MOST = 1_000_000
-_SQLITE_HEAD = b"SQLite format 3\0"
 _UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
@@ -113,11 +112,13 @@ def open_journal(named: str | None) -> Journal | None:
 
 def _check_is_journal(path: Path) -> None:
     """A name may be of anything: a folder, a text, a file that only the kernel makes up (/proc)."""
+    from legroom.live.journal.records import SQLITE_HEAD
+
     reason = ""
     if path.is_file():
         try:
             with path.open("rb") as file:
-                if file.read(len(_SQLITE_HEAD)) in (b"", _SQLITE_HEAD):
+                if file.read(len(SQLITE_HEAD)) in (b"", SQLITE_HEAD):
                     return
         except PermissionError:
             return  # opening it says what may not be done

@@ -69,6 +69,8 @@ def bring_up_to_date(db: sqlite3.Connection) -> None:
         raise
 
 
+SQLITE_HEAD = b"SQLite format 3\0"
+"""How every journal begins, once something was written."""
 PLANNED, STARTED, DONE, FAILED, UNDONE = "planned", "started", "done", "failed", "undone"
 UNFINISHED = (PLANNED, STARTED)
 OUTCOMES = (DONE, FAILED, UNDONE)
