@@ -11,7 +11,7 @@ from planned import planned
 from legroom.cli.main import COMMANDS, main
 from legroom.exports.prometheus import alert_runbooks
 from legroom.exports.prometheus import rules as prometheus
-from legroom.exports.prometheus.alerts import words
+from legroom.exports.prometheus.alerts import alert_texts
 from legroom.exports.request import ExportRequest
 from legroom.facts.releases import release
 from legroom.planning.plan_document import plan_from_json
@@ -70,7 +70,7 @@ def test_a_plan_puts_its_figures_into_the_alerts():
     assert f"{plan.args['max_num_seqs']:,} may run at once" in rules.text
 
 
-@pytest.mark.parametrize("name", sorted(words()))
+@pytest.mark.parametrize("name", sorted(alert_texts()))
 def test_the_commands_that_a_page_names_exist(name):
     text = (PAGES / f"{name}.md").read_text("utf-8")
     known = {command.name for command in COMMANDS}

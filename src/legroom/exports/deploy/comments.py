@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from legroom.drawing.text import wrap
 from legroom.exports.request import MARK
 from legroom.guard import MIDDLEWARE
 from legroom.units import gib, human_bytes
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from legroom.exports.deploy.words import Phrase
     from legroom.planning.plan_document import PlanDocument
 
+_WIDTH = 100
 WRITTEN = f"{MARK} {__version__}."
 _Told = Callable[["Phrase", "PlanDocument"], str]
 
@@ -44,6 +46,11 @@ def headline(plan: PlanDocument) -> tuple[str, ...]:
             f"of the full {plan.args['max_model_len']:,} tokens at once."
         )
     return (*lines, WRITTEN)
+
+
+def comment_lines(text: str) -> list[str]:
+    """A sentence as the comment lines of a script or a unit."""
+    return wrap(text, _WIDTH, "# ", "# ")
 
 
 def _max_model_len(phrase: Phrase, plan: PlanDocument) -> str:

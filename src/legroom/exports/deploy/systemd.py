@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy.address import check_probes
-from legroom.exports.deploy.comments import WRITTEN, headline
+from legroom.exports.deploy.comments import WRITTEN, comment_lines, headline
 from legroom.exports.deploy.drain import guard_drain
 from legroom.exports.deploy.paths import check_paths
-from legroom.exports.deploy.script import comment_lines
 from legroom.exports.deploy.server import ExportedServer, add_server_options, server_of
 from legroom.exports.deploy.words import API_KEY_NAME, WITHOUT_API_KEY
 from legroom.exports.request import ExportedFile
