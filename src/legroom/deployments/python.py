@@ -67,7 +67,6 @@ class _Program(ast.NodeVisitor):
         self._engines = _engine_names(tree)
 
     def subjects(self) -> Iterator[Subject]:
-        """The servers that were found."""
         place = self._source.place
         servers: list[Subject] = []
         for words in self._lists.values():

@@ -46,15 +46,20 @@ def read_file(path: str, text: str, release: Release) -> Iterator[FilePart]:
 
 
 def document_kind(document: Node) -> DocumentKind:
-    """What a YAML document is."""
-    groups = document.get("spec", "groups") if document.text("kind") == "PrometheusRule" else document.get("groups")
-    if groups is not None and any(group.get("rules") is not None for group in groups.list()):
+    if any(group.get("rules") is not None for group in rule_groups(document)):
         return "rules"
     if is_compose(document):
         return "compose"
     if is_kubernetes(document):
         return "kubernetes"
     return "config" if is_config(document) else "other"
+
+
+def rule_groups(document: Node) -> list[Node]:
+    """The groups of Prometheus rules, in a rule file or in the operator's PrometheusRule."""
+    keys = ("spec", "groups") if document.text("kind") == "PrometheusRule" else ("groups",)
+    groups = document.get(*keys)
+    return groups.list() if groups is not None else []
 
 
 def _of_release(subject: Subject, version: str) -> Subject:

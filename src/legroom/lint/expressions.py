@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from legroom.deployments.read import rule_groups
 from legroom.deployments.text import Place, Shifted, Text
 from legroom.deployments.yaml_nodes import Node
 
@@ -97,8 +98,7 @@ def read_rules(document: Node) -> tuple[list[Expression], dict[str, str]]:
     """Every rule's expression, and the series that the file records."""
     expressions: list[Expression] = []
     records: dict[str, str] = {}
-    groups = document.get("spec", "groups") if document.text("kind") == "PrometheusRule" else document.get("groups")
-    for group in groups.list() if groups else ():
+    for group in rule_groups(document):
         rules = group.get("rules")
         for rule in rules.list() if rules else ():
             expression = rule.get("expr")

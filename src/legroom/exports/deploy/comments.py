@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _WIDTH = 100
 WRITTEN = f"{MARK} {__version__}."
-_Told = Callable[["Phrase", "PlanDocument"], str]
+_Explanation = Callable[["Phrase", "PlanDocument"], str]
 
 
 def comment(phrase: Phrase, plan: PlanDocument | None) -> str:
@@ -145,7 +145,7 @@ def _graphs(plan: PlanDocument) -> str:
     return human_bytes(plan.layout.cuda_graph_bytes)
 
 
-_WITH_PLAN: Mapping[str, _Told] = {
+_WITH_PLAN: Mapping[str, _Explanation] = {
     "--max-model-len": _max_model_len,
     "--max-num-seqs": _max_num_seqs,
     "--max-num-batched-tokens": _batched_tokens,

@@ -114,5 +114,5 @@ def _watch(server: ExportedServer) -> Iterator[str]:
     yield (
         f"docker run --detach --init --name {server.name}-watch --restart unless-stopped --network "
         f"container:{server.name} --volume legroom:{containers.JOURNAL} --entrypoint legroom "
-        f"{containers.image(server)} {shlex.join(server.address.watched())}"
+        f"{containers.image(server)} {shlex.join(server.address.watch_words())}"
     )

@@ -106,7 +106,6 @@ def _flags(server: ExportedServer) -> Iterator[str]:
 
 
 def _start(server: ExportedServer) -> str:
-    model = (server.model,) if server.words.head[-1] == "serve" else ("--model", server.model)
-    words = " ".join(shlex.quote(word) for word in (*server.words.head, *model))
+    words = " ".join(shlex.quote(word) for word in (*server.words.head, *server.words.model_words))
     arguments = ' "${arguments[@]}"' if server.lines else ""
     return f'exec {words}{arguments} "$@"'

@@ -110,9 +110,8 @@ def _environment(server: ExportedServer) -> Iterator[str]:
 def _command(server: ExportedServer, folder: str) -> str:
     named = server.words.head[0]
     program = [named if named.startswith("/") else f"{folder}/{named}", *server.words.head[1:]]
-    model = [server.model] if server.words.head[-1] == "serve" else ["--model", server.model]
     phrases = [" ".join(quoted(word) for word in line.phrase.words) for line in server.lines]
-    first = " ".join(quoted(word, expanded=i > 0) for i, word in enumerate([*program, *model]))
+    first = " ".join(quoted(word, expanded=i > 0) for i, word in enumerate([*program, *server.words.model_words]))
     return " \\\n  ".join([first, *phrases])
 
 
@@ -149,7 +148,7 @@ def watch_text(server: ExportedServer, user: str, folder: str) -> str:
     """A unit for `legroom watch`, bound to the server's own."""
     unit = f"{server.name}.service"
     program = quoted(f"{folder}/legroom", expanded=False)
-    command = " ".join([program, *(quoted(word) for word in server.address.watched())])
+    command = " ".join([program, *(quoted(word) for word in server.address.watch_words())])
     lines = [
         f"# {WRITTEN}",
         "[Unit]",

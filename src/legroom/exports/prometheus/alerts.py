@@ -40,8 +40,6 @@ _DAY_S, _HOUR_S, _WEEK_S = 86_400, 3_600, 604_800
 
 @dataclass(frozen=True)
 class AlertCondition:
-    """When an alert fires."""
-
     name: str
     expr: str
     for_s: float
@@ -76,12 +74,12 @@ def _pool_full(levels: AlertLevels) -> str:
     Looked at over the window of the rates: what a request held is free until the next one is computed, and one look
     into that gap would begin the time of the alert anew.
     """
-    use, running = _most(record.KV_USE, levels), _most(record.RUNNING, levels)
+    use, running = _peak(record.KV_USE, levels), _peak(record.RUNNING, levels)
     one_more = f"{use} * (1 + 1 / {running}) > 1"
     return f"({use} >= {levels.detect.pool_full_ratio:g} or ({use} > 0.5 and {one_more}))"
 
 
-def _most(name: str, levels: AlertLevels) -> str:
+def _peak(name: str, levels: AlertLevels) -> str:
     return f"max_over_time({name}[{levels.time(levels.rate_window_s)}])"
 
 

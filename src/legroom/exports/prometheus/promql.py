@@ -49,7 +49,7 @@ class Measures:
         """A gauge as it stands."""
         return self._each(role, lambda name: f"{how} {self._labels(role)} ({name}{self._matching()})")
 
-    def most(self, role: str, window: str, how: str = "sum") -> str:
+    def peak(self, role: str, window: str, how: str = "sum") -> str:
         """A gauge at its highest within a window: one look may fall into the gap between two requests."""
         inner = f"{self._matching()}[{window}]"
         return self._each(role, lambda name: f"{how} {self._labels(role)} (max_over_time({name}{inner}))")
