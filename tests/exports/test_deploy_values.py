@@ -31,7 +31,7 @@ def text(module, which=None, **options):
 
 def pod(made):
     documents = list(yaml.safe_load_all(text(kubernetes, made)))
-    return next(one for one in documents if one["kind"] == "Deployment")["spec"]["template"]["spec"]
+    return next(document for document in documents if document["kind"] == "Deployment")["spec"]["template"]["spec"]
 
 
 def as_kubernetes_expands(value):

@@ -78,7 +78,7 @@ def test_the_commands_that_a_page_names_exist(name):
 
 
 @pytest.mark.parametrize(
-    ("words_", "said"),
+    ("words_", "expected"),
     [
         (("--ttft-p99", "soon"), "is not a time"),
         (("--inter-token-p99", "-1"), "is not a time"),
@@ -90,9 +90,9 @@ def test_the_commands_that_a_page_names_exist(name):
     ],
     ids=str,
 )
-def test_a_wrong_option_says_what_is_wrong(capsys, words_, said):
+def test_a_wrong_option_says_what_is_wrong(capsys, words_, expected):
     assert main(["export", "prometheus", *words_]) == 2
-    assert said in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
 
 
 def test_a_speed_up_divides_every_time_and_changes_nothing_else():
@@ -136,6 +136,6 @@ def down_for(plan, **options):
 
 
 def test_a_start_takes_as_long_as_one_checkpoint_and_the_disk_say():
-    one, copies = planned("8b-h100"), planned("8b-dp2")
-    assert down_for(one) == down_for(copies) == "6m30s"
-    assert down_for(one, disk_speed="5GB/s") == "5m"
+    single, copies = planned("8b-h100"), planned("8b-dp2")
+    assert down_for(single) == down_for(copies) == "6m30s"
+    assert down_for(single, disk_speed="5GB/s") == "5m"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from legroom.drawing.svg import Svg
 from legroom.drawing.text import wrap
@@ -21,10 +22,6 @@ class Branch:
     """How to see that it is this one."""
     colour: str
     entries: tuple[Entry, ...] = ()
-
-    def with_entries(self, entries: Iterable[Entry]) -> Branch:
-        """The same question with its answers."""
-        return Branch(self.key, self.question, self.look, self.colour, tuple(entries))
 
 
 _YES = {"en": "yes", "zh": "是"}
@@ -92,7 +89,9 @@ _BRANCHES = (
 def tree(entries: Iterable[Entry]) -> tuple[Branch, ...]:
     """Every branch with the entries of the catalog that belong to it; an imported record has none and is left out."""
     own = [entry for entry in entries if entry.id.startswith("LR") and entry.story is not None]
-    branches = (branch.with_entries(entry for entry in own if entry.id[2:3] == branch.key) for branch in _BRANCHES)
+    branches = (
+        replace(branch, entries=tuple(entry for entry in own if entry.id[2:3] == branch.key)) for branch in _BRANCHES
+    )
     return tuple(branch for branch in branches if branch.entries)
 
 
