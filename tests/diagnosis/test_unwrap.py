@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.diagnosis.diagnose import read_log
-from legroom.diagnosis.unwrap import line_width, unwrapped
+from legroom.diagnosis.lines import line_width, unwrapped
 
 NOT_FREE = CORE + CAUSES["less free than asked for"][1]
 TRACE = trace("load_model", "initialize_model", "create_weights", error=FULL_OF_WEIGHTS)

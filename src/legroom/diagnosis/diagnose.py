@@ -7,14 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
-from legroom.diagnosis.case import Case
+from legroom.diagnosis.case import Case, engine_of, platform_of
 from legroom.diagnosis.evidence import Evidence, Passage, evidence_of
+from legroom.diagnosis.lines import unwrapped
 from legroom.diagnosis.patterns import PatternMatcher, compiled, pattern_set
-from legroom.diagnosis.platforms import engine_of, platform_of
 from legroom.diagnosis.report import Diagnosis, diagnose_run
 from legroom.diagnosis.scan import Scanner
 from legroom.diagnosis.starting_plan import Hints
-from legroom.diagnosis.unwrap import unwrapped
 from legroom.facts.evidence import startup_lines, typed
 from legroom.planning.startup_log import Startup, StartupEvent, split_starts, startup_of
 from legroom.records import dataclass, field
