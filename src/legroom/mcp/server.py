@@ -230,7 +230,7 @@ def explain(
     Rates come with the number of public threads they were counted over; what nobody counted has none.
     """
     from legroom.explain.catalog import entry  # noqa: PLC0415
-    from legroom.explain.documents import entry_json  # noqa: PLC0415
+    from legroom.explain.entry import entry_json  # noqa: PLC0415
 
     return entry_json(entry(id), lang)
 
@@ -246,7 +246,7 @@ def search_catalog(
 ) -> SearchResult:  # fmt: skip
     """Find entries of the error catalog, the best first."""
     from legroom.explain.catalog import entries  # noqa: PLC0415
-    from legroom.explain.documents import summary_json  # noqa: PLC0415
+    from legroom.explain.entry import summary_json  # noqa: PLC0415
     from legroom.explain.search import search  # noqa: PLC0415
 
     hits: list[Any] = [{**summary_json(hit.entry, lang), "score": hit.score} for hit in search(query, entries(), limit)]
