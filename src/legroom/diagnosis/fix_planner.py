@@ -63,9 +63,9 @@ class FixPlanner:
     @property
     def utilization_known(self) -> bool:
         """The log or the user says which share was asked for, or that none was."""
-        startup = self.case.startup
-        told = self.case.first("free_below_desired") is not None or self.known.args.gpu_memory_utilization is not None
-        return told or startup.args_known or bool(self._hints.command)
+        if self.case.has("free_below_desired") or self.known.args.gpu_memory_utilization is not None:
+            return True
+        return self.case.startup.args_known or bool(self._hints.command)
 
     @property
     def utilization(self) -> float:

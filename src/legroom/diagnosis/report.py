@@ -170,12 +170,14 @@ def _with_known_bugs(finding: Finding, planner: FixPlanner) -> Finding:
     if not bugs:
         return finding
     version = planner.known.release.version
-    told = " ".join(f"vLLM {version} has a known bug here: {bug.title} ({bug.source}). {bug.effect}" for bug in bugs)
+    bug_notes = " ".join(
+        f"vLLM {version} has a known bug here: {bug.title} ({bug.source}). {bug.effect}" for bug in bugs
+    )
     fixes = [fix for bug in bugs if (fix := _bug_fix(bug, finding))]
     # A bug that the log itself proves, or that is the usual reason, goes first; elsewhere what the plan computed does.
     sure = finding.cause in _SHOWS_BY_ITSELF or any(bug.evidence for bug in bugs)
     ordered = (*fixes, *finding.fixes) if sure else (*finding.fixes, *fixes)
-    return replace(finding, why=f"{finding.why} {told}", fixes=ordered)
+    return replace(finding, why=f"{finding.why} {bug_notes}", fixes=ordered)
 
 
 def _bugs_of(finding: Finding, planner: FixPlanner) -> list[KnownBug]:

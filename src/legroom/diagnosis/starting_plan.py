@@ -93,8 +93,8 @@ def known_of(case: Case, hints: Hints) -> Known:
         args = replace(args, tensor_parallel_size=seen // args.engine_ranks)
     total = _total_bytes(case)
     card = _gpu(case, hints, total)
-    told = startup.args_known or line is not None or args.tensor_parallel_size is not None or seen > 1
-    return Known(args, release, release_known, card, gpus, total, rebuilt, max(args.engine_ranks, seen), told)
+    ranks_known = startup.args_known or line is not None or args.tensor_parallel_size is not None or seen > 1
+    return Known(args, release, release_known, card, gpus, total, rebuilt, max(args.engine_ranks, seen), ranks_known)
 
 
 def given_deployment(hints: Hints, release: Release | None) -> Deployment:
@@ -111,8 +111,8 @@ def given_deployment(hints: Hints, release: Release | None) -> Deployment:
 
 
 def ranks_seen(case: Case) -> int:
-    """The ranks of one engine as the log shows them: told by themselves, or by the highest that speaks, which is one
-    of a power of two (rank 5 is one of eight). 1 where none does."""
+    """The ranks of one engine as the log shows them: as it prints them, or by the highest that speaks, which is one of a
+    power of two (rank 5 is one of eight). 1 where none does."""
     if case.startup.world_size and case.startup.world_size <= MOST_RANKS:
         return case.startup.world_size
     highest = max((item.rank for item in case.evidence if item.rank is not None), default=0)
@@ -141,7 +141,9 @@ def base_plan(case: Case, known: Known) -> Plan | None:
         needed *= size or 1
     try:
         model = model_of_log(known.args.model)
-        target = Target(model, known.gpu, max(known.gpus or 1, needed), known.release, _measured(case), _held(case))
+        target = Target(
+            model, known.gpu, max(known.gpus or 1, needed), known.release, _measured(case), _neighbours_bytes(case)
+        )
         made = plan(target, known.args)
         return plan(_anchored(made, case), known.args)
     except NOT_PLANNABLE:
@@ -252,7 +254,7 @@ def _measured(case: Case) -> Measurements:
     )
 
 
-def _held(case: Case) -> int:
+def _neighbours_bytes(case: Case) -> int:
     """What other processes hold, as far as the log proves it."""
     check = case.first("free_below_desired")
     if check and isinstance(check.facts.get("free_bytes"), int) and isinstance(check.facts.get("total_bytes"), int):

@@ -56,8 +56,8 @@ def examine(case: Case) -> Assessment | None:
 
 def _exception(case: Case) -> Evidence | None:
     """The first that an error says; one that a warning mentions only where there is no other."""
-    said = [item for item in case.all("exception") if "Engine core initialization" not in item.text]
-    return next((item for item in said if not is_chatter(item)), None) or case.first("exception")
+    exceptions = [item for item in case.all("exception") if "Engine core initialization" not in item.text]
+    return next((item for item in exceptions if not is_chatter(item)), None) or case.first("exception")
 
 
 def _any_exception(case: Case) -> Assessment | None:
