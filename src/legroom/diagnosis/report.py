@@ -38,6 +38,8 @@ class Diagnosis:
     verdict: Verdict
     findings: tuple[Finding, ...]
     """With the verdict "cause above" these are possibilities, not answers."""
+    notes: tuple[str, ...] = ()
+    """How what the user said beside the log was read."""
 
     @property
     def proven_findings(self) -> tuple[Finding, ...]:
@@ -66,7 +68,17 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
     planner = FixPlanner(case, hints)
     likely = _likely_causes(case) or ([] if case.is_up else _guessed_cause(case))
     findings = tuple(_finding(cause, assessment, planner) for cause, assessment in likely)
-    return Diagnosis(case, _verdict(case, findings), findings)
+    return Diagnosis(case, _verdict(case, findings), findings, _notes(planner) if findings else ())
+
+
+def _notes(planner: FixPlanner) -> tuple[str, ...]:
+    """Which card was meant, where its name leaves that open and the log prints no total."""
+    card = planner.known.gpu
+    if card is None or not card.note:
+        return ()
+    # Planning takes the larger card of a name where the smaller one cannot hold the weights.
+    card = planner.base.target.gpu if planner.base is not None else card
+    return (card.note,) if card.note else ()
 
 
 def _likely_causes(case: Case) -> list[tuple[Cause, Assessment]]:

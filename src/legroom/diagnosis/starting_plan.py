@@ -111,8 +111,8 @@ def given_deployment(hints: Hints, release: Release | None) -> Deployment:
 
 
 def ranks_seen(case: Case) -> int:
-    """The ranks of one engine as the log shows them: as it prints them, or by the highest that speaks, which is one of a
-    power of two (rank 5 is one of eight). 1 where none does."""
+    """The ranks of one engine: as the log prints them, or by the highest that speaks, which is one of a power of two
+    (rank 5 is one of eight). 1 where none does."""
     if case.startup.world_size and case.startup.world_size <= MOST_RANKS:
         return case.startup.world_size
     highest = max((item.rank for item in case.evidence if item.rank is not None), default=0)
@@ -220,8 +220,11 @@ def _gpu(case: Case, hints: Hints, total: int | None) -> Gpu | None:
                 raise
     if card is None and total:
         card = _by_total(total) or known_gpu(f"{total / GIB:.2f}GiB")
-    if card is not None and total and abs(card.total_bytes - total) < card.total_bytes * 0.1:
-        card = with_total(card, total)
+    if card is None or not total:
+        return card
+    for size in (card, known_gpu(card.larger)) if card.larger else (card,):
+        if abs(size.total_bytes - total) < size.total_bytes * 0.1:
+            return with_total(size, total)
     return card
 
 

@@ -64,8 +64,14 @@ def diagnosis_text(diagnosis: Diagnosis, style: Style = PLAIN, language: Languag
         list(_dead_ends(first, style, language)),
         list(_verify(diagnosis, first, style, language)),
         list(_maybe(diagnosis.findings[1:], style, language)),
+        list(_notes(diagnosis, style)),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def _notes(diagnosis: Diagnosis, style: Style) -> Iterator[str]:
+    for note in diagnosis.notes:
+        yield from (style.paint(line, "dim") for line in wrap(f"note: {note}", style.width, _MARGIN, _MARGIN * 4))
 
 
 def _what(diagnosis: Diagnosis, finding: Finding, style: Style, language: Language) -> Iterator[str]:
