@@ -74,11 +74,11 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
 def _notes(planner: FixPlanner) -> tuple[str, ...]:
     """Which card was meant, where its name leaves that open and the log prints no total."""
     card = planner.known.gpu
-    if card is None or not card.note:
+    if card is None or not card.larger:
         return ()
     # Planning takes the larger card of a name where the smaller one cannot hold the weights.
     card = planner.base.target.gpu if planner.base is not None else card
-    return (card.note,) if card.note else ()
+    return (card.note,)
 
 
 def _likely_causes(case: Case) -> list[tuple[Cause, Assessment]]:
