@@ -352,7 +352,6 @@ class LogAccounting:
 
 
 def log_accounting(case: Case, share: float, total_bytes: int | None) -> LogAccounting:
-    """The accounting of one run."""
     startup = case.startup
     check = case.first("free_below_desired")
     free = check.facts.get("free_bytes") if check else startup.free_at_start_bytes
