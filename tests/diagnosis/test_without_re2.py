@@ -14,7 +14,7 @@ from legroom.diagnosis.masking import MASK, masked
 from legroom.diagnosis.patterns import MOST_CHARS, BoundedPattern, Re2Finder, TextFinder
 from legroom.diagnosis.scan import every_mark
 
-_CACHED = (patterns.compiled, evidence._all_patterns, evidence._pattern, diagnose._every)
+_CACHED = (patterns.compiled, evidence._all_patterns, evidence._pattern, diagnose._startup_patterns)
 HOSTILE = ("9", "9.", "a ", "1GiB->", "deep_ep", "cudaHostAlloc", "ValueError: ", "eyJaaaaaaaaaa-", "memory ", "://")
 
 
