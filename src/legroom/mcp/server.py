@@ -325,7 +325,7 @@ def lint(
     """
     from legroom.facts.releases import release as known_release  # noqa: PLC0415
     from legroom.lint.lint import Options, lint_texts  # noqa: PLC0415
-    from legroom.lint.report_json import report_json  # noqa: PLC0415
+    from legroom.lint.report import report_json  # noqa: PLC0415
 
     any_release = vllm == "any"
     options = Options(known_release(vllm) if vllm and not any_release else None, any_release=any_release)
