@@ -11,7 +11,7 @@ from legroom.simulation.fast.accounting import span_seconds, step_seconds
 from legroom.simulation.fast.columns import StepCost
 from legroom.simulation.fast.engine import FastReplay
 from legroom.simulation.fast.jit import is_compiled_before, numba_is_installed
-from legroom.simulation.reference import Reference
+from legroom.simulation.replay import Reference
 from legroom.simulation.settings import SchedulerSettings
 from legroom.simulation.timeline import Timeline
 from legroom.simulation.trace import Trace
