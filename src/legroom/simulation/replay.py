@@ -205,15 +205,16 @@ class Reference:
 
     def _timeline(self, interrupted: bool) -> Timeline:
         known = self.requests
+        first_sched = [request.first_sched_step if request else -1 for request in known]
         return Timeline(
             self.settings,
             self.trace,
             self.tally,
-            [request.first_sched_step if request else -1 for request in known],
+            first_sched,
             [request.first_token_step if request else -1 for request in known],
             [request.finish_step if request else -1 for request in known],
             [request.num_preemptions if request else 0 for request in known],
-            [int(arrival) for arrival in self.trace.arrivals],
+            first_sched if self.clocks else [int(arrival) for arrival in self.trace.arrivals],
             self.sampler.samples(),
             self.rejections,
             self.clocks,

@@ -110,6 +110,7 @@ class Timeline:
     preemption_counts: Sequence[int]
     """Per request, in the order of arrival; -1 where it never came to that."""
     arrival_steps: Sequence[int]
+    """Where the trace tells seconds, the steps in which requests were first scheduled."""
     samples: list[PoolSample] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)
     clocks: Clocks | None = None

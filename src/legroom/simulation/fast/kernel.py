@@ -362,13 +362,17 @@ def one_step(sim, rules, cost):
 def jump(sim, rules, cost, steps):
     """Take `steps` steps of pure decoding; requests may finish in the last of them."""
     state = sim.state[0]
+    ends = state.now
     if rules.in_seconds:
-        state.now += span_seconds(cost, state.num_running, state.stored + state.num_running, steps)
+        # Who comes during the last step is not seen in it: arrivals are taken as that step begins.
+        ends += span_seconds(cost, state.num_running, state.stored + state.num_running, steps)
+        state.now += span_seconds(cost, state.num_running, state.stored + state.num_running, steps - 1)
     if steps > 1:
         close_quiet_steps(sim, rules, steps - 1)
     advance_decodes(sim, rules, steps)
     state.step += steps - 1
     arrive(sim, rules)
+    state.now = ends
     finish_due(sim, rules)
     close_step(sim, rules)
     state.step += 1
