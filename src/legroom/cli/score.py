@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from legroom.cli.output import note
+from legroom.cli.output import note, print_json
 from legroom.errors import BAD_INPUT, OK, LegroomError
 
 if TYPE_CHECKING:
@@ -75,9 +75,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """Score, print, and say which records could not be used."""
     if args.outcomes:
-        from legroom.cli.outcome import show
-
-        return show(args.json)
+        return _show_outcomes(args.json)
     from legroom.planning.scoring import score
 
     loaded = _load(args)
@@ -89,6 +87,30 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(document, indent=1))
     else:
         print("\n".join(report(results, loaded, args.worst)))
+    return OK
+
+
+def _show_outcomes(as_json: bool) -> int:
+    """How often first fixes worked here."""
+    from legroom.explain.outcomes import counted_by, outcomes_json, outcomes_path, read_outcomes, total
+
+    outcomes = read_outcomes()
+    if as_json:
+        print_json(outcomes_json(outcomes))
+        return OK
+    if not outcomes:
+        print("no outcome is recorded here yet: legroom diagnose OLD.log --outcome worked|failed [--log NEW.log]")
+        return OK
+    from legroom.drawing.text import columns
+
+    whole = total(outcomes)
+    print(f"first fixes that worked: {whole.worked} of {whole.tried} ({whole.rate:.0%})")
+    for part, title in (("cause", "by cause"), ("fix", "by kind of fix"), ("release", "by release")):
+        rows = [[title, "tried", "worked", "rate"]]
+        for name, count in counted_by(outcomes, part).items():
+            rows.append([name, str(count.tried), str(count.worked), f"{count.rate:.0%}"])
+        print("\n" + "\n".join(columns(rows, "<>>>")))
+    print(f"\n{outcomes_path()}")
     return OK
 
 
