@@ -30,6 +30,8 @@ examples:
   legroom calibrate --forget 3f2a9c01d4
 
 The store is $LEGROOM_HOME/calibration.json, or calibration.json in $XDG_DATA_HOME/legroom (~/.local/share/legroom).
+
+exit codes: 0 done, 1 the logs hold no measurement, 2 the call is wrong or a log cannot be read
 """
 
 
@@ -37,18 +39,20 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """The options of `legroom calibrate`."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "calibrate",
-        help="learn from the start-up logs of your own machine",
+        usage="legroom calibrate LOG ... [options] | --show | --forget KEY",
         description="Read vLLM start-up logs and remember what they measured; later plans use it and say `measured`.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("logs", nargs="*", metavar="LOG", help="start-up logs; - reads from a pipe")
-    parser.add_argument("--gpu", metavar="NAME", help="the GPU of the logs; most logs do not name it")
-    parser.add_argument("--model", metavar="MODEL", help="the model, if legroom does not know the log's name for it")
+    unsaid = parser.add_argument_group("what the logs may not say")
+    unsaid.add_argument("--gpu", metavar="NAME", help="the GPU of the logs; most logs do not name it")
+    unsaid.add_argument("--model", metavar="MODEL", help="the model, if legroom does not know the log's name for it")
     parser.add_argument("--dry-run", action="store_true", help="show what would be learnt, and remember nothing")
-    parser.add_argument("--show", action="store_true", help="print what has been learnt")
-    parser.add_argument("--forget", nargs="?", const="", metavar="KEY", help="forget one entry by its key, or `all`")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    store = parser.add_argument_group("what has been learnt")
+    store.add_argument("--show", action="store_true", help="print what has been learnt")
+    store.add_argument("--forget", nargs="?", const="", metavar="KEY", help="forget one entry by its key, or `all`")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     return parser
 
 

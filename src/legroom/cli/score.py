@@ -44,6 +44,8 @@ examples:
   legroom score measured.jsonl --configs configs/
   legroom score --from-logs /var/log/vllm --gpu h100
   legroom score --outcomes
+
+exit codes: 0 scored, 2 the call is wrong or the records cannot be read
 """
 
 
@@ -51,24 +53,26 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """The options of `legroom score`."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "score",
-        help="check predictions against a file of real start-ups",
+        usage="legroom score DATA.jsonl [options] | --from-logs DIR [--gpu NAME] | --outcomes",
         description="Predict every start-up of a file and print how far off each figure is.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("data", nargs="?", metavar="DATA.jsonl", help="start-ups, one JSON object a line")
-    parser.add_argument(
+    source = parser.add_argument_group("what is scored")
+    source.add_argument(
         "--models", metavar="FILE", help="model facts of the records (default: models.json beside them, else bundled)"
     )
-    parser.add_argument(
+    source.add_argument(
         "--configs", metavar="DIR", nargs="+", help="folders with a config.json each, for instrumented runs"
     )
-    parser.add_argument("--from-logs", metavar="DIR", help="score a folder of vLLM start-up logs instead")
-    parser.add_argument("--outcomes", action="store_true", help="how often first fixes worked on this machine, instead")
-    parser.add_argument("--gpu", metavar="NAME", help="the GPU of the logs, where they do not name it")
-    parser.add_argument("--worst", type=int, default=5, metavar="N", help="how many of the worst records to list (5)")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("--out", metavar="FILE", help="write every record's errors to a JSON file")
+    source.add_argument("--from-logs", metavar="DIR", help="score a folder of vLLM start-up logs instead")
+    source.add_argument("--outcomes", action="store_true", help="how often first fixes worked on this machine, instead")
+    source.add_argument("--gpu", metavar="NAME", help="the GPU of the logs, where they do not name it")
+    out = parser.add_argument_group("output")
+    out.add_argument("--worst", type=int, default=5, metavar="N", help="how many of the worst records to list (5)")
+    out.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    out.add_argument("--out", metavar="FILE", help="write every record's errors to a JSON file")
     return parser
 
 
