@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from legroom.cli.output import note, print_json
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
@@ -71,11 +71,11 @@ def _learn(args: argparse.Namespace) -> int:
     from legroom.planning.calibrated_starts import calibrated_starts, keep_measurements, measured
 
     starts = [start for log in args.logs for start in calibrated_starts(_text(log), log, args.gpu, args.model)]
-    kept, note = keep_measurements(starts) if not args.dry_run else (0, "")
-    if note:
-        print(f"note: {note}", file=sys.stderr)
+    kept, remark = keep_measurements(starts) if not args.dry_run else (0, "")
+    if remark:
+        note(f"note: {remark}")
     if args.json:
-        print(json.dumps({"learnt": [_start_json(start) for start in starts]}, indent=1))
+        print_json({"learnt": [_start_json(start) for start in starts]})
     else:
         print("\n".join(_start_lines(starts, remembered=bool(kept))))
     return OK if measured(starts) else ANSWER_IS_NO
@@ -150,8 +150,7 @@ def _show(as_json: bool) -> int:
     if stored.problem:
         raise LegroomError(stored.problem, "the next `legroom calibrate LOG` moves it aside and begins a new one")
     if as_json:
-        document = {"store": str(store_path()), "observations": [to_json(seen) for seen in stored.observations]}
-        print(json.dumps(document, indent=1))
+        print_json({"store": str(store_path()), "observations": [to_json(seen) for seen in stored.observations]})
         return OK
     if not stored.observations:
         print(f"nothing learnt yet ({store_path()})")
@@ -173,15 +172,18 @@ def _forget(key: str, as_json: bool) -> int:
     if not path.exists():
         raise LegroomError("nothing has been learnt yet, so there is nothing to forget", "legroom calibrate LOG learns")
     with store.locked(path):
-        observations, note = store.open_for_change(path)
+        observations, remark = store.open_for_change(path)
         kept = () if key == "all" else tuple(seen for seen in observations if seen.key != key)
         if len(kept) == len(observations) and key != "all":
             raise LegroomError(f"nothing is stored under {key!r}", "legroom calibrate --show lists the keys")
         store.write_store(kept, path)
-    if note:
-        print(f"note: {note}", file=sys.stderr)
+    if remark:
+        note(f"note: {remark}")
     forgotten = len(observations) - len(kept)
-    print(json.dumps({"forgotten": forgotten}) if as_json else f"forgot {forgotten} of {len(observations)}")
+    if as_json:
+        print_json({"forgotten": forgotten})
+    else:
+        print(f"forgot {forgotten} of {len(observations)}")
     return OK
 
 
@@ -191,7 +193,7 @@ def _text(log: str) -> str:
             return sys.stdin.read(_LARGEST_LOG_BYTES)
         path = Path(log)
         if path.stat().st_size > _LARGEST_LOG_BYTES:
-            print(f"note: only the first {_LARGEST_LOG_BYTES >> 20} MiB of {log} are read", file=sys.stderr)
+            note(f"note: only the first {_LARGEST_LOG_BYTES >> 20} MiB of {log} are read")
         with path.open(encoding="utf-8", errors="replace") as file:
             return file.read(_LARGEST_LOG_BYTES)
     except OSError as error:

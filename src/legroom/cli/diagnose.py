@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from legroom.cli.output import print_json
+from legroom.cli.output import note, print_json
 from legroom.errors import ANSWER_IS_NO, BAD_INPUT, OK, LegroomError
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _record_outcome(args: argparse.Namespace, readings: list[LogReading], hints:
         print_json({"recorded": asdict(outcome)})
     else:
         print(f"recorded: {outcome.fix} for {outcome.cause} ({outcome.entry}) {args.outcome}")
-        print(f"in {path}: no text of the log, no names; it stays on this machine", file=sys.stderr)
+        note(f"in {path}: no text of the log, no names; it stays on this machine")
     return OK
 
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from legroom.cli.output import note, print_json
+from legroom.cli.output import ProgressBar, note, print_json, write_file
 from legroom.errors import BAD_INPUT, OK, LegroomError
 
 if TYPE_CHECKING:
     from legroom.planning.scoring import Result, ScoreSummary
     from legroom.planning.scoring_data import Loaded
 
-_LONG = 40
-"""Below this many records no progress is shown; they take a moment."""
 _LABELS = {
     "weights": "weights",
     "kv": "KV bytes",
@@ -83,12 +80,16 @@ def run(args: argparse.Namespace) -> int:
     from legroom.planning.scoring import score
 
     loaded = _load(args)
-    results = score(loaded.cases, _progress(len(loaded.cases)))
+    bar = ProgressBar("scoring")
+    try:
+        results = score(loaded.cases, lambda done, of: bar(done / of))
+    finally:
+        bar.clear()
     document = _document(results, loaded)
     if args.out:
         _write(args.out, document, results)
     if args.json:
-        print(json.dumps(document, indent=1))
+        print_json(document)
     else:
         print("\n".join(report(results, loaded, args.worst)))
     return OK
@@ -145,20 +146,6 @@ def _load(args: argparse.Namespace) -> Loaded:
     return scoring_data.published_cases(records, scoring_data.read_models(models))
 
 
-def _progress(total: int) -> Callable[[int, int], None] | None:
-    if total < _LONG or not sys.stderr.isatty():
-        return None
-
-    def show(done: int, of: int) -> None:
-        width = 30
-        filled = width * done // of
-        end = "\r\x1b[K" if done == of else ""
-        sys.stderr.write(f"\r[{'#' * filled}{'.' * (width - filled)}] {done}/{of}{end}")
-        sys.stderr.flush()
-
-    return show
-
-
 def _document(results: Sequence[Result], loaded: Loaded) -> dict[str, Any]:
     from legroom.planning.scoring import GROUPS, summaries_by, summary
 
@@ -176,12 +163,8 @@ def _document(results: Sequence[Result], loaded: Loaded) -> dict[str, Any]:
 def _write(path: str, document: dict[str, Any], results: Sequence[Result]) -> None:
     from legroom.planning.scoring import result_json
 
-    try:
-        Path(path).write_text(
-            json.dumps({**document, "rows": [result_json(result) for result in results]}, indent=1), "utf-8"
-        )
-    except OSError as error:
-        raise LegroomError(f"{path} cannot be written: {error.strerror}") from error
+    rows = [result_json(result) for result in results]
+    write_file(path, json.dumps({**document, "rows": rows}, indent=1), "errors")
 
 
 def report(results: Sequence[Result], loaded: Loaded, worst: int) -> list[str]:
