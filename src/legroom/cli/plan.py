@@ -190,7 +190,7 @@ def _show_wish(answer: WishResult, target: Target, serve_args: ServeArgs, args: 
         print_json(_wish_json(answer, target, serve_args, args.explain_math))
         return
     from legroom.drawing.terminal import style_of
-    from legroom.render.wish_text import wish_text
+    from legroom.render.plan_text import wish_text
 
     sys.stdout.write(wish_text(answer, style_of(sys.stdout)))
 
