@@ -214,10 +214,11 @@ def _dense(block: Dense, at: Widths) -> LayerPeak:
     if not at.compiled:
         fit = constants()["eager"]
         hidden = fit["hidden_states"].get(at.model_type, fit["hidden_states_default"]) * at.hidden
-        times = 3 if block.gated else 2
+        times = fit["intermediates"].get(at.model_type, 3 if block.gated else 2)
         # Block-wise fp8 quantizes the product before the gate is freed: a byte a value and a scale every 128.
         quantized = inner // 2 + inner // 64 if at.execution.blockwise_activations else 0
-        return LayerPeak("feed-forward", times * inner + hidden + quantized, f"{times} x intermediate + hidden states")
+        elements = int(times * inner) + hidden + quantized
+        return LayerPeak("feed-forward", elements, f"{times} x intermediate + hidden states")
     # Compiled, an 8-bit product is written at once: half an element a value.
     product = inner // 2 if at.execution.quantized_activations and block.gated else inner
     before = 2 * inner if block.gated else inner
