@@ -21,7 +21,6 @@ from typing import Any
 from legroom.planning import scoring_data
 from legroom.planning.scoring import score, summary
 
-
 Records = list[tuple[str, Mapping[str, Any] | str]]
 
 
