@@ -68,7 +68,7 @@ class Known:
     ranks: int = 1
     """How many ranks one engine has at least: by its flags, or by the ranks that speak in the log."""
     ranks_known: bool = False
-    """Flags or ranks are shown; else there may be more than one that the log is silent about."""
+    """Flags or all ranks are shown; else there may be more than those that the log is silent about."""
 
 
 def known_of(case: Case, hints: Hints) -> Known:
@@ -93,7 +93,8 @@ def known_of(case: Case, hints: Hints) -> Known:
         args = replace(args, tensor_parallel_size=seen // args.engine_ranks)
     total = _total_bytes(case)
     card = _gpu(case, hints, total)
-    ranks_known = startup.args_known or line is not None or args.tensor_parallel_size is not None or seen > 1
+    given = startup.args_known or line is not None or startup.args.tensor_parallel_size is not None
+    ranks_known = given or bool(startup.world_size) or all_ranks_seen(case, seen)
     return Known(args, release, release_known, card, gpus, total, rebuilt, max(args.engine_ranks, seen), ranks_known)
 
 
@@ -121,6 +122,14 @@ def ranks_seen(case: Case) -> int:
     workers = {item.pid for item in case.evidence if "WorkerProcess" in item.process or "RayWorker" in item.process}
     highest = max(highest, len(workers))
     return 1 << highest.bit_length() if highest < MOST_RANKS else 1
+
+
+def all_ranks_seen(case: Case, ranks: int) -> bool:
+    """Whether every one of so many ranks speaks, or one of the upper half of eight, which is all that a machine has.
+    A single line of rank 2 leaves open whether it is one of 4 or 8."""
+    speaking = {item.rank for item in case.evidence if item.rank is not None}
+    workers = {item.pid for item in case.evidence if "WorkerProcess" in item.process or "RayWorker" in item.process}
+    return ranks > 1 and (speaking >= set(range(ranks)) or max(speaking, default=0) > 3 or len(workers) >= ranks - 1)
 
 
 def is_local(model: str) -> bool:
@@ -240,7 +249,7 @@ def _total_bytes(case: Case) -> int | None:
         return case.startup.gpu_total_bytes
     if case.oom and case.oom.total_bytes:
         return case.oom.total_bytes
-    check = case.first("free_below_desired")
+    check = case.first("free_below_desired", "hbm_oom")
     total = check.facts.get("total_bytes") if check else None
     return total if isinstance(total, int) and total >= GIB // 4 else None
 

@@ -10,13 +10,20 @@ from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.evidence import Evidence
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
-from legroom.diagnosis.fix_planner import FixPlanner, LogAccounting
+from legroom.diagnosis.fix_planner import FixPlanner
 from legroom.diagnosis.flag_repair import larger_pool, smaller_steps
+from legroom.diagnosis.log_accounting import LogAccounting
 from legroom.explain.entry import Localized
 from legroom.units import GIB, gib
 
 _NEARLY_ALL = 0.95
 """The largest share that leaves a card of 24 GiB and more the room for what vLLM does not count."""
+_WHAT_DECIDES = (
+    "nvidia-smi before the start: memory in use by others has to be freed first, and a second instance starts only "
+    "after the first is up",
+    "give `legroom diagnose` the whole log: the lines above the error name weights and peak, and the fix is computed",
+)
+"""What tells the reasons of the bare error apart."""
 
 
 def examine(case: Case) -> Assessment | None:
@@ -180,7 +187,9 @@ def _more_of_the_card(planner: FixPlanner) -> Fix | None:
     return planner.change(
         "raise_util",
         {"gpu_memory_utilization": _NEARLY_ALL},
-        "If the profile lines above the error show weights + peak just above the budget, raise it.",
+        "The error alone does not say what took the budget. If weights and peak are just above it, more of the card "
+        "helps; if they are far above it, or if somebody else holds memory, it does not.",
+        steps=_WHAT_DECIDES,
         trades="less of the card is left for what vLLM does not count",
         confidence=0.35,
     )
