@@ -292,3 +292,40 @@ def test_a_busy_card_is_freed_or_shared_with_the_number_that_fits() -> None:
 def test_a_model_without_its_flag_is_told_apart_from_a_misspelt_flag() -> None:
     log = "api_server.py: error: unrecognized arguments: /models/Qwen3-8B"
     assert "--model in front of /models/Qwen3-8B" in finding(log).fixes[0].steps[0]
+
+
+ARGS = "(APIServer pid=1) INFO 01-02 03:00:00 [utils.py:233] non-default args: {args}\n"
+ENGINE = (
+    "(EngineCore_DP0 pid=7) INFO 01-02 03:00:01 [core.py:77] Initializing a V1 LLM engine (v0.11.0) with config: "
+    "model='Qwen/Qwen3-8B', max_seq_len=32768, tensor_parallel_size=1, dtype=torch.bfloat16\n"
+    "(EngineCore_DP0 pid=7) INFO 01-02 03:00:05 [gpu_model_runner.py:2653] Model loading took 15.27 GiB and 9.1 s\n"
+)
+
+
+def test_a_card_that_the_log_does_not_name_follows_from_its_numbers() -> None:
+    log = ARGS.format(args={"model": "Qwen/Qwen3-8B", "max_model_len": 32768}) + ENGINE
+    log += "(EngineCore_DP0 pid=7) INFO 01-02 03:00:06 [gpu_worker.py:349] Available KV cache memory: 4.40 GiB\n"
+    log += (
+        "(EngineCore_DP0 pid=7) ERROR 01-02 03:00:09 [core.py:708] ValueError: To serve at least one request with the "
+        "models's max seq len (32768), (4.50 GiB KV cache is needed, which is larger than the available KV cache "
+        "memory (4.40 GiB)."
+    )
+    diagnosis = read_log([log.encode()]).runs[0]
+    fix = diagnosis.findings[0].fixes[0]
+    assert fix.plan is not None
+    assert 21.5 * GIB < fix.plan.target.gpu.total_bytes < 24.1 * GIB
+    assert "add up to a card of" in diagnosis.notes[0]
+
+
+def test_a_length_of_little_use_is_not_offered_before_more_of_the_card() -> None:
+    args = {"model": "Qwen/Qwen3-8B", "max_model_len": 32768, "gpu_memory_utilization": 0.71}
+    log = ARGS.format(args=args) + ENGINE
+    log += "(EngineCore_DP0 pid=7) INFO 01-02 03:00:06 [gpu_worker.py:349] Available KV cache memory: 0.05 GiB\n"
+    log += (
+        "(EngineCore_DP0 pid=7) ERROR 01-02 03:00:09 [core.py:708] ValueError: To serve at least one request with the "
+        "models's max seq len (32768), (4.50 GiB KV cache is needed, which is larger than the available KV cache "
+        "memory (0.05 GiB)."
+    )
+    first = finding(log).fixes[0]
+    assert first.kind == "raise_util"
+    assert first.flags.get("max_model_len", 32768) > 8192

@@ -183,6 +183,8 @@ class FixPlanner:
         # Beside a neighbour the share of the card cannot grow, and levers on top of a larger one lead nowhere.
         for kept in (("model",), ("model", "gpu_memory_utilization")):
             for advice in with_advice(self.base, keep=kept).advice:
+                if advice.flags.keys() & {"tensor_parallel_size", "pipeline_parallel_size"}:
+                    continue  # GPUs that may not be there are offered for themselves
                 fix = self.change(kind, advice.flags, why, trades=advice.trades, confidence=confidence)
                 if fix is not None:
                     return fix

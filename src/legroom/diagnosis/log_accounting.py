@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from legroom.diagnosis.case import Case
-from legroom.facts.evidence import Value
+from legroom.diagnosis.deduced_total import pool_bytes
 from legroom.records import dataclass
 
 _OTHER_REQUEST = frozenset({"max_model_len", "kv_cache_dtype", "block_size"})
@@ -86,22 +86,21 @@ def log_accounting(case: Case, share: float, total_bytes: int | None) -> LogAcco
     startup = case.startup
     check = case.first("free_below_desired")
     free = check.facts.get("free_bytes") if check else startup.free_at_start_bytes
-    error = case.first("kv_bytes_short")
-    pool = error.facts.get("available_bytes") if error else startup.available_kv_bytes
+    pool = pool_bytes(case)
     return LogAccounting(
         total_bytes, share, free if isinstance(free, int) else None, startup.weights_bytes or None,
         startup.activation_bytes, startup.non_torch_bytes,
-        pool if isinstance(pool, int) and not startup.explicit_kv else None, *_one_request(case, pool),
+        pool, *_one_request(case, pool),
     )  # fmt: skip
 
 
-def _one_request(case: Case, pool: Value | None) -> tuple[int | None, int | None]:
+def _one_request(case: Case, pool: int | None) -> tuple[int | None, int | None]:
     """Bytes and tokens of the longest request: as the check prints them, or by how many of them the pool holds."""
     error = case.first("kv_bytes_short")
     needed, length = (error.facts.get(name) if error else None for name in ("needed_bytes", "max_model_len_count"))
     if isinstance(needed, int) and isinstance(length, int) and needed > 0:
         return needed, length
     concurrency, tokens = case.startup.max_concurrency, case.startup.concurrency_len
-    if not concurrency or not tokens or not isinstance(pool, int) or pool <= 0:
+    if not concurrency or not tokens or pool is None or pool <= 0:
         return None, None
     return round(pool / concurrency), tokens

@@ -81,10 +81,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield _more_ram_share(planner, starved)
         return
     yield larger_pool(planner)
-    yield from larger_budget(planner)
     if planner.base is not None:
         yield from _planned(planner)
         return
+    yield from larger_budget(planner)
     more = _more_of_the_card(planner)
     yield more
     accounting = planner.accounting
@@ -107,9 +107,14 @@ def _planned(planner: FixPlanner) -> Iterator[Fix | None]:
     yield from single
     if not any(fix and fix.plan and fix.plan.verdict == "fits" for fix in single):
         yield planner.combined_levers("raise_util", "No single change is enough; these together are.")
-    yield planner.lever("quantized weights", "checkpoint_format", "Smaller weights leave room for the pool.")
-    yield planner.lever("more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, each has room for a pool.")
-    yield other_hardware(planner, 0.4)
+    smaller = "Smaller weights leave room for the pool."
+    yield planner.made_to_fit(planner.lever("quantized weights", "checkpoint_format", smaller), smaller, confidence=0.6)
+    more = "Split over more GPUs, each has room for a pool."
+    yield planner.made_to_fit(planner.lever("more GPUs", "more_or_fewer_gpus_tp_pp", more), more, confidence=0.6)
+    if planner.accounting.weights_over_budget_bytes:
+        yield from larger_budget(planner)
+    else:
+        yield other_hardware(planner, 0.4)
 
 
 def _smaller_peak(planner: FixPlanner, accounting: LogAccounting) -> Iterator[Fix | None]:

@@ -121,6 +121,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if planner.accounting.weights_over_budget_bytes:
         # The weights alone are above the budget: no dummy is small enough.
         yield planner.lever("quantized weights", "checkpoint_format", "Smaller weights leave room for the run.", 0.6)
+        yield planner.lever(
+            "more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, each has room for the run.", 0.6
+        )
         yield from larger_budget(planner)
         return
     if planner.base is None and case.site not in ("sampler", "graph"):
