@@ -12,11 +12,11 @@ from legroom.deployments.subjects import Invoked, StartedServer, Subject
 from legroom.deployments.text import MAX_FILE_BYTES, Place, Text, Unread, read_text
 from legroom.errors import LegroomError
 from legroom.facts.releases import Release, latest, release
+from legroom.masking import is_secret
 from legroom.records import dataclass, field
 from legroom.vllm.args import ServeArgs, other_value
 from legroom.vllm.parse import ParsedArgs, parse_flags
 from legroom.vllm.problems import FlagProblem
-from legroom.vllm.secret_words import is_secret
 
 _KEPT_ENV = re.compile(r"(VLLM|PYTORCH|CUDA|NVIDIA|HIP|ROCR|NCCL|TORCH)_\w+")
 """What bears on memory; tokens and keys are never kept."""
@@ -164,7 +164,7 @@ def deployment_of(server: StartedServer, asked: Release | None = None) -> Deploy
     words = [word.text for word in server.words]
     notes = [] if asked or hint else [f"no release is named; read as vLLM {used}, the newest known"]
     if server.call is not None:
-        from legroom.deployments.engine_call import parse_call  # noqa: PLC0415 - only Python source needs it
+        from legroom.deployments.python import parse_call  # noqa: PLC0415 - only Python source needs it
 
         call = server.call
         parsed = parse_call(call, used)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from legroom.diagnosis.causes import cause_of
 from legroom.diagnosis.diagnose import in_order
 from legroom.diagnosis.masking import masked
-from legroom.drawing.bar import Segment, bar, swatch
+from legroom.drawing.chart import Segment, bar, swatch
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import cells, command_phrases, wrap, wrap_command
 from legroom.errors import LegroomError

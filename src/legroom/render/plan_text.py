@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from legroom.drawing.bar import bar, labels, ruler, swatch
+from legroom.drawing.chart import bar, labels, ruler, swatch
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, command_phrases, count, plural, wrap, wrap_command
 from legroom.planning.plan import cold_start, ready_command, shared_contexts

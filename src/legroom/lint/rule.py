@@ -1,0 +1,111 @@
+"""What a rule is: what it looks for, what it may ask, and the findings it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal
+
+from legroom.facts.metrics import all_exposed_names, exposed_names
+from legroom.facts.releases import Release, latest
+from legroom.facts.releases import release as known_release
+from legroom.records import dataclass, field
+from legroom.vllm.command_line import plain_name
+from legroom.vllm.parse import ParsedArgs, parse_flags
+
+if TYPE_CHECKING:
+    from legroom.deployments.shell.scan import Word
+    from legroom.deployments.subjects import StartedServer
+    from legroom.deployments.text import Place
+    from legroom.planning.plan_document import PlanDocument
+
+Severity = Literal["error", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+"""The gravest first: an error does not do what it says, a warning does harm or nothing, a note is worth knowing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One thing that lint looks for."""
+
+    id: str
+    severity: Severity
+    title: str
+    help: str
+    """Why, in a sentence or two."""
+
+
+@dataclass(frozen=True, slots=True)
+class LintFinding:
+    place: Place
+    rule: str
+    severity: Severity
+    message: str
+    suggestion: str = ""
+    length: int = 0
+    """How many characters of the line it is about; 0: not known."""
+
+    @property
+    def where(self) -> tuple[int, int, str]:
+        """What findings of one file are sorted by."""
+        return self.place.line, self.place.column, self.rule
+
+
+@dataclass(frozen=True)
+class Context:
+    """The frame of one run of lint."""
+
+    asked: Release | None = None
+    """The release that was asked for; None: what an image names, else the plan's, else the newest known."""
+    plan: PlanDocument | None = None
+    records: Mapping[str, str] = field(default_factory=dict)
+    """Series that the linted rule files record, each with its expression."""
+    any_release: bool = False
+    """Whether a series of any release is right."""
+
+    @property
+    def release(self) -> Release:
+        """Of what names no release itself."""
+        return self.asked or (self.plan.release if self.plan else latest())
+
+    @property
+    def series(self) -> frozenset[str]:
+        """Every series that may be asked for."""
+        return all_exposed_names() if self.any_release else exposed_names(self.release)
+
+    def release_of(self, server: StartedServer) -> Release:
+        """Of one server."""
+        named = server.named_release if self.asked is None else None
+        return known_release(named) if named else self.release
+
+    def plan_of(self, server: StartedServer) -> PlanDocument | None:
+        """The plan, unless the server serves another model than the planned one."""
+        model = self.parsed(server).args.model
+        return self.plan if self.plan and (not model or _names(model, self.plan.command)) else None
+
+    def parsed(self, server: StartedServer) -> ParsedArgs:
+        """Its flags as its release reads them."""
+        return _parsed(tuple(word.text for word in server.words), self.release_of(server))
+
+
+def _names(model: str, command: tuple[str, ...]) -> bool:
+    last = model.rstrip("/").rpartition("/")[2].lower()
+    return "$" in model or any(word.rstrip("/").rpartition("/")[2].lower() == last for word in command)
+
+
+@lru_cache(maxsize=256)
+def _parsed(words: tuple[str, ...], release: Release) -> ParsedArgs:
+    return parse_flags(words, release)
+
+
+def flag_word(server: StartedServer, *names: str) -> Word | None:
+    """The last word that gives one of some flags, however it is written."""
+    given = None
+    for word in server.words:
+        if plain_name(word.text) in names:
+            given = word
+    return given
+
+
+def finding(rule: Rule, place: Place, message: str, suggestion: str = "", length: int = 0) -> LintFinding:
+    return LintFinding(place, rule.id, rule.severity, message, suggestion, length)
