@@ -91,7 +91,6 @@ def _registered() -> Iterator[Fix]:
         steps=(
             _DEFAULT_BUFFERS,
             "docker run --ulimit memlock=-1 (or ulimit -l unlimited) on every node",
-            "if it still fails, NCCL_NET_GDR_LEVEL=LOC keeps GPU memory out of the registration (slower)",
         ),
         confidence=0.6,
     )
