@@ -101,6 +101,20 @@ def test_signals_reach_the_server(launch, tmp_path):
     assert child.exit_code == 3
 
 
+def test_engines_are_ended_by_their_title_and_the_api_server_stays(launch, tmp_path):
+    names = ("VLLM::EngineCore_DP0", "VLLM::Worker_TP0", "VLLM::APIServer_1")
+    code = "import subprocess, sys, time\n" + "".join(
+        f"print(subprocess.Popen([{name!r}, '-c', {SLEEP!r}], executable=sys.executable).pid, flush=True)\n"
+        for name in names
+    )
+    child = launch(f"{code}time.sleep(600)")
+    engine, worker, server = pids_printed(tmp_path / "out", 3)
+    assert child.kill_engines()
+    assert until(lambda: not alive(engine) and not alive(worker))
+    assert alive(server) and not child.gone
+    assert not child.kill_engines()
+
+
 def test_a_server_starts_with_default_signals(launch, tmp_path):
     child = launch("import signal; print(int(signal.getsignal(15) == signal.SIG_DFL))")
     child.wait_gone(20)

@@ -58,7 +58,7 @@ class StandIn:
 
         self.keys.add(request.headers.get("Authorization", ""))
         if request.path == "/health":
-            return web.Response()
+            return web.Response(status=self.faults.get("health_status", 200))
         if request.path == "/v1/models":
             return web.json_response({"data": [{"id": "tiny", "max_model_len": self.context}]})
         if request.path == "/metrics":

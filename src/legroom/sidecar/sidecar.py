@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from legroom.actions.run_record import run_under_way
 from legroom.errors import LegroomError
 from legroom.live.detectors import DetectorFinding, Watcher, watch_all
 from legroom.live.forecast import forecast
@@ -20,7 +21,7 @@ from legroom.live.gpu_memory import LocalMemory
 from legroom.live.journal.buffered import JournalThread
 from legroom.live.journal.journal import Journal, JournalUnavailable, journal_path
 from legroom.live.metrics.address import Endpoint, is_loopback_host
-from legroom.live.metrics.sample import Look, Sample
+from legroom.live.metrics.sample import Look, Sample, ScrapeFailure
 from legroom.live.metrics.scrape import look, open_session
 from legroom.live.metrics.window import Window
 from legroom.live.remedies import remedies_for
@@ -65,6 +66,7 @@ class Sidecar:
         """Until then nothing is done to a server: what an earlier legroom left unfinished there is not known."""
         self._mistake = ""
         self._next_forecast_s: dict[str, float] = {}
+        self._under_way: dict[str, str | None] = {}
         self._actor = Actor(
             config,
             ActionContext(self._journal.call, self._journal.write, self._look, path.parent, config.poll_s),
@@ -183,6 +185,8 @@ class Sidecar:
         self._count(seen, watcher, group)
         if self._actor.is_acting_on(seen.server):
             return  # its silence is legroom's own doing, and whether the trouble is over shows afterwards
+        if isinstance(seen, ScrapeFailure) and self._is_expected(seen.server):
+            return
         changes = self._keeper.update(seen.server, group, findings)
         for incident in changes.opened:
             self._opened(incident)
@@ -199,6 +203,14 @@ class Sidecar:
             self._ask_for_remedies(incident)
             if self._has_taken_over:
                 self._actor.consider(incident, watcher, servers, unhealthy)
+
+    def _is_expected(self, server: str) -> bool:
+        """Whether a `legroom run` of this machine is about to start the server anyway: it acts, and this one knows."""
+        what = run_under_way(server)
+        if what is not None and self._under_way.get(server) != what:
+            self._say(f"{server}: {what}: its silence is no incident, and nothing is done here")
+        self._under_way[server] = what
+        return what is not None
 
     def gone(self, server: str) -> None:
         """A source no longer lists a server: whatever was known of it is over."""

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from legroom.actions.run_record import run_under_way
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.live.detectors import Condition, Detector, DetectorFinding, Watcher
 from legroom.live.gpu_memory import LocalMemory
@@ -44,6 +45,8 @@ _SCRAPES_AGO_S = (60.0, 30.0, 15.0)
 _SECOND_SCRAPE_S = 65.0
 """How long is waited for a second scrape where there was none yet."""
 _SAMPLES_EVERY_S = 10.0
+_NOW_S = 60.0
+"""A look this young is of now, and not from a recording."""
 _DISCOVERY_S = 15.0
 
 
@@ -108,6 +111,9 @@ class WatchSession:
         findings = watcher.take(look)
         now = self.views[look.server] = view(watcher, self.levels)
         self._remember(look, now, watcher)
+        if isinstance(look, ScrapeFailure) and (what := _under_way(look)) is not None:
+            now = self.views[look.server] = replace(now, sentence=f"{what}: it does not answer yet")
+            return now  # a planned silence is no incident
         changed = self._keeper.update(look.server, "", findings)
         for incident in changed.opened:
             self.changes.appendleft(IncidentChange(incident, False, look.time_s, self._opened(incident, watcher)))
@@ -247,6 +253,11 @@ def _is_kept(incident: Incident) -> bool:
     except (OSError, KeyError, ValueError, TypeError, OverflowError):
         return False
     return True
+
+
+def _under_way(look: ScrapeFailure) -> str | None:
+    """What a `legroom run` does to the server meanwhile; of a recording nobody knows any more."""
+    return run_under_way(look.server) if abs(time.time() - look.time_s) < _NOW_S else None
 
 
 def _at_once(detector: Detector, watcher: Watcher, seen: Condition, now_s: float) -> DetectorFinding:
