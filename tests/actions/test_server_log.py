@@ -27,8 +27,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     )
     if made.returncode:
         pytest.skip("no file system can be mounted here: it takes root")
-    yield place
-    subprocess.run(["umount", "-l", place], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", place], check=True)
 
 
 def lines(count: int, first: int = 0) -> bytes:

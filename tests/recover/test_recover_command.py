@@ -112,7 +112,7 @@ def test_without_a_driver_it_says_so():
     [
         (
             Holdings(1e6, {1: INIT, 200: replace(CORE, is_readable=False, user="bob")}),
-            "1 process: 1.2 GiB of bob cannot be",
+            "1 process: 2.00 GiB of bob cannot be",
         ),
         (Holdings(1e6, {7: OTHER}, hides_others=True), "the processes of other users are hidden"),
     ],

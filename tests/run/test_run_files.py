@@ -79,11 +79,13 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
     made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", place], capture_output=True, check=False)
     if made.returncode:
         pytest.skip("no file system can be mounted here: it takes root")
-    with contextlib.suppress(OSError), (place / "ballast").open("wb", buffering=0) as ballast:
-        while True:
-            ballast.write(b"x" * 4096)
-    yield place
-    subprocess.run(["umount", "-l", place], check=True)
+    try:
+        with contextlib.suppress(OSError), (place / "ballast").open("wb", buffering=0) as ballast:
+            while True:
+                ballast.write(b"x" * 4096)
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", place], check=True)
 
 
 def test_on_a_full_disk_a_failed_start_is_diagnosed_and_fixed_all_the_same(run, full_disk):

@@ -154,6 +154,16 @@ def test_a_server_that_answers_everything_is_verified():
     ]  # fmt: skip
 
 
+def test_a_server_without_a_health_route_is_verified_all_the_same():
+    passed, verification = checked(StandIn(health_status=404))
+    assert verification.ok and passed["health"]
+
+
+def test_a_server_that_says_it_is_not_healthy_is_not_verified():
+    with pytest.raises(LegroomError, match="/health answered 503"):
+        checked(StandIn(health_status=503))
+
+
 def test_by_default_as_many_run_as_always_fit_the_pool():
     _, verification = checked(StandIn(blocks=65, block_size=16))
     assert verification.load.concurrency == 64 // 5

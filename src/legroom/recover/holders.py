@@ -373,7 +373,7 @@ def _segments(folder: Path) -> tuple[SharedMemorySegment, ...]:
                             seen.st_mtime,
                             ours,
                             "" if os.getuid() in (0, seen.st_uid) else _user_name(seen.st_uid),
-                        )  # fmt: skip
+                        )
                     )
     return tuple(sorted(segments, key=lambda segment: segment.path))
 

@@ -26,8 +26,8 @@ class HangWatch:
     nobody asks it anything, and a busy one uses much: neither is ever asked, and neither can be taken for one that
     hangs. Only a server that has used none since the last look is asked whether it answers.
 
-    An engine that was stopped (SIGSTOP, a frozen job) will answer nothing, however well its API server does: nobody would
-    notice before the next request.
+    An engine that was stopped (SIGSTOP, a frozen job) serves nobody, however well its API server answers: it counts as
+    silent, before a request finds out.
     """
 
     def __init__(
