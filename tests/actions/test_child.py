@@ -101,18 +101,30 @@ def test_signals_reach_the_server(launch, tmp_path):
     assert child.exit_code == 3
 
 
-def test_engines_are_ended_by_their_title_and_the_api_server_stays(launch, tmp_path):
-    names = ("VLLM::EngineCore_DP0", "VLLM::Worker_TP0", "VLLM::APIServer_1")
-    code = "import subprocess, sys, time\n" + "".join(
-        f"print(subprocess.Popen([{name!r}, '-c', {SLEEP!r}], executable=sys.executable).pid, flush=True)\n"
-        for name in names
+def process(*below: str) -> str:
+    """Code of a process that starts others with titles of vLLM's, prints their pids, and stays."""
+    starts = "".join(
+        f"print(subprocess.Popen([{title!r}, '-c', {code!r}], executable=sys.executable).pid, flush=True)\n"
+        for title, code in zip(below[::2], below[1::2], strict=True)
     )
-    child = launch(f"{code}time.sleep(600)")
-    engine, worker, server = pids_printed(tmp_path / "out", 3)
+    return f"import subprocess, sys, time\n{starts}time.sleep(600)"
+
+
+def test_the_engine_of_a_single_api_server_is_killed_with_its_workers(launch, tmp_path):
+    engine = process("VLLM::Worker_TP0", SLEEP)
+    child = launch(process("VLLM::EngineCore", engine, "tracker", SLEEP))
+    pids = pids_printed(tmp_path / "out", 3)
     assert child.kill_engines()
-    assert until(lambda: not alive(engine) and not alive(worker))
-    assert alive(server) and not child.gone
-    assert not child.kill_engines()
+    assert until(lambda: sum(map(alive, pids)) == 1)
+    assert not child.gone and not child.kill_engines()
+
+
+def test_an_engine_of_several_api_servers_loses_its_workers_so_that_it_can_tell_them(launch, tmp_path):
+    engine = process("VLLM::Worker_TP0", SLEEP)
+    child = launch(process("VLLM::EngineCore_DP0", engine, "VLLM::APIServer_0", SLEEP))
+    pids = pids_printed(tmp_path / "out", 3)
+    assert child.kill_engines()
+    assert until(lambda: sum(map(alive, pids)) == 2)
 
 
 def test_a_server_starts_with_default_signals(launch, tmp_path):

@@ -31,9 +31,16 @@ def run_under_way(server: str, home: Path | None = None) -> str | None:
     port = place.port or (443 if place.scheme == "https" else 80)
     try:
         record: dict[str, Any] = json.loads((runs_folder(home) / f"{port}.json").read_text("utf-8"))
-        what = _UNDER_WAY.get(str(record.get("state")))
+        what = _UNDER_WAY.get(str(record.get("state"))) or _after_death(record)
         if what is None or process_identity(int(record["pid"])) is None:
             return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return f"`legroom run` (pid {record['pid']}) {what}"
+
+
+def _after_death(record: dict[str, Any]) -> str | None:
+    """A run whose server has died sees it at once, but may take seconds to clean up before it writes that down."""
+    child = record.get("child_pid")
+    is_gone = isinstance(child, int) and process_identity(child) is None
+    return "sees that the server has ended, and does what is to be done" if is_gone else None

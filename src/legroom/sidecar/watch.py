@@ -108,12 +108,13 @@ class WatchSession:
         if watcher is None:
             plan = self._plans.get(look.server, self._plans.get(""))
             watcher = self._watchers[look.server] = Watcher(look.server, self.levels, plan)
+        if isinstance(look, ScrapeFailure) and (what := _under_way(look)) is not None:
+            waiting = replace(view(watcher, self.levels), state="unreachable", sentence=f"{what}: no answer yet")
+            self.views[look.server] = waiting
+            return waiting  # an expected silence is no incident
         findings = watcher.take(look)
         now = self.views[look.server] = view(watcher, self.levels)
         self._remember(look, now, watcher)
-        if isinstance(look, ScrapeFailure) and (what := _under_way(look)) is not None:
-            now = self.views[look.server] = replace(now, sentence=f"{what}: it does not answer yet")
-            return now  # a planned silence is no incident
         changed = self._keeper.update(look.server, "", findings)
         for incident in changed.opened:
             self.changes.appendleft(IncidentChange(incident, False, look.time_s, self._opened(incident, watcher)))
