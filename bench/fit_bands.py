@@ -47,8 +47,7 @@ SMALLEST_KV = GIB // 2
 ANOTHER_START = 0.2
 """Off by more of the card than this, a record tells of another start: two cards of one name, unstated TP sizes."""
 EXACT_BYTES = 4 * MIB
-EXACT_SHARE = 0.95
-"""Weights of a class are exact where this share of its start-ups is, to EXACT_BYTES or the log's rounding."""
+"""Weights of a class are exact where those of every start-up are, to this or to the log's rounding."""
 PATCHED = ("Sandermage/", "zjpzhao/vllm-qwen3vl-cu118-t4")
 """Sources that run a vLLM of their own making: a plan is of the release."""
 STARTED_BY_ANOTHER = ("unslothai/",)
@@ -241,9 +240,7 @@ def fit_figure(seen: Sequence[Seen], skewed: bool = False) -> dict[str, BandRow]
     return rows
 
 
-def _sides(
-    errors: Sequence[tuple[float, float]], coverage: float, starts: int, skewed: bool
-) -> tuple[float, float]:
+def _sides(errors: Sequence[tuple[float, float]], coverage: float, starts: int, skewed: bool) -> tuple[float, float]:
     """How far a band reaches to each side: as far to both, unless the figure is known to err to one side."""
     # The next start is one more beside those seen, as split-conformal prediction counts it.
     share = min(1.0, coverage * (1 + 1 / starts))
@@ -268,7 +265,7 @@ def fit_weights(starts: Sequence[Start]) -> dict[str, BandRow]:
     for start, miss in kept:
         right["/".join(start.of.weights_path)].append(abs(miss.truth_above) <= EXACT_BYTES)
     for name, exactly in right.items():
-        if len(exactly) >= FEW // 2 and sum(exactly) / len(exactly) >= EXACT_SHARE:
+        if len(exactly) >= FEW // 2 and all(exactly):
             rows[name] = replace(rows[name], below=0.0, above=0.0)
     return rows
 
