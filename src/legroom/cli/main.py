@@ -65,6 +65,9 @@ SECTIONS: Mapping[str, tuple[CommandEntry, ...]] = {
         CommandEntry("verify", "does a server hold what was planned? proven under load"),
         CommandEntry("recover", "after a crash: what still holds memory, and freeing what is dead"),
     ),
+    "on a page": (
+        CommandEntry("ui", "all of it in a browser: served from here, or as files that need no server"),
+    ),
     "files for other tools": (
         CommandEntry("export", "alerts, dashboards, units, manifests and scripts from the plan"),
         CommandEntry("lint", "what is wrong in your rules, dashboards, scripts, units and manifests"),
