@@ -49,6 +49,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--watch", metavar="URL", action="append", nargs="+", default=[], help="servers to show live")
     parser.add_argument("--interval", metavar="S", type=float, default=5.0, help="seconds between looks (default: 5)")
     parser.add_argument("--static", metavar="DIR", help="write the page as files instead")
+    parser.add_argument(
+        "--runtime", metavar="FILE", help="for --static: the npm package of Pyodide, where npm cannot fetch it"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout: where it is")
     return parser
 
@@ -128,7 +131,7 @@ def _serve(listening: socket.socket, token: str, feed: LiveFeed | None) -> None:
 
     config = uvicorn.Config(
         create_app(Access(token), feed=feed), log_level="warning", lifespan="on", ws="none", server_header=False,
-        timeout_graceful_shutdown=3, timeout_keep_alive=20, limit_concurrency=4_000, h11_max_incomplete_event_size=65536,
+        timeout_graceful_shutdown=3, timeout_keep_alive=20, limit_concurrency=4_000,
     )  # fmt: skip
     try:
         Server(config).run(sockets=[listening])
@@ -141,7 +144,7 @@ def _serve(listening: socket.socket, token: str, feed: LiveFeed | None) -> None:
 def _write_static(args: argparse.Namespace) -> int:
     from legroom.web.static_edition import write_static
 
-    written = write_static(args.static)
+    written = write_static(args.static, args.runtime)
     if args.json:
         print_json_line(written.as_json())
     else:
