@@ -44,7 +44,7 @@ def _re2() -> Any:
         import re2  # noqa: PLC0415
     except ImportError:
         message = "checking patterns needs the package google-re2"
-        raise LegroomError(message, "pip install google-re2", UNREACHABLE) from None
+        raise LegroomError(message, "pip install 'legroom[scan]'", UNREACHABLE) from None
     return re2
 
 

@@ -12,9 +12,9 @@ from mcp.types import ToolAnnotations
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from legroom import calls
 from legroom.api import Machine
 from legroom.errors import LegroomError
-from legroom.mcp import requests as calls
 from legroom.version import __version__
 
 _INSTRUCTIONS = """\
