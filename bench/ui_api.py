@@ -1,7 +1,7 @@
 """The HTTP API of `legroom ui` under load and under random requests.
 
 python bench/ui_api.py [--clients 200] [--seconds 60]        many clients at once: no 5xx, memory flat
-python bench/ui_api.py --schemathesis [--examples 50]        random requests by the OpenAPI document (pip install schemathesis)
+python bench/ui_api.py --schemathesis [--examples 50]        random requests by /openapi.json (needs schemathesis)
 """
 
 from __future__ import annotations

@@ -78,6 +78,13 @@ def test_a_log_may_be_streamed(served):
     assert json.loads(body)["findings"][0]["entry"] == "LR203"
 
 
+def test_what_an_address_says_beside_a_log_is_checked(served):
+    assert served.ask("POST", f"/api/diagnose?vllm={'9' * 100}", {"log": "x"})[0] == 400
+    assert (
+        served.ask("POST", "/api/diagnose?nonsense=1", SAMPLE.read_bytes(), **{"content-type": "text/plain"})[0] == 400
+    )
+
+
 def test_a_binary_log_is_no_crash(served):
     status, _, body = served.ask("POST", "/api/diagnose", os.urandom(1 << 20), **{"content-type": "text/plain"})
     assert status in (200, 422)
@@ -144,9 +151,10 @@ def test_the_live_feed_says_that_nothing_is_watched(served):
 
 
 def test_an_unknown_method_is_told_what_is_allowed(served):
-    status, headers, _ = served.ask("DELETE", "/api/plan")
-    assert status == 405
-    assert headers["allow"] == "POST"
+    for method in ("GET", "DELETE"):
+        status, headers, _ = served.ask(method, "/api/plan")
+        assert status == 405
+        assert headers["allow"] == "POST"
 
 
 def test_ctrl_c_ends_it_cleanly():
