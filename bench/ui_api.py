@@ -33,11 +33,8 @@ positive_data_acceptance.expected-statuses = [200, 422, 424, 404, 413]
 
 def one_request(rng: random.Random) -> tuple[str, bytes]:
     kind = rng.random()
-    plan = {
-        "model": rng.choice(MODELS),
-        "gpu": rng.choice(GPUS),
-        "flags": {"max_model_len": rng.randrange(1, 200) * 512},
-    }
+    model, length = rng.choice(MODELS), rng.randrange(1, 64) * 512
+    plan = {"model": model, "gpu": rng.choice(GPUS), "flags": {"max_model_len": length}, "advice": rng.random() < 0.1}
     if kind < 0.75:
         return "/api/plan", json.dumps(plan).encode()
     if kind < 0.85:

@@ -3,7 +3,7 @@
 python bench/ui_static_plans.py [--plans 1000] [--seed 0]
 
 Writes a static edition, starts its Python under node as its worker does in a browser, and compares every plan with what
-`legroom plan --json` prints in this Python.
+`legroom plan --json` prints in this Python. Without advice: searching for it takes seconds where nothing fits.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def random_plan(rng: random.Random) -> dict[str, object]:
             flags[name] = rng.choice(values)
     request: dict[str, object] = {
         "model": rng.choice(bundled_names()), "gpu": rng.choice(all_gpus()).name, "vllm": rng.choice(known_releases()),
-        "flags": flags,
+        "flags": flags, "advice": False,
     }  # fmt: skip
     if rng.random() < 0.3:
         request["gpus"] = rng.choice((1, 2, 4, 8))
@@ -71,7 +71,7 @@ def random_plan(rng: random.Random) -> dict[str, object]:
 def on_command_line(request: dict[str, object]) -> dict[str, object]:
     words = ["plan", str(request["model"]), "--gpu", str(request["gpu"]), "--vllm", str(request["vllm"]), "--json"]
     words += ["--gpus", str(request["gpus"])] if "gpus" in request else []
-    words += ["--cold"] if request.get("cold") else []
+    words += [*(["--cold"] if request.get("cold") else []), *(["--no-advice"] if not request["advice"] else [])]
     flags = request["flags"]
     assert isinstance(flags, dict)
     out, err = io.StringIO(), io.StringIO()

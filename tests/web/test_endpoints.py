@@ -42,6 +42,11 @@ def test_a_plan_that_does_not_fit_has_the_same_advice_as_the_command_line(capsys
     assert answer("plan", request) == printed(capsys, *words)
 
 
+def test_a_plan_without_advice_is_that_of_the_command_line(capsys):
+    words = ("plan", "llama-3.1-70b", "--gpu", "rtx4090", "--no-advice")
+    assert answer("plan", {"model": "llama-3.1-70b", "gpu": "rtx4090", "advice": False}) == printed(capsys, *words)
+
+
 def test_a_cold_start_is_planned_as_on_the_command_line(capsys):
     words = ("plan", "llama-3.1-8b", "--gpu", "h100", "--max-model-len", "8192", "--cold")
     assert answer("plan", {**PLAN, "cold": True}) == printed(capsys, *words)

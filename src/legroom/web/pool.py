@@ -23,7 +23,8 @@ _CALLS_A_WORKER = 5_000
 class PoolLimits:
     """What the machine gives to requests."""
 
-    workers: int = max(2, min(8, os.cpu_count() or 2))
+    workers: int = max(4, min(8, os.cpu_count() or 4))
+    """More than there are cores: a long search must not keep a slider waiting."""
     waiting: int = 1_000
     """Requests that may wait for a worker; more are refused at once."""
     wait_s: float = 60.0

@@ -31,10 +31,10 @@ class MathDocument(TypedDict):
 
 
 def plan(request: dict[str, Any]) -> dict[str, Any]:
-    """The document of `legroom plan --json`."""
+    """The document of `legroom plan --json`; without `advice`, which may take seconds, that of --no-advice."""
     from legroom.planning.plan_document import plan_json  # noqa: PLC0415
 
-    return plan_json(made_plan(request, advice=True))
+    return plan_json(made_plan(request, advice=request.get("advice", True)))
 
 
 def math(request: dict[str, Any]) -> MathDocument:
