@@ -20,13 +20,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-os.environ["LEGROOM_HOME"] = tempfile.mkdtemp()  # what this user measured is not known to a visitor's browser
-
 from legroom.cli.main import main as legroom
 from legroom.facts.bundled import bundled_names
 from legroom.facts.gpus import all_gpus
 from legroom.facts.releases import known_releases
 from legroom.vllm.command_line import any_release_words
+from legroom.web.browser_python import runtime_files
 from legroom.web.static_edition import static_files
 
 NODE = """
@@ -91,7 +90,7 @@ def in_browser_python(requests: list[dict[str, object]], runtime: str | None) ->
                 packed = name.endswith(".packed")
                 file = place / name.removeprefix("engine/").removesuffix(".packed")
                 file.write_bytes(gzip.decompress(body) if packed else body)
-        (place / "pyodide-lock.json").write_text('{"info": {}, "packages": {}}')
+        (place / "pyodide-lock.json").write_bytes(runtime_files(runtime)["pyodide-lock.json"])
         (place / "run.mjs").write_text(NODE)
         (place / "requests.jsonl").write_text("\n".join(map(json.dumps, requests)))
         subprocess.run(["node", str(place / "run.mjs"), folder], check=True)
@@ -107,7 +106,9 @@ def main() -> int:
     args = parser.parse_args()
     rng = random.Random(args.seed)
     requests = [random_plan(rng) for _ in range(args.plans)]
-    pairs = zip(requests, in_browser_python(requests, args.runtime), map(on_command_line, requests), strict=True)
+    answers = in_browser_python(requests, args.runtime)
+    os.environ["LEGROOM_HOME"] = tempfile.mkdtemp()  # what this user measured is not known to a visitor's browser
+    pairs = zip(requests, answers, map(on_command_line, requests), strict=True)
     different = refused = 0
     for request, browser, command_line in pairs:
         refused += "error" in command_line

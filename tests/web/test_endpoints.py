@@ -65,6 +65,11 @@ def test_a_size_is_the_document_of_the_command_line(capsys):
     assert answer("size", request) == printed(capsys, *words)
 
 
+def test_a_whole_number_may_be_written_with_a_point():
+    request = {"model": "llama-3.1-8b", "cards": ["l4"], "context": 4096, "max_gpus": 2}
+    assert answer("size", {**request, "context": 4096.0, "max_gpus": 2.0}) == answer("size", request)
+
+
 def test_an_entry_is_the_document_of_the_command_line(capsys):
     assert answer("entry", {"id": "lr203", "language": "zh"}) == printed(capsys, "explain", "LR203", "--lang", "zh")
 

@@ -41,6 +41,13 @@ def check_request(endpoint: str, request: Any) -> str:
     return wrong[0].removeprefix("$: ").removeprefix("$.") if wrong else ""
 
 
+def with_whole_numbers(request: dict[str, Any]) -> dict[str, Any]:
+    """JSON Schema counts 2.0 as an integer, and so must what is called with it. Flags and configs stay as they are."""
+    inner = {name: with_whole_numbers(request[name]) for name in ("mix", "plan") if isinstance(request.get(name), dict)}
+    whole = {name: int(value) for name, value in request.items() if isinstance(value, float) and value.is_integer()}
+    return {**request, **whole, **inner}
+
+
 def _depth(value: Any) -> int:
     """Levels of nesting, level by level: a deep document must not exhaust the stack of whoever reads it."""
     depth, level = 0, [value]

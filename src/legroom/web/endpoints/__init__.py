@@ -63,7 +63,7 @@ class BadRequest(LegroomError):
 
 def answer(name: str, request: Any) -> Document:
     """The document, or a `LegroomError`; a `BadRequest` where the request is not of the endpoint's form."""
-    from legroom.web.schemas import check_request  # noqa: PLC0415
+    from legroom.web.schemas import check_request, with_whole_numbers  # noqa: PLC0415
 
     endpoint = ENDPOINTS.get(name)
     if endpoint is None:
@@ -74,7 +74,7 @@ def answer(name: str, request: Any) -> Document:
     if endpoint.asks_the_hub:
         return endpoint.function(request)
     with isolated():
-        return endpoint.function(request)
+        return endpoint.function(with_whole_numbers(request))
 
 
 def error_document(error: LegroomError) -> Document:
