@@ -15,10 +15,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
-from legroom.web.endpoints import ENDPOINTS, Endpoint
+from legroom.web.endpoints import ENDPOINTS, ApiEndpoint
 from legroom.web.openapi import openapi_document
 from legroom.web.page_files import page_file
-from legroom.web.pool import PoolLimits, Refused, WorkerPool
+from legroom.web.pool import Refused, WorkerLimits, WorkerPool
 from legroom.web.responses import error_response, refusal_response, worker_response
 from legroom.web.security import COOKIE, Access, SecurityLayer
 
@@ -35,7 +35,7 @@ _LONGEST_SILENCE_S = 30.0
 
 
 def create_app(
-    access: Access | None = None, limits: PoolLimits | None = None, feed: LiveFeed | None = None
+    access: Access | None = None, limits: WorkerLimits | None = None, feed: LiveFeed | None = None
 ) -> Starlette:
     """The application; `feed` is what it watches, if anything."""
     pool = WorkerPool(limits)
@@ -94,7 +94,7 @@ async def _page(request: Request) -> Response:
     return Response(file.body, headers={"etag": file.etag, "cache-control": "no-cache"}, media_type=file.media_type)
 
 
-def _endpoint_route(endpoint: Endpoint, pool: WorkerPool) -> Route:
+def _endpoint_route(endpoint: ApiEndpoint, pool: WorkerPool) -> Route:
     async def handle(request: Request) -> Response:
         try:
             if request.method != "POST":

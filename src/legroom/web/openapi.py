@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from legroom.version import __version__
-from legroom.web.endpoints import ENDPOINTS, Endpoint
+from legroom.web.endpoints import ENDPOINTS, ApiEndpoint
 from legroom.web.schemas import REQUESTS, response_name, schemas
 
 _ERRORS = {
@@ -44,7 +44,7 @@ def openapi_document() -> dict[str, Any]:
     }
 
 
-def _path(endpoint: Endpoint) -> dict[str, Any]:
+def _path(endpoint: ApiEndpoint) -> dict[str, Any]:
     post: dict[str, Any] = {
         "operationId": endpoint.name,
         "summary": endpoint.summary,

@@ -20,7 +20,7 @@ _CALLS_A_WORKER = 5_000
 
 
 @dataclass(frozen=True, slots=True)
-class PoolLimits:
+class WorkerLimits:
     """What the machine gives to requests."""
 
     workers: int = max(4, min(8, os.cpu_count() or 4))
@@ -75,8 +75,8 @@ class _Worker:
 class WorkerPool:
     """Calls in, answers out. A worker that fails or runs out of time is replaced."""
 
-    def __init__(self, limits: PoolLimits | None = None) -> None:
-        self.limits = limits or PoolLimits()
+    def __init__(self, limits: WorkerLimits | None = None) -> None:
+        self.limits = limits or WorkerLimits()
         self._idle: list[_Worker] = []
         self._busy: set[_Worker] = set()
         self._free = asyncio.Semaphore(self.limits.workers)

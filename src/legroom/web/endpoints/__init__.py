@@ -18,7 +18,7 @@ Document = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class ApiEndpoint:
     """One name, where its function is, and how it may be asked."""
 
     name: str
@@ -37,22 +37,22 @@ class Endpoint:
         return answer
 
 
-ENDPOINTS: Mapping[str, Endpoint] = {
+ENDPOINTS: Mapping[str, ApiEndpoint] = {
     endpoint.name: endpoint
     for endpoint in (
-        Endpoint("plan", "plans", "Whether vLLM starts, and where every byte of the card goes"),
-        Endpoint("math", "plans", "The working behind every figure of a plan"),
-        Endpoint("size", "plans", "Which GPUs, and how many, hold a model"),
-        Endpoint("read", "texts", "The servers that a script, a container line or a manifest starts"),
-        Endpoint("diagnose", "texts", "Why a server failed, from its log"),
-        Endpoint("simulate", "loads", "Whether settings hold a load, replayed through vLLM's scheduler"),
-        Endpoint("models", "facts", "The models that are known without a network", without_input=True),
-        Endpoint("gpus", "facts", "The GPUs that are known", without_input=True),
-        Endpoint("releases", "facts", "The vLLM releases that are known, the newest first", without_input=True),
-        Endpoint("flags", "facts", "The flags of a release, those that memory depends on first", without_input=True),
-        Endpoint("catalog", "entries", "The causes in the catalog, all or those that fit words", without_input=True),
-        Endpoint("entry", "entries", "The long story of one cause"),
-        Endpoint("hub", "hub", "A model's config.json from the Hugging Face Hub", asks_the_hub=True),
+        ApiEndpoint("plan", "plans", "Whether vLLM starts, and where every byte of the card goes"),
+        ApiEndpoint("math", "plans", "The working behind every figure of a plan"),
+        ApiEndpoint("size", "plans", "Which GPUs, and how many, hold a model"),
+        ApiEndpoint("read", "texts", "The servers that a script, a container line or a manifest starts"),
+        ApiEndpoint("diagnose", "texts", "Why a server failed, from its log"),
+        ApiEndpoint("simulate", "loads", "Whether settings hold a load, replayed through vLLM's scheduler"),
+        ApiEndpoint("models", "facts", "The models that are known without a network", without_input=True),
+        ApiEndpoint("gpus", "facts", "The GPUs that are known", without_input=True),
+        ApiEndpoint("releases", "facts", "The vLLM releases that are known, the newest first", without_input=True),
+        ApiEndpoint("flags", "facts", "The flags of a release, those that memory depends on first", without_input=True),
+        ApiEndpoint("catalog", "entries", "The causes in the catalog, all or those that fit words", without_input=True),
+        ApiEndpoint("entry", "entries", "The long story of one cause"),
+        ApiEndpoint("hub", "hub", "A model's config.json from the Hugging Face Hub", asks_the_hub=True),
     )
 }
 
