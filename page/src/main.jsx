@@ -4,6 +4,7 @@ import { flushAddress, useAddress } from "./address.js";
 import { CatalogArea } from "./catalog/catalog.jsx";
 import { DiagnoseArea } from "./diagnose/diagnose.jsx";
 import { engine, version } from "./engine.js";
+import { ErrorNote } from "./parts/controls.jsx";
 import { LiveArea } from "./live/live.jsx";
 import { PlanArea } from "./plan/plan.jsx";
 import { applyTheme, keepPreference, preference } from "./preferences.js";
@@ -82,13 +83,14 @@ function Header({ area, theme, onTheme, onLanguage }) {
 // The static edition brings its engine along; the page says how far that is.
 function Progress() {
   const t = useText();
-  const [progress, setProgress] = useState(engine.onProgress ? { stage: "engine", done: 0, total: 0 } : { stage: "ready" });
+  const [progress, setProgress] = useState({ ready: !engine.onProgress, share: null, error: null });
   useEffect(() => engine.onProgress?.(setProgress), []);
-  if (progress.stage === "ready") return null;
+  if (progress.ready) return null;
+  if (progress.error) return <ErrorNote error={progress.error} />;
   return (
     <div class="progress" role="status">
-      <span>{t(`progress.${progress.stage}`)}</span>
-      <progress max={progress.total || undefined} value={progress.total ? Math.min(progress.done, progress.total) : undefined} aria-label={t(`progress.${progress.stage}`)} />
+      <span>{t("progress.engine")}</span>
+      <progress max={1} value={progress.share ?? undefined} aria-label={t("progress.engine")} />
     </div>
   );
 }
@@ -133,4 +135,5 @@ addEventListener("click", flushAddress, true);
 // A file dropped beside its place must not make the browser leave the page.
 for (const kind of ["dragover", "drop"]) addEventListener(kind, (event) => event.preventDefault());
 applyTheme(preference("theme", "auto"));
+if (engine.edition === "static") navigator.serviceWorker?.register("sw.js").catch(() => {});
 render(<App />, document.getElementById("page"));

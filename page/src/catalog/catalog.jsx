@@ -37,21 +37,19 @@ export function CatalogArea({ item }) {
 
 function EntryList({ entries, current, grouped }) {
   const t = useText();
-  let phase = null;
-  return (
-    <ul class="entry-list">
-      {entries.map((entry) => {
-        const head = grouped && entry.phase !== phase ? <span class="phase">{t(`phase.${entry.phase}`)}</span> : null;
-        phase = entry.phase;
-        return (
-          <li key={entry.id}>
-            {head}
-            <a href={`#/catalog/${entry.id}`} aria-current={entry.id === current ? "page" : undefined}><code>{entry.id}</code> <span>{entry.title}</span></a>
-          </li>
-        );
-      })}
-    </ul>
+  const link = (entry) => (
+    <li key={entry.id}>
+      <a href={`#/catalog/${entry.id}`} aria-current={entry.id === current ? "page" : undefined}><code>{entry.id}</code> <span>{entry.title}</span></a>
+    </li>
   );
+  if (!grouped) return <ul class="entry-list">{entries.map(link)}</ul>;
+  const phases = [...new Set(entries.map((entry) => entry.phase))];
+  return phases.map((phase) => (
+    <section key={phase} aria-label={t(`phase.${phase}`)}>
+      <h2 class="phase">{t(`phase.${phase}`)}</h2>
+      <ul class="entry-list">{entries.filter((entry) => entry.phase === phase).map(link)}</ul>
+    </section>
+  ));
 }
 
 function Entry({ id }) {

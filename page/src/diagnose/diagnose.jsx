@@ -36,14 +36,14 @@ export function DiagnoseArea() {
   const lists = useLists();
   const [text, setText] = useState("");
   const [hints, setHints] = useState({ command: "", gpu: "" });
-  const [state, setState] = useState({ log: null, answer: null, before: null, error: null, busy: false });
+  const [state, setState] = useState({ log: null, answer: null, pictures: null, error: null, busy: false });
   const [jump, setJump] = useState(null);
   const round = useRef(0);
 
   const read = async (file, name, known = hints) => {
     const mine = ++round.current;
     const put = (change) => mine === round.current && setState((now) => ({ ...now, ...change }));
-    setState({ log: null, answer: null, before: null, error: null, busy: true });
+    setState({ log: null, answer: null, pictures: null, error: null, busy: true });
     try {
       const log = await openLog(file, name);
       put({ log });
@@ -51,7 +51,7 @@ export function DiagnoseArea() {
       put({ answer, busy: false });
       const line = answer.findings?.[0]?.evidence?.[0]?.line;
       if (line && mine === round.current) setJump({ line });
-      put({ before: await planBefore(answer, known) });
+      put({ pictures: await beforeAndAfter(answer, known) });
     } catch (error) {
       put({ error: error instanceof NotALog ? { message: t(`log.${error.message}`, { name: name ?? file.name }) } : error, busy: false });
     }
@@ -98,20 +98,26 @@ export function DiagnoseArea() {
       <div class="diagnosis" aria-live="polite">
         {state.busy && <p class="soft" role="status">{t("diagnose.busy", { size: state.log ? bytesWords(state.log.size) : "" })}</p>}
         <ErrorNote error={state.error} />
-        {state.answer && <Answer answer={state.answer} before={state.before} onJump={(line) => setJump({ line })} />}
+        {state.answer && <Answer answer={state.answer} pictures={state.pictures} onJump={(line) => setJump({ line })} />}
       </div>
       {state.log && <LogPanel log={state.log} answer={state.answer} jump={jump} onJump={(line) => setJump({ line })} />}
     </div>
   );
 }
 
-// What the failed command's card looked like, where the log (or the user) tells enough to draw it.
-async function planBefore(answer, hints) {
-  const { model, gpu, vllm, args } = answer.deployment ?? {};
-  const fix = answer.findings?.[0]?.fixes?.find((fix) => fix.layout);
-  if (!fix || !model || !(gpu || hints.gpu)) return null;
+// The card of the command that failed and of the first fix, where the log (or the user) tells enough to draw them.
+async function beforeAndAfter(answer, hints) {
+  const { model, gpu, vllm, args = {} } = answer.deployment ?? {};
+  const fix = answer.findings?.[0]?.fixes?.[0];
+  if (!fix?.layout || !model || !(gpu || hints.gpu)) return null;
+  const request = { model, gpu: hints.gpu || gpu, vllm: vllm ?? null, flags: args, advice: false };
+  const { model: other, ...flags } = fix.flags;
   try {
-    return await engine.call("plan", { model, gpu: hints.gpu || gpu, vllm: vllm ?? null, flags: args ?? {}, advice: false });
+    const [before, after] = await Promise.all([
+      engine.call("plan", request),
+      engine.call("plan", { ...request, model: other ?? model, flags: { ...args, ...flags } }),
+    ]);
+    return { before, after: { ...after, layout: fix.layout, confidence: {} } };
   } catch {
     return null;
   }
@@ -144,7 +150,7 @@ function HintFields({ hints, setHints, lists }) {
   );
 }
 
-function Answer({ answer, before, onJump }) {
+function Answer({ answer, pictures, onJump }) {
   const t = useText();
   const { deployment = {} } = answer;
   const about = [deployment.model, deployment.gpu && (deployment.gpu.name ?? deployment.gpu), deployment.vllm && `vLLM ${deployment.vllm}`].filter((word) => typeof word === "string");
@@ -157,7 +163,7 @@ function Answer({ answer, before, onJump }) {
         <p>{[about.join(" · "), answer.phase && t(`phase.${answer.phase}`)].filter(Boolean).join(" — ")}</p>
       </header>
       {!answer.findings.length && <p>{t(`diagnosis.${kind}.what`)}</p>}
-      {answer.findings.map((finding, index) => <Finding key={finding.cause + finding.entry} finding={finding} first={index === 0} before={before} onJump={onJump} />)}
+      {answer.findings.map((finding, index) => <Finding key={finding.cause + finding.entry} finding={finding} first={index === 0} pictures={pictures} onJump={onJump} />)}
     </>
   );
 }

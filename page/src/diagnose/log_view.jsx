@@ -29,7 +29,7 @@ export function LogView({ lines, marks, jump }) {
   const rows = [];
   for (let index = from; index < to; index++) rows.push(<Row key={index} index={index} lines={lines} mark={marks.get(index + 1)} />);
   return (
-    <div class="log" ref={box} onScroll={scrolled} tabIndex={0} role="region" aria-label={t("log.label", { lines: count(lines.count) })}>
+    <div class="log" ref={(node) => { box.current = node; node?.style.setProperty("--lines", lines.count + 1); }} onScroll={scrolled} tabIndex={0} role="region" aria-label={t("log.label", { lines: count(lines.count) })}>
       <div class="log-length" ref={(node) => node?.style.setProperty("--height", `${height}px`)}>
         <div class="log-rows" ref={(node) => node?.style.setProperty("--offset", `${Math.max(offset, 0)}px`)}>{rows}</div>
       </div>

@@ -18,18 +18,14 @@ function useLive() {
     let timer = 0;
     const later = () => { timer ||= setTimeout(() => { timer = 0; redraw((now) => now + 1); }, REDRAW_MS); };
     const source = engine.events();
-    const take = ({ data }) => {
-      try {
-        servers.current.take(JSON.parse(data));
-        setLink("open");
-        later();
-      } catch {
-        // A line that is cut off is followed by a whole one.
-      }
+    const listen = (take) => ({ data }) => {
+      take(JSON.parse(data));
+      later();
     };
     source.onopen = () => setLink("open");
-    source.onmessage = take;
-    source.addEventListener("look", take);
+    source.onmessage = listen((look) => servers.current.take(look));
+    source.addEventListener("history", listen((curves) => servers.current.takeHistory(curves)));
+    source.addEventListener("incidents", listen((changes) => servers.current.takeIncidents(changes)));
     source.onerror = () => setLink(source.readyState === EventSource.CLOSED ? "closed" : "lost");
     return () => { clearTimeout(timer); source.close(); };
   }, []);
@@ -152,8 +148,8 @@ function Incidents({ incidents }) {
       {!incidents.length && <p class="soft">{t("live.no_incidents")}</p>}
       <ol aria-live="polite">
         {incidents.slice(0, 60).map((incident) => (
-          <li key={incident.key} class={`incident ${incident.severity}${incident.ended_s ? " over" : ""}`}>
-            <span class="when">{clock(incident.since_s)}{incident.ended_s ? ` – ${clock(incident.ended_s)}` : ""}</span>
+          <li key={incident.key} class={`incident ${incident.severity}${incident.is_over ? " over" : ""}`}>
+            <span class="when">{clock(incident.opened_s)}{incident.is_over ? ` – ${clock(incident.time_s)}` : ""}</span>
             <strong>{incident.title}</strong> <span class="soft">{incident.server}</span>
             <p>{incident.reason} {incident.entry && <a href={`#/catalog/${incident.entry}`}>{incident.entry}</a>}</p>
           </li>

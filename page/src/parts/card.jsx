@@ -1,6 +1,6 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { useText } from "../text/language.jsx";
-import { GIB, bytesWords, gib, percent } from "../units.js";
+import { GIB, bytesWords, gib, percent, tokensShort } from "../units.js";
 import { isEstimate, scaleOf, segments } from "./layout.js";
 
 // Labels inside the bar are drawn at their real size, so the picture must know how wide it is.
@@ -40,6 +40,7 @@ export function CardPicture({ plan, scale, active, onPart, label }) {
         {rows.filter((part) => isEstimate(part.band)).map((part) => (
           <Band key={part.name} part={part} x={x} active={active === part.name} />
         ))}
+        <Need plan={plan} rows={rows} x={x} width={width} />
         <Budget layout={layout} args={args} x={x} width={width} />
         {over && <line class="svg-edge" x1={total} x2={total} y1={TOP - 6} y2={TOP + BAR + 16} />}
         {over && <text class="svg-bad" x={Math.min(total, width - 4)} y="14" text-anchor={total > width * 0.6 ? "end" : "start"}>{t("card.end")}</text>}
@@ -81,6 +82,23 @@ function Band({ part, x, active }) {
       <line x1={low} x2={Math.max(high, low + 1)} y1={y} y2={y} />
       <line x1={low} x2={low} y1={y - 3} y2={y + 3} />
       <line x1={high} x2={high} y1={y - 3} y2={y + 3} />
+    </g>
+  );
+}
+
+// What one request of the full length takes of the pool: a line over the bar from where the pool begins.
+function Need({ plan, rows, x, width }) {
+  const t = useText();
+  const needed = plan.kv?.needed_bytes;
+  const pool = rows.find((part) => part.name === "kv");
+  if (!needed || pool.bytes <= 0) return null;
+  const from = x(pool.start);
+  const to = x(pool.start + needed);
+  const words = t("card.need", { length: tokensShort(plan.args.max_model_len), gib: gib(needed, 1) });
+  return (
+    <g class={`need${needed > pool.bytes ? " short" : ""}`}>
+      <path d={`M${from + 0.5} ${TOP - 1} V${TOP - 6} H${to - 0.5}${to < width ? ` V${TOP - 1}` : ""}`} />
+      {width > 560 && <text x={Math.max(to, from + 8)} y="14" text-anchor={to > width * 0.55 ? "end" : "start"}>{words}</text>}
     </g>
   );
 }
@@ -140,7 +158,7 @@ export function Legend({ plan, active, onPart, onLeave }) {
             <span class="swatch" aria-hidden="true" />
             <span class="legend-name">{t(`part.${part.name}`)}</span>
             <span class="figure">{bytesWords(part.bytes)}</span>
-            <span class="share">{percent(part.bytes / layout.total_bytes, 1)}</span>
+            <span class="share">{part.bytes < 0 ? "" : percent(part.bytes / layout.total_bytes, 1)}</span>
             <span class="sure">{part.name === "headroom" ? t("sure.headroom") : certainty(t, part.band)}</span>
           </button>
         </li>

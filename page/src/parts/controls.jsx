@@ -158,7 +158,7 @@ export function Slider({ label, value, stops, onMove, onReset, defaultWord, form
       <FieldHead id={id} label={label} defaultWord={defaultWord} onReset={onReset} />
       <div class="slider-row">
         <input id={id} type="range" min="0" max={stops.length - 1} step="1" value={at} aria-valuetext={format(value)}
-          onInput={(event) => onMove(stops[Number(event.target.value)])} />
+          ref={(node) => node?.style.setProperty("--fill", `${(100 * at) / (stops.length - 1)}%`)} onInput={(event) => onMove(stops[Number(event.target.value)])} />
         <input type="text" inputMode="decimal" class="number" aria-label={`${label}${unit ? `, ${unit}` : ""}`} value={typed ?? String(value ?? "")}
           onFocus={(event) => event.target.select()} onInput={(event) => setTyped(event.target.value)} onBlur={commit}
           onKeyDown={(event) => event.key === "Enter" && commit()} />
@@ -174,10 +174,10 @@ function nearest(stops, value) {
   return best;
 }
 
-export function Toggle({ label, value, onPick, defaultWord, onReset }) {
+export function Toggle({ label, value, onPick, defaultWord, onReset, plain }) {
   const id = useId();
   return (
-    <div class={`field toggle${onReset ? " is-set" : ""}`}>
+    <div class={`field toggle${onReset ? " is-set" : ""}${plain ? " plain" : ""}`}>
       <input id={id} type="checkbox" role="switch" checked={Boolean(value)} onChange={(event) => onPick(event.target.checked)} />
       <FieldHead id={id} label={label} defaultWord={defaultWord} onReset={onReset} />
     </div>

@@ -68,7 +68,7 @@ export function Flags({ setup, plan, onChange }) {
       <Toggle {...common("enforce_eager")} onPick={set("enforce_eager")} />
       <Toggle {...common("enable_prefix_caching")} onPick={set("enable_prefix_caching")} />
       <OtherFlags setup={setup} flags={flags} onChange={onChange} />
-      <Toggle label={t("cold")} value={setup.cold} onPick={(cold) => onChange({ ...setup, cold })} />
+      <Toggle plain label={t("cold")} value={setup.cold} onPick={(cold) => onChange({ ...setup, cold })} />
     </section>
   );
 }

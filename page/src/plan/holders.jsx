@@ -45,7 +45,7 @@ function HolderTable({ rows, onUse }) {
   return (
     <div class="scroll-x" tabIndex={0} role="region" aria-label={t("holders.title")}>
       <table>
-        <thead><tr><th>{t("gpu")}</th><th>{t("holders.count")}</th><th>{t("holders.verdict")}</th><th>{t("holders.concurrency")}</th><th>{t("holders.picture")}</th><th><span class="off-screen">{t("holders.use")}</span></th></tr></thead>
+        <thead><tr><th>{t("gpu")}</th><th class="figure">{t("holders.count")}</th><th>{t("holders.verdict")}</th><th class="figure">{t("holders.concurrency")}</th><th>{t("holders.picture")}</th><th><span class="off-screen">{t("holders.use")}</span></th></tr></thead>
         <tbody>
           {rows.map((row) => (
             <tr key={row.gpu}>

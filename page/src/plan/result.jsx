@@ -39,8 +39,10 @@ export function Result({ plan, request, error, busy, scale, setup, onChange, tit
       <Verdict plan={plan} busy={busy} />
       <Failure failure={plan.failure} />
       <CardPicture plan={plan} scale={scale} active={part} onPart={setPart} />
-      <Legend plan={plan} active={part} onPart={setPart} />
-      <Working request={request} plan={plan} part={part} />
+      <div class="figures">
+        <Legend plan={plan} active={part} onPart={setPart} />
+        <Working request={request} plan={plan} part={part} />
+      </div>
       <Pool plan={plan} />
       {children}
       <Fixes plan={plan} busy={busy} onApply={(flags) => onChange(withFix(setup, flags))} />

@@ -211,7 +211,7 @@ function Totals({ runs }) {
   return (
     <div class="scroll-x" tabIndex={0} role="region" aria-label={t("simulate.totals")}>
       <table class="totals">
-        <thead><tr><th /><th>{runs.length > 1 ? "A" : ""} <span class="soft">{runs[0].label}</span></th>{runs[1] && <th>B <span class="soft">{runs[1].label}</span></th>}</tr></thead>
+        <thead><tr><td /><th class="figure">{runs.length > 1 ? "A" : ""} <span class="soft">{runs[0].label}</span></th>{runs[1] && <th class="figure">B <span class="soft">{runs[1].label}</span></th>}</tr></thead>
         <tbody>{rows.map(([key, cell]) => <tr key={key}><th scope="row">{t(key)}</th>{runs.map((run, index) => <td key={index} class="figure">{cell(run)}</td>)}</tr>)}</tbody>
       </table>
     </div>

@@ -34,7 +34,7 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom plan --json`."""
     from legroom.planning.plan_document import plan_json  # noqa: PLC0415
 
-    return plan_json(made_plan(request, advice=True))
+    return plan_json(made_plan(request, advice=request.get("advice", True)))
 
 
 def math(request: dict[str, Any]) -> MathDocument:
