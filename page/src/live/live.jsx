@@ -92,7 +92,8 @@ function Server({ view, past, open, onOpen }) {
 
 // KV use of the last looks, 0 to 100%.
 function Sparkline({ past, width = 120, height = 24 }) {
-  const points = past.map((look, index) => (look.kv_use == null ? null : `${((index + HISTORY - past.length) / (HISTORY - 1)) * width},${(1 - look.kv_use) * (height - 2) + 1}`)).filter(Boolean);
+  const span = Math.min(Math.max(past.length, 30), HISTORY);
+  const points = past.map((look, index) => (look.kv_use == null ? null : `${((index + span - past.length) / (span - 1)) * width},${(1 - look.kv_use) * (height - 2) + 1}`)).filter(Boolean);
   return (
     <svg class="sparkline" viewBox={`0 0 ${width} ${height}`} preserveAspectRatio="none" aria-hidden="true">
       <line x1="0" x2={width} y1="1" y2="1" />

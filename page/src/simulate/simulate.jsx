@@ -183,14 +183,17 @@ function Scrub({ length, at, setAt, tables, xLabel }) {
   const t = useText();
   const id = useId();
   const shown = at ?? length - 1;
-  const value = (table, column) => table[column][shown] ?? "–";
+  const runs = tables.pool.length - 1;
+  // Two runs have points at different moments: what holds is the newest before this one.
+  const newest = (column) => column[column.findLastIndex((value, index) => index <= shown && value != null)];
+  const values = (table, place, width) => Array.from({ length: runs }, (_, run) => newest(table[1 + run * width + place]) ?? "–").join(" / ");
   const x = tables.pool[0][shown];
   return (
     <div class="scrub">
       <label for={id}>{t("simulate.scrub")}</label>
       <input id={id} type="range" min="0" max={length - 1} value={shown} onInput={(event) => setAt(Number(event.target.value))} aria-valuetext={`${xLabel} ${x}`} />
       <output for={id} class="mono">
-        {`${xLabel} ${typeof x === "number" ? Number(x.toFixed(1)) : x} · ${t("simulate.blocks_in_use")} ${value(tables.pool, 1)} · ${t("simulate.running")} ${value(tables.queue, 1)} · ${t("simulate.waiting")} ${value(tables.queue, 2)}`}
+        {`${xLabel} ${typeof x === "number" ? Number(x.toFixed(1)) : x} · ${t("simulate.blocks_in_use")} ${values(tables.pool, 0, 1)} · ${t("simulate.running")} ${values(tables.queue, 0, 2)} · ${t("simulate.waiting")} ${values(tables.queue, 1, 2)}`}
       </output>
     </div>
   );
