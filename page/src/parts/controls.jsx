@@ -66,7 +66,7 @@ export function Picker({ label, value, options, onPick, placeholder, hint }) {
   const [at, setAt] = useState(-1);
   const edited = useRef(false);
   useEffect(() => setText(value), [value]);
-  const shown = useMemo(() => matching(options, edited.current ? text : ""), [options, text, open]);
+  const shown = useMemo(() => (open ? matching(options, edited.current ? text : "") : []), [options, text, open]);
   const pick = (choice) => {
     edited.current = false;
     setOpen(false);

@@ -83,9 +83,12 @@ function choicesOf(flag, fallback) {
 // Every other flag of the release that memory depends on: pick its name, then its value.
 function OtherFlags({ setup, flags, onChange }) {
   const t = useText();
-  const others = flags.filter((flag) => !SHOWN.includes(flag.name) && !(flag.name in setup.flags) && flag.name !== "model");
   const given = Object.keys(setup.flags).filter((name) => !SHOWN.includes(name));
-  const options = others.map((flag) => ({ value: flag.name, search: `${flag.name} ${flag.help ?? ""}`.toLowerCase(), note: flag.default == null ? "" : String(flag.default) }));
+  const options = useMemo(
+    () => flags.filter((flag) => !SHOWN.includes(flag.name) && !given.includes(flag.name) && flag.name !== "model")
+      .map((flag) => ({ value: flag.name, search: flag.name, note: flag.default == null ? "" : String(flag.default) })),
+    [flags, given.join()],
+  );
   const add = (name) => {
     const flag = flags.find((flag) => flag.name === name);
     if (flag) onChange(withFlag(setup, name, flag.type === "boolean" ? !flag.default : (flag.default ?? flag.choices?.[0] ?? 0)));

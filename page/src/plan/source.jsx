@@ -17,15 +17,22 @@ export function useLists() {
 
 const inBillions = (parameters) => (parameters ? `${(parameters / 1e9).toPrecision(3)}B` : "");
 
-export const modelOptions = (models) =>
+// A slider draws the form again sixty times a second: lists are made into options once.
+const made = new WeakMap();
+const once = (make) => (list) => {
+  if (!made.has(list)) made.set(list, make(list));
+  return made.get(list);
+};
+
+export const modelOptions = once((models) =>
   models.flatMap((model) => (model.ids ?? [model.id]).map((id) => ({
     value: id, search: `${id} ${model.name ?? ""}`.toLowerCase(), note: inBillions(model.parameters),
-  })));
+  }))));
 
-export const gpuOptions = (gpus) =>
+export const gpuOptions = once((gpus) =>
   gpus.map((gpu) => ({
     value: gpu.write?.[0] ?? gpu.name, search: `${gpu.name} ${(gpu.write ?? []).join(" ")}`.toLowerCase(), note: `${gpu.name}, ${gib(gpu.total_bytes, 1)}`,
-  }));
+  })));
 
 // Where the model and the flags come from: a name, a config.json, or whatever text starts the server.
 export function Source({ setup, onChange, lists }) {
