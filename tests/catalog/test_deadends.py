@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from legroom.cli.main import main
 from legroom.explain.catalog import bundled, entries
-from legroom.explain.deadends import RECORD_KEYS, entry_of_record, records_of
-from legroom.explain.entry_files import record_schema
-from legroom.explain.user_catalog import record_problems, user_folder
+from legroom.explain.catalog_files import record_schema
+from legroom.explain.deadends import RECORD_KEYS, entry_of_record, record_problems, records_of, user_folder
 
 SHAPE = {
     "id": str, "signature": str, "signature_zh": str, "regex": str, "domain": str, "category": str,

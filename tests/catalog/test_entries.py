@@ -13,10 +13,15 @@ from hypothesis import strategies as st
 import legroom
 from legroom.diagnosis.causes import causes
 from legroom.explain.catalog import bundled, entries_of
-from legroom.explain.documents import example_text
-from legroom.explain.entry_files import bundled_documents, entry_schema, record_schema
-from legroom.explain.schema_check import KEYWORDS, problems
-from legroom.explain.validate import catalog_problems
+from legroom.explain.catalog_files import (
+    KEYWORDS,
+    bundled_documents,
+    catalog_problems,
+    entry_schema,
+    problems,
+    record_schema,
+)
+from legroom.explain.entry import example_text
 from legroom.facts.evidence import message_patterns
 from legroom.facts.flags import all_flag_names
 

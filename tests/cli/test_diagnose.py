@@ -55,6 +55,18 @@ def test_a_failure_is_answered_with_1_and_in_the_order_of_a_compiler(
     assert "https://" not in out
 
 
+def test_a_gpu_that_comes_in_two_sizes_is_said_to_be_read_as_one(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["diagnose", str(log), "--gpu", "a100"])
+    assert "note: A100 comes with 40 and 80 GB; read as 40 GB" in " ".join(capsys.readouterr().out.split())
+    main(["diagnose", str(log), "--gpu", "a100", "--json"])
+    assert document(capsys)["notes"] == ["A100 comes with 40 and 80 GB; read as 40 GB: say a100-80gb for the other"]
+
+
+def test_a_gpu_named_by_its_size_needs_no_note(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["diagnose", str(log), "--gpu", "a100-80gb", "--json"])
+    assert "notes" not in document(capsys)
+
+
 def test_the_json_document_keeps_its_contract(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diagnose", str(log), "--json"]) == 1
     out = document(capsys)

@@ -22,7 +22,9 @@ from legroom.lint.read import LintedPart, read_linted
 
 def linted_servers(path: str, text: str) -> list[StartedServer]:
     parts = [part for part in read_linted(path, text, latest()) if isinstance(part, LintedPart)]
-    return [one for part in parts for one in part.subjects if isinstance(one, StartedServer) and one.words]
+    return [
+        subject for part in parts for subject in part.subjects if isinstance(subject, StartedServer) and subject.words
+    ]
 
 
 def words_of(server: StartedServer) -> str:
@@ -32,7 +34,7 @@ def words_of(server: StartedServer) -> str:
 def servers(text: str, path: str = "start.sh") -> list[str]:
     """Every server of a text, as lint sees it; plan's reader must see the same."""
     linted = [words_of(server) for server in linted_servers(path, text)]
-    assert linted == [words_of(one) for part in read_file(path, text, latest()) for one in part.servers]
+    assert linted == [words_of(server) for part in read_file(path, text, latest()) for server in part.servers]
     return linted
 
 

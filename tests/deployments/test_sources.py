@@ -45,16 +45,20 @@ def read(tmp_path: Path, name: str, text: str, version: str | None = None) -> De
     ],
 )
 def test_a_server_is_found_behind_whatever_starts_it(text: str) -> None:
-    found = deployment_from_command(text)
-    assert (found.args.model, found.args.tensor_parallel_size, found.args.max_model_len) == ("org/model", 2, 8192)
-    assert found.problems == ()
+    deployment = deployment_from_command(text)
+    assert (deployment.args.model, deployment.args.tensor_parallel_size, deployment.args.max_model_len) == (
+        "org/model",
+        2,
+        8192,
+    )
+    assert deployment.problems == ()
 
 
 def test_the_environment_that_bears_on_memory_is_kept_and_secrets_are_not() -> None:
     text = "HF_TOKEN=secret VLLM_API_KEY=x VLLM_USE_V1=0 CUDA_VISIBLE_DEVICES=2,3 vllm serve m"
-    found = deployment_from_command(text, release("0.9.0"))
-    assert found.args.env == {"VLLM_USE_V1": "0", "CUDA_VISIBLE_DEVICES": "2,3"}
-    assert found.gpu_count == 2
+    deployment = deployment_from_command(text, release("0.9.0"))
+    assert deployment.args.env == {"VLLM_USE_V1": "0", "CUDA_VISIBLE_DEVICES": "2,3"}
+    assert deployment.gpu_count == 2
 
 
 def test_a_container_run_tells_release_gpus_and_shared_memory() -> None:
@@ -62,15 +66,15 @@ def test_a_container_run_tells_release_gpus_and_shared_memory() -> None:
         "docker run --runtime nvidia --gpus '\"device=0,1\"' -v ~/.cache:/root/.cache --env VLLM_USE_V1=1 -p 8000:8000 "
         "--ipc=host --shm-size 16g vllm/vllm-openai:v0.10.2 --model m --swap-space 4"
     )
-    found = deployment_from_command(text)
-    assert (found.release.version, found.release_hint, found.gpu_count, found.shm_size) == (
+    deployment = deployment_from_command(text)
+    assert (deployment.release.version, deployment.release_hint, deployment.gpu_count, deployment.shm_size) == (
         "0.10.2",
         "0.10.2",
         2,
         "16g",
     )
-    assert (found.args.model, found.args.swap_space, found.args.env) == ("m", 4.0, {"VLLM_USE_V1": "1"})
-    assert found.read_as == "a docker run line"
+    assert (deployment.args.model, deployment.args.swap_space, deployment.args.env) == ("m", 4.0, {"VLLM_USE_V1": "1"})
+    assert deployment.read_as == "a docker run line"
 
 
 @pytest.mark.parametrize(
@@ -87,8 +91,8 @@ def test_a_container_run_tells_release_gpus_and_shared_memory() -> None:
     ],
 )
 def test_an_image_tag_names_the_release(tag: str, version: str | None) -> None:
-    found = deployment_from_command(f"docker run {tag} vllm serve m")
-    assert found.release_hint == version
+    deployment = deployment_from_command(f"docker run {tag} vllm serve m")
+    assert deployment.release_hint == version
 
 
 KUBERNETES = """
@@ -131,10 +135,14 @@ spec:
     ],
 )
 def test_a_kubernetes_deployment_is_read(tmp_path: Path, started: str) -> None:
-    found = read(tmp_path, "deploy.yaml", KUBERNETES % started)
-    assert (found.args.model, found.args.tensor_parallel_size, found.args.max_model_len) == ("org/model", 4, 8192)
-    assert (found.release.version, found.gpu_count, found.args.env) == ("0.9.2", 4, {"VLLM_USE_V1": "1"})
-    assert found.read_as == "Kubernetes Deployment llama"
+    deployment = read(tmp_path, "deploy.yaml", KUBERNETES % started)
+    assert (deployment.args.model, deployment.args.tensor_parallel_size, deployment.args.max_model_len) == (
+        "org/model",
+        4,
+        8192,
+    )
+    assert (deployment.release.version, deployment.gpu_count, deployment.args.env) == ("0.9.2", 4, {"VLLM_USE_V1": "1"})
+    assert deployment.read_as == "Kubernetes Deployment llama"
 
 
 def test_a_kserve_service_is_read(tmp_path: Path) -> None:
@@ -149,8 +157,8 @@ spec:
       args: ["--model_name=llama", "--model_id=org/model", "--max-model-len=4096"]
       resources: {limits: {nvidia.com/gpu: 1}}
 """
-    found = read(tmp_path, "isvc.yaml", text)
-    assert (found.args.model, found.args.max_model_len, found.gpu_count) == ("org/model", 4096, 1)
+    deployment = read(tmp_path, "isvc.yaml", text)
+    assert (deployment.args.model, deployment.args.max_model_len, deployment.gpu_count) == ("org/model", 4096, 1)
 
 
 def test_a_leader_worker_set_counts_the_gpus_of_its_group(tmp_path: Path) -> None:
@@ -169,8 +177,8 @@ spec:
           command: [sh, -c, "ray start --head; vllm serve org/model -tp 8 -pp 2"]
           resources: {limits: {nvidia.com/gpu: 8}}
 """
-    found = read(tmp_path, "lws.yaml", text)
-    assert (found.gpu_count, found.args.pipeline_parallel_size) == (16, 2)
+    deployment = read(tmp_path, "lws.yaml", text)
+    assert (deployment.gpu_count, deployment.args.pipeline_parallel_size) == (16, 2)
 
 
 def test_a_compose_file_is_read(tmp_path: Path) -> None:
@@ -183,9 +191,17 @@ services:
     environment: [VLLM_USE_V1=1, HF_TOKEN=x]
     deploy: {resources: {reservations: {devices: [{driver: nvidia, count: 2, capabilities: [gpu]}]}}}
 """
-    found = read(tmp_path, "compose.yml", text)
-    assert (found.args.model, found.args.max_model_len, found.args.gpu_memory_utilization) == ("org/model", 8192, 0.85)
-    assert (found.release.version, found.gpu_count, found.read_as) == ("0.10.0", 2, "compose service llm")
+    deployment = read(tmp_path, "compose.yml", text)
+    assert (deployment.args.model, deployment.args.max_model_len, deployment.args.gpu_memory_utilization) == (
+        "org/model",
+        8192,
+        0.85,
+    )
+    assert (deployment.release.version, deployment.gpu_count, deployment.read_as) == (
+        "0.10.0",
+        2,
+        "compose service llm",
+    )
 
 
 def test_a_vllm_config_file_is_read(tmp_path: Path) -> None:
@@ -198,8 +214,8 @@ trust-remote-code: true
 compilation-config: {cudagraph_mode: NONE}
 served-model-name: [a, b]
 """
-    found = read(tmp_path, "config.yaml", text, "0.32.0")
-    args = found.args
+    deployment = read(tmp_path, "config.yaml", text, "0.32.0")
+    args = deployment.args
     assert (args.model, args.max_model_len, args.tensor_parallel_size) == ("org/model", 8192, 2)
     assert (args.enable_prefix_caching, args.compilation_config) == (False, {"cudagraph_mode": "NONE"})
     assert args.others == ("--trust-remote-code", "--served-model-name", "a", "b")
@@ -207,8 +223,8 @@ served-model-name: [a, b]
 
 def test_a_config_file_named_on_the_command_line_is_overridden_by_it(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("max-model-len: 8192\nmax-num-seqs: 4\n")
-    found = deployment_from_command(f"vllm serve m --config {tmp_path / 'c.yaml'} --max-num-seqs 8")
-    assert (found.args.model, found.args.max_model_len, found.args.max_num_seqs) == ("m", 8192, 8)
+    deployment = deployment_from_command(f"vllm serve m --config {tmp_path / 'c.yaml'} --max-num-seqs 8")
+    assert (deployment.args.model, deployment.args.max_model_len, deployment.args.max_num_seqs) == ("m", 8192, 8)
     missing = deployment_from_command("vllm serve m --config nowhere.yaml")
     assert [problem.kind for problem in missing.problems] == ["ignored"]
 
@@ -223,9 +239,13 @@ ExecStart=/opt/venv/bin/vllm serve org/model \\
     --max-model-len 8192
 Restart=always
 """
-    found = read(tmp_path, "vllm.service", text)
-    assert (found.args.model, found.args.max_model_len, found.read_as) == ("org/model", 8192, "a systemd unit")
-    assert (found.args.env["VLLM_USE_V1"], found.gpu_count) == ("1", 1)
+    deployment = read(tmp_path, "vllm.service", text)
+    assert (deployment.args.model, deployment.args.max_model_len, deployment.read_as) == (
+        "org/model",
+        8192,
+        "a systemd unit",
+    )
+    assert (deployment.args.env["VLLM_USE_V1"], deployment.gpu_count) == ("1", 1)
 
 
 def test_python_source_is_read_without_running_it(tmp_path: Path) -> None:
@@ -236,17 +256,17 @@ MODEL = "org/model"
 llm = LLM(MODEL, tensor_parallel_size=2, max_model_len=8192, enforce_eager=True, dtype=os.environ["X"],
           compilation_config={"level": 0}, swap_space=4, no_such=1)
 """
-    found = read(tmp_path, "run.py", text, "0.10.2")
-    args = found.args
+    deployment = read(tmp_path, "run.py", text, "0.10.2")
+    args = deployment.args
     assert (args.model, args.usage, args.tensor_parallel_size, args.max_model_len) == ("org/model", "llm", 2, 8192)
     assert (args.enforce_eager, args.compilation_config, args.swap_space) == (True, {"level": 0}, 4)
-    assert [problem.flag for problem in found.problems] == ["--no-such"]
-    assert any("dtype" in note for note in found.notes)
+    assert [problem.flag for problem in deployment.problems] == ["--no-such"]
+    assert any("dtype" in note for note in deployment.notes)
 
 
 def test_engine_arguments_of_an_async_engine_are_a_servers() -> None:
-    found = deployment_from_python("AsyncEngineArgs(model='m', max_num_seqs=8)", release("0.32.0"))
-    assert (found.args.usage, found.args.max_num_seqs) == ("serve", 8)
+    deployment = deployment_from_python("AsyncEngineArgs(model='m', max_num_seqs=8)", release("0.32.0"))
+    assert (deployment.args.usage, deployment.args.max_num_seqs) == ("serve", 8)
 
 
 @pytest.mark.parametrize(
@@ -302,10 +322,10 @@ def test_any_text_is_read_or_refused_clearly(tmp_path_factory: pytest.TempPathFa
 
 
 def test_keyword_arguments_alone_are_those_of_llm():
-    found = deployment_from_python('model="Qwen/Qwen3-8B", max_model_len=8192', None, "--python")
-    assert found.args.model == "Qwen/Qwen3-8B"
-    assert found.args.max_model_len == 8192
-    assert found.args.usage == "llm"
+    deployment = deployment_from_python('model="Qwen/Qwen3-8B", max_model_len=8192', None, "--python")
+    assert deployment.args.model == "Qwen/Qwen3-8B"
+    assert deployment.args.max_model_len == 8192
+    assert deployment.args.usage == "llm"
 
 
 @pytest.mark.parametrize("text", ["[" * 60_000, "- " * 60_000 + "x", "a: " + "{b: " * 60_000], ids=["[", "-", "{"])

@@ -33,7 +33,7 @@ def test_every_finding_shows_its_proof_and_says_what_to_do(what: str) -> None:
 
 
 NEW_CAUSE = """
-from legroom.diagnosis.cause import Cause
+from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.explain.entry import Localized
 

@@ -145,3 +145,14 @@ def test_weights_kept_on_the_host_come_with_what_else_it_takes_to_hold_beside_a_
     fix = fix_of("cpu_offload", weights)
     assert fix.plan is not None and fix.plan.verdict == "fits"
     assert fix.flags.keys() > {"cpu_offload_gb"}
+
+
+def test_the_total_that_a_log_prints_says_which_card_of_a_name_was_meant() -> None:
+    log = LLAMA + (
+        "(EngineCore_DP0 pid=7) ERROR 01-02 03:04:05 [core.py:708] ValueError: Free memory on device (20.10/79.25 GiB) "
+        "on startup is less than desired GPU memory utilization (0.9, 71.33 GiB)."
+    )
+    run = read_log([log.encode()], "log", Hints(gpu="a100")).runs[0]
+    plan = next(fix.plan for fix in run.findings[0].fixes if fix.plan)
+    assert plan.target.gpu.name == "NVIDIA A100-SXM4-80GB"
+    assert run.notes == ()

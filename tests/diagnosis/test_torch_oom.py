@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.diagnosis.diagnose import read_log
-from legroom.diagnosis.torch_oom import TorchOom
+from legroom.diagnosis.evidence import TorchOom
 from legroom.units import GIB, MIB
 
 

@@ -11,11 +11,10 @@ from legroom.diagnosis import diagnose, evidence, patterns
 from legroom.diagnosis.diagnose import read_log
 from legroom.diagnosis.diagnosis_json import readings_json
 from legroom.diagnosis.masking import MASK, masked
-from legroom.diagnosis.patterns import Re2Finder
-from legroom.diagnosis.patterns_without_re2 import MOST_CHARS, BoundedPattern, TextFinder
+from legroom.diagnosis.patterns import MOST_CHARS, BoundedPattern, Re2Finder, TextFinder
 from legroom.diagnosis.scan import every_mark
 
-_CACHED = (patterns.compiled, evidence._all_patterns, evidence._pattern, diagnose._every)
+_CACHED = (patterns.compiled, evidence._all_patterns, evidence._pattern, diagnose._startup_patterns)
 HOSTILE = ("9", "9.", "a ", "1GiB->", "deep_ep", "cudaHostAlloc", "ValueError: ", "eyJaaaaaaaaaa-", "memory ", "://")
 
 

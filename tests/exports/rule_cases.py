@@ -79,12 +79,12 @@ class Server:
     def series(self, version: str, model: str) -> list[dict[str, str]]:
         """What is scraped. Cases share one Prometheus, so the case is the model and begins the instance."""
         target = {"job": "vllm", "instance": f"{model}/{self.instance}"}
-        found = [
+        by_metric = [
             self._one(metric, self.measures[role], target, model)
             for metric in shown(version)
             if (role := role_of_declared(metric.name)) in self.measures
         ]
-        rows = [row for rows in found for row in rows]
+        rows = [row for rows_of_metric in by_metric for row in rows_of_metric]
         rows += [{"series": with_labels(name, target), "values": values} for name, values in self.other.items()]
         return rows
 

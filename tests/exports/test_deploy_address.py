@@ -32,7 +32,7 @@ def text(module, *flags, which="8b-h100", **options):
 
 def pod(*flags, **options):
     documents = list(yaml.safe_load_all(text(kubernetes, *flags, **options)))
-    return next(one for one in documents if one["kind"] == "Deployment")["spec"]["template"]
+    return next(document for document in documents if document["kind"] == "Deployment")["spec"]["template"]
 
 
 @pytest.mark.parametrize(

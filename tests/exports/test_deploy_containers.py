@@ -151,12 +151,12 @@ def test_legroom_reads_its_own_manifests_back(name, tmp_path):
     document = planned(name)
     for module, file in ((kubernetes, "server.yaml"), (compose, "compose.yaml")):
         (tmp_path / file).write_text(main_file(module, name))
-        found = deployment_from_file(tmp_path / file)
-        assert found.problems == () or not any(problem.stops_vllm for problem in found.problems)
-        assert found.args.model == planned_server(document).model
-        assert found.args.max_num_seqs == document.args["max_num_seqs"]
-        assert found.gpu_count == planned_server(document).gpus
-        assert found.release.version == document.release.version
+        deployment = deployment_from_file(tmp_path / file)
+        assert deployment.problems == () or not any(problem.stops_vllm for problem in deployment.problems)
+        assert deployment.args.model == planned_server(document).model
+        assert deployment.args.max_num_seqs == document.args["max_num_seqs"]
+        assert deployment.gpu_count == planned_server(document).gpus
+        assert deployment.release.version == document.release.version
 
 
 def test_a_variable_in_a_value_is_not_expanded():
@@ -187,7 +187,7 @@ def test_the_sidecar_of_a_pod_has_a_place_for_its_journal(model):
     made["command"] = [*made["command"][:2], model or made["command"][2], *made["command"][3:]]
     asked = ExportRequest(latest(), plan_from_json(made), {"with_sidecar": True})
     documents = list(yaml.safe_load_all(kubernetes.files(asked)[-1].text))
-    pod = next(one for one in documents if one["kind"] == "Deployment")["spec"]["template"]["spec"]
+    pod = next(document for document in documents if document["kind"] == "Deployment")["spec"]["template"]["spec"]
     (mount,) = pod["containers"][1]["volumeMounts"]
     assert mount["mountPath"] == "/root/.local/share/legroom"
     assert mount["name"] in [volume["name"] for volume in pod["volumes"]]
@@ -243,12 +243,12 @@ def test_the_docker_line_starts_the_planned_server(name, tmp_path):
     done = subprocess.run(
         ["bash", "-c", text], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=True
     )
-    found = deployment_from_command(shlex.join(shlex.split(done.stdout)))
+    deployment = deployment_from_command(shlex.join(shlex.split(done.stdout)))
     document = planned(name)
-    assert found.release.version == document.release.version
-    assert found.args.max_model_len == document.args["max_model_len"]
-    assert found.gpu_count == planned_server(document).gpus
-    assert found.shm_size == f"{planned_server(document).host.shm_bytes // GIB}g"
+    assert deployment.release.version == document.release.version
+    assert deployment.args.max_model_len == document.args["max_model_len"]
+    assert deployment.gpu_count == planned_server(document).gpus
+    assert deployment.shm_size == f"{planned_server(document).host.shm_bytes // GIB}g"
 
 
 def test_the_guard_brings_an_image_that_has_legroom():

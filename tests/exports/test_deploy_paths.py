@@ -29,7 +29,7 @@ def text(module, request):
 
 def pod(request):
     documents = list(yaml.safe_load_all(text(kubernetes, request)))
-    return next(one for one in documents if one["kind"] == "Deployment")["spec"]["template"]["spec"]
+    return next(document for document in documents if document["kind"] == "Deployment")["spec"]["template"]["spec"]
 
 
 @pytest.fixture
@@ -70,10 +70,10 @@ def test_a_pod_reads_small_files_from_a_configmap_keys_from_a_secret_and_folders
     assert volumes[key["name"]]["secret"] == {"secretName": "vllm-llama-3-1-8b-certificates"}
     adapter = volumes[mounts[f"{files}/adapter"]["name"]]["hostPath"]
     assert adapter == {"path": f"{files}/adapter", "type": "Directory"}
-    said = text(kubernetes, made).replace("\n#", "")
-    assert "kubectl create configmap vllm-llama-3-1-8b-files --namespace models --from-file=" in said
-    assert "kubectl create secret generic vllm-llama-3-1-8b-certificates --namespace models --from-file=" in said
-    assert "kubectl create secret generic vllm-llama-3-1-8b --namespace models --from-literal=" in said
+    manifest = text(kubernetes, made).replace("\n#", "")
+    assert "kubectl create configmap vllm-llama-3-1-8b-files --namespace models --from-file=" in manifest
+    assert "kubectl create secret generic vllm-llama-3-1-8b-certificates --namespace models --from-file=" in manifest
+    assert "kubectl create secret generic vllm-llama-3-1-8b --namespace models --from-literal=" in manifest
 
 
 def test_manifests_with_files_are_valid_by_the_schema_of_kubernetes(files):
@@ -114,7 +114,7 @@ def test_a_file_in_a_mounted_folder_needs_no_volume_of_its_own(tmp_path):
     inside = asked("--chat-template", f"{tmp_path}/m/t.jinja", model=f"{tmp_path}/m")
     assert named_paths(planned_server(inside.plan)) == ()
     both = asked("--tokenizer", f"{tmp_path}/m", "--chat-template", f"{tmp_path}/m/t.jinja")
-    assert [one.path for one in named_paths(planned_server(both.plan))] == [f"{tmp_path}/m"]
+    assert [named.path for named in named_paths(planned_server(both.plan))] == [f"{tmp_path}/m"]
 
 
 @pytest.mark.parametrize("module", ELSEWHERE)

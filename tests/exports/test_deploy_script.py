@@ -188,8 +188,8 @@ def test_a_json_value_survives_the_shell(tmp_path):
 
 
 def test_a_script_is_a_deployment_that_legroom_reads_back():
-    found = deployment_from_command(script.script_for(["vllm", "serve", "org/m", "--port", "9"], latest()))
-    assert found.args.model == "org/m"
+    deployment = deployment_from_command(script.script_for(["vllm", "serve", "org/m", "--port", "9"], latest()))
+    assert deployment.args.model == "org/m"
 
 
 def test_a_command_without_a_plan_becomes_a_script_that_adds_nothing(tmp_path):

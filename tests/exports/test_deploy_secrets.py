@@ -46,14 +46,14 @@ def test_a_key_that_a_script_exports_is_kept_by_name(tmp_path, capsys):
     ],
 )
 def test_the_name_of_a_key_is_read_and_its_value_is_not(command):
-    found = deployment_from_command(command)
-    assert found.secret_names == ("VLLM_API_KEY",)
-    assert "sk-1" not in repr(found)
+    deployment = deployment_from_command(command)
+    assert deployment.secret_names == ("VLLM_API_KEY",)
+    assert "sk-1" not in repr(deployment)
 
 
 def test_a_count_of_tokens_is_no_secret():
-    found = deployment_from_command("VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE=1 vllm serve org/m")
-    assert found.secret_names == () and found.args.env == {"VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE": "1"}
+    deployment = deployment_from_command("VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE=1 vllm serve org/m")
+    assert deployment.secret_names == () and deployment.args.env == {"VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE": "1"}
 
 
 def test_a_key_by_reference_in_a_manifest_is_kept(tmp_path):
@@ -64,7 +64,11 @@ def test_a_key_by_reference_in_a_manifest_is_kept(tmp_path):
 def test_a_pod_does_not_start_without_its_key():
     documents = list(yaml.safe_load_all(keyed(kubernetes)))
     env = documents[1]["spec"]["template"]["spec"]["containers"][0]["env"]
-    optional = {one["name"]: one["valueFrom"]["secretKeyRef"]["optional"] for one in env if "valueFrom" in one}
+    optional = {
+        variable["name"]: variable["valueFrom"]["secretKeyRef"]["optional"]
+        for variable in env
+        if "valueFrom" in variable
+    }
     assert optional == {"VLLM_API_KEY": False, "MY_TOKEN": True, "HF_TOKEN": True}
 
 
@@ -92,7 +96,7 @@ def test_a_script_ends_without_the_key(module):
 def test_the_chart_is_given_the_key_as_a_reference():
     engine = yaml.safe_load(keyed(helm_values))["servingEngineSpec"]
     assert engine["vllmApiKey"] == {"secretName": "vllm-llama-3-1-8b", "secretKey": "api-key"}
-    assert {"MY_TOKEN", "HF_TOKEN"} <= {one["name"] for one in engine["modelSpec"][0]["env"]}
+    assert {"MY_TOKEN", "HF_TOKEN"} <= {variable["name"] for variable in engine["modelSpec"][0]["env"]}
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -73,9 +73,9 @@ def test_a_crash_loop_is_noticed_within_the_window():
 def test_legroom_reads_its_own_unit_back(tmp_path):
     path = tmp_path / "vllm.service"
     path.write_text(unit("speculative"))
-    found = deployment_from_file(path)
-    assert found.args.speculative_config["num_speculative_tokens"] == 4
-    assert found.args.model == "meta-llama/Llama-3.1-8B"
+    deployment = deployment_from_file(path)
+    assert deployment.args.speculative_config["num_speculative_tokens"] == 4
+    assert deployment.args.model == "meta-llama/Llama-3.1-8B"
 
 
 def test_the_guard_is_drained_before_the_signal():

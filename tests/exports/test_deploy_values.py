@@ -7,9 +7,8 @@ from planned import planned, request
 from legroom.api import plan
 from legroom.errors import LegroomError
 from legroom.exports.deploy import compose, docker, helm_values, kubernetes
-from legroom.exports.deploy.host import host_needs
 from legroom.exports.deploy.script import script_text
-from legroom.exports.deploy.server import options_of, planned_server
+from legroom.exports.deploy.server import host_needs_of, options_of, planned_server
 from legroom.exports.deploy.words import take_apart
 from legroom.exports.request import ExportRequest
 from legroom.facts.releases import release
@@ -32,7 +31,7 @@ def text(module, which=None, **options):
 
 def pod(made):
     documents = list(yaml.safe_load_all(text(kubernetes, made)))
-    return next(one for one in documents if one["kind"] == "Deployment")["spec"]["template"]["spec"]
+    return next(document for document in documents if document["kind"] == "Deployment")["spec"]["template"]["spec"]
 
 
 def as_kubernetes_expands(value):
@@ -146,7 +145,7 @@ def test_what_needs_no_volume_of_its_own_is_not_mentioned(flags):
 def test_every_copy_has_an_engine_and_from_0_15_an_api_server(version, flags, fronts):
     words = take_apart(["vllm", "serve", "m", *flags], release(version))
     document = PlanDocument(vllm=version, args={"data_parallel_size": 4})
-    needs = host_needs(words, 4, 4, 0, document, {})
+    needs = host_needs_of(words, 4, 4, 0, document, {})
     assert needs.shares[0].bytes == fronts * API_SERVER_BYTES + 4 * ENGINE_BYTES + 4 * WORKER_BYTES
     assert needs.cpus == fronts + 4 + 4
 
@@ -170,14 +169,14 @@ def test_every_copy_has_an_engine_and_from_0_15_an_api_server(version, flags, fr
 def test_the_media_cache_of_the_release_is_counted_for_every_process(version, modalities, flags, env, gib):
     words = take_apart(["vllm", "serve", "m", *flags], release(version))
     document = PlanDocument(vllm=version, args={}, modalities=tuple(modalities))
-    counted = [share.bytes for share in host_needs(words, 1, 1, 0, document, env).shares if "media" in share.what]
+    counted = [share.bytes for share in host_needs_of(words, 1, 1, 0, document, env).shares if "media" in share.what]
     assert counted == ([2 * gib * GIB] if gib else [])
 
 
 def test_a_media_cache_in_shared_memory_is_counted_once():
     words = take_apart(["vllm", "serve", "m", "--mm-processor-cache-type", "shm"], release("0.32.0"))
     document = PlanDocument(vllm="0.32.0", args={}, modalities=("image",))
-    needs = host_needs(words, 1, 1, 0, document, {})
+    needs = host_needs_of(words, 1, 1, 0, document, {})
     assert needs.shm_bytes == 5 * GIB
     assert not any("media" in share.what for share in needs.shares)
 

@@ -84,9 +84,9 @@ def test_several_files_go_into_a_folder_that_is_made(run, plan_file, tmp_path):
 
 def test_several_files_do_not_overwrite_a_file_that_was_named_as_folder(run, plan_file, tmp_path):
     (tmp_path / "taken").write_text("mine")
-    code, _, said = run("two", "--plan", str(plan_file), "-o", str(tmp_path / "taken"))
+    code, _, message = run("two", "--plan", str(plan_file), "-o", str(tmp_path / "taken"))
     assert (code, (tmp_path / "taken").read_text()) == (2, "mine")
-    assert "is a file" in said
+    assert "is a file" in message
 
 
 def test_a_dash_is_stdout(run, tmp_path, monkeypatch):
@@ -96,17 +96,17 @@ def test_a_dash_is_stdout(run, tmp_path, monkeypatch):
 
 
 def test_several_files_do_not_make_a_folder_of_what_looks_like_a_file(run, plan_file, tmp_path):
-    code, _, said = run("two", "--plan", str(plan_file), "-o", str(tmp_path / "compose.yaml"))
+    code, _, message = run("two", "--plan", str(plan_file), "-o", str(tmp_path / "compose.yaml"))
     assert (code, (tmp_path / "compose.yaml").exists()) == (2, False)
-    assert "looks like a file" in said
+    assert "looks like a file" in message
     assert run("two", "--plan", str(plan_file), "-o", f"{tmp_path}/deploy.d/")[0] == 0
 
 
 def test_a_file_that_somebody_wrote_is_replaced_only_by_force(run, tmp_path):
     (tmp_path / "start.sh").write_text("mine")
-    code, _, said = run("one", "-o", str(tmp_path / "start.sh"))
+    code, _, message = run("one", "-o", str(tmp_path / "start.sh"))
     assert (code, (tmp_path / "start.sh").read_text()) == (2, "mine")
-    assert "--force" in said
+    assert "--force" in message
     assert run("one", "--force", "-o", str(tmp_path / "start.sh"))[0] == 0
     assert (tmp_path / "start.sh").read_text() == "echo hello\n"
 
@@ -140,7 +140,7 @@ def test_the_release_is_the_plans(run, plan_file):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         ((), "export what"),
         (("onne",), "did you mean 'one'"),
@@ -154,25 +154,25 @@ def test_the_release_is_the_plans(run, plan_file):
     ],
     ids=str,
 )
-def test_a_wrong_call_says_what_is_wrong(run, words, said):
+def test_a_wrong_call_says_what_is_wrong(run, words, expected):
     code, _, message = run(*words)
     assert code == 2
-    assert said in message
+    assert expected in message
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", "model: x", '{"model": "x", "vllm": "0.32.0"}', "[" * 100_000, "\0"])
 def test_a_file_that_is_no_plan_is_refused_with_how_to_make_one(run, tmp_path, text):
     (tmp_path / "p.json").write_text(text)
-    code, _, said = run("one", "--plan", str(tmp_path / "p.json"))
+    code, _, message = run("one", "--plan", str(tmp_path / "p.json"))
     assert code == 2
-    assert "no plan" in said
-    assert "legroom plan" in said
+    assert "no plan" in message
+    assert "legroom plan" in message
 
 
 def test_a_plan_and_another_release_do_not_go_together(run, plan_file):
-    code, _, said = run("one", "--plan", str(plan_file), "--vllm", "0.32.0")
+    code, _, message = run("one", "--plan", str(plan_file), "--vllm", "0.32.0")
     assert code == 2
-    assert "the plan is for 0.10.2" in said
+    assert "the plan is for 0.10.2" in message
 
 
 def test_a_plan_and_a_described_server_do_not_go_together(run, plan_file):

@@ -29,10 +29,10 @@ def panels(document):
 
 
 def schema(name):
-    found = sorted(SCHEMAS.glob(f"*/{name}.json"))
-    if not found:
+    schemas = sorted(SCHEMAS.glob(f"*/{name}.json"))
+    if not schemas:
         pytest.skip("no schemas of Grafana here: run bin/setup-tools grafana")
-    return json.loads(found[-1].read_text())
+    return json.loads(schemas[-1].read_text())
 
 
 def closed(document):
@@ -96,7 +96,7 @@ def test_everything_reads_the_chosen_data_source():
     variables = [variable["name"] for variable in document["templating"]["list"]]
     assert variables == ["datasource", "model", "instance"]
     sources = [panel["datasource"]["uid"] for panel in panels(document)]
-    sources += [one["datasource"]["uid"] for one in document["annotations"]["list"]]
+    sources += [annotation["datasource"]["uid"] for annotation in document["annotations"]["list"]]
     assert set(sources) == {"${datasource}"}
 
 
@@ -143,11 +143,11 @@ def test_latency_targets_become_thresholds():
 
 
 def test_the_uid_is_the_same_for_the_same_deployment_and_another_for_another():
-    one, again = dashboard(plan=planned("8b-h100")), dashboard(plan=planned("8b-h100"), ttft_p99="2s")
+    first, again = dashboard(plan=planned("8b-h100")), dashboard(plan=planned("8b-h100"), ttft_p99="2s")
     other = dashboard(plan=planned("70b-tp4"))
-    assert one["uid"] == again["uid"] != other["uid"]
+    assert first["uid"] == again["uid"] != other["uid"]
     assert dashboard()["uid"] == dashboard("any")["uid"] == "legroom-vllm"
-    assert len(one["uid"]) <= 40
+    assert len(first["uid"]) <= 40
 
 
 def test_the_same_request_gives_the_same_text():

@@ -13,7 +13,7 @@ from rule_cases import CASES, HEALTHY, OWN_CASES, WEEK_CASES, growing, in_turn, 
 
 from legroom.exports.grafana import dashboard as grafana
 from legroom.exports.prometheus import rules as prometheus
-from legroom.exports.prometheus.alerts import words
+from legroom.exports.prometheus.alerts import alert_texts
 from legroom.exports.request import ExportRequest
 from legroom.facts.metrics import exposed_names
 from legroom.facts.releases import release
@@ -201,4 +201,4 @@ def test_the_pressure_that_the_dashboard_shows_is_that_of_the_alert_engine_by_en
 
 
 def test_every_alert_has_a_case_that_fires_it():
-    assert {name for case in (*CASES, *WEEK_CASES, *OWN_CASES) for name in case.fires} == set(words())
+    assert {name for case in (*CASES, *WEEK_CASES, *OWN_CASES) for name in case.fires} == set(alert_texts())

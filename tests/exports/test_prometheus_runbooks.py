@@ -11,7 +11,7 @@ from planned import planned
 from legroom.cli.main import COMMANDS, main
 from legroom.exports.prometheus import alert_runbooks
 from legroom.exports.prometheus import rules as prometheus
-from legroom.exports.prometheus.alerts import words
+from legroom.exports.prometheus.alerts import alert_texts
 from legroom.exports.request import ExportRequest
 from legroom.facts.releases import release
 from legroom.planning.plan_document import plan_from_json
@@ -70,7 +70,7 @@ def test_a_plan_puts_its_figures_into_the_alerts():
     assert f"{plan.args['max_num_seqs']:,} may run at once" in rules.text
 
 
-@pytest.mark.parametrize("name", sorted(words()))
+@pytest.mark.parametrize("name", sorted(alert_texts()))
 def test_the_commands_that_a_page_names_exist(name):
     text = (PAGES / f"{name}.md").read_text("utf-8")
     known = {command.name for command in COMMANDS}
@@ -78,7 +78,7 @@ def test_the_commands_that_a_page_names_exist(name):
 
 
 @pytest.mark.parametrize(
-    ("words_", "said"),
+    ("words_", "expected"),
     [
         (("--ttft-p99", "soon"), "is not a time"),
         (("--inter-token-p99", "-1"), "is not a time"),
@@ -90,9 +90,9 @@ def test_the_commands_that_a_page_names_exist(name):
     ],
     ids=str,
 )
-def test_a_wrong_option_says_what_is_wrong(capsys, words_, said):
+def test_a_wrong_option_says_what_is_wrong(capsys, words_, expected):
     assert main(["export", "prometheus", *words_]) == 2
-    assert said in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
 
 
 def test_a_speed_up_divides_every_time_and_changes_nothing_else():
@@ -136,6 +136,6 @@ def down_for(plan, **options):
 
 
 def test_a_start_takes_as_long_as_one_checkpoint_and_the_disk_say():
-    one, copies = planned("8b-h100"), planned("8b-dp2")
-    assert down_for(one) == down_for(copies) == "6m30s"
-    assert down_for(one, disk_speed="5GB/s") == "5m"
+    single, copies = planned("8b-h100"), planned("8b-dp2")
+    assert down_for(single) == down_for(copies) == "6m30s"
+    assert down_for(single, disk_speed="5GB/s") == "5m"

@@ -9,8 +9,7 @@ from legroom.cli.main import main
 from legroom.explain.catalog import bundled
 from legroom.exports.request import ExportRequest
 from legroom.exports.runbook import runbook
-from legroom.exports.runbook.mermaid import label
-from legroom.exports.runbook.tree import tree
+from legroom.exports.runbook.tree import label, tree
 from legroom.facts.releases import latest
 
 IDS = [entry.id for entry in bundled()]

@@ -96,5 +96,4 @@ def test_what_is_suggested_exists_in_the_release(version, name) -> None:  # type
 def test_every_role_names_declared_metrics() -> None:
     declared = {m.name for version in known_releases() for m in metrics.metrics_of(release(version))}
     assert {name for names in metrics.roles().values() for name in names} <= declared
-    assert metrics.role_type("cache_config") == "gauge"
     assert metrics.role_of("vllm:time_to_first_token_seconds_bucket") == "ttft"

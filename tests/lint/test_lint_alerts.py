@@ -15,7 +15,7 @@ WAITING = "vllm:num_requests_waiting"
 def rules_of(expression, *records):
     rules = [{"record": name, "expr": text} for name, text in records] + [{"alert": "A", "expr": expression}]
     text = yaml.safe_dump({"groups": [{"name": "a", "rules": rules}]}, width=1000)
-    return sorted(one.rule for one in lint_texts([("rules.yml", text)], Options()).findings)
+    return sorted(finding.rule for finding in lint_texts([("rules.yml", text)], Options()).findings)
 
 
 @pytest.mark.parametrize(
@@ -77,12 +77,12 @@ def test_silence_beside_other_progress_is_no_quiet_night():
     ],
 )
 def test_operands(expression, expected):
-    found = list(operands(expression))
-    assert [one.text for one in found] == expected
-    assert all(expression[one.offset :].startswith(one.text) for one in found)
+    compared = list(operands(expression))
+    assert [operand.text for operand in compared] == expected
+    assert all(expression[operand.offset :].startswith(operand.text) for operand in compared)
 
 
 @given(st.lists(st.sampled_from(["a", "and", "or", "(", ")", "{", "}", "on", "[", "]", ">", "1", "sum", "by"])))
 def test_no_order_of_words_upsets_the_operands(words):
-    for one in operands(" ".join(words)):
-        list(one.comparisons())
+    for operand in operands(" ".join(words)):
+        list(operand.comparisons())

@@ -82,12 +82,12 @@ That is all.
 """
 
 
-def found(text, vllm=None, path="notes.txt", **options):
+def linted(text, vllm=None, path="notes.txt", **options):
     return lint_texts([(path, text)], Options(release(vllm) if vllm else None, **options))
 
 
 def pairs(report):
-    return [(one.place.line, one.rule) for one in report.findings]
+    return [(finding.place.line, finding.rule) for finding in report.findings]
 
 
 def line_of(text):
@@ -113,25 +113,25 @@ def test_every_wrong_name_and_flag_is_found_and_nothing_that_is_right():
         (line_of("vllm_prompts"), "metric-unknown"),
         (line_of("vllm_prompts"), "metric-foreign"),
     }
-    assert set(pairs(found(DOCUMENT))) == expected
+    assert set(pairs(linted(DOCUMENT))) == expected
 
 
 def test_the_release_decides_what_is_wrong():
-    old = found(DOCUMENT, "0.6.3")
-    assert "flag-removed" not in {one.rule for one in old.findings}
-    assert "env-unknown" not in {one.rule for one in old.findings}
-    renamed = [one for one in old.findings if "vllm:kv_cache_usage_perc" in one.message]
+    old = linted(DOCUMENT, "0.6.3")
+    assert "flag-removed" not in {finding.rule for finding in old.findings}
+    assert "env-unknown" not in {finding.rule for finding in old.findings}
+    renamed = [finding for finding in old.findings if "vllm:kv_cache_usage_perc" in finding.message]
     assert renamed
-    assert all("vllm:gpu_cache_usage_perc" in one.suggestion for one in renamed)
+    assert all("vllm:gpu_cache_usage_perc" in finding.suggestion for finding in renamed)
 
 
 def test_columns_point_at_the_name():
     lines = DOCUMENT.splitlines()
-    for one in found(DOCUMENT).findings:
-        if one.rule in ("metric-unknown", "metric-grep", "flag-removed", "flag-unknown", "metric-foreign"):
-            marked = lines[one.place.line - 1][one.place.column - 1 :][: one.length]
-            assert marked.startswith(("vllm", "--")), one
-            assert marked.split("{")[0] in one.message
+    for finding in linted(DOCUMENT).findings:
+        if finding.rule in ("metric-unknown", "metric-grep", "flag-removed", "flag-unknown", "metric-foreign"):
+            marked = lines[finding.place.line - 1][finding.place.column - 1 :][: finding.length]
+            assert marked.startswith(("vllm", "--")), finding
+            assert marked.split("{")[0] in finding.message
 
 
 MARKDOWN = """\
@@ -180,7 +180,7 @@ print("vllm_config")
 
 
 def test_code_blocks_are_read_each_by_its_kind():
-    report = found(MARKDOWN, path="notes.md")
+    report = linted(MARKDOWN, path="notes.md")
     assert pairs(report) == [
         (11, "metric-foreign"),
         (18, "flag-unknown"),
@@ -211,17 +211,17 @@ def test_code_blocks_are_read_each_by_its_kind():
     ],
 )
 def test_what_is_right_or_not_known_is_left_alone(line):
-    assert pairs(found(line, path="start.sh")) == []
+    assert pairs(linted(line, path="start.sh")) == []
 
 
 def test_a_document_without_any_of_it_is_skipped():
-    report = found("Dear reader,\n\nall is well.\n")
+    report = linted("Dear reader,\n\nall is well.\n")
     assert report.findings == ()
     assert len(report.skipped) == 1
 
 
 def test_a_command_between_lines_of_prose_is_read_with_its_continued_lines():
-    report = found(
+    report = linted(
         "The quickest way is a smaller length:\n"
         "python -m vllm.entrypoints.openai.api_server \\\n"
         "--model org/m \\\n"

@@ -30,7 +30,7 @@ def lint(text, path="file", **options):
 
 
 def rules_of(text, path="file", **options):
-    return [one.rule for one in lint(text, path, **options).findings]
+    return [finding.rule for finding in lint(text, path, **options).findings]
 
 
 def alert(expression, **options):
@@ -77,7 +77,9 @@ def test_rules_of_the_operator_and_rules_in_a_config_map_are_read():
         "      - alert: A\n        expr: vllm_num_requests_running > 1\n"
     )
     report = lint(mounted, "map.yaml")
-    assert [(one.rule, one.place.line, one.place.column) for one in report.findings] == [("metric-unknown", 9, 15)]
+    assert [(finding.rule, finding.place.line, finding.place.column) for finding in report.findings] == [
+        ("metric-unknown", 9, 15)
+    ]
 
 
 def test_a_series_that_the_rules_record_is_known():
@@ -104,13 +106,13 @@ EXPRESSIONS = [
 
 def names_of_parser(expression):
     parser = pytest.importorskip("promql_parser")
-    found = []
+    names = []
 
     def walk(node):
         kind = type(node).__name__
         if kind == "VectorSelector":
             named = node.name or next(m.value for m in node.matchers.matchers if m.name == "__name__")
-            found.append(named)
+            names.append(named)
         for attribute in ("expr", "lhs", "rhs", "param", "vector_selector"):
             inner = getattr(node, attribute, None)
             if inner is not None and not isinstance(inner, (str, float, int)):
@@ -119,7 +121,7 @@ def names_of_parser(expression):
             walk(inner)
 
     walk(parser.parse(expression))
-    return sorted(found)
+    return sorted(names)
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
@@ -228,9 +230,9 @@ def test_a_probe_is_held_against_the_planned_load():
 def test_a_server_of_another_model_is_not_held_against_the_plan():
     document = plan_from_json(plan("llama-3.1-70b", "h100", tensor_parallel_size=4).json())
     other = manifest(container={"args": ["--model", "org/m", "--tensor-parallel-size", "2", "--enforce-eager"]})
-    (found,) = lint(other, "pod.yaml", plan=document).findings
-    assert found.rule == "eager"
-    assert "in the plan" not in found.message
+    (finding,) = lint(other, "pod.yaml", plan=document).findings
+    assert finding.rule == "eager"
+    assert "in the plan" not in finding.message
 
 
 def test_flags_that_differ_from_the_plan_are_named():
@@ -252,7 +254,7 @@ def test_compose_and_docker_and_units_and_configs():
     assert rules_of(unit, "a.service", release=known("0.19.0")) == ["allocator-breaks"]
     config = "model: org/m\nmax-model-len: 8192\nswap-space: 4\n"
     report = lint(config, "config.yaml")
-    assert [(one.rule, one.place.line) for one in report.findings] == [("flag-removed", 3)]
+    assert [(finding.rule, finding.place.line) for finding in report.findings] == [("flag-removed", 3)]
 
 
 def known(version):
@@ -264,7 +266,10 @@ def known(version):
 def test_arrays_and_variables_of_a_script_are_followed():
     text = 'extra="--swap-space 4"\nflags=(\n  # a comment\n  --nope 1\n)\nexec vllm serve org/m $extra "${flags[@]}"\n'
     report = lint(text, "start.sh")
-    assert [(one.rule, one.place.line) for one in report.findings] == [("flag-removed", 1), ("flag-unknown", 4)]
+    assert [(finding.rule, finding.place.line) for finding in report.findings] == [
+        ("flag-removed", 1),
+        ("flag-unknown", 4),
+    ]
 
 
 def test_expandable_segments_break_custom_all_reduce_in_the_releases_that_are_known_for_it():
@@ -304,7 +309,7 @@ def test_what_legroom_exports_is_clean(format_name, extras, tmp_path, capsys):
 def test_a_comment_silences_a_rule_on_its_line_or_below():
     assert rules_of("vllm serve org/m --nope # legroom: ignore flag-unknown", "a.sh") == []
     below = "# legroom: ignore flag-unknown\nvllm serve org/m \\\n  --nope 1\nvllm serve org/m --nope\n"
-    assert [one.place.line for one in lint(below, "a.sh").findings] == [4]
+    assert [finding.place.line for finding in lint(below, "a.sh").findings] == [4]
     other = "vllm serve org/m --nope # legroom: ignore eager"
     assert rules_of(other, "a.sh") == ["flag-unknown"]
     whole = "# legroom: ignore-file flag-unknown\n\nvllm serve org/m\nvllm serve org/m --nope"
@@ -328,7 +333,7 @@ def test_a_comment_silences_a_rule_on_its_line_or_below():
 def test_what_cannot_be_read_is_said_and_the_rest_goes_on(path, text, reason):
     report = lint_texts([(path, text), ("good.sh", "vllm serve org/m --nope")], Options())
     assert reason in report.unread[0].reason
-    assert [one.rule for one in report.findings] == ["flag-unknown"]
+    assert [finding.rule for finding in report.findings] == ["flag-unknown"]
 
 
 @pytest.mark.parametrize(
@@ -428,6 +433,6 @@ def test_a_flag_that_does_nothing_is_told_from_one_that_is_refused():
 def test_a_hidden_series_is_told_with_what_took_its_place():
     text = RULES_FILE.replace("EXPR", "vllm:gpu_cache_usage_perc > 0.9 and vllm:num_requests_waiting > 0")
     report = lint(text, "r.yml", release=known("0.11.1"))
-    assert [(one.rule, one.suggestion) for one in report.findings] == [
+    assert [(finding.rule, finding.suggestion) for finding in report.findings] == [
         ("metric-hidden", "write vllm:kv_cache_usage_perc")
     ]

@@ -15,7 +15,7 @@ def findings(text, path, vllm="0.32.0"):
 
 def dashboard(*targets, variables=(), **panel):
     document = {"templating": {"list": list(variables)}, "panels": [{"targets": list(targets), **panel}]}
-    return [one.rule for one in findings(json.dumps(document), "dash.json")]
+    return [finding.rule for finding in findings(json.dumps(document), "dash.json")]
 
 
 # Dashboards
@@ -51,9 +51,9 @@ def test_queries_of_another_data_source_are_not_promql():
     ],
 )
 def test_a_selector_names_its_series_in_several_ways(expression, expected):
-    found = list(series_names(expression))
-    assert [one.name for one in found] == expected
-    assert all(expression[one.offset :].startswith(one.name) for one in found)
+    named = list(series_names(expression))
+    assert [series.name for series in named] == expected
+    assert all(expression[series.offset :].startswith(series.name) for series in named)
 
 
 # Patterns
@@ -83,8 +83,8 @@ def test_files_and_names_that_were_rewritten_are_no_patterns(text):
     ],
 )
 def test_a_pattern_that_matches_no_series_is_found(text):
-    (found,) = findings(text, "a.sh")
-    assert (found.rule, found.suggestion) == ("metric-grep", "write vllm:num_requests")
+    (finding,) = findings(text, "a.sh")
+    assert (finding.rule, finding.suggestion) == ("metric-grep", "write vllm:num_requests")
 
 
 # Short names
@@ -102,8 +102,8 @@ def test_a_pattern_that_matches_no_series_is_found(text):
     ],
 )
 def test_a_short_name_has_the_history_of_its_flag(flags, vllm, rule, suggestion):
-    (found,) = findings(f"vllm serve org/m {flags}", "a.sh", vllm)
-    assert (found.rule, found.suggestion, found.place.column) == (rule, suggestion, 18)
+    (finding,) = findings(f"vllm serve org/m {flags}", "a.sh", vllm)
+    assert (finding.rule, finding.suggestion, finding.place.column) == (rule, suggestion, 18)
 
 
 @pytest.mark.parametrize(("flags", "vllm"), [("-dp 2 -O 3 -cc.mode=3", "0.32.0"), ("-O.level=3", "0.10.2")])
@@ -122,5 +122,5 @@ def test_a_short_name_that_the_release_has_is_right(flags, vllm):
 )
 def test_a_series_that_measures_something_else_is_not_offered_for_one_of_another_release(vllm, name):
     rules = f"groups:\n- rules:\n  - record: a\n    expr: {name}\n"
-    (found,) = findings(rules, "a.yml", vllm)
-    assert (found.rule, found.suggestion) == ("metric-unknown", "leave it out: this release shows nothing like it")
+    (finding,) = findings(rules, "a.yml", vllm)
+    assert (finding.rule, finding.suggestion) == ("metric-unknown", "leave it out: this release shows nothing like it")

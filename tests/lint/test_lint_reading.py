@@ -14,11 +14,11 @@ WRONG = "vllm serve org/m --nope\n"
 
 
 def rules_of(text, path="start.sh"):
-    return [one.rule for one in lint_texts([(path, text)], Options()).findings]
+    return [finding.rule for finding in lint_texts([(path, text)], Options()).findings]
 
 
 def lines_of(text, path="start.sh"):
-    return [one.place.line for one in lint_texts([(path, text)], Options()).findings]
+    return [finding.place.line for finding in lint_texts([(path, text)], Options()).findings]
 
 
 # Folders
@@ -29,14 +29,14 @@ def test_a_folder_is_read_though_its_own_path_has_a_dot(folder, tmp_path):
     inner = tmp_path / folder
     inner.mkdir(parents=True)
     (inner / "start.sh").write_text(WRONG)
-    assert [one.rule for one in lint_files([str(inner)], Options()).findings] == ["flag-unknown"]
+    assert [finding.rule for finding in lint_files([str(inner)], Options()).findings] == ["flag-unknown"]
 
 
 def test_the_folder_above_is_read(tmp_path, monkeypatch):
     (tmp_path / "sub").mkdir()
     (tmp_path / "start.sh").write_text(WRONG)
     monkeypatch.chdir(tmp_path / "sub")
-    assert [one.rule for one in lint_files([".."], Options()).findings] == ["flag-unknown"]
+    assert [finding.rule for finding in lint_files([".."], Options()).findings] == ["flag-unknown"]
 
 
 def test_what_is_hidden_inside_a_folder_is_left_out(tmp_path):
@@ -89,8 +89,8 @@ def test_a_script_is_read_on_behind_shifts_and_here_documents(before):
 def test_a_script_with_too_many_words_is_said_to_be_cut(monkeypatch):
     monkeypatch.setattr(scan, "_MOST_WORDS", 10)
     report = lint_texts([("start.sh", WRONG * 4)], Options())
-    assert [one.place.line for one in report.findings] == [1, 2]
-    assert [(one.place.line, "more than 10 words" in one.reason) for one in report.unread] == [(3, True)]
+    assert [finding.place.line for finding in report.findings] == [1, 2]
+    assert [(unread.place.line, "more than 10 words" in unread.reason) for unread in report.unread] == [(3, True)]
 
 
 def test_the_same_finding_is_told_once():
@@ -114,13 +114,13 @@ HEALTHCHECK --interval=30s \\
 
 
 def test_the_continued_lines_of_a_health_check_are_not_the_command_of_the_image():
-    found = lint_texts([("Dockerfile", DOCKERFILE)], Options()).findings
-    assert [(one.rule, one.place.line) for one in found] == [("flag-unknown", 7), ("flag-not-yet", 7)]
+    findings = lint_texts([("Dockerfile", DOCKERFILE)], Options()).findings
+    assert [(finding.rule, finding.place.line) for finding in findings] == [("flag-unknown", 7), ("flag-not-yet", 7)]
 
 
 def test_the_default_of_a_build_argument_names_the_release():
-    found = lint_texts([("Dockerfile", DOCKERFILE.replace("v0.10.2", "v0.18.0"))], Options()).findings
-    assert "flag-removed" in {one.rule for one in found}
+    findings = lint_texts([("Dockerfile", DOCKERFILE.replace("v0.10.2", "v0.18.0"))], Options()).findings
+    assert "flag-removed" in {finding.rule for finding in findings}
 
 
 @pytest.mark.parametrize("mark", ["#", ";", "  # --in-a-comment \\"])
@@ -151,8 +151,8 @@ services:
 
 
 def test_merge_keys_are_resolved_and_own_keys_come_first():
-    found = lint_texts([("compose.yaml", COMPOSE)], Options()).findings
-    assert sorted({(one.rule, one.place.line) for one in found}) == [
+    findings = lint_texts([("compose.yaml", COMPOSE)], Options()).findings
+    assert sorted({(finding.rule, finding.place.line) for finding in findings}) == [
         ("env-unknown", 4),
         ("flag-removed", 17),
         ("shm-missing", 13),
@@ -170,20 +170,20 @@ def test_a_value_that_contains_itself_is_said(text):
 def test_a_line_that_a_diff_takes_out_is_not_wrong():
     header = "# Notes\n\n```diff\n--- a/start.sh\n+++ b/start.sh\n@@ -1 +1 @@\n"
     text = header + "".join(f"{mark} vllm serve org/m --nope\n" for mark in "-+ ") + "```\n"
-    found = lint_texts([("notes.md", text)], Options()).findings
-    assert [(one.place.line, one.place.column) for one in found] == [(8, 20), (9, 20)]
+    findings = lint_texts([("notes.md", text)], Options()).findings
+    assert [(finding.place.line, finding.place.column) for finding in findings] == [(8, 20), (9, 20)]
 
 
 def test_a_share_of_the_gpu_in_percent_is_found():
-    (found,) = lint_texts([("a.sh", "vllm serve org/m --gpu-memory-utilization 95")], Options()).findings
-    assert (found.rule, found.suggestion) == ("flag-value", "write --gpu-memory-utilization 0.95")
+    (finding,) = lint_texts([("a.sh", "vllm serve org/m --gpu-memory-utilization 95")], Options()).findings
+    assert (finding.rule, finding.suggestion) == ("flag-value", "write --gpu-memory-utilization 0.95")
     assert rules_of("vllm serve org/m --gpu-memory-utilization 1.0") == []
 
 
 def test_a_key_that_begins_with_no_is_named_as_it_stands():
     text = "model: org/m\nmax-model-len: 8192\ntensor-parallel-size: 1\nno-such-key: 5\n"
-    (found,) = lint_texts([("config.yaml", text)], Options()).findings
-    assert (found.place.line, found.message) == (4, "no vLLM release has --no-such-key")
+    (finding,) = lint_texts([("config.yaml", text)], Options()).findings
+    assert (finding.place.line, finding.message) == (4, "no vLLM release has --no-such-key")
 
 
 # Files beside a compose file
@@ -194,7 +194,7 @@ def compose_findings(folder, text, **beside):
     for name, content in beside.items():
         (folder / name.replace("_", ".")).write_text(content)
     report = lint_files([str(folder / "compose.yml")], Options())
-    return [(one.rule, one.place.line) for one in report.findings]
+    return [(finding.rule, finding.place.line) for finding in report.findings]
 
 
 @pytest.mark.parametrize("told", ["base", "{service: base}"])
@@ -229,8 +229,11 @@ def test_a_file_of_variables_is_read_by_itself(tmp_path):
     (tmp_path / "other.env").write_text("PORT=1\n")
     (tmp_path / "tokens.env").write_text("VLLM_MAX_TOKENS_PER_EXPERT_FP8_MOE=1\n")  # counted, and no secret
     report = lint_files([str(tmp_path)], Options())
-    assert [(one.rule, one.place.line) for one in report.findings] == [("env-unknown", 1), ("env-unknown", 2)]
-    assert [one.reason for one in report.skipped] == ["it sets no variable of vLLM"]
+    assert [(finding.rule, finding.place.line) for finding in report.findings] == [
+        ("env-unknown", 1),
+        ("env-unknown", 2),
+    ]
+    assert [file.reason for file in report.skipped] == ["it sets no variable of vLLM"]
 
 
 def test_what_a_file_holds_does_not_steer_the_terminal(tmp_path, capsys):

@@ -6,7 +6,7 @@ from legroom.lint.lint import Options, lint_texts
 
 
 def findings(text, path="start.sh"):
-    return [(one.rule, one.place.line) for one in lint_texts([(path, text)], Options()).findings]
+    return [(finding.rule, finding.place.line) for finding in lint_texts([(path, text)], Options()).findings]
 
 
 # Words

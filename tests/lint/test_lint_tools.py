@@ -8,7 +8,7 @@ from legroom.lint.lint import Options, lint_texts
 
 
 def findings(text, path="values.yaml"):
-    return [(one.rule, one.place.line) for one in lint_texts([(path, text)], Options()).findings]
+    return [(finding.rule, finding.place.line) for finding in lint_texts([(path, text)], Options()).findings]
 
 
 UNKNOWN = "flag-unknown"
@@ -108,8 +108,8 @@ def test_manifests_rules_and_dashboards_are_read_from_json_too(indent):
     }
     query = {"kind": "PanelQuery", "spec": {"query": {"group": "prometheus", "spec": {"expr": "vllm:no"}}}}
     board = {"apiVersion": "dashboard.grafana.app/v2", "kind": "Dashboard", "spec": {"elements": {"p": query}}}
-    found = [findings(json.dumps(one, indent=indent), "a.json") for one in (pod, rule, board)]
-    assert [[rule for rule, _ in one] for one in found] == [[UNKNOWN], ["metric-foreign"], ["metric-foreign"]]
+    by_document = [findings(json.dumps(document, indent=indent), "a.json") for document in (pod, rule, board)]
+    assert [[rule for rule, _ in pairs] for pairs in by_document] == [[UNKNOWN], ["metric-foreign"], ["metric-foreign"]]
 
 
 # Releases
@@ -131,7 +131,7 @@ def test_the_release_that_a_file_installs_is_the_one_it_serves_with(path, text):
 def test_a_server_older_than_any_known_release_is_said_and_the_rest_goes_on():
     old = "services:\n  v: {image: 'vllm/vllm-openai:v0.3.3', command: --model m --nope}\n"
     report = lint_texts([("a.yml", old), ("b.sh", "vllm serve m --nope")], Options())
-    assert [one.place.path for one in report.findings] == ["b.sh"]
+    assert [finding.place.path for finding in report.findings] == ["b.sh"]
     assert "0.3.3 is older" in report.unread[0].reason
 
 
@@ -213,7 +213,7 @@ def test_a_family_is_known_whoever_gives_it_and_whatever_its_name_ends_in(text):
 def test_families_have_no_total_and_series_do():
     families = 'for m in llm.get_metrics():\n  if m.name in ("vllm:num_preemptions", "vllm:generation_token"): pass'
     report = lint_texts([("a.py", families)], Options())
-    assert [one.suggestion for one in report.findings] == ["write vllm:generation_tokens"]
+    assert [finding.suggestion for finding in report.findings] == ["write vllm:generation_tokens"]
     scraped = 'requests.get(url + "/metrics")\nvalue = series["vllm:num_preemptions"]'
     assert findings(scraped, "a.py") == [("metric-unknown", 2)]
 
@@ -259,9 +259,9 @@ command=vllm serve org/m --nope
 
 
 def test_programs_of_supervisord_are_read_with_their_variables_and_the_time_of_a_stop():
-    found = [("stop-too-short", 5), ("flag-unknown", 6), ("env-unknown", 7), ("flag-unknown", 10)]
-    assert findings(SUPERVISED, "supervisord.conf") == found
-    assert findings(SUPERVISED.replace("autorestart=true", "stopwaitsecs=90"), "supervisord.conf") == found[1:]
+    expected = [("stop-too-short", 5), ("flag-unknown", 6), ("env-unknown", 7), ("flag-unknown", 10)]
+    assert findings(SUPERVISED, "supervisord.conf") == expected
+    assert findings(SUPERVISED.replace("autorestart=true", "stopwaitsecs=90"), "supervisord.conf") == expected[1:]
 
 
 def test_a_block_of_a_document_may_be_supervisords():

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from legroom.facts import metrics
 from legroom.facts.releases import known_releases, release
 from legroom.live.metrics.exposition import NotMetrics, parse_sample
-from legroom.live.metrics.names import wanted_series
+from legroom.live.metrics.names import slots_by_name
 from legroom.live.metrics.recording import rendered
 from legroom.live.metrics.sample import Sample
 
@@ -252,7 +252,7 @@ def test_half_of_a_real_answer_is_a_sample_or_none_and_never_a_wrong_number(cut:
 
 
 def test_counters_are_wanted_with_and_without_their_ending() -> None:
-    assert {b"vllm:num_preemptions_total", b"vllm:num_preemptions"} <= wanted_series()
+    assert {b"vllm:num_preemptions_total", b"vllm:num_preemptions"} <= slots_by_name().keys()
 
 
 @pytest.mark.parametrize(

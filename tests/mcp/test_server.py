@@ -183,6 +183,13 @@ def test_simulate_sizes_the_pool_by_a_plan():
     assert document["usable_blocks"] == plan["kv"]["num_blocks"] - 1
 
 
+def test_simulate_says_which_card_an_ambiguous_name_was_read_as():
+    requests = [{"arrival_step": 0, "prompt_len": 100, "output_len": 20}]
+    arguments = {"requests": requests, "model": "llama-3.1-8b", "flags": {"max_model_len": 8192}}
+    assert "read as 40 GB" in answer("simulate", {**arguments, "gpu": "a100"})["notes"][0]
+    assert "notes" not in answer("simulate", {**arguments, "gpu": "a100-80gb"})
+
+
 def test_simulate_takes_a_mix_with_the_time_of_a_step():
     mix = "poisson rate=4 prompt=uniform(50,100) output=uniform(5,20) requests=40"
     assert "step_ms" in complaint("simulate", {"mix": mix, "num_blocks": 200})

@@ -45,6 +45,15 @@ def test_the_totals_with_and_without_a_timeline_are_the_same(
     assert capsys.readouterr().out == fast
 
 
+def test_a_gpu_that_comes_in_two_sizes_is_said_to_be_read_as_one(
+    trace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["simulate", trace, "--model", "llama-3.1-8b", "--gpu", "a100", "--max-model-len", "8192", "--json"])
+    assert "read as 40 GB: say a100-80gb for the other" in capsys.readouterr().err
+    main(["simulate", trace, "--model", "llama-3.1-8b", "--gpu", "a100-80gb", "--max-model-len", "8192", "--json"])
+    assert "read as" not in capsys.readouterr().err
+
+
 def test_the_picture_tells_whether_the_pool_held(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     main(["simulate", trace, "--blocks", "10"])
     assert "ran dry" in capsys.readouterr().out

@@ -52,9 +52,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _validate(args: argparse.Namespace) -> int:
-    from legroom.explain.entry_files import bundled_documents
-    from legroom.explain.user_catalog import stored_records
-    from legroom.explain.validate import catalog_problems
+    from legroom.explain.catalog_files import bundled_documents, catalog_problems
+    from legroom.explain.deadends import stored_records
 
     records = stored_records()
     wrong = catalog_problems() + [f"{path}: {problem}" for path, _, problems in records for problem in problems]
@@ -85,7 +84,7 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _import(args: argparse.Namespace) -> int:
-    from legroom.explain.user_catalog import import_record
+    from legroom.explain.deadends import import_record
 
     target = import_record(args.file)
     if args.json:

@@ -57,7 +57,7 @@ def _tell(args: argparse.Namespace) -> int:
 
     chosen = with_outcomes(entry(args.id))
     if args.json:
-        from legroom.explain.documents import entry_json
+        from legroom.explain.entry import entry_json
 
         print_json(entry_json(chosen, args.lang))
         return OK
@@ -72,7 +72,7 @@ def _list(args: argparse.Namespace) -> int:
     from legroom.explain.catalog import entries
 
     if args.json:
-        from legroom.explain.documents import summary_json
+        from legroom.explain.entry import summary_json
 
         print_json({"entries": [summary_json(listed, args.lang) for listed in entries()]})
         return OK
@@ -89,7 +89,7 @@ def _search(args: argparse.Namespace) -> int:
 
     hits = search(args.search, entries())
     if args.json:
-        from legroom.explain.documents import summary_json
+        from legroom.explain.entry import summary_json
 
         print_json({"query": args.search, "hits": [
             {**summary_json(hit.entry, args.lang), "score": hit.score} for hit in hits

@@ -11,7 +11,7 @@ from legroom.cli.output import note, print_json, write_file
 from legroom.errors import ANSWER_IS_NO, BAD_INPUT, OK, LegroomError
 
 if TYPE_CHECKING:
-    from legroom.lint.finding import Report
+    from legroom.lint.report import Report
 
 _DESCRIPTION = """\
 Read alert rules, Grafana dashboards, start scripts, Dockerfiles, compose files, systemd units, Kubernetes manifests,
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _fails(report: Report, fail_on: str) -> bool:
-    from legroom.lint.finding import SEVERITIES
+    from legroom.lint.rule import SEVERITIES
 
     grave = SEVERITIES[: SEVERITIES.index(fail_on) + 1]
     return any(finding.severity in grave for finding in report.findings)
@@ -94,7 +94,7 @@ def _fails(report: Report, fail_on: str) -> bool:
 
 def _show(report: Report, args: argparse.Namespace) -> None:
     from legroom.drawing.terminal import style_of
-    from legroom.lint.report_json import report_json, sarif
+    from legroom.lint.report import report_json, sarif
     from legroom.render.lint_text import report_text
 
     if args.sarif and args.sarif != "-":

@@ -118,7 +118,8 @@ def _planned(
             f"--max-model-len {longest} would do" if longest else "legroom plan with the same flags says what would do",
         )
     taken = deployed(plan)
-    notes, resolved = list(taken.notes), dict(taken.flags)
+    card_notes = [plan.target.gpu.note] if plan.target.gpu.note else []
+    notes, resolved = [*card_notes, *taken.notes], dict(taken.flags)
     if args.blocks is not None:
         resolved["num_blocks"] = args.blocks
     if resolved["async_scheduling"] and args.async_scheduling is None and (args.choose or len(trace) > MOST_ASYNC):

@@ -99,7 +99,7 @@ def _show(answer: WishResult, target: Target, serve_args: ServeArgs, args: argpa
         print_json(_document(answer, target, serve_args, args.explain_math))
         return
     from legroom.drawing.terminal import style_of
-    from legroom.render.wish_text import wish_text
+    from legroom.render.plan_text import wish_text
 
     sys.stdout.write(wish_text(answer, style_of(sys.stdout)))
 

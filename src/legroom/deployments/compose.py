@@ -27,20 +27,18 @@ _FROM_ELSEWHERE = ("image", "ipc", "shm_size", "tmpfs", "volumes", "stop_grace_p
 
 
 def is_compose(document: Node) -> bool:
-    """Whether it is a compose file."""
     services = document.get("services")
     return services is not None and isinstance(services.values, dict) and document.get("apiVersion") is None
 
 
 def compose_subjects(document: Node) -> Iterator[StartedServer | Invoked]:
-    """Every server of a compose file."""
     services = document.get("services") or document
-    beside = _Beside(document)
+    folder = _ComposeFolder(document)
     for name, service in services.items():
-        yield from _service(name, service, services, beside)
+        yield from _service(name, service, services, folder)
 
 
-class _Beside:
+class _ComposeFolder:
     """The files in the folder of a compose file, where there is one."""
 
     def __init__(self, document: Node) -> None:
@@ -64,16 +62,16 @@ class _Beside:
         return documents[0].get("services", name) if documents else None
 
 
-def _extended(service: Node, services: Node, beside: _Beside, depth: int = 0) -> tuple[Node, dict[str, Word]]:
+def _extended(service: Node, services: Node, folder: _ComposeFolder, depth: int = 0) -> tuple[Node, dict[str, Word]]:
     """A service with what it extends, its own settings first, and its environment."""
     extends = service.get("extends")
     name = (extends.scalar or extends.text("service")) if extends is not None else ""
     file = extends.text("file") if extends is not None else ""
-    base = beside.service(file, name) if file else services.get(name)
-    env = {**_env_files(service, beside), **compose_env(service.get("environment"))}
+    base = folder.service(file, name) if file else services.get(name)
+    env = {**_env_files(service, folder), **compose_env(service.get("environment"))}
     if extends is None or base is None or depth >= _DEEPEST or base is service:
         return service, env
-    base, base_env = _extended(base, services, beside, depth + 1)
+    base, base_env = _extended(base, services, folder, depth + 1)
     inherited = dict(base.items())
     if file:
         inherited = {key: value for key, value in inherited.items() if key in _FROM_ELSEWHERE}
@@ -83,19 +81,19 @@ def _extended(service: Node, services: Node, beside: _Beside, depth: int = 0) ->
     return merged, base_env | env
 
 
-def _env_files(service: Node, beside: _Beside) -> dict[str, Word]:
+def _env_files(service: Node, folder: _ComposeFolder) -> dict[str, Word]:
     """What `env_file` brings in, told at its place in the compose file."""
     env: dict[str, Word] = {}
     node = service.get("env_file")
     for item in (node.list() or [node]) if node is not None else ():
-        variables = variables_of(beside.text(item.scalar or item.text("path")))
+        variables = variables_of(folder.text(item.scalar or item.text("path")))
         env |= {name: Word(word.text, item.offset) for name, word in variables.items()}
     return env
 
 
-def _service(name: str, service: Node, services: Node, beside: _Beside) -> Iterator[StartedServer | Invoked]:
-    service, env = _extended(service, services, beside)
-    known = {key: word.text for key, word in env.items()} | beside.variables
+def _service(name: str, service: Node, services: Node, folder: _ComposeFolder) -> Iterator[StartedServer | Invoked]:
+    service, env = _extended(service, services, folder)
+    known = {key: word.text for key, word in env.items()} | folder.variables
     image = expand(service.text("image"), known)
     entry, given = (
         tuple(word.with_text(expand(word.text, known)) for word in compose_words(service.get(key)))

@@ -19,7 +19,7 @@ _SWITCHES = {
 }  # fmt: skip
 _SHORT_SWITCHES = "ditqP"
 _TAG_VERSION = re.compile(r"(?<![\d.])v?(0\.\d{1,3}(?:\.\d{1,3}){0,2}(?:\.?post\d+)?(?:rc\d+)?)(?![\d])")
-_BESIDE = re.compile(r"(^|[-_])(router|gateway|proxy|operator|exporter|dashboard|sim|simulator|epp)([-_]|$)")
+_COMPANION = re.compile(r"(^|[-_])(router|gateway|proxy|operator|exporter|dashboard|sim|simulator|epp)([-_]|$)")
 _OWN_NUMBERS = re.compile(r"lmcache|dynamo|production-stack", re.IGNORECASE)
 """Projects whose images hold vLLM and are numbered by the project's own releases."""
 _PROGRAMS = ("vllm", "python", "python3", "bash", "sh", "env", "uv")
@@ -123,16 +123,16 @@ def image_words(image: str, entry: tuple[Word, ...], given: tuple[Word, ...], of
 def _takes_vllm_flags(image: str, given: tuple[Word, ...]) -> bool:
     names = {flag_name(word.text.partition("=")[0]) for word in given if word.text.startswith("--")}
     is_flag = bool(given) and given[0].text.startswith("--")
-    return is_flag and bool(image) and not _stands_beside(image) and not names.isdisjoint(_ONLY_VLLMS)
+    return is_flag and bool(image) and not _is_companion(image) and not names.isdisjoint(_ONLY_VLLMS)
 
 
 def serves_vllm(image: str) -> bool:
     """Whether an image starts vLLM's server: not what stands in front of it, or stands in for it."""
-    return "vllm" in image.lower() and "dynamo" not in image.lower() and not _stands_beside(image)
+    return "vllm" in image.lower() and "dynamo" not in image.lower() and not _is_companion(image)
 
 
-def _stands_beside(image: str) -> bool:
-    return bool(_BESIDE.search(image.rpartition("/")[2].partition(":")[0]))
+def _is_companion(image: str) -> bool:
+    return bool(_COMPANION.search(image.rpartition("/")[2].partition(":")[0]))
 
 
 def _can_be_model(word: str) -> bool:

@@ -164,7 +164,7 @@ def deployment_of(server: StartedServer, asked: Release | None = None) -> Deploy
     words = [word.text for word in server.words]
     notes = [] if asked or hint else [f"no release is named; read as vLLM {used}, the newest known"]
     if server.call is not None:
-        from legroom.deployments.engine_call import parse_call  # noqa: PLC0415 - only Python source needs it
+        from legroom.deployments.python import parse_call  # noqa: PLC0415 - only Python source needs it
 
         call = server.call
         parsed = parse_call(call, used)

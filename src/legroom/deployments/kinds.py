@@ -29,7 +29,6 @@ _UNIT_START = re.compile(
 
 
 def kind_of(path: str, text: str) -> Kind:
-    """The kind of a file."""
     name = PurePath(path)
     if name.suffix.lower() in _BY_SUFFIX:
         return _BY_SUFFIX[name.suffix.lower()]

@@ -33,41 +33,41 @@ _LOOKS_LIKE_YAML = re.compile(r"\s*(#[^\n]*\n\s*)*(- )?[A-Za-z_][\w.-]*:(\s|$)")
 
 
 @dataclass(frozen=True)
-class _Around:
+class _Scope:
     """What the mappings around a value say of it."""
 
     keys: str = ""
     image: str = ""
     env: Mapping[str, Word] = field(default_factory=dict)
 
-    def inside(self, node: Node) -> _Around:
+    def inside(self, node: Node) -> _Scope:
         """The same for what a mapping holds."""
         env = dict(self.env)
         for key in _VARIABLES:
             env |= {**compose_env(node.get(key)), **list_env(node.get(key))}
-        return _Around(self.keys, _image(node) or self.image, env)
+        return _Scope(self.keys, _image(node) or self.image, env)
 
-    def under(self, key: str) -> _Around:
+    def under(self, key: str) -> _Scope:
         """The same for the value of a key."""
-        return _Around(f"{self.keys} {key.lower()}", self.image, self.env)
+        return _Scope(f"{self.keys} {key.lower()}", self.image, self.env)
 
 
 def other_subjects(document: Node, release: Release) -> Iterator[Subject]:
     """Every server, in whatever way it is written."""
-    waiting = [(document, _Around())]
+    waiting = [(document, _Scope())]
     while waiting:
-        node, around = waiting.pop()
+        node, scope = waiting.pop()
         if isinstance(node.values, dict):
-            around = around.inside(node)
-            yield from _arguments(node, around)
+            scope = scope.inside(node)
+            yield from _arguments(node, scope)
             yield from _settings(node, release)
-            waiting += reversed([(value, around.under(key)) for key, value in node.items()])
+            waiting += reversed([(value, scope.under(key)) for key, value in node.items()])
         elif node.scalar is None:
-            waiting += reversed([(item, around) for item in node.list()])
+            waiting += reversed([(item, scope) for item in node.list()])
         elif FENCE in node.scalar:
             continue  # a document: its blocks are read one by one
         elif START.search(node.scalar) or node.scalar.lstrip().startswith("#!/bin/"):
-            yield from read_shell(node.inner(), env=placed_env(around.env, node.source.place)).subjects
+            yield from read_shell(node.inner(), env=placed_env(scope.env, node.source.place)).subjects
 
 
 def embedded_files(document: Node, scripts: bool) -> Iterator[tuple[Kind, Text]]:
@@ -92,7 +92,7 @@ def _image(node: Node) -> str:
     return name or (f"{node.text('repository')}:{tag}" if node.text("repository") else "")
 
 
-def _arguments(node: Node, around: _Around) -> Iterator[StartedServer]:
+def _arguments(node: Node, scope: _Scope) -> Iterator[StartedServer]:
     """`command` and `args`, or flags alone where it is plain that they are vLLM's."""
     command = compose_words(node.get("command"))
     given = tuple(
@@ -101,12 +101,12 @@ def _arguments(node: Node, around: _Around) -> Iterator[StartedServer]:
     words = (*command, *given)
     at = server_start(tuple(word.text for word in words))
     if at is None:
-        if not _are_flags(words) or not _is_vllms(node, around):
+        if not _are_flags(words) or not _is_vllms(node, scope):
             return
         head = (Word("vllm", words[0].offset), Word("serve", words[0].offset))
         words, at = (*head, *words), 0
     place = node.source.place
-    yield StartedServer("kubernetes", words[at:], around.env, place, place(words[at].offset), around.image)
+    yield StartedServer("kubernetes", words[at:], scope.env, place, place(words[at].offset), scope.image)
 
 
 def _are_flags(words: tuple[Word, ...]) -> bool:
@@ -114,8 +114,8 @@ def _are_flags(words: tuple[Word, ...]) -> bool:
     return bool(words) and words[0].text.startswith("--") and bool(flags & ANCHORS)
 
 
-def _is_vllms(node: Node, around: _Around) -> bool:
-    return "vllm" in f"{around.keys} {around.image} {node.text('modelCommand')}".lower()
+def _is_vllms(node: Node, scope: _Scope) -> bool:
+    return "vllm" in f"{scope.keys} {scope.image} {node.text('modelCommand')}".lower()
 
 
 def _settings(node: Node, release: Release) -> Iterator[Subject]:

@@ -1,4 +1,4 @@
-"""Servers in Python source: command lines in lists and strings, and the arguments of LLM(...)."""
+"""Servers in Python source: command lines in lists and strings, and the arguments of LLM(...) for a release."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ from legroom.deployments.shell.scan import Word, placed_env
 from legroom.deployments.shell.script import read_shell
 from legroom.deployments.subjects import EngineCall, StartedServer, Subject
 from legroom.deployments.text import Text
-from legroom.facts.flags import all_flag_names, flag_name
-from legroom.facts.releases import latest
-from legroom.vllm.problems import nearest_flags
+from legroom.facts.flags import Flag, all_flag_names, flag_name, flags_of
+from legroom.facts.releases import Release, latest
+from legroom.vllm.args import Usage
+from legroom.vllm.parse import ParsedArgs
+from legroom.vllm.problems import explain_unknown, nearest_flags
+from legroom.vllm.reading import FIELDS, FlagReader
 
 _WORTH_PARSING = re.compile(r"vllm.*serve|vllm\.entrypoints|\bLLM\(|EngineArgs\(", re.DOTALL)
-_ENGINES = ("LLM", "EngineArgs", "AsyncEngineArgs")
+_ENGINES: dict[str, Usage] = {"LLM": "llm", "EngineArgs": "llm", "AsyncEngineArgs": "serve"}
+"""vLLM's engines, and whose defaults a call of each gets."""
 _NOT_LITERAL = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
 _NOT_KNOWN = object()
 _UNKNOWN = "$value"
@@ -63,7 +67,6 @@ class _Program(ast.NodeVisitor):
         self._engines = _engine_names(tree)
 
     def subjects(self) -> Iterator[Subject]:
-        """The servers that were found."""
         place = self._source.place
         servers: list[Subject] = []
         for words in self._lists.values():
@@ -295,3 +298,47 @@ def _engine_names(tree: ast.Module) -> dict[str, str]:
         elif isinstance(node, ast.ClassDef | ast.FunctionDef):
             names.pop(node.name, None)
     return names
+
+
+def parse_call(call: EngineCall, release: Release) -> ParsedArgs:
+    """The literal arguments of a call, read for one release."""
+    reading = FlagReader(release, [])
+    table = {flag.dest: flag for flag in flags_of(release).values()}
+    for name, value in call.values.items():
+        if value is None:
+            continue
+        flag = table.get(name)
+        if flag is None:
+            reading.problems.append(explain_unknown(flag_name(name), release))
+        else:
+            _store_literal(reading, flag, value)
+    return ParsedArgs(reading.to_args(_ENGINES[call.name], {}), tuple(reading.problems))
+
+
+def _store_literal(reading: FlagReader, flag: Flag, value: Any) -> None:
+    kind = FIELDS.get(flag.dest, "")
+    if isinstance(value, str) and not kind.startswith("str") and flag.kind in ("int", "human", "float"):
+        reading.convert_and_store(flag, flag.dest, value)
+    elif kind.startswith("Mapping") and isinstance(value, int) and not isinstance(value, bool):
+        reading.store(flag, {"level": value})
+    elif _fits(kind, value):
+        reading.store(flag, tuple(value) if isinstance(value, list) and kind.startswith("tuple") else value)
+    else:
+        reading.problem(flag.name, "bad_value", f"{flag.dest}={value!r} is not what {flag.name} takes")
+
+
+def _fits(kind: str, value: Any) -> bool:
+    """Whether a literal may sit in a field of this type."""
+    if not kind:
+        return isinstance(value, str | int | float | bool | list | tuple | dict)
+    if kind.startswith("bool"):
+        return isinstance(value, bool)
+    if kind.startswith("int"):
+        return isinstance(value, int) and not isinstance(value, bool)
+    if kind.startswith("float"):
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind.startswith("Mapping"):
+        return isinstance(value, dict)
+    if kind.startswith("tuple"):
+        return isinstance(value, list | tuple) and all(isinstance(item, int) for item in value)
+    return isinstance(value, str)

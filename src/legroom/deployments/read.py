@@ -11,12 +11,13 @@ from typing import Literal
 from legroom.deployments.compose import compose_subjects, is_compose
 from legroom.deployments.dockerfile import copied_files, dockerfile_subjects
 from legroom.deployments.env_file import env_file_server
-from legroom.deployments.kinds import Kind, kind_of
+from legroom.deployments.kinds import Kind, kind_of, sniffed
 from legroom.deployments.kubernetes import is_kubernetes, kubernetes_subjects
 from legroom.deployments.markdown import blocks_of
 from legroom.deployments.other_yaml import embedded_files, other_subjects
 from legroom.deployments.python import python_subjects
-from legroom.deployments.shell.here_document import embedded_parts
+from legroom.deployments.server_words import basename
+from legroom.deployments.shell.scan import HereDocument, here_documents
 from legroom.deployments.shell.script import read_shell
 from legroom.deployments.subjects import FilePart, StartedServer, Subject
 from legroom.deployments.supervisord import is_supervisord, supervisord_subjects
@@ -31,6 +32,8 @@ DocumentKind = Literal["rules", "compose", "kubernetes", "config", "other"]
 """What a YAML document is. Prometheus rules start nothing; what they are is for lint to read."""
 _PINNED = re.compile(r"\bvllm(?:\[[\w,-]+\])?==(\d+(?:\.\d+)+(?:\.?post\d+)?)")
 """`pip install vllm==0.6.3`."""
+_SCRIPT_RUNNERS = ("bash", "sh", "zsh", "dash", "ash", "ssh", "sbatch")
+_ESCAPED = re.compile(r"\\([\\$`])")
 _DEEPEST = 5
 
 
@@ -43,15 +46,20 @@ def read_file(path: str, text: str, release: Release) -> Iterator[FilePart]:
 
 
 def document_kind(document: Node) -> DocumentKind:
-    """What a YAML document is."""
-    groups = document.get("spec", "groups") if document.text("kind") == "PrometheusRule" else document.get("groups")
-    if groups is not None and any(group.get("rules") is not None for group in groups.list()):
+    if any(group.get("rules") is not None for group in rule_groups(document)):
         return "rules"
     if is_compose(document):
         return "compose"
     if is_kubernetes(document):
         return "kubernetes"
     return "config" if is_config(document) else "other"
+
+
+def rule_groups(document: Node) -> list[Node]:
+    """The groups of Prometheus rules, in a rule file or in the operator's PrometheusRule."""
+    keys = ("spec", "groups") if document.text("kind") == "PrometheusRule" else ("groups",)
+    groups = document.get(*keys)
+    return groups.list() if groups is not None else []
 
 
 def _of_release(subject: Subject, version: str) -> Subject:
@@ -75,7 +83,7 @@ def _parts(kind: Kind, source: Text, release: Release, depth: int = 0) -> Iterat
 def _read(kind: Kind, source: Text, release: Release) -> tuple[FilePart, Iterable[tuple[Kind, Text]]]:
     """One text, and the texts inside of it."""
     if kind == "shell":
-        return read_shell(source), embedded_parts(source)
+        return read_shell(source), _here_documents_of(source)
     if kind in ("yaml", "json"):
         return _yaml(kind, source, release)
     if kind == "dockerfile":
@@ -122,3 +130,30 @@ def _document(kind: DocumentKind, document: Node, release: Release) -> Iterable[
     if kind == "config":
         return [config_server(document, release)]
     return other_subjects(document, release) if kind == "other" else ()
+
+
+def _here_documents_of(script: Text) -> Iterator[tuple[Kind, Text]]:
+    """Here-documents whose kind is plain: from the command that reads it, its file's name, or its first line."""
+    for document in here_documents(script.text):
+        first, last = script.row_of(document.start), script.row_of(document.end)
+        part = script.rows(first, last + 1)
+        if not document.is_quoted:
+            # The shell takes one backslash off; a space in its place keeps every column.
+            part = part.with_text(_ESCAPED.sub(r" \1", part.text))
+        kind = _here_document_kind(document, part.text)
+        if kind is not None:
+            yield kind, part
+
+
+def _here_document_kind(document: HereDocument, text: str) -> Kind | None:
+    words = [word.text for word in document.words]
+    names = [basename(word) for word in words]
+    target = next((words[i + 1] for i, word in enumerate(words[:-1]) if word in (">", ">>", "tee")), "")
+    if target:
+        kind = kind_of(target, text)
+        return kind if kind != "document" else None
+    if any(name in _SCRIPT_RUNNERS for name in names):
+        return "shell"
+    if any(re.fullmatch(r"python[\d.]*", name) for name in names):
+        return "python"
+    return sniffed(text)

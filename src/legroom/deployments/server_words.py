@@ -10,7 +10,7 @@ ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^{}]*))?\}|\((\w+)\)|(\w+))")
 SHELLS = ("sh", "bash", "zsh", "dash", "ash")
 CONTAINER_TOOLS = ("docker", "podman", "nerdctl")
-_API_SERVERS = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
+API_SERVERS = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
 
 
 def assignments(env: Mapping[str, str]) -> list[str]:
@@ -24,7 +24,7 @@ def server_start(words: Sequence[str]) -> int | None:
         following = words[i + 1] if i + 1 < len(words) else ""
         if basename(word) == "vllm" and following == "serve":
             return i
-        if word in _API_SERVERS or word.endswith("entrypoints/openai/api_server.py"):
+        if word in API_SERVERS or word.endswith("entrypoints/openai/api_server.py"):
             return _interpreter(words, i - 1) if i and words[i - 1] == "-m" else i
         if basename(word) in CONTAINER_TOOLS and following in ("run", "container", "create"):
             return i
@@ -39,7 +39,6 @@ def _interpreter(words: Sequence[str], at: int) -> int:
 
 
 def basename(word: str) -> str:
-    """The last part of a path."""
     return word.rpartition("/")[2]
 
 

@@ -95,14 +95,11 @@ class Invoked:
     locate: Callable[[int], Place]
 
     def texts(self) -> tuple[str, ...]:
-        """The words alone."""
         return tuple(word.text for word in self.words)
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A systemd unit with its settings."""
-
     settings: Mapping[str, Word]
     locate: Callable[[int], Place]
 
@@ -135,5 +132,4 @@ class FilePart:
 
     @property
     def servers(self) -> tuple[StartedServer, ...]:
-        """The servers that it starts."""
         return tuple(subject for subject in self.subjects if isinstance(subject, StartedServer) and subject.words)

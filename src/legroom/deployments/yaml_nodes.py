@@ -29,7 +29,6 @@ class Node:
 
     @property
     def scalar(self) -> str | None:
-        """The text of a scalar."""
         return self.values if isinstance(self.values, str) else None
 
     def get(self, *keys: str) -> Node | None:
@@ -45,11 +44,9 @@ class Node:
         return node.scalar or "" if node is not None else ""
 
     def items(self) -> Iterator[tuple[str, Node]]:
-        """The entries of a mapping."""
         yield from self.values.items() if isinstance(self.values, dict) else ()
 
     def list(self) -> list[Node]:
-        """The items of a list."""
         return self.values if isinstance(self.values, list) else []
 
     def walk(self) -> Iterator[Node]:

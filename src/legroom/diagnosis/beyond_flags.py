@@ -83,14 +83,14 @@ def larger_budget(planner: FixPlanner) -> Iterator[Fix]:
     if not total or not weights or not accounting.weights_over_budget_bytes:
         return
     budget = round(planner.utilization * total)
-    said = f"The weights take {gib(weights)}, and {planner.utilization:g} x {gib(total)} is {gib(budget)}."
+    shortage = f"The weights take {gib(weights)}, and {planner.utilization:g} x {gib(total)} is {gib(budget)}."
     pool = max(GIB, weights // 20)
     beside = (accounting.peak_bytes or GIB) + (accounting.non_torch_bytes or 0)
-    fix = planner.raise_utilization(weights - budget + beside + pool, said)
+    fix = planner.raise_utilization(weights - budget + beside + pool, shortage)
     if fix is not None:
         yield fix
     hardware = other_hardware(planner, 0.6 if fix is None else 0.4)
-    yield replace(hardware, why=f"{said} {hardware.why}")
+    yield replace(hardware, why=f"{shortage} {hardware.why}")
 
 
 def other_hardware(planner: FixPlanner, confidence: float = 0.6) -> Fix:

@@ -7,46 +7,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
-from legroom.diagnosis.case import Case
+from legroom.diagnosis.case import Case, engine_of, platform_of
 from legroom.diagnosis.evidence import Evidence, Passage, evidence_of
+from legroom.diagnosis.lines import unwrapped
 from legroom.diagnosis.patterns import PatternMatcher, compiled, pattern_set
-from legroom.diagnosis.platforms import engine_of, platform_of
 from legroom.diagnosis.report import Diagnosis, diagnose_run
 from legroom.diagnosis.scan import Scanner
 from legroom.diagnosis.starting_plan import Hints
-from legroom.diagnosis.unwrap import unwrapped
 from legroom.facts.evidence import startup_lines, typed
 from legroom.planning.startup_log import Startup, StartupEvent, split_starts, startup_of
 from legroom.records import dataclass, field
 
 _NOT_BEHIND = re.compile(r"\(\?<!(?P<text>[^)]*)\)")
-
-
-def events_of(passage: Passage) -> Iterator[StartupEvent]:
-    line = passage.line
-    text = line.raw
-    for index in _every().matching(text):
-        form = startup_lines()[index]
-        pattern, not_behind = _linear(form.pattern.pattern)
-        match = compiled(pattern).search(text)
-        if match is None or any(text[: match.start()].endswith(before) for before in not_behind):
-            continue
-        fields = typed({name: value for name, value in match.groupdict().items() if value is not None})
-        yield StartupEvent(line.number, form.id, form.kind, line.process, fields, text[:2000].strip())
-
-
-@cache
-def _every() -> PatternMatcher:
-    return pattern_set(_linear(form.pattern.pattern)[0] for form in startup_lines())
-
-
-def _linear(pattern: str) -> tuple[str, tuple[str, ...]]:
-    """RE2 has no look-behind; what must not stand in front is checked after the match."""
-    return _NOT_BEHIND.sub("", pattern), tuple(match["text"] for match in _NOT_BEHIND.finditer(pattern))
-
-
 MOST_RUNS = 20
 MOST_EVIDENCE = 20_000
+_KILLS = ("killed_word", "sigkill")
 
 
 @dataclass
@@ -66,6 +41,29 @@ def gather(passages: Iterable[Passage]) -> Gathered:
             # The beginning says what runs, the end how it ended; the middle of a flood repeats itself.
             del gathered.evidence[MOST_EVIDENCE // 4 : MOST_EVIDENCE // 2]
     return gathered
+
+
+def events_of(passage: Passage) -> Iterator[StartupEvent]:
+    line = passage.line
+    text = line.raw
+    for index in _startup_patterns().matching(text):
+        form = startup_lines()[index]
+        pattern, not_behind = _linear(form.pattern.pattern)
+        match = compiled(pattern).search(text)
+        if match is None or any(text[: match.start()].endswith(before) for before in not_behind):
+            continue
+        fields = typed({name: value for name, value in match.groupdict().items() if value is not None})
+        yield StartupEvent(line.number, form.id, form.kind, line.process, fields, text[:2000].strip())
+
+
+@cache
+def _startup_patterns() -> PatternMatcher:
+    return pattern_set(_linear(form.pattern.pattern)[0] for form in startup_lines())
+
+
+def _linear(pattern: str) -> tuple[str, tuple[str, ...]]:
+    """RE2 has no look-behind; what must not stand in front is checked after the match."""
+    return _NOT_BEHIND.sub("", pattern), tuple(match["text"] for match in _NOT_BEHIND.finditer(pattern))
 
 
 def runs_of(gathered: Gathered, source: str, lines: int) -> tuple[Case, ...]:
@@ -89,9 +87,6 @@ def _with_utilization(startup: Startup, events: Sequence[StartupEvent]) -> Start
     if startup.args.gpu_memory_utilization is not None or not isinstance(ratio, float):
         return startup
     return replace(startup, args=replace(startup.args, gpu_memory_utilization=ratio))
-
-
-_KILLS = ("killed_word", "sigkill")
 
 
 def _without_self_inflicted(evidence: Sequence[Evidence]) -> list[Evidence]:

@@ -42,7 +42,8 @@ def diagnosis_json(diagnosis: Diagnosis) -> dict[str, Any]:
         "deployment": deployment_json(diagnosis.case),
         "memory": memory_json(diagnosis.case),
     }
-    return document | ({"needed": list(diagnosis.needed)} if diagnosis.needed else {})
+    optional = {"needed": list(diagnosis.needed), "notes": list(diagnosis.notes)}
+    return document | {name: lines for name, lines in optional.items() if lines}
 
 
 def finding_json(finding: Finding) -> dict[str, Any]:

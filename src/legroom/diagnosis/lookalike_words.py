@@ -18,43 +18,52 @@ from legroom.facts.builds import (
 )
 from legroom.facts.lookalikes import package_of
 from legroom.facts.releases import first_release, known_releases, release
+from legroom.records import dataclass
 
-Said = Mapping[str, str]
-_Derivation = Callable[[Said, Evidence, FixPlanner], str | None]
 _LAST_BACKEND_VARIABLE = "0.14.1"
 """VLLM_ATTENTION_BACKEND until here, then the flag."""
 
 
-def derived(name: str, said: Said, evidence: Evidence, planner: FixPlanner) -> str | None:
+@dataclass(frozen=True, slots=True)
+class MatchedLine:
+    """The line that shows a look-alike, in the case that it is of."""
+
+    facts: Mapping[str, str]
+    """What the pattern read out of it."""
+    evidence: Evidence
+    planner: FixPlanner
+
+
+def derived(name: str, line: MatchedLine) -> str | None:
     """The words for `{name}`; None where nothing is known."""
     derivation = _DERIVATIONS.get(name)
-    return derivation(said, evidence, planner) if derivation else None
+    return derivation(line) if derivation else None
 
 
-def _model(said: Said, evidence: Evidence, planner: FixPlanner) -> str | None:
-    model = planner.known.args.model
+def _model(line: MatchedLine) -> str | None:
+    model = line.planner.known.args.model
     return None if is_local(model) else model or None
 
 
-def _port(said: Said, evidence: Evidence, planner: FixPlanner) -> str | None:
-    match = re.search(r"(?:[:,] ?)(\d{4,5})\b", evidence.window or evidence.text)
+def _port(line: MatchedLine) -> str | None:
+    match = re.search(r"(?:[:,] ?)(\d{4,5})\b", line.evidence.window or line.evidence.text)
     return match[1] if match else None
 
 
-def _package(said: Said, evidence: Evidence, planner: FixPlanner) -> str | None:
-    module = said.get("module")
+def _package(line: MatchedLine) -> str | None:
+    module = line.facts.get("module")
     return package_of(module) if module else None
 
 
-def _package_why(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
-    module = said.get("module", "")
+def _package_why(line: MatchedLine) -> str:
+    module = line.facts.get("module", "")
     if module.partition(".")[0] == "vllm":
         return "vLLM itself is not whole in this Python: another environment, or a file of yours named vllm."
     return "It is not installed in the environment that runs vLLM."
 
 
-def _install_step(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
-    module = said.get("module", "")
+def _install_step(line: MatchedLine) -> str:
+    module = line.facts.get("module", "")
     if module.partition(".")[0] == "vllm":
         return (
             "python -c 'import vllm; print(vllm.__file__)' from another folder: it must be the installed one; "
@@ -66,51 +75,51 @@ def _install_step(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
     return f"pip install {package}"
 
 
-def _architecture(said: Said, evidence: Evidence, planner: FixPlanner) -> str | None:
-    return said.get("uninspected") or said.get("unwritten")
+def _architecture(line: MatchedLine) -> str | None:
+    return line.facts.get("uninspected") or line.facts.get("unwritten")
 
 
-def _first_release(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
-    name = said.get("architecture") or said.get("uninspected") or said.get("unwritten") or ""
+def _first_release(line: MatchedLine) -> str:
+    name = line.facts.get("architecture") or line.facts.get("uninspected") or line.facts.get("unwritten") or ""
     first = first_release(name)
-    known = planner.known
+    known = line.planner.known
     if first is None:
         return "No release up to the newest that legroom knows lists it, or it is spelt otherwise in config.json."
     if known.release_known and not known.release.before(first):
         return (
             f"vLLM has it since {first}, so in this release its code could not be loaded: the lines above say why."
-            if said.get("uninspected")
+            if line.facts.get("uninspected")
             else f"vLLM lists it since {first}; this installation's registry does not: it may be a mixed one."
         )
     return f"vLLM serves it from release {first} on."
 
 
-def _upgrade_step(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
-    name = said.get("architecture") or said.get("uninspected") or said.get("unwritten") or ""
+def _upgrade_step(line: MatchedLine) -> str:
+    name = line.facts.get("architecture") or line.facts.get("uninspected") or line.facts.get("unwritten") or ""
     first = first_release(name)
-    if first and (not planner.known.release_known or planner.known.release.before(first)):
+    if first and (not line.planner.known.release_known or line.planner.known.release.before(first)):
         return f"pip install -U 'vllm>={first}' (image: vllm/vllm-openai:v{first} or newer)"
-    if said.get("uninspected"):
+    if line.facts.get("uninspected"):
         return (
             "python -c 'import vllm.model_executor.models' shows the import error behind it: usually a missing package"
         )
     return "look for `architectures` in config.json and in the list of supported models of vLLM's newest release"
 
 
-def _dotted(which: str) -> _Derivation:
-    def words(said: Said, evidence: Evidence, planner: FixPlanner) -> str | None:
-        digits = said.get(which, "")
+def _dotted(which: str) -> Callable[[MatchedLine], str | None]:
+    def words(line: MatchedLine) -> str | None:
+        digits = line.facts.get(which, "")
         return f"{digits[:-1]}.{digits[-1]}" if len(digits) >= 2 and digits.isdigit() else None
 
     return words
 
 
-def _backend_step(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
-    known = planner.known
+def _backend_step(line: MatchedLine) -> str:
+    known = line.planner.known
     capability = known.gpu.compute_capability if known.gpu else (0, 0)
     # FLASH_ATTN needs 8.0; FlashInfer runs from 7.5 on; before V1, xFormers served older cards.
     # The workspace that can be too small is FlashInfer's own.
-    name = "FLASH_ATTN" if capability >= (8, 0) or evidence.id == "backend_workspace" else "FLASHINFER"
+    name = "FLASH_ATTN" if capability >= (8, 0) or line.evidence.id == "backend_workspace" else "FLASHINFER"
     if known.release_known and known.release.before("0.9.0") and (0, 0) < capability < (7, 5):
         name = "XFORMERS"
     if known.release_known and not known.release.after(_LAST_BACKEND_VARIABLE):
@@ -120,16 +129,16 @@ def _backend_step(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
     return f"add {flag}{older}, or TRITON_ATTN if it is not Triton's kernel that fails"
 
 
-def _triton_why(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
+def _triton_why(line: MatchedLine) -> str:
     return (
         "Cards before compute capability 8.0 (V100, T4, RTX 20) have no bfloat16 in hardware, and kernels that "
         "torch.compile makes are the ones Triton fails on: float16 and eager mode avoid both."
     )
 
 
-def _timeout_step(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
-    known = planner.known
-    if "RayChannel" in evidence.text or "ray" in evidence.text.lower():
+def _timeout_step(line: MatchedLine) -> str:
+    known = line.planner.known
+    if "RayChannel" in line.evidence.text or "ray" in line.evidence.text.lower():
         return "RAY_CGRAPH_get_timeout=1200 before the same command (Ray's compiled graphs give up after 300 s)"
     if known.release_known and known.release.before("0.9.2"):
         return "VLLM_RPC_TIMEOUT=60000 (milliseconds) and VLLM_ENGINE_ITERATION_TIMEOUT_S=300 before the same command"
@@ -139,9 +148,9 @@ def _timeout_step(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
     )
 
 
-def _symbol(said: Said, planner: FixPlanner) -> tuple[str, str]:
+def _symbol(line: MatchedLine) -> tuple[str, str]:
     """Why a symbol is not found, and the step that cures it."""
-    symbol, name = said.get("symbol", ""), said.get("object", "")
+    symbol, name = line.facts.get("symbol", ""), line.facts.get("object", "")
     if "nvJitLink" in symbol or "cusparse" in name.lower() or "cublas" in name.lower() or "cudnn" in name.lower():
         return (
             "A CUDA library of another version is loaded before torch's own, usually from LD_LIBRARY_PATH.",
@@ -154,30 +163,22 @@ def _symbol(said: Said, planner: FixPlanner) -> tuple[str, str]:
         )
     return (
         "Its maker was compiled with another torch than the one that is installed: torch was changed after vLLM.",
-        f"in a fresh environment: pip install 'vllm{_pinned(planner)}' alone, and no other torch after it",
+        f"in a fresh environment: pip install 'vllm{_pinned(line.planner)}' alone, and no other torch after it",
     )
-
-
-def _symbol_why(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
-    return _symbol(said, planner)[0]
-
-
-def _symbol_step(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
-    return _symbol(said, planner)[1]
 
 
 def _pinned(planner: FixPlanner) -> str:
     return f"=={planner.known.release.version}" if planner.known.release_known else ""
 
 
-def _library_stem(said: Said, evidence: Evidence, planner: FixPlanner) -> str | None:
-    library = said.get("library", "")
+def _library_stem(line: MatchedLine) -> str | None:
+    library = line.facts.get("library", "")
     return library.partition(".so")[0] or None
 
 
-def _library(said: Said, planner: FixPlanner) -> tuple[str, str]:
+def _library(line: MatchedLine) -> tuple[str, str]:
     """Whose library is missing, and the step that brings it."""
-    library = said.get("library", "")
+    library = line.facts.get("library", "")
     if library.startswith("libcuda."):
         return (
             "libcuda comes with the driver: in a container the NVIDIA runtime puts it in.",
@@ -194,17 +195,9 @@ def _library(said: Said, planner: FixPlanner) -> tuple[str, str]:
     else:
         why = "It belongs to a package that is not installed, or not of the version the wheel was built with."
     return why, (
-        f"in a fresh environment: pip install 'vllm{_pinned(planner)}' (its torch brings the CUDA libraries); "
+        f"in a fresh environment: pip install 'vllm{_pinned(line.planner)}' (its torch brings the CUDA libraries); "
         "on an older CUDA take the wheel of that CUDA from vLLM's release page"
     )
-
-
-def _library_why(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
-    return _library(said, planner)[0]
-
-
-def _library_step(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
-    return _library(said, planner)[1]
 
 
 def _driver(planner: FixPlanner) -> str:
@@ -212,19 +205,19 @@ def _driver(planner: FixPlanner) -> str:
     return str(item.facts.get("driver", "")) if item else ""
 
 
-def _driver_story(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
-    have = _driver(planner)
+def _driver_story(line: MatchedLine) -> str:
+    have = _driver(line.planner)
     shown = f" The log shows driver {have}." if have else ""
-    if not planner.known.release_known:
+    if not line.planner.known.release_known:
         return shown
-    build = build_of(planner.known.release)
-    return f"{shown} vLLM {planner.known.release.version} is built with CUDA {build.cuda}."
+    build = build_of(line.planner.known.release)
+    return f"{shown} vLLM {line.planner.known.release.version} is built with CUDA {build.cuda}."
 
 
-def _driver_step(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
-    if not planner.known.release_known:
+def _driver_step(line: MatchedLine) -> str:
+    if not line.planner.known.release_known:
         return f"upgrade the NVIDIA driver on the host: {_driver_list()}"
-    build = build_of(planner.known.release)
+    build = build_of(line.planner.known.release)
     return f"upgrade the NVIDIA driver on the host to {build.oldest_driver} or newer (CUDA {build.cuda} needs it)"
 
 
@@ -233,8 +226,8 @@ def _driver_list() -> str:
     return ", ".join(f"CUDA {cuda} needs {driver}" for cuda, driver in reversed(seen.items()))
 
 
-def _older_build_step(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
-    have, known = _driver(planner), planner.known
+def _older_build_step(line: MatchedLine) -> str:
+    have, known = _driver(line.planner), line.planner.known
     own = build_of(known.release)
     if have and own.oldest_driver and driver_is_older(have, own.oldest_driver):
         fits = newest_build_for_driver(have, known.release)
@@ -262,8 +255,8 @@ def _capability(planner: FixPlanner) -> tuple[int, int]:
     return gpu.compute_capability if gpu and gpu.vendor == "nvidia" else (0, 0)
 
 
-def _build_story(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
-    capability, known = _capability(planner), planner.known
+def _build_story(line: MatchedLine) -> str:
+    capability, known = _capability(line.planner), line.planner.known
     if capability == (0, 0) or known.gpu is None:
         return ""
     card = f" {known.gpu.name} is of compute capability {capability[0]}.{capability[1]}"
@@ -272,8 +265,8 @@ def _build_story(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
     return f"{card}; vLLM {known.release.version} is built for {', '.join(build_of(known.release).capabilities)}."
 
 
-def _image_why(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
-    capability = _capability(planner)
+def _image_why(line: MatchedLine) -> str:
+    capability = _capability(line.planner)
     if capability == (0, 0):
         return (
             "Volta (7.0) has kernels up to 0.8.5.post1, Blackwell from 0.9.0 (10.0) and 0.9.2 (12.0) on; "
@@ -284,8 +277,8 @@ def _image_why(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
     return "Take a release whose wheels have kernels for this card."
 
 
-def _image_step(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
-    capability = _capability(planner)
+def _image_step(line: MatchedLine) -> str:
+    capability = _capability(line.planner)
     source = "or build from source: export TORCH_CUDA_ARCH_LIST='{}' && pip install -e . --no-build-isolation"
     last = last_build_with(capability) if capability != (0, 0) else None
     if last is None:
@@ -300,7 +293,7 @@ def _image_step(said: Said, evidence: Evidence, planner: FixPlanner) -> str:
     return f"pip install -U 'vllm>={first.since}' with its own torch (no older torch or add-on beside it), {text}"
 
 
-_DERIVATIONS: dict[str, _Derivation] = {
+_DERIVATIONS: dict[str, Callable[[MatchedLine], str | None]] = {
     "model": _model,
     "port": _port,
     "package": _package,
@@ -314,11 +307,11 @@ _DERIVATIONS: dict[str, _Derivation] = {
     "backend_step": _backend_step,
     "triton_why": _triton_why,
     "timeout_step": _timeout_step,
-    "symbol_why": _symbol_why,
-    "symbol_step": _symbol_step,
+    "symbol_why": lambda line: _symbol(line)[0],
+    "symbol_step": lambda line: _symbol(line)[1],
     "library_stem": _library_stem,
-    "library_why": _library_why,
-    "library_step": _library_step,
+    "library_why": lambda line: _library(line)[0],
+    "library_step": lambda line: _library(line)[1],
     "driver_story": _driver_story,
     "driver_step": _driver_step,
     "older_build_step": _older_build_step,

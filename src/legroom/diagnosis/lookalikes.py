@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import cast
 
 from legroom.diagnosis.case import Case
@@ -22,7 +22,7 @@ _CHATTER_HEAD = 160
 """The logger's level stands within this many characters of a line."""
 
 
-def found_lookalike(case: Case, cause: str) -> tuple[Lookalike, Evidence] | None:
+def first_lookalike(case: Case, cause: str) -> tuple[Lookalike, Evidence] | None:
     """The kind that comes first in the log; what errors say goes before what warnings mention."""
     first: tuple[tuple[bool, int, int], Lookalike, Evidence] | None = None
     for number, kind in enumerate(lookalikes()):
@@ -38,7 +38,7 @@ def found_lookalike(case: Case, cause: str) -> tuple[Lookalike, Evidence] | None
 
 def assessed(case: Case, cause: str) -> Assessment | None:
     """How sure it is that this kind of failure, and no shortage, ended the run."""
-    match = found_lookalike(case, cause)
+    match = first_lookalike(case, cause)
     if match is None:
         return None
     kind, evidence = match
@@ -48,7 +48,7 @@ def assessed(case: Case, cause: str) -> Assessment | None:
 
 def help_for(planner: FixPlanner, cause: str) -> Iterator[Fix]:
     """What to do about it, the most useful first."""
-    match = found_lookalike(planner.case, cause)
+    match = first_lookalike(planner.case, cause)
     if match is None:
         return
     kind, evidence = match
@@ -102,8 +102,10 @@ class _Words(dict[str, str]):
         return text.format_map(self) if "{" in text else text
 
     def __missing__(self, name: str) -> str:
-        from legroom.diagnosis.lookalike_words import derived  # noqa: PLC0415 - only where a text has such a name
+        from legroom.diagnosis.lookalike_words import (  # noqa: PLC0415 - only where a text has such a name
+            MatchedLine,
+            derived,
+        )
 
-        said: Mapping[str, str] = dict(self)
-        value = derived(name, said, self._evidence, self._planner)
+        value = derived(name, MatchedLine(dict(self), self._evidence, self._planner))
         return value if value is not None else self._kind.unnamed.get(name, "")

@@ -1,21 +1,22 @@
-"""A diagnosis: the causes of one run weighed, with what fixes the likely ones, and the verdict."""
+"""A diagnosis: the causes of one run weighed, their fixes vetted, the known bugs of the release, and the verdict."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal
 
 from legroom.diagnosis.beyond_flags import other_hardware
 from legroom.diagnosis.case import BOILERPLATE, FAILING, Case
-from legroom.diagnosis.cause import Cause
-from legroom.diagnosis.causes import cause_of, causes
-from legroom.diagnosis.finding import Assessment, Finding, proof
+from legroom.diagnosis.causes import Cause, cause_of, causes
+from legroom.diagnosis.finding import Assessment, Finding, Fix, proof
 from legroom.diagnosis.fix_planner import FixPlanner
-from legroom.diagnosis.fix_vetting import vetted
-from legroom.diagnosis.release_bugs import with_known_bugs
 from legroom.diagnosis.starting_plan import Hints
 from legroom.errors import LegroomError
+from legroom.facts.flags import env_history, env_names, flags_of
+from legroom.facts.known_bugs import KnownBug, bugs_with
 from legroom.records import dataclass
+from legroom.vllm.args import ServeArgs
 
 Verdict = Literal["cause found", "not a memory problem", "no problem found", "cause above", "not understood"]
 
@@ -37,6 +38,8 @@ class Diagnosis:
     verdict: Verdict
     findings: tuple[Finding, ...]
     """With the verdict "cause above" these are possibilities, not answers."""
+    notes: tuple[str, ...] = ()
+    """How what the user said beside the log was read."""
 
     @property
     def proven_findings(self) -> tuple[Finding, ...]:
@@ -65,7 +68,17 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
     planner = FixPlanner(case, hints)
     likely = _likely_causes(case) or ([] if case.is_up else _guessed_cause(case))
     findings = tuple(_finding(cause, assessment, planner) for cause, assessment in likely)
-    return Diagnosis(case, _verdict(case, findings), findings)
+    return Diagnosis(case, _verdict(case, findings), findings, _notes(planner) if findings else ())
+
+
+def _notes(planner: FixPlanner) -> tuple[str, ...]:
+    """Which card was meant, where its name leaves that open and the log prints no total."""
+    card = planner.known.gpu
+    if card is None or not card.larger:
+        return ()
+    # Planning takes the larger card of a name where the smaller one cannot hold the weights.
+    card = planner.base.target.gpu if planner.base is not None else card
+    return (card.note,)
 
 
 def _likely_causes(case: Case) -> list[tuple[Cause, Assessment]]:
@@ -105,14 +118,14 @@ def _of_traceback(text: str) -> bool:
 
 
 def _finding(cause: Cause, assessment: Assessment, planner: FixPlanner) -> Finding:
-    fixes = vetted(planner, cause.remedies(planner))[:MOST_FIXES]
+    fixes = _vetted(planner, cause.remedies(planner))[:MOST_FIXES]
     if cause.domain == "gpu" and not fixes:
         fixes = (other_hardware(planner),)  # no lever is left that the numbers of this log do not refuse
     finding = Finding(
         cause.label, _entry(cause, assessment), assessment.confidence, assessment.evidence, assessment.why,
         fixes, cause.dead_ends,
     )  # fmt: skip
-    return with_known_bugs(finding, planner)
+    return _with_known_bugs(finding, planner)
 
 
 def _entry(cause: Cause, assessment: Assessment) -> str:
@@ -156,3 +169,142 @@ def _needed(case: Case) -> list[str]:
             "inspect` (OOMKilled, a failed probe), `dmesg | grep -i oom`"
         )
     return needed
+
+
+_SHOWS_BY_ITSELF = frozenset({"leak_over_time"})
+"""Causes that are bugs as a rule; for others a bug may be one reason among several."""
+_MOST_BUGS = 2
+
+
+def _with_known_bugs(finding: Finding, planner: FixPlanner) -> Finding:
+    """The finding with the bugs of its release named, and how to be rid of them; as it is where none fits."""
+    bugs = _bugs_of(finding, planner)
+    if not bugs:
+        return finding
+    version = planner.known.release.version
+    bug_notes = " ".join(
+        f"vLLM {version} has a known bug here: {bug.title} ({bug.source}). {bug.effect}" for bug in bugs
+    )
+    fixes = [fix for bug in bugs if (fix := _bug_fix(bug, finding))]
+    # A bug that the log itself proves, or that is the usual reason, goes first; elsewhere what the plan computed does.
+    sure = finding.cause in _SHOWS_BY_ITSELF or any(bug.evidence for bug in bugs)
+    ordered = (*fixes, *finding.fixes) if sure else (*finding.fixes, *fixes)
+    return replace(finding, why=f"{finding.why} {bug_notes}", fixes=ordered)
+
+
+def _bugs_of(finding: Finding, planner: FixPlanner) -> list[KnownBug]:
+    known = planner.known
+    if not known.release_known:
+        return []
+    platform = known.gpu.vendor if known.gpu else _logged_platform(planner)
+    bugs = [
+        bug
+        for bug in bugs_with(known.release, known.args, platform)
+        if finding.cause in bug.causes
+        and (not bug.evidence or planner.case.has(*bug.evidence))
+        and _specific(bug, finding, planner)
+    ]
+    return bugs[:_MOST_BUGS]
+
+
+def _specific(bug: KnownBug, finding: Finding, planner: FixPlanner) -> bool:
+    """Whether more than the release speaks for it: growth, a message, a setting, or the kind of model."""
+    if finding.cause in _SHOWS_BY_ITSELF or bug.evidence or (bug.settings and "not off" not in bug.settings.values()):
+        return True
+    base = planner.base
+    if bug.model and base is not None:
+        from legroom.planning.bug_notes import traits_of  # noqa: PLC0415 - only where the deployment is known
+
+        groups = {"several kv groups"} if len(base.memory.kv.groups) > 1 else set()
+        return set(bug.model) <= traits_of(base.target.model) | groups and bug.memory == "gpu"
+    return bool(bug.platform)
+
+
+def _logged_platform(planner: FixPlanner) -> str | None:
+    if planner.case.has("cpu_below_desired", "cpu_kv_short"):
+        return "cpu"
+    return None
+
+
+def _bug_fix(bug: KnownBug, finding: Finding) -> Fix | None:
+    steps = tuple(step for step in (bug.upgrade_step, *bug.steps) if step)
+    if not steps and not bug.env:
+        return None
+    until = "Until then" if bug.fixed_in else "Avoid it"
+    variables = " ".join(f"{name}={value}" for name, value in bug.env.items())
+    if variables:
+        steps = (*steps, f"{until}: {variables} before the same command")
+    fixed = f"The bug is fixed in {bug.fixed_in}." if bug.fixed_in else "The bug is open; avoid what sets it off."
+    return Fix(
+        "engine_version_or_V0", fixed, steps=steps, confidence=0.6 if finding.cause in _SHOWS_BY_ITSELF else 0.45
+    )
+
+
+_NOT_OF_MEMORY = frozenset({"flag", "report", "driver", "request", "disable_custom_allreduce_or_nccl_env"})
+
+_NOT_MOVED_UP = frozenset({"more_or_fewer_gpus_tp_pp", "cpu_offload"})
+"""Kinds that are not put first for their certainty: GPUs that may not be there, and weights that every step fetches."""
+
+
+def _vetted(planner: FixPlanner, fixes: Iterable[Fix | None]) -> tuple[Fix, ...]:
+    """The fixes that hold, in their order, but for the first: it has to start across the band, if one does that
+    may be put first for it."""
+    passed = [checked for fix in fixes if fix is not None and (checked := _checked(planner, fix))]
+    if passed and _is_doubtful(passed[0]):
+        sure = next((fix for fix in passed if _is_sure(fix)), None)
+        passed = [sure, *(fix for fix in passed if fix is not sure)] if sure else passed
+    return tuple(passed)
+
+
+def _is_doubtful(fix: Fix) -> bool:
+    return fix.plan is not None and fix.plan.verdict == "tight" and not fix.proven
+
+
+def _is_sure(fix: Fix) -> bool:
+    if fix.kind in _NOT_MOVED_UP:
+        return False
+    return fix.proven or (fix.plan is not None and not _is_doubtful(fix))
+
+
+def _checked(planner: FixPlanner, fix: Fix) -> Fix | None:
+    """The fix with its command and plan; None where the release, the run or the memory model speaks against it."""
+    if not (fix.flags or fix.env):
+        return fix
+    if fix.kind != "flag" and (not _release_takes(planner, fix) or _in_force(planner, fix)):
+        return replace(fix, flags={}, env={}, command=()) if fix.steps and not fix.flags else None
+    planned = fix if fix.kind in _NOT_OF_MEMORY else _planned(planner, fix)
+    if planned is None:
+        return None
+    line = planned.command or planner.command(planned.flags, planned.env)
+    return replace(planned, command=line, comment=planner.known.rebuilt.remark(planned.flags, planned.env))
+
+
+def _release_takes(planner: FixPlanner, fix: Fix) -> bool:
+    """Whether the release has every flag and variable of a fix; yes where the release is not known."""
+    if not planner.known.release_known:
+        return True
+    release = planner.known.release
+    dests = {flag.dest for flag in flags_of(release).values()}
+    if any(value is not None and name not in dests for name, value in fix.flags.items()):
+        return False
+    return all(name in env_names(release) for name in fix.env if env_history(name) is not None)
+
+
+def _in_force(planner: FixPlanner, fix: Fix) -> bool:
+    """Whether the server already ran like this."""
+    given = planner.given_args
+    flags = all(
+        name in ServeArgs.__dataclass_fields__ and getattr(given, name) == value for name, value in fix.flags.items()
+    )
+    return flags and all(given.env.get(name) == value for name, value in fix.env.items())
+
+
+def _planned(planner: FixPlanner, fix: Fix) -> Fix | None:
+    """The fix with its plan; None where the memory model, or the log's own numbers, refuse it."""
+    memory_flags = {name: value for name, value in fix.flags.items() if name in ServeArgs.__dataclass_fields__}
+    if fix.plan is not None or fix.proven or not memory_flags:
+        return fix
+    if planner.base is not None:
+        made = planner.plan_with(memory_flags)
+        return None if made is None else replace(fix, plan=made, before=planner.base.layout)
+    return None if planner.accounting.refuses(memory_flags) else fix

@@ -1,14 +1,19 @@
-"""From a case to the plan it was: the starting point of every computed fix."""
+"""The run that failed, as it was started: what is known of it, the plan it was and the command to write again.
+
+The starting point of every computed fix.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from legroom.deployments.server_words import assignments
 from legroom.diagnosis.reader import names_a_file
-from legroom.diagnosis.rebuilt_command import RebuiltCommand, rebuilt_command
 from legroom.errors import LegroomError
+from legroom.facts.flags import flag_name, flags_of
 from legroom.facts.gpus import Gpu, all_gpus, with_total
 from legroom.facts.gpus import gpu as known_gpu
 from legroom.facts.releases import Release, latest, logged_release
@@ -18,11 +23,14 @@ from legroom.memory.deployment import Measurements
 from legroom.records import dataclass
 from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
+from legroom.vllm.command_line import any_release_words, command, with_settings
+from legroom.vllm.secret_words import without_secrets
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
     from legroom.diagnosis.case import Case
     from legroom.planning.plan import Plan, Target
+    from legroom.planning.startup_log import Startup
 
 _UNSET = ServeArgs()
 MOST_RANKS = 64
@@ -71,7 +79,7 @@ def known_of(case: Case, hints: Hints) -> Known:
     if hints.command:
         deployment = given_deployment(hints, release if release_known else None)
         line = deployment.args
-        args = _merged(line, args if startup.args_known else ServeArgs())
+        args = _merged(line, args if startup.args_known else _UNSET)
         gpus = gpus or deployment.gpu_count
         if not release_known and deployment.release_hint:
             release, release_known = deployment.release, True
@@ -86,8 +94,8 @@ def known_of(case: Case, hints: Hints) -> Known:
         args = replace(args, tensor_parallel_size=seen // args.engine_ranks)
     total = _total_bytes(case)
     card = _gpu(case, hints, total)
-    told = startup.args_known or line is not None or args.tensor_parallel_size is not None or seen > 1
-    return Known(args, release, release_known, card, gpus, total, rebuilt, max(args.engine_ranks, seen), told)
+    ranks_known = startup.args_known or line is not None or args.tensor_parallel_size is not None or seen > 1
+    return Known(args, release, release_known, card, gpus, total, rebuilt, max(args.engine_ranks, seen), ranks_known)
 
 
 def given_deployment(hints: Hints, release: Release | None) -> Deployment:
@@ -104,8 +112,8 @@ def given_deployment(hints: Hints, release: Release | None) -> Deployment:
 
 
 def ranks_seen(case: Case) -> int:
-    """The ranks of one engine as the log shows them: told by themselves, or by the highest that speaks, which is one
-    of a power of two (rank 5 is one of eight). 1 where none does."""
+    """The ranks of one engine: as the log prints them, or by the highest that speaks, which is one of a power of two
+    (rank 5 is one of eight). 1 where none does."""
     if case.startup.world_size and case.startup.world_size <= MOST_RANKS:
         return case.startup.world_size
     highest = max((item.rank for item in case.evidence if item.rank is not None), default=0)
@@ -136,7 +144,9 @@ def base_plan(case: Case, known: Known) -> Plan | None:
         needed *= size or 1
     try:
         model = model_of_log(known.args.model)
-        target = Target(model, known.gpu, max(known.gpus or 1, needed), known.release, _measured(case), _held(case))
+        target = Target(
+            model, known.gpu, max(known.gpus or 1, needed), known.release, _measured(case), _neighbours_bytes(case)
+        )
         made = plan(target, known.args)
         return plan(_anchored(made, case), known.args)
     except NOT_PLANNABLE:
@@ -213,8 +223,11 @@ def _gpu(case: Case, hints: Hints, total: int | None) -> Gpu | None:
                 raise
     if card is None and total:
         card = _by_total(total) or known_gpu(f"{total / GIB:.2f}GiB")
-    if card is not None and total and abs(card.total_bytes - total) < card.total_bytes * 0.1:
-        card = with_total(card, total)
+    if card is None or not total:
+        return card
+    for size in (card, known_gpu(card.larger)) if card.larger else (card,):
+        if abs(size.total_bytes - total) < size.total_bytes * 0.1:
+            return with_total(size, total)
     return card
 
 
@@ -247,9 +260,87 @@ def _measured(case: Case) -> Measurements:
     )
 
 
-def _held(case: Case) -> int:
+def _neighbours_bytes(case: Case) -> int:
     """What other processes hold, as far as the log proves it."""
     check = case.first("free_below_desired")
     if check and isinstance(check.facts.get("free_bytes"), int) and isinstance(check.facts.get("total_bytes"), int):
         return max(int(check.facts["total_bytes"]) - int(check.facts["free_bytes"]) - GIB // 2, 0)
     return case.oom.neighbours_bytes if case.oom else 0
+
+
+_MODULE = ("python", "-m", "vllm.entrypoints.openai.api_server")
+_RESOLVED = {
+    "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "data_parallel_size": 1, "kv_cache_dtype": "auto",
+    "dtype": "bfloat16", "enable_prefix_caching": True, "enforce_eager": False, "enable_chunked_prefill": True,
+    "enable_lora": False,
+}  # fmt: skip
+"""What an engine's config line prints although nobody gave it."""
+
+
+@dataclass(frozen=True)
+class RebuiltCommand:
+    """The flags to write again, and what is not known of them."""
+
+    args: ServeArgs
+    comment: str = ""
+    """Empty where everything is known; else what the reader has to put in."""
+    is_unknown: bool = False
+    """Nothing shows the command: the comment names the change for the reader to make in his own."""
+    is_module: bool = False
+    """Written as the module that every release has, where the log shows that and no release."""
+
+    def words(self, flags: Mapping[str, Any], env: Mapping[str, str], release: Release) -> tuple[str, ...]:
+        """The line to run with some flags changed, by vLLM's Python names, None to take one away."""
+        own = {name: value for name, value in flags.items() if name in ServeArgs.__dataclass_fields__}
+        others = {name: value for name, value in flags.items() if name not in own}
+        args = replace(self.args, **{"model": self.args.model or "MODEL", **own})
+        # A release that stands in for an unknown one may lack the flag that this is about.
+        dests = {flag.dest for flag in flags_of(release).values()}
+        others |= {name: value for name, value in own.items() if value is not None and name not in dests}
+        args = replace(args, others=with_settings(args.others, 0, others, release))
+        words = command(args, release)
+        if self.is_module and words[:2] == ("vllm", "serve"):
+            words = (*_MODULE, "--model", *words[2:])
+        return tuple(without_secrets((*assignments({**self.args.env, **env}), *words)))
+
+    def remark(self, flags: Mapping[str, Any], env: Mapping[str, str]) -> str:
+        """What stands beside the line; names the change alone where the line is not the user's own."""
+        if not self.is_unknown:
+            return self.comment
+        changed = " ".join([*assignments(env), *any_release_words(flags)])
+        gone = [flag_name(name) for name, value in flags.items() if value is None]
+        taken_out = f"without {' '.join(gone)}" if gone else ""
+        return f"{self.comment}: {' '.join(part for part in (changed, taken_out) if part)}"
+
+
+def rebuilt_command(startup: Startup, line: ServeArgs | None, model: str) -> RebuiltCommand:
+    """From the user's line where there is one, else from the flags that the log prints, else from what it resolved."""
+    given = startup.given
+    if line is not None:
+        args = _merged(line, given.args if startup.args_known else _UNSET)
+        return RebuiltCommand(replace(args, model=line.model or model, others=line.others))
+    if startup.args_known:
+        args = replace(given.args, model=given.args.model or model)
+        return RebuiltCommand(
+            args, _unknown(given.unknown, startup), is_module=given.is_module and startup.vllm is None
+        )
+    args = replace(_as_written(startup.args), model=model)
+    if startup.args.model:
+        comment = "the log shows what the engine resolved, not the flags that were given; keep your other flags"
+        return RebuiltCommand(args, comment)
+    return RebuiltCommand(args, "the log does not show the command; keep yours and change only", is_unknown=True)
+
+
+def _unknown(names: tuple[str, ...], startup: Startup) -> str:
+    parts = []
+    if names:
+        parts.append(f"add what the log does not show in full: {', '.join(names)}")
+    if startup.args.usage == "llm":
+        parts.append("the log is of LLM(...) in Python: the same names are its keyword arguments")
+    return "; ".join(parts)
+
+
+def _as_written(args: ServeArgs) -> ServeArgs:
+    """The flags without those that only repeat what vLLM chooses by itself."""
+    repeated: dict[str, Any] = {name: None for name, value in _RESOLVED.items() if getattr(args, name) == value}
+    return replace(args, **repeated)

@@ -1,16 +1,79 @@
-"""Filled curves over time, in a terminal and in an SVG."""
+"""Charts of a terminal: a stacked bar with the ruler under it, and a filled curve."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from legroom.drawing.svg import COLOURS, Svg
 from legroom.drawing.terminal import Style
+from legroom.records import dataclass
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _PLAIN = " ..::||##"
-CURVE_LEFT = 110
-"""Where the boxes of labelled curves begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    label: str
+    amount: int
+    colour: str
+    glyph: str = "█"
+    """Fills the cells where there is no colour to tell parts apart."""
+    letter: str = "#"
+    """Fills the cells where there is no Unicode."""
+
+
+def share_out(amounts: Sequence[int], width: int) -> list[int]:
+    """Share `width` cells out in proportion; what is there at all gets at least one, and the sum is `width`."""
+    whole = sum(amounts)
+    if whole <= 0 or width <= 0:
+        return [0] * len(amounts)
+    shown = [max(1, int(amount * width / whole)) if amount > 0 else 0 for amount in amounts]
+    while sum(shown) > width:
+        # Take from the part that is drawn the most too wide, never from one that would vanish.
+        shrinkable = [i for i, count in enumerate(shown) if count > 1]
+        if not shrinkable:
+            break
+        widest = max(shrinkable, key=lambda i: shown[i] - amounts[i] * width / whole)
+        shown[widest] -= 1
+    while sum(shown) < width:
+        shortest = max(
+            (i for i, amount in enumerate(amounts) if amount > 0), key=lambda i: amounts[i] * width / whole - shown[i]
+        )
+        shown[shortest] += 1
+    return shown
+
+
+def swatch(segment: Segment, style: Style, count: int = 1) -> str:
+    """The cells of one part, as they look in the bar."""
+    if not style.unicode:
+        return segment.letter * count
+    return style.paint(("█" if style.colour and segment.glyph != "·" else segment.glyph) * count, segment.colour)
+
+
+def bar(segments: Sequence[Segment], width: int, style: Style) -> str:
+    """One line of `width` cells."""
+    counts = share_out([segment.amount for segment in segments], width)
+    return "".join(swatch(segment, style, count) for segment, count in zip(segments, counts, strict=True))
+
+
+def labels(segments: Sequence[Segment], width: int) -> str:
+    """Each part's name above its cells, where it has the room."""
+    line, counts = "", share_out([segment.amount for segment in segments], width)
+    for segment, count in zip(segments, counts, strict=True):
+        name = segment.label if len(segment.label) + 1 <= count else ""
+        line += name.ljust(count)
+    return line.rstrip()
+
+
+def ruler(position: int, width: int, text: str, style: Style) -> str:
+    """A bracket under the first `position` cells, with a text in it or, where that is too narrow, behind it."""
+    left, line, right = (style.pick(fancy, plain) for fancy, plain in (("└", "`"), ("─", "-"), ("┘", "'")))
+    position = max(2, min(position, width))
+    inner = position - 2
+    if len(text) + 4 <= inner:
+        before = (inner - len(text) - 2) // 2
+        return left + line * before + f" {text} " + line * (inner - len(text) - 2 - before) + right
+    return left + line * inner + right + " " + text
 
 
 def squeeze(values: Sequence[float], width: int) -> list[float]:
@@ -34,37 +97,3 @@ def area(values: Sequence[float], top: float, size: tuple[int, int], style: Styl
         cells = "".join(glyphs[min(8, max(0, level - row * 8))] for level in levels)
         lines.append(style.paint(cells, colour))
     return lines
-
-
-def svg_curve(
-    svg: Svg,
-    y: float,
-    label: tuple[str, str],
-    values: Sequence[float],
-    top: float,
-    size: tuple[float, float],
-    colour: str,
-) -> None:
-    """A filled curve in a box of (width, height), its name on the left and the scale at its top on the right."""
-    (name, scale), (width, height) = label, size
-    svg.text(24, y + 12, name, "soft")
-    svg.text(736, y + 12, scale, "soft", anchor="end")
-    svg.box(CURVE_LEFT, y, width, height, css="box")
-    svg_area(svg, (CURVE_LEFT, y, width, height), values, top, colour)
-
-
-def svg_area(
-    svg: Svg, box: tuple[float, float, float, float], values: Sequence[float], top: float, colour: str
-) -> None:
-    """A filled curve in a box of (x, y, width, height)."""
-    x, y, width, height = box
-    points = squeeze(values, min(len(values), int(width)))
-    if not points or top <= 0:
-        return
-    step = width / len(points)
-    path = [f"M{x:.1f} {y + height:.1f}"]
-    for i, value in enumerate(points):
-        level = y + height * (1 - min(1.0, value / top))
-        path.append(f"L{x + i * step:.1f} {level:.1f}L{x + (i + 1) * step:.1f} {level:.1f}")
-    path.append(f"L{x + width:.1f} {y + height:.1f}Z")
-    svg.body.append(f'<path d="{"".join(path)}" fill="{COLOURS[colour]}" fill-opacity="0.75"/>')

@@ -1,14 +1,19 @@
-"""A small SVG writer: boxes, lines and text that follow the reader's light or dark theme."""
+"""A small SVG writer: boxes, lines, text and filled curves that follow the reader's light or dark theme."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape, quoteattr
+
+from legroom.drawing.chart import squeeze
 
 COLOURS = {
     "blue": "#4c78a8", "orange": "#f2a33a", "purple": "#a584c9", "brown": "#a98b7b", "green": "#54a24b",
     "red": "#d1605e", "grey": "#8a8f98",
 }  # fmt: skip
+_CURVE_LEFT = 110
+"""Where the boxes of labelled curves begin."""
 
 _THEME = """
   .page{fill:#ffffff} .ink{fill:#1f2328} .soft{fill:#59636e} .line{stroke:#59636e} .room{fill:#eaeef2}
@@ -84,3 +89,37 @@ class Svg:
         return "\n".join(
             [head, f"<title>{escape(self.title)}</title>", f"<style>{_THEME}</style>", page, *self.body, "</svg>", ""]
         )
+
+
+def svg_curve(
+    svg: Svg,
+    y: float,
+    label: tuple[str, str],
+    values: Sequence[float],
+    top: float,
+    size: tuple[float, float],
+    colour: str,
+) -> None:
+    """A filled curve in a box of (width, height), its name on the left and the scale at its top on the right."""
+    (name, scale), (width, height) = label, size
+    svg.text(24, y + 12, name, "soft")
+    svg.text(736, y + 12, scale, "soft", anchor="end")
+    svg.box(_CURVE_LEFT, y, width, height, css="box")
+    svg_area(svg, (_CURVE_LEFT, y, width, height), values, top, colour)
+
+
+def svg_area(
+    svg: Svg, box: tuple[float, float, float, float], values: Sequence[float], top: float, colour: str
+) -> None:
+    """A filled curve in a box of (x, y, width, height)."""
+    x, y, width, height = box
+    points = squeeze(values, min(len(values), int(width)))
+    if not points or top <= 0:
+        return
+    step = width / len(points)
+    path = [f"M{x:.1f} {y + height:.1f}"]
+    for i, value in enumerate(points):
+        level = y + height * (1 - min(1.0, value / top))
+        path.append(f"L{x + i * step:.1f} {level:.1f}L{x + (i + 1) * step:.1f} {level:.1f}")
+    path.append(f"L{x + width:.1f} {y + height:.1f}Z")
+    svg.body.append(f'<path d="{"".join(path)}" fill="{COLOURS[colour]}" fill-opacity="0.75"/>')

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from legroom.errors import LegroomError
+from legroom.explain.catalog_files import bundled_documents
 from legroom.explain.entry import (
     Entry,
     EntryDeadEnd,
@@ -20,7 +21,6 @@ from legroom.explain.entry import (
     Version,
     Workaround,
 )
-from legroom.explain.entry_files import bundled_documents
 
 _LONGEST_ID = 12
 
@@ -33,7 +33,7 @@ def bundled() -> tuple[Entry, ...]:
 
 def entries() -> tuple[Entry, ...]:
     """legroom's own entries, then what this user imported."""
-    from legroom.explain.user_catalog import imported  # noqa: PLC0415 - a run's diagnosis does without
+    from legroom.explain.deadends import imported  # noqa: PLC0415 - a run's diagnosis does without
 
     return (*bundled(), *imported())
 

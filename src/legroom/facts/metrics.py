@@ -175,13 +175,6 @@ def roles() -> dict[str, tuple[str, ...]]:
     return {role: tuple(names) for role, names in read_data("metric_roles.json")["roles"].items()}
 
 
-@cache
-def role_type(role: str) -> MetricType:
-    """The type of a role's metric; one that was an info and became a gauge is a gauge."""
-    type_: MetricType = _declarations()[roles()[role][0]][-1]["type"]
-    return type_
-
-
 def name_of(role: str, release: Release, engine: str = "v1") -> str | None:
     """The series to query for a role in a release; None where the release does not measure it (or hides it)."""
     by_name = {metric.name: metric for metric in metrics_of(release, engine) if not metric.hidden}

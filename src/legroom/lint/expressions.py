@@ -7,12 +7,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from legroom.deployments.read import rule_groups
 from legroom.deployments.text import Place, Shifted, Text
 from legroom.deployments.yaml_nodes import Node
 
 Owner = Literal["alert", "record", "panel", "variable", "text", "family", "sample"]
 """`text`: a string that may be a name; `family`: one that may be a family's name; `sample`: a line of /metrics."""
 _QUERY_KEYS = ("expr", "query", "metricsQuery", "seriesQuery", "promql", "expression")
+_NAME = re.compile(r"""(['"])(vllm[:_][a-z][a-z0-9_:]*)\1""")
+_READS_METRICS = re.compile(r"/metrics|prometheus|metrics", re.IGNORECASE)
+_FAMILIES = re.compile(
+    r"\.get_metrics\(|vllm\.v1\.metrics\.reader|text_string_to_metric_families|text_fd_to_metric_families"
+)
+"""What gives families rather than series: a counter has no `_total` there, a histogram no `_bucket`."""
+_DECLARED = re.compile(
+    r"""\b(?:Counter|Gauge|Histogram|Summary|Info)(?:MetricFamily)?\(\s*(?:name\s*=\s*)?['"](vllm[:_][a-z0-9_:]+)"""
+)
+_ENDINGS = ("", "_total", "_bucket", "_sum", "_count", "_info")
 _SAMPLE = re.compile(r"^(vllm[:_][a-z][a-z0-9_:]*)(?:\{[^}\n]*\})?[ \t]+[-+0-9.eEINaf]+[ \t]*$", re.MULTILINE)
 
 
@@ -65,3 +76,37 @@ class ScalarLocator:
             if start < 0:
                 break
         return self._node.source.place(self._node.offset + max(start, 0))
+
+
+def read_series(source: Text) -> tuple[list[Expression], dict[str, str]]:
+    """String literals that are series names in code that is about metrics, and the series that it shows itself."""
+    series = list(_series(source)) if _READS_METRICS.search(source.text) else []
+    # What a program shows itself is there, whoever asks for it.
+    own = {declared[1].removesuffix("_total") for declared in _DECLARED.finditer(source.text)}
+    return series, {name + ending: "" for name in own for ending in _ENDINGS}
+
+
+def _series(source: Text) -> Iterator[Expression]:
+    names = list(_NAME.finditer(source.text))
+    beside = frozenset(name[2] for name in names)
+    owner = "family" if _FAMILIES.search(source.text) else "text"
+    for name in names:
+        yield Expression(name[2], Shifted(source, name.start(2)), owner, beside=beside)  # type: ignore[arg-type]
+
+
+def read_rules(document: Node) -> tuple[list[Expression], dict[str, str]]:
+    """Every rule's expression, and the series that the file records."""
+    expressions: list[Expression] = []
+    records: dict[str, str] = {}
+    for group in rule_groups(document):
+        rules = group.get("rules")
+        for rule in rules.list() if rules else ():
+            expression = rule.get("expr")
+            if rule.text("record"):
+                records[rule.text("record")] = rule.text("expr")
+            if expression is None or not expression.scalar:
+                continue
+            alert, recorded = rule.text("alert"), rule.text("record")
+            owner = "alert" if alert else "record"
+            expressions.append(Expression(expression.scalar, ScalarLocator(expression), owner, alert or recorded))  # type: ignore[arg-type]
+    return expressions, records

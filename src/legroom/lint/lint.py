@@ -14,9 +14,9 @@ from legroom.deployments.text import MAX_FILE_BYTES, Place, Unread, read_text
 from legroom.errors import LegroomError
 from legroom.facts.releases import latest
 from legroom.facts.releases import release as known_release
-from legroom.lint.context import Context
-from legroom.lint.finding import LintFinding, Report, Skipped
 from legroom.lint.read import LintedPart, read_linted
+from legroom.lint.report import Report, Skipped
+from legroom.lint.rule import Context, LintFinding
 from legroom.lint.rules import modules
 from legroom.records import dataclass
 

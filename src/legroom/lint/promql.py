@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from legroom.facts.metrics import nearest, role_of
-from legroom.lint.context import Context
+from legroom.lint.rule import Context
 from legroom.records import dataclass
 
 _TOKEN = re.compile(

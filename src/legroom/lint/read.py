@@ -8,60 +8,12 @@ from dataclasses import dataclass, field
 
 from legroom.deployments.read import document_kind, read_file
 from legroom.deployments.subjects import FilePart, Subject
-from legroom.deployments.text import Shifted, Text, Unread
-from legroom.deployments.yaml_nodes import Node
+from legroom.deployments.text import Unread
 from legroom.errors import LegroomError
 from legroom.facts.releases import Release
 from legroom.lint.dashboard import read_dashboard
-from legroom.lint.expressions import Expression, ScalarLocator, queries, samples
-from legroom.lint.finding import Skipped
-
-_NAME = re.compile(r"""(['"])(vllm[:_][a-z][a-z0-9_:]*)\1""")
-_READS_METRICS = re.compile(r"/metrics|prometheus|metrics", re.IGNORECASE)
-_FAMILIES = re.compile(
-    r"\.get_metrics\(|vllm\.v1\.metrics\.reader|text_string_to_metric_families|text_fd_to_metric_families"
-)
-"""What gives families rather than series: a counter has no `_total` there, a histogram no `_bucket`."""
-_DECLARED = re.compile(
-    r"""\b(?:Counter|Gauge|Histogram|Summary|Info)(?:MetricFamily)?\(\s*(?:name\s*=\s*)?['"](vllm[:_][a-z0-9_:]+)"""
-)
-_ENDINGS = ("", "_total", "_bucket", "_sum", "_count", "_info")
-
-
-def read_series(source: Text) -> tuple[list[Expression], dict[str, str]]:
-    """String literals that are series names in code that is about metrics, and the series that it shows itself."""
-    series = list(_series(source)) if _READS_METRICS.search(source.text) else []
-    # What a program shows itself is there, whoever asks for it.
-    own = {declared[1].removesuffix("_total") for declared in _DECLARED.finditer(source.text)}
-    return series, {name + ending: "" for name in own for ending in _ENDINGS}
-
-
-def _series(source: Text) -> Iterator[Expression]:
-    names = list(_NAME.finditer(source.text))
-    beside = frozenset(name[2] for name in names)
-    owner = "family" if _FAMILIES.search(source.text) else "text"
-    for name in names:
-        yield Expression(name[2], Shifted(source, name.start(2)), owner, beside=beside)  # type: ignore[arg-type]
-
-
-def read_rules(document: Node) -> tuple[list[Expression], dict[str, str]]:
-    """Every rule's expression, and the series that the file records."""
-    expressions: list[Expression] = []
-    records: dict[str, str] = {}
-    groups = document.get("spec", "groups") if document.text("kind") == "PrometheusRule" else document.get("groups")
-    for group in groups.list() if groups else ():
-        rules = group.get("rules")
-        for rule in rules.list() if rules else ():
-            expression = rule.get("expr")
-            if rule.text("record"):
-                records[rule.text("record")] = rule.text("expr")
-            if expression is None or not expression.scalar:
-                continue
-            alert, recorded = rule.text("alert"), rule.text("record")
-            owner = "alert" if alert else "record"
-            expressions.append(Expression(expression.scalar, ScalarLocator(expression), owner, alert or recorded))  # type: ignore[arg-type]
-    return expressions, records
-
+from legroom.lint.expressions import Expression, queries, read_rules, read_series, samples
+from legroom.lint.report import Skipped
 
 _MEANT = re.compile(r"^\s*- (alert|record):|\"panels\"\s*:|^\[Service\]", re.MULTILINE)
 """What a broken part of a file was meant to be."""

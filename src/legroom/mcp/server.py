@@ -230,7 +230,7 @@ def explain(
     Rates come with the number of public threads they were counted over; what nobody counted has none.
     """
     from legroom.explain.catalog import entry  # noqa: PLC0415
-    from legroom.explain.documents import entry_json  # noqa: PLC0415
+    from legroom.explain.entry import entry_json  # noqa: PLC0415
 
     return entry_json(entry(id), lang)
 
@@ -246,7 +246,7 @@ def search_catalog(
 ) -> SearchResult:  # fmt: skip
     """Find entries of the error catalog, the best first."""
     from legroom.explain.catalog import entries  # noqa: PLC0415
-    from legroom.explain.documents import summary_json  # noqa: PLC0415
+    from legroom.explain.entry import summary_json  # noqa: PLC0415
     from legroom.explain.search import search  # noqa: PLC0415
 
     hits: list[Any] = [{**summary_json(hit.entry, lang), "score": hit.score} for hit in search(query, entries(), limit)]
@@ -287,9 +287,6 @@ def _simulate_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
         The pool is num_blocks, or that of the plan for model and gpu. Answers with steps, finished, preemptions,
         recomputed_tokens, peak_blocks, peak_running, rejected, wasted_slot_ratio and queueing.
         """  # fmt: skip
-        from legroom.simulation.replay import simulate as replay  # noqa: PLC0415
-        from legroom.simulation.steptime import fixed  # noqa: PLC0415
-
         trace = calls.trace_of(requests, mix)
         plan = None
         if model is not None:
@@ -297,17 +294,12 @@ def _simulate_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
                 raise LegroomError("which GPU?", "give gpu beside model, or num_blocks alone")
             what = calls.deployment(model, None, flags, vllm, local_files)
             plan = calls.planned(what, Machine(gpu, gpus), advice=False)
-        if trace.in_seconds and step_ms is None:
-            raise LegroomError(
-                "arrivals are in seconds, and how long a step takes is not known", "give step_ms, e.g. 30"
-            )
         given: dict[str, int | bool | None] = {
             "num_blocks": num_blocks, "block_size": block_size, "max_num_seqs": max_num_seqs,
             "max_num_batched_tokens": max_num_batched_tokens, "max_model_len": max_model_len,
             "enable_prefix_caching": enable_prefix_caching,
         }  # fmt: skip
-        settings = calls.scheduler_settings(trace, plan, given)
-        return replay(trace, settings, cost=fixed(step_ms / 1000) if step_ms else None).as_json()
+        return calls.replayed(trace, plan, given, step_ms)
 
     return simulate
 
@@ -333,7 +325,7 @@ def lint(
     """
     from legroom.facts.releases import release as known_release  # noqa: PLC0415
     from legroom.lint.lint import Options, lint_texts  # noqa: PLC0415
-    from legroom.lint.report_json import report_json  # noqa: PLC0415
+    from legroom.lint.report import report_json  # noqa: PLC0415
 
     any_release = vllm == "any"
     options = Options(known_release(vllm) if vllm and not any_release else None, any_release=any_release)

@@ -1,1 +1,1 @@
-"""Pictures: drawing primitives (terminal, bar, text, svg) and what a plan or a sizing table looks like in them."""
+"""What each answer looks like: text, SVG and pages, one file a kind of answer."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from legroom.diagnosis.causes import cause_of
 from legroom.diagnosis.diagnose import in_order
 from legroom.diagnosis.masking import masked
-from legroom.drawing.bar import Segment, bar, swatch
+from legroom.drawing.chart import Segment, bar, swatch
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import cells, command_phrases, wrap, wrap_command
 from legroom.errors import LegroomError
@@ -64,8 +64,14 @@ def diagnosis_text(diagnosis: Diagnosis, style: Style = PLAIN, language: Languag
         list(_dead_ends(first, style, language)),
         list(_verify(diagnosis, first, style, language)),
         list(_maybe(diagnosis.findings[1:], style, language)),
+        list(_notes(diagnosis, style)),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def _notes(diagnosis: Diagnosis, style: Style) -> Iterator[str]:
+    for note in diagnosis.notes:
+        yield from (style.paint(line, "dim") for line in wrap(f"note: {note}", style.width, _MARGIN, _MARGIN * 4))
 
 
 def _what(diagnosis: Diagnosis, finding: Finding, style: Style, language: Language) -> Iterator[str]:
@@ -130,8 +136,8 @@ def _shown(evidence: Evidence) -> str:
 
 def _why(finding: Finding, style: Style, language: Language) -> Iterator[str]:
     yield style.paint(f"{heading('why', language)}:", "bold")
-    if language != "en" and (told := _entry(finding)):
-        yield from wrap(told.cause.said(language), style.width, _MARGIN)
+    if language != "en" and (entry := _entry(finding)):
+        yield from wrap(entry.cause.said(language), style.width, _MARGIN)
     yield from wrap(finding.why, style.width, _MARGIN)
 
 
@@ -218,8 +224,8 @@ def _dead_ends(finding: Finding, style: Style, language: Language) -> Iterator[s
         return
     yield style.paint(f"{heading('dead_ends', language)}:", "red", "bold")
     ends = [(end.action, end.why_fails) for end in finding.dead_ends]
-    if language != "en" and (told := _entry(finding)) and told.dead_ends:
-        ends = [(end.action.said(language), end.why_fails.said(language)) for end in told.dead_ends]
+    if language != "en" and (entry := _entry(finding)) and entry.dead_ends:
+        ends = [(end.action.said(language), end.why_fails.said(language)) for end in entry.dead_ends]
     for action, why_fails in ends:
         yield from wrap(f"{action}: {why_fails}", style.width, f"{_MARGIN}{style.pick('✗', 'x')} ", _MARGIN * 2)
 
@@ -248,8 +254,8 @@ def _entry(finding: Finding) -> Entry | None:
 
 def _way(fix: Fix, finding: Finding, language: Language) -> str:
     """What a fix does: in the catalog's words where another language is asked for and it knows this kind."""
-    if language != "en" and (told := _entry(finding)):
-        same = next((way for way in told.workarounds if way.kind == fix.kind), None)
+    if language != "en" and (entry := _entry(finding)):
+        same = next((way for way in entry.workarounds if way.kind == fix.kind), None)
         if same:
             return same.action.said(language)
     return fix.why

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from legroom.drawing.terminal import Style
 from legroom.drawing.text import wrap
-from legroom.explain.documents import example_text
-from legroom.explain.entry import Count, Entry, Language, Localized
+from legroom.explain.entry import Count, Entry, Language, Localized, example_text
 from legroom.explain.search import Hit
 
 _HEADINGS = {

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from legroom.drawing.chart import svg_curve
-from legroom.drawing.svg import Svg
+from legroom.drawing.svg import Svg, svg_curve
 from legroom.drawing.terminal import Style
 from legroom.drawing.text import columns, wrap
 from legroom.facts.releases import latest

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import plural
-from legroom.lint.finding import SEVERITIES, Report
+from legroom.lint.report import Report
+from legroom.lint.rule import SEVERITIES
 
 _COLOURS = {"error": "red", "warning": "orange", "note": "blue"}
 

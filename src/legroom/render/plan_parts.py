@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from legroom.drawing.bar import Segment
+from legroom.drawing.chart import Segment
 from legroom.drawing.text import count, plural
 from legroom.figures import Figure, exact
 from legroom.memory.bands import band_class, evidence

@@ -1,4 +1,7 @@
-"""A plan in the terminal: the answer first, then the card, the KV cache, and what would change it."""
+"""A plan in the terminal: the answer first, then the card, the KV cache, and what would change it.
+
+The answer to a wish (`--want-context`) is the same with what it gives up and the other ways to pay.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,27 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from legroom.drawing.bar import bar, labels, ruler, swatch
+from legroom.drawing.chart import bar, labels, ruler, swatch
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, command_phrases, count, plural, wrap, wrap_command
 from legroom.planning.plan import cold_start, ready_command, shared_contexts
-from legroom.render.plan_parts import LayoutPart, basis_words, certainty, headline, parts, pool_words, scale_bytes
+from legroom.render.plan_parts import (
+    LayoutPart,
+    basis_words,
+    certainty,
+    headline,
+    parts,
+    pool_words,
+    scale_bytes,
+    short_name,
+)
 from legroom.units import gib, human_bytes
 from legroom.vllm.command_line import any_release_words
 
 if TYPE_CHECKING:
     from legroom.memory.layout import Layout
     from legroom.planning.plan import Advice, Plan
+    from legroom.planning.search import WishResult
 
 _MARKS = {"fits": ("✓", "ok", "green"), "tight": ("!", "!", "orange"), "does_not_fit": ("✗", "x", "red")}
 _MARGIN = "  "
@@ -29,7 +42,7 @@ def plan_text(plan: Plan, style: Style = PLAIN, explain_math: bool = False) -> s
     blocks = [
         list(_answer(plan, style)),
         list(_failure(plan, style)),
-        [body_text(plan, style)],
+        [_body_text(plan, style)],
         list(_advice(plan, style)),
         list(_ready(plan, style)),
         list(_math(plan, style)) if explain_math else [],
@@ -38,7 +51,7 @@ def plan_text(plan: Plan, style: Style = PLAIN, explain_math: bool = False) -> s
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
-def body_text(plan: Plan, style: Style) -> str:
+def _body_text(plan: Plan, style: Style) -> str:
     """The card, the KV cache and the pipeline stages."""
     blocks = [list(_card(plan, style)), list(_kv(plan, style)), list(_ranks(plan, style))]
     return "\n\n".join("\n".join(block) for block in blocks if block)
@@ -201,12 +214,12 @@ def _one_advice(number: int, advice: Advice, style: Style) -> Iterator[str]:
     flags = " ".join(any_release_words(advice.flags))
     caveat = "" if after.verdict == "fits" else "  (tight)"
     yield f"{number:>2}. {style.paint(flags, 'bold')}{caveat}"
-    yield from mini_layout(after, style)
+    yield from _mini_layout(after, style)
     if advice.trades:
         yield from (style.paint(line, "dim") for line in wrap(f"costs: {advice.trades}", style.width, "    "))
 
 
-def mini_layout(plan: Plan, style: Style) -> Iterator[str]:
+def _mini_layout(plan: Plan, style: Style) -> Iterator[str]:
     """A small bar with what it holds beside it."""
     width = max(10, style.width - 57)
     layout, kv = plan.layout, plan.memory.kv
@@ -219,12 +232,12 @@ def mini_layout(plan: Plan, style: Style) -> Iterator[str]:
 def _ready(plan: Plan, style: Style) -> Iterator[str]:
     """What to run: the planned command, or the first that works."""
     if plan.verdict != "does_not_fit":
-        yield from command_lines(ready_command(plan), style)
+        yield from _command_lines(ready_command(plan), style)
     elif plan.advice:
-        yield from command_lines(ready_command(plan.advice[0].plan), style)
+        yield from _command_lines(ready_command(plan.advice[0].plan), style)
 
 
-def command_lines(command: Sequence[str], style: Style) -> Iterator[str]:
+def _command_lines(command: Sequence[str], style: Style) -> Iterator[str]:
     """The command line in lines that can be pasted."""
     for number, line in enumerate(wrap_command(command_phrases(map(shlex.quote, command)), style.width - 6)):
         yield f"{_MARGIN}{style.paint('$ ' if number == 0 else '    ', 'dim')}{line}"
@@ -265,3 +278,47 @@ def _token_math(plan: Plan, style: Style) -> Iterator[str]:
 def _notes(plan: Plan, style: Style) -> Iterator[str]:
     for note in dict.fromkeys(plan.notes):
         yield from (style.paint(line, "dim") for line in wrap(f"note: {note}", style.width, _MARGIN, _MARGIN + " " * 6))
+
+
+def wish_text(result: WishResult, style: Style = PLAIN) -> str:
+    requests = "request" if result.wish.concurrency == 1 else "requests"
+    wished = f"{result.wish.concurrency:g} {requests} of {count(result.wish.context)} tokens"
+    if result.best is None:
+        mark = style.paint(style.pick("✗", "x"), "red", "bold")
+        lines = wrap(f"No setting holds {wished}: {result.short_by}", style.width - 2)
+        tried = f"  {count(result.considered)} settings were weighed."
+        return (
+            "\n".join([f"{mark} {style.paint(lines[0], 'bold')}", *(f"  {line}" for line in lines[1:]), tried]) + "\n"
+        )
+    blocks = [
+        list(_wish_answer(result, result.best, wished, style)),
+        list(_command_lines(ready_command(result.best), style)),
+        [_body_text(result.best, style)],
+        list(_other_ways(result, style)),
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def _wish_answer(result: WishResult, best: Plan, wished: str, style: Style) -> Iterator[str]:
+    mark = style.paint(style.pick("✓", "ok"), "green", "bold")
+    head = f"{short_name(best.target.model.name)} on {best.target.gpus} x {best.target.gpu.name} holds {wished}."
+    lines = wrap(head, style.width - 2)
+    yield f"{mark} {style.paint(lines[0], 'bold')}"
+    yield from (f"  {style.paint(line, 'bold')}" for line in lines[1:])
+    paid = "; ".join(result.losses) if result.losses else "nothing beyond the defaults"
+    yield from wrap(f"It gives up: {paid}.", style.width, "  ")
+    yield from wrap(
+        f"{count(result.considered)} settings were weighed; policy {result.wish.policy}.", style.width, "  "
+    )
+
+
+def _other_ways(result: WishResult, style: Style) -> Iterator[str]:
+    if not result.alternatives:
+        return
+    yield style.paint("Other ways to pay", "bold")
+    for plan, losses in result.alternatives:
+        yield ""
+        yield from _command_lines(ready_command(plan), style)
+        yield from _mini_layout(plan, style)
+        paid = "; ".join(losses) if losses else "nothing beyond the defaults"
+        yield from (style.paint(line, "dim") for line in wrap(f"gives up: {paid}", style.width, "    "))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from legroom.drawing.chart import area, svg_curve
-from legroom.drawing.svg import Svg
+from legroom.drawing.chart import area
+from legroom.drawing.svg import Svg, svg_curve
 from legroom.drawing.terminal import Style
 from legroom.drawing.text import columns, count
 from legroom.simulation.timeline import Timeline, percentile

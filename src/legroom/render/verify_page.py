@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from legroom.drawing.chart import area, svg_curve
-from legroom.drawing.svg import Svg
+from legroom.drawing.chart import area
+from legroom.drawing.svg import Svg, svg_curve
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, count, wrap
-from legroom.verify.report import Check, LoadRun, Verification
+from legroom.verify.checks import Check, LoadRun, Verification
 
 _MARGIN = 12
 _CURVES = (("KV use", "blue", 5), ("running", "green", 2), ("waiting", "orange", 2))

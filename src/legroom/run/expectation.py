@@ -15,7 +15,7 @@ from legroom.run.server_command import ServerCommand
 from legroom.units import GIB, gib
 
 if TYPE_CHECKING:
-    from legroom.live.nvml import GpuMemory
+    from legroom.live.gpu_memory import GpuMemory
 
 _DRIVER_BYTES = GIB
 """A card that nobody uses shows less than this."""
@@ -62,7 +62,7 @@ def gpus_here(env: Mapping[str, str], named: str | None = None, needed: int = 1)
 
     A server that needs fewer GPUs than it sees takes the first ones: only what is used of those counts.
     """
-    from legroom.live.nvml import devices  # noqa: PLC0415 - loads the driver's library
+    from legroom.live.gpu_memory import devices  # noqa: PLC0415 - loads the driver's library
 
     if named:
         known_gpu(named)  # what means nothing to legroom is the user's to put right

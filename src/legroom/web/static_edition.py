@@ -5,6 +5,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,16 +15,17 @@ from typing import Any
 from legroom.errors import LegroomError
 from legroom.records import dataclass
 from legroom.web.browser_python import pinned, runtime_files
-from legroom.web.browser_wheel import browser_wheel
+from legroom.web.browser_package import browser_package
 from legroom.web.page_files import PAGE_FOLDER, as_edition, page_names
 
 _SCRIPTS = Path(__file__).with_name("static_files")
 _PACKED = {
     "pyodide.asm.wasm": "application/wasm",
     "python_stdlib.zip": "application/zip",
-    "legroom.whl": "application/zip",
+    "legroom.tar": "application/x-tar",
 }
 """Written packed and unpacked by the worker: hosts that do not pack what they send would double the download."""
+_COMPILE_S = 300
 _POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; img-src 'self' data: blob:; "
     "font-src 'self'; connect-src 'self' https://huggingface.co https://*.hf.co; worker-src 'self'; "
@@ -33,7 +37,8 @@ from localhost), because browsers keep files for offline use there alone. Nothin
 visitor asks for a model of the Hugging Face Hub.
 
 engine/ holds Pyodide {pyodide} ({licence}; unchanged files of its npm package, three of them packed with gzip) and
-legroom with PyYAML (MIT) in legroom.whl. To try it here: python -m http.server --directory THIS_FOLDER
+legroom with PyYAML (MIT) in legroom.tar; where node was there, Python files that every visitor
+loads are compiled. To try it here: python -m http.server --directory THIS_FOLDER
 """
 
 
@@ -74,20 +79,18 @@ def write_static(folder: str | Path, runtime: str | None = None) -> StaticEditio
 
 def static_files(runtime: str | None = None) -> dict[str, bytes]:
     """Every file by its name."""
-    python = runtime_files(runtime)
+    python = compiled({**runtime_files(runtime), "legroom.tar": browser_package()})
     lock_info = json.loads(python.pop("pyodide-lock.json"))["info"]
     page = {name: (PAGE_FOLDER / name).read_bytes() for name in page_names()}
     if "index.html" not in page:
         raise LegroomError("this install of legroom has no page", "install it again")
     page["index.html"] = with_policy(as_edition(page["index.html"], "static"))
     engine = {f"engine/{name}": body for name, body in python.items() if name not in _PACKED}
-    packed = {
-        name: _packed(body) for name, body in {**python, "legroom.whl": browser_wheel()}.items() if name in _PACKED
-    }
+    packed = {name: _packed(body) for name, body in python.items() if name in _PACKED}
     engine |= {f"engine/{name}.packed": body for name, body in packed.items()}
     loads = {name: {"bytes": len(body), "type": _PACKED[name]} for name, body in packed.items()}
     shell = ["./", *page, "worker.js", *(name for name in engine if not name.endswith(".packed"))]
-    scripts = {name: (_SCRIPTS / name).read_bytes() for name in ("worker.js", "sw.js")}
+    scripts = _scripts("worker.js", "sw.js")
     values = {
         "__VERSION__": _version({**page, **engine, **scripts}), "__FILES__": json.dumps(loads),
         "__LOCK_INFO__": json.dumps(lock_info), "__SHELL__": json.dumps(shell),
@@ -95,6 +98,28 @@ def static_files(runtime: str | None = None) -> dict[str, bytes]:
     for name, body in scripts.items():
         scripts[name] = _filled(body.decode(), values).encode()
     return {**page, **scripts, **engine, "README.txt": _readme().encode()}
+
+
+def compiled(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """With bytecode of what every visitor loads, by the browsers' own Python, where node can run it; else as it is, and
+    a first visit takes some seconds longer."""
+    node = shutil.which("node")
+    if node is None:
+        return dict(files)
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        for name, body in {**files, **_scripts("compile.mjs", "compile_engine.py")}.items():
+            (place / name).write_bytes(body)
+        words = [node, str(place / "compile.mjs"), folder]
+        try:
+            done = subprocess.run(words, capture_output=True, timeout=_COMPILE_S, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return dict(files)
+        return {name: (place / name).read_bytes() for name in files} if done.returncode == 0 else dict(files)
+
+
+def _scripts(*names: str) -> dict[str, bytes]:
+    return {name: (_SCRIPTS / name).read_bytes() for name in names}
 
 
 def with_policy(html: bytes) -> bytes:

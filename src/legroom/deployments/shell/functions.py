@@ -28,7 +28,6 @@ class Function:
         self._is_straight = True
 
     def keep(self, words: list[Word], line: list[Word]) -> None:
-        """One more command."""
         self._is_straight = self._is_straight and not any(word.raw in _BRANCHES for word in line)
         name = words[0].text
         sets = name == "getopts" or (name == "set" and any(word.text == "--" for word in words))
@@ -38,8 +37,6 @@ class Function:
 
 
 class Functions:
-    """The functions of one script."""
-
     def __init__(self) -> None:
         self.by_name: dict[str, Function] = {}
         self._every: list[Function] = []

@@ -44,7 +44,6 @@ class SimpleCommand:
     """The raw line it stands in."""
 
     def texts(self) -> tuple[str, ...]:
-        """The words alone."""
         return tuple(word.text for word in self.words)
 
     def within(self, env: Mapping[str, Word]) -> SimpleCommand:

@@ -3,10 +3,48 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
-from legroom.diagnosis.cause import Cause
+from legroom.diagnosis.case import Case, Phase
+from legroom.diagnosis.finding import Assessment, DeadEnd, Fix
+from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.explain.entry import Localized
+from legroom.records import dataclass
+
+Domain = Literal["gpu", "host", "settings", "other"]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What a file of this folder defines: how a cause is recognised, what helps and what does not."""
+
+    label: str
+    """Also the name of its file."""
+    entry: str
+    """The catalog's general entry of it; a finding may name a more special one of the same label."""
+    title: Localized
+    examine: Callable[[Case], Assessment | None]
+    """Looks at a case; an assessment if this cause may be behind it."""
+    remedies: Callable[[FixPlanner], Iterator[Fix | None]]
+    """What fixes it, the best first; None for one that does not apply here."""
+    dead_ends: tuple[DeadEnd, ...]
+    phase: Phase | None = None
+    """Where it happens, if always there: the answer where the log itself does not show it."""
+    usual_at: tuple[str, ...] = ()
+    """The sites (`Case.site`) at which it is what usually fails: the guess where a traceback has lost its error."""
+    domain: Domain = "gpu"
+    """Whose memory is short; `settings` and `other`: nobody's."""
+    priority: int = 0
+    """Of causes that are equally sure the one with the lowest number is named first, then the one with the lowest
+    entry, which is the order of a server's life."""
+
+    @property
+    def is_memory(self) -> bool:
+        """Whether more memory, or using less of it, would change anything."""
+        return self.domain in ("gpu", "host")
 
 
 @cache

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from legroom.diagnosis.case import Case
-from legroom.diagnosis.cause import Cause
+from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.causes.no_cache_blocks import cpu_starved
 from legroom.diagnosis.evidence import Evidence
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof

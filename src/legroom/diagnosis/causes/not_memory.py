@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.diagnosis.case import Case
-from legroom.diagnosis.cause import Cause
+from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.evidence import Evidence
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fix_planner import FixPlanner
@@ -56,8 +56,8 @@ def examine(case: Case) -> Assessment | None:
 
 def _exception(case: Case) -> Evidence | None:
     """The first that an error says; one that a warning mentions only where there is no other."""
-    said = [item for item in case.all("exception") if "Engine core initialization" not in item.text]
-    return next((item for item in said if not is_chatter(item)), None) or case.first("exception")
+    exceptions = [item for item in case.all("exception") if "Engine core initialization" not in item.text]
+    return next((item for item in exceptions if not is_chatter(item)), None) or case.first("exception")
 
 
 def _any_exception(case: Case) -> Assessment | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from legroom.diagnosis.beyond_flags import larger_budget
 from legroom.diagnosis.case import Case
-from legroom.diagnosis.cause import Cause
+from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fix_planner import FixPlanner
 from legroom.diagnosis.flag_repair import smaller_media, smaller_steps

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from legroom.diagnosis.beyond_flags import more_cards, other_hardware
 from legroom.diagnosis.case import Case
-from legroom.diagnosis.cause import Cause
+from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fix_planner import FixPlanner
 from legroom.explain.entry import Localized

@@ -30,7 +30,6 @@ class Address:
 
     @property
     def scheme(self) -> str:
-        """`http` or `https`."""
         return "https" if self.tls else "http"
 
     @property
@@ -51,7 +50,7 @@ class Address:
         """The same as a line of shell."""
         return shlex.join(self.curl_words(path, *options))
 
-    def watched(self, url: str = "") -> tuple[str, ...]:
+    def watch_words(self, url: str = "") -> tuple[str, ...]:
         """The words of `legroom watch` for it; `url` where it is reached by another name."""
         if self.socket:
             raise LegroomError("legroom watch reads a port, and --uds has none", "leave out --with-sidecar or --uds")

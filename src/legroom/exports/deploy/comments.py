@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from legroom.drawing.text import wrap
 from legroom.exports.request import MARK
 from legroom.guard import MIDDLEWARE
 from legroom.units import gib, human_bytes
@@ -14,8 +15,9 @@ if TYPE_CHECKING:
     from legroom.exports.deploy.words import Phrase
     from legroom.planning.plan_document import PlanDocument
 
+_WIDTH = 100
 WRITTEN = f"{MARK} {__version__}."
-_Told = Callable[["Phrase", "PlanDocument"], str]
+_Explanation = Callable[["Phrase", "PlanDocument"], str]
 
 
 def comment(phrase: Phrase, plan: PlanDocument | None) -> str:
@@ -44,6 +46,11 @@ def headline(plan: PlanDocument) -> tuple[str, ...]:
             f"of the full {plan.args['max_model_len']:,} tokens at once."
         )
     return (*lines, WRITTEN)
+
+
+def comment_lines(text: str) -> list[str]:
+    """A sentence as the comment lines of a script or a unit."""
+    return wrap(text, _WIDTH, "# ", "# ")
 
 
 def _max_model_len(phrase: Phrase, plan: PlanDocument) -> str:
@@ -138,7 +145,7 @@ def _graphs(plan: PlanDocument) -> str:
     return human_bytes(plan.layout.cuda_graph_bytes)
 
 
-_WITH_PLAN: Mapping[str, _Told] = {
+_WITH_PLAN: Mapping[str, _Explanation] = {
     "--max-model-len": _max_model_len,
     "--max-num-seqs": _max_num_seqs,
     "--max-num-batched-tokens": _batched_tokens,

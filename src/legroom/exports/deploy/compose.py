@@ -124,7 +124,7 @@ def _watch(server: ExportedServer) -> dict[str, Any]:
     url = f"{server.address.scheme}://{server.name}:{server.port}"
     return {
         "image": containers.image(server),
-        "entrypoint": ["legroom", *server.address.watched(url)],
+        "entrypoint": ["legroom", *server.address.watch_words(url)],
         "depends_on": [server.name],
         "volumes": [f"legroom:{containers.JOURNAL}"],
         "init": True,

@@ -90,9 +90,8 @@ def with_dockerfile(server: ExportedServer, file: ExportedFile) -> tuple[Exporte
 
 def entrypoint(server: ExportedServer) -> tuple[str, ...]:
     """The program and the model. Written out, because the images' own entry point changed between releases."""
-    if server.words.head[-1] == "serve":
-        return ("vllm", "serve", server.model)
-    return ("python3", *server.words.head[1:], "--model", server.model)
+    program = "vllm" if server.words.head[-1] == "serve" else "python3"
+    return (program, *server.words.head[1:], *server.words.model_words)
 
 
 def device_files(server: ExportedServer) -> tuple[str, ...]:

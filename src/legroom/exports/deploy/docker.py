@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from legroom.exports.deploy import containers
-from legroom.exports.deploy.script import comment_lines, required
+from legroom.exports.deploy.comments import comment_lines
+from legroom.exports.deploy.script import required
 from legroom.exports.deploy.server import ExportedServer, add_server_options
 from legroom.exports.request import ExportedFile
 
@@ -113,5 +114,5 @@ def _watch(server: ExportedServer) -> Iterator[str]:
     yield (
         f"docker run --detach --init --name {server.name}-watch --restart unless-stopped --network "
         f"container:{server.name} --volume legroom:{containers.JOURNAL} --entrypoint legroom "
-        f"{containers.image(server)} {shlex.join(server.address.watched())}"
+        f"{containers.image(server)} {shlex.join(server.address.watch_words())}"
     )

@@ -251,7 +251,7 @@ def _watch(server: ExportedServer) -> dict[str, Any]:
     return {
         "name": "legroom-watch",
         "image": containers.image(server),
-        "command": ["legroom", *server.address.watched()],
+        "command": ["legroom", *server.address.watch_words()],
         "volumeMounts": [_journal(server)],
         "resources": {"requests": {"cpu": "100m", "memory": _WATCH_MEMORY}, "limits": {"memory": _WATCH_MEMORY}},
     }

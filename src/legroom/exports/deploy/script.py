@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from legroom.drawing.text import wrap
-from legroom.exports.deploy.comments import WRITTEN, headline
+from legroom.exports.deploy.comments import WRITTEN, comment_lines, headline
 from legroom.exports.deploy.server import (
     ExportedServer,
     add_server_options,
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 NAME = "script"
 HELP = "a start script with every flag explained"
 NEEDS_PLAN = True
-_WIDTH = 100
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
@@ -108,11 +106,6 @@ def _flags(server: ExportedServer) -> Iterator[str]:
 
 
 def _start(server: ExportedServer) -> str:
-    model = (server.model,) if server.words.head[-1] == "serve" else ("--model", server.model)
-    words = " ".join(shlex.quote(word) for word in (*server.words.head, *model))
+    words = " ".join(shlex.quote(word) for word in (*server.words.head, *server.words.model_words))
     arguments = ' "${arguments[@]}"' if server.lines else ""
     return f'exec {words}{arguments} "$@"'
-
-
-def comment_lines(text: str) -> list[str]:
-    return wrap(text, _WIDTH, "# ", "# ")

@@ -14,19 +14,19 @@ from legroom.errors import LegroomError
 from legroom.exports.deploy.address import Address, address_of
 from legroom.exports.deploy.comments import comment
 from legroom.exports.deploy.environment import EnvLine, env_remarks, environment
-from legroom.exports.deploy.host import host_needs
 from legroom.exports.deploy.times import DISK_BYTES_S, DOWNLOAD_BYTES_S, DRAIN_S, StartTimes, speed_of
 from legroom.exports.deploy.words import API_KEY_NAME, WITHOUT_API_KEY, Phrase, ServerWords, take_apart
 from legroom.facts.flags import flag_name, flags_of
 from legroom.guard import MIDDLEWARE, TOKEN_NAME
+from legroom.memory.host import HostNeeds, HostSettings, host_needs
 from legroom.records import dataclass
 from legroom.units import GIB
+from legroom.vllm.parse import parse_flags
 from legroom.vllm.secret_words import HIDDEN, PLACEHOLDER, is_secret
 
 if TYPE_CHECKING:
     from legroom.exports.request import ExportRequest
     from legroom.facts.releases import Release
-    from legroom.memory.host import HostNeeds
     from legroom.planning.plan_document import PlanDocument
 
 _PINNED = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
@@ -204,7 +204,7 @@ def planned_server(
         words = _with_guard(words)
     lines = tuple(FlagLine(phrase, comment(phrase, plan)) for phrase in words.phrases)
     env = environment(plan, words, release, given, times)
-    host = host_needs(words, gpus, copies, checkpoint, plan, given)
+    host = host_needs_of(words, gpus, copies, checkpoint, plan, given)
     return ExportedServer(
         name=options.name or name_of_model(words.model),
         model=words.model,
@@ -296,6 +296,25 @@ def checkpoint_bytes(plan: PlanDocument, words: ServerWords) -> int:
         on_host = 0
     given = words.get("--quantization")
     return (on_cards + on_host) * _READ_LARGER.get(given.value if given else "", 1)
+
+
+def host_needs_of(
+    words: ServerWords, gpus: int, engines: int, checkpoint_bytes: int, plan: PlanDocument, given: Mapping[str, str]
+) -> HostNeeds:
+    """What the host of this many ranks and engines must give."""
+    args = parse_flags(words.words(), plan.release).args
+    return host_needs(
+        HostSettings(
+            args=replace(args, env={**args.env, **given}),
+            release=plan.release,
+            gpus=gpus,
+            engines=engines,
+            has_media=bool(plan.modalities),
+            swaps=plan.args.get("engine") == "V0",
+            checkpoint_bytes=checkpoint_bytes,
+            weights_bytes=plan.layout.weights_bytes,
+        )
+    )
 
 
 def name_of_model(model: str) -> str:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy.address import check_probes
-from legroom.exports.deploy.comments import WRITTEN, headline
+from legroom.exports.deploy.comments import WRITTEN, comment_lines, headline
 from legroom.exports.deploy.drain import guard_drain
 from legroom.exports.deploy.paths import check_paths
-from legroom.exports.deploy.script import comment_lines
 from legroom.exports.deploy.server import ExportedServer, add_server_options, server_of
 from legroom.exports.deploy.words import API_KEY_NAME, WITHOUT_API_KEY
 from legroom.exports.request import ExportedFile
@@ -111,9 +110,8 @@ def _environment(server: ExportedServer) -> Iterator[str]:
 def _command(server: ExportedServer, folder: str) -> str:
     named = server.words.head[0]
     program = [named if named.startswith("/") else f"{folder}/{named}", *server.words.head[1:]]
-    model = [server.model] if server.words.head[-1] == "serve" else ["--model", server.model]
     phrases = [" ".join(quoted(word) for word in line.phrase.words) for line in server.lines]
-    first = " ".join(quoted(word, expanded=i > 0) for i, word in enumerate([*program, *model]))
+    first = " ".join(quoted(word, expanded=i > 0) for i, word in enumerate([*program, *server.words.model_words]))
     return " \\\n  ".join([first, *phrases])
 
 
@@ -150,7 +148,7 @@ def watch_text(server: ExportedServer, user: str, folder: str) -> str:
     """A unit for `legroom watch`, bound to the server's own."""
     unit = f"{server.name}.service"
     program = quoted(f"{folder}/legroom", expanded=False)
-    command = " ".join([program, *(quoted(word) for word in server.address.watched())])
+    command = " ".join([program, *(quoted(word) for word in server.address.watch_words())])
     lines = [
         f"# {WRITTEN}",
         "[Unit]",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from legroom.deployments.server_words import API_SERVERS, basename
 from legroom.errors import LegroomError
 from legroom.facts.flags import flags_of
 from legroom.facts.releases import Release
@@ -14,7 +15,6 @@ from legroom.vllm.secret_words import SECRET_FLAGS
 
 API_KEY_NAME = "VLLM_API_KEY"
 WITHOUT_API_KEY = "without it the server answers everybody"
-_MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,13 @@ class ServerWords:
     def with_phrase(self, phrase: Phrase) -> ServerWords:
         return ServerWords(self.head, self.model, (*self.phrases, phrase), self.secrets)
 
+    @property
+    def model_words(self) -> tuple[str, ...]:
+        """The model as the program takes it: `vllm serve` as an argument, the module as a flag."""
+        return (self.model,) if self.head[-1] == "serve" else ("--model", self.model)
+
     def words(self) -> tuple[str, ...]:
-        model = (self.model,) if self.head[-1] == "serve" else ("--model", self.model)
-        return (*self.head, *model, *(word for phrase in self.phrases for word in phrase.words))
+        return (*self.head, *self.model_words, *(word for phrase in self.phrases for word in phrase.words))
 
 
 def take_apart(words: Sequence[str], release: Release) -> ServerWords:
@@ -78,9 +82,9 @@ def take_apart(words: Sequence[str], release: Release) -> ServerWords:
 
 def _head(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     for i, word in enumerate(words[:8]):
-        if word == "serve" and i and words[i - 1].rpartition("/")[2] == "vllm":
+        if word == "serve" and i and basename(words[i - 1]) == "vllm":
             return (words[i - 1], "serve"), words[i + 1 :]
-        if word in _MODULES:
+        if word in API_SERVERS:
             python = words[i - 2] if i >= 2 and words[i - 1] == "-m" else "python"
             return (python, "-m", word), words[i + 1 :]
     raise LegroomError("the command starts no vLLM server", "write it as vllm serve MODEL [flags]")

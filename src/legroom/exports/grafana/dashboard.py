@@ -151,7 +151,7 @@ def _panel(panel: Panel) -> Any:
     from grafana_foundation_sdk.builders import bargauge, stat, table, timeseries  # noqa: PLC0415
 
     kinds = {"timeseries": timeseries, "stat": stat, "bargauge": bargauge, "table": table}
-    builder = kinds[panel.kind].Panel().title(panel.title).description(panel.says).datasource(_source())
+    builder = kinds[panel.kind].Panel().title(panel.title).description(panel.description).datasource(_source())
     builder.unit(panel.unit).min(0).span(panel.width).height(_STAT_HEIGHT if panel.kind == "stat" else _HEIGHT)
     builder.thresholds(_thresholds(panel))
     if panel.max is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from legroom.exports.grafana.panels import WINDOW, DashboardRow, Panel, Query
-from legroom.exports.prometheus.own_alerts import NO_ROOM, fragmentation, turned_away
+from legroom.exports.prometheus.alerts import NO_ROOM_REASONS, fragmentation, turned_away
 
 if TYPE_CHECKING:
     from legroom.exports.prometheus.levels import AlertLevels
@@ -32,11 +32,11 @@ def _admission(levels: AlertLevels) -> tuple[Panel, ...]:
             (
                 Query(f"{_BY_GUARD} (rate(legroom_guard_admitted_total[{WINDOW}]))", "admitted {{instance}}"),
                 Query(
-                    f'{_BY_GUARD} (rate(legroom_guard_rejected_total{{reason=~"{NO_ROOM}"}}[{WINDOW}]))',
+                    f'{_BY_GUARD} (rate(legroom_guard_rejected_total{{reason=~"{NO_ROOM_REASONS}"}}[{WINDOW}]))',
                     "no room {{instance}}",
                 ),
                 Query(
-                    f'{_BY_GUARD} (rate(legroom_guard_rejected_total{{reason!~"{NO_ROOM}"}}[{WINDOW}]))',
+                    f'{_BY_GUARD} (rate(legroom_guard_rejected_total{{reason!~"{NO_ROOM_REASONS}"}}[{WINDOW}]))',
                     "refused {{instance}}",
                 ),
             ),

@@ -30,7 +30,7 @@ class Query:
 @dataclass(frozen=True)
 class Panel:
     title: str
-    says: str
+    description: str
     """What it shows and how to read it; Grafana shows it at the panel's `i`."""
     queries: tuple[Query, ...]
     unit: str = "short"

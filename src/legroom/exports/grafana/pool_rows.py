@@ -45,7 +45,7 @@ def memory_row(release: Release | None, measures: Measures, plan: PlanDocument |
     )
     if plan is None:
         return DashboardRow("Memory", (settings,))
-    return DashboardRow("Memory: the plan against reality", (_layout(plan), *_held(measures, plan), settings))
+    return DashboardRow("Memory: the plan against reality", (_layout(plan), *_cached_tokens(measures, plan), settings))
 
 
 def _layout(plan: PlanDocument) -> Panel:
@@ -62,7 +62,7 @@ def _layout(plan: PlanDocument) -> Panel:
     )
 
 
-def _held(measures: Measures, plan: PlanDocument) -> tuple[Panel, ...]:
+def _cached_tokens(measures: Measures, plan: PlanDocument) -> tuple[Panel, ...]:
     """Nothing of a model that keeps no KV cache."""
     tokens = pool_tokens(plan)
     if not tokens:
@@ -96,7 +96,7 @@ def _pools(plan: PlanDocument) -> str:
 def pressure(measures: Measures, levels: AlertLevels) -> str:
     """Requests that wait for a pool without room, by the condition of the alert; each engine by its own pool."""
     each, window = replace(measures, keep="by (instance, model_name, engine)"), levels.time(levels.rate_window_s)
-    kv, running = (grouped(each.most(*what)) for what in (("kv_use", window, "max"), ("running", window)))
+    kv, running = (grouped(each.peak(*what)) for what in (("kv_use", window, "max"), ("running", window)))
     queued = grouped(each.queued())
     full = f"({kv} >= bool {levels.detect.pool_full_ratio:g})"
     one_more = f"({kv} > bool 0.5) * ({kv} * (1 + 1 / {running}) > bool 1)"

@@ -44,7 +44,7 @@ def vllm_rows(release: Release | None, levels: AlertLevels, plan: PlanDocument |
 
 def _overview(measures: Measures, levels: AlertLevels) -> DashboardRow:
     window = levels.time(levels.rate_window_s)
-    kv, waiting = measures.most("kv_use", window, "max"), measures.queued()
+    kv, waiting = measures.peak("kv_use", window, "max"), measures.queued()
     tokens = measures.rate("generation_tokens", WINDOW)
     ttft = measures.quantile("ttft", 0.99, WINDOW)
     stats = (

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from legroom.exports.prometheus.alerts import AlertCondition, vllm_conditions, words
+from legroom.exports.prometheus.alerts import (
+    AlertCondition,
+    alert_texts,
+    fill,
+    level_words,
+    own_conditions,
+    vllm_conditions,
+)
 from legroom.exports.prometheus.levels import AlertLevels, duration, levels_for
-from legroom.exports.prometheus.own_alerts import own_conditions
 from legroom.exports.prometheus.promql import Measures
-from legroom.exports.prometheus.texts import fill, level_words
 from legroom.exports.request import MARK, ExportedFile
 
 if TYPE_CHECKING:
@@ -50,7 +55,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 
 def page(condition: AlertCondition, levels: AlertLevels) -> str:
-    texts = words()[condition.name]
+    texts = alert_texts()[condition.name]
     slots = {**_IN_A_PAGE, **level_words(levels)}
     holds = f"after it has held for {duration(condition.for_s)}" if condition.for_s else "at once"
     parts = [
@@ -89,7 +94,7 @@ def _long_story(entries: Sequence[str]) -> str:
 
 def _index(conditions: Sequence[AlertCondition], levels: AlertLevels) -> str:
     names = [condition.name for condition in conditions]
-    rows = [f"| [{name}]({name}.md) | {words()[name]['severity']} | {_short(name, levels)} |" for name in names]
+    rows = [f"| [{name}]({name}.md) | {alert_texts()[name]['severity']} | {_short(name, levels)} |" for name in names]
     head = (
         f"# Runbooks\n\nOne page for each alert that `legroom export prometheus` writes. {MARK} (`legroom export "
         "alert-runbooks`); serve them where your team reads, and name that address with `--runbook-base`.\n"
@@ -100,4 +105,4 @@ def _index(conditions: Sequence[AlertCondition], levels: AlertLevels) -> str:
 def _short(name: str, levels: AlertLevels) -> str:
     """The first sentence of what it means."""
     slots: Mapping[str, str] = {**_IN_A_PAGE, **level_words(levels)}
-    return fill(words()[name]["meaning"], slots).split(". ")[0].rstrip(".")
+    return fill(alert_texts()[name]["meaning"], slots).split(". ")[0].rstrip(".")

@@ -1,29 +1,45 @@
-"""The alerts on vLLM's metrics: when each fires. Their words are in `alerts.json`, their numbers in the levels."""
+"""The alerts: when each fires, and what it says. Their words are in `alerts.json`, their numbers in the levels."""
 
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legroom.exports.prometheus import recording as record
+from legroom.exports.prometheus.levels import duration
 from legroom.records import dataclass
+from legroom.units import human_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from legroom.exports.prometheus.levels import AlertLevels
     from legroom.exports.prometheus.promql import Measures
+    from legroom.planning.plan_document import PlanDocument
 
-SERVER = "job, instance, model_name"
+_SERVER = "job, instance, model_name"
+_BY_INSTANCE = "by (job, instance)"
+NO_ROOM_REASONS = "queue_full|queue_timeout"
+"""Reasons of `legroom_guard_rejected_total` that say the pool, not the request, was the limit."""
+_UPSTREAM_REASONS = "upstream_down|upstream_timeout"
+_UNSEEN_KINDS = ("fragmentation", "memory_creep", "plan_drift", "prefix_cache_waste")
+"""Incidents of the sidecar that no rule over vLLM's metrics can see."""
+_SLOT = re.compile(r"<([a-z0-9_]+)>")
+_RATE = 'printf "%.2f"'
+"""Where `humanize` would say 100m for a tenth."""
+_WHERE = (
+    "{{ $labels.model_name }} on {{ $labels.instance }}"
+    '{{ with $labels.engine }}{{ if ne . "0" }}, engine {{ . }}{{ end }}{{ end }}'
+)
+"""A server with one engine calls it 0."""
 _DAY_S, _HOUR_S, _WEEK_S = 86_400, 3_600, 604_800
 
 
 @dataclass(frozen=True)
 class AlertCondition:
-    """When an alert fires."""
-
     name: str
     expr: str
     for_s: float
@@ -31,14 +47,14 @@ class AlertCondition:
 
 
 @cache
-def words() -> Mapping[str, Mapping[str, Any]]:
+def alert_texts() -> Mapping[str, Mapping[str, Any]]:
     """What every alert says, by its name."""
     text = Path(__file__).with_name("alerts.json").read_text("utf-8")
     return json.loads(text)["alerts"]  # type: ignore[no-any-return]
 
 
 def vllm_conditions(measures: Measures, levels: AlertLevels, job: str) -> tuple[AlertCondition, ...]:
-    """The alerts that the release has the metrics for."""
+    """The alerts on vLLM's metrics, as far as the release has them."""
     conditions = [*_pool(measures, levels), *_engine(levels, job), _traffic(levels)]
     targets = (
         ("VllmTimeToFirstTokenHigh", "ttft", levels.ttft_p99_s, levels.ttft_floor_s),
@@ -51,26 +67,26 @@ def vllm_conditions(measures: Measures, levels: AlertLevels, job: str) -> tuple[
     return tuple(conditions)
 
 
-def no_room(levels: AlertLevels) -> str:
+def _pool_full(levels: AlertLevels) -> str:
     """The pool was full, or one more request like those that ran did not fit it: where requests are large to the pool,
     it is as full as it gets well below 1. The same as the detector of `legroom watch`.
 
     Looked at over the window of the rates: what a request held is free until the next one is computed, and one look
     into that gap would begin the time of the alert anew.
     """
-    use, running = _most(record.KV_USE, levels), _most(record.RUNNING, levels)
+    use, running = _peak(record.KV_USE, levels), _peak(record.RUNNING, levels)
     one_more = f"{use} * (1 + 1 / {running}) > 1"
     return f"({use} >= {levels.detect.pool_full_ratio:g} or ({use} > 0.5 and {one_more}))"
 
 
-def _most(name: str, levels: AlertLevels) -> str:
+def _peak(name: str, levels: AlertLevels) -> str:
     return f"max_over_time({name}[{levels.time(levels.rate_window_s)}])"
 
 
 def _pool(measures: Measures, levels: AlertLevels) -> list[AlertCondition]:
     counted = measures.has("preemptions")  # not before 0.5.5
     detect = levels.detect
-    full = no_room(levels)
+    full = _pool_full(levels)
     suffering = f"{record.QUEUED} > 0"
     if counted:
         suffering += f" or {record.PREEMPTIONS} >= {levels.preemptions_least_per_s:g}"
@@ -80,7 +96,7 @@ def _pool(measures: Measures, levels: AlertLevels) -> list[AlertCondition]:
     conditions = [
         AlertCondition("VllmKvPressure", f"{full}\nand\n({suffering})", detect.alert_pool_for_s),
         AlertCondition("VllmKvPressureCritical", f"{full}\nand\n({long} and {slow})", levels.critical_for_s),
-        AlertCondition("VllmQueueBacklog", f"({long} and {slow})\nunless\n{no_room(levels)}", detect.alert_queue_for_s),
+        AlertCondition("VllmQueueBacklog", f"({long} and {slow})\nunless\n{full}", detect.alert_queue_for_s),
     ]
     if counted:
         # A server that finishes nothing at all still gets a ratio: one request in ten minutes.
@@ -105,11 +121,11 @@ def _engine(levels: AlertLevels, job: str) -> list[AlertCondition]:
 
 def _traffic(levels: AlertLevels) -> AlertCondition:
     """Nothing to do, while other servers of the model have requests or where this one had some a week ago."""
-    served = f"sum by ({SERVER}) ({record.FINISHED_COUNT})"
-    week = f"sum by ({SERVER}) ({record.FINISHED_COUNT} offset {levels.time(_WEEK_S)}) >= {levels.traffic_least:g}"
+    served = f"sum by ({_SERVER}) ({record.FINISHED_COUNT})"
+    week = f"sum by ({_SERVER}) ({record.FINISHED_COUNT} offset {levels.time(_WEEK_S)}) >= {levels.traffic_least:g}"
     busiest = f"max by (job, model_name) ({served})"
     others = f"0 * {served} + on (job, model_name) group_left () {busiest} >= {levels.traffic_least:g}"
-    idle = f"sum by ({SERVER}) ({record.RUNNING} + {record.WAITING}) == 0"
+    idle = f"sum by ({_SERVER}) ({record.RUNNING} + {record.WAITING}) == 0"
     expr = f"(\n{week}\nor\n{others}\n)\nand\n{served} == 0\nand\n{idle}"
     return AlertCondition("VllmTrafficStopped", expr, levels.rate_window_s)
 
@@ -122,3 +138,149 @@ def _slow(role: str, target_s: float | None, floor_s: float, levels: AlertLevels
     day, hour = levels.time(_DAY_S), levels.time(_HOUR_S)
     usual = f"quantile_over_time(0.5, {p99}[{day}] offset {hour})"
     return f"{p99} > {floor_s:g}\nand\n{p99} > {levels.latency_factor:g} * {usual}\nand\n{enough}"
+
+
+def own_conditions(levels: AlertLevels) -> tuple[AlertCondition, ...]:
+    """The alerts on legroom's own metrics: the guard's, the sidecar's, and those from inside the workers. A rule over a
+    metric that nobody exposes never fires, so these are written whether or not the guard or the sidecar runs."""
+    return (*_memory(levels), *_guard(levels), *_sidecar(levels))
+
+
+def turned_away(window: str, keep: str = _BY_INSTANCE) -> str:
+    """The share of requests that the guard refused for want of room."""
+    refused = f'sum {keep} (rate(legroom_guard_rejected_total{{reason=~"{NO_ROOM_REASONS}"}}[{window}]))'
+    admitted = f"sum {keep} (rate(legroom_guard_admitted_total[{window}]))"
+    return f"{refused} / ({refused} + {admitted} > 0)"
+
+
+def fragmentation() -> str:
+    """The share of what PyTorch reserves that it has not handed out."""
+    reserved = "legroom_worker_reserved_bytes"
+    return f"({reserved} - legroom_worker_allocated_bytes) / ({reserved} > 0)"
+
+
+def _memory(levels: AlertLevels) -> list[AlertCondition]:
+    detect = levels.detect
+    window = levels.time(detect.creep_least_hours * 3600)
+    used, reserved = 'legroom_worker_used_bytes{gpu!="cpu"}', "legroom_worker_reserved_bytes"
+    # The value of two hours ago must be there: a start and its warm-up are no leak.
+    growing = f"3600 * deriv({used}[{window}]) >= {detect.creep_bytes_per_h:.0f}\nand\n{used} offset {window}"
+    large = f"{reserved} - legroom_worker_allocated_bytes >= {detect.fragmentation_bytes}"
+    pieces = f"{fragmentation()} >= {detect.fragmentation_ratio:g}\nand\n{large}"
+    return [
+        AlertCondition("VllmMemoryCreep", growing, levels.rate_window_s),
+        AlertCondition("VllmAllocatorFragmentation", pieces, detect.fragmentation_hold.seconds),
+    ]
+
+
+def _guard(levels: AlertLevels) -> list[AlertCondition]:
+    window = levels.time(levels.guard_for_s)
+    upstream = f'sum {_BY_INSTANCE} (rate(legroom_guard_rejected_total{{reason=~"{_UPSTREAM_REASONS}"}}[{window}]))'
+    broken = f"sum {_BY_INSTANCE} (increase(legroom_guard_policy_reload_errors_total[{levels.time(3600)}]))"
+    return [
+        AlertCondition(
+            "LegroomGuardTurnsAway", f"{turned_away(window)} >= {levels.guard_turned_away_ratio:g}", levels.guard_for_s
+        ),
+        AlertCondition("LegroomGuardUpstreamDown", f"{upstream} > 0", levels.detect.alert_unreachable_for_s),
+        AlertCondition(
+            "LegroomGuardFailsOpen", f"max {_BY_INSTANCE} (legroom_guard_fail_open) == 1", levels.guard_for_s
+        ),
+        AlertCondition("LegroomGuardDraining", f"max {_BY_INSTANCE} (legroom_guard_draining) == 1", levels.drain_for_s),
+        AlertCondition("LegroomGuardPolicyBroken", f"{broken} > 0", 0),
+    ]
+
+
+def _sidecar(levels: AlertLevels) -> list[AlertCondition]:
+    kinds = "|".join(_UNSEEN_KINDS)
+    return [
+        AlertCondition(
+            "LegroomIncident",
+            f'sum by (job, instance, kind) (legroom_incidents_open{{kind=~"{kinds}"}}) > 0',
+            levels.detect.alert_unreachable_for_s,
+        ),
+        AlertCondition(
+            "LegroomJournalNotWritable", "max by (job, instance) (legroom_journal_writable) == 0", levels.guard_for_s
+        ),
+    ]
+
+
+def fill(text: str, slots: Mapping[str, str]) -> str:
+    """`<name>` becomes its slot; a name that is no slot is a mistake in the data."""
+    return _SLOT.sub(lambda match: slots[match[1]], text)
+
+
+def level_words(levels: AlertLevels) -> dict[str, str]:
+    """The levels as a sentence says them, in real time."""
+    detect = levels.detect
+    return {
+        "pool_full": f"{detect.pool_full_ratio:.0%}",
+        "preemptions_least": f"{detect.preemptions_least:g}",
+        "preemption_over": duration(detect.preemption_over_s),
+        "preemptions_per_request": f"{detect.preemptions_per_request:g}",
+        "preemptions_per_s": f"{detect.alert_preemptions_per_s:g}",
+        "queue_least": f"{detect.queue_least:g}",
+        "queue_wait": f"{detect.queue_wait_s:g} s",
+        "stuck_for": duration(levels.rate_window_s + detect.alert_stuck_for_s),
+        "restarts": str(detect.crash_restarts),
+        "restart_window": duration(detect.crash_over_s),
+        "down_for": duration(levels.down_for_s),
+        "traffic_window": duration(detect.no_traffic_s),
+        "creep_per_hour": human_bytes(detect.creep_bytes_per_h),
+        "creep_hours": f"{detect.creep_least_hours:g} hours",
+        "fragmentation": f"{detect.fragmentation_ratio:.0%}",
+        "fragmentation_least": human_bytes(detect.fragmentation_bytes),
+        "turned_away": f"{levels.guard_turned_away_ratio:.0%}",
+        "drain_for": duration(levels.drain_for_s),
+        "ttft_level_words": _target(levels.ttft_p99_s, levels.ttft_floor_s, levels),
+        "inter_token_level_words": _target(levels.inter_token_p99_s, levels.inter_token_floor_s, levels),
+    }
+
+
+def alert_slots(levels: AlertLevels, plan: PlanDocument | None = None) -> dict[str, str]:
+    """The levels, and what Prometheus looks up when the alert fires."""
+    return {
+        **level_words(levels),
+        **_planned(plan),
+        "where": _WHERE,
+        "value": "{{ $value | humanize }}",
+        "rate": "{{ $value | " + _RATE + " }}",
+        "percent": "{{ $value | humanizePercentage }}",
+        "size": "{{ $value | humanize1024 }}B",
+        "seconds": "{{ $value | humanizeDuration }}",
+        "waiting": _looked_up(record.QUEUED),
+        "running": _looked_up(record.RUNNING),
+        "preemptions": _looked_up(record.PREEMPTIONS, _RATE),
+    }
+
+
+def _planned(plan: PlanDocument | None) -> dict[str, str]:
+    """What the plan says of the pool and the batch, as a sentence to add; nothing without a plan, nor of a pool that
+    the model does not have."""
+    if plan is None:
+        return {"plan_pool": "", "plan_batch": ""}
+    full = f"{plan.kv.max_concurrency:.1f} requests of {plan.args['max_model_len']:,} tokens"
+    each = " of an engine" if plan.engines > 1 else ""
+    pool = f" By the plan the pool{each} holds {plan.kv.tokens:,} tokens: {full}."
+    return {
+        "plan_pool": pool if plan.kv.num_blocks else "",
+        "plan_batch": f" By the plan {plan.args['max_num_seqs']:,}{each} may run at once (--max-num-seqs).",
+    }
+
+
+def _looked_up(name: str, shown: str = "humanize") -> str:
+    """A template that shows the value of another series of the same server; nothing known of it shows as 0."""
+    labels = ("job", "instance", "model_name", "engine")
+    selector = ",".join(f"{label}=%q" for label in labels)
+    values = " ".join(f"$labels.{label}" for label in labels)
+    query = f'printf "{name}{{{selector}}}" {values} | query'
+    return f"{{{{ with {query} }}}}{{{{ . | first | value | {shown} }}}}{{{{ else }}}}0{{{{ end }}}}"
+
+
+def _target(target_s: float | None, floor_s: float, levels: AlertLevels) -> str:
+    if target_s is not None:
+        return f"the target is {_seconds(target_s)}"
+    return f"more than {levels.latency_factor:g} times its own day before, and more than {_seconds(floor_s)}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds * 1000:g} ms" if seconds < 1 else f"{seconds:g} s"

@@ -49,7 +49,7 @@ class Measures:
         """A gauge as it stands."""
         return self._each(role, lambda name: f"{how} {self._labels(role)} ({name}{self._matching()})")
 
-    def most(self, role: str, window: str, how: str = "sum") -> str:
+    def peak(self, role: str, window: str, how: str = "sum") -> str:
         """A gauge at its highest within a window: one look may fall into the gap between two requests."""
         inner = f"{self._matching()}[{window}]"
         return self._each(role, lambda name: f"{how} {self._labels(role)} (max_over_time({name}{inner}))")
@@ -133,7 +133,7 @@ class Measures:
         return f"{{{self.selector}}}" if self.selector else ""
 
     def _labels(self, role: str) -> str:
-        return self.keep or f"without ({', '.join(parts_of(role))})"
+        return self.keep or f"without ({', '.join(_parts().get(role, ()))})"
 
 
 def either(*expressions: str) -> str:
@@ -146,13 +146,9 @@ def grouped(expression: str) -> str:
     return f"({expression})" if "\nor\n" in expression else expression
 
 
-def parts_of(role: str) -> tuple[str, ...]:
-    """The labels that split a measure into parts, over all releases (`finished_reason` of finished requests)."""
-    return _parts().get(role, ())
-
-
 @cache
 def _parts() -> dict[str, tuple[str, ...]]:
+    """By role, the labels that split a measure into parts in any release (`finished_reason` of finished requests)."""
     by_role: dict[str, dict[str, None]] = {}
     for version in known_releases():
         for metric in metrics_of(release(version)):

@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING, Any
 from legroom.errors import LegroomError
 from legroom.exports.deploy.address import Address, address_of
 from legroom.exports.deploy.words import take_apart
-from legroom.exports.prometheus.alerts import AlertCondition, vllm_conditions, words
+from legroom.exports.prometheus.alerts import (
+    AlertCondition,
+    alert_slots,
+    alert_texts,
+    fill,
+    own_conditions,
+    vllm_conditions,
+)
 from legroom.exports.prometheus.levels import AlertLevels, levels_for
-from legroom.exports.prometheus.own_alerts import own_conditions
 from legroom.exports.prometheus.promql import Measures
 from legroom.exports.prometheus.recording import recordings
-from legroom.exports.prometheus.texts import alert_slots, fill
 from legroom.exports.request import MARK, ExportedFile
 from legroom.version import __version__
 
@@ -90,7 +95,7 @@ def _group(name: str, rules: Sequence[Mapping[str, Any]], levels: AlertLevels) -
 
 
 def _rule(condition: AlertCondition, levels: AlertLevels, request: ExportRequest) -> dict[str, Any]:
-    texts = words()[condition.name]
+    texts = alert_texts()[condition.name]
     slots = alert_slots(levels, request.plan)
     base = str(request.options.get("runbook_base") or RUNBOOK_BASE).rstrip("/")
     rule: dict[str, Any] = {"alert": condition.name, "expr": condition.expr}

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 from legroom.explain.catalog import bundled
 from legroom.explain.entry import Entry, Language
 from legroom.exports.request import MARK, ExportedFile
-from legroom.exports.runbook.mermaid import flowchart, overview
-from legroom.exports.runbook.svg import runbook_svg
-from legroom.exports.runbook.tree import Branch, tree
+from legroom.exports.runbook.tree import Branch, flowchart, overview, runbook_svg, tree
 
 if TYPE_CHECKING:
     from legroom.exports.request import ExportRequest

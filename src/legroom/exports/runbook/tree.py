@@ -1,9 +1,12 @@
-"""The troubleshooting tree: the catalog's entries under the question they answer, in the order they are asked."""
+"""The troubleshooting tree: the catalog by the question each entry answers, as Mermaid flowcharts and as a picture."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
+from legroom.drawing.svg import Svg
+from legroom.drawing.text import wrap
 from legroom.explain.entry import Entry, Language, Localized
 from legroom.records import dataclass
 
@@ -20,11 +23,17 @@ class Branch:
     colour: str
     entries: tuple[Entry, ...] = ()
 
-    def with_entries(self, entries: Iterable[Entry]) -> Branch:
-        """The same question with its answers."""
-        return Branch(self.key, self.question, self.look, self.colour, tuple(entries))
 
-
+_YES = {"en": "yes", "zh": "是"}
+_NO = {"en": "no", "zh": "否"}
+_START = {"en": "vLLM stops, or requests fail", "zh": "vLLM 停止，或请求失败"}
+_UNKNOWN = {"en": "legroom diagnose vllm.log", "zh": "legroom diagnose vllm.log"}
+_WIDTH = 1280.0
+_LEFT, _QUESTION = 24.0, 236.0
+_CAUSES, _REMEDIES = 300.0, 770.0
+_ROW, _GAP = 22.0, 26.0
+_TITLE = {"en": "What to do when vLLM runs out of memory", "zh": "vLLM 显存不足时怎么办"}
+_COLUMNS = {"en": ("where", "what it is", "what to try first"), "zh": ("位置", "原因", "先试什么")}
 _BRANCHES = (
     Branch(
         "9",
@@ -80,10 +89,105 @@ _BRANCHES = (
 def tree(entries: Iterable[Entry]) -> tuple[Branch, ...]:
     """Every branch with the entries of the catalog that belong to it; an imported record has none and is left out."""
     own = [entry for entry in entries if entry.id.startswith("LR") and entry.story is not None]
-    branches = (branch.with_entries(entry for entry in own if entry.id[2:3] == branch.key) for branch in _BRANCHES)
+    branches = (
+        replace(branch, entries=tuple(entry for entry in own if entry.id[2:3] == branch.key)) for branch in _BRANCHES
+    )
     return tuple(branch for branch in branches if branch.entries)
 
 
-def first_remedy(entry: Entry, language: Language) -> str:
+def _first_remedy(entry: Entry, language: Language) -> str:
     """What to try first: entries list what costs least and fits most first."""
     return entry.workarounds[0].action.said(language) if entry.workarounds else ""
+
+
+def overview(branches: Sequence[Branch], language: Language) -> str:
+    """Which part of the runbook to turn to."""
+    lines = ["flowchart TD", f"  start([{label(_START[language])}])"]
+    before, arrow = "start", "-->"
+    for branch in branches:
+        node = f"q{branch.key}"
+        lines.append(f"  {node}{{{label(branch.question.said(language))}}}")
+        lines.append(f"  {before} {arrow} {node}")
+        ids = f"LR{branch.key}xx: {len(branch.entries)}"
+        lines.append(f"  {node} -->|{_YES[language]}| a{branch.key}[{label(ids)}]")
+        before, arrow = node, f"-->|{_NO[language]}|"
+    lines.append(f"  {before} {arrow} unknown[{label(_UNKNOWN[language])}]")
+    return "\n".join(lines) + "\n"
+
+
+def flowchart(branch: Branch, language: Language) -> str:
+    """One branch: each cause, what to do first, and what it may turn into."""
+    return "\n".join(_flowchart_lines(branch, language)) + "\n"
+
+
+def _flowchart_lines(branch: Branch, language: Language) -> Iterator[str]:
+    yield "flowchart LR"
+    yield f"  start{{{label(branch.question.said(language))}}}"
+    shown = {entry.id for entry in branch.entries}
+    for entry in branch.entries:
+        yield f"  {entry.id}[{label(f'{entry.id}: {entry.title.said(language)}')}]"
+        yield f"  start --> {entry.id}"
+        remedy = _first_remedy(entry, language)
+        if remedy:
+            yield f"  {entry.id} --> {entry.id}do([{label(remedy)}])"
+    for entry in branch.entries:
+        for following in entry.leads_to:
+            if following in shown:
+                yield f"  {entry.id} -.-> {following}"
+
+
+def label(text: str) -> str:
+    """A label that Mermaid takes whatever is in it."""
+    escaped = text.replace("&", "#amp;").replace('"', "#quot;").replace("<", "#lt;").replace(">", "#gt;")
+    return f'"{" ".join(escaped.split())}"'
+
+
+def runbook_svg(branches: Sequence[Branch], language: Language = "en") -> str:
+    page = Svg(_WIDTH, _TITLE[language])
+    page.text(_LEFT, 38, _TITLE[language], "sans ink", size=20, bold=True)
+    for x, words in zip((_LEFT, _CAUSES + 16, _REMEDIES), _COLUMNS[language], strict=True):
+        page.text(x, 66, words, "sans soft", size=12.5)
+    y = 80.0
+    for number, branch in enumerate(branches):
+        height = max(_ROW * len(branch.entries), _question_height(branch, language))
+        if number:
+            middle = _LEFT + _QUESTION / 2
+            page.line(middle, y - _GAP, middle, y)
+            page.text(middle + 6, y - _GAP / 2 + 4, _NO[language], "sans soft", size=11)
+        _branch(page, branch, y, height, language)
+        y += height + _GAP
+    return page.render(y)
+
+
+def _question_height(branch: Branch, language: Language) -> float:
+    lines = len(wrap(branch.question.said(language), 24)) * 18 + len(wrap(branch.look.said(language), 33)) * 15
+    return lines + 26.0
+
+
+def _branch(page: Svg, branch: Branch, y: float, height: float, language: Language) -> None:
+    page.box(_LEFT, y, _QUESTION, height, css="box", round_=6)
+    page.box(_LEFT, y, 5, height, fill=branch.colour)
+    row = y + 20
+    for line in wrap(branch.question.said(language), 24):
+        page.text(_LEFT + 16, row, line, "sans ink", size=14, bold=True)
+        row += 18
+    row += 2
+    for line in wrap(branch.look.said(language), 33):
+        page.text(_LEFT + 16, row, line, "sans soft", size=11.5)
+        row += 15
+    spine, middle = _CAUSES - 14, y + _ROW / 2
+    page.line(_LEFT + _QUESTION, middle, spine, middle)
+    last = y + _ROW * (len(branch.entries) - 0.5)
+    page.line(spine, middle, spine, last)
+    for number, entry in enumerate(branch.entries):
+        centre = y + _ROW * (number + 0.5)
+        page.line(spine, centre, _CAUSES, centre)
+        page.box(_CAUSES, centre - 9, 6, 18, fill=branch.colour, tip=entry.cause.said(language))
+        page.text(_CAUSES + 16, centre + 4, entry.id, "ink", size=12.5, bold=True)
+        page.text(_CAUSES + 66, centre + 4, _cut(entry.title.said(language), 58), "sans ink", size=12.5)
+        page.text(_REMEDIES, centre + 4, _cut(_first_remedy(entry, language), 68), "sans soft", size=12.5)
+
+
+def _cut(text: str, width: int) -> str:
+    lines = wrap(text, width)
+    return lines[0] if len(lines) < 2 else wrap(text, width - 2)[0] + " …"

@@ -9,8 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from legroom.lint.context import Context
-    from legroom.lint.finding import LintFinding, Rule
+    from legroom.lint.rule import Context, LintFinding, Rule
 
 
 class RuleModule(Protocol):

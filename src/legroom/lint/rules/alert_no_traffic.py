@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.lint.context import Context, finding
 from legroom.lint.expressions import Expression
-from legroom.lint.finding import LintFinding, Rule
 from legroom.lint.promql import Comparison, operands, roles_behind, roles_in
+from legroom.lint.rule import Context, LintFinding, Rule, finding
 
 RULE = Rule(
     "alert-no-traffic",

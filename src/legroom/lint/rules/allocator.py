@@ -7,8 +7,7 @@ from typing import Any
 
 from legroom.deployments.subjects import StartedServer
 from legroom.exports.deploy.environment import ALLOCATOR_NAMES
-from legroom.lint.context import Context, finding, flag_word
-from legroom.lint.finding import LintFinding, Rule
+from legroom.lint.rule import Context, LintFinding, Rule, finding, flag_word
 
 BREAKS = Rule(
     "allocator-breaks",

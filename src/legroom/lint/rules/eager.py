@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from legroom.deployments.subjects import StartedServer
-from legroom.lint.context import Context, finding, flag_word
-from legroom.lint.finding import LintFinding, Rule
+from legroom.lint.rule import Context, LintFinding, Rule, finding, flag_word
 from legroom.units import human_bytes
 
 RULE = Rule(

@@ -8,8 +8,7 @@ from typing import Any
 
 from legroom.deployments.subjects import StartedServer
 from legroom.facts.flags import env_history, env_names, flags_of
-from legroom.lint.context import Context, finding
-from legroom.lint.finding import LintFinding, Rule
+from legroom.lint.rule import Context, LintFinding, Rule, finding
 
 RULE = Rule(
     "env-unknown",

@@ -8,8 +8,7 @@ from typing import Any
 
 from legroom.deployments.subjects import StartedServer
 from legroom.facts.flags import advice
-from legroom.lint.context import Context, finding, flag_word
-from legroom.lint.finding import LintFinding, Rule
+from legroom.lint.rule import Context, LintFinding, Rule, finding, flag_word
 from legroom.vllm.command_line import plain_name
 
 _STOPS = "vLLM ends with 'unrecognized arguments' before it loads anything."

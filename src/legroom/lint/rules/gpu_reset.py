@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from legroom.deployments.subjects import Invoked
-from legroom.lint.context import Context, finding
-from legroom.lint.finding import LintFinding, Rule
+from legroom.lint.rule import Context, LintFinding, Rule, finding
 
 RULE = Rule(
     "gpu-reset",

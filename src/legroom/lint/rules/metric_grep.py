@@ -9,8 +9,7 @@ from typing import Any
 
 from legroom.deployments.shell.scan import Word
 from legroom.deployments.subjects import Invoked
-from legroom.lint.context import Context, finding
-from legroom.lint.finding import LintFinding, Rule
+from legroom.lint.rule import Context, LintFinding, Rule, finding
 
 RULE = Rule(
     "metric-grep",

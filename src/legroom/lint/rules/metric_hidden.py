@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from legroom.facts.metrics import metrics_of, name_of, role_of
-from legroom.lint.context import Context, finding
 from legroom.lint.expressions import Expression
-from legroom.lint.finding import LintFinding, Rule
 from legroom.lint.promql import series_names
+from legroom.lint.rule import Context, LintFinding, Rule, finding
 
 RULE = Rule(
     "metric-hidden",

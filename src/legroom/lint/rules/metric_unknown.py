@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from legroom.facts.metrics import Metric, all_exposed_names, metrics_of, nearest, releases_of
-from legroom.lint.context import Context, finding
 from legroom.lint.expressions import Expression
-from legroom.lint.finding import LintFinding, Rule
 from legroom.lint.promql import Series, series_names, tokens
+from legroom.lint.rule import Context, LintFinding, Rule, finding
 
 _OWN = re.compile(r"vllm[:_][a-zA-Z0-9_:]+")
 RULE = Rule(

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from legroom.deployments.server_words import API_SERVERS
 from legroom.deployments.subjects import Invoked
-from legroom.lint.context import Context, finding
-from legroom.lint.finding import LintFinding, Rule
+from legroom.lint.rule import Context, LintFinding, Rule, finding
 
 RULE = Rule(
     "module-unknown",
@@ -18,7 +18,6 @@ RULE = Rule(
     "Python's names are case-sensitive: the command ends with 'No module named ...'.",
 )
 RULES = (RULE,)
-_MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
 
 
 def check(subject: Any, context: Context) -> Iterator[LintFinding]:
@@ -28,8 +27,8 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     for i, word in enumerate(subject.words[1:], 1):
         if subject.words[i - 1].text != "-m" or not re.match(r"v+l+m", word.text, re.IGNORECASE):
             continue
-        if "entrypoints" in word.text.lower() and "api_server" in word.text.lower() and word.text not in _MODULES:
-            near = difflib.get_close_matches(word.text.lower(), _MODULES, n=1, cutoff=0.6)
+        if "entrypoints" in word.text.lower() and "api_server" in word.text.lower() and word.text not in API_SERVERS:
+            near = difflib.get_close_matches(word.text.lower(), API_SERVERS, n=1, cutoff=0.6)
             suggestion = f"write {near[0]}" if near else ""
             message = f"there is no module {word.text}"
             yield finding(RULE, subject.locate(word.offset), message, suggestion, len(word.text))

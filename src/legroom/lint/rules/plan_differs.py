@@ -7,8 +7,7 @@ from typing import Any
 
 from legroom.deployments.subjects import StartedServer
 from legroom.facts.flags import flag_name
-from legroom.lint.context import Context, finding, flag_word
-from legroom.lint.finding import LintFinding, Rule
+from legroom.lint.rule import Context, LintFinding, Rule, finding, flag_word
 
 RULE = Rule(
     "plan-differs",

@@ -7,8 +7,7 @@ from typing import Any
 
 from legroom.deployments.subjects import StartedServer
 from legroom.errors import LegroomError
-from legroom.lint.context import Context, finding
-from legroom.lint.finding import LintFinding, Rule
+from legroom.lint.rule import Context, LintFinding, Rule, finding
 from legroom.units import MIB, human_bytes, parse_bytes
 
 RULE = Rule(

@@ -8,8 +8,7 @@ from typing import Any
 from legroom.deployments.subjects import StartedServer
 from legroom.exports.deploy.server import planned_server
 from legroom.exports.deploy.times import IMPORT_S, SHORTEST_ENGINE_S
-from legroom.lint.context import Context, finding
-from legroom.lint.finding import LintFinding, Rule
+from legroom.lint.rule import Context, LintFinding, Rule, finding
 
 RULE = Rule(
     "start-too-short",

@@ -62,8 +62,3 @@ def _spellings(series: str) -> Iterable[str]:
         yield prefix + bare
         if bare.endswith("_total"):
             yield prefix + bare.removesuffix("_total")
-
-
-def wanted_series() -> frozenset[bytes]:
-    """Every series name that is read."""
-    return frozenset(slots_by_name())

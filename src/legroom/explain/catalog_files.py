@@ -1,13 +1,108 @@
-"""Checking a document against a JSON Schema, for the keywords that the catalog's schemas use.
+"""The catalog's files: entries and schemas as they stand, and what is wrong with them.
 
-The full validator is a development dependency only: the tests hold this one to its verdicts.
+Documents are checked against the keywords of JSON Schema that the catalog's schemas use. The full validator is a
+development dependency only: the tests hold this one to its verdicts.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
+
+from legroom.errors import UNREACHABLE, LegroomError
+
+_FOLDER = Path(__file__).parents[1] / "catalog"
+
+
+def bundled_documents() -> dict[str, Any]:
+    paths = sorted((_FOLDER / "entries").glob("*.json"))
+    return {path.name: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+
+
+def entry_schema() -> Mapping[str, Any]:
+    return _schema("schema.json")
+
+
+def record_schema() -> Mapping[str, Any]:
+    """The JSON Schema of an exported record."""
+    return _schema("record.schema.json")
+
+
+@cache
+def _schema(name: str) -> Mapping[str, Any]:
+    schema: Mapping[str, Any] = json.loads((_FOLDER / name).read_text(encoding="utf-8"))
+    return schema
+
+
+def catalog_problems(documents: Mapping[str, Any] | None = None) -> list[str]:
+    """What is wrong with the entry files, each with its file; empty where all is well."""
+    documents = bundled_documents() if documents is None else documents
+    faults: list[str] = []
+    sound: dict[str, Mapping[str, Any]] = {}
+    for name, document in documents.items():
+        wrong = problems(document, entry_schema())
+        faults += [f"{name}: {problem}" for problem in wrong]
+        if not wrong:
+            sound[name] = document
+    ids = {document["id"] for document in sound.values()}
+    for name, document in sound.items():
+        faults += [f"{name}: {problem}" for problem in _beyond_the_schema(name, document, ids)]
+    return faults
+
+
+def pattern_problem(pattern: str) -> str | None:
+    """Why RE2, which matches in linear time, does not take a pattern; None where it does."""
+    re2 = _re2()
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        re2.compile(pattern, options)
+    except re2.error as error:
+        return str(error)
+    return None
+
+
+def _re2() -> Any:
+    try:
+        import re2  # noqa: PLC0415
+    except ImportError:
+        message = "checking patterns needs the package google-re2"
+        raise LegroomError(message, "pip install 'legroom[scan]'", UNREACHABLE) from None
+    return re2
+
+
+def _beyond_the_schema(name: str, document: Mapping[str, Any], ids: set[str]) -> Iterator[str]:
+    if name != f"{document['id']}.json":
+        yield f"holds the entry {document['id']}"
+    for kind, others in document["transitions"].items():
+        yield from (f"{kind} names {other}, which is not in the catalog" for other in others if other not in ids)
+        if document["id"] in others:
+            yield f"{kind} names itself"
+    yield from _signature_problems(document)
+    example = document["example"]
+    if example:
+        for text in example["text"].values():
+            yield from (f"the example names no figure {figure!r}" for figure in example["figures"]
+                        if "{" + figure + "}" not in text)  # fmt: skip
+
+
+def _signature_problems(document: Mapping[str, Any]) -> Iterator[str]:
+    from legroom.facts.evidence import message_patterns  # noqa: PLC0415 - reading the catalog does without
+
+    re2 = _re2()
+    known = {message.id for message in message_patterns()}
+    for signature in document["signatures"]:
+        problem = pattern_problem(signature["pattern"])
+        if problem:
+            yield f"the pattern {signature['pattern']!r} is not RE2: {problem}"
+        elif not re2.search(signature["pattern"], signature["example"]):
+            yield f"the pattern {signature['pattern']!r} does not match its own example"
+        yield from (f"there is no message {name!r}" for name in signature["messages"] if name not in known)
+
 
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "object": dict, "array": list, "string": str, "boolean": bool, "null": type(None),
@@ -21,7 +116,7 @@ KEYWORDS = frozenset(
 
 
 def problems(document: Any, schema: Mapping[str, Any]) -> list[str]:
-    """What is wrong, each with where; empty where all is well."""
+    """What a schema says is wrong with a document, each with where; empty where all is well."""
     return list(_check(document, schema, schema, "$"))
 
 

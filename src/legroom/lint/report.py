@@ -1,15 +1,36 @@
-"""A report as legroom's own JSON, and as SARIF 2.1.0 for code scanners."""
+"""What lint says of files: a report, as legroom's own JSON and as SARIF 2.1.0 for code scanners."""
 
 from __future__ import annotations
 
 from typing import Any
 from urllib.parse import quote
 
-from legroom.lint.finding import LintFinding, Report, Rule
+from legroom.deployments.text import Unread
+from legroom.lint.rule import LintFinding, Rule
 from legroom.lint.rules import rules
+from legroom.records import dataclass
 from legroom.version import __version__
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A file with nothing in it to check."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    release: str
+    files: tuple[str, ...]
+    findings: tuple[LintFinding, ...]
+    unread: tuple[Unread, ...]
+    skipped: tuple[Skipped, ...]
+    ignored: int = 0
+    """Findings that a comment or an option silenced."""
 
 
 def report_json(report: Report) -> dict[str, Any]:

@@ -1,15 +1,14 @@
-"""What every rule may ask: the release, the plan, and what the linted files themselves record."""
+"""What a rule is: what it looks for, what it may ask, and the findings it gives."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from legroom.facts.metrics import all_exposed_names, exposed_names
 from legroom.facts.releases import Release, latest
 from legroom.facts.releases import release as known_release
-from legroom.lint.finding import LintFinding, Rule
 from legroom.records import dataclass, field
 from legroom.vllm.command_line import plain_name
 from legroom.vllm.parse import ParsedArgs, parse_flags
@@ -19,6 +18,37 @@ if TYPE_CHECKING:
     from legroom.deployments.subjects import StartedServer
     from legroom.deployments.text import Place
     from legroom.planning.plan_document import PlanDocument
+
+Severity = Literal["error", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+"""The gravest first: an error does not do what it says, a warning does harm or nothing, a note is worth knowing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One thing that lint looks for."""
+
+    id: str
+    severity: Severity
+    title: str
+    help: str
+    """Why, in a sentence or two."""
+
+
+@dataclass(frozen=True, slots=True)
+class LintFinding:
+    place: Place
+    rule: str
+    severity: Severity
+    message: str
+    suggestion: str = ""
+    length: int = 0
+    """How many characters of the line it is about; 0: not known."""
+
+    @property
+    def where(self) -> tuple[int, int, str]:
+        """What findings of one file are sorted by."""
+        return self.place.line, self.place.column, self.rule
 
 
 @dataclass(frozen=True)
