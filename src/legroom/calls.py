@@ -93,13 +93,13 @@ def replayed(
 
     if trace.in_seconds and step_ms is None:
         raise LegroomError("arrivals are in seconds, and how long a step takes is not known", "give step_ms, e.g. 30")
-    settings = _scheduler_settings(trace, plan, given)
+    settings = scheduler_settings(trace, plan, given)
     document = simulate(trace, settings, cost=fixed(step_ms / 1000) if step_ms else None).as_json()
     note = plan.target.gpu.note if plan is not None else ""
     return {**document, "notes": [note]} if note else document
 
 
-def _scheduler_settings(trace: Trace, plan: Plan | None, given: Mapping[str, int | bool | None]) -> SchedulerSettings:
+def scheduler_settings(trace: Trace, plan: Plan | None, given: Mapping[str, int | bool | None]) -> SchedulerSettings:
     """What was given, the plan's settings where there is one, vLLM's usual values for the rest."""
     from legroom.simulation.settings import SchedulerSettings  # noqa: PLC0415
 

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 from legroom.records import dataclass
-from legroom.simulation.timeline import ScheduledStep, Timeline
-
-
-class PreemptionCounter:
-    """Counts preemptions step by step; give it to a replay as `on_step`."""
-
-    def __init__(self) -> None:
-        self.by_step: Counter[int] = Counter()
-
-    def __call__(self, step: ScheduledStep) -> None:
-        if step.preempted:
-            self.by_step[step.step] += len(step.preempted)
+from legroom.simulation.timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -45,7 +34,7 @@ class PoolCurves:
         }
 
 
-def pool_curves(timeline: Timeline, preempted: PreemptionCounter) -> PoolCurves:
+def pool_curves(timeline: Timeline) -> PoolCurves:
     samples = timeline.samples
     steps = tuple(sample.step for sample in samples)
     return PoolCurves(
@@ -54,17 +43,8 @@ def pool_curves(timeline: Timeline, preempted: PreemptionCounter) -> PoolCurves:
         tuple(sample.used_blocks for sample in samples),
         tuple(sample.running for sample in samples),
         tuple(sample.waiting for sample in samples),
-        _by_stretch(preempted.by_step, steps),
+        tuple(after - before for before, after in pairwise((0, *(sample.preemptions for sample in samples)))),
     )
-
-
-def _by_stretch(counts: Counter[int], steps: tuple[int, ...]) -> tuple[int, ...]:
-    amounts = [0] * len(steps)
-    for step, amount in counts.items():
-        place = bisect_left(steps, step + 1) - 1
-        if place >= 0:
-            amounts[place] += amount
-    return tuple(amounts)
 
 
 def _times_s(timeline: Timeline, steps: tuple[int, ...]) -> tuple[float, ...] | None:

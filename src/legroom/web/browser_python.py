@@ -1,4 +1,4 @@
-"""Python for browsers: the files of Pyodide's npm package, of one version whose digest is known. Data: `pyodide.json`."""
+"""Python for browsers: the files of Pyodide's npm package, one version, by its digest. Data: `pyodide.json`."""
 
 from __future__ import annotations
 

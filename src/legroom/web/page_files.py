@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Literal
 
 from legroom.records import dataclass
+from legroom.version import __version__
 
 Edition = Literal["served", "static"]
 PAGE_FOLDER = Path(__file__).with_name("page")
-_EDITION = re.compile(rb'(<meta name="legroom-edition" content=")[^"]*(")')
+_META = re.compile(rb'(<meta name="legroom-(?:edition|version)" content=")[^"]*(")')
 _NAME = re.compile(r"[\w-][\w.-]*(?:/[\w-][\w.-]*)*")
 """No name that begins with a dot, so nothing above the folder and nothing hidden."""
 _MEDIA_TYPES = {
@@ -60,5 +61,10 @@ def _read(file: Path, changed_ns: int, edition: Edition) -> PageFile:
 
 
 def as_edition(html: bytes, edition: Edition) -> bytes:
-    """The page with its edition in its head."""
-    return _EDITION.sub(rb"\g<1>" + edition.encode() + rb"\g<2>", html, count=1)
+    """The page with its edition and version in its head."""
+    values = {b"edition": edition.encode(), b"version": __version__.encode()}
+
+    def filled(tag: re.Match[bytes]) -> bytes:
+        return tag[1] + next(value for name, value in values.items() if b"legroom-" + name in tag[1]) + tag[2]
+
+    return _META.sub(filled, html)

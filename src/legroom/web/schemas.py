@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from legroom.explain.schema_check import problems
+from legroom.explain.catalog_files import problems
 
 REQUESTS = {
     "plan": "PlanRequest", "math": "PlanRequest", "size": "SizeRequest", "read": "ReadRequest",

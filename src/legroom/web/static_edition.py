@@ -14,8 +14,8 @@ from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.records import dataclass
-from legroom.web.browser_python import pinned, runtime_files
 from legroom.web.browser_package import browser_package
+from legroom.web.browser_python import pinned, runtime_files
 from legroom.web.page_files import PAGE_FOLDER, as_edition, page_names
 
 _SCRIPTS = Path(__file__).with_name("static_files")
@@ -58,7 +58,7 @@ class StaticEdition:
 
     def text(self) -> str:
         return (
-            f"{len(self.sizes)} files, {self.total_bytes / 1e6:.1f} MB, are in {self.folder}: put them on any web host,\n"
+            f"{len(self.sizes)} files, {self.total_bytes / 1e6:.1f} MB, are in {self.folder}: put them on any host,\n"
             f"or look at them here: python -m http.server --directory {self.folder}\n"
         )
 

@@ -70,7 +70,7 @@ def answer(name: str, request: Any) -> Document:
         raise BadRequest(f"there is no endpoint {name!r}", f"there are {', '.join(ENDPOINTS)}")
     problem = check_request(name, request)
     if problem:
-        raise BadRequest(f"the request is not of the form that {name} takes: {problem}", "see /openapi.json")
+        raise BadRequest(f"the request is not of the form that {name} takes: {problem[:300]}", "see /openapi.json")
     if endpoint.asks_the_hub:
         return endpoint.function(request)
     with isolated():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
@@ -15,7 +16,7 @@ _GIVEN = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len
 def simulate(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom simulate --json`, and the pool over time."""
     from legroom import calls  # noqa: PLC0415
-    from legroom.simulation.curves import PreemptionCounter, pool_curves  # noqa: PLC0415
+    from legroom.simulation.curves import pool_curves  # noqa: PLC0415
     from legroom.simulation.deployment import hardware  # noqa: PLC0415
     from legroom.simulation.replay import simulate as replay  # noqa: PLC0415
     from legroom.simulation.steptime import fixed, roofline  # noqa: PLC0415
@@ -25,7 +26,8 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
     planned = request.get("plan")
     plan = made_plan(planned, advice=False) if planned is not None else None
     given = {name: request.get(name) for name in _GIVEN} | {"num_blocks": request.get("blocks")}
-    settings = calls.scheduler_settings(trace, plan, given)
+    # A page is moved by sliders: a batch ahead changes little, and only the slow step-by-step replay knows it.
+    settings = replace(calls.scheduler_settings(trace, plan, given), async_scheduling=False)
     step_ms = request.get("step_ms")
     cost = fixed(step_ms / 1000) if step_ms else roofline(hardware(plan)) if plan and trace.in_seconds else None
     if trace.in_seconds and cost is None:
@@ -33,9 +35,8 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
             "arrivals are in seconds, and how long a step takes is not known",
             "give `plan` to have it estimated, or `step_ms`",
         )
-    preempted = PreemptionCounter()
-    timeline = replay(trace, settings, preempted, cost=cost)
-    return {**timeline.as_json(), "timeline": pool_curves(timeline, preempted).as_json()}
+    timeline = replay(trace, settings, cost=cost)
+    return {**timeline.as_json(), "timeline": pool_curves(timeline).as_json()}
 
 
 def _trace(request: dict[str, Any]) -> Trace:

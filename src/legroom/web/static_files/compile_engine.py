@@ -6,6 +6,7 @@ import json
 import sys
 import tarfile
 import zipfile
+from pathlib import Path
 
 STDLIB, OWN, SITE = "/build/python_stdlib.zip", "/build/legroom.tar", "/build/site/"
 FIRST_CALLS = [
@@ -20,7 +21,7 @@ WHEN = (2020, 1, 1, 0, 0, 0)
 def bytecode(source: bytes, name: str) -> bytes:
     """Never checked against its source, which is not there or does not change."""
     code = compile(source, name, "exec", dont_inherit=True)
-    return bytes(bootstrap._code_to_hash_pyc(code, bytes(8), False))
+    return bytes(bootstrap._code_to_hash_pyc(code, bytes(8), False))  # type: ignore[attr-defined]
 
 
 def loaded_names() -> set[str]:
@@ -40,8 +41,7 @@ def compile_stdlib(loaded: set[str]) -> None:
             if name in used:
                 name, body = name + "c", bytecode(body, name)
             new.writestr(zipfile.ZipInfo(name, WHEN), body)
-    with open(STDLIB, "wb") as file:
-        file.write(target.getvalue())
+    Path(STDLIB).write_bytes(target.getvalue())
 
 
 def compile_own(loaded: set[str]) -> None:
@@ -49,7 +49,8 @@ def compile_own(loaded: set[str]) -> None:
     target = io.BytesIO()
     with tarfile.open(OWN) as old, tarfile.open(fileobj=target, mode="w", format=tarfile.USTAR_FORMAT) as new:
         for member in old.getmembers():
-            body = old.extractfile(member).read()
+            packed = old.extractfile(member)
+            body = packed.read() if packed else b""
             new.addfile(member, io.BytesIO(body))
             if member.name in used:
                 folder, _, file = member.name.rpartition("/")
@@ -57,14 +58,12 @@ def compile_own(loaded: set[str]) -> None:
                 code = bytecode(body, member.name)
                 made.size = len(code)
                 new.addfile(made, io.BytesIO(code))
-    with open(OWN, "wb") as file:
-        file.write(target.getvalue())
+    Path(OWN).write_bytes(target.getvalue())
 
 
 with tarfile.open(OWN) as archive:
     archive.extractall(SITE, filter="data")
 sys.path.insert(0, SITE)
-at_start = loaded_names()
 from legroom.web.endpoints import call  # noqa: E402 - from what was just unpacked
 
 for name, request in FIRST_CALLS:
