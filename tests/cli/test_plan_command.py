@@ -213,13 +213,13 @@ def test_the_picture_is_written_as_svg(capsys, tmp_path):
 def test_a_measured_term_is_used_and_said(capsys, monkeypatch):
     import dataclasses
 
-    from legroom import api
     from legroom.memory.deployment import Measurements
+    from legroom.planning import machine
 
     def measured(target, args):
         return dataclasses.replace(target, seen=Measurements(non_torch_bytes=123 * 2**20, source="my.log"))
 
-    monkeypatch.setattr(api, "with_measurements", measured)
+    monkeypatch.setattr(machine, "with_measurements", measured)
     document = plan(capsys, "llama-3.1-8b", "--gpu", "h100")
     assert document["layout"]["non_torch_bytes"] == 123 * 2**20
     assert document["confidence"]["non_torch_bytes"]["kind"] == "measured"

@@ -19,7 +19,7 @@ import psutil
 
 from legroom.actions.descendants import started
 from legroom.actions.platform import ActionFailed, RestartRequest
-from legroom.live.journal.masking import masked
+from legroom.masking import masked
 from legroom.records import dataclass
 
 # A constant: the words of the program are its arguments and are never read as shell.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
-    from legroom.planning.calibrated_starts import CalibratedStart
+    from legroom.planning.calibration_store import CalibratedStart
 
 _LARGEST_LOG_BYTES = 256 * 2**20
 _TERMS = {
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _learn(args: argparse.Namespace) -> int:
-    from legroom.planning.calibrated_starts import calibrated_starts, keep_measurements, measured
+    from legroom.planning.calibration_store import calibrated_starts, keep_measurements, measured
 
     starts = [start for log in args.logs for start in calibrated_starts(_text(log), log, args.gpu, args.model)]
     kept, note = keep_measurements(starts) if not args.dry_run else (0, "")

@@ -75,7 +75,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Plan, print, and answer with 0 or 1."""
-    from legroom.api import PlanReport, make_plan
+    from legroom.api import PlanReport
+    from legroom.planning.machine import make_plan
 
     meant = requested(args)
     where = machine(args, meant)

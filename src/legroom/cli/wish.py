@@ -13,8 +13,8 @@ from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from legroom.api import Machine
     from legroom.facts.releases import Release
+    from legroom.planning.machine import Machine
     from legroom.planning.plan import Plan, Target
     from legroom.planning.search import WishResult
     from legroom.planning.wish import Wish
@@ -26,7 +26,7 @@ MOST_GPUS = 8
 
 def run_wish(args: argparse.Namespace, serve_args: ServeArgs, release: Release, machine: Machine) -> int:
     """Search, print, and answer with 0 where something holds the wish."""
-    from legroom.api import make_target
+    from legroom.planning.machine import make_target
     from legroom.planning.search import find
     from legroom.planning.wish import counts_up_to
 
@@ -106,7 +106,7 @@ def _show(answer: WishResult, target: Target, serve_args: ServeArgs, args: argpa
 
 def _document(answer: WishResult, target: Target, serve_args: ServeArgs, explain_math: bool) -> dict[str, Any]:
     from legroom.planning.plan import plan
-    from legroom.planning.plan_document import plan_json
+    from legroom.planning.plan_json import plan_json
 
     search = {
         "want_context": answer.wish.context,

@@ -14,7 +14,7 @@ from legroom.deployments.server_words import ASSIGNMENT, assignments
 from legroom.errors import LegroomError
 from legroom.home import runs_folder
 from legroom.records import dataclass
-from legroom.vllm.secret_words import without_secrets
+from legroom.vllm.command_line import without_secrets
 
 if TYPE_CHECKING:
     from legroom.diagnosis.starting_plan import Hints

@@ -103,7 +103,7 @@ def _used(card: GpuMemory) -> int:
 
 def _planned(command: ServerCommand, env: Mapping[str, str], gpus: Gpus) -> Expectation:
     """What `legroom plan` would say of the command."""
-    from legroom.api import Machine, make_plan  # noqa: PLC0415
+    from legroom.planning.machine import Machine, make_plan  # noqa: PLC0415
 
     if not command.args.model:
         raise LegroomError("which model?")
@@ -179,7 +179,7 @@ def compared(log: Path, expected: Expectation) -> str:
 
 def calibrated(log: Path, gpus: Gpus) -> str:
     """Keep what the start-up measured, as `legroom calibrate` does, so that the next plan starts from it."""
-    from legroom.planning.calibrated_starts import calibrated_starts, keep_measurements, measured  # noqa: PLC0415
+    from legroom.planning.calibration_store import calibrated_starts, keep_measurements, measured  # noqa: PLC0415
 
     if not gpus.name:
         return "nothing to learn from a start without a GPU"

@@ -16,8 +16,8 @@ from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.home import runs_folder
+from legroom.masking import CREDENTIALS, SECRET_FLAGS, is_secret
 from legroom.process_lock import single_process
-from legroom.vllm.secret_words import CREDENTIALS, SECRET_FLAGS, is_secret
 
 _MOVING = frozenset({"host", "port", "uds", "headless", "ssl_certfile", "ssl_keyfile"})
 """Flags that put a server where its run does not look for it."""

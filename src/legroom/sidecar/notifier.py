@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from legroom.actions.platform import ActionFailed
-from legroom.live.journal.masking import masked
+from legroom.masking import masked
 from legroom.records import dataclass, field
 
 if TYPE_CHECKING:

@@ -19,12 +19,12 @@ from legroom.live.forecast import forecast
 from legroom.live.gpu_memory import LocalMemory
 from legroom.live.journal.buffered import JournalThread
 from legroom.live.journal.journal import Journal, JournalUnavailable, journal_path
-from legroom.live.journal.masking import masked
 from legroom.live.metrics.address import Endpoint, is_loopback_host
 from legroom.live.metrics.sample import Look, Sample
 from legroom.live.metrics.scrape import look, open_session
 from legroom.live.metrics.window import Window
 from legroom.live.remedies import remedies_for
+from legroom.masking import masked
 from legroom.planning.plan_document import PlanDocument
 from legroom.process_lock import single_process
 from legroom.sidecar.acting import Actor

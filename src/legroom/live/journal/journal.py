@@ -18,7 +18,6 @@ from typing import Any
 
 from legroom.home import store_path
 from legroom.live.journal.columns import JournalPoint
-from legroom.live.journal.masking import masked
 from legroom.live.journal.records import (
     DONE,
     FAILED,
@@ -38,6 +37,7 @@ from legroom.live.journal.records import (
 )
 from legroom.live.journal.samples import Retention, SampleStore, values_of
 from legroom.live.metrics.sample import Sample
+from legroom.masking import masked
 
 __all__ = [
     "DONE", "FAILED", "OUTCOMES", "PLANNED", "STARTED", "UNDONE", "UNFINISHED", "Action", "ActionStage", "Incident",

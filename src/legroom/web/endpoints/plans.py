@@ -32,7 +32,7 @@ class MathDocument(TypedDict):
 
 def plan(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom plan --json`."""
-    from legroom.planning.plan_document import plan_json  # noqa: PLC0415
+    from legroom.planning.plan_json import plan_json  # noqa: PLC0415
 
     return plan_json(made_plan(request, advice=request.get("advice", True)))
 
@@ -82,7 +82,7 @@ def size(request: dict[str, Any]) -> dict[str, Any]:
 def made_plan(request: dict[str, Any], *, advice: bool) -> Plan:
     """The plan that a request describes, with the notes that the command line would have."""
     from legroom import calls  # noqa: PLC0415
-    from legroom.api import Machine  # noqa: PLC0415
+    from legroom.planning.machine import Machine  # noqa: PLC0415
 
     machine = Machine(
         request["gpu"], request.get("gpus"), request.get("gpu_memory"), request.get("gpu_used"),

@@ -53,8 +53,7 @@ def read(request: dict[str, Any]) -> ReadDocument:
 
 
 def _server(what: Deployment) -> ReadServer:
-    from legroom.vllm.command_line import command  # noqa: PLC0415
-    from legroom.vllm.secret_words import without_secrets  # noqa: PLC0415
+    from legroom.vllm.command_line import command, without_secrets  # noqa: PLC0415
 
     place = what.place
     return {
@@ -76,8 +75,8 @@ def _flags(what: Deployment) -> dict[str, Any]:
     """What was given, by vLLM's Python names; keys and tokens are left out."""
     from dataclasses import fields  # noqa: PLC0415
 
+    from legroom.masking import is_secret  # noqa: PLC0415
     from legroom.vllm.command_line import command_parts  # noqa: PLC0415
-    from legroom.vllm.secret_words import is_secret  # noqa: PLC0415
 
     args = what.args
     read_by_plan = (field.name for field in fields(args) if field.name not in ("model", "usage", "env", "others"))
