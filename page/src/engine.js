@@ -117,7 +117,9 @@ const SLOW = new Set(["size", "simulate", "diagnose"]);
 class WorkerEngine {
   edition = "static";
   #onProgress = () => {};
-  #quick = new Lane((data) => this.#onProgress({ ready: Boolean(data.ready), share: data.progress ?? null, error: data.failed ?? null }));
+  #quick = new Lane((data) =>
+    this.#onProgress({ ready: Boolean(data.ready), share: data.progress ?? null, error: data.failed ?? null }),
+  );
   // A search of seconds must not keep a slider waiting: it has a worker of its own, started when the first one is needed.
   #slow = new Lane();
 

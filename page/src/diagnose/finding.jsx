@@ -13,8 +13,14 @@ export function useEntry(id, language) {
     let current = true;
     const put = (change) => current && setState({ entry: null, error: null, ...change });
     put({});
-    if (id) callOnce("entry", { id, language }).then((entry) => put({ entry }), (error) => put({ error }));
-    return () => { current = false; };
+    if (id)
+      callOnce("entry", { id, language }).then(
+        (entry) => put({ entry }),
+        (error) => put({ error }),
+      );
+    return () => {
+      current = false;
+    };
   }, [id, language]);
   return state;
 }
@@ -31,11 +37,17 @@ export function Finding({ finding, first, pictures, onJump }) {
       <p class={own ? "soft" : "why"}>{finding.why}</p>
       <p class="evidence-links">
         {t("finding.lines")}{" "}
-        {lines.map(({ line }) => <button type="button" class="link" key={line} onClick={() => onJump(line)}>{t("finding.line", { line })}</button>)}
+        {lines.map(({ line }) => (
+          <button type="button" class="link" key={line} onClick={() => onJump(line)}>
+            {t("finding.line", { line })}
+          </button>
+        ))}
       </p>
       {finding.fixes.length > 0 && <h4>{t("finding.fixes")}</h4>}
       <ol class="fix-list">
-        {finding.fixes.map((fix, index) => <Fix key={index} fix={fix} pictures={first && index === 0 ? pictures : null} />)}
+        {finding.fixes.map((fix, index) => (
+          <Fix key={index} fix={fix} pictures={first && index === 0 ? pictures : null} />
+        ))}
       </ol>
       <DeadEnds rows={own?.dead_ends?.length ? own.dead_ends : finding.dead_ends} />
     </>
@@ -46,9 +58,26 @@ export function Finding({ finding, first, pictures, onJump }) {
       <span class="soft">{t("finding.sure", { share: percent(finding.confidence) })}</span>
     </>
   );
-  const link = <a href={`#/catalog/${finding.entry}`} class="entry-link">{t("finding.entry", { id: finding.entry })}</a>;
-  if (first) return <article class="finding first"><h2>{head}</h2>{link}{body}</article>;
-  return <details class="finding"><summary>{head}</summary>{link}{body}</details>;
+  const link = (
+    <a href={`#/catalog/${finding.entry}`} class="entry-link">
+      {t("finding.entry", { id: finding.entry })}
+    </a>
+  );
+  if (first)
+    return (
+      <article class="finding first">
+        <h2>{head}</h2>
+        {link}
+        {body}
+      </article>
+    );
+  return (
+    <details class="finding">
+      <summary>{head}</summary>
+      {link}
+      {body}
+    </details>
+  );
 }
 
 function Fix({ fix, pictures }) {
@@ -58,8 +87,18 @@ function Fix({ fix, pictures }) {
     <li class="fix">
       {has && <code>{flagsWords(fix.flags)}</code>}
       <p>{fix.why}</p>
-      {fix.steps?.length > 0 && <ol class="steps">{fix.steps.map((step) => <li key={step}>{step}</li>)}</ol>}
-      {fix.trades && <p class="soft">{t("fixes.costs")} {fix.trades}</p>}
+      {fix.steps?.length > 0 && (
+        <ol class="steps">
+          {fix.steps.map((step) => (
+            <li key={step}>{step}</li>
+          ))}
+        </ol>
+      )}
+      {fix.trades && (
+        <p class="soft">
+          {t("fixes.costs")} {fix.trades}
+        </p>
+      )}
       {fix.layout && (pictures ? <BeforeAfter {...pictures} /> : <MiniBar layout={fix.layout} />)}
       {fix.command?.length > 0 && <Command text={commandLine(fix.command, fix.env)} />}
     </li>
@@ -72,8 +111,14 @@ function BeforeAfter({ before, after }) {
   const scale = Math.max(scaleOf(before.layout), scaleOf(after.layout));
   return (
     <div class="before-after">
-      <figure><figcaption>{t("finding.before", { kv: gib(before.layout.kv_cache_bytes) })}</figcaption><CardPicture plan={before} scale={scale} /></figure>
-      <figure><figcaption>{t("finding.after", { kv: gib(after.layout.kv_cache_bytes) })}</figcaption><CardPicture plan={after} scale={scale} /></figure>
+      <figure>
+        <figcaption>{t("finding.before", { kv: gib(before.layout.kv_cache_bytes) })}</figcaption>
+        <CardPicture plan={before} scale={scale} />
+      </figure>
+      <figure>
+        <figcaption>{t("finding.after", { kv: gib(after.layout.kv_cache_bytes) })}</figcaption>
+        <CardPicture plan={after} scale={scale} />
+      </figure>
     </div>
   );
 }
@@ -84,7 +129,13 @@ export function DeadEnds({ rows }) {
   return (
     <section class="dead-ends">
       <h4>{t("finding.dead_ends")}</h4>
-      <ul>{rows.map((row) => <li key={row.action}><strong>{row.action}</strong>: {row.why_fails}</li>)}</ul>
+      <ul>
+        {rows.map((row) => (
+          <li key={row.action}>
+            <strong>{row.action}</strong>: {row.why_fails}
+          </li>
+        ))}
+      </ul>
     </section>
   );
 }

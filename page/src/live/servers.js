@@ -36,7 +36,11 @@ export class Servers {
   sorted(filter) {
     const words = filter.toLowerCase().split(/\s+/).filter(Boolean);
     return [...this.views.values()]
-      .filter((view) => words.every((word) => `${view.server} ${view.state} ${(view.models ?? []).join(" ")}`.toLowerCase().includes(word)))
+      .filter((view) =>
+        words.every((word) =>
+          `${view.server} ${view.state} ${(view.models ?? []).join(" ")}`.toLowerCase().includes(word),
+        ),
+      )
       .sort((a, b) => (GRAVITY[a.state] ?? 9) - (GRAVITY[b.state] ?? 9) || (a.server < b.server ? -1 : 1));
   }
 
