@@ -109,7 +109,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listening = socket.socket(family, kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
-        listening.listen(2048)  # who reads the address that is printed next may come at once
+        listening.listen(2_048)  # who comes before the server is ready waits
     except OSError as error:
         hint = "another program has it: give another --port, or 0 for any" if port else "check --host"
         raise LegroomError(f"cannot listen on {host} port {port}: {error.strerror}", hint) from None

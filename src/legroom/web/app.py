@@ -78,10 +78,15 @@ async def _page(request: Request) -> Response:
     token = request.query_params.get("token")
     if token is not None:
         # Out of the address at once: it would stay in the browser's history.
-        answer = RedirectResponse(request.url.path, 303)
-        answer.set_cookie(COOKIE, token, httponly=True, samesite="strict")
+        redirect = RedirectResponse(request.url.path, 303)
+        redirect.set_cookie(COOKIE, token, httponly=True, samesite="strict")
+        return redirect
+    path = request.path_params["path"]
+    if path.removeprefix("api/") in ENDPOINTS and path.startswith("api/"):
+        answer = error_response(405, f"/{path} wants a POST", "see /openapi.json")
+        answer.headers["allow"] = "POST"
         return answer
-    file = page_file(request.path_params["path"], "served")
+    file = page_file(path, "served")
     if file is None:
         return error_response(404, f"there is nothing at {request.url.path}", "the page is at /")
     if request.headers.get("if-none-match") == file.etag:
@@ -95,13 +100,13 @@ def _endpoint_route(endpoint: Endpoint, pool: WorkerPool) -> Route:
             if request.method != "POST":
                 return worker_response(await pool.call(endpoint.name, b"{}"))
             kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+            query = _query(request) if endpoint.name == "diagnose" else {}
             if kind == "text/plain" and endpoint.name == "diagnose":
-                query = {name: value for name, value in request.query_params.items() if name != "token"}
                 return worker_response(await pool.diagnose(query, _pieces(request, LARGEST_LOG_BYTES)))
             if kind != "application/json":
                 return error_response(415, "the request is not JSON", "send it as application/json")
             body = b"".join([piece async for piece in _pieces(request, LARGEST_BODY_BYTES)])
-            return worker_response(await pool.call(endpoint.name, body))
+            return worker_response(await pool.call(endpoint.name, body, query))
         except Refused as refused:
             return refusal_response(refused)
         except ClientDisconnect:
@@ -109,6 +114,10 @@ def _endpoint_route(endpoint: Endpoint, pool: WorkerPool) -> Route:
 
     methods = ["GET", "POST"] if endpoint.without_input else ["POST"]
     return Route(f"/api/{endpoint.name}", handle, methods=methods)
+
+
+def _query(request: Request) -> dict[str, str]:
+    return {name: value for name, value in request.query_params.items() if name != "token"}
 
 
 async def _pieces(request: Request, most_bytes: int) -> AsyncIterator[bytes]:

@@ -81,16 +81,16 @@ class WorkerPool:
         self._free = asyncio.Semaphore(self.limits.workers)
         self._waiting = 0
 
-    async def call(self, name: str, body: bytes) -> WorkerAnswer:
-        """The answer to one whole request."""
+    async def call(self, name: str, body: bytes, query: Mapping[str, str] | None = None) -> WorkerAnswer:
+        """The answer to one whole request; `query` is what its address says beside it."""
         async with self._worker(self.limits.call_s) as worker:
-            await worker.send(CALL, name.encode() + b"\n" + body)
+            await worker.send(CALL, _head(name, query) + body)
             return await worker.answer()
 
-    async def diagnose(self, request: Mapping[str, object], pieces: AsyncIterator[bytes]) -> WorkerAnswer:
+    async def diagnose(self, query: Mapping[str, str], pieces: AsyncIterator[bytes]) -> WorkerAnswer:
         """The diagnosis of a log that comes in pieces, none of which is kept."""
         async with self._worker(self.limits.stream_s) as worker:
-            await worker.send(STREAM, b"diagnose\n" + json.dumps(dict(request)).encode())
+            await worker.send(STREAM, _head("diagnose", query))
             async for piece in pieces:
                 await worker.send(PIECE, piece)
             await worker.send(END, b"")
@@ -147,6 +147,10 @@ def _told(error: BaseException, limit_s: float) -> BaseException:
     if isinstance(error, (asyncio.IncompleteReadError, BrokenPipeError, ConnectionResetError)):
         return Refused(422, "the work ended unexpectedly, perhaps for lack of memory", "ask for less")
     return error
+
+
+def _head(name: str, query: Mapping[str, str] | None) -> bytes:
+    return f"{name} {json.dumps(dict(query))}\n".encode() if query else f"{name}\n".encode()
 
 
 async def _start() -> _Worker:

@@ -9,10 +9,12 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
+from legroom.home import home
 from legroom.records import dataclass
 from legroom.web.browser_package import browser_package
 from legroom.web.browser_python import pinned, runtime_files
@@ -25,7 +27,7 @@ _PACKED = {
     "legroom.tar": "application/x-tar",
 }
 """Written packed and unpacked by the worker: hosts that do not pack what they send would double the download."""
-_COMPILE_S = 300
+_COMPILED, _COMPILE_S = ("python_stdlib.zip", "legroom.tar"), 300
 _POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; img-src 'self' data: blob:; "
     "font-src 'self'; connect-src 'self' https://huggingface.co https://*.hf.co; worker-src 'self'; "
@@ -106,16 +108,39 @@ def compiled(files: Mapping[str, bytes]) -> dict[str, bytes]:
     node = shutil.which("node")
     if node is None:
         return dict(files)
+    scripts = _scripts("compile.mjs", "compile_engine.py")
+    kept = home() / "cache" / f"engine-{_version({**files, **scripts})}"
+    if not all((kept / name).is_file() for name in _COMPILED):
+        made = _compiled_by(node, {**files, **scripts})
+        if not made:
+            return dict(files)
+        _keep(kept, made)
+        return {**files, **made}
+    return {**files, **{name: (kept / name).read_bytes() for name in _COMPILED}}
+
+
+def _compiled_by(node: str, files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Empty where it could not be done."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        for name, body in {**files, **_scripts("compile.mjs", "compile_engine.py")}.items():
+        for name, body in files.items():
             (place / name).write_bytes(body)
         words = [node, str(place / "compile.mjs"), folder]
         try:
             done = subprocess.run(words, capture_output=True, timeout=_COMPILE_S, check=False)
         except (OSError, subprocess.TimeoutExpired):
-            return dict(files)
-        return {name: (place / name).read_bytes() for name in files} if done.returncode == 0 else dict(files)
+            return {}
+        return {name: (place / name).read_bytes() for name in _COMPILED} if done.returncode == 0 else {}
+
+
+def _keep(folder: Path, files: Mapping[str, bytes]) -> None:
+    """For the next time; compiling takes most of a minute."""
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, body in files.items():
+            part = folder / f"{name}.part"
+            part.write_bytes(body)
+            part.replace(folder / name)
 
 
 def _scripts(*names: str) -> dict[str, bytes]:

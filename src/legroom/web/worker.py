@@ -51,11 +51,16 @@ def _read(source: BinaryIO) -> Frame | None:
 
 
 def _answered(frame: Frame, source: BinaryIO) -> tuple[int, bytes]:
-    name, _, body = frame.body.partition(b"\n")
+    head, _, body = frame.body.partition(b"\n")
+    name, _, query = head.partition(b" ")
     pieces = _pieces(source) if frame.kind == STREAM else iter(())
     try:
-        request = _request(body)
-        document = _diagnosis(request, pieces) if frame.kind == STREAM else answer(name.decode(), request)
+        hints = _log_hints(query)
+        if frame.kind == STREAM:
+            document = _diagnosis(hints, pieces)
+        else:
+            request = _request(body)
+            document = answer(name.decode(), {**hints, **request} if isinstance(request, dict) else request)
         status = _OK
     except LegroomError as error:
         document, status = error_document(error), status_of(error)
@@ -90,17 +95,23 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _diagnosis(request: object, pieces: Iterator[bytes]) -> dict[str, object]:
-    from legroom.isolation import isolated  # noqa: PLC0415
-    from legroom.web.endpoints.texts import diagnose_pieces  # noqa: PLC0415
+def _log_hints(query: bytes) -> dict[str, object]:
+    """What the address says beside a log, of the form that a request's own fields have."""
     from legroom.web.schemas import check_request  # noqa: PLC0415
 
-    assert isinstance(request, dict)
-    problem = check_request("diagnose", {**request, "log": ""})
+    hints: dict[str, object] = json.loads(query) if query else {}
+    problem = check_request("diagnose", {**hints, "log": ""}) if hints else ""
     if problem:
-        raise BadRequest(f"the query is not of the form that diagnose takes: {problem}", "see /openapi.json")
+        raise BadRequest(f"the query is not of the form that diagnose takes: {problem[:300]}", "see /openapi.json")
+    return hints
+
+
+def _diagnosis(hints: dict[str, object], pieces: Iterator[bytes]) -> dict[str, object]:
+    from legroom.isolation import isolated  # noqa: PLC0415
+    from legroom.web.endpoints.texts import diagnose_pieces  # noqa: PLC0415
+
     with isolated():
-        return diagnose_pieces(pieces, request)
+        return diagnose_pieces(pieces, hints)
 
 
 def _pieces(source: BinaryIO) -> Iterator[bytes]:
