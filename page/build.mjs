@@ -23,8 +23,13 @@ const shared = {
   jsxImportSource: "preact",
   logLevel: "warning",
 };
-await build({ ...shared, entryPoints: { app: "src/main.jsx" }, outdir: out, splitting: true, chunkNames: "[name]-[hash]" });
-await build({ ...shared, entryPoints: { worker: "src/worker.js" }, outdir: out, external: ["./pyodide/*"] });
+await build({
+  ...shared,
+  entryPoints: { app: "src/main.jsx" },
+  outdir: out,
+  splitting: true,
+  chunkNames: "[name]-[hash]",
+});
 await build({ ...shared, entryPoints: { app: "src/style/app.css" }, outdir: out });
 await cp(join(here, "src/index.html"), join(out, "index.html"));
 await cp(join(here, "src/icon.svg"), join(out, "icon.svg"));

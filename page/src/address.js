@@ -34,18 +34,25 @@ export function useAddress() {
   return address;
 }
 
-// Browsers refuse an address that changes too often: a drag writes it when it rests.
+// Browsers refuse an address that changes too often: the first change is written at once, a drag a few times a second.
+const PAUSE_MS = 150;
 let writing = 0;
 let pending = null;
+let written = -Infinity;
 export function keepAddress(hash) {
   pending = hash;
   clearTimeout(writing);
-  writing = setTimeout(flushAddress, 250);
+  const rest = written + PAUSE_MS - performance.now();
+  if (rest <= 0) flushAddress();
+  else writing = setTimeout(flushAddress, rest);
 }
 
 export function flushAddress() {
   clearTimeout(writing);
-  if (pending !== null && pending !== location.hash) history.replaceState(history.state, "", pending);
+  if (pending !== null && pending !== location.hash) {
+    history.replaceState(history.state, "", pending);
+    written = performance.now();
+  }
   pending = null;
 }
 addEventListener("pagehide", flushAddress);

@@ -57,61 +57,93 @@ class HttpEngine {
   }
 }
 
+// One worker and what waits for it. A call at a time, so that one that was given up is never begun.
+class Lane {
+  #worker = null;
+  #queue = [];
+  #current = null;
+  #listen;
+
+  constructor(listen = () => {}) {
+    this.#listen = listen;
+  }
+
+  start() {
+    this.#worker = new Worker("worker.js", { type: "module" });
+    this.#worker.onmessage = ({ data }) => (data.id === undefined ? this.#listen(data) : this.#end(data.response));
+    this.#worker.onerror = (event) => {
+      const error = { message: event.message || "the engine stopped", hint: "", exit_code: 3 };
+      this.#listen({ failed: error });
+      for (const waiting of this.#queue.splice(0)) waiting.settle({ error });
+      this.#end({ error });
+    };
+  }
+
+  call(name, request, signal) {
+    if (!this.#worker) this.start();
+    return new Promise((resolve, reject) => {
+      const settle = (response) => {
+        try {
+          resolve(response.error ? fail(response.error) : response);
+        } catch (error) {
+          reject(error);
+        }
+      };
+      const waiting = { name, request, settle };
+      signal?.addEventListener("abort", () => {
+        this.#queue = this.#queue.filter((other) => other !== waiting);
+        reject(new DOMException("given up", "AbortError"));
+      });
+      this.#queue.push(waiting);
+      this.#next();
+    });
+  }
+
+  #next() {
+    if (this.#current || !this.#queue.length) return;
+    this.#current = this.#queue.shift();
+    this.#worker.postMessage({ id: 1, name: this.#current.name, request: this.#current.request ?? {} });
+  }
+
+  #end(response) {
+    this.#current?.settle(response);
+    this.#current = null;
+    this.#next();
+  }
+}
+
+const SLOW = new Set(["size", "simulate", "diagnose"]);
+
 class WorkerEngine {
   edition = "static";
-  #worker;
-  #waiting = new Map();
-  #next = 1;
   #onProgress = () => {};
+  #quick = new Lane((data) =>
+    this.#onProgress({ ready: Boolean(data.ready), share: data.progress ?? null, error: data.failed ?? null }),
+  );
+  // A search of seconds must not keep a slider waiting: it has a worker of its own, started when the first one is needed.
+  #slow = new Lane();
 
   constructor() {
-    if (typeof WebAssembly !== "object") return;
-    this.#worker = new Worker("./worker.js", { type: "module" });
-    this.#worker.onmessage = ({ data }) => this.#take(data);
-    this.#worker.onerror = (event) => {
-      for (const { reject } of this.#waiting.values()) reject(new EngineError(event.message || "the engine stopped", "", 3));
-      this.#waiting.clear();
-    };
+    if (WorkerEngine.works) this.#quick.start();
+  }
+
+  static get works() {
+    return typeof WebAssembly === "object";
   }
 
   onProgress(listener) {
     this.#onProgress = listener;
+    if (!WorkerEngine.works) listener({ ready: true, share: null, error: null });
   }
 
   call(name, request, signal) {
-    if (!this.#worker) return Promise.reject(new EngineError("no-wasm", "", 3));
-    const id = this.#next++;
-    return new Promise((resolve, reject) => {
-      signal?.addEventListener("abort", () => {
-        this.#waiting.delete(id);
-        this.#worker.postMessage({ cancel: id });
-        reject(new DOMException("a newer request", "AbortError"));
-      });
-      this.#waiting.set(id, { resolve, reject });
-      this.#worker.postMessage({ id, name, request: JSON.stringify(request ?? {}) });
-    });
+    if (!WorkerEngine.works) return Promise.reject(new EngineError("no-wasm", "", 3));
+    const isSearch = SLOW.has(name) || (name === "plan" && request?.advice !== false);
+    return (isSearch ? this.#slow : this.#quick).call(name, request, signal);
   }
 
   async diagnose(log, { command, gpu }, signal) {
     return this.call("diagnose", { log: await log.text(), command: command || null, gpu: gpu || null }, signal);
-  }
-
-  #take(data) {
-    if (data.progress) {
-      this.#onProgress(data.progress);
-      return;
-    }
-    const waiting = this.#waiting.get(data.id);
-    this.#waiting.delete(data.id);
-    if (!waiting) return;
-    try {
-      if (data.failed) throw new EngineError(data.failed, "", 3);
-      const body = JSON.parse(data.response);
-      if (body.error) fail(body.error);
-      waiting.resolve(body);
-    } catch (error) {
-      waiting.reject(error);
-    }
   }
 }
 

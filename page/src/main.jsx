@@ -4,6 +4,7 @@ import { flushAddress, useAddress } from "./address.js";
 import { CatalogArea } from "./catalog/catalog.jsx";
 import { DiagnoseArea } from "./diagnose/diagnose.jsx";
 import { engine, version } from "./engine.js";
+import { ErrorNote } from "./parts/controls.jsx";
 import { LiveArea } from "./live/live.jsx";
 import { PlanArea } from "./plan/plan.jsx";
 import { applyTheme, keepPreference, preference } from "./preferences.js";
@@ -18,9 +19,17 @@ function Later(properties) {
   const [failed, setFailed] = useState(false);
   const t = useText();
   useEffect(() => {
-    import("./simulate/simulate.jsx").then((module) => setArea(() => module.SimulateArea), () => setFailed(true));
+    import("./simulate/simulate.jsx").then(
+      (module) => setArea(() => module.SimulateArea),
+      () => setFailed(true),
+    );
   }, []);
-  if (failed) return <p class="note bad" role="alert">{t("error.unreachable")}</p>;
+  if (failed)
+    return (
+      <p class="note bad" role="alert">
+        {t("error.unreachable")}
+      </p>
+    );
   return Area ? <Area {...properties} /> : <p class="soft">…</p>;
 }
 
@@ -49,11 +58,19 @@ function App() {
       <Header area={area} theme={theme} onTheme={pickTheme} onLanguage={pickLanguage} />
       <Progress />
       <main id="main" tabIndex={-1}>
-        {Object.entries(AREAS).filter(([name]) => name === area || visited.includes(name)).map(([name, Area]) => (
-          <div key={name} class="area" hidden={name !== area}>
-            <Boundary><Area active={name === area} params={name === area ? address.params : null} item={name === area ? address.item : ""} /></Boundary>
-          </div>
-        ))}
+        {Object.entries(AREAS)
+          .filter(([name]) => name === area || visited.includes(name))
+          .map(([name, Area]) => (
+            <div key={name} class="area" hidden={name !== area}>
+              <Boundary>
+                <Area
+                  active={name === area}
+                  params={name === area ? address.params : null}
+                  item={name === area ? address.item : ""}
+                />
+              </Boundary>
+            </div>
+          ))}
       </main>
       <Footer />
     </LanguageContext.Provider>
@@ -66,14 +83,39 @@ function Header({ area, theme, onTheme, onLanguage }) {
   const other = t.language === "en" ? "zh" : "en";
   return (
     <header class="top">
-      <a class="skip" href="#main" onClick={(event) => { event.preventDefault(); document.getElementById("main").focus(); }}>{t("skip")}</a>
-      <a class="brand" href="#/plan"><img src="./icon.svg" alt="" width="24" height="24" /> legroom</a>
+      <a
+        class="skip"
+        href="#main"
+        onClick={(event) => {
+          event.preventDefault();
+          document.getElementById("main").focus();
+        }}
+      >
+        {t("skip")}
+      </a>
+      <a class="brand" href="#/plan">
+        <img src="./icon.svg" alt="" width="24" height="24" /> legroom
+      </a>
       <nav aria-label={t("areas")}>
-        {Object.keys(AREAS).map((name) => <a key={name} href={`#/${name}`} aria-current={name === area ? "page" : undefined}>{t(`area.${name}`)}</a>)}
+        {Object.keys(AREAS).map((name) => (
+          <a key={name} href={`#/${name}`} aria-current={name === area ? "page" : undefined}>
+            {t(`area.${name}`)}
+          </a>
+        ))}
       </nav>
       <div class="switches">
-        <button type="button" class="quiet" onClick={() => onTheme(nextTheme)} title={t("theme.switch")} aria-label={`${t("theme.switch")}: ${t(`theme.${theme}`)}`}>{t(`theme.${theme}`)}</button>
-        <button type="button" class="quiet" lang={other} onClick={() => onLanguage(other)}>{other === "zh" ? "中文" : "English"}</button>
+        <button
+          type="button"
+          class="quiet"
+          onClick={() => onTheme(nextTheme)}
+          title={t("theme.switch")}
+          aria-label={`${t("theme.switch")}: ${t(`theme.${theme}`)}`}
+        >
+          {t(`theme.${theme}`)}
+        </button>
+        <button type="button" class="quiet" lang={other} onClick={() => onLanguage(other)}>
+          {other === "zh" ? "中文" : "English"}
+        </button>
       </div>
     </header>
   );
@@ -82,13 +124,14 @@ function Header({ area, theme, onTheme, onLanguage }) {
 // The static edition brings its engine along; the page says how far that is.
 function Progress() {
   const t = useText();
-  const [progress, setProgress] = useState(engine.onProgress ? { stage: "engine", done: 0, total: 0 } : { stage: "ready" });
+  const [progress, setProgress] = useState({ ready: !engine.onProgress, share: null, error: null });
   useEffect(() => engine.onProgress?.(setProgress), []);
-  if (progress.stage === "ready") return null;
+  if (progress.ready) return null;
+  if (progress.error) return <ErrorNote error={progress.error} />;
   return (
     <div class="progress" role="status">
-      <span>{t(`progress.${progress.stage}`)}</span>
-      <progress max={progress.total || undefined} value={progress.total ? Math.min(progress.done, progress.total) : undefined} aria-label={t(`progress.${progress.stage}`)} />
+      <span>{t("progress.engine")}</span>
+      <progress max={1} value={progress.share ?? undefined} aria-label={t("progress.engine")} />
     </div>
   );
 }
@@ -97,8 +140,14 @@ function Footer() {
   const t = useText();
   return (
     <footer class="bottom">
-      <p>legroom {version} · {t(engine.edition === "static" ? "footer.static" : "footer.served")}</p>
-      {engine.edition !== "static" && <p><a href="./openapi.json">{t("footer.api")}</a></p>}
+      <p>
+        legroom {version} · {t(engine.edition === "static" ? "footer.static" : "footer.served")}
+      </p>
+      {engine.edition !== "static" && (
+        <p>
+          <a href="./openapi.json">{t("footer.api")}</a>
+        </p>
+      )}
     </footer>
   );
 }
@@ -115,7 +164,11 @@ class Boundary extends Component {
   }
 
   render() {
-    return this.state.error ? <Broken error={this.state.error} onAgain={() => this.setState({ error: null })} /> : this.props.children;
+    return this.state.error ? (
+      <Broken error={this.state.error} onAgain={() => this.setState({ error: null })} />
+    ) : (
+      this.props.children
+    );
   }
 }
 
@@ -124,7 +177,9 @@ function Broken({ error, onAgain }) {
   return (
     <div class="note bad" role="alert">
       <p>{t("broken", { why: error.message })}</p>
-      <button type="button" class="button" onClick={onAgain}>{t("again")}</button>
+      <button type="button" class="button" onClick={onAgain}>
+        {t("again")}
+      </button>
     </div>
   );
 }
@@ -133,4 +188,5 @@ addEventListener("click", flushAddress, true);
 // A file dropped beside its place must not make the browser leave the page.
 for (const kind of ["dragover", "drop"]) addEventListener(kind, (event) => event.preventDefault());
 applyTheme(preference("theme", "auto"));
+if (engine.edition === "static") navigator.serviceWorker?.register("sw.js").catch(() => {});
 render(<App />, document.getElementById("page"));

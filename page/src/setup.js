@@ -1,7 +1,16 @@
 // What a plan is asked for: the model, the machine, the release and the flags that were set. Plain values, in the address too.
 
 export const EMPTY = {
-  model: "meta-llama/Llama-3.1-8B-Instruct", config: null, checkpoint_bytes: null, gpu: "h100", gpus: null, gpu_memory: null, vllm: null, cold: false, env: {}, flags: {},
+  model: "meta-llama/Llama-3.1-8B-Instruct",
+  config: null,
+  checkpoint_bytes: null,
+  gpu: "h100",
+  gpus: null,
+  gpu_memory: null,
+  vllm: null,
+  cold: false,
+  env: {},
+  flags: {},
 };
 
 const OWN = ["model", "gpu", "gpus", "gpu_memory", "vllm", "checkpoint_bytes"];
@@ -58,7 +67,16 @@ function objectOrNull(text) {
 }
 
 export const requestOf = ({ model, config, checkpoint_bytes, gpu, gpus, gpu_memory, vllm, cold, env, flags }) => ({
-  model: model || null, config, checkpoint_bytes: config ? checkpoint_bytes : null, gpu, gpus, gpu_memory: gpu_memory || null, vllm, cold, env, flags,
+  model: model || null,
+  config,
+  checkpoint_bytes: config ? checkpoint_bytes : null,
+  gpu,
+  gpus,
+  gpu_memory: gpu_memory || null,
+  vllm,
+  cold,
+  env,
+  flags,
 });
 
 // The same without the machine: what `size` looks for a home for.

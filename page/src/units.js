@@ -1,6 +1,8 @@
 export const GIB = 2 ** 30;
 
-export const gib = (bytes, digits = 2) => `${(bytes / GIB).toFixed(digits)} GiB`;
+const minus = (text) => text.replace("-", "−");
+
+export const gib = (bytes, digits = 2) => minus(`${(bytes / GIB).toFixed(digits)} GiB`);
 
 const whole = new Intl.NumberFormat("en-US");
 export const count = (value) => whole.format(Math.round(value));
@@ -15,7 +17,7 @@ export function bytesWords(bytes) {
 
 export const signed = (bytes) => `${bytes >= 0 ? "+" : "−"}${bytesWords(Math.abs(bytes))}`;
 
-export const percent = (ratio, digits = 0) => `${(100 * ratio).toFixed(digits)}%`;
+export const percent = (ratio, digits = 0) => minus(`${(100 * ratio).toFixed(digits)}%`);
 
 // 131072 -> 128k, as people say context lengths; other numbers stay as they are.
 export const tokensShort = (tokens) => (tokens >= 1024 && tokens % 1024 === 0 ? `${tokens / 1024}k` : count(tokens));

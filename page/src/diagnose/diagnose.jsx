@@ -36,14 +36,14 @@ export function DiagnoseArea() {
   const lists = useLists();
   const [text, setText] = useState("");
   const [hints, setHints] = useState({ command: "", gpu: "" });
-  const [state, setState] = useState({ log: null, answer: null, before: null, error: null, busy: false });
+  const [state, setState] = useState({ log: null, answer: null, pictures: null, error: null, busy: false });
   const [jump, setJump] = useState(null);
   const round = useRef(0);
 
   const read = async (file, name, known = hints) => {
     const mine = ++round.current;
     const put = (change) => mine === round.current && setState((now) => ({ ...now, ...change }));
-    setState({ log: null, answer: null, before: null, error: null, busy: true });
+    setState({ log: null, answer: null, pictures: null, error: null, busy: true });
     try {
       const log = await openLog(file, name);
       put({ log });
@@ -51,9 +51,12 @@ export function DiagnoseArea() {
       put({ answer, busy: false });
       const line = answer.findings?.[0]?.evidence?.[0]?.line;
       if (line && mine === round.current) setJump({ line });
-      put({ before: await planBefore(answer, known) });
+      put({ pictures: await beforeAndAfter(answer, known) });
     } catch (error) {
-      put({ error: error instanceof NotALog ? { message: t(`log.${error.message}`, { name: name ?? file.name }) } : error, busy: false });
+      put({
+        error: error instanceof NotALog ? { message: t(`log.${error.message}`, { name: name ?? file.name }) } : error,
+        busy: false,
+      });
     }
   };
   const readText = (written, known) => {
@@ -85,33 +88,64 @@ export function DiagnoseArea() {
       <section class="panel log-input" aria-label={t("diagnose.title")}>
         <h1>{t("diagnose.title")}</h1>
         <p class="private">{t(engine.edition === "static" ? "diagnose.private_static" : "diagnose.private")}</p>
-        <LogInput text={text} setText={setText} onPaste={paste} onRead={() => readText(text)} onFile={(file) => { keepText(""); read(file, file.name); }} busy={state.busy} />
+        <LogInput
+          text={text}
+          setText={setText}
+          onPaste={paste}
+          onRead={() => readText(text)}
+          onFile={(file) => {
+            keepText("");
+            read(file, file.name);
+          }}
+          busy={state.busy}
+        />
         <details class="hints">
           <summary>{t("diagnose.hints")}</summary>
           <HintFields hints={hints} setHints={setHints} lists={lists} />
         </details>
         <div class="row">
-          <button type="button" class="button primary" disabled={!text.trim() || state.busy} onClick={() => readText(text)}>{t("diagnose.read")}</button>
-          <button type="button" class="button" onClick={readSample}>{t("diagnose.sample")}</button>
+          <button
+            type="button"
+            class="button primary"
+            disabled={!text.trim() || state.busy}
+            onClick={() => readText(text)}
+          >
+            {t("diagnose.read")}
+          </button>
+          <button type="button" class="button" onClick={readSample}>
+            {t("diagnose.sample")}
+          </button>
         </div>
       </section>
       <div class="diagnosis" aria-live="polite">
-        {state.busy && <p class="soft" role="status">{t("diagnose.busy", { size: state.log ? bytesWords(state.log.size) : "" })}</p>}
+        {state.busy && (
+          <p class="soft" role="status">
+            {t("diagnose.busy", { size: state.log ? bytesWords(state.log.size) : "" })}
+          </p>
+        )}
         <ErrorNote error={state.error} />
-        {state.answer && <Answer answer={state.answer} before={state.before} onJump={(line) => setJump({ line })} />}
+        {state.answer && (
+          <Answer answer={state.answer} pictures={state.pictures} onJump={(line) => setJump({ line })} />
+        )}
       </div>
       {state.log && <LogPanel log={state.log} answer={state.answer} jump={jump} onJump={(line) => setJump({ line })} />}
     </div>
   );
 }
 
-// What the failed command's card looked like, where the log (or the user) tells enough to draw it.
-async function planBefore(answer, hints) {
-  const { model, gpu, vllm, args } = answer.deployment ?? {};
-  const fix = answer.findings?.[0]?.fixes?.find((fix) => fix.layout);
-  if (!fix || !model || !(gpu || hints.gpu)) return null;
+// The card of the command that failed and of the first fix, where the log (or the user) tells enough to draw them.
+async function beforeAndAfter(answer, hints) {
+  const { model, gpu, vllm, args = {} } = answer.deployment ?? {};
+  const fix = answer.findings?.[0]?.fixes?.[0];
+  if (!fix?.layout || !model || !(gpu || hints.gpu)) return null;
+  const request = { model, gpu: hints.gpu || gpu, vllm: vllm ?? null, flags: args, advice: false };
+  const { model: other, ...flags } = fix.flags;
   try {
-    return await engine.call("plan", { model, gpu: hints.gpu || gpu, vllm: vllm ?? null, flags: args ?? {}, advice: false });
+    const [before, after] = await Promise.all([
+      engine.call("plan", request),
+      engine.call("plan", { ...request, model: other ?? model, flags: { ...args, ...flags } }),
+    ]);
+    return { before, after: { ...after, layout: fix.layout, confidence: {} } };
   } catch {
     return null;
   }
@@ -124,7 +158,15 @@ function LogInput({ text, setText, onPaste, onFile }) {
     <div class="field">
       <label for={id}>{t("diagnose.label")}</label>
       <DropArea label={t("choose_file")} onFile={onFile}>
-        <textarea id={id} rows={8} spellcheck={false} value={text} placeholder={t("diagnose.placeholder")} onPaste={onPaste} onInput={(event) => setText(event.target.value)} />
+        <textarea
+          id={id}
+          rows={8}
+          spellcheck={false}
+          value={text}
+          placeholder={t("diagnose.placeholder")}
+          onPaste={onPaste}
+          onInput={(event) => setText(event.target.value)}
+        />
       </DropArea>
     </div>
   );
@@ -137,17 +179,33 @@ function HintFields({ hints, setHints, lists }) {
     <>
       <div class="field">
         <label for={id}>{t("diagnose.command")}</label>
-        <input id={id} type="text" value={hints.command} placeholder="vllm serve ..." onInput={(event) => setHints({ ...hints, command: event.target.value })} />
+        <input
+          id={id}
+          type="text"
+          value={hints.command}
+          placeholder="vllm serve ..."
+          onInput={(event) => setHints({ ...hints, command: event.target.value })}
+        />
       </div>
-      <Picker label={t("gpu")} value={hints.gpu} options={gpuOptions(lists.gpus)} placeholder="h100, 24GiB" onPick={(gpu) => setHints({ ...hints, gpu })} />
+      <Picker
+        label={t("gpu")}
+        value={hints.gpu}
+        options={gpuOptions(lists.gpus)}
+        placeholder="h100, 24GiB"
+        onPick={(gpu) => setHints({ ...hints, gpu })}
+      />
     </>
   );
 }
 
-function Answer({ answer, before, onJump }) {
+function Answer({ answer, pictures, onJump }) {
   const t = useText();
   const { deployment = {} } = answer;
-  const about = [deployment.model, deployment.gpu && (deployment.gpu.name ?? deployment.gpu), deployment.vllm && `vLLM ${deployment.vllm}`].filter((word) => typeof word === "string");
+  const about = [
+    deployment.model,
+    deployment.gpu && (deployment.gpu.name ?? deployment.gpu),
+    deployment.vllm && `vLLM ${deployment.vllm}`,
+  ].filter((word) => typeof word === "string");
   const kind = answer.verdict.replaceAll(" ", "_");
   const tone = { cause_found: "bad", no_problem_found: "good" }[kind] ?? "fair";
   return (
@@ -157,7 +215,15 @@ function Answer({ answer, before, onJump }) {
         <p>{[about.join(" · "), answer.phase && t(`phase.${answer.phase}`)].filter(Boolean).join(" — ")}</p>
       </header>
       {!answer.findings.length && <p>{t(`diagnosis.${kind}.what`)}</p>}
-      {answer.findings.map((finding, index) => <Finding key={finding.cause + finding.entry} finding={finding} first={index === 0} before={before} onJump={onJump} />)}
+      {answer.findings.map((finding, index) => (
+        <Finding
+          key={finding.cause + finding.entry}
+          finding={finding}
+          first={index === 0}
+          pictures={pictures}
+          onJump={onJump}
+        />
+      ))}
     </>
   );
 }
@@ -165,19 +231,33 @@ function Answer({ answer, before, onJump }) {
 function LogPanel({ log, answer, jump, onJump }) {
   const t = useText();
   const marks = new Map();
-  (answer?.findings ?? []).forEach((finding, index) => finding.evidence.forEach(({ line }) => { if (!marks.has(line)) marks.set(line, { first: index === 0 }); }));
+  (answer?.findings ?? []).forEach((finding, index) =>
+    finding.evidence.forEach(({ line }) => {
+      if (!marks.has(line)) marks.set(line, { first: index === 0 });
+    }),
+  );
   const places = [...marks.keys()].sort((a, b) => a - b);
   const at = places.indexOf(jump?.line);
   const step = (by) => onJump(places[(at + by + places.length) % places.length]);
   return (
     <section class="log-panel" aria-label={t("log.title")}>
       <div class="row spread">
-        <h2>{log.name || t("log.title")} <span class="soft">{bytesWords(log.size)}{log.lines ? ` · ${t("log.lines", { count: count(log.lines.count) })}` : ""}</span></h2>
+        <h2>
+          {log.name || t("log.title")}{" "}
+          <span class="soft">
+            {bytesWords(log.size)}
+            {log.lines ? ` · ${t("log.lines", { count: count(log.lines.count) })}` : ""}
+          </span>
+        </h2>
         {places.length > 0 && log.lines && (
           <div class="row">
-            <button type="button" class="button small" onClick={() => step(-1)} aria-label={t("log.previous")}>↑</button>
+            <button type="button" class="button small" onClick={() => step(-1)} aria-label={t("log.previous")}>
+              ↑
+            </button>
             <span class="soft">{t("log.marked", { count: places.length })}</span>
-            <button type="button" class="button small" onClick={() => step(1)} aria-label={t("log.next")}>↓</button>
+            <button type="button" class="button small" onClick={() => step(1)} aria-label={t("log.next")}>
+              ↓
+            </button>
           </div>
         )}
       </div>

@@ -12,8 +12,10 @@ export class NotALog extends Error {}
 async function plain(file) {
   const head = new Uint8Array(await file.slice(0, 65536).arrayBuffer());
   if (head[0] === 0x1f && head[1] === 0x8b) return unzipped(file);
-  if (head[0] === 0xff && head[1] === 0xfe) return new Blob([new TextDecoder("utf-16le").decode(await file.arrayBuffer())]);
-  if (head[0] === 0xfe && head[1] === 0xff) return new Blob([new TextDecoder("utf-16be").decode(await file.arrayBuffer())]);
+  if (head[0] === 0xff && head[1] === 0xfe)
+    return new Blob([new TextDecoder("utf-16le").decode(await file.arrayBuffer())]);
+  if (head[0] === 0xfe && head[1] === 0xff)
+    return new Blob([new TextDecoder("utf-16be").decode(await file.arrayBuffer())]);
   if (head.includes(0)) throw new NotALog("binary");
   return file;
 }
@@ -22,7 +24,7 @@ async function unzipped(file) {
   const pieces = [];
   let size = 0;
   try {
-    for (const reader = file.stream().pipeThrough(new DecompressionStream("gzip")).getReader(); ; ) {
+    for (const reader = file.stream().pipeThrough(new DecompressionStream("gzip")).getReader(); ;) {
       const { done, value } = await reader.read();
       if (done) break;
       size += value.length;

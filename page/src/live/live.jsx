@@ -16,29 +16,48 @@ function useLive() {
   useEffect(() => {
     if (!engine.events) return undefined;
     let timer = 0;
-    const later = () => { timer ||= setTimeout(() => { timer = 0; redraw((now) => now + 1); }, REDRAW_MS); };
-    const source = engine.events();
-    const take = ({ data }) => {
-      try {
-        servers.current.take(JSON.parse(data));
-        setLink("open");
-        later();
-      } catch {
-        // A line that is cut off is followed by a whole one.
-      }
+    const later = () => {
+      timer ||= setTimeout(() => {
+        timer = 0;
+        redraw((now) => now + 1);
+      }, REDRAW_MS);
     };
+    const source = engine.events();
+    const listen =
+      (take) =>
+      ({ data }) => {
+        take(JSON.parse(data));
+        later();
+      };
     source.onopen = () => setLink("open");
-    source.onmessage = take;
-    source.addEventListener("look", take);
+    source.onmessage = listen((look) => servers.current.take(look));
+    source.addEventListener(
+      "history",
+      listen((curves) => servers.current.takeHistory(curves)),
+    );
+    source.addEventListener(
+      "incidents",
+      listen((changes) => servers.current.takeIncidents(changes)),
+    );
     source.onerror = () => setLink(source.readyState === EventSource.CLOSED ? "closed" : "lost");
-    return () => { clearTimeout(timer); source.close(); };
+    return () => {
+      clearTimeout(timer);
+      source.close();
+    };
   }, []);
   return [servers.current, link];
 }
 
 export function LiveArea() {
   const t = useText();
-  if (!engine.events) return <section class="panel lone"><h1>{t("live.title")}</h1><p>{t("live.static")}</p><Command text="legroom ui --watch localhost:8000" /></section>;
+  if (!engine.events)
+    return (
+      <section class="panel lone">
+        <h1>{t("live.title")}</h1>
+        <p>{t("live.static")}</p>
+        <Command text="legroom ui --watch localhost:8000" />
+      </section>
+    );
   return <Fleet />;
 }
 
@@ -49,22 +68,51 @@ function Fleet() {
   const [filter, setFilter] = useState("");
   const [open, setOpen] = useState(null);
   if (link === "closed" && !servers.views.size)
-    return <section class="panel lone"><h1>{t("live.title")}</h1><p>{t("live.none")}</p><Command text="legroom ui --watch http://localhost:8000" /></section>;
+    return (
+      <section class="panel lone">
+        <h1>{t("live.title")}</h1>
+        <p>{t("live.none")}</p>
+        <Command text="legroom ui --watch http://localhost:8000" />
+      </section>
+    );
   const rows = servers.sorted(filter);
   return (
     <div class="live-area">
       <header class="live-head">
         <h1>{t("live.title")}</h1>
         <Counts counts={servers.counts()} />
-        <span class={`connection ${link}`} role="status">{t(`live.${link}`)}</span>
-        <div class="field"><label for={id} class="off-screen">{t("live.filter")}</label><input id={id} type="search" placeholder={t("live.filter")} value={filter} onInput={(event) => setFilter(event.target.value)} /></div>
+        <span class={`connection ${link}`} role="status">
+          {t(`live.${link}`)}
+        </span>
+        <div class="field">
+          <label for={id} class="off-screen">
+            {t("live.filter")}
+          </label>
+          <input
+            id={id}
+            type="search"
+            placeholder={t("live.filter")}
+            value={filter}
+            onInput={(event) => setFilter(event.target.value)}
+          />
+        </div>
       </header>
       <div class={`live-body${link === "open" ? "" : " stale"}`}>
         <ul class="servers" aria-label={t("live.servers")}>
           {rows.map((view) => (
-            <Server key={view.server} view={view} past={servers.history.get(view.server)} open={open === view.server} onOpen={() => setOpen(open === view.server ? null : view.server)} />
+            <Server
+              key={view.server}
+              view={view}
+              past={servers.history.get(view.server)}
+              open={open === view.server}
+              onOpen={() => setOpen(open === view.server ? null : view.server)}
+            />
           ))}
-          {!rows.length && <li class="soft">{t(link === "connecting" || !servers.views.size ? "live.waiting_for" : "live.no_match")}</li>}
+          {!rows.length && (
+            <li class="soft">
+              {t(link === "connecting" || !servers.views.size ? "live.waiting_for" : "live.no_match")}
+            </li>
+          )}
         </ul>
         <Incidents incidents={servers.incidents} />
       </div>
@@ -75,7 +123,15 @@ function Fleet() {
 function Counts({ counts }) {
   const t = useText();
   const states = ["critical", "unreachable", "warning", "healthy", "idle"].filter((state) => counts[state]);
-  return <p class="counts">{states.map((state) => <span key={state} class={`state ${state}`}>{counts[state]} {t(`state.${state}`)}</span>)}</p>;
+  return (
+    <p class="counts">
+      {states.map((state) => (
+        <span key={state} class={`state ${state}`}>
+          {counts[state]} {t(`state.${state}`)}
+        </span>
+      ))}
+    </p>
+  );
 }
 
 function Server({ view, past, open, onOpen }) {
@@ -96,7 +152,14 @@ function Server({ view, past, open, onOpen }) {
 
 // KV use of the last looks, 0 to 100%.
 function Sparkline({ past, width = 120, height = 24 }) {
-  const points = past.map((look, index) => (look.kv_use == null ? null : `${((index + HISTORY - past.length) / (HISTORY - 1)) * width},${(1 - look.kv_use) * (height - 2) + 1}`)).filter(Boolean);
+  const span = Math.min(Math.max(past.length, 30), HISTORY);
+  const points = past
+    .map((look, index) =>
+      look.kv_use == null
+        ? null
+        : `${((index + span - past.length) / (span - 1)) * width},${(1 - look.kv_use) * (height - 2) + 1}`,
+    )
+    .filter(Boolean);
   return (
     <svg class="sparkline" viewBox={`0 0 ${width} ${height}`} preserveAspectRatio="none" aria-hidden="true">
       <line x1="0" x2={width} y1="1" y2="1" />
@@ -125,9 +188,24 @@ function ServerDetails({ view, past }) {
     <div class="server-details">
       <Sparkline past={past} width={600} height={80} />
       {view.forecast?.text && <p>{view.forecast.text}</p>}
-      <dl class="facts">{facts.map(([key, figure]) => <div key={key}><dt>{t(key)}</dt><dd><strong>{figure}</strong></dd></div>)}</dl>
-      {(view.findings ?? []).map((finding) => <FindingNote key={finding.kind} finding={finding} />)}
-      {(view.notes ?? []).map((note) => <p key={note} class="soft">{note}</p>)}
+      <dl class="facts">
+        {facts.map(([key, figure]) => (
+          <div key={key}>
+            <dt>{t(key)}</dt>
+            <dd>
+              <strong>{figure}</strong>
+            </dd>
+          </div>
+        ))}
+      </dl>
+      {(view.findings ?? []).map((finding) => (
+        <FindingNote key={finding.kind} finding={finding} />
+      ))}
+      {(view.notes ?? []).map((note) => (
+        <p key={note} class="soft">
+          {note}
+        </p>
+      ))}
     </div>
   );
 }
@@ -137,7 +215,9 @@ function FindingNote({ finding }) {
   const drift = finding.kind === "plan_drift" ? <strong>{t("live.plan_drift")} </strong> : null;
   return (
     <p class={`note ${finding.severity === "critical" ? "bad" : "fair"}`}>
-      {drift}<strong>{finding.title}</strong>: {finding.reason} {finding.entry && <a href={`#/catalog/${finding.entry}`}>{finding.entry}</a>}
+      {drift}
+      <strong>{finding.title}</strong>: {finding.reason}{" "}
+      {finding.entry && <a href={`#/catalog/${finding.entry}`}>{finding.entry}</a>}
     </p>
   );
 }
@@ -152,10 +232,15 @@ function Incidents({ incidents }) {
       {!incidents.length && <p class="soft">{t("live.no_incidents")}</p>}
       <ol aria-live="polite">
         {incidents.slice(0, 60).map((incident) => (
-          <li key={incident.key} class={`incident ${incident.severity}${incident.ended_s ? " over" : ""}`}>
-            <span class="when">{clock(incident.since_s)}{incident.ended_s ? ` – ${clock(incident.ended_s)}` : ""}</span>
+          <li key={incident.key} class={`incident ${incident.severity}${incident.is_over ? " over" : ""}`}>
+            <span class="when">
+              {clock(incident.opened_s)}
+              {incident.is_over ? ` – ${clock(incident.time_s)}` : ""}
+            </span>
             <strong>{incident.title}</strong> <span class="soft">{incident.server}</span>
-            <p>{incident.reason} {incident.entry && <a href={`#/catalog/${incident.entry}`}>{incident.entry}</a>}</p>
+            <p>
+              {incident.reason} {incident.entry && <a href={`#/catalog/${incident.entry}`}>{incident.entry}</a>}
+            </p>
           </li>
         ))}
       </ol>

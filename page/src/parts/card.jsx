@@ -1,6 +1,6 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { useText } from "../text/language.jsx";
-import { GIB, bytesWords, gib, percent } from "../units.js";
+import { GIB, bytesWords, gib, percent, tokensShort } from "../units.js";
 import { isEstimate, scaleOf, segments } from "./layout.js";
 
 // Labels inside the bar are drawn at their real size, so the picture must know how wide it is.
@@ -29,20 +29,46 @@ export function CardPicture({ plan, scale, active, onPart, label }) {
   const over = span > layout.total_bytes;
   return (
     <div class="card-picture" ref={ref}>
-      <svg class="card-svg" viewBox={`0 0 ${width} 132`} width={width} height={132} role="img" aria-label={label ?? pictureLabel(t, plan, rows)}>
+      <svg
+        class="card-svg"
+        viewBox={`0 0 ${width} 132`}
+        width={width}
+        height={132}
+        role="img"
+        aria-label={label ?? pictureLabel(t, plan, rows)}
+      >
         <Hatch />
         <text class="svg-soft" x="0" y="14">{`${gpu.name} · ${gib(layout.total_bytes)}`}</text>
         <rect class="svg-card" x="0.5" y={TOP} width={Math.max(total - 1, 1)} height={BAR} rx="4" />
         {rows.map((part) => (
-          <Segment key={part.name} part={part} x={x(part.start)} width={x(part.start + part.drawn) - x(part.start)} active={active} onPart={onPart} />
+          <Segment
+            key={part.name}
+            part={part}
+            x={x(part.start)}
+            width={x(part.start + part.drawn) - x(part.start)}
+            active={active}
+            onPart={onPart}
+          />
         ))}
         {over && <rect class="svg-over" x={total} y={TOP} width={width - total} height={BAR} />}
-        {rows.filter((part) => isEstimate(part.band)).map((part) => (
-          <Band key={part.name} part={part} x={x} active={active === part.name} />
-        ))}
+        {rows
+          .filter((part) => isEstimate(part.band))
+          .map((part) => (
+            <Band key={part.name} part={part} x={x} active={active === part.name} />
+          ))}
+        <Need plan={plan} rows={rows} x={x} width={width} />
         <Budget layout={layout} args={args} x={x} width={width} />
         {over && <line class="svg-edge" x1={total} x2={total} y1={TOP - 6} y2={TOP + BAR + 16} />}
-        {over && <text class="svg-bad" x={Math.min(total, width - 4)} y="14" text-anchor={total > width * 0.6 ? "end" : "start"}>{t("card.end")}</text>}
+        {over && (
+          <text
+            class="svg-bad"
+            x={Math.min(total, width - 4)}
+            y="14"
+            text-anchor={total > width * 0.6 ? "end" : "start"}
+          >
+            {t("card.end")}
+          </text>
+        )}
       </svg>
     </div>
   );
@@ -63,10 +89,23 @@ function Segment({ part, x, width, active, onPart }) {
   const room = width > 14 + 7.2 * [...name].reduce((sum, letter) => sum + (letter > "\u2e80" ? 2 : 1), 0);
   const dim = active && active !== part.name ? " dim" : "";
   return (
-    <g class={`segment part-${part.name}${dim}`} data-part={part.name} onPointerEnter={() => onPart?.(part.name)} onClick={() => onPart?.(part.name)}>
+    <g
+      class={`segment part-${part.name}${dim}`}
+      data-part={part.name}
+      onPointerEnter={() => onPart?.(part.name)}
+      onClick={() => onPart?.(part.name)}
+    >
       <rect x={x} y={TOP} width={part.drawn > 0 ? Math.max(width, 1) : 0} height={BAR} />
-      {room && width > 64 && <text class="svg-name" x={x + 8} y={TOP + 27}>{name}</text>}
-      {room && width > 64 && <text class="svg-figure" x={x + 8} y={TOP + 46}>{gib(part.bytes, 1)}</text>}
+      {room && width > 64 && (
+        <text class="svg-name" x={x + 8} y={TOP + 27}>
+          {name}
+        </text>
+      )}
+      {room && width > 64 && (
+        <text class="svg-figure" x={x + 8} y={TOP + 46}>
+          {gib(part.bytes, 1)}
+        </text>
+      )}
     </g>
   );
 }
@@ -85,16 +124,42 @@ function Band({ part, x, active }) {
   );
 }
 
+// What one request of the full length takes of the pool: a line over the bar from where the pool begins.
+function Need({ plan, rows, x, width }) {
+  const t = useText();
+  const needed = plan.kv?.needed_bytes;
+  const pool = rows.find((part) => part.name === "kv");
+  if (!needed || pool.bytes <= 0) return null;
+  const from = x(pool.start);
+  const to = x(pool.start + needed);
+  const words = t("card.need", { length: tokensShort(plan.args.max_model_len), gib: gib(needed, 1) });
+  return (
+    <g class={`need${needed > pool.bytes ? " short" : ""}`}>
+      <path d={`M${from + 0.5} ${TOP - 1} V${TOP - 6} H${to - 0.5}${to < width ? ` V${TOP - 1}` : ""}`} />
+      {width > 560 && (
+        <text x={Math.max(to, from + 8)} y="14" text-anchor={to > width * 0.55 ? "end" : "start"}>
+          {words}
+        </text>
+      )}
+    </g>
+  );
+}
+
 function Budget({ layout, args, x, width }) {
   const t = useText();
   const at = x(layout.budget_bytes);
   const y = TOP + BAR + 18;
-  const words = t("card.budget", { gib: gib(layout.budget_bytes), ratio: args?.gpu_memory_utilization ?? percent(layout.budget_bytes / layout.total_bytes) });
+  const words = t("card.budget", {
+    gib: gib(layout.budget_bytes),
+    ratio: args?.gpu_memory_utilization ?? percent(layout.budget_bytes / layout.total_bytes),
+  });
   return (
     <g class="budget">
       <line x1={at} x2={at} y1={TOP - 5} y2={y + 2} />
       <path d={`M1 ${y - 4} V${y + 2} H${at}`} />
-      <text x={Math.min(Math.max(at - 4, Math.min(width, 260)), width)} y={y + 18} text-anchor="end">{words}</text>
+      <text x={Math.min(Math.max(at - 4, Math.min(width, 260)), width)} y={y + 18} text-anchor="end">
+        {words}
+      </text>
     </g>
   );
 }
@@ -109,12 +174,16 @@ export function MiniBar({ layout, scale }) {
   return (
     <svg class="mini-bar" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">
       <rect class="svg-card" x="0" y="0" width={at(layout.total_bytes)} height="10" />
-      {segments(layout).filter((part) => part.drawn > 0).map((part) => (
-        <g key={part.name} class={`segment part-${part.name}`}>
-          <rect x={at(part.start)} y="0" width={at(part.drawn)} height="10" />
-        </g>
-      ))}
-      {span > layout.total_bytes && <line class="svg-edge" x1={at(layout.total_bytes)} x2={at(layout.total_bytes)} y1="0" y2="10" />}
+      {segments(layout)
+        .filter((part) => part.drawn > 0)
+        .map((part) => (
+          <g key={part.name} class={`segment part-${part.name}`}>
+            <rect x={at(part.start)} y="0" width={at(part.drawn)} height="10" />
+          </g>
+        ))}
+      {span > layout.total_bytes && (
+        <line class="svg-edge" x1={at(layout.total_bytes)} x2={at(layout.total_bytes)} y1="0" y2="10" />
+      )}
     </svg>
   );
 }
@@ -135,12 +204,18 @@ export function Legend({ plan, active, onPart, onLeave }) {
     <ul class="legend" onPointerLeave={onLeave}>
       {segments(layout, confidence).map((part) => (
         <li key={part.name}>
-          <button type="button" class={`legend-row part-${part.name}${active === part.name ? " active" : ""}`} aria-expanded={active === part.name}
-            onPointerEnter={() => onPart(part.name)} onFocus={() => onPart(part.name)} onClick={() => onPart(part.name)}>
+          <button
+            type="button"
+            class={`legend-row part-${part.name}${active === part.name ? " active" : ""}`}
+            aria-expanded={active === part.name}
+            onPointerEnter={() => onPart(part.name)}
+            onFocus={() => onPart(part.name)}
+            onClick={() => onPart(part.name)}
+          >
             <span class="swatch" aria-hidden="true" />
             <span class="legend-name">{t(`part.${part.name}`)}</span>
             <span class="figure">{bytesWords(part.bytes)}</span>
-            <span class="share">{percent(part.bytes / layout.total_bytes, 1)}</span>
+            <span class="share">{part.bytes < 0 ? "" : percent(part.bytes / layout.total_bytes, 1)}</span>
             <span class="sure">{part.name === "headroom" ? t("sure.headroom") : certainty(t, part.band)}</span>
           </button>
         </li>

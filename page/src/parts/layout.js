@@ -25,6 +25,9 @@ export function segments(layout, confidence = {}) {
 }
 
 export const scaleOf = (layout) =>
-  Math.max(layout.total_bytes, segments(layout).reduce((sum, part) => sum + part.drawn, 0));
+  Math.max(
+    layout.total_bytes,
+    segments(layout).reduce((sum, part) => sum + part.drawn, 0),
+  );
 
 export const isEstimate = (band) => band?.kind === "estimated" && band.high > band.low;

@@ -12,14 +12,25 @@ export function Differences({ first, second }) {
       <h3>{t("compare.changes")}</h3>
       <div class="scroll-x" tabIndex={0} role="region" aria-label={t("compare.changes")}>
         <table>
-          <thead><tr><th>{t("compare.part")}</th><th>A</th><th>B</th><th>B − A</th></tr></thead>
+          <thead>
+            <tr>
+              <th>{t("compare.part")}</th>
+              <th class="figure">A</th>
+              <th class="figure">B</th>
+              <th class="figure">B − A</th>
+            </tr>
+          </thead>
           <tbody>
             {parts.map(({ name, key }) => (
               <tr key={key} class={`part-${name}`}>
-                <td><span class="swatch" aria-hidden="true" /> {t(`part.${name}`)}</td>
+                <td>
+                  <span class="swatch" aria-hidden="true" /> {t(`part.${name}`)}
+                </td>
                 <td class="figure">{bytesWords(first.layout[key])}</td>
                 <td class="figure">{bytesWords(second.layout[key])}</td>
-                <td class="figure">{second.layout[key] === first.layout[key] ? "=" : signed(second.layout[key] - first.layout[key])}</td>
+                <td class="figure">
+                  {second.layout[key] === first.layout[key] ? "=" : signed(second.layout[key] - first.layout[key])}
+                </td>
               </tr>
             ))}
             <tr>

@@ -13,7 +13,8 @@ import { Source, useLists } from "./source.jsx";
 import { lastSetup } from "../last_setup.js";
 import { usePlan } from "./use_plan.js";
 
-const addressFor = (first, second) => addressOf("plan", second ? toParams(second, "b.", toParams(first)) : toParams(first));
+const addressFor = (first, second) =>
+  addressOf("plan", second ? toParams(second, "b.", toParams(first)) : toParams(first));
 
 const setupsOf = (params) => ({ a: fromParams(params) ?? EMPTY, b: fromParams(params, "b.") });
 
@@ -44,17 +45,35 @@ export function PlanArea({ params, active }) {
   return (
     <div class={`plan-area${setups.b ? " comparing" : ""}`}>
       <div class="inputs">
-        {setups.b && <Tabs label={t("compare.edit")} value={editing} onPick={setSide} tabs={[{ value: "a", label: t("compare.a") }, { value: "b", label: t("compare.b") }]} />}
+        {setups.b && (
+          <Tabs
+            label={t("compare.edit")}
+            value={editing}
+            onPick={setSide}
+            tabs={[
+              { value: "a", label: t("compare.a") },
+              { value: "b", label: t("compare.b") },
+            ]}
+          />
+        )}
         <ErrorNote error={lists.error} />
         <Source key={editing} setup={setups[editing]} onChange={change(editing)} lists={lists} />
       </div>
       <div class="results">
         <div class="sides">
-          <Result {...planA} setup={setups.a} onChange={change("a")} scale={scale} title={setups.b ? t("compare.a") : undefined} />
-          {setups.b && <Result {...planB} setup={setups.b} onChange={change("b")} scale={scale} title={t("compare.b")} />}
+          <Result
+            {...planA}
+            setup={setups.a}
+            onChange={change("a")}
+            scale={scale}
+            title={setups.b ? t("compare.a") : undefined}
+          />
+          {setups.b && (
+            <Result {...planB} setup={setups.b} onChange={change("b")} scale={scale} title={t("compare.b")} />
+          )}
         </div>
         {both && <Differences first={planA.plan} second={planB.plan} />}
-        <Holders setup={setups[editing]} onChange={change(editing)} />
+        <Holders setup={setups[editing]} plan={shown.plan} onChange={change(editing)} />
         <PlanActions plan={shown.plan} comparing={Boolean(setups.b)} onCompare={compare} />
       </div>
       <div class="knobs">
@@ -75,11 +94,27 @@ function PlanActions({ plan, comparing, onCompare }) {
   const name = `legroom-${plan.model.replace(/[^\w.-]+/g, "-").slice(-60)}`;
   return (
     <div class="actions">
-      <button type="button" class="button" aria-pressed={comparing} onClick={onCompare}>{t(comparing ? "compare.stop" : "compare.start")}</button>
+      <button type="button" class="button" aria-pressed={comparing} onClick={onCompare}>
+        {t(comparing ? "compare.stop" : "compare.start")}
+      </button>
       <CopyButton text={link} label={t("share")} />
-      <button type="button" class="button" onClick={() => save(new Blob([pictureSvg(t, plan)], { type: "image/svg+xml" }), `${name}.svg`)}>SVG</button>
-      <button type="button" class="button" onClick={async () => save(await picturePng(pictureSvg(t, plan)), `${name}.png`)}>PNG</button>
-      <button type="button" class="button" onClick={() => print()}>{t("print")}</button>
+      <button
+        type="button"
+        class="button"
+        onClick={() => save(new Blob([pictureSvg(t, plan)], { type: "image/svg+xml" }), `${name}.svg`)}
+      >
+        SVG
+      </button>
+      <button
+        type="button"
+        class="button"
+        onClick={async () => save(await picturePng(pictureSvg(t, plan)), `${name}.png`)}
+      >
+        PNG
+      </button>
+      <button type="button" class="button" onClick={() => print()}>
+        {t("print")}
+      </button>
     </div>
   );
 }

@@ -15,17 +15,35 @@ export function useLists() {
   return lists;
 }
 
-const inBillions = (parameters) => (parameters ? `${(parameters / 1e9).toPrecision(3)}B` : "");
+function inBillions(parameters) {
+  if (!parameters) return "";
+  return parameters < 1e9 ? `${Math.round(parameters / 1e6)}M` : `${(parameters / 1e9).toPrecision(3)}B`;
+}
 
-export const modelOptions = (models) =>
-  models.flatMap((model) => (model.ids ?? [model.id]).map((id) => ({
-    value: id, search: `${id} ${model.name ?? ""}`.toLowerCase(), note: inBillions(model.parameters),
-  })));
+// A slider draws the form again sixty times a second: lists are made into options once.
+const made = new WeakMap();
+const once = (make) => (list) => {
+  if (!made.has(list)) made.set(list, make(list));
+  return made.get(list);
+};
 
-export const gpuOptions = (gpus) =>
+export const modelOptions = once((models) =>
+  models.flatMap((model) =>
+    (model.ids ?? [model.id]).map((id) => ({
+      value: id,
+      search: `${id} ${model.name ?? ""}`.toLowerCase(),
+      note: inBillions(model.parameters),
+    })),
+  ),
+);
+
+export const gpuOptions = once((gpus) =>
   gpus.map((gpu) => ({
-    value: gpu.write?.[0] ?? gpu.name, search: `${gpu.name} ${(gpu.write ?? []).join(" ")}`.toLowerCase(), note: `${gpu.name}, ${gib(gpu.total_bytes, 1)}`,
-  }));
+    value: gpu.write?.[0] ?? gpu.name,
+    search: `${gpu.name} ${(gpu.write ?? []).join(" ")}`.toLowerCase(),
+    note: `${gpu.name}, ${gib(gpu.total_bytes, 1)}`,
+  })),
+);
 
 // Where the model and the flags come from: a name, a config.json, or whatever text starts the server.
 export function Source({ setup, onChange, lists }) {
@@ -33,11 +51,22 @@ export function Source({ setup, onChange, lists }) {
   const [kind, setKind] = useState(setup.config ? "config" : "name");
   return (
     <section class="panel" aria-label={t("source.title")}>
-      <Tabs label={t("source.title")} value={kind} onPick={setKind}
-        tabs={["name", "config", "text"].map((value) => ({ value, label: t(`source.${value}`) }))} />
+      <Tabs
+        label={t("source.title")}
+        value={kind}
+        onPick={setKind}
+        tabs={["name", "config", "text"].map((value) => ({ value, label: t(`source.${value}`) }))}
+      />
       {kind === "name" && <ByName setup={setup} onChange={onChange} lists={lists} />}
       {kind === "config" && <ByConfig setup={setup} onChange={onChange} />}
-      {kind === "text" && <ByText onPick={(next) => { onChange(next(setup)); setKind("name"); }} />}
+      {kind === "text" && (
+        <ByText
+          onPick={(next) => {
+            onChange(next(setup));
+            setKind("name");
+          }}
+        />
+      )}
       <Machine setup={setup} onChange={onChange} lists={lists} />
     </section>
   );
@@ -49,8 +78,14 @@ function ByName({ setup, onChange, lists }) {
   const known = !options.length || options.some((option) => option.value.toLowerCase() === setup.model?.toLowerCase());
   return (
     <>
-      <Picker label={t("model")} value={setup.config ? "" : setup.model} options={options} placeholder="org/name" hint={t("model.hint")}
-        onPick={(model) => onChange({ ...setup, model, config: null })} />
+      <Picker
+        label={t("model")}
+        value={setup.config ? "" : setup.model}
+        options={options}
+        placeholder="org/name"
+        hint={t("model.hint")}
+        onPick={(model) => onChange({ ...setup, model, config: null })}
+      />
       {setup.config && <p class="hint">{t("config.used", { name: setup.model })}</p>}
       {!known && setup.model.includes("/") && !setup.config && <HubLookUp setup={setup} onChange={onChange} />}
     </>
@@ -72,7 +107,9 @@ function HubLookUp({ setup, onChange }) {
   };
   return (
     <div class="hub">
-      <button type="button" class="button" disabled={state.busy} onClick={look}>{state.busy ? t("hub.busy") : t("hub.look")}</button>
+      <button type="button" class="button" disabled={state.busy} onClick={look}>
+        {state.busy ? t("hub.busy") : t("hub.look")}
+      </button>
       <p class="hint">{t("hub.hint")}</p>
       <ErrorNote error={state.error} />
     </div>
@@ -101,10 +138,21 @@ function ByConfig({ setup, onChange }) {
     <div class="field">
       <label for={id}>config.json</label>
       <DropArea label={t("choose_file")} onFile={drop}>
-        <textarea id={id} rows={7} spellcheck={false} value={text} placeholder={'{"architectures": ["LlamaForCausalLM"], ...}'} aria-invalid={Boolean(problem)}
-          onInput={(event) => take(event.target.value)} />
+        <textarea
+          id={id}
+          rows={7}
+          spellcheck={false}
+          value={text}
+          placeholder={'{"architectures": ["LlamaForCausalLM"], ...}'}
+          aria-invalid={Boolean(problem)}
+          onInput={(event) => take(event.target.value)}
+        />
       </DropArea>
-      {problem && <p class="note bad" role="alert">{problem}</p>}
+      {problem && (
+        <p class="note bad" role="alert">
+          {problem}
+        </p>
+      )}
     </div>
   );
 }
@@ -127,12 +175,32 @@ function ByText({ onPick }) {
   return (
     <div class="field">
       <label for={id}>{t("text.label")}</label>
-      <DropArea label={t("choose_file")} onFile={async (file) => { const written = await file.text(); setText(written); read(written); }}>
-        <textarea id={id} rows={6} spellcheck={false} value={text} placeholder="vllm serve Qwen/Qwen3-32B --tensor-parallel-size 2 ..." onInput={(event) => setText(event.target.value)} />
+      <DropArea
+        label={t("choose_file")}
+        onFile={async (file) => {
+          const written = await file.text();
+          setText(written);
+          read(written);
+        }}
+      >
+        <textarea
+          id={id}
+          rows={6}
+          spellcheck={false}
+          value={text}
+          placeholder="vllm serve Qwen/Qwen3-32B --tensor-parallel-size 2 ..."
+          onInput={(event) => setText(event.target.value)}
+        />
       </DropArea>
-      <button type="button" class="button primary" disabled={!text.trim()} onClick={() => read()}>{t("text.read")}</button>
+      <button type="button" class="button primary" disabled={!text.trim()} onClick={() => read()}>
+        {t("text.read")}
+      </button>
       <ErrorNote error={state.error} />
-      {state.servers?.length === 0 && <p class="note" role="status">{t("text.none")}</p>}
+      {state.servers?.length === 0 && (
+        <p class="note" role="status">
+          {t("text.none")}
+        </p>
+      )}
       {state.servers?.length > 1 && (
         <ul class="servers-read">
           {state.servers.map((server) => (
@@ -149,7 +217,13 @@ function ByText({ onPick }) {
 }
 
 export const withServer = (setup, server) => ({
-  ...EMPTY, gpu: server.gpu ?? setup.gpu, gpus: server.gpus ?? null, vllm: server.vllm_named === false ? setup.vllm : server.vllm, model: server.model, env: { ...server.env }, flags: { ...server.flags },
+  ...EMPTY,
+  gpu: server.gpu ?? setup.gpu,
+  gpus: server.gpus ?? null,
+  vllm: server.vllm_named === false ? setup.vllm : server.vllm,
+  model: server.model,
+  env: { ...server.env },
+  flags: { ...server.flags },
 });
 
 function Machine({ setup, onChange, lists }) {
@@ -159,21 +233,49 @@ function Machine({ setup, onChange, lists }) {
   const memory = useId();
   return (
     <div class="machine">
-      <Picker label={t("gpu")} value={setup.gpu} options={gpuOptions(lists.gpus)} placeholder="h100, 24GiB" onPick={(gpu) => onChange({ ...setup, gpu })} />
+      <Picker
+        label={t("gpu")}
+        value={setup.gpu}
+        options={gpuOptions(lists.gpus)}
+        placeholder="h100, 24GiB"
+        onPick={(gpu) => onChange({ ...setup, gpu })}
+      />
       <div class="field narrow">
         <label for={number}>{t("gpus")}</label>
-        <input id={number} type="number" min="1" max="1024" value={setup.gpus ?? ""} placeholder={t("auto")} onInput={(event) => onChange({ ...setup, gpus: Number(event.target.value) || null })} />
+        <input
+          id={number}
+          type="number"
+          min="1"
+          max="1024"
+          value={setup.gpus ?? ""}
+          placeholder={t("auto")}
+          onInput={(event) => onChange({ ...setup, gpus: Number(event.target.value) || null })}
+        />
       </div>
       <div class="field">
         <label for={release}>vLLM</label>
-        <select id={release} value={setup.vllm ?? ""} onChange={(event) => onChange({ ...setup, vllm: event.target.value || null })}>
+        <select
+          id={release}
+          value={setup.vllm ?? ""}
+          onChange={(event) => onChange({ ...setup, vllm: event.target.value || null })}
+        >
           <option value="">{t("newest", { version: versionOf(lists.releases[0]) })}</option>
-          {lists.releases.map(versionOf).map((version) => <option key={version} value={version}>{version}</option>)}
+          {lists.releases.map(versionOf).map((version) => (
+            <option key={version} value={version}>
+              {version}
+            </option>
+          ))}
         </select>
       </div>
       <div class="field">
         <label for={memory}>{t("gpu_memory")}</label>
-        <input id={memory} type="text" value={setup.gpu_memory ?? ""} placeholder={t("gpu_memory.hint")} onChange={(event) => onChange({ ...setup, gpu_memory: event.target.value.trim() || null })} />
+        <input
+          id={memory}
+          type="text"
+          value={setup.gpu_memory ?? ""}
+          placeholder={t("gpu_memory.hint")}
+          onChange={(event) => onChange({ ...setup, gpu_memory: event.target.value.trim() || null })}
+        />
       </div>
     </div>
   );

@@ -1,4 +1,4 @@
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { Newest, engine } from "../engine.js";
 import { requestOf } from "../setup.js";
 
@@ -13,7 +13,8 @@ export function usePlan(setup) {
   quick.current ??= new Newest();
   thorough.current ??= new Newest(0);
   const key = setup && JSON.stringify(requestOf(setup));
-  useEffect(() => {
+  // Before the next frame is drawn, not after it: a slider's request leaves a frame earlier.
+  useLayoutEffect(() => {
     if (!key) return undefined;
     const request = JSON.parse(key);
     let rest = 0;

@@ -39,21 +39,42 @@ export function Chart({ title, xLabel, data, series, top, cursor }) {
   );
 }
 
-const summary = (data, series) => series.map(({ label }, index) => `${label} max ${Math.max(...data[index + 1].filter((value) => value != null), 0)}`).join(", ");
+const summary = (data, series) =>
+  series
+    .map(({ label }, index) => `${label} max ${Math.max(...data[index + 1].filter((value) => value != null), 0)}`)
+    .join(", ");
 
 function options(width, { xLabel, series, top }) {
-  const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 }, font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif" };
+  const axis = {
+    stroke: colour("--soft"),
+    grid: { stroke: colour("--line"), width: 1 },
+    ticks: { stroke: colour("--line"), width: 1 },
+    font: "12px system-ui, sans-serif",
+    labelFont: "12px system-ui, sans-serif",
+  };
   return {
     width,
     height: HEIGHT,
     legend: { show: false },
     cursor: { sync: { key: "legroom-load" }, drag: { x: true, y: false }, y: false },
     scales: { x: { time: false }, y: { range: (_, low, high) => [0, Math.max(high, top ?? 0, 1) * 1.05] } },
-    axes: [{ ...axis, label: xLabel, labelSize: 18, size: 34 }, { ...axis, size: 58 }],
-    series: [{}, ...series.map(({ label, ink, dashed, filled, bars }) => ({
-      label, stroke: colour(ink), width: 1.6, dash: dashed ? [6, 4] : undefined, spanGaps: true, points: { show: false },
-      fill: filled ? `${colour(ink)}22` : undefined, paths: bars ? uPlot.paths.bars({ size: [1, 8, 2] }) : undefined,
-    }))],
+    axes: [
+      { ...axis, label: xLabel, labelSize: 18, size: 34 },
+      { ...axis, size: 58 },
+    ],
+    series: [
+      {},
+      ...series.map(({ label, ink, dashed, filled, bars }) => ({
+        label,
+        stroke: colour(ink),
+        width: 1.6,
+        dash: dashed ? [6, 4] : undefined,
+        spanGaps: true,
+        points: { show: false },
+        fill: filled ? `${colour(ink)}22` : undefined,
+        paths: bars ? uPlot.paths.bars({ size: [1, 8, 2] }) : undefined,
+      })),
+    ],
   };
 }
 
