@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Literal
 
@@ -15,6 +15,9 @@ from legroom.units import GIB
 Phase = Literal["startup_load", "startup_profile", "startup_kv", "startup_graph", "serving", "shutdown"]
 
 FAILING = ("failure", "host")
+_FAILED_ALLOCATIONS = (
+    "torch_oom", "torch_oom_unsized", "cuda_oom", "cublas_alloc", "sampler_warmup_oom", "cumem_oom", "hbm_oom",
+)  # fmt: skip
 BOILERPLATE = ("ray_worker_died",)
 """What a supervisor prints of every worker that ends, whatever ended it."""
 
@@ -99,7 +102,7 @@ class Case:
     @cached_property
     def is_oom(self) -> bool:
         """A GPU allocation failed, with or without sizes."""
-        return self.has("torch_oom", "torch_oom_unsized", "cuda_oom", "cublas_alloc", "sampler_warmup_oom", "cumem_oom")
+        return self.has(*_FAILED_ALLOCATIONS)
 
     @cached_property
     def frames(self) -> frozenset[str]:
@@ -214,6 +217,7 @@ _V1_FILES = frozenset({
     "core.py", "core_client.py", "gpu_worker.py", "gpu_model_runner.py", "async_llm.py", "loggers.py",
     "kv_cache_utils.py", "multiproc_executor.py", "v1_core.py",
 })  # fmt: skip
+_EARLY_LABELS = ("", "VllmWorker")
 _V0_FILES = frozenset({
     "engine.py", "llm_engine.py", "async_llm_engine.py", "worker.py", "model_runner.py", "scheduler.py",
     "multiproc_worker_utils.py", "distributed_gpu_executor.py", "worker_base.py", "metrics.py", "gpu_executor.py",
@@ -230,6 +234,13 @@ class Engine:
     """As printed; None where the log does not say."""
     before_brackets: bool | None = None
     """The logger wrote `file.py:1]` without an opening bracket: releases before 0.8."""
+    is_labelled: bool = False
+    """Lines begin with the name of their process, `(EngineCore_0 pid=7)`: 0.9.2 and later."""
+
+    @property
+    def looks_before_0_9_2(self) -> bool:
+        """By the style of a V1 log alone: until then only workers had a label, `(VllmWorker rank=0 pid=7)`."""
+        return self.generation == "V1" and not self.before_brackets and not self.is_labelled
 
     def within(self, first: str, last: str) -> bool | None:
         """Whether the release lies in a range; None where that is not known."""
@@ -247,9 +258,11 @@ class HostTraits:
     wsl: bool = False
     trainer: bool = False
     """A training framework runs the engine on its own GPUs."""
+    integrated: bool = False
+    """An AMD GPU inside the CPU, by the odd total that it reports."""
 
 
-def engine_of(evidence: Iterable[Evidence], startup: Startup) -> Engine:
+def engine_of(evidence: Sequence[Evidence], startup: Startup) -> Engine:
     """By the version where it is printed, else by the files that log and how they write it."""
     files = [item.at for item in evidence if item.at]
     names = {name.lstrip("[") for name in files}
@@ -258,7 +271,8 @@ def engine_of(evidence: Iterable[Evidence], startup: Startup) -> Engine:
         generation = "V1"
     elif names & _V0_FILES:
         generation = "V0"
-    return Engine(generation, startup.vllm, not files[0].startswith("[") if files else None)
+    labelled = any(item.process not in _EARLY_LABELS for item in evidence)
+    return Engine(generation, startup.vllm, not files[0].startswith("[") if files else None, labelled)
 
 
 def platform_of(evidence: Iterable[Evidence], startup: Startup) -> HostTraits:
@@ -270,4 +284,13 @@ def platform_of(evidence: Iterable[Evidence], startup: Startup) -> HostTraits:
     unified = bool(ids & {"unified", "nv_sysmem", "tegra_assert"}) or any(
         isinstance(total, int) and 115 * GIB < total < 129 * GIB for total in (*totals, startup.gpu_total_bytes)
     )
-    return HostTraits(unified or bool(startup.gpu_name and "GB10" in startup.gpu_name), "wsl" in ids, "trainer" in ids)
+    integrated = any(_is_share_of_ram(oom) for oom in failed)
+    unified = unified or integrated or bool(startup.gpu_name and "GB10" in startup.gpu_name)
+    return HostTraits(unified, "wsl" in ids, "trainer" in ids, integrated)
+
+
+def _is_share_of_ram(oom: TorchOom) -> bool:
+    """AMD's cards report their size of whole 4 GiB less some MiB; an integrated GPU what the kernel lets it have of the
+    RAM, half of it unless told otherwise (amdgpu's GTT, ttm.pages_limit)."""
+    total = oom.total_bytes or 0
+    return oom.platform == "HIP" and total > 24 * GIB and -total % (4 * GIB) > GIB // 4

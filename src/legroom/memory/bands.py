@@ -205,9 +205,15 @@ def scale(value: Figure) -> float:
     return float(value.high - value.bytes) if value.kind == "estimated" else 0.0
 
 
+def weights_path(of: BandClass, weights: Figure) -> tuple[str, ...]:
+    """Figures of which a part had to be assumed are classes of their own: they do not make exact ones doubtful."""
+    has_class_of_its_own = of.weights_path[0] in ("amd", "quantized")
+    return of.weights_path if weights.kind == "exact" or has_class_of_its_own else ("assumed", *of.weights_path)
+
+
 def _banded_weights(value: Figure, of: BandClass, gpu: Gpu) -> Figure:
     least = bands()["unseen"]["least_of_weights"]
-    below, above = band(rows_of("weights"), of.weights_path, value.bytes, gpu.total_bytes, least)
+    below, above = band(rows_of("weights"), weights_path(of, value), value.bytes, gpu.total_bytes, least)
     if value.kind == "exact" and not below + above:
         return value
     own = value.high - value.bytes
