@@ -47,6 +47,11 @@ def held_at_start(settings: EngineSettings, gpu: Gpu) -> Figure:
     return held
 
 
+def desktop_bytes(gpu: Gpu) -> int:
+    """What a desktop usually holds of a card that drives a screen; 0 for cards without outputs."""
+    return int(constants()["desktop"]["usual_mib"] * MIB) if gpu.screen else 0
+
+
 def _is_nvlink_server(gpu: Gpu) -> bool:
     """Hopper and Blackwell servers; Blackwell's workstation and desktop cards (12.x) are like the cards before them."""
     return gpu.vendor == "nvidia" and gpu.compute_capability[0] in (9, 10)

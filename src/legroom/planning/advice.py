@@ -88,7 +88,7 @@ def _pull(lever: Lever, start: Plan, kept: frozenset[str]) -> Advice | None:
     for flags, changed in _tried(lever, start, kept):
         if changed.verdict == "fits":
             return Advice(flags, why(start, changed), changed, lever.trades)
-        if starts is None and start.verdict == "does_not_fit" and changed.verdict == "tight":
+        if starts is None and changed.starts and not start.starts:
             starts = Advice(flags, why(start, changed), changed, lever.trades)
     return starts
 

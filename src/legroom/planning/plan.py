@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -36,14 +37,22 @@ BAND_KEPT: dict[Policy, float] = {"safe": 1.0, "balanced": 0.5, "tight": 0.0}
 """Share of the error band that a policy holds back: all of it, half of it, none."""
 
 
-def verdict(model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory) -> tuple[Verdict, str]:
+NEAR_MISS = BAND_KEPT["balanced"]
+"""How far into the good half of the band a start must still fail to be called impossible: the same command has been
+seen to start and to fail minutes apart, with 0.08 GiB between the two pools."""
+
+
+def verdict(target: Target, settings: EngineSettings, memory: DeploymentMemory) -> tuple[Verdict, str]:
     """Whether the server starts and holds, with the reason in words.
 
-    `does_not_fit`: a check fails with the expected figures. `tight`: it starts, but at the bad end of the band of the
-    whole sum a check fails, or the card runs over while serving. `fits`: it holds across the band.
+    `does_not_fit`: a check fails, and not only by what the estimate may be wrong by. `tight`: it may start or not,
+    whether the estimate is short by a little or at the bad end of the band of the whole sum; or the card runs over
+    while serving. `fits`: it holds across the band.
     """
+    model, gpu = target.model, target.gpu
     if memory.failure:
-        return "does_not_fit", memory.failure.id
+        short = _near_miss(model, gpu, settings, memory)
+        return ("tight", short) if short else ("does_not_fit", memory.failure.id)
     if memory.doubt:
         return "tight", f"vLLM may not start it: {memory.doubt.hint}"
     over = [rank for rank in memory.ranks if headroom_left(rank, 0.0) < 0]
@@ -60,6 +69,21 @@ def verdict(model: Model, gpu: Gpu, settings: EngineSettings, memory: Deployment
     return "fits", ""
 
 
+def _near_miss(model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory) -> str:
+    """Why a pool that is expected to be too small may be large enough; empty where it is too small all the same."""
+    failure = memory.failure
+    if failure is None or failure is not memory.kv.failure:
+        return ""
+    fuller = [
+        rank.kv_cache.bytes + int(NEAR_MISS * (rank.kv_cache.high - rank.kv_cache.bytes)) for rank in memory.ranks
+    ]
+    if kv_plan(model, settings, gpu, fuller).failure:
+        return ""
+    short = failure.needed_bytes - failure.available_bytes
+    by = f"{human_bytes(short)} too small" if short > 0 else "too small"
+    return f"the KV cache is expected to be {by}, less than the estimate may be wrong by"
+
+
 def _out_of_memory_in_band(rank: Layout, memory: DeploymentMemory, settings: EngineSettings, gpu: Gpu) -> str:
     """Which moment finds the card full at the bad end of the error band; empty where none does."""
     held = held_at_start(settings, gpu)
@@ -73,6 +97,9 @@ def _out_of_memory_in_band(rank: Layout, memory: DeploymentMemory, settings: Eng
     if headroom_left(rank, 1.0) < 0 and gpu.unified:
         left = human_bytes(headroom_left(rank, 0.0))
         return f"CPU and GPU share this memory, and {left} left at the peak is too little for the system"
+    if headroom_left(rank, 1.0) < 0 <= headroom_left(replace(rank, desktop_bytes=0), 1.0):
+        left, usual = gib(rank.headroom_bytes, 1), gib(rank.desktop_bytes, 1)
+        return f"{left} are left, and a desktop on this card takes about {usual} (--gpu-used 0 says that there is none)"
     if headroom_left(rank, 1.0) < 0:
         return "at the high end of the error band the card runs over at its peak"
     return ""
@@ -81,11 +108,12 @@ def _out_of_memory_in_band(rank: Layout, memory: DeploymentMemory, settings: Eng
 def headroom_left(layout: Layout, band_kept: float) -> int:
     """Bytes left of the card at its peak after holding back a share of what could be worse.
 
-    The KV pool shrinks by what the counted parts grow, so only what is outside the budget adds to the peak, and on a
-    memory that the host shares its reserve.
+    The KV pool shrinks by what the counted parts grow, so only what is outside the budget adds to the peak; on a card
+    that may drive a screen its desktop, and on a memory that the host shares its reserve.
     """
-    worse = layout.outside.high - layout.outside.bytes + layout.reserve_bytes
-    return layout.headroom_bytes - int(worse * band_kept)
+    # What the card's own band and a desktop take have nothing to do with each other.
+    unknown = math.hypot(layout.outside.high - layout.outside.bytes, layout.desktop_bytes)
+    return layout.headroom_bytes - int((unknown + layout.reserve_bytes) * band_kept)
 
 
 @dataclass(frozen=True)
@@ -131,6 +159,11 @@ class Plan:
     """Whether advice was looked for, found or not."""
 
     @property
+    def starts(self) -> bool:
+        """Whether it is expected to start; a plan that is not may still be called tight."""
+        return self.memory.failure is None
+
+    @property
     def layout(self) -> Layout:
         """The tightest GPU's."""
         return self.memory.tightest
@@ -164,7 +197,7 @@ def plan(target: Target, args: ServeArgs) -> Plan:
     memory = deployment_memory(target.model, target.gpu, settings, target.seen, target.held_by_others_bytes)
     if settings.auto_fit_len and memory.kv.max_model_len != settings.max_model_len:
         settings = replace(settings, max_model_len=memory.kv.max_model_len)
-    answer, reason = verdict(target.model, target.gpu, settings, memory)
+    answer, reason = verdict(target, settings, memory)
     told = (target.release.note, target.gpu.note, host_note(settings, target.gpu))
     notes = (*(note for note in told if note), *settings.notes)
     made = _within_host(Plan(target, args, settings, memory, answer, reason, notes=notes))
@@ -197,7 +230,7 @@ def cold_start(warm: Plan) -> Plan:
     pairs = zip(memory.ranks, warm.memory.ranks, strict=True)
     if all(first.activation.bytes <= later.activation.bytes for first, later in pairs):
         return warm
-    answer, reason = verdict(target.model, target.gpu, settings, memory)
+    answer, reason = verdict(target, settings, memory)
     return _within_host(replace(warm, memory=memory, verdict=answer, reason=reason))
 
 
