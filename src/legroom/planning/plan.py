@@ -12,9 +12,10 @@ from legroom.memory.deployment import DeploymentMemory, Measurements, deployment
 from legroom.memory.host import deployment_host, host_failure
 from legroom.memory.kv.plan import kv_plan
 from legroom.memory.overhead import held_at_start
-from legroom.memory.unified import host_note
+from legroom.memory.unified import file_cache_bytes, host_note, reserve_bytes
 from legroom.records import dataclass
 from legroom.units import gib, human_bytes
+from legroom.vllm.args import is_given
 from legroom.vllm.command_line import command, without_secrets
 from legroom.vllm.resolve import resolve
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from legroom.facts.gpus import Gpu
+    from legroom.facts.known_bugs import KnownBug
     from legroom.facts.model import Model
     from legroom.facts.releases import Release
     from legroom.memory.host import HostNeeds
@@ -66,7 +68,31 @@ def verdict(target: Target, settings: EngineSettings, memory: DeploymentMemory) 
         reason = _out_of_memory_in_band(rank, memory, settings, gpu)
         if reason:
             return "tight", reason
+    if crowded_by_files(target, settings, memory):
+        files, left = gib(_checkpoint_bytes(target.model, settings, memory), 1), gib(_least_headroom(memory), 1)
+        return "tight", (
+            f"the checkpoint's files ({files}) stay cached in the memory that CPU and GPU share, and {left} of it are "
+            "left at the peak; the driver does not always get the cache back, so drop it once the weights are loaded"
+        )
     return "fits", ""
+
+
+def crowded_by_files(target: Target, settings: EngineSettings, memory: DeploymentMemory) -> bool:
+    """Whether the server and the cached files of its checkpoint do not both fit into a memory that they share, and not
+    only by a little that the kernel gives back in time."""
+    if not target.gpu.unified:
+        return False
+    files = file_cache_bytes(target.gpu, _checkpoint_bytes(target.model, settings, memory))
+    return files > _least_headroom(memory) + reserve_bytes(target.gpu)
+
+
+def _least_headroom(memory: DeploymentMemory) -> int:
+    return min(rank.headroom_bytes for rank in memory.ranks)
+
+
+def _checkpoint_bytes(model: Model, settings: EngineSettings, memory: DeploymentMemory) -> int:
+    whole = sum(rank.weights.bytes for rank in memory.ranks) * settings.tensor_parallel_size
+    return model.checkpoint_bytes or whole
 
 
 def _near_miss(model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory) -> str:
@@ -157,6 +183,8 @@ class Plan:
     notes: tuple[str, ...] = ()
     advised: bool = False
     """Whether advice was looked for, found or not."""
+    bug: KnownBug | None = None
+    """The bug of the release that makes a plan tight whose figures fit."""
 
     @property
     def starts(self) -> bool:
@@ -201,7 +229,26 @@ def plan(target: Target, args: ServeArgs) -> Plan:
     told = (target.release.note, target.gpu.note, host_note(settings, target.gpu))
     notes = (*(note for note in told if note), *settings.notes)
     made = _within_host(Plan(target, args, settings, memory, answer, reason, notes=notes))
-    return _holding_at_first(made) if made.verdict == "fits" else made
+    return _spared_by_bugs(_holding_at_first(made)) if made.verdict == "fits" else made
+
+
+def _spared_by_bugs(made: Plan) -> Plan:
+    """A plan that fits, unless starts like it are known to end by a bug of the release."""
+    if made.verdict != "fits" or not _may_have_start_bugs(made):
+        return made
+    from legroom.planning.notes import start_risk  # noqa: PLC0415 - a plan of the newest release rarely asks
+
+    bug = start_risk(made)
+    if bug is None:
+        return made
+    fixed = f" (fixed in {bug.fixed_in})" if bug.fixed_in else ""
+    reason = f"vLLM {made.target.release} has a bug that ended starts like this: {bug.title}{fixed}"
+    return replace(made, verdict="tight", reason=reason, bug=bug)
+
+
+def _may_have_start_bugs(made: Plan) -> bool:
+    """Not worth reading the list of bugs for: one GPU and no sleep mode."""
+    return made.settings.tensor_parallel_size > 1 or is_given(made.args, "--enable-sleep-mode")
 
 
 def _holding_at_first(made: Plan) -> Plan:
