@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from legroom.facts.attention import LatentAttention, StateSpace
 from legroom.facts.releases import first_release, latest
 from legroom.vllm.speculation import draft_method, draft_name, predicts_itself
-from legroom.vllm.traits import is_moe
 
 if TYPE_CHECKING:
     from legroom.facts.known_bugs import KnownBug
-    from legroom.facts.model import Model
     from legroom.planning.plan import Plan, Target
     from legroom.vllm.args import ServeArgs
 
@@ -54,43 +51,18 @@ def _too_new(target: Target) -> Iterator[str]:
         )
 
 
-def start_risk(made: Plan) -> KnownBug | None:
-    """A bug of the release that has ended starts like this one although the memory was there."""
-    args, wire = made.args, made.target.gpu.interconnect
-    return next((bug for bug in _bugs_of(made) if bug.may_end_start(args, wire)), None)
-
-
 def bug_notes(made: Plan) -> Iterator[str]:
     """A sentence for each bug of the release that these flags and this model set off; of many, those that name a
     setting or a kind of model first. Bugs are known of releases that a later one corrected: the newest has none."""
     if made.target.release.version == latest().version:
         return
-    bugs = [bug for bug in _bugs_of(made) if bug.fixed_in is not None]
+    from legroom.planning.release_bugs import bugs_of  # noqa: PLC0415 - most plans are of the newest release
+
+    target = made.target
+    bugs = bugs_of(target.model, target.gpu, target.release, made.settings, made.memory)
+    bugs = [bug for bug in bugs if bug.fixed_in is not None]
     bugs.sort(key=lambda bug: not (bug.settings or bug.model or bug.platform))
     yield from (_note(bug, made.target.release.version) for bug in bugs[:MOST_NOTES])
-
-
-def _bugs_of(made: Plan) -> list[KnownBug]:
-    from legroom.facts.known_bugs import bugs_with  # noqa: PLC0415 - most plans are of the newest release
-
-    settings = made.settings
-    traits = traits_of(made.target.model) | {f"{settings.engine} engine", f"runner {settings.runner}"}
-    traits |= {"several kv groups"} if len(made.memory.kv.groups) > 1 else set()
-    bugs = bugs_with(made.target.release, made.args, made.target.gpu.vendor)
-    return [bug for bug in bugs if set(bug.model) <= traits]
-
-
-def traits_of(model: Model) -> set[str]:
-    """The kinds of model that a bug may be tied to."""
-    mixers = [mixer for layer in model.layers for mixer in (layer.mixer, *layer.also)]
-    traits = {
-        "mla": any(isinstance(mixer, LatentAttention) for mixer in mixers),
-        "no state layers": not any(isinstance(mixer, StateSpace) for mixer in mixers),
-        "experts": is_moe(model),
-        "multimodal": bool(model.modalities),
-        "encoder-decoder": bool(model.encoder_layers),
-    }
-    return {name for name, has in traits.items() if has}
 
 
 def _note(bug: KnownBug, version: str) -> str:

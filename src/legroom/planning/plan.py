@@ -236,9 +236,10 @@ def _spared_by_bugs(made: Plan) -> Plan:
     """A plan that fits, unless starts like it are known to end by a bug of the release."""
     if made.verdict != "fits" or not _may_have_start_bugs(made):
         return made
-    from legroom.planning.notes import start_risk  # noqa: PLC0415 - a plan of the newest release rarely asks
+    from legroom.planning.release_bugs import start_risk  # noqa: PLC0415 - most plans are of one GPU
 
-    bug = start_risk(made)
+    target = made.target
+    bug = start_risk(target.model, target.gpu, target.release, made.settings, made.memory)
     if bug is None:
         return made
     fixed = f" (fixed in {bug.fixed_in})" if bug.fixed_in else ""
