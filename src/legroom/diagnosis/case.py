@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Literal
 
-from legroom.diagnosis.evidence import Evidence, TorchOom, parse_oom
+from legroom.diagnosis.evidence import WINDOW_LINES, Evidence, TorchOom, breaks_off, parse_oom
 from legroom.facts.releases import logged_release
 from legroom.planning.startup_log import Startup
 from legroom.records import dataclass
@@ -59,7 +59,16 @@ class Case:
     def last_error(self) -> Evidence | None:
         """The last error that gives a reason of its own."""
         errors = (item for item in reversed(self.evidence) if item.role in (*FAILING, "exception"))
-        return next((item for item in errors if not item.is_warning and item.id not in BOILERPLATE), None)
+        told = (item for item in errors if not item.is_warning and item is not self.broken_message)
+        return next((item for item in told if item.id not in BOILERPLATE), None)
+
+    @cached_property
+    def broken_message(self) -> Evidence | None:
+        """An error at the very end of the text that is only the beginning of one that would decide."""
+        last = self.last("exception")
+        if last is None or last.line + WINDOW_LINES <= self.lines:
+            return None
+        return last if breaks_off(str(last.facts.get("message", ""))) else None
 
     @cached_property
     def echo(self) -> Evidence | None:
@@ -69,7 +78,8 @@ class Case:
     @cached_property
     def broken_traceback(self) -> Evidence | None:
         """A traceback at the end of the text whose error is not there."""
-        last, error = self.last("traceback"), self.last_error
+        frames = (item for item in self.evidence if item.role == "frame" and is_traceback_line(item.text))
+        last, error = self.last("traceback") or next(frames, None), self.last_error
         return None if last is None or (error is not None and error.line > last.line) or self._echoed(last) else last
 
     def _echoed(self, traceback: Evidence) -> bool:
@@ -111,8 +121,10 @@ class Case:
         if failure is None:
             yield from self.evidence
             return
+        # Ranks that fail together print their tracebacks line by line in turn: each is as many times longer.
+        ranks = len({(evidence.rank, evidence.pid) for evidence in self.all(failure.id)})
         for evidence in self.evidence:
-            if failure.line - 200 <= evidence.line <= failure.line + 60:
+            if failure.line - 200 * ranks <= evidence.line <= failure.line + 60 * ranks:
                 yield evidence
 
     @cached_property
@@ -145,8 +157,9 @@ class Case:
         """
         for site, frames in _SITES:
             if self.frames & frames:
-                # The sampler runs in the warm-up and in every step alike.
-                return "serving" if site == "sampling" and self.reached == "serving" else site
+                # The sampler runs in the warm-up and in every step alike; compilation can be late, too.
+                either = site == "sampling" or self.frames & frames == {"frame_compile"}
+                return "serving" if either and self.reached == "serving" else site
         if self.has("sampler_warmup_oom"):
             return "sampler"
         return {
@@ -186,6 +199,11 @@ class Case:
         return total - free
 
 
+def is_traceback_line(text: str) -> bool:
+    """Whether the line is of a traceback, rather than one that mentions a function."""
+    return 'File "' in text or "ERROR" in text or "[rank" in text
+
+
 _SITES: tuple[tuple[str, frozenset[str]], ...] = (
     ("wake", frozenset({"frame_wake"})),
     ("sampler", frozenset({"frame_dummy_sampler"})),
@@ -193,11 +211,13 @@ _SITES: tuple[tuple[str, frozenset[str]], ...] = (
     ("graph", frozenset({"frame_capture"})),
     ("profile", frozenset({"frame_profile"})),
     ("warmup", frozenset({"frame_warmup"})),
-    ("build", frozenset({"frame_create_weights"})),
+    ("build", frozenset({"frame_create_weights", "frame_model_init"})),
     ("load", frozenset({"frame_load"})),
     ("kv", frozenset({"frame_kv_alloc"})),
     ("spec", frozenset({"frame_spec"})),
     ("lora", frozenset({"frame_lora"})),
+    # torch.compile does its work in the first forward pass, which is that of the profile run.
+    ("profile", frozenset({"frame_compile"})),
     ("serving", frozenset({"frame_serving", "frame_logits"})),
     ("sampling", frozenset({"frame_sampler"})),
     ("device", frozenset({"frame_device_init"})),
@@ -230,6 +250,8 @@ class Engine:
     """As printed; None where the log does not say."""
     before_brackets: bool | None = None
     """The logger wrote `file.py:1]` without an opening bracket: releases before 0.8."""
+    names_process: bool = False
+    """Every line of the engine begins with its name and pid: 0.10.1 and later."""
 
     def within(self, first: str, last: str) -> bool | None:
         """Whether the release lies in a range; None where that is not known."""
@@ -253,12 +275,13 @@ def engine_of(evidence: Iterable[Evidence], startup: Startup) -> Engine:
     """By the version where it is printed, else by the files that log and how they write it."""
     files = [item.at for item in evidence if item.at]
     names = {name.lstrip("[") for name in files}
+    named = any("EngineCore" in item.process for item in evidence)
     generation: Literal["V0", "V1", ""] = ""
-    if any("EngineCore" in item.process for item in evidence) or names & _V1_FILES:
+    if named or names & _V1_FILES:
         generation = "V1"
     elif names & _V0_FILES:
         generation = "V0"
-    return Engine(generation, startup.vllm, not files[0].startswith("[") if files else None)
+    return Engine(generation, startup.vllm, not files[0].startswith("[") if files else None, named)
 
 
 def platform_of(evidence: Iterable[Evidence], startup: Startup) -> HostTraits:

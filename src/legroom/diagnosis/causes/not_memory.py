@@ -62,7 +62,7 @@ def _exception(case: Case) -> Evidence | None:
 
 def _any_exception(case: Case) -> Assessment | None:
     error = _exception(case)
-    if error is None or case.is_oom:
+    if error is None or error is case.broken_message or case.is_oom:
         return None
     # That an engine died is no reason of its own where an exception says why.
     says_why = "Engine core initialization" not in error.text
