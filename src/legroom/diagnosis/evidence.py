@@ -110,6 +110,8 @@ _COVERED = {
     "pinned_failed": ("cuda_oom",),
     "illegal_access": ("kernel_launch",),
     "kernel_shared_memory": ("torch_oom_unsized",),
+    "tpu_chip_memory": ("torch_oom_unsized",),
+    "sampling_kernel": ("illegal_access",),
     "core_killed": ("engine_start_failed",),
     "core_bus_error": ("engine_start_failed",),
     # Ray lists what may have happened, killing for want of memory among it, whatever happened.

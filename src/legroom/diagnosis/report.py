@@ -165,8 +165,8 @@ def _needed(case: Case) -> list[str]:
         needed.append(f"the rest of the traceback at line {broken.line}: its last line names the error")
     if _is_placeless(case):
         needed.append(
-            "the lines above the error: frames (load_model, profile_run, capture_model, execute_model) or the last line "
-            "of the start-up tell whether memory ran out while loading, profiling, capturing graphs or serving"
+            "the lines above the error: frames (load_model, profile_run, capture_model, execute_model) or the last "
+            "line of the start-up tell whether memory ran out while loading, profiling, capturing graphs or serving"
         )
         return needed
     if echo is not None and echo.id in BOILERPLATE:
