@@ -207,8 +207,8 @@ def _op_step(line: MatchedLine) -> str:
         facts = {name: str(value) for name, value in missing.facts.items()}
         return _library(MatchedLine(facts, missing, line.planner))[1]
     return (
-        f"in a new environment: pip install 'vllm{_pinned(line.planner)}' alone, with the torch it brings; with a source "
-        "checkout do not start from inside its folder"
+        f"in a new environment: pip install 'vllm{_pinned(line.planner)}' alone, with the torch it brings; with a "
+        "source checkout do not start from inside its folder"
     )
 
 
@@ -216,8 +216,8 @@ def _config_step(line: MatchedLine) -> str:
     file = line.facts.get("file", "")
     if file and not file.endswith(".json"):
         return (
-            f"head -c 4 {file}: vLLM was given a file as the model. If it prints GGUF, give it a name that ends in .gguf "
-            "(a link will do) and add --tokenizer; else give the folder that holds config.json"
+            f"head -c 4 {file}: vLLM was given a file as the model. If it prints GGUF, give it a name that ends in "
+            ".gguf (a link will do) and add --tokenizer; else give the folder that holds config.json"
         )
     return f"look at it: head -c 300 {file or 'config.json'}; an HTML page or a Git LFS pointer is not the file"
 

@@ -34,9 +34,9 @@ _BY_TYPE = {
 
 _OF_NOTHING = "'NoneType' object"
 _GOT_NOTHING = (
-    "a step got nothing where it expected something, and while serving it is the request that sets it off: send the last "
-    "request before the error once more, alone, and leave out its options one at a time (embeddings, logprobs, guided "
-    "output, media)"
+    "a step got nothing where it expected something, and while serving it is the request that sets it off: send the "
+    "last request before the error once more, alone, and leave out its options one at a time (embeddings, logprobs, "
+    "guided output, media)"
 )
 
 
