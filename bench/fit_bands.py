@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from legroom.facts.bands import ROOT, BandRow, band, bands, sum_band
+from legroom.facts.fit import ROOT, BandRow, band, bands, sum_band
 from legroom.figures import Figure, exact
 from legroom.memory.activation.peak import activation, activation_cold
 from legroom.memory.bands import BandClass, band_class, kv_scale, scale

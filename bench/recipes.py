@@ -20,10 +20,10 @@ from typing import Any
 
 import yaml
 
-from legroom.api import Machine, make_plan
 from legroom.errors import LegroomError
 from legroom.facts.bundled import find
 from legroom.facts.releases import Release, latest, release
+from legroom.planning.machine import Machine, make_plan
 from legroom.planning.plan import Plan
 from legroom.units import human_bytes
 from legroom.vllm.parse import parse_flags

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
-from legroom.facts.gpus import gpu as known_gpu
-from legroom.facts.gpus import with_total
 from legroom.facts.releases import latest
 from legroom.facts.releases import release as known_release
-from legroom.home import store_path
-from legroom.planning.plan import Plan, Target
-from legroom.planning.plan import plan_on_named_card as predict
+from legroom.planning.machine import Machine, make_plan
+from legroom.planning.plan import Plan
 from legroom.records import dataclass
-from legroom.units import gib, parse_bytes, parse_length
+from legroom.units import parse_length
 from legroom.vllm.args import ServeArgs
-from legroom.vllm.served_model import served_model
-from legroom.vllm.speculation import draft_method, draft_name, predicts_itself
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +22,6 @@ if TYPE_CHECKING:
     from legroom.diagnosis.finding import Finding
     from legroom.drawing.terminal import Style
     from legroom.facts.diagnosis_texts import Language
-    from legroom.facts.gpus import Gpu
     from legroom.facts.releases import Release
     from legroom.live.view import ServerView
     from legroom.memory.layout import Layout
@@ -39,21 +33,6 @@ if TYPE_CHECKING:
     from legroom.simulation.trace import Trace
 
 _FLAGS = frozenset(field.name for field in fields(ServeArgs)) - {"model", "usage", "env", "others"}
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """Where it runs, as a user writes it."""
-
-    gpu: str
-    gpus: int | None = None
-    """None: as many as the parallel sizes of the flags need."""
-    memory: str | None = None
-    """Total of one GPU, in place of the one in the facts."""
-    used: str | None = None
-    """What other processes hold of one GPU."""
-    host_memory: str | None = None
-    """What the server may use of its host's memory; None: no limit is known."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +73,7 @@ class PlanReport:
 
     def json(self, explain_math: bool = False) -> dict[str, Any]:
         """The document that `legroom plan --json` prints."""
-        from legroom.planning.plan_document import plan_json  # noqa: PLC0415
+        from legroom.planning.plan_json import plan_json  # noqa: PLC0415
 
         return plan_json(self.plan, explain_math)
 
@@ -330,115 +309,6 @@ def watch(*servers: str, interval_s: float = 5.0, once: bool = False) -> Iterato
         look_once(config, session, min(1.0, interval_s))
         return iter([WatchReport(view) for view in session.views.values()])
     return (WatchReport(view) for view in watching(config, session))
-
-
-def make_plan(args: ServeArgs, release: Release, machine: Machine, *, advice: bool = True) -> Plan:
-    """The plan of parsed flags, with what this user's own start-ups measured, and with advice where it needs any."""
-    target = make_target(args, release, machine)
-    made = predict(with_measurements(target, args), args)
-    made = replace(made, notes=(*made.notes, *_remarks(made.target, args), *_bug_notes(made)))
-    if advice and made.verdict != "fits":
-        from legroom.planning.advice import with_advice  # noqa: PLC0415
-
-        made = with_advice(made)
-    return made
-
-
-def make_target(args: ServeArgs, release: Release, machine: Machine) -> Target:
-    """What the plan is for. Without a count, the flags' own parallel sizes say how many GPUs there are."""
-    card = known_gpu(machine.gpu)
-    card = (
-        with_measured_total(card)
-        if machine.memory is None
-        else with_total(card, parse_bytes(machine.memory, "--gpu-memory"))
-    )
-    used = parse_bytes(machine.used, "--gpu-used") if machine.used is not None else 0
-    if used > card.total_bytes:
-        raise LegroomError("--gpu-used is more than the card has", "give what other processes hold of one GPU")
-    number = machine.gpus if machine.gpus is not None else max(args.gpus_needed, 1)
-    if number < 1:
-        raise LegroomError(f"{number} GPUs cannot serve a model", "say --gpus 1 or more")
-    return Target(
-        served_model(args),
-        card,
-        number,
-        release,
-        held_by_others_bytes=used,
-        host_limit_bytes=parse_bytes(machine.host_memory, "--host-memory") if machine.host_memory else None,
-        gpus_given=machine.gpus is not None,
-    )
-
-
-def with_measured_total(card: Gpu) -> Gpu:
-    """The card with the total that this user's own start-ups reported, where `legroom calibrate` has stored one."""
-    if not store_path().exists():
-        return card
-    from legroom.planning.calibration import usable_total  # noqa: PLC0415
-    from legroom.planning.calibration_store import read_store  # noqa: PLC0415
-
-    total = usable_total(read_store().observations, card)
-    if total is None:
-        return card
-    note = f"a total of {gib(total)} as your own start-ups reported it (the facts say {gib(card.total_bytes)})"
-    return replace(with_total(card, total), note="; ".join(filter(None, (card.note, note))))
-
-
-def with_measurements(target: Target, args: ServeArgs) -> Target:
-    """The target with what `legroom calibrate` has stored for it, if there is a store."""
-    if not store_path().exists():
-        return target
-    from legroom.planning.calibration import lookup  # noqa: PLC0415
-    from legroom.planning.calibration_store import read_store  # noqa: PLC0415
-    from legroom.vllm.resolve import resolve  # noqa: PLC0415
-
-    settings = resolve(args, target.model, target.gpu, target.release)
-    return replace(target, seen=lookup(read_store().observations, target, settings))
-
-
-def _remarks(target: Target, args: ServeArgs) -> Iterator[str]:
-    """What the reader should know of how the GPU and the model were read."""
-    if target.gpu.note:
-        yield target.gpu.note
-    yield from _too_new(target)
-    spec = args.speculative_config
-    if predicts_itself(draft_method(spec)) and not target.model.draft_layers:
-        yield (
-            f"speculative method {draft_method(spec)}: {target.model.name} has no prediction layers known here, "
-            "so nothing is counted for it and vLLM may refuse it"
-        )
-    if draft_name(spec) and target.model.draft is None:
-        yield (
-            f"the {draft_method(spec)} head {draft_name(spec)} could not be read: it is estimated as one layer as wide "
-            "as the model's own; name a folder with its config.json to have it counted"
-        )
-    if not target.model.known:
-        yield (
-            f"legroom does not know the architecture {target.model.architecture or 'of this model'}: it is read as a "
-            "plain transformer, so weights are an estimate; KV bytes are exact if its attention is what the config says"
-        )
-
-
-def _bug_notes(made: Plan) -> Iterator[str]:
-    """Bugs are known of releases that a later one corrected; the newest has none to tell, and pays for no reading."""
-    if made.target.release.version == latest().version:
-        return
-    from legroom.planning.bug_notes import bug_notes  # noqa: PLC0415
-
-    yield from bug_notes(made)
-
-
-def _too_new(target: Target) -> Iterator[str]:
-    """A release older than the model may refuse it for other reasons than memory."""
-    if target.release.version == latest().version:
-        return
-    from legroom.facts.releases import first_release  # noqa: PLC0415
-
-    since = first_release(target.model.architecture)
-    if since is not None and target.release.before(since):
-        yield (
-            f"vLLM {target.release} does not list {target.model.architecture}, which came with {since}: it will most "
-            "likely refuse this model whatever the memory; the figures are what its accounting would give"
-        )
 
 
 def _near(name: str) -> str:

@@ -1,8 +1,9 @@
 """Frozen dataclasses that cost little to define.
 
 `dataclasses` writes and compiles six functions for every frozen class, a millisecond each time a module is imported:
-two thirds of what starting `legroom plan` used to take (Python 3.11). This decorator compiles `__init__` alone and
-shares the rest. The classes are dataclasses to everything else: `fields`, `replace`, `asdict`, `match`, type checkers.
+two thirds of what starting `legroom plan` used to take (Python 3.11). This decorator compiles `__init__` alone, when
+the first object is made, and shares the rest. The classes are dataclasses to everything else: `fields`, `replace`,
+`asdict`, `match`, type checkers.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _PLAIN_FIELD = dataclasses.fields(_Sample)[0]._field_type  # type: ignore[attr-d
 def _define(cls: type, slots: bool) -> type:
     fields = _fields(cls)
     methods: dict[str, Any] = {
-        "__init__": _init(cls, fields), "__dataclass_fields__": fields, "__match_args__": tuple(fields),
+        "__init__": _Init(cls, fields), "__dataclass_fields__": fields, "__match_args__": tuple(fields),
         "__setattr__": _refuse, "__delattr__": _refuse, "__dataclass_params__": _Sample.__dataclass_params__,  # type: ignore[attr-defined]
         **_shared(fields),
     }  # fmt: skip
@@ -51,9 +52,9 @@ def _define(cls: type, slots: bool) -> type:
         return _with_slots(cls, fields, methods)
     for name, value in methods.items():
         setattr(cls, name, value)
-    for name, one in fields.items():
+    for name, field_ in fields.items():
         if isinstance(cls.__dict__.get(name), Field):
-            _restore_default(cls, name, one)
+            _restore_default(cls, name, field_)
     return cls
 
 
@@ -66,22 +67,37 @@ def _fields(cls: type) -> dict[str, Field[Any]]:
         if str(annotation).startswith(("ClassVar", "typing.ClassVar")):
             continue
         given = cls.__dict__.get(name, MISSING)
-        one: Any = given if isinstance(given, Field) else dataclasses.field(default=given)
-        one.name, one.type, one._field_type = name, annotation, _PLAIN_FIELD
-        fields[name] = one
+        field_: Any = given if isinstance(given, Field) else dataclasses.field(default=given)
+        field_.name, field_.type, field_._field_type = name, annotation, _PLAIN_FIELD
+        fields[name] = field_
     return fields
+
+
+class _Init:
+    """Stands for `__init__` until it is asked for: half of the classes that a command imports make no object."""
+
+    def __init__(self, cls: type, fields: dict[str, Field[Any]]) -> None:
+        self._cls, self._fields = cls, fields
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._cls = owner  # the class with slots
+
+    def __get__(self, made: Any, owner: type) -> Any:
+        init = _init(self._cls, self._fields)
+        type.__setattr__(self._cls, "__init__", init)
+        return init if made is None else init.__get__(made, owner)
 
 
 def _init(cls: type, fields: dict[str, Field[Any]]) -> Callable[..., None]:
     """The one function worth compiling: objects are made far more often than they are compared or shown."""
     known: dict[str, Any] = {"_set": object.__setattr__, "_absent": MISSING}
     parameters, lines = ["self"], []
-    for name, one in fields.items():
-        if one.default is not MISSING:
-            known[f"_default_{name}"] = one.default
+    for name, field_ in fields.items():
+        if field_.default is not MISSING:
+            known[f"_default_{name}"] = field_.default
             parameters.append(f"{name}=_default_{name}")
-        elif one.default_factory is not MISSING:
-            known[f"_make_{name}"] = one.default_factory
+        elif field_.default_factory is not MISSING:
+            known[f"_make_{name}"] = field_.default_factory
             parameters.append(f"{name}=_absent")
             lines.append(f"    if {name} is _absent: {name} = _make_{name}()")
         else:
@@ -96,9 +112,9 @@ def _init(cls: type, fields: dict[str, Field[Any]]) -> Callable[..., None]:
 
 
 def _shared(fields: dict[str, Field[Any]]) -> dict[str, Any]:
-    compared = _getter(name for name, one in fields.items() if one.compare)
-    hashed = _getter(name for name, one in fields.items() if (one.compare if one.hash is None else one.hash))
-    shown = tuple(name for name, one in fields.items() if one.repr)
+    compared = _getter(name for name, field_ in fields.items() if field_.compare)
+    hashed = _getter(name for name, f in fields.items() if (f.compare if f.hash is None else f.hash))
+    shown = tuple(name for name, field_ in fields.items() if field_.repr)
 
     def equal(self: Any, other: Any) -> Any:
         if other.__class__ is not self.__class__:
@@ -132,11 +148,11 @@ def _with_slots(cls: type, fields: dict[str, Field[Any]], methods: dict[str, Any
     return made
 
 
-def _restore_default(cls: type, name: str, one: Field[Any]) -> None:
-    if one.default is MISSING:
+def _restore_default(cls: type, name: str, field_: Field[Any]) -> None:
+    if field_.default is MISSING:
         delattr(cls, name)
     else:
-        setattr(cls, name, one.default)
+        setattr(cls, name, field_.default)
 
 
 def _refuse(self: Any, name: str, *value: Any) -> None:

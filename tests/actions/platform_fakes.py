@@ -60,10 +60,10 @@ elif words[0] == "compose":
     rest = words[1:]
     files = [rest[at + 1] for at, word in enumerate(rest) if word == "--file"]
     if "config" in rest:
-        held = {"services": {"vllm": {"command": state["command"]}, "bare": {}}}
+        project = {"services": {"vllm": {"command": state["command"]}, "bare": {}}}
         for name in files[1:]:
-            held["services"]["vllm"] |= json.loads(Path(name).read_text())["services"]["vllm"]
-        print(json.dumps(held))
+            project["services"]["vllm"] |= json.loads(Path(name).read_text())["services"]["vllm"]
+        print(json.dumps(project))
     elif "ps" in rest:
         print("\\n".join(state["names"]))
     elif "up" in rest:

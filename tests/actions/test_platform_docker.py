@@ -82,8 +82,8 @@ def test_a_service_without_a_command_keeps_its_flags(tmp_path, docker):
 
 
 def test_scaling_says_how_or_does_it(service, docker):
-    said = asyncio.run(scale(service, 3, act=False))
-    assert "--scale vllm=3" in said
+    answer = asyncio.run(scale(service, 3, act=False))
+    assert "--scale vllm=3" in answer
     assert "scaled" not in docker()
     assert "from 1 to 3" in asyncio.run(scale(service, 3, act=True))
     assert docker()["scaled"] == "vllm=3"

@@ -27,7 +27,7 @@ def test_a_link_stays_one(tmp_path):
 def test_what_a_killed_legroom_left_beside_it_is_no_hindrance(tmp_path):
     (tmp_path / ".a.legroom").write_text("half")
     write_whole(tmp_path / "a", "whole", 0o600)
-    assert [one.name for one in tmp_path.iterdir()] == ["a"]
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o600
 
 

@@ -17,8 +17,8 @@ pytest.importorskip("kubernetes")
 
 
 class Api(BaseHTTPRequestHandler):
-    def answer(self, held, status=200):
-        body = json.dumps(held).encode()
+    def answer(self, document, status=200):
+        body = json.dumps(document).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -32,8 +32,8 @@ class Api(BaseHTTPRequestHandler):
         return json.loads(self.rfile.read(int(self.headers["Content-Length"])))
 
     def do_GET(self):
-        held = self.server.objects.get(self.path)
-        self.answer(held or {"kind": "Status", "code": 404}, 200 if held else 404)
+        kept = self.server.objects.get(self.path)
+        self.answer(kept or {"kind": "Status", "code": 404}, 200 if kept else 404)
 
     def do_POST(self):
         made = self.body()
@@ -45,27 +45,27 @@ class Api(BaseHTTPRequestHandler):
         return self.answer(made, 201)
 
     def do_PUT(self):
-        made, held = self.body(), self.server.objects[self.path]
-        if made["metadata"]["resourceVersion"] != held["metadata"]["resourceVersion"]:
+        made, kept = self.body(), self.server.objects[self.path]
+        if made["metadata"]["resourceVersion"] != kept["metadata"]["resourceVersion"]:
             return self.answer({"kind": "Status", "code": 409}, 409)
         made["metadata"]["resourceVersion"] = str(int(made["metadata"]["resourceVersion"]) + 1)
         self.server.objects[self.path] = made
         return self.answer(made)
 
     def do_PATCH(self):
-        held, change = self.server.objects.get(self.path), self.body()
-        if held is None:
+        kept, change = self.server.objects.get(self.path), self.body()
+        if kept is None:
             return self.answer({"kind": "Status", "code": 404}, 404)
         spec = change["spec"]
         self.server.patches.append(spec)
         if "replicas" in spec:
-            held["spec"]["replicas"] = spec["replicas"]
+            kept["spec"]["replicas"] = spec["replicas"]
         template = spec.get("template", {})
-        held["spec"]["template"]["metadata"]["annotations"] |= template.get("metadata", {}).get("annotations", {})
-        for one in template.get("spec", {}).get("containers", []):
-            held["spec"]["template"]["spec"]["containers"][0] |= {k: v for k, v in one.items() if v is not None}
-        held["status"] |= dict.fromkeys(("updatedReplicas", "readyReplicas"), held["spec"]["replicas"])
-        return self.answer(held)
+        kept["spec"]["template"]["metadata"]["annotations"] |= template.get("metadata", {}).get("annotations", {})
+        for container in template.get("spec", {}).get("containers", []):
+            kept["spec"]["template"]["spec"]["containers"][0] |= {k: v for k, v in container.items() if v is not None}
+        kept["status"] |= dict.fromkeys(("updatedReplicas", "readyReplicas"), kept["spec"]["replicas"])
+        return self.answer(kept)
 
 
 DEPLOYMENT = "/apis/apps/v1/namespaces/ml/deployments/vllm"

@@ -43,15 +43,15 @@ def program(tmp_path_factory):
     daemon = subprocess.Popen([BIN / "supervisord", "-c", config], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", str(BIN), prepend=":")
-        held = SupervisordProgram("vllm", config)
+        program = SupervisordProgram("vllm", config)
         for _ in range(100):
             try:
-                if asyncio.run(held.state()).running and (folder / "args").exists():
+                if asyncio.run(program.state()).running and (folder / "args").exists():
                     break
             except ActionFailed:
                 pass
             time.sleep(0.1)
-        yield held
+        yield program
     daemon.terminate()
     daemon.wait(120)
 

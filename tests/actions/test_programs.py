@@ -87,16 +87,16 @@ def test_an_identity_is_of_one_process_alone():
 
 
 def test_a_command_restarts_with_the_server_and_the_flags_it_is_told(tmp_path):
-    said = tmp_path / "said"
+    output = tmp_path / "said"
     platform = CommandPlatform(
-        f'echo "$LEGROOM_SERVER $LEGROOM_ACTION" > {said}; cat "$LEGROOM_FLAGS_FILE" >> {said}',
+        f'echo "$LEGROOM_SERVER $LEGROOM_ACTION" > {output}; cat "$LEGROOM_FLAGS_FILE" >> {output}',
         "http://a:8000",
         flags_file=tmp_path / "flags.json",
     )
     override = asyncio.run(platform.override_place())
     asyncio.run(platform.write_flags(FlagChange({"--seed": "1"})))
     asyncio.run(platform.restart(RestartRequest("17", 10)))
-    first, rest = said.read_text().split("\n", 1)
+    first, rest = output.read_text().split("\n", 1)
     assert first == "http://a:8000 17"
     assert json.loads(rest)["flags"] == {"--seed": "1"}
     asyncio.run(platform.restore_flags(override))

@@ -383,6 +383,13 @@ def test_incidents_are_listed(journalled, capsys):
     assert "gpu1:8000" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["/proc/self/mem", "/dev/null", "/tmp", __file__])
+@pytest.mark.parametrize("command", [["incidents"], ["incident", "1"]], ids=" ".join)
+def test_a_file_that_is_no_journal_is_said_to_be_none(command, name, capsys):
+    assert main([*command, "--journal", name]) == 2
+    assert f"{name} is not a journal" in capsys.readouterr().err
+
+
 def test_incidents_as_json(journalled, capsys):
     assert main(["incidents", "--json", "--server", SERVER]) == 0
     listed = json.loads(capsys.readouterr().out)["incidents"]

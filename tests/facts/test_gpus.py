@@ -3,6 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from legroom.errors import LegroomError
+from legroom.facts import gpus
 from legroom.facts.gpus import Gpu, all_gpus, gpu, nearest_gpus, with_total
 from legroom.units import GIB
 
@@ -133,3 +134,11 @@ def test_any_text_is_a_gpu_or_a_clear_error(text: str) -> None:
     except LegroomError as error:
         assert error.exit_code == 2
         assert error.hint
+
+
+def test_a_name_as_written_and_the_same_name_squeezed_mean_one_card():
+    names = [entry["name"] for entry in gpus._data()["gpus"]]
+    names += [alias for entry in gpus._data()["gpus"] for alias in entry["aliases"]] + list(gpus._data()["ambiguous"])
+    for name in names:
+        squeezed = gpus._read(*gpus._index()[gpus._key(name)])
+        assert gpus.gpu(name) == squeezed, name

@@ -6,8 +6,8 @@ import pytest
 
 from legroom.errors import LegroomError
 from legroom.facts.bundled import expanded, find
+from legroom.facts.model_files import local_tensors, total_bytes
 from legroom.facts.models import load
-from legroom.facts.safetensors_headers import local_tensors, total_bytes
 
 
 def llama_config() -> dict[str, Any]:

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from legroom.cli.main import main
-from legroom.guard.policy_file import parse_policy
+from legroom.guard.policy import parse_policy
 
 
 def test_the_printed_policy_is_one(capsys):
@@ -41,7 +41,9 @@ def test_a_wrong_policy_names_line_and_key(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     "words",
-    [["guard"], ["guard", "--upstream", "ftp://x"], ["guard", "--upstream", "http://x", "--port", "99999"],
+    [["guard"], ["guard", "--upstream", "ftp://x"], ["guard", "--upstream", "abc"],
+     ["guard", "--upstream", "http://a b"], ["guard", "--upstream", "http://x:0"],
+     ["guard", "--upstream", "http://x", "--port", "99999"],
      ["guard", "--upstream", "http://x", "--plan", "/nowhere.json"],
      ["guard", "--upstream", "http://x", "--policy", "/nowhere.toml"],
      ["guard", "--upstream", "http://x", "--answer-timeout", "nan"],

@@ -13,8 +13,8 @@ from legroom.guard.media import image_pixels, media_of
 from legroom.guard.paths import GUARDED, Kind, kind_of
 from legroom.guard.policy import PoolPolicy
 from legroom.guard.prompts import MOST_PROMPTS, MOST_WALKED
+from legroom.guard.request import weight_of
 from legroom.guard.tokens import ModelTokens
-from legroom.guard.weigh import weight_of
 
 
 def completion(**body):

@@ -20,8 +20,8 @@ from legroom.guard.limits import (
 )
 from legroom.guard.paths import Kind
 from legroom.guard.policy import PoolPolicy
+from legroom.guard.request import weight_of
 from legroom.guard.tokens import CONFIRMED, FEWEST, GENERATION, MOST_MODELS, Highest, ModelTokens, Quantile, TokenBook
-from legroom.guard.weigh import weight_of
 from legroom.planning.plan_document import plan_from_json
 from legroom.units import cdiv
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.errors import LegroomError
-from legroom.guard.policy import Policy, policy_toml
-from legroom.guard.policy_file import PolicyFile, parse_policy, read_policy
+from legroom.guard.policy import Policy, PolicyFile, parse_policy, policy_toml, read_policy
 
 
 def complaint(text):

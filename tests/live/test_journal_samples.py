@@ -14,13 +14,15 @@ from legroom.live.journal.columns import (
     NAN,
     DamagedColumns,
     _compressor,
+    growth,
+    merged,
     pack_columns,
     pack_row,
+    thinned,
     unpack_columns,
     unpack_row,
 )
 from legroom.live.journal.journal import Journal, Retention
-from legroom.live.journal.thinning import growth, merged, thinned
 from legroom.live.metrics.sample import EngineSample, Histogram, Sample
 
 START_S = 1_000_000 * 3600.0 / 1000  # an hour's edge

@@ -11,7 +11,8 @@ from legroom.live.detectors.base import DetectorFinding
 from legroom.live.metrics.sample import EngineSample, Histogram, Sample
 from legroom.live.metrics.window import Window
 from legroom.live.remedies import remedies_for, traffic
-from legroom.planning.plan_document import PlanDocument, plan_from_json, replan
+from legroom.planning.plan_document import PlanDocument, plan_from_json
+from legroom.planning.plan_json import replan
 from legroom.units import GIB
 
 

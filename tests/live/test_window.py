@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -27,6 +29,16 @@ def test_a_rate_is_growth_over_time() -> None:
     seen = window(sample(0, generation_tokens=100), sample(5, generation_tokens=150), sample(10, generation_tokens=250))
     assert seen.rate("generation_tokens") == pytest.approx(15)
     assert seen.interval_s == 5
+
+
+def test_a_snapshot_stays_as_it_is_when_the_next_look_comes_in() -> None:
+    seen = window(sample(0, generation_tokens=100), sample(5, generation_tokens=150))
+    snapshot = seen.snapshot()
+    before = {name: list(kept) for name, kept in vars(snapshot).items() if isinstance(kept, deque)}
+    seen.add(sample(10, generation_tokens=1))
+    seen.add(ScrapeFailure(15, SERVER, "refused", "nothing listens there"))
+    seen.switches.append(20.0)
+    assert {name: list(getattr(snapshot, name)) for name in before} == before
 
 
 def test_a_total_that_fell_counts_from_nothing() -> None:

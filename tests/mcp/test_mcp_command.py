@@ -6,8 +6,9 @@ import sys
 import pytest
 
 from legroom.cli.main import main
-from legroom.cli.mcp import address_of, is_loopback
+from legroom.cli.mcp import address_of
 from legroom.errors import LegroomError
+from legroom.live.metrics.address import is_loopback_host
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ def test_what_is_no_address_is_refused(text):
     ],
 )  # fmt: skip
 def test_only_this_machine_reaches_a_loopback_address(host, loopback):
-    assert is_loopback(host) is loopback
+    assert is_loopback_host(host) is loopback
 
 
 def test_without_the_sdk_the_command_says_what_to_install(monkeypatch, capsys):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import legroom
-from legroom.facts.bands import ROOT, BandRow, band, bands, row_at, rows_of, sum_band
+from legroom.facts.fit import ROOT, BandRow, band, bands, row_at, rows_of, sum_band
 from legroom.facts.gpus import gpu
 from legroom.memory.bands import band_class, card_family
 from legroom.planning.plan import Plan

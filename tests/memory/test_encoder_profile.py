@@ -14,8 +14,13 @@ from legroom.facts.gpus import gpu
 from legroom.facts.model import Model
 from legroom.facts.models import load
 from legroom.facts.releases import release
-from legroom.memory.activation.encoder.items import encoder_budget, items_per_batch, profiled_items
-from legroom.memory.activation.encoder.profile import EncoderProfile, encoder_profile
+from legroom.memory.activation.encoder import (
+    EncoderProfile,
+    encoder_budget,
+    encoder_profile,
+    items_per_batch,
+    profiled_items,
+)
 from legroom.memory.activation.peak import activation
 from legroom.memory.weights.loaded import weights
 from legroom.vllm.args import EngineSettings, ServeArgs

@@ -8,7 +8,8 @@ import pytest
 
 from legroom import plan
 from legroom.errors import LegroomError
-from legroom.planning.plan_document import PlanDocument, plan_document, plan_from_json, read_plan, replan
+from legroom.planning.plan_document import PlanDocument, plan_from_json, read_plan
+from legroom.planning.plan_json import plan_document, replan
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 from legroom.cli.main import main
 from legroom.drawing.terminal import Style
 from legroom.errors import LegroomError
-from legroom.live.nvml import GpuMemory
+from legroom.live.gpu_memory import GpuMemory
 from legroom.recover import free as action
 from legroom.recover import holders, restart_command
 from legroom.recover.holders import Holdings, ProcessFact, SharedMemorySegment
@@ -87,10 +87,10 @@ def test_one_that_may_not_be_ended_is_said_and_ends_with_1(machine, monkeypatch,
 
 def test_as_json_it_is_one_document(machine, capsys):
     assert main(["recover", "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    states = {holder["pid"]: holder["state"] for holder in found["holders"] if holder["pid"]}
+    document = json.loads(capsys.readouterr().out)
+    states = {holder["pid"]: holder["state"] for holder in document["holders"] if holder["pid"]}
     assert states == {200: "dead", 400: "in use"}
-    assert found["gpus"][0]["used_bytes"] == 75 * GIB
+    assert document["gpus"][0]["used_bytes"] == 75 * GIB
 
 
 def test_the_reset_command_is_printed_with_its_conditions_and_not_run(machine, capsys):
@@ -121,42 +121,42 @@ def test_no_line_is_wider_than_the_terminal(width):
 
 def test_a_command_that_does_not_fit_becomes_one_that_does():
     line = "vllm serve llama-3.1-8b --max-model-len 131072"
-    found = restart_after(Crashed(line, gpu="l4", vllm="0.11.0"))
-    assert found.plan and found.plan.verdict == "fits"
-    assert found.command[:2] == ("vllm", "serve")
-    assert found.plan.settings.max_num_seqs <= max(1, int(found.plan.memory.kv.max_concurrency))
+    restart = restart_after(Crashed(line, gpu="l4", vllm="0.11.0"))
+    assert restart.plan and restart.plan.verdict == "fits"
+    assert restart.command[:2] == ("vllm", "serve")
+    assert restart.plan.settings.max_num_seqs <= max(1, int(restart.plan.memory.kv.max_concurrency))
 
 
 def test_a_command_that_fits_only_gets_as_many_requests_as_always_fit():
-    found = restart_after(Crashed("vllm serve llama-3.1-8b --max-model-len 32768", gpu="h100"))
-    assert found.plan
-    assert found.plan.settings.max_model_len == 32768
-    assert 8 <= found.plan.settings.max_num_seqs <= found.plan.memory.kv.max_concurrency
+    restart = restart_after(Crashed("vllm serve llama-3.1-8b --max-model-len 32768", gpu="h100"))
+    assert restart.plan
+    assert restart.plan.settings.max_model_len == 32768
+    assert 8 <= restart.plan.settings.max_num_seqs <= restart.plan.memory.kv.max_concurrency
 
 
 def test_after_a_crash_no_more_of_the_card_is_taken_than_before():
     line = "vllm serve Qwen/Qwen3-8B --max-model-len 32768"
-    found = restart_after(Crashed(line, gpu="rtx4090", vllm="0.32.0"))
-    assert "--gpu-memory-utilization" not in found.command
-    assert found.plan is not None and found.plan.verdict == "fits"
-    assert "; 1 request at a time" in found.why
+    restart = restart_after(Crashed(line, gpu="rtx4090", vllm="0.32.0"))
+    assert "--gpu-memory-utilization" not in restart.command
+    assert restart.plan is not None and restart.plan.verdict == "fits"
+    assert "; 1 request at a time" in restart.why
 
 
 def test_the_log_knows_better_than_the_command():
-    found = restart_after(Crashed("vllm serve something-else", log=str(LOG)))
-    assert found.command[-2:] == ("--max-model-len", "40960")
+    restart = restart_after(Crashed("vllm serve something-else", log=str(LOG)))
+    assert restart.command[-2:] == ("--max-model-len", "40960")
 
 
 def test_without_a_gpu_it_asks_for_one(monkeypatch):
-    monkeypatch.setattr("legroom.live.nvml.devices", lambda: ())
+    monkeypatch.setattr("legroom.live.gpu_memory.devices", lambda: ())
     with pytest.raises(LegroomError, match="which GPU"):
         restart_after(Crashed("vllm serve llama-3.1-8b"))
 
 
 def test_the_gpu_that_the_driver_shows_is_taken(monkeypatch):
-    monkeypatch.setattr("legroom.live.nvml.devices", lambda: (CARD,))
-    found = restart_after(Crashed("vllm serve llama-3.1-8b --max-model-len 8192"))
-    assert found.plan and found.plan.target.gpu.total_bytes == 80 * GIB
+    monkeypatch.setattr("legroom.live.gpu_memory.devices", lambda: (CARD,))
+    restart = restart_after(Crashed("vllm serve llama-3.1-8b --max-model-len 8192"))
+    assert restart.plan and restart.plan.target.gpu.total_bytes == 80 * GIB
 
 
 @pytest.mark.parametrize("line", ["vllm serve", "python train.py", "vllm serve llama-3.1-8b --no-such-flag", "'"])
@@ -186,8 +186,8 @@ def test_the_last_run_is_remembered(home):
     )
     (home / "runs/8000.flags.json").write_text("{}")
     (home / "runs/9000.json").write_text("half a fi")
-    found = last_run()
-    assert found and (found.command, found.log) == ("vllm serve 'm x'", None)
+    crashed = last_run()
+    assert crashed and (crashed.command, crashed.log) == ("vllm serve 'm x'", None)
 
 
 def noted(home, port=8000, **said):
@@ -201,7 +201,7 @@ def test_a_run_that_lives_needs_no_replacement(home):
     noted(home, pid=os.getpid())
     assert last_run() is None
     noted(home, port=9000, command=["vllm", "serve", "dead"])
-    assert (found := last_run()) and found.command == "vllm serve dead"
+    assert (crashed := last_run()) and crashed.command == "vllm serve dead"
 
 
 def test_a_pid_that_another_process_has_now_is_not_the_run(home):
@@ -219,8 +219,8 @@ def test_the_variables_of_the_run_stand_before_the_new_command_and_its_keys_are_
 
 
 def test_a_fix_from_the_log_keeps_the_variables_too():
-    found = restart_after(Crashed("OMP_NUM_THREADS=4 vllm serve llama-3.1-8b", log=str(LOG), gpu="l4"))
-    assert found.command[:3] == ("OMP_NUM_THREADS=4", "vllm", "serve")
+    restart = restart_after(Crashed("OMP_NUM_THREADS=4 vllm serve llama-3.1-8b", log=str(LOG), gpu="l4"))
+    assert restart.command[:3] == ("OMP_NUM_THREADS=4", "vllm", "serve")
 
 
 def test_without_runs_there_is_none(home):

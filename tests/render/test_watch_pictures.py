@@ -23,8 +23,8 @@ from legroom.live.view import ServerView
 from legroom.render.incident_text import duration, incident_svg, incident_text, incidents_text
 from legroom.render.verify_page import verification_svg, verification_text
 from legroom.render.watch_text import look_text, seconds
+from legroom.verify.checks import Check, LoadRun, Verification
 from legroom.verify.load import KvPool
-from legroom.verify.report import Check, LoadRun, Verification
 from legroom.verify.sampling import LoadSample
 from legroom.verify.server import RequestOutcome, ServedModel
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from legroom.errors import LegroomError
-from legroom.live.nvml import GpuMemory
+from legroom.live.gpu_memory import GpuMemory
 from legroom.run.expectation import Gpus, gpus_here
 from legroom.units import GIB
 
@@ -20,7 +20,7 @@ def card(index: int, *held: int, used: int = 0, name: str = H100) -> GpuMemory:
 @pytest.fixture
 def cards(monkeypatch: pytest.MonkeyPatch):
     def show(*seen: GpuMemory) -> None:
-        monkeypatch.setattr("legroom.live.nvml.devices", lambda: seen)
+        monkeypatch.setattr("legroom.live.gpu_memory.devices", lambda: seen)
 
     return show
 

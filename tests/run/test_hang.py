@@ -43,12 +43,12 @@ class Server:
 
     def looks(self, watch: HangWatch, count: int, ticks: int = 0) -> list[bool]:
         """So many looks, each after the server worked so much."""
-        found = []
+        verdicts = []
         for _ in range(count):
             self.now_s += PATIENCE_S / LOOKS
             self.ticks = None if self.ticks is None else self.ticks + ticks
-            found.append(watch.hangs())
-        return found
+            verdicts.append(watch.hangs())
+        return verdicts
 
 
 def test_neither_work_nor_an_answer_for_the_whole_patience_is_a_hang():

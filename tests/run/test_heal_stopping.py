@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from legroom.run.files import RunFile
 from legroom.run.health import port_problem
 from legroom.run.restarts import LONGEST_DELAY_S, WINDOW_S, RestartBudget
-from legroom.run.run_file import RunFile
 from legroom.run.stopping import GRACE_S, HURRY_S, NOT_UP_S, Signals, Stopping
 
 
@@ -152,12 +152,12 @@ def test_sighup_without_a_server_is_kept_for_the_next(world):
 
 
 def test_sigquit_is_not_said_to_drain():
-    said: list[str] = []
-    stopping, server = Stopping(60.0, said.append), Recorder()
+    lines: list[str] = []
+    stopping, server = Stopping(60.0, lines.append), Recorder()
     stopping.is_up = True
     stopping.take(signal.SIGQUIT, server)
     assert server.got == ["SIGQUIT"]
-    assert said[0].startswith("SIGQUIT: ending, 30 s")
+    assert lines[0].startswith("SIGQUIT: ending, 30 s")
 
 
 def test_sigterm_after_sighup_is_for_good(world):
@@ -254,9 +254,9 @@ def test_a_port_that_only_old_connections_hold_is_free():
 def test_a_run_without_a_folder_to_write_to_is_held_all_the_same(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("LEGROOM_HOME", str(tmp_path / "file"))
-    said: list[str] = []
-    with RunFile(8000).lock(said.append):
-        assert "nothing keeps a second run away" in said[0]
+    lines: list[str] = []
+    with RunFile(8000).lock(lines.append):
+        assert "nothing keeps a second run away" in lines[0]
 
 
 @pytest.mark.parametrize("flag", ["--port", "host", "--ssl_certfile"])

@@ -15,9 +15,9 @@ SERVER = Path(__file__).with_name("stand_in_server.py")
 
 
 def free_port() -> int:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return held.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def restart_script(folder: Path, port: int) -> Path:
@@ -94,8 +94,8 @@ from legroom.sidecar.config import read_config; sys.exit(run_sidecar(read_config
 
 
 def start_sidecar(config: Path, log: Path) -> subprocess.Popen:
-    with log.open("ab") as said:
-        return subprocess.Popen([sys.executable, "-c", RUN, str(config)], stdout=said, stderr=said)
+    with log.open("ab") as output:
+        return subprocess.Popen([sys.executable, "-c", RUN, str(config)], stdout=output, stderr=output)
 
 
 def answers(url: str) -> bool:

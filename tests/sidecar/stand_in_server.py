@@ -63,10 +63,10 @@ class Pages(BaseHTTPRequestHandler):
             self.answer(json.dumps({"draining": (FOLDER / "draining").exists(), "running": 0, "waiting": 0}))
 
     def do_POST(self):
-        held = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
+        asked = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
         if self.headers.get("Authorization") != "Bearer guard-token":
             self.answer("{}", 403)
-        elif held.get("on"):
+        elif asked.get("on"):
             (FOLDER / "draining").touch()
             self.answer("{}")
         else:

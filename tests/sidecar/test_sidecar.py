@@ -72,10 +72,10 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path):
-    held = Place(tmp_path)
-    start_server(tmp_path, held.port)
-    yield held
-    for sidecar in held.sidecars:
+    place = Place(tmp_path)
+    start_server(tmp_path, place.port)
+    yield place
+    for sidecar in place.sidecars:
         sidecar.kill()
         sidecar.wait()
     stop_server(tmp_path)

@@ -47,7 +47,7 @@ class Scene:
 
     def change_flags(self, name):
         """A restart with new flags, to its end."""
-        server = next(one for one in self.config.servers if one.name == name)
+        server = next(server for server in self.config.servers if server.name == name)
         order = RestartOrder(server, LIMITS, "restart-with-flags", "a test", False, None, FlagChange({"--seed": "1"}))
         return asyncio.run(ServerRestart(self.context, order).run())
 
@@ -152,7 +152,7 @@ def test_what_was_left_in_one_group_is_ended_one_at_a_time(scene):
 
     asyncio.run(next_legroom())
     assert states(scene) == ["done", "done"]
-    assert acted and all(held == {"g": name} for name, held in acted)
+    assert acted and all(acting_on == {"g": name} for name, acting_on in acted)
 
 
 @pytest.mark.parametrize("act", ["restart", "drain"])

@@ -10,7 +10,8 @@ from legroom.actions.run_child import RunChild
 from legroom.actions.supervisord import SupervisordProgram
 from legroom.actions.systemd import SystemdUnit
 from legroom.errors import LegroomError
-from legroom.sidecar.config import is_loopback, read_config, simple_config, with_act
+from legroom.live.metrics.address import is_loopback_host
+from legroom.sidecar.config import read_config, simple_config, with_act
 from legroom.sidecar.policy import ActionLimits
 
 WHOLE = """
@@ -203,5 +204,5 @@ def test_a_configuration_without_a_file_tells_only_unless_told(tmp_path):
 
 
 def test_only_this_machine_is_loopback():
-    assert [is_loopback(host) for host in ("127.0.0.1", "127.8.8.8", "localhost", "::1")] == [True] * 4
-    assert [is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "")] == [False] * 4
+    assert [is_loopback_host(host) for host in ("127.0.0.1", "127.8.8.8", "localhost", "::1")] == [True] * 4
+    assert [is_loopback_host(host) for host in ("0.0.0.0", "::", "10.0.0.1", "")] == [False] * 4

@@ -6,15 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from legroom.actions.notify import Webhook
 from legroom.live.detectors import DetectorFinding
 from legroom.live.journal.journal import Incident, Note
 from legroom.live.remedies import ProposedRemedy
 from legroom.planning.plan_document import PlanDocument
-from legroom.sidecar.acting import change_of
+from legroom.sidecar.decisions import change_of
 from legroom.sidecar.http import SidecarMetrics
 from legroom.sidecar.incidents import IncidentKeeper
-from legroom.sidecar.notifier import Notifier
+from legroom.sidecar.notifier import Notifier, Webhook
 
 
 def finding(kind="stuck_engine", severity="critical", time_s=10.0):
@@ -49,17 +48,17 @@ def left_open(server="a"):
 def test_an_incident_of_an_earlier_sidecar_goes_on():
     keeper = IncidentKeeper()
     assert keeper.adopt([left_open(), left_open("gone")], {"a": "g"}, {}) == {"the key"}
-    assert [one.server for one in keeper.all()] == ["a"]
+    assert [incident.server for incident in keeper.all()] == ["a"]
     assert keeper.update("a", "g", [finding()]).opened == ()
-    (held,) = keeper.all()
-    assert (held.key, held.opened_s) == ("the key", 1.0)
+    (adopted,) = keeper.all()
+    assert (adopted.key, adopted.opened_s) == ("the key", 1.0)
 
 
 def test_an_incident_that_ended_meanwhile_is_closed_after_a_while():
     keeper = IncidentKeeper()
     keeper.adopt([left_open()], {"a": "g"}, {})
     closed = [keeper.update("a", "g", []).closed for _ in range(12)]
-    assert [len(one) for one in closed] == [0] * 11 + [1]
+    assert [len(ended) for ended in closed] == [0] * 11 + [1]
 
 
 def test_an_adopted_incident_is_repeated_with_why_it_was_opened():
@@ -108,16 +107,16 @@ def test_an_incident_that_takes_hours_to_be_found_again_is_not_closed_before():
 @pytest.mark.parametrize(("told", "again"), [("warning", 1), ("critical", 0)])
 def test_what_was_told_before_a_restart_is_not_told_again(told, again):
     notes = (Note(2.0, "worse", {"severity": told}), Note(3.0, "acknowledged by me", {"acknowledged": True}))
-    held = replace(left_open(), notes=notes, detail={"by": "sidecar", "severity": "warning"})
+    adopted = replace(left_open(), notes=notes, detail={"by": "sidecar", "severity": "warning"})
     keeper = IncidentKeeper()
-    keeper.adopt([held], {"a": "g"}, {})
+    keeper.adopt([adopted], {"a": "g"}, {})
     assert keeper.all()[0].acknowledged
     assert len(keeper.update("a", "g", [finding(severity="critical")]).worse) == again
 
 
 def test_a_severity_that_swings_is_told_once():
     keeper = IncidentKeeper()
-    worse = [keeper.update("a", "g", [finding(severity=one)]).worse for one in ("warning", "critical") * 3]
+    worse = [keeper.update("a", "g", [finding(severity=severity)]).worse for severity in ("warning", "critical") * 3]
     assert sum(map(len, worse)) == 1
 
 
@@ -144,14 +143,14 @@ def test_computed_settings_become_flags_of_the_servers_release(version, settings
     ],
 )
 def test_what_is_for_people_or_for_another_release_is_passed_over(version, settings):
-    found = (ProposedRemedy("why", settings), ProposedRemedy("next", {"max_num_seqs": 8}))
-    assert change_of(found, PlanDocument(vllm=version)).flags == {"--max-num-seqs": "8"}
-    assert change_of(found[:1], PlanDocument(vllm=version)) is None
+    remedies = (ProposedRemedy("why", settings), ProposedRemedy("next", {"max_num_seqs": 8}))
+    assert change_of(remedies, PlanDocument(vllm=version)).flags == {"--max-num-seqs": "8"}
+    assert change_of(remedies[:1], PlanDocument(vllm=version)) is None
 
 
 def test_flags_are_changed_only_where_a_plan_is_known():
-    found = (ProposedRemedy("words"), ProposedRemedy("better", {"max_num_seqs": 8}, {"A": "1"}))
-    assert change_of(found, None) is None
-    assert change_of(found, PlanDocument()).flags == {"--max-num-seqs": "8"}
-    assert change_of(found[:1], PlanDocument()) is None
-    assert change_of(found, PlanDocument(vllm="of next year")) is None
+    remedies = (ProposedRemedy("words"), ProposedRemedy("better", {"max_num_seqs": 8}, {"A": "1"}))
+    assert change_of(remedies, None) is None
+    assert change_of(remedies, PlanDocument()).flags == {"--max-num-seqs": "8"}
+    assert change_of(remedies[:1], PlanDocument()) is None
+    assert change_of(remedies, PlanDocument(vllm="of next year")) is None

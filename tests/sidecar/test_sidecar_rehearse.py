@@ -76,8 +76,8 @@ def test_the_journal_can_be_rehearsed_too(tmp_path):
 def test_every_server_of_a_journal_is_rehearsed_by_itself(tmp_path):
     path, other = tmp_path / "journal.db", "http://b:8000"
     with Journal.open(path) as journal:
-        for one in hanging(10):
-            journal.add_samples([one, replace(one, server=other, engines=())])
+        for sample in hanging(10):
+            journal.add_samples([sample, replace(sample, server=other, engines=())])
     told = rehearse(path, config_of(["restart"]))
     assert (told.looks, told.servers) == (240, 2)
     assert {event.server for event in told.actions} == {SERVER}

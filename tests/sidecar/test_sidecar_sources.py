@@ -48,7 +48,7 @@ def ran(config, steps):
 
 def outcomes(folder):
     with Journal.open(folder / "journal.db") as journal:
-        return [one.outcome for one in journal.incidents()]
+        return [incident.outcome for incident in journal.incidents()]
 
 
 def test_a_server_that_is_no_longer_listed_leaves_nothing_behind(tmp_path):
@@ -87,7 +87,7 @@ def test_incidents_of_servers_that_nobody_watches_end_at_the_next_start(tmp_path
 
     ran(config_in(tmp_path, ["http://a:8000"]), nothing)
     with Journal.open(tmp_path / "journal.db") as journal:
-        assert {one.server: one.outcome for one in journal.incidents()} == {
+        assert {incident.server: incident.outcome for incident in journal.incidents()} == {
             "http://old": "no longer watched", "http://a:8000": None, "http://page": None,
         }  # fmt: skip
 
@@ -141,7 +141,7 @@ def test_a_journal_that_was_away_at_the_start_is_gone_on_with_when_it_is_back(tm
 
     ran(config_in(tmp_path, ["http://a:8000", "http://b:8000"]), steps)
     with Journal.open(tmp_path / "journal.db") as journal:
-        assert {(one.server, one.outcome) for one in journal.incidents()} == {
+        assert {(incident.server, incident.outcome) for incident in journal.incidents()} == {
             ("http://a:8000", "goes on as another incident"), ("http://a:8000", None), ("http://b:8000", None),
         }  # fmt: skip
         assert journal.unfinished_actions() == ()

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from legroom.api import Machine, make_plan
 from legroom.cli.main import main
 from legroom.facts.releases import release
+from legroom.planning.machine import Machine, make_plan
 from legroom.planning.plan import Plan
 from legroom.simulation.deployment import deployed, hardware
 from legroom.simulation.replay import simulate

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from legroom.cli.main import main
 from legroom.errors import LegroomError
-from legroom.live.local_memory import is_loopback
+from legroom.live.metrics.address import is_loopback
 from legroom.render.verify_page import verification_svg, verification_text
 from legroom.units import GIB, MIB
 from legroom.verify.checks import (
+    LoadRun,
     PassCriteria,
     PlannedPool,
     kv_use,
@@ -37,7 +38,6 @@ from legroom.verify.load import (
     safe_concurrency,
     token_ids,
 )
-from legroom.verify.report import LoadRun
 from legroom.verify.sampling import LoadSample
 from legroom.verify.server import RequestOutcome
 from legroom.verify.verify import VerificationRequest, verify
@@ -142,67 +142,69 @@ def serving(stand_in: StandIn) -> Iterator[str]:
 
 def checked(stand_in: StandIn, **wish) -> tuple[dict[str, bool | None], object]:
     with serving(stand_in) as url:
-        found = verify(VerificationRequest(url, **({"load": "64/16", "requests": 24} | wish)))
-    return {check.name: check.ok for check in found.checks}, found
+        verification = verify(VerificationRequest(url, **({"load": "64/16", "requests": 24} | wish)))
+    return {check.name: check.ok for check in verification.checks}, verification
 
 
 def test_a_server_that_answers_everything_is_verified():
-    passed, found = checked(StandIn())
-    assert found.ok, verification_text(found)
+    passed, verification = checked(StandIn())
+    assert verification.ok, verification_text(verification)
     assert [name for name, ok in passed.items() if ok] == [
         "health", "completion", "full context", "load", "preemptions", "kv use",
     ]  # fmt: skip
 
 
 def test_by_default_as_many_run_as_always_fit_the_pool():
-    _, found = checked(StandIn(blocks=65, block_size=16))
-    assert found.load.concurrency == 64 // 5
+    _, verification = checked(StandIn(blocks=65, block_size=16))
+    assert verification.load.concurrency == 64 // 5
 
 
 def test_more_than_fits_is_seen_as_preemptions():
-    passed, found = checked(StandIn(blocks=33), concurrency=16, requests=48)
-    assert (found.ok, passed["preemptions"]) == (False, False)
-    assert any("--max-num-seqs 6 never preempts" in remark for remark in found.notes)
+    passed, verification = checked(StandIn(blocks=33), concurrency=16, requests=48)
+    assert (verification.ok, passed["preemptions"]) == (False, False)
+    assert any("--max-num-seqs 6 never preempts" in remark for remark in verification.notes)
     with_room, _ = checked(StandIn(blocks=33), concurrency=16, requests=48, limits=PassCriteria(max_preemptions=1000))
     assert with_room["preemptions"]
 
 
 def test_a_full_context_that_fails_ends_it_before_the_load():
     stand_in = StandIn(longest=256)
-    passed, found = checked(stand_in)
-    assert (found.ok, passed["full context"], found.load) == (False, False, None)
-    assert "no memory for this" in verification_text(found)
+    passed, verification = checked(stand_in)
+    assert (verification.ok, passed["full context"], verification.load) == (False, False, None)
+    assert "no memory for this" in verification_text(verification)
     assert stand_in.seen == 2
 
 
 @pytest.mark.parametrize("fault", [{"fail_at": 10}, {"cut_at": 10}], ids=["an error", "a stream cut short"])
 def test_one_failed_request_is_enough_to_fail(fault):
-    passed, found = checked(StandIn(**fault), concurrency=1)
-    assert (found.ok, passed["load"], len(found.load.failed)) == (False, False, 1)
+    passed, verification = checked(StandIn(**fault), concurrency=1)
+    assert (verification.ok, passed["load"], len(verification.load.failed)) == (False, False, 1)
 
 
 def test_a_server_that_takes_no_token_ids_is_asked_with_text():
-    passed, found = checked(StandIn(no_ids=True), concurrency=2)
+    passed, verification = checked(StandIn(no_ids=True), concurrency=2)
     assert passed["completion"] and passed["full context"] and passed["load"]
-    assert any("token ids" in remark for remark in found.notes)
+    assert any("token ids" in remark for remark in verification.notes)
 
 
 def test_it_ends_when_the_time_is_up():
-    _, found = checked(StandIn(takes_s=0.1), concurrency=1, requests=200, timeout_s=1.0)
-    assert not found.ok
-    assert "--timeout" in found.load.interrupted
+    _, verification = checked(StandIn(takes_s=0.1), concurrency=1, requests=200, timeout_s=1.0)
+    assert not verification.ok
+    assert "--timeout" in verification.load.interrupted
 
 
 def test_a_pool_other_than_planned_is_not_verified():
-    passed, found = checked(StandIn(blocks=65), planned=PlannedPool(80, 16, 78, 82))
-    assert (found.ok, passed["pool"]) == (False, False)
+    passed, verification = checked(StandIn(blocks=65), planned=PlannedPool(80, 16, 78, 82))
+    assert (verification.ok, passed["pool"]) == (False, False)
 
 
 def test_the_api_key_is_sent_and_never_shown():
     stand_in = StandIn()
-    _, found = checked(stand_in, api_key="sk-very-secret-key")
+    _, verification = checked(stand_in, api_key="sk-very-secret-key")
     assert stand_in.keys == {"Bearer sk-very-secret-key"}
-    assert "very-secret" not in verification_text(found) + json.dumps(found.json()) + verification_svg(found)
+    assert "very-secret" not in verification_text(verification) + json.dumps(verification.json()) + verification_svg(
+        verification
+    )
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "not a url"])

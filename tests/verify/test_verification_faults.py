@@ -9,10 +9,9 @@ from test_verification import StandIn, checked, serving
 
 from legroom.cli.main import main
 from legroom.errors import LegroomError
-from legroom.live.local_memory import is_loopback
-from legroom.verify.checks import PlannedPool, kv_use, planned_pool
+from legroom.live.metrics.address import is_loopback
+from legroom.verify.checks import LoadRun, PlannedPool, kv_use, planned_pool
 from legroom.verify.load import KvPool, Load, LoadRequest, read_load
-from legroom.verify.report import LoadRun
 from legroom.verify.sampling import LoadSample
 from legroom.verify.verify import VerificationRequest, verify
 
@@ -63,8 +62,8 @@ class Guarded(StandIn):
         return await super().complete(request, body)
 
 
-def texts(found):
-    return {check.name: check.text for check in found.checks}
+def texts(verification):
+    return {check.name: check.text for check in verification.checks}
 
 
 # What the plan says
@@ -72,22 +71,22 @@ def texts(found):
 
 def test_a_context_shorter_than_planned_is_not_verified():
     planned = PlannedPool(65, 16, 65, 65, max_model_len=32_768, model="org/tiny")
-    checks, found = checked(StandIn(), planned=planned)
+    checks, verification = checked(StandIn(), planned=planned)
     assert checks["pool"] is True and checks["context"] is False
-    assert not found.ok
-    assert "32,768" in texts(found)["context"]
+    assert not verification.ok
+    assert "32,768" in texts(verification)["context"]
 
 
 def test_a_longer_context_holds_what_was_planned():
-    checks, found = checked(StandIn(), planned=PlannedPool(65, 16, 65, 65, max_model_len=256, model="org/tiny"))
-    assert checks["context"] is True and found.ok
-    assert found.notes == ()
+    checks, verification = checked(StandIn(), planned=PlannedPool(65, 16, 65, 65, max_model_len=256, model="org/tiny"))
+    assert checks["context"] is True and verification.ok
+    assert verification.notes == ()
 
 
 def test_another_name_of_the_model_is_noted_and_not_judged():
-    _, found = checked(StandIn(), planned=PlannedPool(65, 16, 65, 65, model="Qwen/Qwen3-8B"))
-    assert found.ok
-    assert any("Qwen/Qwen3-8B" in note and "tiny" in note for note in found.notes)
+    _, verification = checked(StandIn(), planned=PlannedPool(65, 16, 65, 65, model="Qwen/Qwen3-8B"))
+    assert verification.ok
+    assert any("Qwen/Qwen3-8B" in note and "tiny" in note for note in verification.notes)
 
 
 def test_the_model_and_context_of_a_plan_are_read(tmp_path):
@@ -118,11 +117,11 @@ def test_a_plan_that_is_none_is_said_to_be_in_plain_words(tmp_path, text):
 @pytest.mark.parametrize("status", [404, 501])
 def test_a_server_of_embeddings_is_verified_with_those(status):
     answers = {"/v1/completions": (status, {"error": {"message": "no"}}), "/v1/embeddings": (200, {"data": []})}
-    checks, found = checked(Answering(answers))
-    assert found.ok
+    checks, verification = checked(Answering(answers))
+    assert verification.ok
     assert checks["completion"] is None and checks["load"] is None
     assert checks["embedding"] is True and checks["full context"] is True
-    assert "it serves no completions" in texts(found)["completion"]
+    assert "it serves no completions" in texts(verification)["completion"]
 
 
 MISSING = (404, {"detail": "Not Found"})
@@ -130,8 +129,8 @@ MISSING = (404, {"detail": "Not Found"})
 
 def test_a_reranker_is_verified_with_what_it_pools():
     answers = {"/v1/completions": MISSING, "/v1/embeddings": MISSING, "/pooling": (200, {"data": []})}
-    checks, found = checked(Answering(answers))
-    assert found.ok
+    checks, verification = checked(Answering(answers))
+    assert verification.ok
     assert checks["pooled input"] is True and checks["full context"] is True
 
 
@@ -140,14 +139,14 @@ def test_the_guard_may_refuse_an_embedding_of_the_full_context():
         error = {"message": "at most 100", "code": "prompt_too_long"}
         return (400, {"error": error}) if len(body["input"]) > 8 else (200, {})
 
-    checks, found = checked(Answering({"/v1/completions": MISSING, "/v1/embeddings": embed}))
-    assert found.ok
+    checks, verification = checked(Answering({"/v1/completions": MISSING, "/v1/embeddings": embed}))
+    assert verification.ok
     assert checks["embedding"] is True and checks["full context"] is None
 
 
 def test_a_server_of_neither_completions_nor_pooling_is_not_verified():
-    checks, found = checked(Answering(dict.fromkeys(("/v1/completions", "/v1/embeddings", "/pooling"), MISSING)))
-    assert not found.ok
+    checks, verification = checked(Answering(dict.fromkeys(("/v1/completions", "/v1/embeddings", "/pooling"), MISSING)))
+    assert not verification.ok
     assert checks["pooled input"] is False
 
 
@@ -167,8 +166,8 @@ def test_a_list_of_models_that_is_none_is_said_to_be(models):
     ids=["no counts", "counts that are none", "an endless line"],
 )
 def test_a_stream_that_cannot_be_read_is_not_verified(stream):
-    _, found = checked(Streaming(stream=stream))
-    assert not found.ok
+    _, verification = checked(Streaming(stream=stream))
+    assert not verification.ok
 
 
 def test_a_server_that_speaks_no_tls_is_not_said_to_be_away():
@@ -251,7 +250,7 @@ def test_what_always_fits_is_not_called_more_than_the_pool_has():
 
 
 def test_a_full_context_that_the_guard_does_not_let_in_is_not_judged():
-    checks, found = checked(Guarded(), load="32/8")
+    checks, verification = checked(Guarded(), load="32/8")
     assert checks["full context"] is None
-    assert "at most 100 are served. (prompt_too_long)" in texts(found)["full context"]
+    assert "at most 100 are served. (prompt_too_long)" in texts(verification)["full context"]
     assert checks["load"] is True

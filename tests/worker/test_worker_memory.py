@@ -14,12 +14,11 @@ import psutil
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from legroom.live import nvml
-from legroom.worker import board as boards
-from legroom.worker import plugin, reading, telemetry
-from legroom.worker.board import Board
+from legroom.live import gpu_memory
+from legroom.worker import memory as worker_memory
+from legroom.worker import plugin, telemetry
+from legroom.worker.memory import Board, WorkerMemory
 from legroom.worker.page import WorkerCollector
-from legroom.worker.reading import WorkerMemory
 
 UUID = "5c3d8f4e-0000-0000-0000-000000000001"
 
@@ -45,27 +44,30 @@ def cards(*reserved, allocated=0):
 
 def test_a_process_that_is_no_worker_has_nothing_to_say(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm.distributed.parallel_state", SimpleNamespace(_WORLD=None))
-    assert reading.read() == ()
+    assert worker_memory.read() == ()
 
 
 def test_a_worker_without_a_gpu_tells_what_it_holds_of_the_host(monkeypatch):
     in_worker(monkeypatch, rank=3)
-    (memory,) = reading.read()
+    (memory,) = worker_memory.read()
     assert (memory.rank, memory.gpu, memory.reserved_bytes) == (3, "cpu", None)
     assert memory.used_bytes and memory.used_bytes < psutil.virtual_memory().total
 
 
 def test_a_worker_tells_of_the_card_it_holds_memory_of(monkeypatch):
     in_worker(monkeypatch, rank=1, cuda=cards(0, 5000, allocated=4000))
-    seen = (nvml.GpuMemory(6, "a", f"GPU-{UUID[:-1]}0", 9999, 1), nvml.GpuMemory(7, "a", f"GPU-{UUID}", 9999, 6000))
-    monkeypatch.setattr(nvml, "devices", lambda: seen)
-    assert reading.read() == (WorkerMemory(1, "7", 6000, 5000, 4000),)
+    seen = (
+        gpu_memory.GpuMemory(6, "a", f"GPU-{UUID[:-1]}0", 9999, 1),
+        gpu_memory.GpuMemory(7, "a", f"GPU-{UUID}", 9999, 6000),
+    )
+    monkeypatch.setattr(gpu_memory, "devices", lambda: seen)
+    assert worker_memory.read() == (WorkerMemory(1, "7", 6000, 5000, 4000),)
 
 
 def test_without_nvml_the_allocator_still_speaks(monkeypatch):
     in_worker(monkeypatch, cuda=cards(5000, allocated=4000))
-    monkeypatch.setattr(nvml, "devices", tuple)
-    assert reading.read() == (WorkerMemory(0, "0", None, 5000, 4000),)
+    monkeypatch.setattr(gpu_memory, "devices", tuple)
+    assert worker_memory.read() == (WorkerMemory(0, "0", None, 5000, 4000),)
 
 
 def shown(board):
@@ -111,10 +113,10 @@ def test_a_board_that_the_server_took_away_ends_the_reports(tmp_path, monkeypatc
 
 
 def test_boards_of_killed_servers_are_swept_and_those_of_living_ones_stay(tmp_path, monkeypatch):
-    monkeypatch.setattr(boards.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(worker_memory.tempfile, "tempdir", str(tmp_path))
     gone = subprocess.Popen(["true"])
     gone.wait()
-    old, other = tmp_path / f"{boards.PREFIX}{gone.pid}-x", tmp_path / f"{boards.PREFIX}{os.getppid()}-y"
+    old, other = tmp_path / f"{worker_memory.PREFIX}{gone.pid}-x", tmp_path / f"{worker_memory.PREFIX}{os.getppid()}-y"
     old.mkdir()
     other.mkdir()
     new = Board.create()

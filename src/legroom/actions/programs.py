@@ -17,8 +17,9 @@ from pathlib import Path
 
 import psutil
 
+from legroom.actions.descendants import started
 from legroom.actions.platform import ActionFailed, RestartRequest
-from legroom.live.journal.masking import masked
+from legroom.masking import masked
 from legroom.records import dataclass
 
 # A constant: the words of the program are its arguments and are never read as shell.
@@ -110,12 +111,9 @@ def process_identity(pid: int) -> str | None:
 
     Linux counts its start in ticks since boot, which a clock that is set does not move.
     """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
-        state, *fields = stat.rpartition(")")[2].split()
-        return None if state in "ZX" else f"{pid}@{fields[18]}@{_boot()}"
-    except (OSError, IndexError):
-        pass
+    ticks = started(pid)
+    if ticks is not None:
+        return f"{pid}@{ticks}@{_boot()}"
     try:
         process = psutil.Process(pid)
         return None if process.status() == psutil.STATUS_ZOMBIE else f"{pid}@{process.create_time():.2f}"

@@ -13,9 +13,9 @@ from legroom.errors import LegroomError
 from legroom.records import dataclass, field
 
 if TYPE_CHECKING:
-    from legroom.api import Machine
     from legroom.deployments.deployment import Deployment
     from legroom.facts.releases import Release
+    from legroom.planning.machine import Machine
     from legroom.vllm.args import ServeArgs
     from legroom.vllm.parse import ParsedArgs
     from legroom.vllm.problems import FlagProblem
@@ -118,7 +118,7 @@ def requested(args: argparse.Namespace, environ: Mapping[str, str] | None = None
 
 def machine(args: argparse.Namespace, meant: RequestedDeployment) -> Machine:
     """Where it runs, from the options."""
-    from legroom.api import Machine
+    from legroom.planning.machine import Machine
 
     if args.gpu is None:
         raise LegroomError(
@@ -184,6 +184,6 @@ def count_of(text: str | None, option: str) -> int | None:
 
 def server_env(env: Mapping[str, str]) -> dict[str, str]:
     """The variables of this process that a vLLM server started from it would read, keys and tokens left out."""
-    from legroom.vllm.secret_words import is_secret
+    from legroom.masking import is_secret
 
     return {name: value for name, value in env.items() if _SERVER_ENV.fullmatch(name) and not is_secret(name)}

@@ -233,7 +233,8 @@ def _vllm_help(module: Any) -> str:
 
 def _plan(args: argparse.Namespace) -> PlanDocument | None:
     """The plan that was given or described; None where nothing says what runs."""
-    from legroom.planning.plan_document import plan_document, read_plan
+    from legroom.planning.plan_document import read_plan
+    from legroom.planning.plan_json import plan_document
 
     described = bool(args.vllm_words or args.command_words or args.line or args.file or args.python)
     if args.plan is not None:
@@ -246,7 +247,7 @@ def _plan(args: argparse.Namespace) -> PlanDocument | None:
         return _starting(read_plan(args.plan))
     if not described:
         return None
-    from legroom.api import make_plan
+    from legroom.planning.machine import make_plan
 
     if args.vllm == "any":
         raise LegroomError("a server is planned for one release, and --vllm says any", "name its release, or give a "

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> int:
     from dataclasses import asdict
 
-    from legroom.guard.policy_file import read_policy
+    from legroom.guard.policy import read_policy
 
     policy = read_policy(Path(args.check))
     if args.json:
@@ -88,8 +88,7 @@ def _check(args: argparse.Namespace) -> int:
 def _print(args: argparse.Namespace) -> int:
     from dataclasses import asdict
 
-    from legroom.guard.policy import Policy, policy_toml
-    from legroom.guard.policy_file import read_policy
+    from legroom.guard.policy import Policy, policy_toml, read_policy
 
     policy = read_policy(Path(args.policy)) if args.policy else Policy()
     if args.json:

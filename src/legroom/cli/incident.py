@@ -16,7 +16,7 @@ examples:
   legroom incident 17 --svg incident.svg
   legroom incident 17 --json
 
-exit codes: 0 shown, 2 there is no such incident, 3 the journal cannot be read
+exit codes: 0 shown, 2 there is no such incident or the file is no journal, 3 the journal cannot be read
 """
 _BEFORE_S, _AFTER_S = 600.0, 300.0
 """What led to it, and how it went on."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legroom.cli.output import print_json
-from legroom.errors import OK, UNREACHABLE, LegroomError
+from legroom.errors import OK, LegroomError
 
 if TYPE_CHECKING:
     from legroom.live.journal.journal import Incident, Journal
@@ -21,7 +21,7 @@ examples:
   legroom incidents --since 2d --json
   legroom incidents --open
 
-exit codes: 0 read (whether or not there are any), 2 the call is wrong, 3 the journal cannot be read
+exit codes: 0 read (even if there are none), 2 the call is wrong or the file is no journal, 3 the journal cannot be read
 """
 _AGO = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|w)")
 _MOST = 1_000_000
@@ -93,17 +93,14 @@ def seconds_ago(text: str) -> float:
 
 def open_journal(named: str | None) -> Journal | None:
     """The journal named, or the user's own; None where there is no own one yet."""
-    import sqlite3
-
     from legroom.live.journal.journal import Journal, JournalUnavailable, journal_path
 
     path = Path(named) if named else journal_path()
-    if path.exists() and not path.is_file():
-        raise LegroomError(f"{path} is not a journal", "name the file that legroom watch or legroom run wrote")
     if not path.exists():
         if named:
             raise LegroomError(f"there is no journal {named}", "legroom watch and legroom run write one")
         return None
+    _check_is_journal(path)
     try:
         return Journal.open(path)
     except JournalUnavailable:
@@ -111,8 +108,23 @@ def open_journal(named: str | None) -> Journal | None:
         if readable is None:
             raise
         return readable
-    except sqlite3.Error as error:
-        raise LegroomError(f"{path} is not a journal that can be read: {error}", "", UNREACHABLE) from None
+
+
+def _check_is_journal(path: Path) -> None:
+    """A name may be of anything: a folder, a text, a file that only the kernel makes up (/proc)."""
+    from legroom.live.journal.records import SQLITE_HEAD
+
+    reason = ""
+    if path.is_file():
+        try:
+            with path.open("rb") as file:
+                if file.read(len(SQLITE_HEAD)) in (b"", SQLITE_HEAD):
+                    return
+        except PermissionError:
+            return  # opening it says what may not be done
+        except OSError as error:
+            reason = f": it cannot be read ({error.strerror})"
+    raise LegroomError(f"{path} is not a journal{reason}", "name the file that legroom watch or legroom run wrote")
 
 
 def _read_only(path: Path) -> Journal | None:
@@ -123,13 +135,16 @@ def _read_only(path: Path) -> Journal | None:
     """
     import sqlite3
 
-    from legroom.live.journal import schema
     from legroom.live.journal.journal import Journal
+    from legroom.live.journal.records import VERSION, version_of
 
     for mode in ("mode=ro", "mode=ro&immutable=1"):
-        db = sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True, isolation_level=None)
         try:
-            if schema.version_of(db) == schema.VERSION:
+            db = sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True, isolation_level=None)
+        except sqlite3.Error:
+            continue
+        try:
+            if version_of(db) == VERSION:
                 return Journal(db, path, time.time)
         except sqlite3.Error as error:
             if "locked" in str(error):

@@ -227,8 +227,8 @@ def _report_bug(words: Sequence[str]) -> None:
     import shlex
     import traceback
 
-    from legroom.live.journal.masking import masked
-    from legroom.vllm.secret_words import without_secrets
+    from legroom.masking import masked
+    from legroom.vllm.command_line import without_secrets
 
     print(
         f"{masked(traceback.format_exc())}\n"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import socket
 from typing import Any
 
 from legroom.cli.output import note
 from legroom.errors import OK, UNREACHABLE, LegroomError
+from legroom.live.metrics.address import is_loopback_host
 
 _DEFAULT_HOST, _DEFAULT_PORT = "127.0.0.1", 8722
 
@@ -26,6 +26,8 @@ examples:
 
 an agent's configuration:
   {"mcpServers": {"legroom": {"command": "legroom", "args": ["mcp"]}}}
+
+exit codes: 0 the client left, 2 the call is wrong, 3 the SDK is missing or the address cannot be listened on
 """
 
 
@@ -58,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         return OK
     host, port = address
     refuse_busy(host, port)
-    if not is_loopback(host):
+    if not is_loopback_host(host):
         note(f"note: {host} can be reached from other machines, and there is no authentication")
     note(f"legroom's tools are at http://{f'[{host}]' if ':' in host else host}:{port}/mcp")
     server.run("streamable-http", host=host, port=port, stateless_http=True)
@@ -89,13 +91,3 @@ def refuse_busy(host: str, port: int) -> None:
     except OSError as error:
         why = error.strerror or error
         raise LegroomError(f"cannot listen on {host}:{port}: {why}", "name another HOST:PORT", UNREACHABLE) from None
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

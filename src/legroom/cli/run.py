@@ -168,8 +168,8 @@ def _introduction(prepared: dict[str, Any]) -> list[str]:
 
 
 def _options(args: argparse.Namespace) -> Any:
+    from legroom.run.files import check_writable
     from legroom.run.options import RunOptions
-    from legroom.run.start_script import check_writable
     from legroom.units import parse_length
 
     if args.save:

@@ -104,8 +104,8 @@ def _fixed_cost(args: argparse.Namespace, trace: Trace) -> StepCost | None:
 def _planned(
     args: argparse.Namespace, trace: Trace, meant: Any, flags: dict[str, Any]
 ) -> tuple[SchedulerSettings, StepCost | None, list[str]]:
-    from legroom.api import make_plan
     from legroom.cli.deployment import machine
+    from legroom.planning.machine import make_plan
     from legroom.simulation.deployment import deployed, hardware
 
     given = {name: value for name in _PLANNED if (value := getattr(args, name)) is not None}

@@ -12,11 +12,11 @@ from legroom.deployments.subjects import Invoked, StartedServer, Subject
 from legroom.deployments.text import MAX_FILE_BYTES, Place, Text, Unread, read_text
 from legroom.errors import LegroomError
 from legroom.facts.releases import Release, latest, release
+from legroom.masking import is_secret
 from legroom.records import dataclass, field
 from legroom.vllm.args import ServeArgs, other_value
 from legroom.vllm.parse import ParsedArgs, parse_flags
 from legroom.vllm.problems import FlagProblem
-from legroom.vllm.secret_words import is_secret
 
 _KEPT_ENV = re.compile(r"(VLLM|PYTORCH|CUDA|NVIDIA|HIP|ROCR|NCCL|TORCH)_\w+")
 """What bears on memory; tokens and keys are never kept."""

@@ -7,7 +7,7 @@ import re
 from legroom.deployments.shell.scan import Word
 from legroom.deployments.subjects import StartedServer
 from legroom.deployments.text import Text
-from legroom.vllm.secret_words import is_secret
+from legroom.masking import is_secret
 
 _LINE = re.compile(r"^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(?:\"([^\"\n]*)\"|'([^'\n]*)'|([^#\n]*))", re.MULTILINE)
 

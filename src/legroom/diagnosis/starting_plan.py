@@ -22,8 +22,7 @@ from legroom.memory.deployment import Measurements
 from legroom.records import dataclass
 from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
-from legroom.vllm.command_line import any_release_words, command, with_settings
-from legroom.vllm.secret_words import without_secrets
+from legroom.vllm.command_line import any_release_words, command, with_settings, without_secrets
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment

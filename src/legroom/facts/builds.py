@@ -1,6 +1,7 @@
 """What vLLM's wheels and images are built with, release by release: the CUDA, the GPU generations, the driver.
 
-Data in `data/builds.json`.
+Data in `data/builds.json`, and in `data/card_support.json` the oldest and the newest card that anything published runs
+on.
 """
 
 from __future__ import annotations
@@ -79,3 +80,18 @@ def _numbers(version: str) -> tuple[int, ...]:
 @cache
 def _data() -> Any:
     return read_data("builds.json")
+
+
+@cache
+def _card_support() -> dict[str, Any]:
+    document: dict[str, Any] = read_data("card_support.json")
+    return document
+
+
+def built_for(release: Release) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The oldest and the newest compute capability that the release's wheels and images run on."""
+    bounds = []
+    for end in ("oldest", "newest"):
+        capability = [row[1] for row in _card_support()[end] if release.at_least(row[0])][-1]
+        bounds.append((int(capability[0]), int(capability[1])))
+    return bounds[0], bounds[1]

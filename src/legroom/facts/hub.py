@@ -13,8 +13,13 @@ from typing import Any, TypeVar
 
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.facts.bundled import nearest
-from legroom.facts.config.mistral_params import config_from_params
-from legroom.facts.model_files import LARGEST_CONFIG_BYTES, QUANTIZATION_FILES, read_json_object, with_quantization_file
+from legroom.facts.model_files import (
+    LARGEST_CONFIG_BYTES,
+    QUANTIZATION_FILES,
+    config_from_params,
+    read_json_object,
+    with_quantization_file,
+)
 from legroom.records import dataclass
 
 Found = TypeVar("Found")

@@ -22,8 +22,7 @@ from legroom.facts.bundled import (
 )
 from legroom.facts.config.reading import model_from_config
 from legroom.facts.model import Model
-from legroom.facts.model_files import config_of_folder, read_json_object
-from legroom.facts.safetensors_headers import Tensor, local_tensors, total_bytes
+from legroom.facts.model_files import Tensor, config_of_folder, local_tensors, read_json_object, total_bytes
 
 __all__ = ["bundled_names", "load", "nearest", "smaller_siblings", "variants"]
 

@@ -3,9 +3,9 @@
 `vllm serve ... --middleware legroom.guard.Guard` puts it inside vLLM; `legroom guard --upstream URL` in front of any
 OpenAI-compatible server.
 
-A request's path says its kind (`paths`); its body becomes a `Demand` (`demand`, `prompts`, `media`), which the policy
-(`policy`, `policy_file`) bounds (`bounds`) and `weigh` turns into blocks, by what the engine holds (`limits`) and what
-answers have shown (`tokens`, `learning`). `admission` asks the `pool` for room; what gets none is refused (`refusals`).
+A request's path says its kind (`paths`); its body becomes a `Demand` (`demand`, `prompts`, `media`), which the `policy`
+bounds (`bounds`) and `request` weighs in blocks, by what the engine holds (`limits`) and what answers have shown
+(`tokens`, `learning`). `admission` asks the `pool` for room; what gets none is refused (`refusals`).
 """
 
 from __future__ import annotations

@@ -24,13 +24,11 @@ from legroom.guard.limits import DEFAULT_BLOCK, EngineLimits, limits_of_tokens, 
 from legroom.guard.log import LOG
 from legroom.guard.meters import Meters
 from legroom.guard.paths import Kind
-from legroom.guard.policy import Policy
-from legroom.guard.policy_file import PolicyFile
+from legroom.guard.policy import Policy, PolicyFile
 from legroom.guard.pool import Need, Pool, PoolLimits, Ticket, TicketState
 from legroom.guard.prompts import Prompt
 from legroom.guard.refusals import Refusal
-from legroom.guard.request import GuardedRequest
-from legroom.guard.weigh import Weight, weight_of
+from legroom.guard.request import GuardedRequest, Weight, weight_of
 
 _UPLOAD = Demand(Kind.UPLOAD, "", (Prompt(open_ended=True),), None, None, 1, 0, 0, (), False, False, True)
 MOST_WAITING_BYTES = 512 << 20

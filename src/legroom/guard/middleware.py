@@ -22,11 +22,11 @@ from legroom.facts.releases import release
 from legroom.guard import control, refusals
 from legroom.guard.admission import Admission
 from legroom.guard.asgi import Message, Receive, Replay, Upload, call, soon
+from legroom.guard.control import Peers, together
 from legroom.guard.limits import EngineLimits, limits_of_metrics, limits_of_vllm, read_limits
 from legroom.guard.log import LOG, log_to_stderr
 from legroom.guard.meters import with_page
 from legroom.guard.paths import DRAIN, METRICS, STATUS, TOKEN_NAME, Kind, kind_of, plain_path
-from legroom.guard.peers import Peers, together
 from legroom.guard.refusals import Refusal
 from legroom.guard.request import GuardedRequest
 

@@ -1,16 +1,21 @@
 """The policy: what one request may ask for, and how the pool is shared out.
 
-A small TOML file. Each key is a field below, so that what is documented, read and checked is one thing.
+A small TOML file. Each key is a field below, so that what is documented, read and checked is one thing. Every mistake
+in a file names its line and its key, and a file that was broken leaves the old policy.
 """
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import field, fields
+from pathlib import Path
 from typing import Any
 
+from legroom.errors import LegroomError
 from legroom.records import dataclass
-from legroom.units import MIB
+from legroom.units import MIB, parse_bytes
 
 Choice = tuple[str, ...]
 
@@ -108,3 +113,170 @@ def _toml(value: Any) -> str:
     if isinstance(value, int) and value >= 100_000:
         return f"{value:_}"
     return str(value)
+
+
+_HUGE_NUMBER = re.compile(r"[0-9_]{4000}")
+_TOO_LARGE_BYTES = 1 << 20
+
+
+def read_policy(path: Path) -> Policy:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_TOO_LARGE_BYTES + 1)
+    except OSError as error:
+        raise LegroomError(f"could not read the policy {path}: {error.strerror}") from error
+    if len(raw) > _TOO_LARGE_BYTES:
+        raise LegroomError(f"{path} is larger than 1 MiB, so it is not a policy", "see legroom guard --print-policy")
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise LegroomError(f"{path}, line {line}: not UTF-8 text") from error
+    return parse_policy(text, str(path))
+
+
+def parse_policy(text: str, name: str = "policy") -> Policy:
+    try:
+        document = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # TOML's own, or Python's for a number of thousands of digits
+        place = re.search(r"\(at line (\d+), column \d+\)", str(error))
+        huge = None if place else _HUGE_NUMBER.search(text)
+        line = int(place[1]) if place else text.count("\n", 0, huge.start() if huge else None) + 1
+        why = re.sub(r" \(at .*\)$", "", str(error))
+        key = _key_on(text, line)
+        raise LegroomError(f"{name}, line {line}{key}: {why}", "see legroom guard --print-policy") from error
+    return _policy(document, text, name)
+
+
+def _policy(document: Mapping[str, Any], text: str, name: str) -> Policy:
+    sections: dict[str, Any] = {}
+    for section, values in document.items():
+        kind = SECTIONS.get(section)
+        if kind is None:
+            _complain(text, name, section, None, f"there is no section {section!r}", SECTIONS)
+        if not isinstance(values, dict):
+            _complain(text, name, section, None, f"{section!r} is a section: write [{section}]", ())
+        known = {field.name: field for field in fields(SECTIONS[section])}
+        read: dict[str, Any] = {}
+        for key, value in values.items():
+            if key not in known:
+                _complain(text, name, section, key, f"there is no key {key!r} in [{section}]", known)
+            try:
+                read[key] = _checked(known[key].type, known[key].metadata, value)
+            except ValueError as error:
+                _complain(text, name, section, key, f"{section}.{key}: {error}", ())
+        sections[section] = SECTIONS[section](**read)
+    return Policy(**sections)
+
+
+def _checked(declared: Any, meta: Mapping[str, Any], value: Any) -> Any:
+    kinds = str(declared)
+    choices: tuple[str, ...] = meta.get("choices", ())
+    if isinstance(value, str) and meta.get("unit") == "bytes":
+        try:
+            value = parse_bytes(value)
+        except LegroomError as error:
+            raise ValueError(error.message) from error
+    if isinstance(value, str):
+        if "str" not in kinds:
+            raise ValueError(f"must be a number, not {value!r}")
+        if value not in choices:
+            raise ValueError(f"{value!r} is not one of {', '.join(choices)}")
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        wanted = "a number" if "int" in kinds or "float" in kinds else f"one of {', '.join(choices)}"
+        raise ValueError(f"must be {wanted}, not {value!r}")
+    if "int" not in kinds and "float" not in kinds:
+        raise ValueError(f"{value!r} is not one of {', '.join(choices)}")
+    return _in_range(kinds, meta, value)
+
+
+def _in_range(kinds: str, meta: Mapping[str, Any], value: float) -> float:
+    if "float" not in kinds and not isinstance(value, int):
+        raise ValueError(f"must be a whole number, not {value!r}")
+    low, high = meta.get("low", meta.get("least", 0)), meta.get("high", 2**53)
+    if not low <= value <= high:
+        raise ValueError(f"{value!r} is not between {low:,} and {high:,}")
+    return float(value) if "float" in kinds else value
+
+
+def _complain(text: str, name: str, section: str, key: str | None, message: str, known: Any) -> None:
+    import difflib  # noqa: PLC0415
+
+    near = difflib.get_close_matches(key or section, list(known), n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}" if known else ""
+    raise LegroomError(f"{name}, line {_line_of(text, section, key)}: {message}", hint)
+
+
+def _line_of(text: str, section: str, key: str | None) -> int:
+    """Where a key stands; tomllib does not tell."""
+    wanted = re.escape(section)
+    header = re.compile(rf"""\s*\[+\s*["']?{wanted}["']?\s*[\].]""")
+    dotted = re.compile(rf"""\s*["']?{wanted}["']?\s*[.=]""")
+    assigned = re.compile(rf"""\s*["']?{re.escape(key)}["']?\s*[=.]""") if key is not None else None
+    inside, first = False, 0
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("["):
+            inside = bool(header.match(line))
+            first = first or (number if inside else 0)
+        elif inside and assigned and assigned.match(line):
+            return number
+        elif dotted.match(line) and not inside:
+            first = first or number
+            if key is not None and re.search(rf"\b{re.escape(key)}\b", line):
+                return number
+    return first or 1
+
+
+def _key_on(text: str, line: int) -> str:
+    lines = text.splitlines()
+    assignment = re.match(r"\s*([A-Za-z0-9_.\"'-]+)\s*=", lines[line - 1]) if 0 < line <= len(lines) else None
+    return f", key {assignment[1]!r}" if assignment else ""
+
+
+class PolicyFile:
+    """A policy file that is read again when it changes, at most once a second.
+
+    `current()` is a comparison of two numbers when nothing is due; a look at the file's date when a second has passed.
+    """
+
+    def __init__(self, path: Path | None, now_s: float) -> None:
+        self.path = path
+        self.policy = Policy()
+        self.errors = 0
+        self.reloads = 0
+        self.last_error = ""
+        self._next_s = now_s + 1.0
+        self._stamp: tuple[int, int, int] | None = None
+        if path is not None:
+            self._stamp = self._look()
+            self.policy = read_policy(path)
+
+    def due(self, now_s: float) -> bool:
+        return now_s >= self._next_s and self.path is not None
+
+    def reload(self, now_s: float, force: bool = False) -> str | None:
+        """Read the file if it changed. A sentence where it is broken, once for each broken version."""
+        self._next_s = now_s + 1.0
+        assert self.path is not None
+        stamp = self._look()
+        if stamp == self._stamp and not force:
+            return None
+        self._stamp = stamp
+        try:
+            self.policy = read_policy(self.path)
+        except LegroomError as error:
+            self.errors += 1
+            self.last_error = f"{error.message}{f' ({error.hint})' if error.hint else ''}"
+            return self.last_error
+        self.reloads += 1
+        self.last_error = ""
+        return None
+
+    def _look(self) -> tuple[int, int, int] | None:
+        assert self.path is not None
+        try:
+            stat = self.path.stat()
+        except OSError:
+            return None
+        return stat.st_mtime_ns, stat.st_size, stat.st_ino

@@ -1,10 +1,94 @@
-"""A request on a guarded path, from its body to the end of its answer."""
+"""A request on a guarded path, from its body to the end of its answer: what it may grow to, and what became of it."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from legroom.guard.demand import Demand
+from legroom.guard.limits import EngineLimits
+from legroom.guard.policy import PoolPolicy
 from legroom.guard.pool import Ticket
-from legroom.guard.weigh import Weight
+from legroom.guard.prompts import Prompt
+from legroom.guard.tokens import FEWEST, ModelTokens
+
+OUTPUT_SHARE = 0.99
+"""Of answers without max_tokens, how many stay within what is reserved for one."""
+MEDIA_MARGIN = 1.25
+
+
+class Weight(NamedTuple):
+    """A request at its fullest."""
+
+    blocks: int
+    tokens: int
+    seats: int
+    prompt_tokens: int
+    """The bound of the longest prompt, of what stands in the request: media and earlier responses are not in it."""
+    certain_blocks: int
+    """The part that is counted rather than estimated: what decides that a request can never fit."""
+
+
+def weight_of(
+    demand: Demand, limits: EngineLimits, policy: PoolPolicy, learnt: ModelTokens, exact_tokens: int | None = None
+) -> Weight:
+    """Weigh a request: each prompt with its answer, rounded up to blocks, times its copies. Prefixes that requests
+    share are counted for each, as the cache may have dropped them.
+    """
+    longest_len = limits.max_model_len or 0
+    output = _output_tokens(demand, limits, policy, learnt)
+    blocks = tokens = certain = longest = 0
+    share = media_tokens(demand, limits, learnt)
+    for prompt in demand.prompts or (Prompt(tokens=1),):
+        size, sure, here = _prompt_tokens(prompt, limits, learnt, share)
+        if exact_tokens is not None and len(demand.prompts) == 1:
+            size = sure = here = exact_tokens
+        whole, surely = size + output.reserved, sure + output.certain
+        if longest_len:  # a longer one is refused by the server, or ends there
+            whole, surely, here = min(whole, longest_len), min(surely, longest_len), min(here, longest_len)
+        tokens += whole
+        blocks += limits.blocks(whole)
+        certain += limits.blocks(surely)
+        longest = max(longest, here)
+    copies = demand.sequences
+    seats = max(1, len(demand.prompts)) * copies
+    return Weight(blocks * copies, tokens * copies, seats, longest, certain * copies)
+
+
+class _Output(NamedTuple):
+    reserved: int
+    certain: int
+
+
+def _output_tokens(demand: Demand, limits: EngineLimits, policy: PoolPolicy, learnt: ModelTokens) -> _Output:
+    if not demand.generates:
+        return _Output(0, 0)
+    if demand.output_tokens is not None:
+        return _Output(demand.output_tokens, demand.output_tokens)
+    worst = limits.default_output_tokens or limits.max_model_len or 4096
+    if isinstance(policy.open_ended, int):
+        return _Output(min(worst, policy.open_ended), 0)
+    if policy.open_ended == "learnt" and learnt.outputs.count >= FEWEST:
+        return _Output(min(worst, learnt.outputs.at(OUTPUT_SHARE)), 0)
+    return _Output(worst, 0)
+
+
+def _prompt_tokens(prompt: Prompt, limits: EngineLimits, learnt: ModelTokens, media: int) -> tuple[int, int, int]:
+    """The bound, how much of it is certain, and how much of it stands in the request."""
+    if prompt.exact:
+        return prompt.tokens, prompt.tokens, prompt.tokens
+    here = max(prompt.tokens, learnt.bound(prompt.text_bytes, prompt.ascii_only, prompt.messages))
+    if prompt.open_ended:
+        return limits.max_model_len or here, 0, here
+    return here + media, 0, here
+
+
+def media_tokens(demand: Demand, limits: EngineLimits, learnt: ModelTokens) -> int:
+    """What images and clips may add; the whole length of the model until answers have shown what one takes."""
+    if not demand.media:
+        return 0
+    if learnt.media_tokens.count < FEWEST:
+        return limits.max_model_len or 4096 * len(demand.media)
+    return int(learnt.media_tokens.value * MEDIA_MARGIN) * len(demand.media)
 
 
 class GuardedRequest:

@@ -17,7 +17,8 @@ from legroom.live.metrics.window import Window
 from legroom.planning.advice import with_advice
 from legroom.planning.levers import LEVERS
 from legroom.planning.plan import Plan, ready_command, try_flags
-from legroom.planning.plan_document import PlanDocument, replan
+from legroom.planning.plan_document import PlanDocument
+from legroom.planning.plan_json import replan
 from legroom.records import dataclass, field
 from legroom.units import human_bytes
 

@@ -12,9 +12,9 @@ from legroom.errors import LegroomError
 from legroom.vllm.command_line import any_release_words
 
 if TYPE_CHECKING:
-    from legroom.api import Machine
     from legroom.deployments.deployment import Deployment
     from legroom.facts.releases import Release
+    from legroom.planning.machine import Machine
     from legroom.planning.plan import Plan
     from legroom.simulation.settings import SchedulerSettings
     from legroom.simulation.trace import Trace
@@ -57,7 +57,7 @@ def deployment(
 
 def planned(what: Deployment, where: Machine, *, advice: bool) -> Plan:
     """The plan of a call; a command may say how many GPUs it uses where the call does not."""
-    from legroom.api import make_plan  # noqa: PLC0415
+    from legroom.planning.machine import make_plan  # noqa: PLC0415
 
     machine = where if where.gpus is not None else replace(where, gpus=what.gpu_count)
     return make_plan(what.args, what.release, machine, advice=advice)

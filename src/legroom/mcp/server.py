@@ -12,9 +12,9 @@ from mcp.types import ToolAnnotations
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from legroom.api import Machine
 from legroom.errors import LegroomError
 from legroom.mcp import requests as calls
+from legroom.planning.machine import Machine
 from legroom.version import __version__
 
 _INSTRUCTIONS = """\
@@ -133,7 +133,7 @@ def _plan_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
         headroom), kv (blocks, tokens, concurrency, longest context), failure (what vLLM will say), advice (flags that
         fix it, each with its layout), command, and the confidence of every figure. No GPU is needed.
         """
-        from legroom.planning.plan_document import plan_json  # noqa: PLC0415
+        from legroom.planning.plan_json import plan_json  # noqa: PLC0415
 
         what = calls.deployment(model, command, flags, vllm, local_files)
         made = calls.planned(what, Machine(gpu, gpus, gpu_memory, gpu_used), advice=True)

@@ -14,6 +14,8 @@ from legroom.memory.kv.block_size import attention_backend
 from legroom.units import MIB, cdiv
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from legroom.facts.attention import Attention
     from legroom.facts.gpus import Gpu
     from legroom.facts.model import Model
@@ -31,8 +33,13 @@ def split_buffers(model: Model, settings: EngineSettings, gpu: Gpu, sequences: i
     if not 0 < sequences <= _LARGEST_SPLIT_BATCH or not _uses_flash_attention_3(settings, gpu):
         return 0
     splits = by_release(constants()["attention_scratch"]["splits"], settings.release)["count"]
-    width = max(_split_widths(model, settings, gpu), default=0)
-    return int(splits * sequences * width * FLOAT32_BYTES)
+    return int(splits * sequences * _split_width(model, settings, gpu) * FLOAT32_BYTES)
+
+
+def largest_split_buffers(model: Model, settings: EngineSettings, gpu: Gpu, batches: Iterable[int]) -> int:
+    """Those of the largest batch that is split."""
+    split = (sequences for sequences in batches if sequences <= _LARGEST_SPLIT_BATCH)
+    return split_buffers(model, settings, gpu, max(split, default=0))
 
 
 def flashinfer_workspace(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
@@ -45,19 +52,23 @@ def flashinfer_workspace(model: Model, settings: EngineSettings, gpu: Gpu) -> in
     return int(by_release(constants()["attention_scratch"]["flashinfer"], settings.release)["mib"] * MIB)
 
 
-def _split_widths(model: Model, settings: EngineSettings, gpu: Gpu) -> list[int]:
-    """Elements of a token's partial output and its softmax sum, for each kind of attention layer that splits."""
-    ranks = settings.tensor_parallel_size
+def _split_width(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
+    """Elements of a token's partial output and its softmax sum, of the widest kind of attention layer that splits."""
+    plain, latents = cached_by_model(_widest_outputs, model, settings.tensor_parallel_size)
+    splits_latents = latents and attention_backend(model, settings, gpu).name == "FLASH_ATTN_MLA"
+    return max(plain, latents) if splits_latents else plain
+
+
+def _widest_outputs(model: Model, ranks: int) -> tuple[int, int]:
+    """Of the layers with heads of keys and values, and of those with a latent."""
     mixers = [layer.mixer for layer in model.layers]
-    widths = [
+    plain = (
         cdiv(mixer.heads, ranks) * (mixer.v_head_dim + 1)
         for mixer in with_kv_heads(mixers)
         if mixer.v_head_dim <= _LARGEST_FLASH_ATTENTION_HEAD
-    ]
-    latents = latent(mixers)
-    if latents and attention_backend(model, settings, gpu).name == "FLASH_ATTN_MLA":
-        widths += [cdiv(mixer.heads, ranks) * (mixer.kv_lora_rank + 1) for mixer in latents]
-    return widths
+    )
+    latents = (cdiv(mixer.heads, ranks) * (mixer.kv_lora_rank + 1) for mixer in latent(mixers))
+    return max(plain, default=0), max(latents, default=0)
 
 
 def _uses_flash_attention_3(settings: EngineSettings, gpu: Gpu) -> bool:
@@ -84,7 +95,9 @@ def _uses_flashinfer(model: Model, settings: EngineSettings, gpu: Gpu) -> bool:
 
 
 def _attention_layers(model: Model) -> tuple[Attention, ...]:
-    return tuple(mixer for mixer in with_kv_heads(layer.mixer for layer in model.layers) if not mixer.index_head_dim)
+    """Every kind that keeps keys and values and has no indexer."""
+    mixers = with_kv_heads(layer.mixer for layer in model.layers)
+    return tuple(dict.fromkeys(mixer for mixer in mixers if not mixer.index_head_dim))
 
 
 def _named_backend(settings: EngineSettings) -> str:

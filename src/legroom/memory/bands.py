@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING
 
-from legroom.facts.bands import BandRow, band, bands, row_at, rows_of, sum_band
+from legroom.facts.fit import BandRow, band, bands, row_at, rows_of, sum_band
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure
-from legroom.memory.activation.encoder.profile import encoder_profile
+from legroom.memo import Memo
+from legroom.memory.activation.encoder import encoder_profile
+from legroom.memory.cache import PROFILE_RUN, cached
 from legroom.records import dataclass
 from legroom.units import MIB
 
@@ -29,6 +31,7 @@ _CARDS = {6: "pascal", 7: "turing-volta", 8: "ampere", 9: "hopper", 10: "blackwe
 """Families by the first number of their compute capability."""
 _LEAST_BYTES = 4 * MIB
 """The least to each side of weights that are not exact."""
+_banded: Memo[Figure] = Memo()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +70,17 @@ class BandClass:
 
 def band_class(model: Model, settings: EngineSettings, gpu: Gpu) -> BandClass:
     """The class of one deployment."""
+    return cached(_class, model, settings, gpu, inputs=PROFILE_RUN)
+
+
+def _class(model: Model, settings: EngineSettings, gpu: Gpu, _: int) -> BandClass:
     several = settings.tensor_parallel_size * settings.pipeline_parallel_size > 1
     card = card_family(gpu)
     releases: Sequence[str] = bands()["measured"]["releases"]
     measured = card == bands()["measured"]["card"] and settings.release in releases
     return BandClass(
         measured and not several,
-        bool(model.modalities) and encoder_profile(model, settings, gpu) is not None,
+        encoder_profile(model, settings, gpu) is not None,
         several,
         card,
         settings.release,
@@ -97,6 +104,10 @@ def banded(figure: str, value: Figure, of: BandClass, settings: EngineSettings, 
     in which real checkpoints differed from what their configs say."""
     if value.kind == "measured":
         return value
+    return _banded.get((value, of, gpu), (figure,), lambda: _with_band(figure, value, of, settings, gpu))
+
+
+def _with_band(figure: str, value: Figure, of: BandClass, settings: EngineSettings, gpu: Gpu) -> Figure:
     if figure == "weights":
         return _banded_weights(value, of, gpu)
     if value.kind == "exact":
@@ -107,7 +118,7 @@ def banded(figure: str, value: Figure, of: BandClass, settings: EngineSettings, 
 def _widened(value: Figure, below: int, above: int) -> Figure:
     """The figure with this band: no part is less than nothing."""
     low = min(value.bytes, max(0, value.bytes - below))
-    return replace(value, kind="estimated", low=low, high=value.bytes + above)
+    return Figure(value.bytes, "estimated", low, value.bytes + above, value.terms)
 
 
 def kv_band(parts: Sequence[Figure], of: BandClass, settings: EngineSettings, gpu: Gpu) -> tuple[int, int]:
@@ -134,16 +145,17 @@ def scale(value: Figure, settings: EngineSettings) -> float:
     """The error that the figure's own rule expects, with what is doubtful about some of its terms."""
     if value.kind != "estimated":
         return 0.0
-    return math.hypot(value.high - value.bytes, *(_doubt(term.label, term.bytes, settings) for term in value.terms))
+    own = value.high - value.bytes
+    shares = _doubtful_shares(settings.release)
+    return math.hypot(own, *(shares.get(term.label, 0.0) * term.bytes for term in value.terms)) if shares else own
 
 
-def _doubt(label: str, size: int, settings: EngineSettings) -> float:
-    for doubt in bands()["doubts"]:
-        if label.startswith(doubt["term"]):
-            before = doubt.get("before")
-            if before is None or known_release(settings.release).before(before):
-                return float(doubt["share"]) * size
-    return 0.0
+@cache
+def _doubtful_shares(release: str) -> dict[str, float]:
+    """By the label of a term, what share of it is doubtful in a release."""
+    known = known_release(release)
+    doubts = (doubt for doubt in bands()["doubts"] if "before" not in doubt or known.before(doubt["before"]))
+    return {doubt["term"]: float(doubt["share"]) for doubt in doubts}
 
 
 def _banded_weights(value: Figure, of: BandClass, gpu: Gpu) -> Figure:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 _Record = TypeVar("_Record", EngineSettings, ServeArgs)
-_Key = tuple[object, ...]
 _of_models: Memo[Any] = Memo()
+_ASKED_IN_A_ROW = 64
 
 
 class _LeftOut:
@@ -49,19 +49,26 @@ class Inputs:
         self._settings = attrgetter(*(name for name in settings if name not in left_out and name != "given"))
         self._given = attrgetter(*(name for name, kind in kept.items() if "Mapping" not in kind))
         self._given_mappings = attrgetter(*(name for name, kind in kept.items() if "Mapping" in kind))
-        self._last: tuple[EngineSettings | None, EngineSettings | None, _Key] = (None, None, ())
+        self._asked: dict[int, tuple[EngineSettings, EngineSettings]] = {}
+        self._narrowed: Memo[EngineSettings] = Memo()
         self.results: Memo[Any] = Memo()
 
-    def of(self, settings: EngineSettings) -> tuple[EngineSettings, _Key]:
-        """The settings with everything else taken out, and the same hashable."""
+    def of(self, settings: EngineSettings) -> EngineSettings:
+        """The settings with everything else taken out: one object for all settings that agree in the rest."""
         # Several figures of the same settings are asked for in a row, some for the sake of others.
-        asked, narrowed, key = self._last
-        if narrowed is None or (settings is not asked and settings is not narrowed):
-            given = settings.given
-            key = (*self._settings(settings), *self._given(given), repr(self._given_mappings(given)))
-            narrowed = _copy(settings, given=_copy(given, **self._given_left_out), **self._left_out)
-            self._last = (settings, narrowed, key)
-        return narrowed, key
+        asked = self._asked.get(id(settings))
+        if asked is None:
+            if len(self._asked) >= _ASKED_IN_A_ROW:
+                self._asked.clear()
+            asked = self._asked[id(settings)] = (settings, self._narrow(settings))
+        return asked[1]
+
+    def _narrow(self, settings: EngineSettings) -> EngineSettings:
+        given = settings.given
+        key = (*self._settings(settings), *self._given(given), repr(self._given_mappings(given)))
+        return self._narrowed.get(
+            (), key, lambda: _copy(settings, given=_copy(given, **self._given_left_out), **self._left_out)
+        )
 
 
 def _copy(record: _Record, **changes: Any) -> _Record:
@@ -73,6 +80,13 @@ def _copy(record: _Record, **changes: Any) -> _Record:
 
 BUDGET = ("notes", "gpu_memory_utilization", "kv_cache_memory_bytes", "num_gpu_blocks_override")
 """What divides the card and changes none of the parts."""
+GRAPHS = (
+    "cudagraph_mode", "cudagraph_capture_sizes", "max_cudagraph_capture_size", "max_seq_len_to_capture",
+    "graph_estimate_applied",
+)  # fmt: skip
+"""What is captured and how: no part of the weights, the KV cache or the profile run."""
+PROFILE_RUN = Inputs(*BUDGET, *GRAPHS, "kv_cache_dtype")
+"""The profile run has no KV cache and captures nothing."""
 _EVERYTHING_ELSE = Inputs(*BUDGET, "max_cudagraph_capture_size")  # the capture sizes say what became of it
 
 
@@ -85,9 +99,9 @@ def cached(
     inputs: Inputs = _EVERYTHING_ELSE,
 ) -> _Result:
     """`rule(model, settings, gpu, pp_rank)`, computed once for each of its inputs."""
-    narrowed, key = inputs.of(settings)
+    narrowed = inputs.of(settings)
     result: _Result = inputs.results.get(
-        (model, gpu), (rule, pp_rank, key), lambda: rule(model, narrowed, gpu, pp_rank)
+        (model, gpu, narrowed), (rule, pp_rank), lambda: rule(model, narrowed, gpu, pp_rank)
     )
     return result
 

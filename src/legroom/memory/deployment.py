@@ -106,36 +106,29 @@ def stage_layout(
     """One pipeline stage; its tensor-parallel ranks are alike."""
     profile_run = activation_cold if cold else activation
     loaded = loaded_weights(model, settings, gpu, stage)
-    layout = Layout(
+    budget = budget_bytes(gpu, settings)
+    of = band_class(model, settings, gpu)
+    weights = banded("weights", _seen(seen.weights_bytes, loaded.figure, seen), of, settings, gpu)
+    rules = {
+        "activation": _seen(seen.activation_bytes, profile_run(model, settings, gpu, stage), seen),
+        "cuda_graph": _seen(seen.graph_estimate_bytes, graph_estimate(model, settings, gpu), seen),
+        "non_torch": _seen(seen.non_torch_bytes, non_torch(model, settings, gpu, stage), seen),
+    }
+    parts = {name: banded(name, rule, of, settings, gpu) for name, rule in rules.items()}
+    left = kv_band((weights, *rules.values()), of, settings, gpu)
+    return Layout(
         gpu.total_bytes,
-        budget_bytes(gpu, settings),
-        weights=_seen(seen.weights_bytes, loaded.figure, seen),
-        activation=_seen(seen.activation_bytes, profile_run(model, settings, gpu, stage), seen),
-        cuda_graph=_seen(seen.graph_estimate_bytes, graph_estimate(model, settings, gpu), seen),
-        non_torch=_seen(seen.non_torch_bytes, non_torch(model, settings, gpu, stage), seen),
-        kv_cache=exact(0),
-        outside=outside(model, settings, gpu, stage),
+        budget,
+        weights=weights,
+        **parts,
+        kv_cache=kv_cache_figure(budget, (weights, *parts.values()), left, settings),
+        outside=banded("outside", outside(model, settings, gpu, stage), of, settings, gpu),
         rank=stage,
         held_by_others_bytes=held_by_others_bytes,
         reserve_bytes=reserve_bytes(gpu),
         loading_peak_bytes=loaded.peak_bytes,
         loading_why=loaded.why,
     )
-    return _with_bands(layout, model, gpu, settings)
-
-
-def _with_bands(layout: Layout, model: Model, gpu: Gpu, settings: EngineSettings) -> Layout:
-    """The layout with the bands of its class, and with the KV cache that its parts leave."""
-    of = band_class(model, settings, gpu)
-    rules = (layout.weights, layout.activation, layout.cuda_graph, layout.non_torch)
-    names = ("weights", "activation", "cuda_graph", "non_torch")
-    parts = tuple(banded(name, part, of, settings, gpu) for name, part in zip(names, rules, strict=True))
-    left = kv_band((parts[0], *rules[1:]), of, settings, gpu)
-    return replace(
-        layout, weights=parts[0], activation=parts[1], cuda_graph=parts[2], non_torch=parts[3],
-        kv_cache=kv_cache_figure(layout.budget_bytes, parts, left, settings),
-        outside=banded("outside", layout.outside, of, settings, gpu),
-    )  # fmt: skip
 
 
 def budget_bytes(gpu: Gpu, settings: EngineSettings) -> int:

@@ -12,7 +12,7 @@ from legroom.memory.activation.experts import expert_scratch
 from legroom.memory.activation.peak import activation, cublas_workspace, element_bytes, forward_bytes, is_compiled
 from legroom.memory.activation.sampler import sampling
 from legroom.memory.attention_scratch import flashinfer_workspace
-from legroom.memory.cache import cached
+from legroom.memory.cache import PROFILE_RUN, cached
 from legroom.memory.dtypes import FLOAT32_BYTES
 from legroom.memory.graphs import graph_bytes, graph_estimate
 from legroom.memory.runner_buffers import runner_buffers, sampler_tables, segment_rests
@@ -68,7 +68,7 @@ def _wire_before_snapshot(settings: EngineSettings, gpu: Gpu) -> int:
 
 def non_torch(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
     """Modules, library handles and communication buffers, as the release charges them."""
-    return cached(_non_torch, model, settings, gpu, pp_rank)
+    return cached(_non_torch, model, settings, gpu, pp_rank, PROFILE_RUN)
 
 
 def outside(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:

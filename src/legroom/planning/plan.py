@@ -14,9 +14,8 @@ from legroom.memory.overhead import held_at_start
 from legroom.memory.unified import host_note
 from legroom.records import dataclass
 from legroom.units import gib, human_bytes
-from legroom.vllm.command_line import command
+from legroom.vllm.command_line import command, without_secrets
 from legroom.vllm.resolve import resolve
-from legroom.vllm.secret_words import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -234,4 +233,5 @@ def ready_command(plan: Plan) -> list[str]:
     """`vllm serve ...`, with the Hub id where the model was named by its bundled short name, and no secrets."""
     model = plan.target.model
     name = model.name if model.source.startswith("bundled") else plan.args.model
-    return list(without_secrets(command(replace(plan.args, model=name), plan.target.release)))
+    release = plan.target.release
+    return list(without_secrets(command(replace(plan.args, model=name), release), release))

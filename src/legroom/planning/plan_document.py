@@ -1,14 +1,14 @@
 """The plan document: what `legroom plan --json` prints and every other command reads. docs/json.md describes each key.
 
-Written and read here alone. A field is a key of the document, in its order; reading one needs neither a model nor the
-memory arithmetic, so what reads a plan (`guard`, `verify`, `run`) stays light.
+A field is a key of the document, in its order. Reading one needs neither a model nor the memory arithmetic, so what
+reads a plan (`guard`, `verify`, `run`) stays light; `plan_json` makes one of a plan.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,9 +17,7 @@ from legroom.records import dataclass, field
 
 if TYPE_CHECKING:
     from legroom.facts.releases import Release
-    from legroom.figures import Figure, Term
     from legroom.memory.layout import Layout
-    from legroom.planning.plan import Advice, Plan
 
 HOW_TO_WRITE_ONE = "write one with: legroom plan MODEL --gpu NAME --json > plan.json"
 WHOLE = (
@@ -29,9 +27,6 @@ WHOLE = (
 )  # fmt: skip
 """What every version of legroom has written into a plan."""
 _MOST_BYTES = 32 * 2**20
-_NOT_ARGS = frozenset({"release", "given", "notes", "usage"})
-_FIGURES = ("weights", "activation", "cuda_graph", "non_torch", "kv_cache", "outside")
-"""The parts of a layout that carry a certainty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +173,7 @@ class PlanDocument:
     def to_json(self) -> dict[str, Any]:
         """The whole document. Bytes are integers, ratios 0..1."""
         left_out = {"source"} if self.terms is not None else {"source", "terms"}
-        return {name: _plain(getattr(self, name)) for name in self.__dataclass_fields__ if name not in left_out}
+        return {name: as_json(getattr(self, name)) for name in self.__dataclass_fields__ if name not in left_out}
 
     @property
     def release(self) -> Release:
@@ -297,65 +292,6 @@ def _value(kind: str, where: str, value: Any) -> Any:
     return _read(_RECORDS[kind.removesuffix(" | None")], f"{where}.", value)
 
 
-def replan(document: PlanDocument) -> Plan:
-    """The plan that a document tells of, made again; LegroomError where its model is not known here."""
-    from legroom.facts.gpus import gpu, with_total  # noqa: PLC0415 - reading a document needs no planner
-    from legroom.planning.plan import Target, plan  # noqa: PLC0415
-    from legroom.vllm.parse import parse_flags  # noqa: PLC0415
-    from legroom.vllm.served_model import served_model  # noqa: PLC0415
-
-    if not (document.vllm and document.command and document.gpu.total_bytes):
-        raise LegroomError("the plan is no document of `legroom plan --json`", HOW_TO_WRITE_ONE)
-    args = parse_flags(document.command, document.release).args
-    card = gpu(document.gpu.name)
-    if card.total_bytes != document.gpu.total_bytes:
-        card = with_total(card, document.gpu.total_bytes)
-    return plan(Target(served_model(args), card, document.gpu.count, document.release), args)
-
-
-def plan_document(plan: Plan, explain_math: bool = False) -> PlanDocument:
-    """The document of a plan."""
-    from legroom.planning.plan import ready_command, shared_contexts  # noqa: PLC0415 - reading needs no planner
-    from legroom.vllm.secret_words import is_secret  # noqa: PLC0415
-    from legroom.vllm.traits import is_moe  # noqa: PLC0415
-
-    target, kv, layout = plan.target, plan.memory.kv, plan.layout
-    return PlanDocument(
-        model=target.model.name,
-        vllm=target.release.version,
-        gpu=PlannedGpu(target.gpu.name, target.gpus, target.gpu.total_bytes),
-        modalities=tuple(modality.kind for modality in target.model.modalities),
-        moe=is_moe(target.model),
-        checkpoint_bytes=target.model.checkpoint_bytes,
-        args=_args(plan),
-        layout=planned_layout(layout),
-        kv=PlannedKv(
-            kv.block_size, max(kv.num_blocks, 0), max(kv.tokens, 0), kv.bytes_per_token, kv.max_concurrency,
-            max(kv.longest_len, 0), kv.needed_bytes,
-            {str(users): tokens for users, tokens in shared_contexts(plan).items()},
-        ),
-        host=_host(plan),
-        verdict=plan.verdict,
-        reason=plan.reason,
-        failure=_failure(plan),
-        advice=tuple(_advice(advice) for advice in plan.advice),
-        command=tuple(ready_command(plan)),
-        env={name: value for name, value in plan.args.env.items() if not is_secret(name, value)},
-        confidence={f"{name}_bytes": _band(getattr(layout, name)) for name in _FIGURES},
-        basis=_basis(plan),
-        first_start=_first_start(plan),
-        loading={"peak_bytes": layout.loading_peak_bytes, "why": layout.loading_why},
-        ranks=tuple(PlannedStage(rank.rank, planned_layout(rank)) for rank in plan.memory.ranks),
-        notes=tuple(dict.fromkeys(plan.notes)),
-        terms=_every_term(plan) if explain_math else None,
-    )  # fmt: skip
-
-
-def plan_json(plan: Plan, explain_math: bool = False) -> dict[str, Any]:
-    """What `legroom plan --json` prints."""
-    return plan_document(plan, explain_math).to_json()
-
-
 def planned_layout(layout: Layout) -> PlannedLayout:
     """A layout's bytes, without their certainty."""
     return PlannedLayout(
@@ -375,98 +311,18 @@ def planned_layout(layout: Layout) -> PlannedLayout:
 
 def layout_json(layout: Layout) -> dict[str, int]:
     """Where every byte of one GPU goes."""
-    document: dict[str, int] = _plain(planned_layout(layout))
+    document: dict[str, int] = as_json(planned_layout(layout))
     return document
 
 
-def _args(plan: Plan) -> dict[str, Any]:
-    settings = plan.settings
-    named = {name: _plain(getattr(settings, name)) for name in settings.__dataclass_fields__ if name not in _NOT_ARGS}
-    return {**named, "block_size": plan.memory.kv.block_size}
-
-
-def _failure(plan: Plan) -> PlannedFailure | None:
-    failure = plan.memory.failure
-    if failure is None:
-        return None
-    return PlannedFailure(
-        failure.id, failure.message, failure.needed_bytes, failure.available_bytes, failure.estimated_max_len
-    )
-
-
-def _host(plan: Plan) -> PlannedHost:
-    needs = plan.host
-    return PlannedHost(
-        held_bytes=needs.held_bytes,
-        least_bytes=needs.least_bytes,
-        loading_bytes=min(needs.loading_bytes, needs.checkpoint_bytes),
-        request_bytes=needs.request_bytes,
-        shm_bytes=needs.shm_bytes,
-        given_bytes=plan.target.host_limit_bytes,
-        shares=tuple({"what": share.what, "bytes": share.bytes} for share in needs.shares),
-    )
-
-
-def _advice(advice: Advice) -> dict[str, Any]:
-    from legroom.planning.plan import ready_command  # noqa: PLC0415
-
-    return {
-        "flags": _plain(advice.flags),
-        "why": advice.why,
-        "trades": advice.trades,
-        "verdict": advice.plan.verdict,
-        "layout": layout_json(advice.plan.layout),
-        "command": ready_command(advice.plan),
-    }
-
-
-def _basis(plan: Plan) -> PlannedBasis:
-    from legroom.facts.bands import bands  # noqa: PLC0415 - reading a document needs no planner
-    from legroom.memory.bands import band_class, evidence  # noqa: PLC0415
-
-    of = band_class(plan.target.model, plan.settings, plan.target.gpu)
-    kind = "measured" if of.measured else "read from source"
-    return PlannedBasis(kind, of.name, bands()["coverage"], evidence(of)[0].records)
-
-
-def _first_start(plan: Plan) -> dict[str, Any]:
-    from legroom.planning.plan import cold_start  # noqa: PLC0415
-
-    first = cold_start(plan)
-    kv, band = first.memory.kv, first.layout.kv_cache
-    return {
-        "verdict": first.verdict,
-        "num_blocks": max(kv.num_blocks, 0),
-        "tokens": max(kv.tokens, 0),
-        "max_concurrency": kv.max_concurrency,
-        "kv_cache_bytes": band.bytes,
-        "confidence": {"kv_cache_bytes": _plain(_band(band))},
-        "layout": layout_json(first.layout),
-    }
-
-
-def _band(figure: Figure) -> PlannedBand:
-    return PlannedBand(figure.kind, figure.low, figure.high)
-
-
-def _every_term(plan: Plan) -> dict[str, Any]:
-    """The working behind each figure, and behind the KV bytes of a token."""
-    figures = {f"{name}_bytes": _terms(getattr(plan.layout, name).terms) for name in _FIGURES}
-    return {**figures, "bytes_per_token": _terms(plan.memory.kv.token_terms)}
-
-
-def _terms(terms: Sequence[Term]) -> list[dict[str, Any]]:
-    return [{"label": term.label, "bytes": term.bytes, "how": term.how} for term in terms]
-
-
-def _plain(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     """Records, tuples and mappings as JSON has them."""
     if isinstance(value, PlannedStage):
-        return {"stage": value.stage, **_plain(value.layout)}
+        return {"stage": value.stage, **as_json(value.layout)}
     if isinstance(value, _PLAIN_RECORDS):
-        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+        return {name: as_json(getattr(value, name)) for name in value.__dataclass_fields__}
     if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
+        return {str(key): as_json(inner) for key, inner in value.items()}
     if isinstance(value, (tuple, list, frozenset, set)):
-        return [_plain(inner) for inner in value]
+        return [as_json(inner) for inner in value]
     return value

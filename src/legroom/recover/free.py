@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from legroom.actions.descendants import started
 from legroom.live.journal.records import JournalUnavailable
 from legroom.records import dataclass
 from legroom.recover.holders import Holdings, ProcessFact, born, look
@@ -102,14 +103,7 @@ def _is_top(holder: Holder) -> bool:
 
 def _is_same(fact: ProcessFact | None) -> bool:
     """Whether the process still lives and is the one that was seen."""
-    return fact is not None and born(fact.pid) == fact.created_s and not _is_zombie(fact.pid)
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0] == "Z"
-    except (OSError, IndexError):
-        return True
+    return fact is not None and born(fact.pid) == fact.created_s and started(fact.pid) is not None
 
 
 def _signal(holder: Holder, number: signal.Signals, dead: Collection[tuple[int, float]]) -> Freed | None:
@@ -126,7 +120,7 @@ def _signal(holder: Holder, number: signal.Signals, dead: Collection[tuple[int, 
         # The handle pins the process: what is checked now is what the signal reaches, even if the PID is used again.
         if born(fact.pid) != fact.created_s:
             return Freed(holder, "gone by itself", "the PID belongs to another process now")
-        if _is_zombie(fact.pid):  # it ended while the machine was looked at, and nobody has collected it
+        if started(fact.pid) is None:  # it ended while the machine was looked at, and nobody has collected it
             return Freed(holder, "gone by itself")
         if fact.identity not in dead:
             return Freed(holder, "changed", "it is no longer provably dead weight: left alone")

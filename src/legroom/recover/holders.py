@@ -20,7 +20,7 @@ from legroom.errors import LegroomError
 from legroom.records import dataclass
 
 if TYPE_CHECKING:
-    from legroom.live.nvml import GpuMemory
+    from legroom.live.gpu_memory import GpuMemory
 
 
 ELSEWHERE = -1
@@ -337,7 +337,7 @@ def _is_python(psutil: Any, process: Any, name: str, title: str) -> bool:
 
 
 def _gpus() -> tuple[GpuMemory, ...]:
-    from legroom.live.nvml import devices  # noqa: PLC0415
+    from legroom.live.gpu_memory import devices  # noqa: PLC0415
 
     return devices()
 

@@ -14,7 +14,7 @@ from legroom.deployments.server_words import ASSIGNMENT, assignments
 from legroom.errors import LegroomError
 from legroom.home import runs_folder
 from legroom.records import dataclass
-from legroom.vllm.secret_words import without_secrets
+from legroom.vllm.command_line import without_secrets
 
 if TYPE_CHECKING:
     from legroom.diagnosis.starting_plan import Hints
@@ -179,7 +179,7 @@ def _with_room(crashed: Crashed) -> RestartCommand:
 
 def _target(crashed: Crashed, args: Any, release: Any, gpu_count: int | None) -> Any:
     from legroom.facts.gpus import gpu, with_total  # noqa: PLC0415
-    from legroom.live.nvml import devices  # noqa: PLC0415
+    from legroom.live.gpu_memory import devices  # noqa: PLC0415
     from legroom.planning.plan import Target  # noqa: PLC0415
     from legroom.vllm.served_model import served_model  # noqa: PLC0415
 

@@ -8,7 +8,7 @@ from legroom.drawing.chart import area
 from legroom.drawing.svg import Svg, svg_curve
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, count, wrap
-from legroom.verify.report import Check, LoadRun, Verification
+from legroom.verify.checks import Check, LoadRun, Verification
 
 _MARGIN = 12
 _CURVES = (("KV use", "blue", 5), ("running", "green", 2), ("waiting", "orange", 2))

@@ -15,7 +15,7 @@ from legroom.run.server_command import ServerCommand
 from legroom.units import GIB, gib
 
 if TYPE_CHECKING:
-    from legroom.live.nvml import GpuMemory
+    from legroom.live.gpu_memory import GpuMemory
 
 _DRIVER_BYTES = GIB
 """A card that nobody uses shows less than this."""
@@ -62,7 +62,7 @@ def gpus_here(env: Mapping[str, str], named: str | None = None, needed: int = 1)
 
     A server that needs fewer GPUs than it sees takes the first ones: only what is used of those counts.
     """
-    from legroom.live.nvml import devices  # noqa: PLC0415 - loads the driver's library
+    from legroom.live.gpu_memory import devices  # noqa: PLC0415 - loads the driver's library
 
     if named:
         known_gpu(named)  # what means nothing to legroom is the user's to put right
@@ -103,7 +103,7 @@ def _used(card: GpuMemory) -> int:
 
 def _planned(command: ServerCommand, env: Mapping[str, str], gpus: Gpus) -> Expectation:
     """What `legroom plan` would say of the command."""
-    from legroom.api import Machine, make_plan  # noqa: PLC0415
+    from legroom.planning.machine import Machine, make_plan  # noqa: PLC0415
 
     if not command.args.model:
         raise LegroomError("which model?")
@@ -179,7 +179,7 @@ def compared(log: Path, expected: Expectation) -> str:
 
 def calibrated(log: Path, gpus: Gpus) -> str:
     """Keep what the start-up measured, as `legroom calibrate` does, so that the next plan starts from it."""
-    from legroom.planning.calibrated_starts import calibrated_starts, keep_measurements, measured  # noqa: PLC0415
+    from legroom.planning.calibration_store import calibrated_starts, keep_measurements, measured  # noqa: PLC0415
 
     if not gpus.name:
         return "nothing to learn from a start without a GPU"

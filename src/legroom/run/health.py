@@ -11,6 +11,7 @@ from pathlib import Path
 
 from legroom.actions.child import Child
 from legroom.actions.descendants import cpu_ticks, descendants, title
+from legroom.records import dataclass
 
 LOOKS = 4
 """How many looks in a row must find it hanging."""
@@ -76,21 +77,31 @@ def ticks_in_front(child: Child) -> Callable[[], int | None]:
 _PATIENCE_S = 2.0
 
 
-def is_healthy(host: str, port: int, tls: bool = False, patience_s: float = _PATIENCE_S) -> bool:
-    """Whether the server answers 200."""
-    return health_status(host, port, tls, patience_s) == 200
+@dataclass(frozen=True)
+class ServerAddress:
+    """Where the server listens, and whether it does."""
 
+    host: str
+    port: int
+    tls: bool = False
 
-def health_status(host: str, port: int, tls: bool = False, patience_s: float = _PATIENCE_S) -> int | None:
-    """What the server answers; None where it does not."""
-    try:
-        with socket.create_connection((host, port), patience_s) as plain:
-            plain.settimeout(patience_s)
-            stream = _wrapped(plain, host) if tls else plain
-            stream.sendall(f"GET /health HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-            return int(stream.recv(64).split(b" ")[1])
-    except (OSError, ValueError, IndexError):
-        return None
+    def is_healthy(self) -> bool:
+        """Whether the server answers 200."""
+        return self._health_status(_PATIENCE_S) == 200
+
+    def answers(self, patience_s: float) -> bool:
+        """Whether it answers at all."""
+        return self._health_status(patience_s) is not None
+
+    def _health_status(self, patience_s: float) -> int | None:
+        try:
+            with socket.create_connection((self.host, self.port), patience_s) as plain:
+                plain.settimeout(patience_s)
+                stream = _wrapped(plain, self.host) if self.tls else plain
+                stream.sendall(f"GET /health HTTP/1.1\r\nHost: {self.host}\r\nConnection: close\r\n\r\n".encode())
+                return int(stream.recv(64).split(b" ")[1])
+        except (OSError, ValueError, IndexError):
+            return None
 
 
 def _wrapped(plain: socket.socket, host: str) -> socket.socket:

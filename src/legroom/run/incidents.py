@@ -1,13 +1,46 @@
-"""The supervisor's incidents and actions, into the journal; and a remark where that cannot be written."""
+"""What the supervisor writes down: how a server ended, incidents and actions in the journal, whether a fix worked."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+from legroom.actions.server_log import last_lines
+from legroom.errors import LegroomError
 from legroom.live.journal.journal import DONE, FAILED, Journal, JournalUnavailable
+from legroom.records import dataclass
 
 Detail = Mapping[str, Any]
+LINES_SHOWN = 15
+
+
+@dataclass(frozen=True)
+class ServerExit:
+    """How one start of the server ended."""
+
+    code: int
+    was_ready: bool
+    timed_out: bool
+    hung: bool
+    lived_s: float
+
+    @property
+    def why(self) -> str:
+        """Why a start counts as failed."""
+        return "it did not become healthy" if self.timed_out else f"it ended with {self.code}"
+
+
+def history_entry(what: str, ending: ServerExit, remedy: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of the history; `changed` is what was done, so it is filled in once it is."""
+    diagnosed = {name: remedy.get(name) or None for name in ("failed", "cause", "entry", "refused")}
+    return {"what": what, "exit_code": ending.code, "lived_s": ending.lived_s, "changed": None, **diagnosed}
+
+
+def incident_detail(ending: ServerExit, remedy: Mapping[str, Any], command: str, log: Path) -> dict[str, Any]:
+    diagnosed = {name: remedy[name] for name in ("cause", "entry", "evidence", "refused") if remedy.get(name)}
+    lines = last_lines(log, LINES_SHOWN)
+    return {"exit_code": ending.code, "lived_s": ending.lived_s, "command": command, "lines": lines, **diagnosed}
 
 
 class IncidentRecorder:
@@ -72,3 +105,27 @@ class IncidentRecorder:
                 self._say(f"{error.message}; going on without")
             self._silent = True
             return None
+
+
+class TriedFix:
+    """The fix that is being tried, until the server is up or fails again: `legroom run` sees for itself whether it
+    worked. Recording that never stops a server."""
+
+    def __init__(self, release: str, say: Callable[[str], None]) -> None:
+        self._release, self._say = release, say
+        self._remedy: Mapping[str, Any] | None = None
+
+    def begin(self, remedy: Mapping[str, Any]) -> None:
+        self._remedy = remedy if remedy.get("cause") and remedy.get("fix") else None
+
+    def end(self, worked: bool) -> None:
+        remedy, self._remedy = self._remedy, None
+        if remedy is None:
+            return
+        from legroom.explain.outcomes import Outcome, record_outcome  # noqa: PLC0415 - only after a fix
+
+        outcome = Outcome(remedy["cause"], remedy["entry"], remedy["fix"], self._release, worked, "run")
+        try:
+            record_outcome(outcome)
+        except LegroomError as error:
+            self._say(f"{error.message}; going on without")

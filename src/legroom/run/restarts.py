@@ -1,49 +1,84 @@
-"""The restart budget: so many an hour, each after a longer wait, and then no more."""
+"""Starting the server again: with which set-up, how often, and after how long a wait."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from legroom.actions.server_log import last_lines
 from legroom.records import dataclass
-
-LINES_SHOWN = 15
-
-
-@dataclass(frozen=True)
-class ServerExit:
-    """How one start of the server ended."""
-
-    code: int
-    was_ready: bool
-    timed_out: bool
-    hung: bool
-    lived_s: float
-
-    @property
-    def why(self) -> str:
-        """Why a start counts as failed."""
-        return "it did not become healthy" if self.timed_out else f"it ended with {self.code}"
-
-
-def history_entry(what: str, ending: ServerExit, remedy: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of the history; `changed` is what was done, so it is filled in once it is."""
-    diagnosed = {name: remedy.get(name) or None for name in ("failed", "cause", "entry", "refused")}
-    return {"what": what, "exit_code": ending.code, "lived_s": ending.lived_s, "changed": None, **diagnosed}
-
-
-def incident_detail(ending: ServerExit, remedy: Mapping[str, Any], command: str, log: Path) -> dict[str, Any]:
-    diagnosed = {name: remedy[name] for name in ("cause", "entry", "evidence", "refused") if remedy.get(name)}
-    lines = last_lines(log, LINES_SHOWN)
-    return {"exit_code": ending.code, "lived_s": ending.lived_s, "command": command, "lines": lines, **diagnosed}
-
 
 WINDOW_S = 3600.0
 LONGEST_DELAY_S = 300.0
 _MOST_DOUBLINGS = 64
 """By then the longest delay is reached from any first one; many more are no float."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One way to start the server."""
+
+    words: tuple[str, ...]
+    env: Mapping[str, str]
+    """What stands before the command."""
+    line: str
+    """As it may be printed."""
+    expected: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> Setup:
+        return cls(tuple(answer["words"]), dict(answer["env"]), answer["line"], answer["expected"])
+
+    def is_like(self, other: Setup) -> bool:
+        """Whether both launch the same, whatever was expected of it."""
+        return (self.words, self.env) == (other.words, other.env)
+
+    def is_among(self, others: Iterable[Setup]) -> bool:
+        """Whether one of them launches the same."""
+        return any(self.is_like(other) for other in others)
+
+
+class Setups:
+    """The set-up in use, and what became of those before it."""
+
+    def __init__(self, first: Setup) -> None:
+        self.current = first
+        self._tried: list[Setup] = []
+        self._served: list[Setup] = []
+        self._taken_away: dict[str, str] = {}
+        """Variables that a change took from the environment, until it has served."""
+
+    @property
+    def tried(self) -> Sequence[Setup]:
+        """Every set-up that was launched: none of them is the fix of a failure."""
+        return self._tried
+
+    @property
+    def any_has_served(self) -> bool:
+        return bool(self._served)
+
+    @property
+    def current_has_served(self) -> bool:
+        return self.current.is_among(self._served)
+
+    def mark_launched(self) -> None:
+        if not self.current.is_among(self._tried):
+            self._tried.append(self.current)
+
+    def mark_served(self) -> None:
+        """It came up: what to go back to, from now on."""
+        self._served = [*(setup for setup in self._served if not setup.is_like(self.current)), self.current]
+        self._taken_away.clear()
+
+    def change(self, answer: Mapping[str, Any]) -> None:
+        """To what somebody left for this restart. The server inherits the environment, so what goes is taken away."""
+        self.current = Setup.of(answer)
+        self._taken_away |= {name: os.environ.pop(name) for name in answer["unset"] if name in os.environ}
+
+    def go_back(self) -> None:
+        """To what has served last."""
+        self.current = self._served[-1]
+        os.environ.update(self._taken_away)
 
 
 class RestartBudget:

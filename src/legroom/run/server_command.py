@@ -16,7 +16,7 @@ from legroom.facts.releases import Release, latest
 from legroom.facts.releases import release as known_release
 from legroom.records import dataclass
 from legroom.vllm.args import ServeArgs, is_given, other_value
-from legroom.vllm.secret_words import without_secrets
+from legroom.vllm.command_line import without_secrets
 
 _NO_VLLM = 44
 _VERSION = f"""

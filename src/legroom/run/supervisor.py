@@ -17,12 +17,18 @@ from legroom.actions.descendants import reap
 from legroom.actions.server_log import ServerLog, last_lines
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.guard import TOKEN_NAME as GUARD_TOKEN
-from legroom.run.health import HangWatch, health_status, is_healthy, port_problem, ticks_in_front
-from legroom.run.incidents import IncidentRecorder
-from legroom.run.options import USUAL, RunOptions, Setup, Timing
-from legroom.run.outcomes import TriedFix
-from legroom.run.restarts import LINES_SHOWN, RestartBudget, ServerExit, history_entry, incident_detail
-from legroom.run.run_file import RunFile
+from legroom.run.files import RunFile
+from legroom.run.health import HangWatch, ServerAddress, port_problem, ticks_in_front
+from legroom.run.incidents import (
+    LINES_SHOWN,
+    IncidentRecorder,
+    ServerExit,
+    TriedFix,
+    history_entry,
+    incident_detail,
+)
+from legroom.run.options import USUAL, RunOptions, Timing
+from legroom.run.restarts import RestartBudget, Setup, Setups
 from legroom.run.stopping import Signals, Stopping
 from legroom.run.task_process import StartTask, TaskProcess, start_python
 
@@ -44,13 +50,13 @@ class Supervisor:
     ) -> None:
         self.options = options
         self.say = say
-        self.setup = Setup.of(prepared)
+        self._setups = Setups(Setup.of(prepared))
         self.prepared = prepared
         self.history: list[dict[str, Any]] = []
         """What failed and what was done about it, in order."""
         self.verified: bool | None = None
         self._outputs, self._timing, self._start_task = outputs, timing, start_task
-        self._address: tuple[str, int, bool] = (prepared["host"], prepared["port"], prepared["url"].startswith("https"))
+        self._address = ServerAddress(prepared["host"], prepared["port"], prepared["url"].startswith("https"))
         self.file = RunFile(prepared["port"])
         self.incidents = IncidentRecorder(prepared["url"], say)
         self._tried_fix = TriedFix(prepared["vllm"], say)
@@ -63,13 +69,11 @@ class Supervisor:
         self._budget = RestartBudget(options.restarts, options.restart_delay_s)
         self._mark: bytes = prepared["capacity_mark"].encode()
         self._pool: PoolReport = "awaited"
-        self._tried: list[Setup] = []
-        """Every set-up that was launched: none of them is the fix of a failure."""
-        self._served: list[Setup] = []
-        """Those that came up, the last one last."""
-        self._taken_away: dict[str, str] = {}
-        """Variables that a change took from the environment, until it has served."""
         self._tries = 0
+
+    @property
+    def setup(self) -> Setup:
+        return self._setups.current
 
     def run(self) -> int:
         """The exit code: vLLM's, except that an end which nobody asked for is never 0."""
@@ -103,8 +107,7 @@ class Supervisor:
         log = ServerLog(self.file.log)
         self._pool, self.stopping.is_up = "awaited", False
         began = time.monotonic()
-        if not self.setup.is_among(self._tried):
-            self._tried.append(self.setup)
+        self._setups.mark_launched()
         # Into a pipe Python would keep lines back until there are many.
         env = {"PYTHONUNBUFFERED": "1", **os.environ, **self.setup.env}
         if self._guard_token:
@@ -117,10 +120,10 @@ class Supervisor:
         self._record(child)
         try:
             while not child.gone:
-                if watch is None and not self.stopping.begun and self._is_up():
+                if watch is None and not self.stopping.begun and self._address.is_healthy():
                     self.stopping.is_up = True
                     task = self._came_up(child, log, task)
-                    watch = HangWatch(self.options.hang_timeout_s, ticks_in_front(child), self._answers)
+                    watch = HangWatch(self.options.hang_timeout_s, ticks_in_front(child), self._address.answers)
                 timed_out = timed_out or self._is_late(child, watch is not None, began)
                 hung = self._hangs(child, watch) or hung
                 task = self._wait(child, task, self._look_s(watch))
@@ -132,12 +135,6 @@ class Supervisor:
             child.close()
             log.close()
         return ServerExit(child.exit_code or 0, watch is not None, timed_out, hung, time.monotonic() - began)
-
-    def _is_up(self) -> bool:
-        return is_healthy(*self._address)
-
-    def _answers(self, patience_s: float) -> bool:
-        return health_status(*self._address, patience_s) is not None
 
     def _look_s(self, watch: HangWatch | None) -> float | None:
         """How long until the server is looked at again; one that is on its way out has a deadline instead."""
@@ -168,7 +165,7 @@ class Supervisor:
             reap()  # the first process of a container: every orphan in it comes here
         if self._signals in readable:
             # One that came up since the last look has requests to finish already.
-            self.stopping.is_up = self.stopping.is_up or (child is not None and self._is_up())
+            self.stopping.is_up = self.stopping.is_up or (child is not None and self._address.is_healthy())
             for number in self._signals.taken():
                 self._take(number, child)
         if child is not None and child in readable:
@@ -222,8 +219,7 @@ class Supervisor:
         self.incidents.close_done("it serves again")
         self._tried_fix.end(worked=True)
         self._tries = 0
-        self._served = [*(setup for setup in self._served if not setup.is_like(self.setup)), self.setup]
-        self._taken_away.clear()
+        self._setups.mark_served()
         question = self._question() | {"url": self.prepared["url"], "verify": self.options.verify}
         return self._begin("verify_and_calibrate", question)
 
@@ -251,7 +247,7 @@ class Supervisor:
             self.say(f"{'verified' if answer['ok'] else 'not verified'}: {answer['proof']}")
         self.say(f"serving at {self.prepared['url']} with: {self.setup.line}")
         if self.options.save:
-            from legroom.run.start_script import save  # noqa: PLC0415
+            from legroom.run.files import save  # noqa: PLC0415
 
             self.say(save(self.options.save, self.setup.words, self.setup.env))
 
@@ -280,7 +276,7 @@ class Supervisor:
         bounds = {
             "keep": self.prepared["keep"], "min_context": options.min_context,
             "min_concurrency": options.min_concurrency,
-            "tried": [(tried.words, tried.env) for tried in self._tried],
+            "tried": [(tried.words, tried.env) for tried in self._setups.tried],
         }  # fmt: skip
         try:
             return self._answer_of("find_fix", self._question() | bounds)
@@ -313,18 +309,17 @@ class Supervisor:
             self.incidents.begin_action("relaunch", {"changed": remedy["changed"], "command": self.setup.line})
             return True
         refused = f"{of} tries are used up; next would be {remedy['changed']}" if remedy["words"] else remedy["refused"]
-        if not self._served or self.options.on_crash == "exit":
+        if not self._setups.any_has_served or self.options.on_crash == "exit":
             return self._give_up(f"{head} Not tried again: {refused}")
-        if self.setup.is_among(self._served):
+        if self._setups.current_has_served:
             self.say(f"{head} Nothing is changed: {refused}")
             return self._restart("it has served before")
         self.say(f"{head} Not tried again: {refused}")
-        self.setup = self._served[-1]
-        os.environ.update(self._taken_away)
+        self._setups.go_back()
         return self._restart(f"back to what has served: {self.setup.line}")
 
     def _adopt(self, remedy: Mapping[str, Any]) -> None:
-        self.setup = Setup.of(remedy)
+        self._setups.current = Setup.of(remedy)
         self.history[-1]["changed"] = remedy["changed"]
 
     def _after_crash(self, ending: ServerExit) -> bool:
@@ -385,16 +380,14 @@ class Supervisor:
             self.say(f"the changes for this restart are left out: {error.message}")
             return
         if answer is not None:
-            self.setup = Setup.of(answer)
-            # What the server inherits.
-            self._taken_away |= {name: os.environ.pop(name) for name in answer["unset"] if name in os.environ}
+            self._setups.change(answer)
             self.say(f"restart with: {self.setup.line}. Expected now: {self.setup.expected['text']}")
 
     def _is_port_free(self) -> bool:
         """Whether to launch. What is left of our own server gets a moment to go."""
         until = time.monotonic() + self._timing.port_patience_s
-        while problem := port_problem(self.prepared["host"], self.prepared["port"]):
-            if not self._tried:
+        while problem := port_problem(self._address.host, self._address.port):
+            if not self._setups.tried:
                 raise LegroomError(problem, "stop what listens there, or give vLLM another --port")
             if time.monotonic() >= until:
                 return self._give_up(f"{problem}: not started again")

@@ -31,8 +31,7 @@ from legroom.run.expectation import Expectation, Gpus, calibrated, compared, exp
 from legroom.run.healing import Bounds, heal
 from legroom.run.server_command import ServerCommand, read_command
 from legroom.vllm.args import other_value
-from legroom.vllm.command_line import command_parts, value_of, with_settings
-from legroom.vllm.secret_words import without_secrets
+from legroom.vllm.command_line import command_parts, value_of, with_settings, without_secrets
 
 if TYPE_CHECKING:
     from legroom.actions.drain import DrainMethod

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import socket
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from legroom.actions.kubernetes import KubernetesLease
-from legroom.actions.platform import ActionFailed, FlagChange, FlagsFixed, Override, kept_override, scale
-from legroom.errors import LegroomError
-from legroom.facts.flags import flag_name
-from legroom.facts.releases import Release, latest
+from legroom.actions.platform import ActionFailed, FlagsFixed, Override, kept_override, scale
 from legroom.live.detectors import Watcher
 from legroom.live.journal.journal import DONE, FAILED, UNDONE, Action, JournalUnavailable
-from legroom.live.metrics.window import Window
-from legroom.live.remedies import ProposedRemedy
-from legroom.planning.plan_document import PlanDocument
 from legroom.sidecar.config import ServerConfig, SidecarConfig
 from legroom.sidecar.decisions import decision_about
 from legroom.sidecar.drains import REFUSED_AGAIN_S, Drains, left_drained
@@ -27,46 +19,6 @@ from legroom.sidecar.incidents import BY, OpenIncident
 from legroom.sidecar.notifier import ActionReport
 from legroom.sidecar.policy import DAY_S, RESTARTS, Decision, GroupState, Trouble, decide, refuse
 from legroom.sidecar.restart import ActionContext, RestartOrder, RestartOutcome, ServerRestart
-from legroom.vllm.command_line import setting_words
-
-_BY_PEOPLE = frozenset({"model", "tensor_parallel_size", "pipeline_parallel_size"})
-"""Another model, or more GPUs than the server has, is a decision of people."""
-
-
-def change_of(remedies: Sequence[ProposedRemedy], plan: PlanDocument | None) -> FlagChange | None:
-    """The flags of the first remedy that the server's release takes, where they come from a plan of this server."""
-    if plan is None:
-        return None
-    try:
-        used = plan.release if plan.vllm else latest()
-    except LegroomError:
-        return None  # which flags it takes is not known
-    changes = (
-        _change(remedy, used) for remedy in remedies
-        if (remedy.flags or remedy.env) and not remedy.flags.keys() & _BY_PEOPLE
-    )  # fmt: skip
-    return next((change for change in changes if change is not None), None)
-
-
-def _change(answer: ProposedRemedy, used: Release) -> FlagChange | None:
-    flags: dict[str, str | None] = {}
-    for dest, value in answer.flags.items():
-        words = setting_words(dest, value, used)
-        if words is None or len(words) > 2:
-            return None
-        name, _, joined = words[0].partition("=") if words else (flag_name(dest), "", None)
-        flags[name] = words[1] if len(words) == 2 else joined
-    return FlagChange(flags, dict(answer.env))
-
-
-def frozen_copy(window: Window) -> Window:
-    """The window as it is now, for a thread to read while the next look comes in."""
-    snapshot = copy.copy(window)
-    for name in ("steps", "failures", "restarts", "points"):
-        entries: deque[Any] = getattr(window, name)
-        setattr(snapshot, name, entries.copy())
-    return snapshot
-
 
 _COUNTED = (*RESTARTS, "scale", "undo")
 

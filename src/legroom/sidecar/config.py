@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from legroom.actions.drain import DrainMethod
-from legroom.actions.notify import FORMATS, Webhook
 from legroom.actions.platform import FlagChange, Platform
 from legroom.errors import LegroomError
 from legroom.live.detectors import DETECTORS
@@ -18,13 +17,13 @@ from legroom.live.metrics.prometheus_source import PrometheusSource
 from legroom.live.thresholds import DEFAULT, LONGEST_INTERVAL_S, Thresholds
 from legroom.planning.plan_document import PlanDocument, read_plan
 from legroom.records import dataclass, field
+from legroom.sidecar.notifier import FORMATS, Webhook
 from legroom.sidecar.platforms import drain_method_of, platform_of
 from legroom.sidecar.policy import ACTION_NAMES, ActionLimits
 from legroom.sidecar.toml import ConfigMistake, Table, read_toml
 
 DEFAULT_PORT = 9477
 _SHORTEST_INTERVAL_S = 0.1
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True)
@@ -161,11 +160,6 @@ def with_interval(config: SidecarConfig, interval_s: float) -> SidecarConfig:
             "looks further apart show nothing in time",
         )
     return replace(config, interval_s=interval_s)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens there."""
-    return host in _LOOPBACK or host.startswith("127.")
 
 
 def _server(table: Table) -> ServerConfig:

@@ -1,15 +1,27 @@
-"""The decision about an incident, asked of the policy in the same way while watching and while rehearsing."""
+"""What to do about an incident, decided in the same way while watching and while rehearsing: the policy's answer, and
+the flags that a restart would change."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from legroom.actions.drain import PlatformDrain
+from legroom.actions.platform import FlagChange
+from legroom.errors import LegroomError
+from legroom.facts.flags import flag_name
+from legroom.facts.releases import Release, latest
 from legroom.live.detectors import Watcher
+from legroom.live.remedies import ProposedRemedy
+from legroom.planning.plan_document import PlanDocument
 from legroom.sidecar.config import GroupConfig, ServerConfig
 from legroom.sidecar.incidents import OpenIncident
 from legroom.sidecar.policy import RESTARTS, Decision, GroupState, Trouble, decide, refuse
+from legroom.vllm.command_line import setting_words
 
 _SCALE_HELPS = ("queue_backlog", "pool_pressure")
 _RECENT_S = 300.0
+_BY_PEOPLE = frozenset({"model", "tensor_parallel_size", "pipeline_parallel_size"})
+"""Another model, or more GPUs than the server has, is a decision of people."""
 
 
 def decision_about(
@@ -66,3 +78,29 @@ def _lacking(server: str, action: str) -> str:
         return f"no way to stop new work at {server} is named, so legroom cannot drain it"
     verb = "restart" if action in RESTARTS else action
     return f"no platform is named for {server}, so legroom cannot {verb} it"
+
+
+def change_of(remedies: Sequence[ProposedRemedy], plan: PlanDocument | None) -> FlagChange | None:
+    """The flags of the first remedy that the server's release takes, where they come from a plan of this server."""
+    if plan is None:
+        return None
+    try:
+        used = plan.release if plan.vllm else latest()
+    except LegroomError:
+        return None  # which flags it takes is not known
+    changes = (
+        _change(remedy, used) for remedy in remedies
+        if (remedy.flags or remedy.env) and not remedy.flags.keys() & _BY_PEOPLE
+    )  # fmt: skip
+    return next((change for change in changes if change is not None), None)
+
+
+def _change(answer: ProposedRemedy, used: Release) -> FlagChange | None:
+    flags: dict[str, str | None] = {}
+    for dest, value in answer.flags.items():
+        words = setting_words(dest, value, used)
+        if words is None or len(words) > 2:
+            return None
+        name, _, joined = words[0].partition("=") if words else (flag_name(dest), "", None)
+        flags[name] = words[1] if len(words) == 2 else joined
+    return FlagChange(flags, dict(answer.env))

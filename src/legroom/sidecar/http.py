@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import hmac
 import json
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from legroom.errors import LegroomError
+from legroom.live.journal.buffered import JournalThread
 from legroom.live.journal.journal import Incident
 from legroom.live.metrics.sample import Look, Sample
+from legroom.sidecar.incidents import OpenIncident
 from legroom.sidecar.policy import ACTION_NAMES
 
 if TYPE_CHECKING:
@@ -78,9 +81,16 @@ class SidecarMetrics:
         for name in ACTION_NAMES:
             self.acting.labels(name, group).set(name in act)
 
-    def text(self) -> tuple[bytes, str]:
+    def text(self, lasting: Iterable[OpenIncident], journal: JournalThread) -> tuple[bytes, str]:
+        """The exposition and its content type, with the incidents that last and the state of the journal now."""
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest  # noqa: PLC0415
 
+        self.open.clear()
+        for incident in lasting:
+            self.open.labels(incident.kind, incident.severity).inc()
+        self.journal_ok.set(journal.problem is None)
+        self.journal_waiting.set(journal.waiting)
+        self.journal_lost.set(journal.lost)
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
 

@@ -1,21 +1,138 @@
-"""Notifications, without ever waiting for a receiver: for each webhook a bounded queue and one patient sender."""
+"""Notifying people and other systems: a plain webhook, Alertmanager, or a Slack-style notification.
+
+The sidecar never waits for a receiver: each webhook has a bounded queue and one patient sender.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import datetime
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
-from legroom.actions.notify import Notification, Webhook, post
 from legroom.actions.platform import ActionFailed
-from legroom.records import dataclass
-from legroom.sidecar.http import SidecarMetrics
-from legroom.sidecar.incidents import OpenIncident
+from legroom.masking import masked
+from legroom.records import dataclass, field
+
+if TYPE_CHECKING:
+    from legroom.sidecar.http import SidecarMetrics
+    from legroom.sidecar.incidents import OpenIncident
+
+
+Format = Literal["json", "alertmanager", "slack"]
+FORMATS: tuple[Format, ...] = ("json", "alertmanager", "slack")
+_TIMEOUT_S = 10.0
+_TRIES = 4
+_FIRST_PAUSE_S = 1.0
+_TRY_AGAIN = (408, 425, 429, 500, 502, 503, 504)
+
+
+@dataclass(frozen=True)
+class Notification:
+    """What is sent about one incident. `closed_s` says that it is over."""
+
+    incident: int | None
+    """Its number, for `legroom incident` and `/ack`; None where the journal could not be written."""
+    server: str
+    group: str
+    kind: str
+    title: str
+    text: str
+    opened_s: float
+    closed_s: float | None = None
+    severity: str = "warning"
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Webhook:
+    """Where messages go. Its address may hold a secret and is never shown whole."""
+
+    url: str = field(repr=False)
+    format: Format = "json"
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def shown(self) -> str:
+        """The address without what may be secret in it: its host."""
+        return str(masked(self.url.split("?")[0])).partition("://")[2].partition("/")[0] or "the webhook"
+
+
+def body_of(notification: Notification, style: Format) -> Any:
+    if style == "slack":
+        return _slack(notification)
+    if style == "alertmanager":
+        return [_alert(notification)]
+    return _plain(notification)
+
+
+def _plain(sent: Notification) -> dict[str, Any]:
+    return {
+        "incident": sent.incident, "server": sent.server, "group": sent.group, "kind": sent.kind,
+        "severity": sent.severity, "title": masked(sent.title), "text": masked(sent.text),
+        "opened_s": sent.opened_s, "closed_s": sent.closed_s, "detail": masked(dict(sent.detail)),
+    }  # fmt: skip
+
+
+def _slack(sent: Notification) -> dict[str, Any]:
+    state = "over" if sent.closed_s is not None else sent.severity
+    number = f" (incident {sent.incident})" if sent.incident is not None else ""
+    return {"text": masked(f"[{state}] {sent.server}: {sent.title}{number}\n{sent.text}".strip())}
+
+
+def _alert(sent: Notification) -> dict[str, Any]:
+    alert: dict[str, Any] = {
+        "labels": {
+            "alertname": f"legroom_{sent.kind}", "instance": sent.server, "group": sent.group,
+            "severity": sent.severity,
+        },
+        "annotations": {"summary": masked(sent.title), "description": masked(sent.text)},
+        "startsAt": _iso(sent.opened_s),
+    }  # fmt: skip
+    if sent.incident is not None:
+        alert["annotations"]["incident"] = str(sent.incident)
+    if sent.closed_s is not None:
+        alert["endsAt"] = _iso(sent.closed_s)
+    return alert
+
+
+async def post(hook: Webhook, notification: Notification, first_pause_s: float = _FIRST_PAUSE_S) -> None:
+    """Posts it, trying again a few times where that can help. Raises `ActionFailed` in the end."""
+    import aiohttp  # noqa: PLC0415
+
+    url = hook.url
+    if hook.format == "alertmanager" and "/api/" not in url:
+        url = url.rstrip("/") + "/api/v2/alerts"
+    problem = ""
+    timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+    async with aiohttp.ClientSession(timeout=timeout, trust_env=True) as session:
+        for number in range(_TRIES):
+            if number:
+                await asyncio.sleep(first_pause_s * 4 ** (number - 1))
+            try:
+                body = body_of(notification, hook.format)
+                async with session.post(url, json=body, headers=dict(hook.headers), allow_redirects=False) as answer:
+                    if answer.status < 300:
+                        return
+                    problem = f"it answered {answer.status}"
+                    if answer.status not in _TRY_AGAIN:
+                        break
+            except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+                problem = f"it cannot be reached ({type(error).__name__})"
+    raise ActionFailed(f"{hook.shown} did not take the message: {problem}")
+
+
+def _iso(time_s: float) -> str:
+    return (
+        datetime.datetime.fromtimestamp(time_s, datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    )
+
 
 _MOST_WAITING = 200
 _AGAIN_S = 60.0  # Alertmanager forgets an alert that is not repeated (resolve_timeout, five minutes)
 _NUMBER_LOOKS, _NUMBER_PAUSE_S = 20, 0.05
-_Queue = asyncio.Queue[tuple[OpenIncident, Notification]]
+_Queue = asyncio.Queue[tuple["OpenIncident", Notification]]
 
 
 @dataclass(frozen=True)

@@ -14,17 +14,16 @@ from typing import Any
 from legroom.errors import LegroomError
 from legroom.live.detectors import Watcher
 from legroom.live.journal.journal import Journal, JournalPoint
+from legroom.live.journal.records import SQLITE_HEAD
 from legroom.live.metrics.recording import replay
 from legroom.live.metrics.sample import EngineSample, Look, Sample
 from legroom.live.remedies import remedies_for
 from legroom.records import dataclass
-from legroom.sidecar.acting import change_of
 from legroom.sidecar.config import SidecarConfig
-from legroom.sidecar.decisions import decision_about
+from legroom.sidecar.decisions import change_of, decision_about
 from legroom.sidecar.incidents import IncidentKeeper, OpenIncident
 from legroom.sidecar.policy import DAY_S, RESTARTS, Decision, GroupState
 
-_SQLITE = b"SQLite format 3\x00"
 _COUNTERS = ("preemptions", "prefix_queries", "prefix_hits", "prompt_tokens", "generation_tokens", "recomputed_tokens",
              "finished")  # fmt: skip
 _BUSY_S = 60.0  # how long a rehearsed action is taken to last
@@ -151,7 +150,7 @@ class _Player:
 def _looks(path: Path) -> Iterator[Look]:
     try:
         with path.open("rb") as file:
-            is_journal = file.read(len(_SQLITE)) == _SQLITE
+            is_journal = file.read(len(SQLITE_HEAD)) == SQLITE_HEAD
     except OSError as error:
         raise LegroomError(f"{path} cannot be read: {error.strerror}", "a recording, or a journal.db") from error
     return _journal_looks(path) if is_journal else replay(path)

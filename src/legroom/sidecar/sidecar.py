@@ -7,37 +7,35 @@ answer, a full disk, a webhook that is down and an action that takes minutes eac
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.live.detectors import DetectorFinding, Watcher, watch_all
 from legroom.live.forecast import forecast
-from legroom.live.journal.buffered import BufferedJournal, Write
+from legroom.live.gpu_memory import LocalMemory
+from legroom.live.journal.buffered import JournalThread
 from legroom.live.journal.journal import Journal, JournalUnavailable, journal_path
-from legroom.live.journal.masking import masked
-from legroom.live.local_memory import LocalMemory
-from legroom.live.metrics.address import Endpoint
+from legroom.live.metrics.address import Endpoint, is_loopback_host
 from legroom.live.metrics.sample import Look, Sample
 from legroom.live.metrics.scrape import look, open_session
 from legroom.live.metrics.window import Window
 from legroom.live.remedies import remedies_for
+from legroom.masking import masked
 from legroom.planning.plan_document import PlanDocument
 from legroom.process_lock import single_process
-from legroom.sidecar.acting import Actor, change_of, frozen_copy
-from legroom.sidecar.config import ServerConfig, SidecarConfig, is_loopback
+from legroom.sidecar.acting import Actor
+from legroom.sidecar.config import ServerConfig, SidecarConfig
+from legroom.sidecar.decisions import change_of
 from legroom.sidecar.http import SidecarMetrics, incident_json, make_app
 from legroom.sidecar.incidents import OVER, UNWATCHED, IncidentKeeper, OpenIncident, close_rest, left_open
 from legroom.sidecar.notifier import ActionReport, Notifier
 from legroom.sidecar.restart import ActionContext
 from legroom.sidecar.sources import Source, source_of
 
-_Answer = TypeVar("_Answer")
 _MAINTAIN_S = 600.0
 _LAST_NOTIFICATIONS_S = 1.0
 _LEAST_FLUSH_S = 1.0
@@ -51,8 +49,7 @@ class Sidecar:
         self._config, self._say = config, say
         self.token = config.token
         path = config.journal or journal_path()
-        self._patient = BufferedJournal(path)
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._journal = JournalThread(path)
         self._metrics = SidecarMetrics()
         self._notifier = Notifier(config.webhooks, self._metrics, say)
         self._keeper = IncidentKeeper()
@@ -70,7 +67,7 @@ class Sidecar:
         self._next_forecast_s: dict[str, float] = {}
         self._actor = Actor(
             config,
-            ActionContext(self._on_journal, self._write, self._look, path.parent, config.poll_s),
+            ActionContext(self._journal.call, self._journal.write, self._look, path.parent, config.poll_s),
             self._report_action,
         )
         self._stopping = asyncio.Event()
@@ -111,8 +108,7 @@ class Sidecar:
         await runner.cleanup()
         await self._session.close()
         self._flush_samples()
-        await asyncio.get_running_loop().run_in_executor(self._writer, self._patient.close)
-        self._writer.shutdown()
+        await self._journal.close()
 
     async def _serve(self) -> Any:
         from aiohttp import web  # noqa: PLC0415  slow to import
@@ -126,7 +122,7 @@ class Sidecar:
             await runner.cleanup()
             await self._session.close()
             raise LegroomError(f"cannot listen on {host} port {port}: {error.strerror}", "name another port") from error
-        if not is_loopback(host):
+        if not is_loopback_host(host):
             self._say(f"listening on {host}: others can read metrics and incidents; acting needs the token")
         return runner
 
@@ -136,13 +132,13 @@ class Sidecar:
         Where the journal cannot be read that waits, and so does all acting.
         """
         try:
-            left = await self._on_journal(left_open)
+            left = await self._journal.call(left_open)
             if self._config.prometheus is not None or self._config.kubernetes is not None:
                 for incident in left:
                     self._groups.setdefault(incident.server, "default")  # they may well be found there again
             patience_s = {detector.kind: detector.sees_after_s for detector in watch_all(self._config.thresholds)}
             kept = self._keeper.adopt(left, self._groups, patience_s)
-            await self._on_journal(lambda journal: close_rest(journal, left, kept, self._groups))
+            await self._journal.call(lambda journal: close_rest(journal, left, kept, self._groups))
             await self._actor.recover()
         except JournalUnavailable as error:
             if self._journal_problem is None:
@@ -226,7 +222,7 @@ class Sidecar:
                 incident.server, incident.kind, incident.title, detail, incident.opened_s, incident.key
             )
 
-        self._write(opened)
+        self._journal.write(opened)
         self._note(incident, reason)
         self._notifier.notify(incident)
 
@@ -239,7 +235,7 @@ class Sidecar:
         plan = server.plan if server is not None else None
         incident.change = server.answers.get(incident.kind) if server is not None else None
         incident.remedies_known = plan is None or incident.change is not None
-        window = frozen_copy(self._watchers[incident.server].window)
+        window = self._watchers[incident.server].window.snapshot()
         task = asyncio.get_running_loop().create_task(self._find_remedies(incident, incident.finding, window, plan))
         self._finding_remedies.add(task)
         task.add_done_callback(self._finding_remedies.discard)
@@ -264,11 +260,11 @@ class Sidecar:
         outcome += f", after {incident.last_action}" if incident.last_action else ""
         self._say(f"{incident.server}: {incident.title}: {outcome}")
         self._actor.incident_over(incident)
-        self._write(lambda journal: journal.close_incident(journal.incident_id(incident.key) or 0, outcome))
+        self._journal.write(lambda journal: journal.close_incident(journal.incident_id(incident.key) or 0, outcome))
         self._notifier.notify(incident, outcome, time.time())
 
     def _note(self, incident: OpenIncident, text: str, detail: Mapping[str, Any] | None = None) -> None:
-        self._write(lambda journal: journal.note(journal.incident_id(incident.key) or 0, text, detail))
+        self._journal.write(lambda journal: journal.note(journal.incident_id(incident.key) or 0, text, detail))
 
     def _report_action(self, report: ActionReport) -> None:
         incident = report.incident
@@ -302,39 +298,30 @@ class Sidecar:
         place: Endpoint = server.endpoint
         return await look(self._session, place)
 
-    # The journal, in its own thread
-
-    async def _on_journal(self, call: Callable[[Journal], _Answer], /) -> _Answer:
-        return await asyncio.get_running_loop().run_in_executor(self._writer, lambda: call(self._patient.for_acting()))
-
-    def _write(self, write: Write) -> None:
-        with contextlib.suppress(RuntimeError):  # shutting down
-            self._writer.submit(self._patient.write, write).add_done_callback(_raised)
+    # The journal
 
     def _flush_samples(self) -> None:
         samples, self._samples = self._samples, []
-        if samples or self._patient.problem is not None:  # an empty write finds out whether it can be written again
-            self._writer.submit(self._patient.add_samples, samples).add_done_callback(_raised)
+        self._journal.add_samples(samples)
 
     async def _write_samples(self) -> None:
         while True:
             await asyncio.sleep(max(self._config.interval_s, _LEAST_FLUSH_S))
             self._flush_samples()
-            problem = self._patient.problem
+            problem = self._journal.problem
             if problem != self._journal_problem:
                 waiting = "not acting until it can be written" if problem else "the journal is written again"
                 self._say(f"{problem}; {waiting}" if problem else waiting)
             self._journal_problem = problem
             if not self._has_taken_over:
                 await self._take_over()
-            mistake, self._patient.mistake = self._patient.mistake, None
-            if mistake is not None:
+            if mistake := self._journal.take_mistake():
                 self._say(f"an entry of the journal was given up: {mistake}")
 
     async def _maintain(self) -> None:
         while True:
             try:
-                await asyncio.get_running_loop().run_in_executor(self._writer, self._patient.maintain)
+                await self._journal.maintain()
             except Exception as error:  # old samples stay as they are, and the watching goes on
                 self._say(f"the journal could not be tidied: {error!r}")
             await asyncio.sleep(_MAINTAIN_S)
@@ -342,13 +329,7 @@ class Sidecar:
     # The pages
 
     def metrics_text(self) -> tuple[bytes, str]:
-        self._metrics.open.clear()
-        for incident in self._keeper.all():
-            self._metrics.open.labels(incident.kind, incident.severity).inc()
-        self._metrics.journal_ok.set(self._patient.problem is None)
-        self._metrics.journal_waiting.set(self._patient.waiting)
-        self._metrics.journal_lost.set(self._patient.lost)
-        return self._metrics.text()
+        return self._metrics.text(self._keeper.all(), self._journal)
 
     def health(self) -> dict[str, Any]:
         """Fine while looks come in. A journal that cannot be written is said, and does not stop the watching."""
@@ -356,13 +337,13 @@ class Sidecar:
         return {
             "ok": quiet_s < 6 * self._config.interval_s + 30.0, "last_look_s": round(quiet_s, 3),
             "servers": len(self._watchers), "incidents_open": len(self._keeper.all()),
-            "journal": self._patient.problem or "ok", "acting": sorted(self._config.act),
+            "journal": self._journal.problem or "ok", "acting": sorted(self._config.act),
         }  # fmt: skip
 
     async def incidents_json(self, since_s: float | None, limit: int) -> list[dict[str, Any]]:
         """From the journal; what is open now where that cannot be read."""
         try:
-            listed = await self._on_journal(lambda journal: journal.incidents(since_s, limit=limit))
+            listed = await self._journal.call(lambda journal: journal.incidents(since_s, limit=limit))
         except JournalUnavailable:
             lasting = self._keeper.all()
             return [{"server": incident.server, "title": incident.title, **incident.detail()} for incident in lasting]
@@ -370,13 +351,13 @@ class Sidecar:
 
     async def acknowledge(self, incident_id: int, by: str) -> None:
         """No more messages about it."""
-        acknowledged = await self._on_journal(lambda journal: journal.incident(incident_id))
+        acknowledged = await self._journal.call(lambda journal: journal.incident(incident_id))
         if acknowledged is None:
             raise LegroomError(f"there is no incident {incident_id}")
         for incident in self._keeper.all():
             if incident.key == acknowledged.key:
                 incident.acknowledged = True
-        await self._on_journal(
+        await self._journal.call(
             lambda journal: journal.note(incident_id, f"acknowledged by {by}", {"acknowledged": True})
         )
 
@@ -390,11 +371,6 @@ class Sidecar:
 
 def _is_unhealthy(watcher: Watcher) -> bool:
     return any(finding.severity == "critical" for finding in watcher.findings)
-
-
-def _raised(done: Any) -> None:
-    if not done.cancelled() and done.exception() is not None:
-        print(f"legroom: the journal's thread: {done.exception()!r}", file=sys.stderr)
 
 
 def run_sidecar(config: SidecarConfig, say: Callable[[str], None] | None = None) -> int:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.live.detectors import Condition, Detector, DetectorFinding, Watcher
-from legroom.live.local_memory import LocalMemory
+from legroom.live.gpu_memory import LocalMemory
 from legroom.live.metrics.sample import Look, Sample, ScrapeFailure
 from legroom.live.thresholds import DEFAULT, Thresholds
 from legroom.live.view import ServerView, view

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import MutableSequence, Sequence
 from dataclasses import asdict, dataclass, field
+from operator import add
 from typing import Any, NamedTuple
 
 from legroom.simulation.settings import SchedulerSettings
@@ -41,6 +42,29 @@ class Rejection(NamedTuple):
 
     id: str
     why: str
+
+
+def admissible(trace: Trace, settings: SchedulerSettings) -> tuple[array[int], list[Rejection]]:
+    """1 for every request that can be served, 0 for those vLLM refuses or this pool could never finish, and why."""
+    accepted = array("b", bytes([1]) * len(trace))
+    rejections: list[Rejection] = []
+    longest = settings.max_model_len
+    most = max(map(add, trace.prompt_lens, trace.output_lens))
+    # The V0 engine takes a request in and ignores it once it has outgrown the pool: its scheduler knows when.
+    always_fits = settings.engine == "V0"
+    if most <= longest and (always_fits or settings.most_blocks_of(most - 1, 1) <= settings.usable_blocks):
+        return accepted, rejections
+    for i, (prompt_len, output_len) in enumerate(zip(trace.prompt_lens, trace.output_lens, strict=True)):
+        if prompt_len + output_len > longest:
+            why = f"{prompt_len} + {output_len} tokens exceed max-model-len {longest}"
+        elif not always_fits and settings.most_blocks_of(prompt_len, output_len) > settings.usable_blocks:
+            needed = settings.most_blocks_of(prompt_len, output_len)
+            why = f"needs {needed} blocks at its longest, the pool has {settings.usable_blocks}"
+        else:
+            continue
+        accepted[i] = 0
+        rejections.append(Rejection(trace.id_of(i), why))
+    return accepted, rejections
 
 
 @dataclass
@@ -86,6 +110,7 @@ class Timeline:
     preemption_counts: Sequence[int]
     """Per request, in the order of arrival; -1 where it never came to that."""
     arrival_steps: Sequence[int]
+    """Where the trace tells seconds, the steps in which requests were first scheduled."""
     samples: list[PoolSample] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)
     clocks: Clocks | None = None

@@ -1,8 +1,9 @@
-"""The judgement over a run: pure functions from what was seen to what passed."""
+"""What was checked: the records of a run, the judgement over them (pure functions), and the verdict."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from legroom.drawing.text import count, plural
 from legroom.errors import LegroomError
@@ -10,8 +11,105 @@ from legroom.planning.plan_document import HOW_TO_WRITE_ONE, read_plan
 from legroom.records import dataclass
 from legroom.units import MIB, human_bytes
 from legroom.verify.load import KvPool, Load, needed_blocks
-from legroom.verify.report import Check, LoadRun
 from legroom.verify.sampling import LoadSample
+from legroom.verify.server import RequestOutcome, ServedModel
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was checked. `ok` is None where it could not be measured or judged."""
+
+    name: str
+    ok: bool | None
+    text: str
+
+
+@dataclass(frozen=True)
+class LoadRun:
+    name: str
+    asked: int
+    concurrency: int
+    outcomes: tuple[RequestOutcome, ...]
+    points: tuple[LoadSample, ...]
+    seconds: float
+    preemptions: int | None
+    interrupted: str = ""
+    """Why it ended early: the user, the time; empty where it did not."""
+
+    @property
+    def failed(self) -> tuple[RequestOutcome, ...]:
+        """Requests that were not answered to the end."""
+        return tuple(outcome for outcome in self.outcomes if not outcome.ok)
+
+    @property
+    def peak_kv_use(self) -> float | None:
+        """The highest share of the pool that was seen."""
+        return max((point.kv_use for point in self.points if point.kv_use is not None), default=None)
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Everything that was seen, and the verdict."""
+
+    server: str
+    """Without credentials."""
+    served: ServedModel | None
+    pool: KvPool | None
+    checks: tuple[Check, ...]
+    load: LoadRun | None = None
+    memory_what: str = ""
+    notes: tuple[str, ...] = ()
+    interrupted: bool = False
+    """Whether the user ended it early."""
+
+    @property
+    def ok(self) -> bool:
+        """Verified: nothing that was checked failed, and nothing was cut short."""
+        finished = self.load is None or not self.load.interrupted
+        return finished and bool(self.checks) and all(check.ok is not False for check in self.checks)
+
+    def json(self) -> dict[str, Any]:
+        """The document that `legroom verify --json` prints."""
+        return {
+            "verified": self.ok,
+            "server": self.server,
+            "model": self.served.model if self.served else None,
+            "max_model_len": self.served.max_model_len if self.served else None,
+            "pool": {"num_blocks": self.pool.num_blocks, "block_size": self.pool.block_size} if self.pool else None,
+            "checks": [{"name": check.name, "ok": check.ok, "text": check.text} for check in self.checks],
+            "load": _load_json(self.load) if self.load else None,
+            "memory_measured": self.memory_what or None,
+            "notes": list(self.notes),
+        }
+
+
+def _load_json(run: LoadRun) -> dict[str, Any]:
+    good = [outcome for outcome in run.outcomes if outcome.ok]
+    return {
+        "name": run.name,
+        "requests": run.asked,
+        "concurrency": run.concurrency,
+        "answered": len(good),
+        "failed": len(run.failed),
+        "errors": sorted({outcome.error for outcome in run.failed}),
+        "interrupted": run.interrupted or None,
+        "seconds_s": run.seconds,
+        "prompt_tokens": sum(outcome.prompt_tokens for outcome in good),
+        "output_tokens": sum(outcome.output_tokens for outcome in good),
+        "preemptions": run.preemptions,
+        "peak_kv_use": run.peak_kv_use,
+        "peak_running": max((point.running for point in run.points), default=0),
+        "peak_waiting": max((point.waiting for point in run.points), default=0),
+        "requests_s": [
+            {"first_token_s": outcome.first_token_s, "total_s": outcome.total_s, "prompt_tokens": outcome.prompt_tokens,
+             "output_tokens": outcome.output_tokens} for outcome in good
+        ],
+        "samples": [
+            {"at_s": point.at_s, "kv_use": point.kv_use, "running": point.running, "waiting": point.waiting,
+             "preemptions": point.preemptions, "memory_bytes": point.memory_bytes} for point in run.points
+        ],
+    }  # fmt: skip
+
 
 _ROUNDS = 3
 

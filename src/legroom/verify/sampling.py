@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from legroom.live.local_memory import port_of, server_processes
+from legroom.live.gpu_memory import devices, server_processes, used_by
+from legroom.live.metrics.address import port_of
 from legroom.live.metrics.sample import Sample
 from legroom.live.metrics.scrape import ScrapeFailed, scrape
-from legroom.live.nvml import devices, used_by
 from legroom.records import dataclass
 
 if TYPE_CHECKING:

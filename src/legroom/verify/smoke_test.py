@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from legroom.verify.refusal import ServerRefusal
+from legroom.verify.server import ServerRefusal
 
 _PATIENCE_S = 120.0
 _SLOWEST_TOKENS_S = 1000.0

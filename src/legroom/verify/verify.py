@@ -8,14 +8,21 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from legroom.errors import LegroomError
-from legroom.live.local_memory import is_loopback
-from legroom.live.metrics.address import endpoint
+from legroom.live.metrics.address import endpoint, is_loopback
 from legroom.live.metrics.sample import Sample
 from legroom.live.metrics.scrape import ScrapeFailed, scrape
 from legroom.records import dataclass
-from legroom.verify.checks import PassCriteria, PlannedPool, context_as_planned, load_checks, pool_as_planned
+from legroom.verify.checks import (
+    Check,
+    LoadRun,
+    PassCriteria,
+    PlannedPool,
+    Verification,
+    context_as_planned,
+    load_checks,
+    pool_as_planned,
+)
 from legroom.verify.load import KvPool, Load, LoadRequest, read_load, safe_concurrency, token_ids
-from legroom.verify.report import Check, LoadRun, Verification
 from legroom.verify.sampling import LoadMonitor, MemoryReader, memory_of
 from legroom.verify.server import RequestOutcome, ServedModel, ServerClient
 from legroom.verify.smoke_test import POOLING_ENDPOINTS

@@ -7,16 +7,18 @@ included, so that some flags can be changed and the others stay; and settings be
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from legroom.facts.flags import Flag, dest_name, flag_name, flags_ever, flags_of
 from legroom.facts.releases import Release
+from legroom.masking import PLACEHOLDER, hides_inside, shown_word
 from legroom.records import dataclass
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.reading import FIELDS, SPECULATIVE_FIELDS, as_words, looks_like_flag
 
 _TRUTHS = ("true", "false", "0", "1")
+_PLACEHOLDERS = {"--api-key": "YOUR_API_KEY", "--hf-token": "YOUR_HF_TOKEN"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,3 +250,20 @@ def _legacy_speculative(config: Mapping[str, Any], by_dest: Mapping[str, Flag]) 
     for dest, key in SPECULATIVE_FIELDS.items():
         if key in config and dest in by_dest:
             yield from flag_words(by_dest[dest], config[key])
+
+
+# Hiding secrets
+
+
+def without_secrets(words: Iterable[str], release: Release | None = None) -> Iterator[str]:
+    """The words of a command, variables before it included, with a placeholder for every key, token and credential."""
+    for part in command_parts(tuple(words), release):
+        hidden = _PLACEHOLDERS.get(part.long_name) if part.name else None
+        if part.name and hides_inside(part.words[0].partition("=")[0].partition(".")[2]):
+            hidden = PLACEHOLDER
+        if hidden is None:
+            yield from map(shown_word, part.words)
+            continue
+        flag, joined, _ = part.words[0].partition("=")
+        yield f"{flag}={hidden}" if joined else flag
+        yield from (hidden for _ in part.words[1:])  # --api-key takes several keys

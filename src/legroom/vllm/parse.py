@@ -14,8 +14,17 @@ from legroom.facts.releases import Release
 from legroom.records import dataclass
 from legroom.vllm.args import ServeArgs, Usage
 from legroom.vllm.problems import FlagProblem, explain_unknown
-from legroom.vllm.reading import NUMBER, FlagReader
-from legroom.vllm.values import BadValue, dotted_value, merged, nested, read_bool, read_float, read_int
+from legroom.vllm.reading import (
+    NUMBER,
+    BadValue,
+    FlagReader,
+    dotted_value,
+    merged,
+    nested,
+    read_bool,
+    read_float,
+    read_int,
+)
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _API_SERVERS = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")

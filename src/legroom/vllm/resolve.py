@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.facts.config.max_length import derived_max_len
+from legroom.facts.config.reading import derived_max_len
 from legroom.facts.flags import default
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model

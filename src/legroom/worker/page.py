@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from prometheus_client import REGISTRY, Gauge
 from prometheus_client.core import GaugeMetricFamily
 
-from legroom.worker.board import Board
-from legroom.worker.reading import WorkerMemory
+from legroom.worker.memory import Board, WorkerMemory
 
 FRESH_S = 30.0
 """A worker whose figures are older hangs: what it held then is not what it holds."""

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from legroom.worker import reading
-from legroom.worker.board import Board
+from legroom.worker.memory import Board, read
 
 if TYPE_CHECKING:
     from legroom.worker.page import SharedGauges
@@ -66,12 +65,12 @@ def _show_when_there_is_a_page(board: Board, every_s: float = 0.5) -> None:
 
 def report(board: Board, every_s: float = EVERY_S) -> None:
     """What this process holds, again and again from when it is a worker, until the server takes the board away."""
-    while not (memory := reading.read()):
+    while not (memory := read()):
         time.sleep(every_s)
     to = _shared_gauges() if SHARED_PAGE in os.environ else board
     while to.write(memory):
         time.sleep(every_s)
-        memory = reading.read()
+        memory = read()
 
 
 def _shared_gauges() -> SharedGauges:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from legroom.exports.deploy.times import READY_TIMEOUT_DEFAULT_S
 from legroom.exports.deploy.words import ServerWords
 from legroom.facts.flags import env_default
+from legroom.masking import is_secret
 from legroom.records import dataclass
 from legroom.units import gib
-from legroom.vllm.secret_words import is_secret
 
 if TYPE_CHECKING:
     from legroom.exports.deploy.times import StartTimes

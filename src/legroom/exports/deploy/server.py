@@ -18,11 +18,11 @@ from legroom.exports.deploy.times import DISK_BYTES_S, DOWNLOAD_BYTES_S, DRAIN_S
 from legroom.exports.deploy.words import API_KEY_NAME, WITHOUT_API_KEY, Phrase, ServerWords, take_apart
 from legroom.facts.flags import flag_name, flags_of
 from legroom.guard import MIDDLEWARE, TOKEN_NAME
+from legroom.masking import HIDDEN, PLACEHOLDER, is_secret
 from legroom.memory.host import HostNeeds, HostSettings, host_needs
 from legroom.records import dataclass
 from legroom.units import GIB
 from legroom.vllm.parse import parse_flags
-from legroom.vllm.secret_words import HIDDEN, PLACEHOLDER, is_secret
 
 if TYPE_CHECKING:
     from legroom.exports.request import ExportRequest

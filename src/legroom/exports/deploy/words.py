@@ -8,10 +8,10 @@ from legroom.deployments.server_words import API_SERVERS, basename
 from legroom.errors import LegroomError
 from legroom.facts.flags import flags_of
 from legroom.facts.releases import Release
+from legroom.masking import SECRET_FLAGS
 from legroom.records import dataclass
 from legroom.vllm.command_line import joined, plain_name
 from legroom.vllm.reading import looks_like_flag
-from legroom.vllm.secret_words import SECRET_FLAGS
 
 API_KEY_NAME = "VLLM_API_KEY"
 WITHOUT_API_KEY = "without it the server answers everybody"

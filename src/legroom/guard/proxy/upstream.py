@@ -14,7 +14,7 @@ import httptools
 
 from legroom.guard.admission import Admission
 from legroom.guard.log import log_bug
-from legroom.guard.proxy.wire import LAST_CHUNK, Headers, Upstream, chunk, response_head
+from legroom.guard.proxy.wire import LAST_CHUNK, WITHOUT_BODY, Headers, Upstream, chunk, response_head
 from legroom.guard.refusals import SERVER, Refusal
 from legroom.guard.request import GuardedRequest
 
@@ -210,7 +210,7 @@ class ServerConnection(asyncio.Protocol):
         if exchange is None or status < 200:
             self._headers, self._reason, self.has_length = [], b"", False
             return
-        without_body = status in (204, 304) or exchange.method == b"HEAD"
+        without_body = status in WITHOUT_BODY or exchange.method == b"HEAD"
         self.chunked = not self.has_length and not without_body and exchange.client.speaks_chunked
         if not self.has_length and not self.chunked and not without_body:
             exchange.client.keep_alive = False

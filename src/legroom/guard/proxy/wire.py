@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import fcntl
+import re
 import struct
 import termios
 from collections.abc import Iterable
@@ -58,10 +59,15 @@ def upstream_of(url: str) -> Upstream:
         port = parts.port
     except ValueError as error:
         raise LegroomError(f"--upstream is not an address: {error}", hint) from error
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if parts.scheme not in ("http", "https") or not parts.hostname or re.search(r"\s", parts.hostname):
         raise LegroomError(
             f"--upstream needs an http or https address, not {parts.scheme}://{parts.hostname or ''}", hint
         )
+    if "://" not in url and port is None:
+        # A name alone, which is a mistyped word as often as a host: nobody would see that until the first request.
+        raise LegroomError(f"--upstream {parts.hostname} has neither http:// nor a port, so it is not an address", hint)
+    if port == 0:
+        raise LegroomError("--upstream names port 0, where nothing can listen", hint)
     tls = parts.scheme == "https"
     secret = None
     if parts.username is not None:

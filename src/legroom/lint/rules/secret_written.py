@@ -8,7 +8,7 @@ from typing import Any
 
 from legroom.deployments.subjects import StartedServer
 from legroom.lint.rule import Context, LintFinding, Rule, finding, flag_word
-from legroom.vllm.secret_words import SECRET_FLAGS
+from legroom.masking import SECRET_FLAGS
 
 RULE = Rule(
     "secret-written",

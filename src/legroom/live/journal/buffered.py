@@ -6,18 +6,24 @@ Acting goes around this: `for_acting` gives the journal itself, or raises, becau
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import sqlite3
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, TypeVar
 
 from legroom.live.journal.journal import Journal
 from legroom.live.journal.records import JournalUnavailable
 from legroom.live.metrics.sample import Sample
 
 Write = Callable[[Journal], object]
+_Answer = TypeVar("_Answer")
 _MOST_WRITES = 2000
 _MOST_SAMPLES = 50_000  # about 20 MB: forty minutes of a hundred servers
 _PAUSE_S = 5.0
@@ -135,3 +141,61 @@ class BufferedJournal:
         while len(self._writes) > _MOST_WRITES:
             self._writes.popleft()
             self.lost += 1
+
+
+class JournalThread:
+    """The one thread that owns a journal, for an event loop that must not wait for it."""
+
+    def __init__(self, path: Path) -> None:
+        self._journal = BufferedJournal(path)
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="journal")
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing can be written just now."""
+        return self._journal.problem
+
+    @property
+    def waiting(self) -> int:
+        """Writes and samples that are not in the file yet."""
+        return self._journal.waiting
+
+    @property
+    def lost(self) -> int:
+        """Writes and samples that were given up."""
+        return self._journal.lost
+
+    async def call(self, call: Callable[[Journal], _Answer], /) -> _Answer:
+        """The answer of a call on the journal. Raises `JournalUnavailable`."""
+        return await self._run(lambda: call(self._journal.for_acting()))
+
+    def write(self, write: Write) -> None:
+        """Begins a write, and does not wait for it."""
+        with contextlib.suppress(RuntimeError):  # shutting down
+            self._executor.submit(self._journal.write, write).add_done_callback(_report_raised)
+
+    def add_samples(self, samples: Sequence[Sample]) -> None:
+        """The same for samples."""
+        if samples or self.problem is not None:  # an empty write finds out whether it can be written again
+            self._executor.submit(self._journal.add_samples, samples).add_done_callback(_report_raised)
+
+    async def maintain(self) -> None:
+        await self._run(self._journal.maintain)
+
+    def take_mistake(self) -> str | None:
+        """The error of an entry that was given up since this was last asked."""
+        mistake, self._journal.mistake = self._journal.mistake, None
+        return mistake
+
+    async def close(self) -> None:
+        """A last try to write what waits."""
+        await self._run(self._journal.close)
+        self._executor.shutdown()
+
+    async def _run(self, work: Callable[[], _Answer]) -> _Answer:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+
+def _report_raised(done: Future[Any]) -> None:
+    if not done.cancelled() and done.exception() is not None:
+        print(f"legroom: the journal's thread: {done.exception()!r}", file=sys.stderr)

@@ -17,9 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from legroom.home import store_path
-from legroom.live.journal import schema
 from legroom.live.journal.columns import JournalPoint
-from legroom.live.journal.masking import masked
 from legroom.live.journal.records import (
     DONE,
     FAILED,
@@ -28,14 +26,18 @@ from legroom.live.journal.records import (
     STARTED,
     UNDONE,
     UNFINISHED,
+    VERSION,
     Action,
     ActionStage,
     Incident,
     JournalUnavailable,
     Note,
+    bring_up_to_date,
+    version_of,
 )
 from legroom.live.journal.samples import Retention, SampleStore, values_of
 from legroom.live.metrics.sample import Sample
+from legroom.masking import masked
 
 __all__ = [
     "DONE", "FAILED", "OUTCOMES", "PLANNED", "STARTED", "UNDONE", "UNFINISHED", "Action", "ActionStage", "Incident",
@@ -332,19 +334,19 @@ class Journal:
 
 
 def _prepare(db: sqlite3.Connection, path: Path) -> None:
-    if schema.version_of(db) == 0:
+    if version_of(db) == 0:
         db.execute("PRAGMA auto_vacuum = INCREMENTAL")
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")
     db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
-    version = schema.version_of(db)
-    if version > schema.VERSION:
+    version = version_of(db)
+    if version > VERSION:
         raise JournalUnavailable(
             f"the journal {path} was written by a newer legroom (version {version} of its tables; "
-            f"this one knows {schema.VERSION})",
+            f"this one knows {VERSION})",
             "update legroom, or name another journal",
         )
-    schema.bring_up_to_date(db)
+    bring_up_to_date(db)
 
 
 @contextmanager

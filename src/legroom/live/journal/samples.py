@@ -14,17 +14,23 @@ from legroom.live.journal.columns import (
     HOUR_S,
     MINUTE_STEP_S,
     NAN,
+    POINT_COLUMNS,
     RAW_STEP_S,
     TEN_MINUTES_STEP_S,
     Column,
     DamagedColumns,
     JournalPoint,
+    Row,
+    as_points,
+    columns_of,
+    merged,
     pack_columns,
     pack_row,
+    points_of,
+    thinned,
     unpack_columns,
     unpack_row,
 )
-from legroom.live.journal.thinning import POINT_COLUMNS, Row, as_points, columns_of, merged, points_of, thinned
 from legroom.live.metrics.sample import Sample
 from legroom.records import dataclass
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import ipaddress
 import re
 from collections.abc import Mapping
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
@@ -65,6 +66,30 @@ def masked_url(address: str) -> str:
         return "[an address that cannot be read]"
     query = "[masked]" if parts.query else ""
     return urlunsplit((parts.scheme, host, parts.path, query, ""))
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address stays on this machine."""
+    host = urlsplit(address if "://" in address else f"http://{address}").hostname or ""
+    try:
+        ip = ipaddress.ip_address(host)
+        return ip.is_loopback or ip.is_unspecified  # 0.0.0.0 is what a server is told to listen on
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def port_of(address: str) -> int:
+    """The port that an address means."""
+    parts = urlsplit(address if "://" in address else f"http://{address}")
+    return parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def is_loopback_host(host: str) -> bool:
+    """Whether only this machine can reach what listens on this host; unlike an address to call, 0.0.0.0 is no such."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _split(url: str) -> SplitResult:

@@ -7,6 +7,7 @@ engine started anew, and what it shows by then was all done since.
 
 from __future__ import annotations
 
+import copy
 import statistics
 from collections import deque
 from collections.abc import Iterator
@@ -187,6 +188,14 @@ class Window:
         self.last_look_s: float | None = None
         self.jumps = 0
         """How often the clock went backwards."""
+
+    def snapshot(self) -> Window:
+        """The window as it is now, for a thread to read while the next look comes in."""
+        snapshot = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, deque):
+                setattr(snapshot, name, value.copy())
+        return snapshot
 
     def add(self, look: Look) -> None:
         if self._repeats_latest(look):

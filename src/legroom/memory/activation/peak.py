@@ -10,11 +10,11 @@ from legroom.facts.gpus import HOPPER
 from legroom.facts.model import Experts
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term, estimated
-from legroom.memory.activation.encoder.profile import encoder_profile
+from legroom.memory.activation.encoder import encoder_profile
 from legroom.memory.activation.experts import expert_scratch
 from legroom.memory.activation.layers import Execution, LayerPeak, layer_kinds, layer_peaks
 from legroom.memory.activation.sampler import sampling
-from legroom.memory.cache import cached, cached_by_model
+from legroom.memory.cache import PROFILE_RUN, cached, cached_by_model
 from legroom.memory.dtypes import dtype_bytes
 from legroom.memory.runner_buffers import latent_workspace_tokens
 from legroom.memory.stages import stage_range
@@ -29,11 +29,15 @@ if TYPE_CHECKING:
 
 def activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
     """Peak of the profile run above the weights, with a warm compile cache."""
-    return cached(_activation, model, settings, gpu, pp_rank)
+    return cached(_activation, model, settings, gpu, pp_rank, PROFILE_RUN)
 
 
 def activation_cold(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
     """The same on a first start: torch.compile then times kernels on a copy of the embedding (seen in 0.26)."""
+    return cached(_activation_cold, model, settings, gpu, pp_rank, PROFILE_RUN)
+
+
+def _activation_cold(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> Figure:
     warm = activation(model, settings, gpu, pp_rank)
     if not is_compiled(settings) or pp_rank:
         return warm
@@ -47,6 +51,10 @@ def activation_cold(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: i
 
 def forward_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
     """What the greediest moment of a full batch allocates and frees again, without workspaces that stay."""
+    return cached(_forward_bytes, model, settings, gpu, pp_rank, PROFILE_RUN)
+
+
+def _forward_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> int:
     passing = expert_scratch(model, settings, gpu).passing_elements
     width = element_bytes(settings)
     peaks = (_peak_bytes(m, model, settings, passing, width) for m in _stage_peaks(model, settings, pp_rank))

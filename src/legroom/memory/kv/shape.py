@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from legroom.facts.releases import Release
 from legroom.facts.releases import release as known_release
 from legroom.memo import Memo
-from legroom.memory.cache import BUDGET, Inputs, cached
+from legroom.memory.cache import BUDGET, GRAPHS, Inputs, cached
 from legroom.memory.kv.block_size import attention_backend
 from legroom.memory.kv.groups import CacheGroup, UnsupportedCache, cache_groups
 from legroom.memory.kv.layers import DRAFT, block_size, context_shards, kv_specs
@@ -173,8 +173,7 @@ _lengths: Memo[int] = Memo()
 
 
 _SHAPE_INPUTS = Inputs(
-    *BUDGET, "max_model_len", "auto_fit_len", "max_num_seqs", "enforce_eager", "cudagraph_mode",
-    "cudagraph_capture_sizes", "max_cudagraph_capture_size", "max_seq_len_to_capture", "graph_estimate_applied",
+    *BUDGET, *GRAPHS, "max_model_len", "auto_fit_len", "max_num_seqs", "enforce_eager",
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from legroom.facts.gpus import Gpu
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term
-from legroom.memory.cache import BUDGET, Inputs, cached
+from legroom.memory.cache import BUDGET, GRAPHS, Inputs, cached
 from legroom.memory.weights.draft import is_estimated
 from legroom.memory.weights.model import StoredModule, loaded_modules, names_another_method, scheme_in_use
 from legroom.memory.weights.rope_cache import construction
@@ -32,8 +32,7 @@ _ASSUMED_BAND = 0.02
 """How far off the total may be where a part of the model had to be assumed."""
 
 _NO_PART = (
-    *BUDGET, "max_model_len", "auto_fit_len", "max_num_seqs", "block_size", "cudagraph_mode",
-    "cudagraph_capture_sizes", "max_cudagraph_capture_size", "max_seq_len_to_capture", "graph_estimate_applied",
+    *BUDGET, *GRAPHS, "max_model_len", "auto_fit_len", "max_num_seqs", "block_size",
 )  # fmt: skip
 _WITH_STEP_SIZE = Inputs(*_NO_PART)
 _WITHOUT_STEP_SIZE = Inputs(*_NO_PART, "max_num_batched_tokens")

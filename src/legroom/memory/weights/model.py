@@ -13,11 +13,9 @@ from legroom.facts.model import Experts, Layer, Model
 from legroom.facts.releases import release as known_release
 from legroom.memory.stages import stage_range
 from legroom.memory.weights.draft import draft_modules, draft_settings
-from legroom.memory.weights.encoders import encoder_modules
-from legroom.memory.weights.extras import layer_extras, model_extras
-from legroom.memory.weights.load_workspaces import before_layers, with_first_attention
+from legroom.memory.weights.extras import before_layers, layer_extras, model_extras, with_first_attention
 from legroom.memory.weights.module import Module, Ranks
-from legroom.memory.weights.modules import feedforward_modules, mixer_modules, norm
+from legroom.memory.weights.modules import encoder_modules, feedforward_modules, mixer_modules, norm
 from legroom.memory.weights.quantized_modules import Schemes
 from legroom.memory.weights.rope_cache import RopeCache, rope_caches
 from legroom.memory.weights.storage import Storage, StorageContext, storage

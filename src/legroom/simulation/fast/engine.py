@@ -28,9 +28,8 @@ from legroom.simulation.fast.columns import (
 )
 from legroom.simulation.fast.content import Contents, sort_contents
 from legroom.simulation.fast.jit import compiled
-from legroom.simulation.rejection import admissible
 from legroom.simulation.settings import LayerGroup, SchedulerSettings
-from legroom.simulation.timeline import Clocks, PoolSample, Tally, Timeline
+from legroom.simulation.timeline import Clocks, PoolSample, Tally, Timeline, admissible
 from legroom.simulation.trace import Trace
 from legroom.units import cdiv
 

@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.facts.releases import release
-from legroom.planning.printed_flags import read_printed
-from legroom.planning.startup_args import given_args
+from legroom.planning.startup_args import given_args, read_printed
 from legroom.planning.startup_log import read_startups
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from legroom.facts.flags import env_names
 from legroom.facts.releases import known_releases, release
-from legroom.vllm.secret_words import is_secret, without_secrets
+from legroom.masking import is_secret
+from legroom.vllm.command_line import without_secrets
 
 
 @pytest.mark.parametrize(

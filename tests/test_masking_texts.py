@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from legroom.live.journal.masking import masked
+from legroom.masking import masked
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,12 @@ def test_a_name_in_json_is_judged_as_a_variable_is():
     assert masked({"flags": flags}) == {
         "flags": {"api-key": "***", "HF_TOKEN": "***", "cookie": "***", "tokenizer": "org/m", "max_tokens": "7"}
     }
+
+
+@pytest.mark.parametrize("token", ["AKIA" + "A1" * 8, "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0", "AIza" + "b2" * 12])
+def test_a_key_known_by_its_beginning_is_masked_without_a_name(token):
+    assert token not in masked(f"told the server {token} at start")
+
+
+def test_the_name_of_a_setting_is_no_token_of_the_hub():
+    assert masked("read hf_config_path") == "read hf_config_path"

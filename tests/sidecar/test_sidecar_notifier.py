@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from aiohttp import web
 
-from legroom.actions.notify import FORMATS, Notification, Webhook, body_of, post
 from legroom.actions.platform import ActionFailed
+from legroom.sidecar.notifier import FORMATS, Notification, Webhook, body_of, post
 
 MESSAGE = Notification(
     17, "http://a:8000", "llama", "stuck_engine", "no tokens for 30 s", "restart it", 1_700_000_000.0,

@@ -1,0 +1,168 @@
+"""GPU memory on this machine: what NVML shows as used and by whom, and which of it the servers here hold."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from legroom.live.metrics.address import is_loopback, port_of
+from legroom.live.metrics.sample import Look, Sample
+from legroom.records import dataclass
+
+if TYPE_CHECKING:
+    import psutil
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemory:
+    index: int
+    name: str
+    uuid: str
+    total_bytes: int
+    used_bytes: int
+    processes: tuple[tuple[int, int], ...] = ()
+    """(pid, bytes); bytes are 0 where the driver does not say, as inside a container."""
+
+
+def devices() -> tuple[GpuMemory, ...]:
+    """Every GPU of this machine; () without a driver."""
+    try:
+        import pynvml  # noqa: PLC0415 - loads the driver's library
+
+        pynvml.nvmlInit()
+    except Exception:
+        return ()  # no package, or any of NVML's own errors: no driver, another version's, no permission
+    try:
+        gpus = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            gpu = _device(pynvml, index)
+            if gpu is not None:
+                gpus.append(gpu)
+        return tuple(gpus)
+    except pynvml.NVMLError:
+        return ()
+    finally:
+        _shut_down(pynvml)
+
+
+def _shut_down(pynvml: Any) -> None:
+    try:
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return
+
+
+def _device(pynvml: Any, index: int) -> GpuMemory | None:
+    """One GPU; None where it cannot be asked (fallen off the bus, a MIG parent without rights)."""
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        name, uuid = _text(pynvml.nvmlDeviceGetName(handle)), _text(pynvml.nvmlDeviceGetUUID(handle))
+    except pynvml.NVMLError:
+        return None
+    return GpuMemory(index, name, uuid, int(memory.total), int(memory.used), _processes(pynvml, handle))
+
+
+def _processes(pynvml: Any, handle: Any) -> tuple[tuple[int, int], ...]:
+    try:
+        running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except pynvml.NVMLError:
+        return ()
+    return tuple((int(process.pid), int(process.usedGpuMemory or 0)) for process in running)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def held_by(pids: frozenset[int], gpus: tuple[GpuMemory, ...]) -> int | None:
+    """Bytes that these processes hold. Where the driver does not say, those of a GPU they have to themselves; None
+    where neighbours are on it, because nobody can tell then whose memory grows."""
+    total_bytes = 0
+    mine = [gpu for gpu in gpus if any(pid in pids for pid, _ in gpu.processes)]
+    for gpu in mine:
+        own = [size for pid, size in gpu.processes if pid in pids]
+        if all(own):
+            total_bytes += sum(own)
+        elif len(own) == len(gpu.processes):
+            total_bytes += gpu.used_bytes
+        else:
+            return None
+    return total_bytes if mine else None
+
+
+def used_by(pids: frozenset[int], gpus: tuple[GpuMemory, ...] | None = None) -> int | None:
+    """Bytes used on the GPUs that any of these processes runs on; None where none does."""
+    seen = devices() if gpus is None else gpus
+    mine = [gpu.used_bytes for gpu in seen if any(pid in pids for pid, _ in gpu.processes)]
+    return sum(mine) if mine else None
+
+
+_ONE_OF_SEVERAL = re.compile(r"::APIServer_\d+\s*$")
+"""How vLLM titles API servers where there are more than one."""
+_PROCESSES_KEPT_S = 60.0
+"""A server's processes change when it restarts, and finding them reads the whole table of sockets."""
+_READ_EVERY_S = 2.0
+"""One reading serves all servers of a round."""
+
+
+def server_processes(port: int) -> tuple[int, ...]:
+    """Who listens on a port of this machine, and everything below it; () where that cannot be seen."""
+    import psutil  # noqa: PLC0415 - only where memory is asked for
+
+    try:
+        ends = psutil.net_connections("tcp")
+        pid = next((end.pid for end in ends if end.status == "LISTEN" and end.laddr.port == port and end.pid), None)
+        if pid is None:
+            return ()
+        top = _top(psutil.Process(pid))
+        return (top.pid, *(child.pid for child in top.children(recursive=True)))
+    except (psutil.Error, OSError):
+        return ()
+
+
+def _top(listener: psutil.Process) -> psutil.Process:
+    """The process that made the server. One of several API servers is a sibling of the engines."""
+    parent = listener.parent() if _ONE_OF_SEVERAL.search(" ".join(listener.cmdline())) else None
+    # Who adopts one whose parent has died is no part of it: another group.
+    return parent if parent is not None and os.getpgid(parent.pid) == os.getpgid(listener.pid) else listener
+
+
+class LocalMemory:
+    """Adds the GPU memory to looks at servers of this machine; elsewhere, and without a driver, it adds nothing."""
+
+    def __init__(
+        self,
+        read: Callable[[], tuple[GpuMemory, ...]] = devices,
+        find: Callable[[int], tuple[int, ...]] = server_processes,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._read, self._find, self._clock = read, find, clock
+        self._cards: tuple[GpuMemory, ...] = ()
+        self._read_s: float | None = None
+        self._has_driver = True
+        self._processes: dict[int, tuple[float, tuple[int, ...]]] = {}
+
+    def added(self, look: Look) -> Look:
+        """The look with `memory_used_bytes`, where that can be said."""
+        if not self._has_driver or not isinstance(look, Sample) or not is_loopback(look.server):
+            return look
+        now_s = self._clock()
+        if self._read_s is None or now_s - self._read_s >= _READ_EVERY_S:
+            self._cards, first = self._read(), self._read_s is None
+            self._read_s = now_s
+            self._has_driver = bool(self._cards) or not first
+        if not self._cards:
+            return look
+        used = held_by(frozenset(self._of(port_of(look.server), now_s)), self._cards)
+        return look if used is None else replace(look, memory_used_bytes=used)
+
+    def _of(self, port: int, now_s: float) -> tuple[int, ...]:
+        found_s, pids = self._processes.get(port, (0.0, ()))
+        if not pids or now_s - found_s >= _PROCESSES_KEPT_S:
+            found_s, pids = self._processes[port] = now_s, self._find(port)
+        return pids

@@ -1,0 +1,98 @@
+"""Secrets out of everything that legroom shows or keeps: which names are a secret's, and texts without their values.
+
+A command line's words are hidden by `vllm.command_line.without_secrets`, which knows its flags; what a log prints, by
+`diagnosis.masking`, in bounded time.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+SECRET_FLAGS = {"--api-key": "VLLM_API_KEY", "--hf-token": "HF_TOKEN"}
+"""Flags whose value is a secret, and the variable that vLLM (or the Hub's client) reads instead."""
+CREDENTIALS = re.compile(r"(\b[a-zA-Z][a-zA-Z0-9+.-]*://)[^\s/@]+@")
+"""User and password in an address."""
+TOKENS = (
+    r"\b(?:hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{8,}|gh[pousr]_[A-Za-z0-9]{8,}|AKIA[0-9A-Z]{12,}|nvapi-[A-Za-z0-9_-]{8,}"
+    r"|xox[a-z]-[A-Za-z0-9_-]{8,}|eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_.-]{10,}|AIza[0-9A-Za-z_-]{20,})"
+)
+"""Keys that are known by how they begin."""
+
+PLACEHOLDER, HIDDEN = "YOUR_SECRET", "***"
+"""What stands for a secret inside a flag's JSON, and for one in a text or an address."""
+_SECRET_NAME = re.compile(
+    r"(?i)(?:KEYS?|TOKEN|[_-]PASS)$|SECRET|PASSW|AUTHORIZATION|COOKIE|(?:^|[_-])(?:KEY|TOKEN)[_-](?!THRESHOLD)"
+)
+"""Not TOKENS, which are counted, nor a TOKENIZER."""
+_INNER_NAME = re.compile(r"(?i)(?:api|access|auth|private|account)[_-]?(?:key|token)|secret|passw|authorization")
+"""A setting inside a flag's JSON. Stricter than a variable: there, a token is mostly a word of the model's language."""
+_INNER = re.compile(r'("([^"\\]+)"\s*:\s*")(?:[^"\\]|\\.)+"')
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=.+", re.DOTALL)
+# Texts are masked far from a plan, which should not wait for these to be compiled: `re` keeps them.
+_IN_QUERY = r"([?&]([\w.-]+)=)[^&\s#]+"
+_SIGNATURES = ("sig", "signature", "x-amz-signature", "x-goog-signature")
+_AFTER_NAME = (
+    r"(?i)(?<![A-Za-z0-9])(bearer\s+|(?:api[-_]?key|hf[-_]?token|auth[-_]?token|password|secret)"
+    r"(?:[\s\"']*[=:]\s*|\s+)[\"']?)[^\s\"',;]{3,}"
+)
+_FLAG = r"(?i)(--([a-z][\w-]*)(?:=|\s+)[\"']?)(?!-)[^\s\"',;]+"
+# `NAME=value` of a shell. In capitals only: `eos_token=</s>` of a log is none.
+_ASSIGNED = r"\b(([A-Z][A-Z0-9_]*)=[\"']?)[^\s\"']+"
+# Paths of a webhook that are themselves the secret.
+_HOOK_PATH = r"(https?://hooks?\.[^\s/]+)/\S+|(https?://[^\s/]+/api/webhooks)/\S+"
+
+
+def is_secret(name: str, value: str = "") -> bool:
+    """Whether a variable, a flag or a key of JSON may hold a secret, by its name or by credentials in an address."""
+    return bool(_SECRET_NAME.search(name) or CREDENTIALS.search(value))
+
+
+def masked(value: Any) -> Any:
+    """The same text or JSON value without its secrets."""
+    if isinstance(value, str):
+        return _masked_text(value)
+    if isinstance(value, dict):
+        return {key: HIDDEN if _holds_secret(key, inner) else masked(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [masked(inner) for inner in value]
+    return value
+
+
+def _masked_text(text: str) -> str:
+    text = CREDENTIALS.sub(rf"\1{HIDDEN}@", text)
+    text = re.sub(_IN_QUERY, _without_value, text)
+    text = re.sub(_HOOK_PATH, lambda match: f"{match.group(1) or match.group(2)}/{HIDDEN}", text)
+    text = re.sub(_ASSIGNED, _without_value, text)
+    text = re.sub(_FLAG, _without_value, text)
+    text = re.sub(_AFTER_NAME, rf"\1{HIDDEN}", text)
+    return re.sub(TOKENS, HIDDEN, text)
+
+
+def _without_value(match: re.Match[str]) -> str:
+    """`NAME=value` without its value, where the name is a secret's."""
+    hidden = is_secret(match[2]) or match[2].lower() in _SIGNATURES
+    return f"{match[1]}{HIDDEN}" if hidden else match[0]
+
+
+def _holds_secret(key: Any, value: Any) -> bool:
+    """A key that names a secret. Counts of tokens are numbers, and no secret is."""
+    return isinstance(value, str) and value != "" and is_secret(str(key))
+
+
+def hides_inside(name: str) -> bool:
+    """Whether a setting inside a flag's JSON is a secret's."""
+    return bool(_INNER_NAME.search(name))
+
+
+def shown_word(word: str) -> str:
+    """A word of a command line: the value of a secret's variable, credentials and keys inside JSON are hidden."""
+    assignment = _ASSIGNMENT.fullmatch(word)
+    if assignment and is_secret(assignment[1]):
+        return f"{assignment[1]}=YOUR_{assignment[1]}"
+    shown = CREDENTIALS.sub(rf"\1{HIDDEN}@", word)
+    return _INNER.sub(_inner_shown, shown) if "{" in shown else shown
+
+
+def _inner_shown(match: re.Match[str]) -> str:
+    return f'{match[1]}{PLACEHOLDER}"' if hides_inside(match[2]) else match[0]

@@ -1,1 +1,0 @@
-"""The profile run of a vision or audio encoder."""

@@ -1,0 +1,99 @@
+"""The plan of a command's flags on a machine as a user writes it, with what this user's own start-ups measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from legroom.errors import LegroomError
+from legroom.facts.gpus import gpu as known_gpu
+from legroom.facts.gpus import with_total
+from legroom.home import store_path
+from legroom.planning.notes import bug_notes, remarks
+from legroom.planning.plan import Plan, Target, plan_on_named_card
+from legroom.records import dataclass
+from legroom.units import gib, parse_bytes
+from legroom.vllm.served_model import served_model
+
+if TYPE_CHECKING:
+    from legroom.facts.gpus import Gpu
+    from legroom.facts.releases import Release
+    from legroom.vllm.args import ServeArgs
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where it runs, as a user writes it."""
+
+    gpu: str
+    gpus: int | None = None
+    """None: as many as the parallel sizes of the flags need."""
+    memory: str | None = None
+    """Total of one GPU, in place of the one in the facts."""
+    used: str | None = None
+    """What other processes hold of one GPU."""
+    host_memory: str | None = None
+    """What the server may use of its host's memory; None: no limit is known."""
+
+
+def make_plan(args: ServeArgs, release: Release, machine: Machine, *, advice: bool = True) -> Plan:
+    """The plan of parsed flags, with what this user's own start-ups measured, and with advice where it needs any."""
+    target = make_target(args, release, machine)
+    made = plan_on_named_card(with_measurements(target, args), args)
+    made = replace(made, notes=(*made.notes, *remarks(made.target, args), *bug_notes(made)))
+    if advice and made.verdict != "fits":
+        from legroom.planning.advice import with_advice  # noqa: PLC0415
+
+        made = with_advice(made)
+    return made
+
+
+def make_target(args: ServeArgs, release: Release, machine: Machine) -> Target:
+    """What the plan is for. Without a count, the flags' own parallel sizes say how many GPUs there are."""
+    card = known_gpu(machine.gpu)
+    card = (
+        with_measured_total(card)
+        if machine.memory is None
+        else with_total(card, parse_bytes(machine.memory, "--gpu-memory"))
+    )
+    used = parse_bytes(machine.used, "--gpu-used") if machine.used is not None else 0
+    if used > card.total_bytes:
+        raise LegroomError("--gpu-used is more than the card has", "give what other processes hold of one GPU")
+    number = machine.gpus if machine.gpus is not None else max(args.gpus_needed, 1)
+    if number < 1:
+        raise LegroomError(f"{number} GPUs cannot serve a model", "say --gpus 1 or more")
+    return Target(
+        served_model(args),
+        card,
+        number,
+        release,
+        held_by_others_bytes=used,
+        host_limit_bytes=parse_bytes(machine.host_memory, "--host-memory") if machine.host_memory else None,
+        gpus_given=machine.gpus is not None,
+    )
+
+
+def with_measured_total(card: Gpu) -> Gpu:
+    """The card with the total that this user's own start-ups reported, where `legroom calibrate` has stored one."""
+    if not store_path().exists():
+        return card
+    from legroom.planning.calibration import usable_total  # noqa: PLC0415
+    from legroom.planning.calibration_store import read_store  # noqa: PLC0415
+
+    total = usable_total(read_store().observations, card)
+    if total is None:
+        return card
+    note = f"a total of {gib(total)} as your own start-ups reported it (the facts say {gib(card.total_bytes)})"
+    return replace(with_total(card, total), note="; ".join(filter(None, (card.note, note))))
+
+
+def with_measurements(target: Target, args: ServeArgs) -> Target:
+    """The target with what `legroom calibrate` has stored for it, if there is a store."""
+    if not store_path().exists():
+        return target
+    from legroom.planning.calibration import lookup  # noqa: PLC0415
+    from legroom.planning.calibration_store import read_store  # noqa: PLC0415
+    from legroom.vllm.resolve import resolve  # noqa: PLC0415
+
+    settings = resolve(args, target.model, target.gpu, target.release)
+    return replace(target, seen=lookup(read_store().observations, target, settings))

@@ -1,0 +1,161 @@
+"""A plan as its document, and a document's plan made again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import LegroomError
+from legroom.facts.fit import bands
+from legroom.facts.gpus import gpu, with_total
+from legroom.masking import is_secret
+from legroom.memory.bands import band_class, evidence
+from legroom.planning.plan import Target, cold_start, plan, ready_command, shared_contexts
+from legroom.planning.plan_document import (
+    HOW_TO_WRITE_ONE,
+    PlanDocument,
+    PlannedBand,
+    PlannedBasis,
+    PlannedFailure,
+    PlannedGpu,
+    PlannedHost,
+    PlannedKv,
+    PlannedStage,
+    as_json,
+    layout_json,
+    planned_layout,
+)
+from legroom.vllm.parse import parse_flags
+from legroom.vllm.served_model import served_model
+from legroom.vllm.traits import is_moe
+
+if TYPE_CHECKING:
+    from legroom.figures import Figure, Term
+    from legroom.planning.plan import Advice, Plan
+
+_NOT_ARGS = frozenset({"release", "given", "notes", "usage"})
+_FIGURES = ("weights", "activation", "cuda_graph", "non_torch", "kv_cache", "outside")
+"""The parts of a layout that carry a certainty."""
+
+
+def replan(document: PlanDocument) -> Plan:
+    """The plan that a document tells of, made again; LegroomError where its model is not known here."""
+    if not (document.vllm and document.command and document.gpu.total_bytes):
+        raise LegroomError("the plan is no document of `legroom plan --json`", HOW_TO_WRITE_ONE)
+    args = parse_flags(document.command, document.release).args
+    card = gpu(document.gpu.name)
+    if card.total_bytes != document.gpu.total_bytes:
+        card = with_total(card, document.gpu.total_bytes)
+    return plan(Target(served_model(args), card, document.gpu.count, document.release), args)
+
+
+def plan_document(plan: Plan, explain_math: bool = False) -> PlanDocument:
+    """The document of a plan."""
+    target, kv, layout = plan.target, plan.memory.kv, plan.layout
+    return PlanDocument(
+        model=target.model.name,
+        vllm=target.release.version,
+        gpu=PlannedGpu(target.gpu.name, target.gpus, target.gpu.total_bytes),
+        modalities=tuple(modality.kind for modality in target.model.modalities),
+        moe=is_moe(target.model),
+        checkpoint_bytes=target.model.checkpoint_bytes,
+        args=_args(plan),
+        layout=planned_layout(layout),
+        kv=PlannedKv(
+            kv.block_size, max(kv.num_blocks, 0), max(kv.tokens, 0), kv.bytes_per_token, kv.max_concurrency,
+            max(kv.longest_len, 0), kv.needed_bytes,
+            {str(users): tokens for users, tokens in shared_contexts(plan).items()},
+        ),
+        host=_host(plan),
+        verdict=plan.verdict,
+        reason=plan.reason,
+        failure=_failure(plan),
+        advice=tuple(_advice(advice) for advice in plan.advice),
+        command=tuple(ready_command(plan)),
+        env={name: value for name, value in plan.args.env.items() if not is_secret(name, value)},
+        confidence={f"{name}_bytes": _band(getattr(layout, name)) for name in _FIGURES},
+        basis=_basis(plan),
+        first_start=_first_start(plan),
+        loading={"peak_bytes": layout.loading_peak_bytes, "why": layout.loading_why},
+        ranks=tuple(PlannedStage(rank.rank, planned_layout(rank)) for rank in plan.memory.ranks),
+        notes=tuple(dict.fromkeys(plan.notes)),
+        terms=_every_term(plan) if explain_math else None,
+    )  # fmt: skip
+
+
+def plan_json(plan: Plan, explain_math: bool = False) -> dict[str, Any]:
+    """What `legroom plan --json` prints."""
+    return plan_document(plan, explain_math).to_json()
+
+
+def _args(plan: Plan) -> dict[str, Any]:
+    settings = plan.settings
+    named = {name: as_json(getattr(settings, name)) for name in settings.__dataclass_fields__ if name not in _NOT_ARGS}
+    return {**named, "block_size": plan.memory.kv.block_size}
+
+
+def _failure(plan: Plan) -> PlannedFailure | None:
+    failure = plan.memory.failure
+    if failure is None:
+        return None
+    return PlannedFailure(
+        failure.id, failure.message, failure.needed_bytes, failure.available_bytes, failure.estimated_max_len
+    )
+
+
+def _host(plan: Plan) -> PlannedHost:
+    needs = plan.host
+    return PlannedHost(
+        held_bytes=needs.held_bytes,
+        least_bytes=needs.least_bytes,
+        loading_bytes=min(needs.loading_bytes, needs.checkpoint_bytes),
+        request_bytes=needs.request_bytes,
+        shm_bytes=needs.shm_bytes,
+        given_bytes=plan.target.host_limit_bytes,
+        shares=tuple({"what": share.what, "bytes": share.bytes} for share in needs.shares),
+    )
+
+
+def _advice(advice: Advice) -> dict[str, Any]:
+    return {
+        "flags": as_json(advice.flags),
+        "why": advice.why,
+        "trades": advice.trades,
+        "verdict": advice.plan.verdict,
+        "layout": layout_json(advice.plan.layout),
+        "command": ready_command(advice.plan),
+    }
+
+
+def _basis(plan: Plan) -> PlannedBasis:
+    of = band_class(plan.target.model, plan.settings, plan.target.gpu)
+    kind = "measured" if of.measured else "read from source"
+    return PlannedBasis(kind, of.name, bands()["coverage"], evidence(of)[0].records)
+
+
+def _first_start(plan: Plan) -> dict[str, Any]:
+    first = cold_start(plan)
+    kv, band = first.memory.kv, first.layout.kv_cache
+    return {
+        "verdict": first.verdict,
+        "num_blocks": max(kv.num_blocks, 0),
+        "tokens": max(kv.tokens, 0),
+        "max_concurrency": kv.max_concurrency,
+        "kv_cache_bytes": band.bytes,
+        "confidence": {"kv_cache_bytes": as_json(_band(band))},
+        "layout": layout_json(first.layout),
+    }
+
+
+def _band(figure: Figure) -> PlannedBand:
+    return PlannedBand(figure.kind, figure.low, figure.high)
+
+
+def _every_term(plan: Plan) -> dict[str, Any]:
+    """The working behind each figure, and behind the KV bytes of a token."""
+    figures = {f"{name}_bytes": _terms(getattr(plan.layout, name).terms) for name in _FIGURES}
+    return {**figures, "bytes_per_token": _terms(plan.memory.kv.token_terms)}
+
+
+def _terms(terms: Sequence[Term]) -> list[dict[str, Any]]:
+    return [{"label": term.label, "bytes": term.bytes, "how": term.how} for term in terms]
