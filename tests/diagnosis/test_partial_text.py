@@ -236,14 +236,6 @@ def test_lines_that_name_their_process_are_of_a_release_that_does_not_charge_nei
     assert causes(NO_BLOCKS)[0] == "no_cache_blocks"
 
 
-def test_weights_that_are_shown_explain_an_empty_pool_before_neighbours_do() -> None:
-    core = "ERROR 03-18 13:09:10 core.py:291] "
-    error = NO_BLOCKS.removeprefix(CORE)
-    weights = "INFO 03-18 13:05:21 gpu_model_runner.py:1060] Loading model weights took 14.2487 GB"
-    assert causes(core + error)[0] == "gpu_shared_or_not_free"
-    assert causes(weights, core + error)[0] == "no_cache_blocks"
-
-
 def test_a_text_that_ends_during_the_start_up_is_no_healthy_server() -> None:
     sized = "INFO 01-11 15:51:18 llm_engine.py:275] # GPU blocks: 229, # CPU blocks: 512"
     finished = "INFO 01-11 15:51:28 model_runner.py:1] Graph capturing finished in 9 secs."

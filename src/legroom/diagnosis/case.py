@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Literal
 
@@ -238,6 +238,7 @@ _V1_FILES = frozenset({
     "core.py", "core_client.py", "gpu_worker.py", "gpu_model_runner.py", "async_llm.py", "loggers.py",
     "kv_cache_utils.py", "multiproc_executor.py", "v1_core.py",
 })  # fmt: skip
+_EARLY_LABELS = ("", "VllmWorker")
 _V0_FILES = frozenset({
     "engine.py", "llm_engine.py", "async_llm_engine.py", "worker.py", "model_runner.py", "scheduler.py",
     "multiproc_worker_utils.py", "distributed_gpu_executor.py", "worker_base.py", "metrics.py", "gpu_executor.py",
@@ -254,8 +255,13 @@ class Engine:
     """As printed; None where the log does not say."""
     before_brackets: bool | None = None
     """The logger wrote `file.py:1]` without an opening bracket: releases before 0.8."""
-    names_process: bool = False
-    """Every line of the engine begins with its name and pid: 0.10.1 and later."""
+    is_labelled: bool = False
+    """Lines begin with the name of their process, `(EngineCore_0 pid=7)`: 0.9.2 and later."""
+
+    @property
+    def looks_before_0_9_2(self) -> bool:
+        """By the style of a V1 log alone: until then only workers had a label, `(VllmWorker rank=0 pid=7)`."""
+        return self.generation == "V1" and not self.before_brackets and not self.is_labelled
 
     def within(self, first: str, last: str) -> bool | None:
         """Whether the release lies in a range; None where that is not known."""
@@ -275,17 +281,17 @@ class HostTraits:
     """A training framework runs the engine on its own GPUs."""
 
 
-def engine_of(evidence: Iterable[Evidence], startup: Startup) -> Engine:
+def engine_of(evidence: Sequence[Evidence], startup: Startup) -> Engine:
     """By the version where it is printed, else by the files that log and how they write it."""
     files = [item.at for item in evidence if item.at]
     names = {name.lstrip("[") for name in files}
-    named = any("EngineCore" in item.process for item in evidence)
     generation: Literal["V0", "V1", ""] = ""
-    if named or names & _V1_FILES:
+    if any("EngineCore" in item.process for item in evidence) or names & _V1_FILES:
         generation = "V1"
     elif names & _V0_FILES:
         generation = "V0"
-    return Engine(generation, startup.vllm, not files[0].startswith("[") if files else None, named)
+    labelled = any(item.process not in _EARLY_LABELS for item in evidence)
+    return Engine(generation, startup.vllm, not files[0].startswith("[") if files else None, labelled)
 
 
 def platform_of(evidence: Iterable[Evidence], startup: Startup) -> HostTraits:
