@@ -15,6 +15,9 @@ from legroom.units import GIB
 Phase = Literal["startup_load", "startup_profile", "startup_kv", "startup_graph", "serving", "shutdown"]
 
 FAILING = ("failure", "host")
+_FAILED_ALLOCATIONS = (
+    "torch_oom", "torch_oom_unsized", "cuda_oom", "cublas_alloc", "sampler_warmup_oom", "cumem_oom", "hbm_oom",
+)  # fmt: skip
 BOILERPLATE = ("ray_worker_died",)
 """What a supervisor prints of every worker that ends, whatever ended it."""
 
@@ -113,7 +116,7 @@ class Case:
     @cached_property
     def is_oom(self) -> bool:
         """A GPU allocation failed, with or without sizes."""
-        return self.has("torch_oom", "torch_oom_unsized", "cuda_oom", "cublas_alloc", "sampler_warmup_oom", "cumem_oom")
+        return self.has(*_FAILED_ALLOCATIONS)
 
     @cached_property
     def frames(self) -> frozenset[str]:
@@ -279,6 +282,8 @@ class HostTraits:
     wsl: bool = False
     trainer: bool = False
     """A training framework runs the engine on its own GPUs."""
+    integrated: bool = False
+    """An AMD GPU inside the CPU, by the odd total that it reports."""
 
 
 def engine_of(evidence: Sequence[Evidence], startup: Startup) -> Engine:
@@ -303,4 +308,13 @@ def platform_of(evidence: Iterable[Evidence], startup: Startup) -> HostTraits:
     unified = bool(ids & {"unified", "nv_sysmem", "tegra_assert"}) or any(
         isinstance(total, int) and 115 * GIB < total < 129 * GIB for total in (*totals, startup.gpu_total_bytes)
     )
-    return HostTraits(unified or bool(startup.gpu_name and "GB10" in startup.gpu_name), "wsl" in ids, "trainer" in ids)
+    integrated = any(_is_share_of_ram(oom) for oom in failed)
+    unified = unified or integrated or bool(startup.gpu_name and "GB10" in startup.gpu_name)
+    return HostTraits(unified, "wsl" in ids, "trainer" in ids, integrated)
+
+
+def _is_share_of_ram(oom: TorchOom) -> bool:
+    """AMD's cards report their size of whole 4 GiB less some MiB; an integrated GPU what the kernel lets it have of the
+    RAM, half of it unless told otherwise (amdgpu's GTT, ttm.pages_limit)."""
+    total = oom.total_bytes or 0
+    return oom.platform == "HIP" and total > 24 * GIB and -total % (4 * GIB) > GIB // 4

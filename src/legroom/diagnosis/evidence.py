@@ -103,11 +103,13 @@ def evidence_of(passage: Passage) -> list[Evidence]:
 
 _COVERED = {
     "torch_oom": ("torch_oom_unsized", "cuda_oom", "exception", "expandable_on"),
+    "hbm_oom": ("torch_oom_unsized", "exception"),
     "sampler_warmup_oom": ("torch_oom_unsized", "exception"),
     "nccl_oom": ("nccl_other_cuda", "cuda_oom"),
     "cumem_oom": ("cuda_oom", "torch_oom_unsized"),
     "free_below_desired": ("free_below_desired_bare",),
     "pinned_failed": ("cuda_oom",),
+    "nccl_register": ("cannot_allocate",),
     "illegal_access": ("kernel_launch",),
     "kernel_shared_memory": ("torch_oom_unsized",),
     "tpu_chip_memory": ("torch_oom_unsized",),

@@ -16,6 +16,7 @@ from legroom.errors import LegroomError
 from legroom.facts.flags import env_history, env_names, flags_of
 from legroom.facts.known_bugs import KnownBug, bugs_with
 from legroom.records import dataclass
+from legroom.units import gib
 from legroom.vllm.args import ServeArgs
 
 Verdict = Literal["cause found", "not a memory problem", "no problem found", "cause above", "not understood"]
@@ -72,8 +73,10 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
 
 
 def _notes(planner: FixPlanner) -> tuple[str, ...]:
-    """Which card was meant, where its name leaves that open and the log prints no total."""
-    card = planner.known.gpu
+    """Which card was meant, where the log names none or its name leaves that open, and it prints no total."""
+    card, total = planner.known.gpu, planner.known.total_bytes
+    if planner.known.total_deduced and total:
+        return (f"The log does not name the GPU; its own numbers add up to a card of {gib(total)}.",)
     if card is None or not card.larger:
         return ()
     # Planning takes the larger card of a name where the smaller one cannot hold the weights.
