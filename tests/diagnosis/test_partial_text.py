@@ -241,3 +241,16 @@ def test_a_text_that_ends_during_the_start_up_is_no_healthy_server() -> None:
     finished = "INFO 01-11 15:51:28 model_runner.py:1] Graph capturing finished in 9 secs."
     assert run(sized).verdict == "cause above"
     assert run(sized, finished).verdict == "no problem found"
+
+
+def test_weights_that_are_shown_explain_an_empty_pool_before_neighbours_do() -> None:
+    core = "ERROR 03-18 13:09:10 core.py:291] "
+    error = NO_BLOCKS.removeprefix(CORE)
+    weights = "INFO 03-18 13:05:21 gpu_model_runner.py:1060] Loading model weights took 14.2487 GB"
+    assert causes(core + error)[0] == "gpu_shared_or_not_free"
+    assert causes(weights, core + error)[0] == "no_cache_blocks"
+
+
+def test_the_name_that_an_executor_puts_in_front_says_nothing_of_the_release() -> None:
+    error = "ERROR 03-18 13:09:10 [core.py:291] " + NO_BLOCKS.removeprefix(CORE)
+    assert causes(f"(RayWorkerWrapper pid=4711, ip=10.0.0.7) {error}") == causes(error)

@@ -241,7 +241,8 @@ _V1_FILES = frozenset({
     "core.py", "core_client.py", "gpu_worker.py", "gpu_model_runner.py", "async_llm.py", "loggers.py",
     "kv_cache_utils.py", "multiproc_executor.py", "v1_core.py",
 })  # fmt: skip
-_EARLY_LABELS = ("", "VllmWorker")
+_LABELS = ("EngineCore", "APIServer")
+"""Executors put names of their own in front of a line; these are vLLM's."""
 _V0_FILES = frozenset({
     "engine.py", "llm_engine.py", "async_llm_engine.py", "worker.py", "model_runner.py", "scheduler.py",
     "multiproc_worker_utils.py", "distributed_gpu_executor.py", "worker_base.py", "metrics.py", "gpu_executor.py",
@@ -295,7 +296,7 @@ def engine_of(evidence: Sequence[Evidence], startup: Startup) -> Engine:
         generation = "V1"
     elif names & _V0_FILES:
         generation = "V0"
-    labelled = any(item.process not in _EARLY_LABELS for item in evidence)
+    labelled = any(item.process.startswith(_LABELS) for item in evidence)
     return Engine(generation, startup.vllm, not files[0].startswith("[") if files else None, labelled)
 
 
