@@ -24,7 +24,7 @@ from legroom.facts.releases import release
 from legroom.planning.machine import Machine, make_plan
 from legroom.simulation.deployment import deployed, hardware
 from legroom.simulation.fast.accounting import step_seconds
-from legroom.simulation.reference import Reference
+from legroom.simulation.replay import Reference
 from legroom.simulation.settings import SchedulerSettings
 from legroom.simulation.steptime import Efficiency, Hardware, roofline
 from legroom.simulation.trace import Trace

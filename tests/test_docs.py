@@ -118,9 +118,11 @@ def test_the_memory_model_page_checks_its_formulas():
 
 
 @pytest.mark.parametrize("command", [command.name for command in COMMANDS])
-def test_every_command_has_help_with_examples_and_a_page_names_it(command, capsys):
+def test_every_command_has_help_with_examples_and_exit_codes_and_a_page_names_it(command, capsys):
     assert main([command, "--help"]) == 0
-    assert "examples:" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "\nexamples:" in shown
+    assert "\nexit codes:" in shown
     assert any(f"legroom {command}" in page.read_text("utf-8") for page in PAGES)
 
 

@@ -44,7 +44,7 @@ def check_layout(layout):
     "words",
     [
         ("llama-3.1-8b", "--gpu", "h100"),
-        ("llama-3.1-70b", "--gpu", "h100"),
+        ("llama-3.1-8b", "--gpu", "t4"),
         ("gemma-3-27b", "--gpu", "h200", "--vllm", "0.26.0"),
         ("deepseek-v3", "--gpu", "h200", "--tensor-parallel-size", "8"),
         ("qwen3-32b", "--gpu", "a100-80gb", "--pipeline-parallel-size", "2"),
@@ -78,7 +78,7 @@ def test_the_document_keeps_its_contract(capsys, words):
 
 def test_it_fits_is_code_0_and_it_does_not_is_code_1(capsys):
     assert plan(capsys, "llama-3.1-8b", "--gpu", "h100", code=0)["verdict"] == "fits"
-    assert plan(capsys, "llama-3.1-70b", "--gpu", "l4", code=1)["verdict"] == "does_not_fit"
+    assert plan(capsys, "qwen3-14b", "--gpu", "l4", code=1)["verdict"] == "does_not_fit"
 
 
 def test_a_failure_comes_with_flags_that_mend_it(capsys):

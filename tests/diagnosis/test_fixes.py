@@ -156,3 +156,176 @@ def test_the_total_that_a_log_prints_says_which_card_of_a_name_was_meant() -> No
     plan = next(fix.plan for fix in run.findings[0].fixes if fix.plan)
     assert plan.target.gpu.name == "NVIDIA A100-SXM4-80GB"
     assert run.notes == ()
+
+
+def test_a_modern_log_without_its_kv_line_is_not_taken_for_the_release_that_charged_neighbours() -> None:
+    log = "(EngineCore pid=90) ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_...`"
+    assert finding(log).cause == "no_cache_blocks"
+
+
+def test_the_bare_error_comes_with_what_tells_its_reasons_apart() -> None:
+    first = finding("ValueError: No available memory for the cache blocks.").fixes[0]
+    assert "nvidia-smi" in first.steps[0]
+
+
+def test_capture_gets_the_room_that_graphs_take_where_their_size_is_not_printed() -> None:
+    log = V0_ACCOUNTS.format(total="44.53", share="0.98", budget="43.64", weights="20.64", rest="21.20")
+    log += "INFO [model_runner.py:1442] Capturing cudagraphs for decoding.\n" + TORCH.format(
+        wanted="2.00 MiB", total="44.53 GiB", free="448.00 KiB", own="44 GiB", torch="42 GiB", unused="1 MiB"
+    )
+    share = finding(log).fixes[0].flags["gpu_memory_utilization"]
+    assert (1 - share) * 44.53 >= 3.0
+
+
+def test_where_room_for_graphs_would_cost_most_of_the_pool_eager_mode_goes_first() -> None:
+    log = V0_ACCOUNTS.format(total="23.58", share="0.99", budget="23.35", weights="21.21", rest="1.00")
+    log += "INFO [model_runner.py:1442] Capturing cudagraphs for decoding.\n" + TORCH.format(
+        wanted="256.00 MiB", total="23.58 GiB", free="128.00 MiB", own="23 GiB", torch="22 GiB", unused="1 MiB"
+    )
+    assert finding(log).fixes[0].flags == {"enforce_eager": True}
+
+
+def test_a_smaller_pool_comes_with_the_length_that_it_still_holds() -> None:
+    log = V0_ACCOUNTS.format(total="15.77", share="0.90", budget="14.20", weights="7.51", rest="3.76")
+    log += "INFO 01-02 03:04:05 [executor_base.py:117] Maximum concurrency for 40000 tokens per request: 1.54x\n"
+    log += "INFO:     Application startup complete.\nERROR [async_llm_engine.py:65] Engine background task failed\n"
+    log += TORCH.format(
+        wanted="2.00 GiB", total="15.77 GiB", free="0.20 GiB", own="15 GiB", torch="14 GiB", unused="1 MiB"
+    )
+    flags = fix_of("lower_util", finding(log)).flags
+    pool = 3.76 - (0.90 - flags["gpu_memory_utilization"]) * 15.77
+    assert flags["max_model_len"] <= 40000 * pool / (3.76 / 1.54)
+
+
+def test_one_line_of_rank_2_does_not_say_how_many_ranks_there_are() -> None:
+    log = CAUSES["a full card and nothing else known"][1].replace("GPU 0", "GPU 2")
+    assert not any("tensor_parallel_size" in fix.flags for fix in finding(log).fixes)
+
+
+def test_a_dummy_image_larger_than_the_card_is_not_answered_by_fewer_images() -> None:
+    log = TORCH.format(
+        wanted="256.00 GiB", total="15.98 GiB", free="8.07 GiB", own="7 GiB", torch="7.14 GiB", unused="1 MiB"
+    )
+    first = finding(log).fixes[0]
+    assert first.flags == {"limit_mm_per_prompt": {"image": 0, "video": 0}}
+    assert "max_pixels" in first.steps[0]
+
+
+def test_the_variable_that_a_release_sets_itself_is_not_offered_for_it() -> None:
+    log = "INFO 06-19 07:00:00 [api_server.py:1] vLLM API server version {}\nCuda failure 2 'out of memory'"
+    assert finding(log.format("0.9.1")).fixes[0].kind == "lower_util"
+    assert finding(log.format("0.12.0")).fixes[0].env == {"NCCL_CUMEM_ENABLE": "0"}
+
+
+def test_buffers_that_the_network_card_does_not_register_are_no_shortage_of_ram() -> None:
+    first = finding("node:318:3584 [5] NCCL WARN Call to ibv_reg_dmabuf_mr failed with error Cannot allocate memory")
+    assert first.cause == "nccl_or_custom_allreduce_buffers"
+    assert any("memlock" in step for step in first.fixes[0].steps)
+
+
+def test_rays_memory_monitor_is_quoted_with_its_numbers() -> None:
+    first = finding(
+        "ray.exceptions.OutOfMemoryError: Task was killed. Memory on the node (IP: 10.0.0.1) was 12.49GB / 13.15GB "
+        "(0.950003), which exceeds the memory usage threshold of 0.95."
+    )
+    assert "12.49 GiB" in first.why
+    assert "RAY_memory_usage_threshold" in first.fixes[0].steps[1]
+
+
+def test_an_integrated_amd_gpu_is_known_by_its_odd_total_and_given_more_of_the_ram() -> None:
+    oom = TORCH.format(
+        wanted="816 MiB", total="61.35 GiB", free="655 MiB", own="60 GiB", torch="57.83 GiB", unused="2 GiB"
+    )
+    first = finding(oom.replace("CUDA out of memory", "HIP out of memory"))
+    assert first.cause == "unified_memory_or_wsl"
+    assert "ttm.pages_limit" in first.fixes[0].steps[0]
+
+
+def test_a_discrete_amd_card_is_not_taken_for_an_integrated_one() -> None:
+    oom = TORCH.format(
+        wanted="816 MiB", total="47.98 GiB", free="655 MiB", own="46 GiB", torch="46.83 GiB", unused="1 MiB"
+    )
+    assert finding(oom.replace("CUDA out of memory", "HIP out of memory")).cause != "unified_memory_or_wsl"
+
+
+def test_no_expandable_segments_are_offered_on_rocm() -> None:
+    oom = TORCH.format(
+        wanted="816 MiB", total="47.98 GiB", free="655 MiB", own="46 GiB", torch="41 GiB", unused="5 GiB"
+    )
+    first = finding(oom.replace("CUDA out of memory", "HIP out of memory"))
+    assert first.cause == "allocator_fragmentation"
+    assert all(fix.kind != "allocator_conf" for fix in first.fixes)
+
+
+def test_a_tpu_program_larger_than_its_memory_is_read_with_its_numbers() -> None:
+    first = finding(
+        "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 16.65G of "
+        "15.48G hbm. Exceeded hbm capacity by 1.17G."
+    )
+    assert "16.65 GiB" in first.why
+    assert first.fixes[0].flags["gpu_memory_utilization"] * 15.48 <= 0.9 * 15.48 - 1.17
+
+
+def test_the_share_is_named_as_the_trainer_sets_it() -> None:
+    log = (
+        '  File "/verl/verl/workers/sharding_manager/fsdp_vllm.py", line 79, in __enter__\n'
+        "    self.inference_engine.wake_up()\ncuda error: out of memory at /workspace/csrc/cumem_allocator.cpp:62"
+    )
+    assert "actor_rollout_ref.rollout.gpu_memory_utilization=0.6" in finding(log).fixes[0].steps[0]
+
+
+def test_growing_residue_after_sleep_asks_first_whose_it_is() -> None:
+    log = "\n".join(
+        f"Sleep mode freed 43.82 GiB memory, {left} GiB memory is still in use." for left in (4.1, 11.6, 25.0)
+    )
+    first = finding(log).fixes[0]
+    assert "nvidia-smi" in first.steps[0]
+    assert not first.flags
+
+
+def test_a_busy_card_is_freed_or_shared_with_the_number_that_fits() -> None:
+    first = finding(CAUSES["less free than asked for"][1]).fixes[0]
+    assert first.kind == "free_gpu_or_kill_orphans"
+    assert any("--gpu-memory-utilization 0.37" in step for step in first.steps)
+
+
+def test_a_model_without_its_flag_is_told_apart_from_a_misspelt_flag() -> None:
+    log = "api_server.py: error: unrecognized arguments: /models/Qwen3-8B"
+    assert "--model in front of /models/Qwen3-8B" in finding(log).fixes[0].steps[0]
+
+
+ARGS = "(APIServer pid=1) INFO 01-02 03:00:00 [utils.py:233] non-default args: {args}\n"
+ENGINE = (
+    "(EngineCore_DP0 pid=7) INFO 01-02 03:00:01 [core.py:77] Initializing a V1 LLM engine (v0.11.0) with config: "
+    "model='Qwen/Qwen3-8B', max_seq_len=32768, tensor_parallel_size=1, dtype=torch.bfloat16\n"
+    "(EngineCore_DP0 pid=7) INFO 01-02 03:00:05 [gpu_model_runner.py:2653] Model loading took 15.27 GiB and 9.1 s\n"
+)
+
+
+def test_a_card_that_the_log_does_not_name_follows_from_its_numbers() -> None:
+    log = ARGS.format(args={"model": "Qwen/Qwen3-8B", "max_model_len": 32768}) + ENGINE
+    log += "(EngineCore_DP0 pid=7) INFO 01-02 03:00:06 [gpu_worker.py:349] Available KV cache memory: 4.40 GiB\n"
+    log += (
+        "(EngineCore_DP0 pid=7) ERROR 01-02 03:00:09 [core.py:708] ValueError: To serve at least one request with the "
+        "models's max seq len (32768), (4.50 GiB KV cache is needed, which is larger than the available KV cache "
+        "memory (4.40 GiB)."
+    )
+    diagnosis = read_log([log.encode()]).runs[0]
+    fix = diagnosis.findings[0].fixes[0]
+    assert fix.plan is not None
+    assert 21.5 * GIB < fix.plan.target.gpu.total_bytes < 24.1 * GIB
+    assert "add up to a card of" in diagnosis.notes[0]
+
+
+def test_a_length_of_little_use_is_not_offered_before_more_of_the_card() -> None:
+    args = {"model": "Qwen/Qwen3-8B", "max_model_len": 32768, "gpu_memory_utilization": 0.71}
+    log = ARGS.format(args=args) + ENGINE
+    log += "(EngineCore_DP0 pid=7) INFO 01-02 03:00:06 [gpu_worker.py:349] Available KV cache memory: 0.05 GiB\n"
+    log += (
+        "(EngineCore_DP0 pid=7) ERROR 01-02 03:00:09 [core.py:708] ValueError: To serve at least one request with the "
+        "models's max seq len (32768), (4.50 GiB KV cache is needed, which is larger than the available KV cache "
+        "memory (0.05 GiB)."
+    )
+    first = finding(log).fixes[0]
+    assert first.kind == "raise_util"
+    assert first.flags.get("max_model_len", 32768) > 8192

@@ -102,7 +102,7 @@ def test_a_base_model_that_no_checkpoint_stands_in_for_is_quantized_while_it_loa
 
 
 def test_a_smaller_model_of_the_series_is_the_last_resort(target):
-    start = plan(replace(target("llama-3.1-405b", "l4", gpus=4), gpus_given=True), ServeArgs(model="llama-3.1-405b"))
+    start = plan(replace(target("llama-3.1-405b", "l4"), gpus_given=True), ServeArgs(model="llama-3.1-405b"))
     assert with_advice(start).advice[0].flags["model"] == "meta-llama/Llama-3.1-8B"
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from legroom.errors import LegroomError
 from legroom.simulation.fast.engine import FastReplay
-from legroom.simulation.reference import Reference
+from legroom.simulation.replay import Reference
 from legroom.simulation.settings import SchedulerSettings
 from legroom.simulation.traces import mooncake, synthetic
 from legroom.simulation.traces.reading import read_trace

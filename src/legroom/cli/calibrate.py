@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from legroom.cli.output import note, print_json
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ examples:
   legroom calibrate --forget 3f2a9c01d4
 
 The store is $LEGROOM_HOME/calibration.json, or calibration.json in $XDG_DATA_HOME/legroom (~/.local/share/legroom).
+
+exit codes: 0 done, 1 the logs hold no measurement, 2 the call is wrong or a log cannot be read
 """
 
 
@@ -37,18 +39,20 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """The options of `legroom calibrate`."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "calibrate",
-        help="learn from the start-up logs of your own machine",
+        usage="legroom calibrate LOG ... [options] | --show | --forget KEY",
         description="Read vLLM start-up logs and remember what they measured; later plans use it and say `measured`.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("logs", nargs="*", metavar="LOG", help="start-up logs; - reads from a pipe")
-    parser.add_argument("--gpu", metavar="NAME", help="the GPU of the logs; most logs do not name it")
-    parser.add_argument("--model", metavar="MODEL", help="the model, if legroom does not know the log's name for it")
+    unsaid = parser.add_argument_group("what the logs may not say")
+    unsaid.add_argument("--gpu", metavar="NAME", help="the GPU of the logs; most logs do not name it")
+    unsaid.add_argument("--model", metavar="MODEL", help="the model, if legroom does not know the log's name for it")
     parser.add_argument("--dry-run", action="store_true", help="show what would be learnt, and remember nothing")
-    parser.add_argument("--show", action="store_true", help="print what has been learnt")
-    parser.add_argument("--forget", nargs="?", const="", metavar="KEY", help="forget one entry by its key, or `all`")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    store = parser.add_argument_group("what has been learnt")
+    store.add_argument("--show", action="store_true", help="print what has been learnt")
+    store.add_argument("--forget", nargs="?", const="", metavar="KEY", help="forget one entry by its key, or `all`")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     return parser
 
 
@@ -67,11 +71,11 @@ def _learn(args: argparse.Namespace) -> int:
     from legroom.planning.calibration_store import calibrated_starts, keep_measurements, measured
 
     starts = [start for log in args.logs for start in calibrated_starts(_text(log), log, args.gpu, args.model)]
-    kept, note = keep_measurements(starts) if not args.dry_run else (0, "")
-    if note:
-        print(f"note: {note}", file=sys.stderr)
+    kept, remark = keep_measurements(starts) if not args.dry_run else (0, "")
+    if remark:
+        note(f"note: {remark}")
     if args.json:
-        print(json.dumps({"learnt": [_start_json(start) for start in starts]}, indent=1))
+        print_json({"learnt": [_start_json(start) for start in starts]})
     else:
         print("\n".join(_start_lines(starts, remembered=bool(kept))))
     return OK if measured(starts) else ANSWER_IS_NO
@@ -146,8 +150,7 @@ def _show(as_json: bool) -> int:
     if stored.problem:
         raise LegroomError(stored.problem, "the next `legroom calibrate LOG` moves it aside and begins a new one")
     if as_json:
-        document = {"store": str(store_path()), "observations": [to_json(seen) for seen in stored.observations]}
-        print(json.dumps(document, indent=1))
+        print_json({"store": str(store_path()), "observations": [to_json(seen) for seen in stored.observations]})
         return OK
     if not stored.observations:
         print(f"nothing learnt yet ({store_path()})")
@@ -169,15 +172,18 @@ def _forget(key: str, as_json: bool) -> int:
     if not path.exists():
         raise LegroomError("nothing has been learnt yet, so there is nothing to forget", "legroom calibrate LOG learns")
     with store.locked(path):
-        observations, note = store.open_for_change(path)
+        observations, remark = store.open_for_change(path)
         kept = () if key == "all" else tuple(seen for seen in observations if seen.key != key)
         if len(kept) == len(observations) and key != "all":
             raise LegroomError(f"nothing is stored under {key!r}", "legroom calibrate --show lists the keys")
         store.write_store(kept, path)
-    if note:
-        print(f"note: {note}", file=sys.stderr)
+    if remark:
+        note(f"note: {remark}")
     forgotten = len(observations) - len(kept)
-    print(json.dumps({"forgotten": forgotten}) if as_json else f"forgot {forgotten} of {len(observations)}")
+    if as_json:
+        print_json({"forgotten": forgotten})
+    else:
+        print(f"forgot {forgotten} of {len(observations)}")
     return OK
 
 
@@ -187,7 +193,7 @@ def _text(log: str) -> str:
             return sys.stdin.read(_LARGEST_LOG_BYTES)
         path = Path(log)
         if path.stat().st_size > _LARGEST_LOG_BYTES:
-            print(f"note: only the first {_LARGEST_LOG_BYTES >> 20} MiB of {log} are read", file=sys.stderr)
+            note(f"note: only the first {_LARGEST_LOG_BYTES >> 20} MiB of {log} are read")
         with path.open(encoding="utf-8", errors="replace") as file:
             return file.read(_LARGEST_LOG_BYTES)
     except OSError as error:

@@ -19,6 +19,8 @@ examples:
 
 The script holds every command, option, GPU and bundled model of this version and starts nothing: print it again after
 an upgrade.
+
+exit codes: 0 printed, 2 the call is wrong
 """
 
 
@@ -39,7 +41,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("shell", choices=("bash", "zsh", "fish"))
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell that it is for")
     return parser
 
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from legroom.cli.output import print_json
+from legroom.cli.output import note, print_json
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 _DESCRIPTION = """\
@@ -100,5 +100,5 @@ def _search(args: argparse.Namespace) -> int:
 
         sys.stdout.write(hits_text(hits, style_of(sys.stdout), args.lang))
     else:
-        print(f"nothing in the catalog fits {args.search!r}; legroom explain --list shows all of it", file=sys.stderr)
+        note(f"nothing in the catalog fits {args.search!r}; legroom explain --list shows all of it")
     return OK if hits else ANSWER_IS_NO

@@ -37,25 +37,31 @@ exit codes: 0 clean, 1 something was found, 2 a file could not be read
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Describe the command's options."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
-        "lint", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+        "lint",
+        usage="legroom lint FILE ... [options] | --rules",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("files", nargs="*", metavar="FILE", help="files or folders; -: standard input")
-    parser.add_argument(
+    judged = parser.add_argument_group("what files are judged by")
+    judged.add_argument(
         "--vllm",
         metavar="VERSION",
         help="vLLM release, or any for rules that are meant for all (default: what an image, a pip install or "
         "legroom's own header names, else the plan's, else the newest)",
     )
-    parser.add_argument(
-        "--plan", metavar="FILE", help="hold thresholds and probes against a plan (legroom plan --json)"
+    judged.add_argument(
+        "--plan", metavar="FILE", help="compare thresholds and probes with a plan (legroom plan --json)"
     )
-    parser.add_argument("--ignore", action="append", default=[], metavar="RULE", help="leave a rule out (repeatable)")
-    parser.add_argument("--fail-on", choices=("error", "warning", "note"), default="warning",
-                        help="from which severity on the exit code is 1 (default: warning)")  # fmt: skip
-    parser.add_argument("--only-vllm", action="store_true", help="skip files in which vLLM is not named")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    parser.add_argument("--sarif", metavar="FILE", help="write SARIF 2.1.0 too (-: to stdout, instead of the text)")
-    parser.add_argument("--rules", action="store_true", help="list the rules")
+    judged.add_argument("--ignore", action="append", default=[], metavar="RULE", help="leave a rule out (repeatable)")
+    judged.add_argument("--fail-on", choices=("error", "warning", "note"), default="warning",
+                        help="the lowest severity that makes the exit code 1 (default: warning)")  # fmt: skip
+    judged.add_argument("--only-vllm", action="store_true", help="skip files in which vLLM is not named")
+    out = parser.add_argument_group("output")
+    out.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    out.add_argument("--sarif", metavar="FILE", help="write SARIF 2.1.0 too (-: to stdout, instead of the text)")
+    out.add_argument("--rules", action="store_true", help="list the rules, and read no file")
     return parser
 
 

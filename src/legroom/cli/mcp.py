@@ -26,6 +26,8 @@ examples:
 
 an agent's configuration:
   {"mcpServers": {"legroom": {"command": "legroom", "args": ["mcp"]}}}
+
+exit codes: 0 the client left, 2 the call is wrong, 3 the SDK is missing or the address cannot be listened on
 """
 
 

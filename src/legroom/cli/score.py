@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from legroom.cli.output import note
+from legroom.cli.output import ProgressBar, note, print_json, write_file
 from legroom.errors import BAD_INPUT, OK, LegroomError
 
 if TYPE_CHECKING:
     from legroom.planning.scoring import Result, ScoreSummary
     from legroom.planning.scoring_data import Loaded
 
-_LONG = 40
-"""Below this many records no progress is shown; they take a moment."""
 _LABELS = {
     "weights": "weights",
     "kv": "KV bytes",
@@ -44,6 +41,8 @@ examples:
   legroom score measured.jsonl --configs configs/
   legroom score --from-logs /var/log/vllm --gpu h100
   legroom score --outcomes
+
+exit codes: 0 scored, 2 the call is wrong or the records cannot be read
 """
 
 
@@ -51,44 +50,72 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """The options of `legroom score`."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "score",
-        help="check predictions against a file of real start-ups",
+        usage="legroom score DATA.jsonl [options] | --from-logs DIR [--gpu NAME] | --outcomes",
         description="Predict every start-up of a file and print how far off each figure is.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("data", nargs="?", metavar="DATA.jsonl", help="start-ups, one JSON object a line")
-    parser.add_argument(
+    source = parser.add_argument_group("what is scored")
+    source.add_argument(
         "--models", metavar="FILE", help="model facts of the records (default: models.json beside them, else bundled)"
     )
-    parser.add_argument(
+    source.add_argument(
         "--configs", metavar="DIR", nargs="+", help="folders with a config.json each, for instrumented runs"
     )
-    parser.add_argument("--from-logs", metavar="DIR", help="score a folder of vLLM start-up logs instead")
-    parser.add_argument("--outcomes", action="store_true", help="how often first fixes worked on this machine, instead")
-    parser.add_argument("--gpu", metavar="NAME", help="the GPU of the logs, where they do not name it")
-    parser.add_argument("--worst", type=int, default=5, metavar="N", help="how many of the worst records to list (5)")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("--out", metavar="FILE", help="write every record's errors to a JSON file")
+    source.add_argument("--from-logs", metavar="DIR", help="score a folder of vLLM start-up logs instead")
+    source.add_argument("--outcomes", action="store_true", help="how often first fixes worked on this machine, instead")
+    source.add_argument("--gpu", metavar="NAME", help="the GPU of the logs, where they do not name it")
+    out = parser.add_argument_group("output")
+    out.add_argument("--worst", type=int, default=5, metavar="N", help="how many of the worst records to list (5)")
+    out.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    out.add_argument("--out", metavar="FILE", help="write every record's errors to a JSON file")
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Score, print, and say which records could not be used."""
     if args.outcomes:
-        from legroom.cli.outcome import show
-
-        return show(args.json)
+        return _show_outcomes(args.json)
     from legroom.planning.scoring import score
 
     loaded = _load(args)
-    results = score(loaded.cases, _progress(len(loaded.cases)))
+    bar = ProgressBar("scoring")
+    try:
+        results = score(loaded.cases, lambda done, of: bar(done / of))
+    finally:
+        bar.clear()
     document = _document(results, loaded)
     if args.out:
         _write(args.out, document, results)
     if args.json:
-        print(json.dumps(document, indent=1))
+        print_json(document)
     else:
         print("\n".join(report(results, loaded, args.worst)))
+    return OK
+
+
+def _show_outcomes(as_json: bool) -> int:
+    """How often first fixes worked here."""
+    from legroom.explain.outcomes import counted_by, outcomes_json, outcomes_path, read_outcomes, total
+
+    outcomes = read_outcomes()
+    if as_json:
+        print_json(outcomes_json(outcomes))
+        return OK
+    if not outcomes:
+        print("no outcome is recorded here yet: legroom diagnose OLD.log --outcome worked|failed [--log NEW.log]")
+        return OK
+    from legroom.drawing.text import columns
+
+    whole = total(outcomes)
+    print(f"first fixes that worked: {whole.worked} of {whole.tried} ({whole.rate:.0%})")
+    for part, title in (("cause", "by cause"), ("fix", "by kind of fix"), ("release", "by release")):
+        rows = [[title, "tried", "worked", "rate"]]
+        for name, count in counted_by(outcomes, part).items():
+            rows.append([name, str(count.tried), str(count.worked), f"{count.rate:.0%}"])
+        print("\n" + "\n".join(columns(rows, "<>>>")))
+    print(f"\n{outcomes_path()}")
     return OK
 
 
@@ -119,20 +146,6 @@ def _load(args: argparse.Namespace) -> Loaded:
     return scoring_data.published_cases(records, scoring_data.read_models(models))
 
 
-def _progress(total: int) -> Callable[[int, int], None] | None:
-    if total < _LONG or not sys.stderr.isatty():
-        return None
-
-    def show(done: int, of: int) -> None:
-        width = 30
-        filled = width * done // of
-        end = "\r\x1b[K" if done == of else ""
-        sys.stderr.write(f"\r[{'#' * filled}{'.' * (width - filled)}] {done}/{of}{end}")
-        sys.stderr.flush()
-
-    return show
-
-
 def _document(results: Sequence[Result], loaded: Loaded) -> dict[str, Any]:
     from legroom.planning.scoring import GROUPS, summaries_by, summary
 
@@ -150,12 +163,8 @@ def _document(results: Sequence[Result], loaded: Loaded) -> dict[str, Any]:
 def _write(path: str, document: dict[str, Any], results: Sequence[Result]) -> None:
     from legroom.planning.scoring import result_json
 
-    try:
-        Path(path).write_text(
-            json.dumps({**document, "rows": [result_json(result) for result in results]}, indent=1), "utf-8"
-        )
-    except OSError as error:
-        raise LegroomError(f"{path} cannot be written: {error.strerror}") from error
+    rows = [result_json(result) for result in results]
+    write_file(path, json.dumps({**document, "rows": rows}, indent=1), "errors")
 
 
 def report(results: Sequence[Result], loaded: Loaded, worst: int) -> list[str]:

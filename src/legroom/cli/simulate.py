@@ -149,9 +149,11 @@ def _add_scheduler_options(parser: argparse.ArgumentParser) -> None:
     for name in ("--enable-prefix-caching", "--enable-chunked-prefill", "--async-scheduling"):
         flags.add_argument(name, action=argparse.BooleanOptionalAction, default=None)
     flags.add_argument("--scheduler-reserve-full-isl", action=argparse.BooleanOptionalAction, default=True)
-    flags.add_argument("--scheduling-policy", choices=_POLICIES, default="fcfs")
+    flags.add_argument("--scheduling-policy", choices=_POLICIES, default="fcfs", help="who goes first (default: fcfs)")
     flags.add_argument("--long-prefill-token-threshold", type=int, default=0, metavar="N")
-    flags.add_argument("--watermark", type=float, metavar="SHARE")
+    flags.add_argument(
+        "--watermark", type=float, metavar="SHARE", help="share of the pool that an admission leaves free"
+    )
     flags.add_argument("--num-speculative-tokens", type=int, metavar="K", help="draft tokens a step")
     flags.add_argument("--acceptance", type=float, default=0.7, metavar="SHARE", help="of draft tokens (default: 0.7)")
     flags.add_argument("--sliding-windows", metavar="W,W,...", help="groups of layers: a window each, 0 for full")
@@ -164,9 +166,13 @@ def _add_choose_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--choose", action="store_true", help="try up to 280 settings and show the best")
     group.add_argument("--slo-first-token", type=float, metavar="S", help="p99 of the first token, in seconds or steps")
     group.add_argument("--slo-latency", type=float, metavar="S", help="p99 of the whole answer")
-    group.add_argument("--allow-preemptions", type=int, default=0, metavar="N")
+    group.add_argument(
+        "--allow-preemptions", type=int, default=0, metavar="N", help="preemptions that are accepted (default: 0)"
+    )
     group.add_argument("--workers", type=int, metavar="N", help="worker processes (default: one per core)")
-    group.add_argument("--engine", choices=("processes", "ray"), default="processes")
+    group.add_argument(
+        "--engine", choices=("processes", "ray"), default="processes", help="what runs the replays (default: processes)"
+    )
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:

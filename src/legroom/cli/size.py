@@ -40,17 +40,20 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
+    load = parser.add_argument_group("the load")
+    load.add_argument(
         "--context", metavar="LEN", default="4k", help="tokens a request may have (default: 4k, which is 4,096)"
     )
-    parser.add_argument("--concurrency", metavar="N", default="1", help="requests of that length at once (default: 1)")
-    parser.add_argument("--gpu", metavar="NAMES", help="GPUs to try: h100,l4 or `all` (default: the usual ones)")
-    parser.add_argument("--max-gpus", metavar="N", default="32", help="the most of one GPU to try (default: 32)")
-    parser.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
-    parser.add_argument("--policy", choices=("safe", "balanced", "tight"), default="balanced",
-                        help="how much of the error band to keep as headroom (default: balanced)")  # fmt: skip
-    parser.add_argument("--matrix", action="store_true", help="models by GPUs, a count in each cell")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    load.add_argument("--concurrency", metavar="N", default="1", help="requests of that length at once (default: 1)")
+    where = parser.add_argument_group("where it may run")
+    where.add_argument("--gpu", metavar="NAMES", help="GPUs to try: h100,l4 or `all` (default: the usual ones)")
+    where.add_argument("--max-gpus", metavar="N", default="32", help="the most of one GPU to try (default: 32)")
+    where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
+    where.add_argument("--policy", choices=("safe", "balanced", "tight"), default="balanced",
+                       help="how much of the error band to keep as headroom (default: balanced)")  # fmt: skip
+    out = parser.add_argument_group("output")
+    out.add_argument("--matrix", action="store_true", help="models by GPUs, a count in each cell")
+    out.add_argument("--json", action="store_true", help="one JSON document on stdout")
     return parser
 
 

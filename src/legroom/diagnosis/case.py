@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Literal
 
-from legroom.diagnosis.evidence import Evidence, TorchOom, parse_oom
+from legroom.diagnosis.evidence import WINDOW_LINES, Evidence, TorchOom, breaks_off, parse_oom
 from legroom.facts.releases import logged_release
 from legroom.planning.startup_log import Startup
 from legroom.records import dataclass
@@ -15,6 +15,9 @@ from legroom.units import GIB
 Phase = Literal["startup_load", "startup_profile", "startup_kv", "startup_graph", "serving", "shutdown"]
 
 FAILING = ("failure", "host")
+_FAILED_ALLOCATIONS = (
+    "torch_oom", "torch_oom_unsized", "cuda_oom", "cublas_alloc", "sampler_warmup_oom", "cumem_oom", "hbm_oom",
+)  # fmt: skip
 BOILERPLATE = ("ray_worker_died",)
 """What a supervisor prints of every worker that ends, whatever ended it."""
 
@@ -59,7 +62,16 @@ class Case:
     def last_error(self) -> Evidence | None:
         """The last error that gives a reason of its own."""
         errors = (item for item in reversed(self.evidence) if item.role in (*FAILING, "exception"))
-        return next((item for item in errors if not item.is_warning and item.id not in BOILERPLATE), None)
+        told = (item for item in errors if not item.is_warning and item is not self.broken_message)
+        return next((item for item in told if item.id not in BOILERPLATE), None)
+
+    @cached_property
+    def broken_message(self) -> Evidence | None:
+        """An error at the very end of the text that is only the beginning of one that would decide."""
+        last = self.last("exception")
+        if last is None or last.line + WINDOW_LINES <= self.lines:
+            return None
+        return last if breaks_off(str(last.facts.get("message", ""))) else None
 
     @cached_property
     def echo(self) -> Evidence | None:
@@ -69,7 +81,8 @@ class Case:
     @cached_property
     def broken_traceback(self) -> Evidence | None:
         """A traceback at the end of the text whose error is not there."""
-        last, error = self.last("traceback"), self.last_error
+        frames = (item for item in self.evidence if item.role == "frame" and is_traceback_line(item.text))
+        last, error = self.last("traceback") or next(frames, None), self.last_error
         return None if last is None or (error is not None and error.line > last.line) or self._echoed(last) else last
 
     def _echoed(self, traceback: Evidence) -> bool:
@@ -77,8 +90,12 @@ class Case:
 
     @cached_property
     def is_up(self) -> bool:
-        started = self.startup.outcome == "started"
-        return started or self.has("server_ready", "engine_ready", "request_served", "engine_stats", "kv_usage_line")
+        if self.has("server_ready", "engine_ready", "request_served", "engine_stats", "kv_usage_line"):
+            return True
+        # Old releases used as a library say nothing more than that they are done with the graphs, or without graphs
+        # the size of the pool.
+        eager = self.startup.args.enforce_eager and self.engine.generation != "V1"
+        return self.startup.outcome == "started" and (bool(eager) or self.has("captured"))
 
     @cached_property
     def stops_short(self) -> Evidence | None:
@@ -99,7 +116,7 @@ class Case:
     @cached_property
     def is_oom(self) -> bool:
         """A GPU allocation failed, with or without sizes."""
-        return self.has("torch_oom", "torch_oom_unsized", "cuda_oom", "cublas_alloc", "sampler_warmup_oom", "cumem_oom")
+        return self.has(*_FAILED_ALLOCATIONS)
 
     @cached_property
     def frames(self) -> frozenset[str]:
@@ -111,8 +128,10 @@ class Case:
         if failure is None:
             yield from self.evidence
             return
+        # Ranks that fail together print their tracebacks line by line in turn: each is as many times longer.
+        ranks = len({(evidence.rank, evidence.pid) for evidence in self.all(failure.id)})
         for evidence in self.evidence:
-            if failure.line - 200 <= evidence.line <= failure.line + 60:
+            if failure.line - 200 * ranks <= evidence.line <= failure.line + 60 * ranks:
                 yield evidence
 
     @cached_property
@@ -145,8 +164,9 @@ class Case:
         """
         for site, frames in _SITES:
             if self.frames & frames:
-                # The sampler runs in the warm-up and in every step alike.
-                return "serving" if site == "sampling" and self.reached == "serving" else site
+                # The sampler runs in the warm-up and in every step alike; compilation can be late, too.
+                either = site == "sampling" or self.frames & frames == {"frame_compile"}
+                return "serving" if either and self.reached == "serving" else site
         if self.has("sampler_warmup_oom"):
             return "sampler"
         return {
@@ -186,6 +206,11 @@ class Case:
         return total - free
 
 
+def is_traceback_line(text: str) -> bool:
+    """Whether the line is of a traceback, rather than one that mentions a function."""
+    return 'File "' in text or "ERROR" in text or "[rank" in text
+
+
 _SITES: tuple[tuple[str, frozenset[str]], ...] = (
     ("wake", frozenset({"frame_wake"})),
     ("sampler", frozenset({"frame_dummy_sampler"})),
@@ -193,11 +218,13 @@ _SITES: tuple[tuple[str, frozenset[str]], ...] = (
     ("graph", frozenset({"frame_capture"})),
     ("profile", frozenset({"frame_profile"})),
     ("warmup", frozenset({"frame_warmup"})),
-    ("build", frozenset({"frame_create_weights"})),
+    ("build", frozenset({"frame_create_weights", "frame_model_init"})),
     ("load", frozenset({"frame_load"})),
     ("kv", frozenset({"frame_kv_alloc"})),
     ("spec", frozenset({"frame_spec"})),
     ("lora", frozenset({"frame_lora"})),
+    # torch.compile does its work in the first forward pass, which is that of the profile run.
+    ("profile", frozenset({"frame_compile"})),
     ("serving", frozenset({"frame_serving", "frame_logits"})),
     ("sampling", frozenset({"frame_sampler"})),
     ("device", frozenset({"frame_device_init"})),
@@ -214,6 +241,8 @@ _V1_FILES = frozenset({
     "core.py", "core_client.py", "gpu_worker.py", "gpu_model_runner.py", "async_llm.py", "loggers.py",
     "kv_cache_utils.py", "multiproc_executor.py", "v1_core.py",
 })  # fmt: skip
+_LABELS = ("EngineCore", "APIServer")
+"""Executors put names of their own in front of a line; these are vLLM's."""
 _V0_FILES = frozenset({
     "engine.py", "llm_engine.py", "async_llm_engine.py", "worker.py", "model_runner.py", "scheduler.py",
     "multiproc_worker_utils.py", "distributed_gpu_executor.py", "worker_base.py", "metrics.py", "gpu_executor.py",
@@ -230,6 +259,13 @@ class Engine:
     """As printed; None where the log does not say."""
     before_brackets: bool | None = None
     """The logger wrote `file.py:1]` without an opening bracket: releases before 0.8."""
+    is_labelled: bool = False
+    """Lines begin with the name of their process, `(EngineCore_0 pid=7)`: 0.9.2 and later."""
+
+    @property
+    def looks_before_0_9_2(self) -> bool:
+        """By the style of a V1 log alone: until then only workers had a label, `(VllmWorker rank=0 pid=7)`."""
+        return self.generation == "V1" and not self.before_brackets and not self.is_labelled
 
     def within(self, first: str, last: str) -> bool | None:
         """Whether the release lies in a range; None where that is not known."""
@@ -247,9 +283,11 @@ class HostTraits:
     wsl: bool = False
     trainer: bool = False
     """A training framework runs the engine on its own GPUs."""
+    integrated: bool = False
+    """An AMD GPU inside the CPU, by the odd total that it reports."""
 
 
-def engine_of(evidence: Iterable[Evidence], startup: Startup) -> Engine:
+def engine_of(evidence: Sequence[Evidence], startup: Startup) -> Engine:
     """By the version where it is printed, else by the files that log and how they write it."""
     files = [item.at for item in evidence if item.at]
     names = {name.lstrip("[") for name in files}
@@ -258,7 +296,8 @@ def engine_of(evidence: Iterable[Evidence], startup: Startup) -> Engine:
         generation = "V1"
     elif names & _V0_FILES:
         generation = "V0"
-    return Engine(generation, startup.vllm, not files[0].startswith("[") if files else None)
+    labelled = any(item.process.startswith(_LABELS) for item in evidence)
+    return Engine(generation, startup.vllm, not files[0].startswith("[") if files else None, labelled)
 
 
 def platform_of(evidence: Iterable[Evidence], startup: Startup) -> HostTraits:
@@ -270,4 +309,13 @@ def platform_of(evidence: Iterable[Evidence], startup: Startup) -> HostTraits:
     unified = bool(ids & {"unified", "nv_sysmem", "tegra_assert"}) or any(
         isinstance(total, int) and 115 * GIB < total < 129 * GIB for total in (*totals, startup.gpu_total_bytes)
     )
-    return HostTraits(unified or bool(startup.gpu_name and "GB10" in startup.gpu_name), "wsl" in ids, "trainer" in ids)
+    integrated = any(_is_share_of_ram(oom) for oom in failed)
+    unified = unified or integrated or bool(startup.gpu_name and "GB10" in startup.gpu_name)
+    return HostTraits(unified, "wsl" in ids, "trainer" in ids, integrated)
+
+
+def _is_share_of_ram(oom: TorchOom) -> bool:
+    """AMD's cards report their size of whole 4 GiB less some MiB; an integrated GPU what the kernel lets it have of the
+    RAM, half of it unless told otherwise (amdgpu's GTT, ttm.pages_limit)."""
+    total = oom.total_bytes or 0
+    return oom.platform == "HIP" and total > 24 * GIB and -total % (4 * GIB) > GIB // 4

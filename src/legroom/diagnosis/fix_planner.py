@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.finding import Fix, FixKind
+from legroom.diagnosis.log_accounting import LogAccounting, log_accounting
 from legroom.diagnosis.starting_plan import NOT_PLANNABLE, Hints, Known, base_plan, given_deployment, known_of
 from legroom.memory.deployment import Measurements
-from legroom.records import dataclass
 from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
 
@@ -92,10 +92,7 @@ class FixPlanner:
         line of it, and workers became `Worker_TP0`."""
         if self.known.release_known:
             return self.case.engine.generation == "V1" and self.runs_within("0.8.0", "0.9.1")
-        labels = {item.process for item in self.case.evidence}
-        if self.case.engine.generation != "V1" or self.case.engine.before_brackets:
-            return False
-        return all(label in ("", "VllmWorker") for label in labels)
+        return self.case.engine.looks_before_0_9_2
 
     @property
     def usual_utilization(self) -> float:
@@ -186,6 +183,8 @@ class FixPlanner:
         # Beside a neighbour the share of the card cannot grow, and levers on top of a larger one lead nowhere.
         for kept in (("model",), ("model", "gpu_memory_utilization")):
             for advice in with_advice(self.base, keep=kept).advice:
+                if advice.flags.keys() & {"tensor_parallel_size", "pipeline_parallel_size"}:
+                    continue  # GPUs that may not be there are offered for themselves
                 fix = self.change(kind, advice.flags, why, trades=advice.trades, confidence=confidence)
                 if fix is not None:
                     return fix
@@ -248,7 +247,20 @@ class FixPlanner:
         proposals = [{"gpu_memory_utilization": round(value - step / 100, 2)} for step in range(0, 15)]
         return self.first_fitting(
             "lower_util", proposals, why, trades="a smaller KV pool", confidence=confidence
-        ) or self.change("lower_util", proposals[0], why, trades="a smaller KV pool", confidence=confidence)
+        ) or self._lower_or_shorter(value, why, confidence)
+
+    def _lower_or_shorter(self, share: float, why: str, confidence: float) -> Fix | None:
+        """Less of the card, and a shorter request where the smaller pool no longer holds one of the full length."""
+        flags: dict[str, Any] = {"gpu_memory_utilization": round(share, 2)}
+        lower = self.change("lower_util", flags, why, trades="a smaller KV pool", confidence=confidence)
+        length = self.accounting.longest_at(share)
+        if lower is not None or self.base is not None or length is None:
+            return lower
+        why += f" A pool that much smaller holds one request of {length:,} tokens."
+        flags["max_model_len"] = length
+        return self.change(
+            "lower_util", flags, why, trades="a smaller KV pool and shorter requests", confidence=confidence
+        )
 
     def raise_utilization(self, need_bytes: int, why: str, spare_bytes: int = GIB // 2) -> Fix | None:
         """As much more of the card as is missing, if that leaves room outside the budget."""
@@ -294,71 +306,3 @@ def still_measured(seen: Measurements | None, flags: Mapping[str, Any]) -> Measu
     if flags.keys() & _OTHER_PEAK:
         return Measurements(weights_bytes=seen.weights_bytes, source=seen.source)
     return seen
-
-
-_OTHER_POOL = frozenset(
-    {
-        "model", "quantization", "tensor_parallel_size", "pipeline_parallel_size", "cpu_offload_gb",
-        "enable_expert_parallel", "speculative_config", "kv_cache_memory_bytes", "num_gpu_blocks_override",
-    }
-)  # fmt: skip
-"""With one of these changed, the weights or the way the pool is sized are no longer those of the log."""
-
-
-@dataclass(frozen=True, slots=True)
-class LogAccounting:
-    """The parts of the budget as they were measured; None where the log does not say."""
-
-    total_bytes: int | None
-    share: float
-    free_bytes: int | None
-    """On the card before vLLM took anything."""
-    weights_bytes: int | None
-    """Of the fullest rank."""
-    peak_bytes: int | None
-    non_torch_bytes: int | None
-    pool_bytes: int | None
-    """What was left for the KV cache, below zero too."""
-
-    @property
-    def weights_over_budget_bytes(self) -> int:
-        """How far the weights alone are above share x total; 0 where they are not, or the log does not say."""
-        if self.total_bytes is None or self.weights_bytes is None:
-            return 0
-        return max(self.weights_bytes - round(self.share * self.total_bytes), 0)
-
-    def pool_at(self, share: float) -> int | None:
-        """The KV pool at another share of the card; at most this much where a part was not printed."""
-        if self.total_bytes is None:
-            return None
-        if self.pool_bytes is not None:
-            return self.pool_bytes + round((share - self.share) * self.total_bytes)
-        if self.weights_bytes is None:
-            return None
-        counted = self.weights_bytes + (self.peak_bytes or 0) + (self.non_torch_bytes or 0)
-        return round(share * self.total_bytes) - counted
-
-    def refuses(self, flags: Mapping[str, Any]) -> bool:
-        """Whether these numbers already show that a server with such flags does not start."""
-        if self.total_bytes is None or flags.keys() & _OTHER_POOL:
-            return False
-        share = flags.get("gpu_memory_utilization") or self.share
-        pool = self.pool_at(share)
-        smaller_peak = flags.keys() & {"max_num_seqs", "max_num_batched_tokens", "limit_mm_per_prompt", "enforce_eager"}
-        if smaller_peak:
-            return self.weights_bytes is not None and self.total_bytes * share <= self.weights_bytes
-        above_free = self.free_bytes is not None and round(share * self.total_bytes) > self.free_bytes
-        return (pool is not None and pool <= 0) or (above_free and "gpu_memory_utilization" in flags)
-
-
-def log_accounting(case: Case, share: float, total_bytes: int | None) -> LogAccounting:
-    startup = case.startup
-    check = case.first("free_below_desired")
-    free = check.facts.get("free_bytes") if check else startup.free_at_start_bytes
-    error = case.first("kv_bytes_short")
-    pool = error.facts.get("available_bytes") if error else startup.available_kv_bytes
-    return LogAccounting(
-        total_bytes, share, free if isinstance(free, int) else None, startup.weights_bytes or None,
-        startup.activation_bytes, startup.non_torch_bytes,
-        pool if isinstance(pool, int) and not startup.explicit_kv else None,
-    )  # fmt: skip

@@ -157,6 +157,8 @@ def _without_unknown(planner: FixPlanner, words: list[str]) -> Fix | None:
     """Renamed flags get their new name, misspelt ones the right one, the others go."""
     flags: dict[str, Any] = {}
     reasons, steps = [], []
+    if words and "/" in words[0] and not words[0].startswith(("-", "{")):
+        return _named_model(planner, words[0])
     for position, word in enumerate(words):
         if not word.startswith("--"):
             continue
@@ -173,6 +175,17 @@ def _without_unknown(planner: FixPlanner, words: list[str]) -> Fix | None:
         reasons.append(f"{problem.message}.")
         steps.append(f"write {problem.instead} in place of {name}" if problem.instead else f"take {name} out")
     return _changed(planner, flags, " ".join(reasons), tuple(steps)) if flags else None
+
+
+def _named_model(planner: FixPlanner, word: str) -> Fix:
+    """The module `vllm.entrypoints.openai.api_server` takes its model by --model; only `vllm serve` by its place."""
+    return Fix(
+        "flag",
+        f"{word} stands where the parser expects a flag. `vllm serve` takes the model like that, the module "
+        "vllm.entrypoints.openai.api_server only as --model.",
+        steps=(f"vllm serve {word} ... (with the same flags), or put --model in front of {word}",),
+        confidence=_SURE,
+    )
 
 
 def _problem(planner: FixPlanner, name: str) -> FlagProblem | None:

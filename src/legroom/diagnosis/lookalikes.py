@@ -14,7 +14,7 @@ from legroom.facts.lookalikes import Lookalike, LookalikeFix, lookalikes
 
 SHORTAGE = (
     "torch_oom", "cuda_oom", "torch_oom_unsized", "no_cache_blocks", "kv_bytes_short", "kv_tokens_short",
-    "sampler_warmup_oom", "cumem_oom", "free_below_desired", "oom_killer", "killed_process",
+    "sampler_warmup_oom", "cumem_oom", "hbm_oom", "free_below_desired", "oom_killer", "killed_process",
 )  # fmt: skip
 """Messages that say that memory was short."""
 _CHATTER = re.compile(r"\b(?:INFO|DEBUG|WARNING)\b")

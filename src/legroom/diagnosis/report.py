@@ -16,6 +16,7 @@ from legroom.errors import LegroomError
 from legroom.facts.flags import env_history, env_names, flags_of
 from legroom.facts.known_bugs import KnownBug, bugs_with
 from legroom.records import dataclass
+from legroom.units import gib
 from legroom.vllm.args import ServeArgs
 
 Verdict = Literal["cause found", "not a memory problem", "no problem found", "cause above", "not understood"]
@@ -72,8 +73,10 @@ def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
 
 
 def _notes(planner: FixPlanner) -> tuple[str, ...]:
-    """Which card was meant, where its name leaves that open and the log prints no total."""
-    card = planner.known.gpu
+    """Which card was meant, where the log names none or its name leaves that open, and it prints no total."""
+    card, total = planner.known.gpu, planner.known.total_bytes
+    if planner.known.total_deduced and total:
+        return (f"The log does not name the GPU; its own numbers add up to a card of {gib(total)}.",)
     if card is None or not card.larger:
         return ()
     # Planning takes the larger card of a name where the smaller one cannot hold the weights.
@@ -140,7 +143,7 @@ def _entry(cause: Cause, assessment: Assessment) -> str:
 
 
 def _verdict(case: Case, findings: tuple[Finding, ...]) -> Verdict:
-    unsaid = _needed(case) and case.last_error is None
+    unsaid = _needed(case) and (case.last_error is None or _is_placeless(case))
     if findings and not (unsaid and findings[0].confidence < _SURE_WITHOUT_ERROR):
         return "not a memory problem" if cause_of(findings[0].cause).domain == "other" else "cause found"
     if unsaid:
@@ -150,12 +153,25 @@ def _verdict(case: Case, findings: tuple[Finding, ...]) -> Verdict:
     return "cause above" if case.startup.vllm or case.startup.args_known else "not understood"
 
 
+def _is_placeless(case: Case) -> bool:
+    """Memory of the card ran out, and neither a frame nor a start-up line tells during what."""
+    return case.is_oom and not case.site
+
+
 def _needed(case: Case) -> list[str]:
     """The lines that would decide, by what this text ends with."""
     needed = []
     broken, echo, stop = case.broken_traceback, case.echo, case.stops_short
-    if broken is not None:
-        needed.append(f"the rest of the traceback that begins at line {broken.line}: its last line names the error")
+    if case.broken_message is not None:
+        needed.append(f"the rest of line {case.broken_message.line}: the error breaks off in the middle")
+    elif broken is not None:
+        needed.append(f"the rest of the traceback at line {broken.line}: its last line names the error")
+    if _is_placeless(case):
+        needed.append(
+            "the lines above the error: frames (load_model, profile_run, capture_model, execute_model) or the last "
+            "line of the start-up tell whether memory ran out while loading, profiling, capturing graphs or serving"
+        )
+        return needed
     if echo is not None and echo.id in BOILERPLATE:
         needed.append("the log of the worker that died, and `dmesg | grep -i oom` of its node: Ray lists every reason")
     elif echo is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legroom.deployments.server_words import assignments
+from legroom.diagnosis.deduced_total import deduced_total_bytes, pool_bytes
 from legroom.diagnosis.reader import names_a_file
 from legroom.errors import LegroomError
 from legroom.facts.flags import flag_name, flags_of
@@ -18,6 +19,7 @@ from legroom.facts.gpus import Gpu, all_gpus, with_total
 from legroom.facts.gpus import gpu as known_gpu
 from legroom.facts.releases import Release, latest, logged_release
 from legroom.facts.releases import release as known_release
+from legroom.isolation import isolation
 from legroom.memory.deployment import Measurements
 from legroom.records import dataclass
 from legroom.units import GIB
@@ -67,7 +69,9 @@ class Known:
     ranks: int = 1
     """How many ranks one engine has at least: by its flags, or by the ranks that speak in the log."""
     ranks_known: bool = False
-    """Flags or ranks are shown; else there may be more than one that the log is silent about."""
+    """Flags or all ranks are shown; else there may be more than those that the log is silent about."""
+    total_deduced: bool = False
+    """The log does not print the card's memory: it follows from the log's other numbers."""
 
 
 def known_of(case: Case, hints: Hints) -> Known:
@@ -90,10 +94,16 @@ def known_of(case: Case, hints: Hints) -> Known:
     seen = ranks_seen(case)
     if args.tensor_parallel_size is None and args.engine_ranks < seen and not startup.args_known and line is None:
         args = replace(args, tensor_parallel_size=seen // args.engine_ranks)
-    total = _total_bytes(case)
+    total, deduced = _total_bytes(case), False
+    if total is None and release_known and not hints.gpu and not startup.gpu_name:
+        total = _deduced(case, args, release)
+        deduced = total is not None
     card = _gpu(case, hints, total)
-    ranks_known = startup.args_known or line is not None or args.tensor_parallel_size is not None or seen > 1
-    return Known(args, release, release_known, card, gpus, total, rebuilt, max(args.engine_ranks, seen), ranks_known)
+    given = startup.args_known or line is not None or startup.args.tensor_parallel_size is not None
+    ranks_known = given or bool(startup.world_size) or all_ranks_seen(case, seen)
+    return Known(
+        args, release, release_known, card, gpus, total, rebuilt, max(args.engine_ranks, seen), ranks_known, deduced
+    )
 
 
 def given_deployment(hints: Hints, release: Release | None) -> Deployment:
@@ -122,9 +132,19 @@ def ranks_seen(case: Case) -> int:
     return 1 << highest.bit_length() if highest < MOST_RANKS else 1
 
 
+def all_ranks_seen(case: Case, ranks: int) -> bool:
+    """Whether every one of so many ranks speaks, or one of the upper half of eight, which is all that a machine has.
+    A single line of rank 2 leaves open whether it is one of 4 or 8."""
+    speaking = {item.rank for item in case.evidence if item.rank is not None}
+    workers = {item.pid for item in case.evidence if "WorkerProcess" in item.process or "RayWorker" in item.process}
+    return ranks > 1 and (speaking >= set(range(ranks)) or max(speaking, default=0) > 3 or len(workers) >= ranks - 1)
+
+
 def is_local(model: str) -> bool:
     """Whether a model's name means a folder or file of this machine rather than an id on the Hub."""
-    return model.startswith(("/", ".", "~")) or "\\" in model or ".." in model or Path(model).exists()
+    if model.startswith(("/", ".", "~")) or "\\" in model or ".." in model:
+        return True
+    return isolation() is None and Path(model).exists()
 
 
 def base_plan(case: Case, known: Known) -> Plan | None:
@@ -151,9 +171,8 @@ def base_plan(case: Case, known: Known) -> Plan | None:
 
 def _anchored(made: Plan, case: Case) -> Target:
     """The target with what the model and the log disagree on in the KV pool put down to the profile run's peak."""
-    error = case.first("kv_bytes_short")
-    pool = error.facts.get("available_bytes") if error else case.startup.available_kv_bytes
-    if not isinstance(pool, int) or case.startup.explicit_kv or made.settings.kv_cache_memory_bytes is not None:
+    pool = pool_bytes(case)
+    if pool is None or made.settings.kv_cache_memory_bytes is not None:
         return made.target
     seen = made.target.seen or Measurements(source="this log")
     # The log prints two digits; what it rounds away is given to the pool, as its own estimate of the length does.
@@ -239,9 +258,16 @@ def _total_bytes(case: Case) -> int | None:
         return case.startup.gpu_total_bytes
     if case.oom and case.oom.total_bytes:
         return case.oom.total_bytes
-    check = case.first("free_below_desired")
+    check = case.first("free_below_desired", "hbm_oom")
     total = check.facts.get("total_bytes") if check else None
     return total if isinstance(total, int) and total >= GIB // 4 else None
+
+
+def _deduced(case: Case, args: ServeArgs, release: Release) -> int | None:
+    try:
+        return deduced_total_bytes(case, args, release, _measured(case))
+    except NOT_PLANNABLE:
+        return None
 
 
 def _measured(case: Case) -> Measurements:

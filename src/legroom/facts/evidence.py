@@ -17,7 +17,8 @@ from legroom.units import GIB
 Value = int | float | str
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d*)?")
 _UNITS = {"bytes": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
-          "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}  # fmt: skip
+          "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40,
+          "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}  # fmt: skip
 
 
 def typed(groups: Mapping[str, str]) -> dict[str, Value]:
@@ -116,6 +117,12 @@ def message_patterns() -> tuple[MessagePattern, ...]:
         )
         for entry in _data()["messages"]
     )
+
+
+@cache
+def message_openings() -> tuple[str, ...]:
+    """How the errors that decide a diagnosis begin, `#` for every number."""
+    return tuple(_data()["openings"])
 
 
 @cache

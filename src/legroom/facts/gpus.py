@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -68,6 +68,20 @@ class Gpu:
             object.__setattr__(self, "total_low_bytes", self.total_bytes)
         if not self.total_high_bytes:
             object.__setattr__(self, "total_high_bytes", self.total_bytes)
+
+    def as_json(self, spellings: Sequence[str]) -> dict[str, Any]:
+        """As `legroom gpus --json` lists it; `spellings` are other names that mean it."""
+        known = any(self.compute_capability)
+        return {
+            "name": self.name,
+            "write": list(spellings),
+            "vendor": self.vendor,
+            "total_bytes": self.total_bytes,
+            "bandwidth_bytes_s": self.bandwidth_bytes_s,
+            "compute_capability": ".".join(map(str, self.compute_capability)) if known else None,
+            "unified_memory": self.unified,
+            "source": self.source,
+        }
 
 
 def gpu(name: str) -> Gpu:

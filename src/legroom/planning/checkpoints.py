@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.facts.bundled import find, smaller_siblings
 from legroom.facts.models import from_bundled, variants
+from legroom.memory.cache import cached_by_model
 from legroom.vllm.served_model import config_overrides
 
 if TYPE_CHECKING:
@@ -34,11 +36,18 @@ def quantized_checkpoints(target: Target, args: ServeArgs) -> list[Model]:
     if args.quantization or model.quantization or not model.source.startswith("bundled"):
         return []
     name = args.model if find(args.model) else model.name
-    changes = config_overrides(args)
-    others = [from_bundled(variant, overrides=changes) for variant in variants(name)]
+    changes = json.dumps(config_overrides(args), sort_keys=True)
+    others = cached_by_model(_quantized, model, name, changes)
     suited = [other for other in others if _runs(other.quantization, target)]
-    suited.sort(key=lambda other: (lost_bits(other), _owner(other) != _owner(model), not _native(other, target)))
-    return [replace(other, draft=model.draft) for other in suited]
+    return sorted(
+        suited, key=lambda other: (lost_bits(other), _owner(other) != _owner(model), not _native(other, target))
+    )
+
+
+def _quantized(model: Model, name: str, overrides: str) -> tuple[Model, ...]:
+    """The same objects for as long as the model is the same one: what is known of their memory is kept by object."""
+    changes = json.loads(overrides)
+    return tuple(replace(from_bundled(variant, overrides=changes), draft=model.draft) for variant in variants(name))
 
 
 def smaller_models(target: Target, args: ServeArgs) -> Iterator[Model]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.facts.flags import choices
+from legroom.memory.weights.loaded import weights
 from legroom.planning.checkpoints import FULL_BITS, lost_bits, unpacks_weights
 from legroom.planning.plan import BAND_KEPT, Plan, Target, plan
 from legroom.planning.structure import Structure, structure
@@ -84,14 +85,21 @@ def find(targets: Sequence[Target], args: ServeArgs, wish: Wish, most: int = 4) 
     tally = _Tally()
     enough = math.inf
     for number, target in enumerate(targets):
+        fewest = min(_fewest_gpus(target, asked), max(wish.gpus))
         for parallel in _parallel_sizes(args, wish, is_moe(target.model)):
             gpus = _gpus_of(parallel)
             if gpus >= enough:
                 break  # fewer GPUs do it with the answers unchanged
+            if gpus < fewest:
+                continue
             base = _split(target, asked, parallel)
             if base is None:
                 continue
-            for shape in _structures(target, asked, parallel, base, wish):
+            if most == 1:
+                shapes = _best_structures(target, asked, parallel, base, wish, number)
+            else:
+                shapes = _structures(target, asked, parallel, base, wish)
+            for shape in shapes:
                 weighed, options = _walk_utilization(shape, asked, wish, number, base.max_num_seqs)
                 tally.add(shape, wish, weighed, options)
                 if most == 1 and any(_nothing_beats(option) for option in options):
@@ -110,6 +118,14 @@ def find(targets: Sequence[Target], args: ServeArgs, wish: Wish, most: int = 4) 
         lacking = max(tally.closest.shortfall_bytes(wish), 0)
         return WishResult(wish, None, (), (), tally.considered, tally.closest.why_short(wish), lacking)
     return WishResult(wish, plans[0][0], plans[0][1], tuple(plans[1:]), tally.considered)
+
+
+def _fewest_gpus(target: Target, asked: ServeArgs) -> int:
+    """GPUs below which the weights alone are larger than all cards: no way to split a model makes it smaller."""
+    one_card = None if asked.gpus_needed > 1 or asked.cpu_offload_gb else _split(target, asked, {})
+    if one_card is None:
+        return 1
+    return math.ceil(weights(target.model, one_card, target.gpu).bytes / target.gpu.total_bytes)
 
 
 def _why_refused(option: Option, asked: ServeArgs) -> str:
@@ -180,17 +196,80 @@ def _structures(
     target: Target, args: ServeArgs, parallel: Flags, base: EngineSettings, wish: Wish
 ) -> Iterator[Structure]:
     """Every valid combination of the flags other than utilization, for one way to split the model."""
-    used = base.tensor_parallel_size * base.pipeline_parallel_size * base.data_parallel_size
-    room = replace(target, gpus=max(target.gpus, used))
+    room = _with_room(target, base)
     axes = _axes(target, args, base, wish)
-    frugal = _combined(room, args, parallel, [axis[-1] for axis in axes])
+    frugal = _combined(room, args, parallel, [axis[-1] for axis in axes.values()])
     if frugal is not None and frugal.shortfall_bytes(wish) > 0:
         yield frugal  # every axis ends with its most frugal choice: where that is not enough, nothing is
         return
-    for choice in itertools.product(*axes):
+    for choice in itertools.product(*axes.values()):
         shape = _combined(room, args, parallel, choice)
         if shape is not None:
             yield shape
+
+
+def _with_room(target: Target, base: EngineSettings) -> Target:
+    used = base.tensor_parallel_size * base.pipeline_parallel_size * base.data_parallel_size
+    return replace(target, gpus=max(target.gpus, used))
+
+
+def _best_structures(
+    target: Target, args: ServeArgs, parallel: Flags, base: EngineSettings, wish: Wish, variant: int
+) -> Iterator[Structure]:
+    """The combination that gives up least, for one way to split the model, without weighing them all: a branch whose
+    most frugal end is not enough is passed over. Of another checkpoint, also the best that leaves some room."""
+    room = _with_room(target, base)
+
+    def combined(choice: Sequence[Flags]) -> Structure | None:
+        return _combined(room, args, parallel, choice)
+
+    def grants(shape: Structure) -> bool:
+        return shape.shortfall_bytes(wish) <= 0
+
+    def fits_with_ease(shape: Structure) -> bool:
+        return any(option.roomy for option in _walk_utilization(shape, args, wish, variant, base.max_num_seqs)[1])
+
+    axes = _axes(target, args, base, wish)
+    frugal = combined([axis[-1] for axis in axes.values()])
+    if frugal is not None and not grants(frugal):
+        yield frugal
+        return
+    for sufficient in (grants, fits_with_ease) if variant else (grants,):
+        branches = itertools.chain.from_iterable(_branches((), way, combined, sufficient) for way in _by_loss(axes))
+        best = next((shape for shape in branches if _walk_utilization(shape, args, wish, variant, 0)[1]), None)
+        if best is not None:
+            yield best
+
+
+def _by_loss(axes: Mapping[str, list[Flags]]) -> Iterator[list[list[Flags]]]:
+    """The axes in the order of what their choices give up (`_option`'s cost), the gravest decided first."""
+    unchanged: list[Flags] = [{}]
+    graphs = axes.get("graphs", unchanged)
+    captured = [choice for choice in graphs if "enforce_eager" not in choice]
+    eager = [choice for choice in graphs if "enforce_eager" in choice]
+    lighter = [axes.get(name, unchanged) for name in ("max_num_batched_tokens", "max_num_seqs")]
+    for kept_in in axes.get("kv_cache_dtype", unchanged):
+        for run_as in (captured, eager):
+            if run_as:
+                yield [[kept_in], *lighter, run_as, axes.get("block_size", unchanged)]
+
+
+def _branches(
+    chosen: tuple[Flags, ...],
+    axes: Sequence[Sequence[Flags]],
+    combined: Callable[[Sequence[Flags]], Structure | None],
+    sufficient: Callable[[Structure], bool],
+) -> Iterator[Structure]:
+    """Every combination that is sufficient, in the order of the axes."""
+    if not axes:
+        shape = combined(chosen)
+        if shape is not None:
+            yield shape
+        return
+    for choice in axes[0]:
+        frugal = combined([*chosen, choice, *(axis[-1] for axis in axes[1:])])
+        if frugal is None or sufficient(frugal):
+            yield from _branches((*chosen, choice), axes[1:], combined, sufficient)
 
 
 def _combined(target: Target, args: ServeArgs, parallel: Flags, choice: Iterable[Flags]) -> Structure | None:
@@ -228,27 +307,28 @@ def _sizes(**sizes: int) -> Flags:
     return {name: size for name, size in sizes.items() if size > 1}
 
 
-def _axes(target: Target, args: ServeArgs, base: EngineSettings, wish: Wish) -> list[list[Flags]]:
+def _axes(target: Target, args: ServeArgs, base: EngineSettings, wish: Wish) -> dict[str, list[Flags]]:
     """For each flag that was not given, the values to try; an empty choice leaves the release's default."""
-    axes: list[list[Flags]] = []
+    axes: dict[str, list[Flags]] = {}
     if args.max_num_batched_tokens is None and base.max_num_batched_tokens < wish.concurrency:
-        axes.append([{"max_num_batched_tokens": math.ceil(wish.concurrency)}])  # vLLM wants a token for each sequence
+        # vLLM wants a token for each sequence.
+        axes["max_num_batched_tokens"] = [{"max_num_batched_tokens": math.ceil(wish.concurrency)}]
     elif args.max_num_batched_tokens is None:
         fewest = wish.concurrency if args.max_num_seqs is None else 0
         smaller = (tokens for tokens in TOKEN_BUDGETS if fewest <= tokens < base.max_num_batched_tokens)
-        axes.append([{}, *({"max_num_batched_tokens": tokens} for tokens in smaller)])
+        axes["max_num_batched_tokens"] = [{}, *({"max_num_batched_tokens": tokens} for tokens in smaller)]
     if args.max_num_seqs is None and base.max_num_seqs < wish.concurrency:
-        axes.append([{"max_num_seqs": math.ceil(wish.concurrency)}])  # raised, which costs nothing but memory
+        axes["max_num_seqs"] = [{"max_num_seqs": math.ceil(wish.concurrency)}]  # raised, which costs nothing but memory
     elif args.max_num_seqs is None:
         fewer = (seqs for seqs in SEQUENCES if wish.concurrency <= seqs < base.max_num_seqs)
-        axes.append([{}, *({"max_num_seqs": seqs} for seqs in fewer)])
+        axes["max_num_seqs"] = [{}, *({"max_num_seqs": seqs} for seqs in fewer)]
     if args.kv_cache_dtype is None and base.kv_cache_dtype == "auto" and target.gpu.compute_capability >= (8, 9):
-        axes.append([{}, {"kv_cache_dtype": "fp8"}])
+        axes["kv_cache_dtype"] = [{}, {"kv_cache_dtype": "fp8"}]
     if args.block_size is None:
-        axes.append([{}, *({"block_size": size} for size in _block_sizes(target))])
+        axes["block_size"] = [{}, *({"block_size": size} for size in _block_sizes(target))]
     if args.enforce_eager is None and args.max_cudagraph_capture_size is None:
         limits = CAPTURE_LIMITS if target.release.at_least("0.11.1") else ()
-        axes.append([{}, *({"max_cudagraph_capture_size": limit} for limit in limits), {"enforce_eager": True}])
+        axes["graphs"] = [{}, *({"max_cudagraph_capture_size": limit} for limit in limits), {"enforce_eager": True}]
     return axes
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from legroom.errors import LegroomError
 from legroom.simulation.fast.columns import StepCost
 from legroom.simulation.fast.jit import is_compiled_before, numba_is_installed
-from legroom.simulation.replay import Engine, simulate
+from legroom.simulation.replay import ReplayEngine, simulate
 from legroom.simulation.settings import SchedulerSettings
 from legroom.simulation.timeline import Timeline, percentile
 from legroom.simulation.trace import Trace
@@ -124,7 +124,7 @@ def choose(
     if not candidates:
         raise LegroomError("no setting is left to try", "give fewer flags, or a larger pool")
     trace = trace.checked()
-    engine: Engine = "auto"
+    engine: ReplayEngine = "auto"
     if numba_is_installed() and is_compiled_before():
         engine = "compiled"
     run = _on_ray if runner == "ray" else _on_processes
@@ -182,7 +182,7 @@ def outcome_of(flags: dict[str, Any], timeline: Timeline) -> ReplayOutcome:
     )  # fmt: skip
 
 
-def try_one(trace: Trace, candidate: Candidate, engine: Engine) -> ReplayOutcome:
+def try_one(trace: Trace, candidate: Candidate, engine: ReplayEngine) -> ReplayOutcome:
     """Replay one setting. Half a replay is no outcome."""
     timeline = simulate(trace, candidate.settings, cost=candidate.cost, engine=engine)
     if timeline.interrupted:
@@ -193,7 +193,7 @@ def try_one(trace: Trace, candidate: Candidate, engine: Engine) -> ReplayOutcome
 _shared: dict[str, Any] = {}
 
 
-def _remember(trace: Trace, engine: Engine) -> None:
+def _remember(trace: Trace, engine: ReplayEngine) -> None:
     # Ctrl-C reaches every process of the terminal: the one that collects the outcomes decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _shared.update(trace=trace, engine=engine)
@@ -204,7 +204,7 @@ def _try_shared(candidate: Candidate) -> ReplayOutcome:
 
 
 def _on_processes(
-    trace: Trace, candidates: Sequence[Candidate], engine: Engine, workers: int | None
+    trace: Trace, candidates: Sequence[Candidate], engine: ReplayEngine, workers: int | None
 ) -> Iterator[ReplayOutcome]:
     workers = min(workers or os.cpu_count() or 1, len(candidates))
     if workers == 1:
@@ -215,7 +215,7 @@ def _on_processes(
 
 
 def _on_ray(
-    trace: Trace, candidates: Sequence[Candidate], engine: Engine, workers: int | None
+    trace: Trace, candidates: Sequence[Candidate], engine: ReplayEngine, workers: int | None
 ) -> Iterator[ReplayOutcome]:
     try:
         import ray  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import MutableSequence, Sequence
 from dataclasses import asdict, dataclass, field
+from operator import add
 from typing import Any, NamedTuple
 
 from legroom.simulation.settings import SchedulerSettings
@@ -34,6 +35,8 @@ class PoolSample(NamedTuple):
     used_blocks: int
     running: int
     waiting: int
+    preemptions: int = 0
+    """From the start of the replay on."""
 
 
 class Rejection(NamedTuple):
@@ -41,6 +44,29 @@ class Rejection(NamedTuple):
 
     id: str
     why: str
+
+
+def admissible(trace: Trace, settings: SchedulerSettings) -> tuple[array[int], list[Rejection]]:
+    """1 for every request that can be served, 0 for those vLLM refuses or this pool could never finish, and why."""
+    accepted = array("b", bytes([1]) * len(trace))
+    rejections: list[Rejection] = []
+    longest = settings.max_model_len
+    most = max(map(add, trace.prompt_lens, trace.output_lens))
+    # The V0 engine takes a request in and ignores it once it has outgrown the pool: its scheduler knows when.
+    always_fits = settings.engine == "V0"
+    if most <= longest and (always_fits or settings.most_blocks_of(most - 1, 1) <= settings.usable_blocks):
+        return accepted, rejections
+    for i, (prompt_len, output_len) in enumerate(zip(trace.prompt_lens, trace.output_lens, strict=True)):
+        if prompt_len + output_len > longest:
+            why = f"{prompt_len} + {output_len} tokens exceed max-model-len {longest}"
+        elif not always_fits and settings.most_blocks_of(prompt_len, output_len) > settings.usable_blocks:
+            needed = settings.most_blocks_of(prompt_len, output_len)
+            why = f"needs {needed} blocks at its longest, the pool has {settings.usable_blocks}"
+        else:
+            continue
+        accepted[i] = 0
+        rejections.append(Rejection(trace.id_of(i), why))
+    return accepted, rejections
 
 
 @dataclass
@@ -86,6 +112,7 @@ class Timeline:
     preemption_counts: Sequence[int]
     """Per request, in the order of arrival; -1 where it never came to that."""
     arrival_steps: Sequence[int]
+    """Where the trace tells seconds, the steps in which requests were first scheduled."""
     samples: list[PoolSample] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)
     clocks: Clocks | None = None
@@ -227,6 +254,13 @@ def _steps_json(values: Sequence[int]) -> dict[str, float]:
 
 
 _MOST_POINTS = 2048
+_Worst = tuple[int, int, int, int]
+"""Of a stretch: the most blocks in use, running and waiting, and preemptions up to its end."""
+_NOTHING: _Worst = (0, 0, 0, 0)
+
+
+def _worst(left: _Worst, right: _Worst) -> _Worst:
+    return max(left[0], right[0]), max(left[1], right[1]), max(left[2], right[2]), max(left[3], right[3])
 
 
 class Sampler:
@@ -234,22 +268,20 @@ class Sampler:
 
     def __init__(self) -> None:
         self._width = 1
-        self._points: dict[int, tuple[int, int, int]] = {}
+        self._points: dict[int, _Worst] = {}
 
-    def add(self, step: int, steps: int, used: int, running: int, waiting: int) -> None:
+    def add(self, step: int, steps: int, used: int, running: int, waiting: int, preemptions: int) -> None:
         """The pool looked like this at the end of each of `steps` steps from `step` on."""
         for stretch in range(step // self._width, (step + steps - 1) // self._width + 1):
-            old = self._points.get(stretch, (0, 0, 0))
-            self._points[stretch] = (max(old[0], used), max(old[1], running), max(old[2], waiting))
+            self._points[stretch] = _worst(self._points.get(stretch, _NOTHING), (used, running, waiting, preemptions))
         while len(self._points) > _MOST_POINTS:
             self._double()
 
     def _double(self) -> None:
         self._width *= 2
-        merged: dict[int, tuple[int, int, int]] = {}
+        merged: dict[int, _Worst] = {}
         for stretch, point in self._points.items():
-            old = merged.get(stretch // 2, (0, 0, 0))
-            merged[stretch // 2] = (max(old[0], point[0]), max(old[1], point[1]), max(old[2], point[2]))
+            merged[stretch // 2] = _worst(merged.get(stretch // 2, _NOTHING), point)
         self._points = merged
 
     def samples(self) -> list[PoolSample]:

@@ -58,7 +58,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     lower = planner.lower_utilization(need, "A few per cent outside the pool absorb the pieces.", 0.5)
     # In force already, or refused beside sleep mode's own allocator before 0.20: then only room helps.
     sleeping = "--enable-sleep-mode" in planner.known.args.others and planner.known.release.before("0.20.0")
-    yield from (lower,) if planner.case.has("expandable_on") or sleeping else (join, lower)
+    # On ROCm torch ignores them before 2.11 (pytorch#177974), and some builds hang with them since (pytorch#192259).
+    without = oom is not None and oom.platform == "HIP"
+    yield from (lower,) if planner.case.has("expandable_on") or sleeping or without else (join, lower)
     yield Fix(
         "engine_version_or_V0",
         "Later releases free temporary weights in one piece.",

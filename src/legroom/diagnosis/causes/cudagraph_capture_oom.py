@@ -11,6 +11,9 @@ from legroom.diagnosis.fix_planner import FixPlanner
 from legroom.explain.entry import Localized
 from legroom.units import GIB, MIB, gib
 
+_GRAPHS = 3 * GIB
+"""What a V0 engine says itself as it begins to capture: graphs take 1 to 3 GiB a GPU (vllm/worker/model_runner.py)."""
+
 
 def examine(case: Case) -> Assessment | None:
     """A traceback through capture, or a failure after the pool was sized and before the server was ready."""
@@ -82,17 +85,20 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             confidence=0.5,
             steps=("or upgrade: from 0.20 on graphs are inside the budget",),
         )
-    yield planner.lower_utilization(
-        max(need, GIB // 4), "Graphs are captured beside the pool: a smaller pool leaves room for them.", 0.6
-    )
-    yield planner.lever("fewer captured graphs", "eager_or_fewer_graphs", "Fewer and smaller graphs take less.", 0.6)
-    yield planner.change(
+    room = _room_for_graphs(planner, max(need, GIB // 4))
+    eager = planner.change(
         "eager_or_fewer_graphs",
         {"enforce_eager": True},
         "Without graphs nothing is captured.",
         trades="slower decoding, most of all for small batches",
         confidence=0.55,
     )
+    if not _costs_most_of_the_pool(planner, room):
+        yield room
+    yield planner.lever("fewer captured graphs", "eager_or_fewer_graphs", "Fewer and smaller graphs take less.", 0.6)
+    yield eager
+    if _costs_most_of_the_pool(planner, room):
+        yield room
     if planner.runs_within("0.22.0", "") and case.startup.runner == "V2":
         yield Fix(
             "engine_version_or_V0",
@@ -114,6 +120,33 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         if planner.base is None
         else None
     )
+
+
+def _costs_most_of_the_pool(planner: FixPlanner, lower: Fix | None) -> bool:
+    """Whether so little of the pool would stay that a request may no longer fit; the log's own numbers tell."""
+    share = lower.flags.get("gpu_memory_utilization") if lower else None
+    accounting = planner.accounting
+    if planner.base is not None or share is None or not accounting.pool_bytes or accounting.request_bytes:
+        return False
+    return (accounting.pool_at(share) or 0) < accounting.pool_bytes // 2
+
+
+def _room_for_graphs(planner: FixPlanner, need_bytes: int) -> Fix | None:
+    """Less of the card: as much as is known to be missing, and up to what graphs take where their size is not known,
+    as long as half of the pool stays."""
+    why = "Graphs are captured beside the pool: a smaller pool leaves room for them."
+    accounting, total = planner.accounting, planner.total_bytes
+    if planner.base is not None or planner.case.startup.graph_bytes or not total or not accounting.pool_bytes:
+        return planner.lower_utilization(need_bytes, why, 0.6)
+    outside = total - round(planner.utilization * total)
+    for room in (_GRAPHS, _GRAPHS * 2 // 3):
+        more = room - outside
+        if more <= need_bytes or accounting.pool_bytes - more < accounting.pool_bytes // 2:
+            continue
+        fix = planner.lower_utilization(more - GIB // 2, why, 0.6)
+        if fix is not None:
+            return fix
+    return planner.lower_utilization(need_bytes, why, 0.6)
 
 
 CAUSE = Cause(

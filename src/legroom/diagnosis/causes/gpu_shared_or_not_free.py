@@ -58,9 +58,10 @@ def _moved_while_profiling(case: Case) -> Assessment | None:
     before, after = error.facts.get("initial_bytes"), error.facts.get("current_bytes")
     if isinstance(before, int) and isinstance(after, int) and before == after:
         return None
-    numbers = f" ({before} -> {after} bytes)" if before is not None else ""
+    sized = isinstance(before, int) and isinstance(after, int)
+    numbers = f" from {gib(int(before or 0))} to {gib(int(after or 0))}" if sized else ""
     why = (
-        f"Free memory grew while vLLM measured its own use{numbers}: another process on the same card released memory "
+        f"Free memory grew{numbers} while vLLM measured its own use: another process on the same card released memory "
         "in between, so the measurement is worthless and vLLM stops."
     )
     return Assessment(0.55 if case.platform.trainer else 0.85, proof(error), why)
@@ -124,8 +125,10 @@ def _counted_as_own(case: Case) -> Assessment | None:
     if engine.within("0.7.0", "0.9.0.1") and engine.generation == "V1":
         charging = True
     if engine.version is None:
-        # Style tells: a V1 engine that logs this without a KV line above it is older than 0.9.1.
-        charging = (engine.generation == "V1" and not case.has("available_kv")) or _late_2024(case)
+        # Style tells: a V1 engine that logs this without a KV line above it is older than 0.9.1, unless its lines are
+        # labelled. Weights that are shown may fill the card by themselves: only without them others are likelier.
+        older = engine.generation == "V1" and not engine.is_labelled and startup.weights_bytes is None
+        charging = (older and not case.has("available_kv")) or _late_2024(case)
     why = (
         "Nothing is left for the KV cache. In this generation of "
         "vLLM the measurement counted the memory of every process "
@@ -151,16 +154,8 @@ def _at_device_init(case: Case) -> Assessment | None:
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Free the card first; then start one after the other; only then take less."""
     case = planner.case
-    free_it = Fix(
-        "free_gpu_or_kill_orphans",
-        "Whoever holds the memory has to give it back; an orphaned worker of an earlier run is the usual one.",
-        steps=(
-            "nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv",
-            "end the orphan by its PID; its title is VLLM::EngineCore or VLLM::Worker, not `vllm serve`",
-            "if that card belongs to somebody else, choose a free one: CUDA_VISIBLE_DEVICES=N",
-        ),
-        confidence=0.75,
-    )
+    less = _take_less(planner)
+    free_it = _freed(planner, less)
     in_turn = Fix(
         "sequence_starts_or_wait",
         "Two instances that start together charge each other's memory; one after the other they do not.",
@@ -173,13 +168,45 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             yield from larger_budget(planner)
         yield from (free_it, in_turn, newer) if newer is None else (newer, in_turn, free_it)
     elif case.has("profiling_error"):
-        yield from (in_turn, free_it, newer)
+        again = Fix(
+            "sequence_starts_or_wait",
+            "Nothing is wrong with the flags: the same command starts while the neighbours hold still.",
+            steps=(
+                "run the same command again, once the other process has ended or is up",
+                "where several servers share the card, start the next one only after the one before has printed "
+                "`Application startup complete`",
+            ),
+            confidence=0.7,
+        )
+        yield from (again, free_it, newer)
     else:
         yield free_it
-        yield _take_less(planner) or planner.combined_levers(
-            "lower_util", "Beside what others hold, less of everything fits.", 0.5
-        )
+        yield less or planner.combined_levers("lower_util", "Beside what others hold, less of everything fits.", 0.5)
         yield in_turn
+
+
+def _freed(planner: FixPlanner, less: Fix | None) -> Fix:
+    """Which process to look for, and what to do if it has to stay or there is none."""
+    steps = [
+        "nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv",
+        "end the orphan by its PID; its title is VLLM::EngineCore or VLLM::Worker, not `vllm serve`",
+        "if that card belongs to somebody else, choose a free one: CUDA_VISIBLE_DEVICES=N",
+    ]
+    share = less.flags.get("gpu_memory_utilization") if less else None
+    if share is not None:
+        steps.append(f"if that process has to stay: --gpu-memory-utilization {share:g} fits beside it")
+    if planner.total_bytes is None or planner.case.platform.unified:
+        steps.append(
+            "if no process is listed and CPU and GPU share their memory (GB10, Jetson, an APU), it is the page cache, "
+            "or a stopped container's memory on its way back: sync; echo 3 | sudo tee /proc/sys/vm/drop_caches, and "
+            "wait until free -g shows it"
+        )
+    return Fix(
+        "free_gpu_or_kill_orphans",
+        "Whoever holds the memory has to give it back; an orphaned worker of an earlier run is the usual one.",
+        steps=tuple(steps),
+        confidence=0.75,
+    )
 
 
 def _accounting_fix(planner: FixPlanner) -> Fix | None:

@@ -95,6 +95,10 @@ def _why(case: Case) -> str:
         size = f" It held {gib(anon * KIB)} of RAM." if isinstance(anon, int) else ""
         scope = "the container's limit" if "cgroup" in str(killed.facts.get("scope", "")) else "the machine's RAM"
         return f"The kernel killed {killed.facts.get('victim')} because {scope} was used up.{size}"
+    on_node = next((item for item in case.all("ray_node_memory") if "used_bytes" in item.facts), None)
+    if on_node:
+        used, total = (gib(int(on_node.facts.get(name, 0))) for name in ("used_bytes", "total_bytes"))
+        return f"{used} of the node's {total} of RAM were in use, so Ray's memory monitor killed a worker on it."
     shm = case.first("shm_small", "shm_no_space", "shm_insufficient", "bus_error")
     if shm:
         available = shm.facts.get("bytes_count")
@@ -139,6 +143,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             ),
             confidence=0.75,
         )
+    elif case.has("mmap_failed"):
+        yield _mapped(case)
     else:
         yield from _less_pinned(planner)
         yield _more_ram(planner)
@@ -178,10 +184,37 @@ def _less_pinned(planner: FixPlanner) -> Iterator[Fix | None]:
             trades="fewer preempted requests can be swapped out instead of being computed again",
             confidence=0.65,
         )
+    if pinned and not swaps and not args.cpu_offload_gb:
+        yield Fix(
+            "more_host_ram_or_shm",
+            "Pinned memory has limits of its own, below the RAM that is free: the locked-memory limit, what one "
+            "registration may hold, and half of the RAM under WSL.",
+            steps=(
+                "ask for less of it: --kv-offloading-size, cpu_bytes_to_use of the KV connector, --cpu-offload-gb",
+                "docker run --ulimit memlock=-1 (or ulimit -l unlimited)",
+            ),
+            confidence=0.6,
+        )
     if args.cpu_offload_gb and pinned:
         half = float(int(args.cpu_offload_gb // 2))
         why = f"{args.cpu_offload_gb:g} GiB of weights are to stay in host RAM for every GPU."
         yield planner.change("cpu_offload", {"cpu_offload_gb": half or None}, why, confidence=0.6)
+
+
+def _mapped(case: Case) -> Fix:
+    """torch maps a checkpoint privately and writable, so the kernel counts the whole file as if it were to be written;
+    it refuses more than RAM and swap together, or what the limits leave."""
+    mapped = case.first("mmap_failed")
+    size = gib(int(mapped.facts.get("bytes_count", 0))) if mapped else "the file"
+    return Fix(
+        "more_host_ram_or_shm",
+        f"The kernel reserves {size} before a byte is read, so RAM and swap, or the limits below them, are too small.",
+        steps=(
+            "ulimit -v unlimited; sudo sysctl vm.overcommit_memory=1 (the file itself is read page by page)",
+            "or raise the container's memory limit (resources.limits.memory, docker --memory), or add RAM or swap",
+        ),
+        confidence=0.6,
+    )
 
 
 def _more_ram(planner: FixPlanner) -> Fix:
@@ -189,6 +222,12 @@ def _more_ram(planner: FixPlanner) -> Fix:
         "raise the container's memory limit (resources.limits.memory, docker --memory), or add RAM",
         "free -g; dmesg | grep -i oom shows who was killed",
     ]
+    if planner.case.has("ray_node_memory"):
+        steps = [
+            "give the node more RAM, or place fewer actors and workers on it: Ray counts everything that runs there",
+            "if the peak is known to end just above it, start Ray with RAY_memory_usage_threshold=0.98 (of the RAM; "
+            "0.95 unless told otherwise)",
+        ]
     if planner.known.args.cpu_offload_gb or planner.known.args.swap_space:
         steps.append("lower what pins host memory: KV offloading, --cpu-offload-gb, --swap-space")
     weights = planner.base.layout.weights.bytes * planner.known.ranks if planner.base is not None else 0

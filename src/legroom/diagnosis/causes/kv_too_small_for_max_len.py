@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import Cause
@@ -17,6 +18,11 @@ _ROUNDED = GIB // 200
 """vLLM prints GiB with two digits; half of the last one may be missing."""
 _WORTH_KEEPING = 4
 """Where a pool holds less than this part of the length that was asked for, the pool is raised first."""
+
+_USABLE = 2048
+"""A server for shorter requests than this is hardly what was wanted."""
+_NEARLY_ALL = 0.95
+_TOO_SHORT = "The pool holds one request of {:,} tokens only, which is of little use."
 
 
 def examine(case: Case) -> Assessment | None:
@@ -43,7 +49,7 @@ def longest_len(case: Case) -> int | None:
         return None
     wanted, needed, has = (error.facts.get(name) for name in ("max_model_len_count", "needed_bytes", "available_bytes"))
     if isinstance(wanted, int) and isinstance(needed, int) and isinstance(has, int) and needed > 0 and has > _ROUNDED:
-        return int(wanted * (has - _ROUNDED) / (needed + _ROUNDED))
+        return min(int(wanted * (has - _ROUNDED) / (needed + _ROUNDED)), wanted)
     return None
 
 
@@ -72,6 +78,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     # A pool that was given outright and holds next to nothing is what is wrong, not the length.
     if larger is not None and fits * _WORTH_KEEPING < asked:
         yield larger
+    if 0 < fits < min(_USABLE, asked_len(planner.case) // _WORTH_KEEPING):
+        yield _more_of_the_card(planner, fits)
+        yield planner.lever("more GPUs", "more_or_fewer_gpus_tp_pp", _TOO_SHORT.format(fits), 0.5)
     yield _shorter(planner)
     if larger is not None and fits * _WORTH_KEEPING >= asked:
         yield larger
@@ -101,6 +110,32 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         else None
     )
     yield planner.lever("more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, the same context fits.", 0.4)
+
+
+def asked_len(case: Case) -> int:
+    """The length that vLLM checked; 0 where the log does not say."""
+    error = case.first("kv_bytes_short", "kv_tokens_short")
+    length = error.facts.get("max_model_len_count") if error else None
+    return length if isinstance(length, int) else 0
+
+
+def _more_of_the_card(planner: FixPlanner, fits: int) -> Fix | None:
+    """A larger share, with the length that it holds, where that is several times what fits now."""
+    accounting, total, asked = planner.accounting, planner.total_bytes, asked_len(planner.case)
+    for share in (planner.usual_utilization, _NEARLY_ALL):
+        length = accounting.longest_at(share)
+        if length is None or total is None or share <= planner.utilization or length < fits * _WORTH_KEEPING:
+            continue
+        if (1 - share) * total < GIB // 2 + (planner.case.startup.graph_bytes or 0):
+            continue
+        flags: dict[str, Any] = {"gpu_memory_utilization": share}
+        if length < asked // 256 * 256:
+            flags["max_model_len"] = length
+        trades = "less of the card is left for what vLLM does not count"
+        fix = planner.change("raise_util", flags, _TOO_SHORT.format(fits), trades=trades, confidence=0.6)
+        if fix is not None:
+            return fix
+    return None
 
 
 def _shorter(planner: FixPlanner) -> Fix | None:

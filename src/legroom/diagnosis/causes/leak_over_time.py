@@ -54,6 +54,9 @@ def _residue(case: Case) -> Assessment | None:
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Another release, bounded caches, fewer graphs; or more room and a planned restart."""
+    if _residue(planner.case):
+        yield from _after_sleep()
+        return
     if planner.case.has("ps_row"):
         yield planner.change(
             "eager_or_fewer_graphs",
@@ -80,6 +83,28 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "Until it is fixed: a limit with room, and a restart at a quiet hour.",
         steps=("set a memory limit and restart before it is reached",),
         confidence=0.3,
+    )
+
+
+def _after_sleep() -> Iterator[Fix]:
+    """vLLM prints what is in use on the whole card (total less free, in sleep()), so a trainer's part is in it."""
+    yield Fix(
+        "sequence_starts_or_wait",
+        "The figure counts the whole card, the trainer's memory too: first see whose part grows.",
+        steps=(
+            "nvidia-smi --query-compute-apps=pid,used_memory --format=csv after every sleep",
+            "if it is the trainer's: free it before the engine wakes (offload parameters and optimizer, "
+            "torch.cuda.empty_cache() in the trainer), or shard the trainer over more GPUs (tensor and sequence "
+            "parallel)",
+            "if it is the engine's: sleep(level=2), and restart the engine every few steps until a newer release is in",
+        ),
+        confidence=0.5,
+    )
+    yield Fix(
+        "engine_version_or_V0",
+        "What sleep keeps has changed from release to release.",
+        steps=("run one sleep and wake-up on the newest release, and compare what is still in use",),
+        confidence=0.45,
     )
 
 

@@ -63,9 +63,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fewer and smaller media; a cache that holds them."""
     cache = planner.case.first("encoder_cache_short")
     item = cache.facts.get("item_tokens_count") if cache else None
-    limit = smaller_media(
-        planner, "Dummy and real media are bounded by these limits; passed to the engine, not only to the client."
-    )
+    limit = _bounded_media(planner)
     if isinstance(item, int) and cache is not None:
         newer = Fix(
             "engine_version_or_V0",
@@ -103,6 +101,33 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "If only text is served, do not load or profile the encoder's inputs at all.",
         flags={"limit_mm_per_prompt": {"image": 0, "video": 0}},
         confidence=0.4,
+    )
+
+
+def _bounded_media(planner: FixPlanner) -> Fix:
+    """Fewer and smaller media; where one dummy alone is larger than the card and its size cannot be bounded, none."""
+    limit = smaller_media(
+        planner, "Dummy and real media are bounded by these limits; passed to the engine, not only to the client."
+    )
+    case = planner.case
+    if (
+        case.oom is None
+        or not case.oom.larger_than_card
+        or case.site == "serving"
+        or "mm_processor_kwargs" in limit.flags
+    ):
+        return limit
+    return Fix(
+        "limit_multimodal",
+        "One dummy image of the largest size is too much already, so fewer of them do not help: without media the "
+        "encoder is not profiled.",
+        flags={"limit_mm_per_prompt": {"image": 0, "video": 0}},
+        steps=(
+            "to serve images, bound their size instead: --mm-processor-kwargs '{\"max_pixels\": 1003520}' (Qwen-VL "
+            "models; others name it differently)",
+        ),
+        confidence=0.6,
+        trades="text only",
     )
 
 

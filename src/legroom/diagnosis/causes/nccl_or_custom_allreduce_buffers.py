@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import Cause
@@ -11,10 +12,21 @@ from legroom.diagnosis.fix_planner import FixPlanner
 from legroom.explain.entry import Localized
 from legroom.units import GIB
 
+_SET_BY_VLLM = ("0.4.3", "0.10.1.1")
+"""Releases that set NCCL_CUMEM_ENABLE=0 themselves (worker_base.py, then env_override.py)."""
+_DEFAULT_BUFFERS = "unset NCCL_BUFFSIZE and NCCL_NCHANNELS if they are set"
+
 
 def examine(case: Case) -> Assessment | None:
     """NCCL itself names the reason; without its `out of memory` an NCCL error is no memory problem."""
-    error = case.first("nccl_oom", "nccl_register", "deepep_buffer")
+    refused = case.first("nccl_register")
+    if refused:
+        why = (
+            "NCCL could not register its buffers with the network card: the memory that may be locked is used up, by a "
+            "limit of the container or by buffers made larger than usual. It is not the memory of the GPU."
+        )
+        return Assessment(0.93, proof(case.first("nccl_system_error"), refused), why)
+    error = case.first("nccl_oom", "deepep_buffer")
     if error:
         why = (
             "NCCL could not get memory for its buffers or kernels. "
@@ -34,15 +46,22 @@ def examine(case: Case) -> Assessment | None:
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Smaller or fewer buffers, or room for them."""
-    env = {"NCCL_CUMEM_ENABLE": "0"}
-    yield Fix(
-        "disable_custom_allreduce_or_nccl_env",
-        "cuMem costs memory for every captured graph; the default NCCL_BUFFSIZE is enough.",
-        env=env,
-        steps=("unset NCCL_BUFFSIZE and NCCL_NCHANNELS if they are set",),
-        confidence=0.5,
-    )
-    yield planner.lower_utilization(GIB, "Communication buffers live beside the budget.", 0.5)
+    if planner.case.has("nccl_register"):
+        yield from _registered()
+        return
+    room = planner.lower_utilization(GIB, "Communication buffers live beside the budget.", 0.5)
+    if _vllm_sets_it(planner):
+        if room is not None:
+            yield replace(room, steps=(_DEFAULT_BUFFERS,))
+    else:
+        yield Fix(
+            "disable_custom_allreduce_or_nccl_env",
+            "cuMem costs memory for every captured graph; the default NCCL_BUFFSIZE is enough.",
+            env={"NCCL_CUMEM_ENABLE": "0"},
+            steps=(_DEFAULT_BUFFERS,),
+            confidence=0.5,
+        )
+        yield room
     yield Fix(
         "disable_custom_allreduce_or_nccl_env",
         "Without custom all-reduce its buffers are gone.",
@@ -55,6 +74,25 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "If the card was nearly full before, somebody else holds it.",
         steps=("nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv",),
         confidence=0.35,
+    )
+
+
+def _vllm_sets_it(planner: FixPlanner) -> bool:
+    if planner.known.release_known:
+        return planner.runs_within(*_SET_BY_VLLM)
+    engine = planner.case.engine
+    return engine.generation == "V0" or engine.looks_before_0_9_2
+
+
+def _registered() -> Iterator[Fix]:
+    yield Fix(
+        "disable_custom_allreduce_or_nccl_env",
+        "The default buffers are small enough to be registered, once the process may lock as much as it wants.",
+        steps=(
+            _DEFAULT_BUFFERS,
+            "docker run --ulimit memlock=-1 (or ulimit -l unlimited) on every node",
+        ),
+        confidence=0.6,
     )
 
 

@@ -10,13 +10,20 @@ from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.evidence import Evidence
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
-from legroom.diagnosis.fix_planner import FixPlanner, LogAccounting
+from legroom.diagnosis.fix_planner import FixPlanner
 from legroom.diagnosis.flag_repair import larger_pool, smaller_steps
+from legroom.diagnosis.log_accounting import LogAccounting
 from legroom.explain.entry import Localized
 from legroom.units import GIB, gib
 
 _NEARLY_ALL = 0.95
 """The largest share that leaves a card of 24 GiB and more the room for what vLLM does not count."""
+_WHAT_DECIDES = (
+    "nvidia-smi before the start: memory in use by others has to be freed first, and a second instance starts only "
+    "after the first is up",
+    "give `legroom diagnose` the whole log: the lines above the error name weights and peak, and the fix is computed",
+)
+"""What tells the reasons of the bare error apart."""
 
 
 def examine(case: Case) -> Assessment | None:
@@ -74,10 +81,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield _more_ram_share(planner, starved)
         return
     yield larger_pool(planner)
-    yield from larger_budget(planner)
     if planner.base is not None:
         yield from _planned(planner)
         return
+    yield from larger_budget(planner)
     more = _more_of_the_card(planner)
     yield more
     accounting = planner.accounting
@@ -100,9 +107,14 @@ def _planned(planner: FixPlanner) -> Iterator[Fix | None]:
     yield from single
     if not any(fix and fix.plan and fix.plan.verdict == "fits" for fix in single):
         yield planner.combined_levers("raise_util", "No single change is enough; these together are.")
-    yield planner.lever("quantized weights", "checkpoint_format", "Smaller weights leave room for the pool.")
-    yield planner.lever("more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, each has room for a pool.")
-    yield other_hardware(planner, 0.4)
+    smaller = "Smaller weights leave room for the pool."
+    yield planner.made_to_fit(planner.lever("quantized weights", "checkpoint_format", smaller), smaller, confidence=0.6)
+    more = "Split over more GPUs, each has room for a pool."
+    yield planner.made_to_fit(planner.lever("more GPUs", "more_or_fewer_gpus_tp_pp", more), more, confidence=0.6)
+    if planner.accounting.weights_over_budget_bytes:
+        yield from larger_budget(planner)
+    else:
+        yield other_hardware(planner, 0.4)
 
 
 def _smaller_peak(planner: FixPlanner, accounting: LogAccounting) -> Iterator[Fix | None]:
@@ -180,7 +192,9 @@ def _more_of_the_card(planner: FixPlanner) -> Fix | None:
     return planner.change(
         "raise_util",
         {"gpu_memory_utilization": _NEARLY_ALL},
-        "If the profile lines above the error show weights + peak just above the budget, raise it.",
+        "The error alone does not say what took the budget. If weights and peak are just above it, more of the card "
+        "helps; if they are far above it, or if somebody else holds memory, it does not.",
+        steps=_WHAT_DECIDES,
         trades="less of the card is left for what vLLM does not count",
         confidence=0.35,
     )

@@ -27,12 +27,16 @@ def examine(case: Case) -> Assessment | None:
     confidence = starved or _confidence(case)
     if not confidence:
         return None
-    proven = proof(warmup, case.first("torch_oom", "cuda_oom"), case.last("weights_loaded"), case.last("profile_v0"))
+    proven = proof(
+        warmup, case.first("torch_oom", "cuda_oom", "hbm_oom"), case.last("weights_loaded"), case.last("profile_v0")
+    )
     return Assessment(confidence, proven, _why(case))
 
 
 def _confidence(case: Case) -> float:
     oom = case.oom
+    if case.has("hbm_oom"):
+        return 0.86 if case.reached != "startup_load" else 0.4
     if case.site == "sampler":
         return 0.86
     if case.site == "warmup":
@@ -75,6 +79,19 @@ def _why(case: Case) -> str:
             "sequences x vocabulary x 4 bytes each, and the room beside "
             "the pool was smaller."
         )
+    compiled = case.first("hbm_oom")
+    if compiled is not None:
+        used, total = (int(compiled.facts.get(name, 0)) for name in ("used_bytes", "total_bytes"))
+        return (
+            f"A TPU program is compiled for every batch size in advance, and this one needs {gib(used)} of the chip's "
+            f"{gib(total)}, weights and KV cache included: {gib(used - total)} too much."
+        )
+    if oom is not None and case.site == "sampler":
+        return (
+            f"After the KV cache had been allocated, the warm-up of the sampler asked for {gib(oom.wanted_bytes)}: "
+            "logits and their sorted copies take sequences x vocabulary x 4 bytes each, and less was left beside the "
+            "pool."
+        )
     if oom is not None and case.site == "warmup":
         return (
             f"After the KV cache was allocated, the warm-up asked for {human_bytes(oom.wanted_bytes)} in one piece "
@@ -96,7 +113,7 @@ def _why(case: Case) -> str:
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Smaller dummies: sequences for the sampler, tokens for the layers, limits for media; after the pool, room."""
     case = planner.case
-    if case.site == "warmup":
+    if case.site == "warmup" or case.has("hbm_oom"):
         yield _room_for_warmup(planner)
         yield _fewer_tokens(planner)
         yield _fewer_sequences(planner)
@@ -104,6 +121,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if planner.accounting.weights_over_budget_bytes:
         # The weights alone are above the budget: no dummy is small enough.
         yield planner.lever("quantized weights", "checkpoint_format", "Smaller weights leave room for the run.", 0.6)
+        yield planner.lever(
+            "more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, each has room for the run.", 0.6
+        )
         yield from larger_budget(planner)
         return
     if planner.base is None and case.site not in ("sampler", "graph"):
@@ -158,7 +178,10 @@ def _cut(planner: FixPlanner, number: int) -> int:
 
 def _room_for_warmup(planner: FixPlanner) -> Fix | None:
     oom = planner.case.oom
+    compiled = planner.case.first("hbm_oom")
     need = max(oom.wanted_bytes - (oom.free_bytes or 0), 0) if oom else GIB
+    if compiled is not None:
+        need = int(compiled.facts.get("used_bytes", 0)) - int(compiled.facts.get("total_bytes", 0))
     why = "The warm-up comes after the pool was allocated: a smaller pool leaves room for it."
     return planner.lower_utilization(need, why, 0.6)
 

@@ -9,6 +9,7 @@ from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fix_planner import FixPlanner
 from legroom.explain.entry import Localized
+from legroom.facts.trainers import trainer_setting
 from legroom.units import GIB, gib
 
 
@@ -50,7 +51,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     lower = planner.change(
         "lower_util",
         {"gpu_memory_utilization": share},
-        "Trainer and engine share the card: 0.9 -> 0.7, 0.6, 0.45 or 0.3 is what worked, by the trainer's size.",
+        "Trainer and engine share the card, so the engine has to leave the trainer its part. 0.7 to 0.3 is what worked "
+        "for others, less for a larger trainer.",
+        steps=_in_the_trainer(planner.case, share),
         trades="a smaller KV pool during rollout",
         confidence=0.6,
     )
@@ -66,19 +69,27 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         steps=("wake_up(tags=['weights']), sync weights, free the trainer's cache, then wake_up(tags=['kv_cache'])",),
         confidence=0.5,
     )
-    off = Fix(
+    off: Fix | None = Fix(
         "other_engine_feature_off",
         "Without sleep mode its pool is gone.",
         flags={"enable_sleep_mode": False},
         steps=("run without --enable-sleep-mode",),
         confidence=0.4,
     )
+    off = off if planner.case.has("sleep_on", "frame_wake", "cumem_oom", "weights_peak") else None
     if planner.case.site in ("build", "load") and not planner.case.platform.trainer:
         yield from (off, newer, lower)
     elif planner.case.has("weights_peak") or planner.case.site == "quant":
         yield from (newer, off, lower)
     else:
-        yield from (lower, newer if planner.case.has("cumem_oom") else order, order, off)
+        yield from (lower, newer, order, off) if planner.case.has("cumem_oom") else (lower, order, off)
+
+
+def _in_the_trainer(case: Case, share: float) -> tuple[str, ...]:
+    """Where the share is set in the framework that runs the engine, which has no command line of vLLM's."""
+    lines = [item.text for item in case.all("trainer", "frame_wake")]
+    setting = next((name for line in lines if (name := trainer_setting(line))), None)
+    return (f"in the trainer's own settings: {setting}={share:g}",) if setting else ()
 
 
 CAUSE = Cause(

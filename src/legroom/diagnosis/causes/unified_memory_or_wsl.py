@@ -56,6 +56,12 @@ def _on_shared_memory(case: Case) -> Assessment | None:
         "CPU and GPU draw on one memory here: files in the page "
         "cache, other programs and the GPU's own allocations compete."
     )
+    oom = case.oom
+    if case.platform.integrated and oom and oom.total_bytes:
+        why = (
+            f"AMD makes no card of {gib(oom.total_bytes)}: this GPU is part of the CPU, and that is the share of the "
+            "RAM that it may use."
+        )
     proven = proof(case.first("unified", "wsl", "nv_sysmem"), case.first_failure)
     return Assessment(confidence, proven, why)
 
@@ -109,12 +115,29 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         trades="a smaller KV pool",
         confidence=0.5,
     )
-    if case.platform.wsl or case.has("prefetch_ram_short"):
+    if case.platform.integrated:
+        yield from (_more_for_the_gpu(case), lower, drop)
+    elif case.platform.wsl or case.has("prefetch_ram_short"):
         yield from (wsl, drop, lower)
     elif case.site == "device":
         yield from (wait, drop, lower)
     else:
         yield from (drop, lower, wait, wsl)
+
+
+def _more_for_the_gpu(case: Case) -> Fix:
+    total = case.oom.total_bytes if case.oom else None
+    shown = f" Here that is {gib(total)}." if total else ""
+    return Fix(
+        "more_host_ram_or_shm",
+        f"An integrated AMD GPU may use only the share of the RAM that the kernel or the BIOS gives it.{shown}",
+        steps=(
+            "give it more: the kernel parameter ttm.pages_limit=N, in pages of 4 KiB (25165824 is 96 GiB; older "
+            "kernels: amdgpu.gttsize in MiB), or a larger UMA frame buffer in the BIOS; then reboot",
+            "if weights alone fill that share, take a checkpoint in 8 or 4 bits: no flag of vLLM bounds them",
+        ),
+        confidence=0.6,
+    )
 
 
 CAUSE = Cause(

@@ -99,11 +99,9 @@ def _offloaded(planner: FixPlanner) -> Fix | None:
     missing = math.ceil(((oom.wanted_bytes if oom else 0) + 4 * GIB) / GIB)
     why, trades = "A part of the weights can stay in host RAM.", "every step copies that part over the bus: much slower"
     sizes = ({"cpu_offload_gb": float(missing + more)} for more in range(0, 64, 2))
-    # Planned, it is known to start; otherwise it is a guess.
+    # Only a plan tells how much; the allocation that failed says nothing of the weights that were still to come.
     planned = planner.first_fitting("cpu_offload", sizes, why, trades=trades, confidence=0.35)
-    return planner.made_to_fit(planned, why, confidence=0.35) or planner.change(
-        "cpu_offload", {"cpu_offload_gb": float(missing)}, why, confidence=0.3, trades=trades
-    )
+    return planner.made_to_fit(planned, why, confidence=0.35)
 
 
 CAUSE = Cause(

@@ -102,7 +102,7 @@ def _sized(item: MediaItem, tower: Modality, settings: EngineSettings, allowed: 
         shared = "image" in allowed and _shares_length(item, settings)
         steps = _steps(item, settings.max_model_len - (image if shared else 0))
         built = _steps(item, _dummy_length(settings, item, steps))
-        tokens, patches, outputs = steps * item.tokens, built * item.patches, built * item.tokens
+        tokens, patches, outputs = steps * item.tokens, built * item.patches, built * (item.outputs or item.tokens)
     if item.within_length and tokens > settings.max_model_len:
         patches, outputs = (size * settings.max_model_len // tokens for size in (patches, outputs))
         tokens = settings.max_model_len

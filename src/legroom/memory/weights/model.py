@@ -22,7 +22,7 @@ from legroom.memory.weights.storage import Storage, StorageContext, storage
 from legroom.records import dataclass
 from legroom.units import round_up
 from legroom.vllm.speculation import draft_method, predicts_itself
-from legroom.vllm.traits import builds_encoders, is_pooling
+from legroom.vllm.traits import is_pooling
 
 if TYPE_CHECKING:
     from legroom.facts.model import Quantization
@@ -171,9 +171,8 @@ def _draft(build: _Build) -> Iterator[StoredModule]:
 
 def _base(build: _Build, stage: range) -> Iterator[StoredModule]:
     context = build.context
-    if builds_encoders(build.settings.given, build.model, known_release(build.settings.release)):
-        for module in encoder_modules(build.model, build.settings, build.ranks.tensor):
-            yield StoredModule(module, storage(module, None, context))
+    for module in encoder_modules(build.model, build.settings, build.ranks.tensor):
+        yield StoredModule(module, storage(module, None, context))
     for module in _encoder(build):
         yield StoredModule(module, storage(module, build.schemes.of(module, 0), context))
     for module in (*_embeddings(build), *before_layers(build.scheme, context)):

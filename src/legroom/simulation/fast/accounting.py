@@ -1,4 +1,4 @@
-"""What is written down at the end of a step, and how long steps take."""
+"""What is written down at the end of a step, how long steps take, and how many come before the next event."""
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ def double_stretches(sim):
         used, running = max(left.used, right.used), max(left.running, right.running)
         waiting = max(left.waiting, right.waiting)
         samples[i].used, samples[i].running, samples[i].waiting = used, running, waiting
+        samples[i].preempted = max(left.preempted, right.preempted)
     for i in range(half, MOST_SAMPLES):
         samples[i].used = samples[i].running = samples[i].waiting = NONE
+        samples[i].preempted = 0
     state.sample_width *= 2
 
 
@@ -34,6 +36,7 @@ def sample(sim, first_step, steps, used):
         point.used = max(point.used, used)
         point.running = max(point.running, state.num_running)
         point.waiting = max(point.waiting, state.num_waiting)
+        point.preempted = state.preemptions
 
 
 @compilable
@@ -103,3 +106,41 @@ def span_seconds(cost, running, stored, steps):
     read = late * (weights + cost.kv_token * stored)
     read += cost.kv_token * running * (late * early + late * (late - 1) / 2.0)
     return steps * cost.overhead + early * compute + read
+
+
+@compilable
+def steps_until_dry(sim, rules, most):
+    """How many steps the decoding requests can take before the pool cannot give a block; at most `most`."""
+    state, seats, bs = sim.state[0], sim.seats, rules.block_size
+    free = state.blank + state.cached
+    cycles = free // state.num_running
+    steps = cycles * bs
+    if steps >= most:
+        return most
+    free -= cycles * state.num_running
+    for offset in range(bs):
+        free -= seats[(state.step + offset) % bs].decodes
+        if free < 0:
+            break
+        steps += 1
+    return min(steps, most)
+
+
+@compilable
+def steps_until_arrival(sim, rules, cost, most):
+    """How many steps begin before the next request arrives; at most `most`."""
+    state = sim.state[0]
+    if state.next_arrival >= rules.num_requests:
+        return most
+    arrival = sim.requests[state.next_arrival].arrival
+    if not rules.in_seconds:
+        return min(most, int(arrival) - state.step)
+    low, high = 0, most
+    while low < high:
+        middle = (low + high) // 2
+        begins = state.now + span_seconds(cost, state.num_running, state.stored + state.num_running, middle)
+        if begins >= arrival:
+            high = middle
+        else:
+            low = middle + 1
+    return low

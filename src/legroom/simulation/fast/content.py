@@ -3,7 +3,7 @@
 Blocks of a shared prefix are the same for all who read that far. What follows is a request's own, with two exceptions:
 a prompt that ends with its prefix (or a token or two after it) goes on with sampled tokens like its twins, and the one
 block where the prefix ends may hold only one or two tokens of the request's own, which can be equal by chance. The
-made-up tokens (see `tokens.py`) are looked at in those cases only: from three tokens on, chance is 1 in 8 billion.
+made-up tokens (see `trace.stream`) are looked at in those cases only: from three tokens on, chance is 1 in 8 billion.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FEW = 2
 
 @dataclass
 class Contents:
-    """Per request: see the columns of the same names in `columns.Requests`."""
+    """Per request: see the fields of the same names in `columns.RequestRow`."""
 
     prefix: list[int]
     prefix_blocks: list[int]

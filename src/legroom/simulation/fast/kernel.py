@@ -3,16 +3,25 @@
 
 from __future__ import annotations
 
-from legroom.simulation.fast.accounting import close_quiet_steps, close_step, span_seconds, step_seconds
-from legroom.simulation.fast.columns import ALL_BLOCKS, DECODING, DONE, NONE, PREEMPTED, PREFILLING, REJECTED
+from legroom.simulation.fast.accounting import (
+    close_quiet_steps,
+    close_step,
+    span_seconds,
+    step_seconds,
+    steps_until_arrival,
+    steps_until_dry,
+)
+from legroom.simulation.fast.columns import ALL_BLOCKS, DECODING, DONE, NONE, PREEMPTED, PREFILLING
 from legroom.simulation.fast.jit import compilable
 from legroom.simulation.fast.pool import adopt, cache_up_to, find_hit, grow, release, take, tell_apart_all, told_apart
 from legroom.simulation.fast.queues import (
+    arrive,
     drop_prefill,
     due_step,
     first_waiting,
     leave_queue,
     leave_running,
+    skip_idle,
     sort_finishing,
     start_decoding,
     stop_decoding,
@@ -353,54 +362,20 @@ def one_step(sim, rules, cost):
 def jump(sim, rules, cost, steps):
     """Take `steps` steps of pure decoding; requests may finish in the last of them."""
     state = sim.state[0]
+    ends = state.now
     if rules.in_seconds:
-        state.now += span_seconds(cost, state.num_running, state.stored + state.num_running, steps)
+        # Who comes during the last step is not seen in it: arrivals are taken as that step begins.
+        ends += span_seconds(cost, state.num_running, state.stored + state.num_running, steps)
+        state.now += span_seconds(cost, state.num_running, state.stored + state.num_running, steps - 1)
     if steps > 1:
         close_quiet_steps(sim, rules, steps - 1)
     advance_decodes(sim, rules, steps)
     state.step += steps - 1
     arrive(sim, rules)
+    state.now = ends
     finish_due(sim, rules)
     close_step(sim, rules)
     state.step += 1
-
-
-@compilable
-def steps_until_dry(sim, rules, most):
-    """How many steps the decoding requests can take before the pool cannot give a block; at most `most`."""
-    state, seats, bs = sim.state[0], sim.seats, rules.block_size
-    free = state.blank + state.cached
-    cycles = free // state.num_running
-    steps = cycles * bs
-    if steps >= most:
-        return most
-    free -= cycles * state.num_running
-    for offset in range(bs):
-        free -= seats[(state.step + offset) % bs].decodes
-        if free < 0:
-            break
-        steps += 1
-    return min(steps, most)
-
-
-@compilable
-def steps_until_arrival(sim, rules, cost, most):
-    """How many steps begin before the next request arrives; at most `most`."""
-    state = sim.state[0]
-    if state.next_arrival >= rules.num_requests:
-        return most
-    arrival = sim.requests[state.next_arrival].arrival
-    if not rules.in_seconds:
-        return min(most, int(arrival) - state.step)
-    low, high = 0, most
-    while low < high:
-        middle = (low + high) // 2
-        begins = state.now + span_seconds(cost, state.num_running, state.stored + state.num_running, middle)
-        if begins >= arrival:
-            high = middle
-        else:
-            low = middle + 1
-    return low
 
 
 @compilable
@@ -417,35 +392,6 @@ def quiet_steps(sim, rules, cost):
     if has_seats and (rules.by_priority or not state.num_waiting):
         steps = steps_until_arrival(sim, rules, cost, steps)
     return steps
-
-
-@compilable
-def arrive(sim, rules):
-    """Queue everybody who has arrived by the current step."""
-    state, requests = sim.state[0], sim.requests
-    now = state.now if rules.in_seconds else float(state.step)
-    while state.next_arrival < rules.num_requests and requests[state.next_arrival].arrival <= now:
-        if requests[state.next_arrival].state != REJECTED:
-            wait(sim, rules, state.next_arrival, False)
-            if rules.by_priority:
-                state.blocked = 0
-        state.next_arrival += 1
-
-
-@compilable
-def skip_idle(sim, rules):
-    """Nothing runs and nobody waits: go to the next arrival. False if there is none."""
-    state, requests = sim.state[0], sim.requests
-    while state.next_arrival < rules.num_requests and requests[state.next_arrival].state == REJECTED:
-        state.next_arrival += 1
-    if state.next_arrival >= rules.num_requests:
-        return False
-    arrival = requests[state.next_arrival].arrival
-    if rules.in_seconds:
-        state.now = max(state.now, arrival)
-    else:
-        state.step = max(state.step, int(arrival))
-    return True
 
 
 @compilable

@@ -1,9 +1,9 @@
-"""Who waits, who runs, who finishes when: lists over rows."""
+"""Who arrives, who waits, who runs, who finishes when: lists over rows."""
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
 from __future__ import annotations
 
-from legroom.simulation.fast.columns import ALL_BLOCKS, DECODING
+from legroom.simulation.fast.columns import ALL_BLOCKS, DECODING, REJECTED
 from legroom.simulation.fast.jit import compilable
 
 
@@ -152,3 +152,32 @@ def sort_finishing(sim):
             seats[place].finishing = seats[place - 1].finishing
             place -= 1
         seats[place].finishing = r
+
+
+@compilable
+def arrive(sim, rules):
+    """Queue everybody who has arrived by the current step."""
+    state, requests = sim.state[0], sim.requests
+    now = state.now if rules.in_seconds else float(state.step)
+    while state.next_arrival < rules.num_requests and requests[state.next_arrival].arrival <= now:
+        if requests[state.next_arrival].state != REJECTED:
+            wait(sim, rules, state.next_arrival, False)
+            if rules.by_priority:
+                state.blocked = 0
+        state.next_arrival += 1
+
+
+@compilable
+def skip_idle(sim, rules):
+    """Nothing runs and nobody waits: go to the next arrival. False if there is none."""
+    state, requests = sim.state[0], sim.requests
+    while state.next_arrival < rules.num_requests and requests[state.next_arrival].state == REJECTED:
+        state.next_arrival += 1
+    if state.next_arrival >= rules.num_requests:
+        return False
+    arrival = requests[state.next_arrival].arrival
+    if rules.in_seconds:
+        state.now = max(state.now, arrival)
+    else:
+        state.step = max(state.step, int(arrival))
+    return True

@@ -1,0 +1,106 @@
+"""vLLM's accounting of one start, with the numbers that its log prints.
+
+Where the model is not known, a change of flags is held against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from legroom.diagnosis.case import Case
+from legroom.diagnosis.deduced_total import pool_bytes
+from legroom.records import dataclass
+
+_OTHER_REQUEST = frozenset({"max_model_len", "kv_cache_dtype", "block_size"})
+"""With one of these changed, a request takes another part of the pool."""
+_OTHER_POOL = frozenset(
+    {
+        "model", "quantization", "tensor_parallel_size", "pipeline_parallel_size", "cpu_offload_gb",
+        "enable_expert_parallel", "speculative_config", "kv_cache_memory_bytes", "num_gpu_blocks_override",
+    }
+)  # fmt: skip
+"""With one of these changed, the weights or the way the pool is sized are no longer those of the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogAccounting:
+    """The parts of the budget as they were measured; None where the log does not say."""
+
+    total_bytes: int | None
+    share: float
+    free_bytes: int | None
+    """On the card before vLLM took anything."""
+    weights_bytes: int | None
+    """Of the fullest rank."""
+    peak_bytes: int | None
+    non_torch_bytes: int | None
+    pool_bytes: int | None
+    """What was left for the KV cache, below zero too."""
+    request_bytes: int | None = None
+    """What one request of the full length takes of the pool."""
+    request_len: int | None = None
+
+    @property
+    def weights_over_budget_bytes(self) -> int:
+        """How far the weights alone are above share x total; 0 where they are not, or the log does not say."""
+        if self.total_bytes is None or self.weights_bytes is None:
+            return 0
+        return max(self.weights_bytes - round(self.share * self.total_bytes), 0)
+
+    def pool_at(self, share: float) -> int | None:
+        """The KV pool at another share of the card; at most this much where a part was not printed."""
+        if self.total_bytes is None:
+            return None
+        if self.pool_bytes is not None:
+            return self.pool_bytes + round((share - self.share) * self.total_bytes)
+        if self.weights_bytes is None:
+            return None
+        counted = self.weights_bytes + (self.peak_bytes or 0) + (self.non_torch_bytes or 0)
+        return round(share * self.total_bytes) - counted
+
+    def refuses(self, flags: Mapping[str, Any]) -> bool:
+        """Whether these numbers already show that a server with such flags does not start."""
+        if self.total_bytes is None or flags.keys() & _OTHER_POOL:
+            return False
+        share = flags.get("gpu_memory_utilization") or self.share
+        pool = self.pool_at(share)
+        smaller_peak = flags.keys() & {"max_num_seqs", "max_num_batched_tokens", "limit_mm_per_prompt", "enforce_eager"}
+        if smaller_peak:
+            return self.weights_bytes is not None and self.total_bytes * share <= self.weights_bytes
+        above_free = self.free_bytes is not None and round(share * self.total_bytes) > self.free_bytes
+        needed = 0 if flags.keys() & _OTHER_REQUEST else self.request_bytes or 0
+        too_small = pool is not None and (pool <= 0 or pool < needed)
+        return too_small or (above_free and "gpu_memory_utilization" in flags)
+
+    def longest_at(self, share: float) -> int | None:
+        """The length of one request that the pool holds at another share, in whole steps of 256 tokens."""
+        pool = self.pool_at(share)
+        if pool is None or self.request_bytes is None or self.request_len is None:
+            return None
+        tokens = pool * self.request_len // self.request_bytes * 97 // 100
+        return min(tokens, self.request_len) // 256 * 256 or None
+
+
+def log_accounting(case: Case, share: float, total_bytes: int | None) -> LogAccounting:
+    startup = case.startup
+    check = case.first("free_below_desired")
+    free = check.facts.get("free_bytes") if check else startup.free_at_start_bytes
+    pool = pool_bytes(case)
+    return LogAccounting(
+        total_bytes, share, free if isinstance(free, int) else None, startup.weights_bytes or None,
+        startup.activation_bytes, startup.non_torch_bytes,
+        pool, *_one_request(case, pool),
+    )  # fmt: skip
+
+
+def _one_request(case: Case, pool: int | None) -> tuple[int | None, int | None]:
+    """Bytes and tokens of the longest request: as the check prints them, or by how many of them the pool holds."""
+    error = case.first("kv_bytes_short")
+    needed, length = (error.facts.get(name) if error else None for name in ("needed_bytes", "max_model_len_count"))
+    if isinstance(needed, int) and isinstance(length, int) and needed > 0:
+        return needed, length
+    concurrency, tokens = case.startup.max_concurrency, case.startup.concurrency_len
+    if not concurrency or not tokens or pool is None or pool <= 0:
+        return None, None
+    return round(pool / concurrency), tokens
