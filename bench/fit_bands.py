@@ -6,8 +6,8 @@ TRUTH_DIR holds `startups.jsonl` and `models.json`, GPU_DIR `measured*.jsonl` an
 recording (`tests/fixtures`) is read as well. Every rule of the memory model says how sure it is of its figure; here
 each class of deployments gets the factor on that at which nine starts in ten lie inside. A class with few starts
 borrows from the class above it, as if it had seen PRIOR more starts like that one's. The coverage in the table is of
-starts whose source (the repository that published them; of measured runs, the model) was left out of the fit. With --write
-the bands go to `src/legroom/facts/data/bands.json`.
+starts whose source (the repository that published them; of measured runs, the model) was left out of the fit. With
+--write the bands go to `src/legroom/facts/data/bands.json`.
 """
 
 from __future__ import annotations

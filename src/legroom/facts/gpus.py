@@ -46,6 +46,8 @@ class Gpu:
     """CPU and GPU share one memory (GB10, Jetson, APUs)."""
     host_total_bytes: int = 0
     """Of a unified card: all of the machine's memory, where the GPU sees only a part of it."""
+    screen: bool = False
+    """It has outputs for a screen, so a desktop may hold a part of it."""
     bf16_flops: float = 0.0
     fp8_flops: float = 0.0
     source: str = ""
@@ -228,6 +230,7 @@ def _read(entry: Mapping[str, Any], note: str = "", larger: str = "") -> Gpu:
         vendor=entry.get("vendor", "nvidia"),
         unified=entry.get("unified", False),
         host_total_bytes=int(entry.get("host_total_gib", 0) * GIB),
+        screen=entry.get("screen", False),
         bf16_flops=entry.get("bf16_tflops", 0) * 1e12,
         fp8_flops=entry.get("fp8_tflops", 0) * 1e12,
         source=entry["source"],

@@ -12,7 +12,7 @@ from legroom.facts.config.quantization import online_quantization
 from legroom.facts.model import Experts, Layer, Model
 from legroom.facts.releases import release as known_release
 from legroom.memory.stages import stage_range
-from legroom.memory.weights.draft import draft_modules, draft_settings
+from legroom.memory.weights.draft import draft_is_uncounted, draft_modules, draft_settings
 from legroom.memory.weights.extras import before_layers, layer_extras, model_extras, with_first_attention
 from legroom.memory.weights.module import Module, Ranks
 from legroom.memory.weights.modules import encoder_modules, feedforward_modules, mixer_modules, norm
@@ -153,7 +153,7 @@ def loaded_modules(
     yield from built
     for module in lora_buffers((each.module for each in built), model, settings, context.dtype_bytes):
         yield StoredModule(module, storage(module, None, context))
-    if build.last:
+    if build.last and not draft_is_uncounted(settings):
         yield from _draft(build)
 
 
