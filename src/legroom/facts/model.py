@@ -195,6 +195,8 @@ class Quantization:
     """Other schemes for modules whose name matches a pattern (mixed precision); the first match wins."""
     online: bool = False
     """The checkpoint is not quantized: vLLM quantizes while loading (--quantization fp8 on a bf16 model)."""
+    list_assumed: bool = False
+    """The config does not list what was quantized how: what such checkpoints usually do stands in for the list."""
 
 
 @dataclass(frozen=True, slots=True)
