@@ -237,6 +237,8 @@ class Model:
     """Total bytes of the safetensors headers, where they were read."""
     known: bool = True
     """False: legroom does not know this architecture and read it as a plain transformer."""
+    assumed: bool = False
+    """True: how it is stored was taken from its name; its own config was not read."""
     config: Mapping[str, Any] = field(default_factory=dict, hash=False, compare=False, repr=False)
     """The text config as read, for parts that need a rare field."""
     source: str = ""
