@@ -104,10 +104,10 @@ def test_signals_reach_the_server(launch, tmp_path):
 def process(*below: str) -> str:
     """Code of a process that starts others with titles of vLLM's, prints their pids, and stays."""
     starts = "".join(
-        f"print(subprocess.Popen([{title!r}, '-c', {code!r}], executable=sys.executable).pid, flush=True)\n"
+        f"print(subprocess.Popen([{title!r}, '-c', {code!r}], executable={sys.executable!r}).pid, flush=True)\n"
         for title, code in zip(below[::2], below[1::2], strict=True)
     )
-    return f"import subprocess, sys, time\n{starts}time.sleep(600)"
+    return f"import subprocess, time\n{starts}time.sleep(600)"
 
 
 def test_the_engine_of_a_single_api_server_is_killed_with_its_workers(launch, tmp_path):

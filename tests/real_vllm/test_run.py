@@ -1,5 +1,5 @@
-"""`legroom run` on a real vLLM: failed starts are mended, a dead engine is restarted, SIGTERM lets requests finish, and a
-Ctrl-C answers every client at once."""
+"""`legroom run` on a real vLLM: failed starts are mended, a dead engine is restarted, SIGTERM lets requests finish, and
+a Ctrl-C answers every client at once."""
 
 from __future__ import annotations
 

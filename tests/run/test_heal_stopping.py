@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from legroom.run.files import RunFile
 from legroom.run.health import port_problem
 from legroom.run.restarts import LONGEST_DELAY_S, WINDOW_S, RestartBudget
-from legroom.run.stopping import ANSWERING_S, GRACE_S, HURRY_S, NOT_UP_S, Signals, Stopping
+from legroom.run.stopping import ANSWERING_S, GRACE_S, HURRY_S, LEAVING_S, NOT_UP_S, Signals, Stopping
 
 
 class Recorder:
@@ -161,7 +161,7 @@ def test_sigint_takes_the_engines_away_so_that_the_api_server_answers_its_client
 
 def test_an_api_server_that_has_not_noticed_is_asked_to_go_and_killed_at_last(ending):
     stopping, server, clock = ending
-    for patience_s in (ANSWERING_S, HURRY_S):
+    for patience_s in (ANSWERING_S, LEAVING_S):
         clock[0] += patience_s
         stopping.check(server)
     assert server.got == ["kill engines", "SIGINT", "kill"]

@@ -78,6 +78,8 @@ GRACE_S = 15.0
 ANSWERING_S = 1.0
 """How long a server whose engines are gone may take to answer its clients and end by itself. One without requests looks
 at its engines every five seconds only (0.32), so it is asked to go after that."""
+LEAVING_S = 1.0
+"""And then to go: its clients have their answers, and several API servers wait for each other (0.32)."""
 HURRY_S = 5.0
 NOT_UP_S = 10.0
 """A server that is still starting has no request to finish, and vLLM 0.32 does not hear SIGTERM before it is up."""
@@ -161,7 +163,7 @@ class Stopping:
             return
         if self._is_answering:
             self._is_answering = False
-            self._send(server, signal.SIGINT, HURRY_S)
+            self._send(server, signal.SIGINT, LEAVING_S)
             return
         self._say("it did not go in time: killing it")
         server.kill()
