@@ -13,7 +13,7 @@ from guard_wire import OK, WHOLE_POOL, Client, Upstream, answer_of, ask, connect
 from legroom.guard.proxy.client import MOST_PIPELINED, STALLED_S
 from legroom.guard.proxy.wire import unsent_bytes, upstream_of
 
-TOO_LARGE = b'{"prompt": [1], "max_tokens": 100, "n": 500}'
+TOO_LARGE = b'{"prompt": [1], "max_tokens": 100, "logprobs": 500}'
 BODY = b'{"prompt": [1], "max_tokens": 4}'
 GET = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
 
