@@ -1,8 +1,10 @@
 """`legroom plan` against instrumented runs of a real vLLM on one GPU.
 
     python bench/h200.py measured.jsonl [--configs DIR]
+    python bench/h200.py tests/fixtures/h200_0.32.jsonl
 
-The last line is JSON.
+The second form is legroom's own recording: the file holds the models' files too, and what legroom predicted before the
+runs, whose coverage is printed beside today's. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -11,10 +13,38 @@ import argparse
 import json
 import math
 import statistics
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from legroom.planning import scoring_data
 from legroom.planning.scoring import score, summary
+
+Records = list[tuple[str, Mapping[str, Any] | str]]
+
+
+def unpacked(records: Records, folder: Path) -> Records:
+    """The runs of legroom's own recording, with its models' files written out below `folder`."""
+    runs: Records = []
+    for name, record in records:
+        kind = record.get("kind") if isinstance(record, Mapping) else None
+        if isinstance(record, Mapping) and kind == "model":
+            home = folder / record["name"]
+            home.mkdir()
+            for file, content in record["files"].items():
+                (home / file).write_text(json.dumps(content))
+        elif isinstance(record, Mapping) and kind == "run":
+            runs.append((name, json.loads(json.dumps(record).replace("{models}", str(folder)))))
+    return runs
+
+
+def earlier_coverage(runs: Records) -> None:
+    """How often the truth lay in the band that legroom gave before the run."""
+    predicted = [run for _, run in runs if isinstance(run, Mapping) and "predicted" in run]
+    inside = [run["predicted"]["low"] <= run["available_kv_bytes"] <= run["predicted"]["high"] for run in predicted]
+    if inside:
+        print(f"  in the band predicted before the run: {sum(inside)} of {len(inside)}")
 
 
 def main() -> None:
@@ -22,9 +52,16 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--configs", type=Path, help="default: kit/configs beside the file")
     args = parser.parse_args()
-    configs = args.configs or args.file.parent / "kit" / "configs"
-    loaded = scoring_data.gpu_run_cases(scoring_data.read_records(args.file), configs)
-    results = score(loaded.cases)
+    records = scoring_data.read_records(args.file)
+    with tempfile.TemporaryDirectory() as models:
+        configs = args.configs or args.file.parent / "kit" / "configs"
+        if own := unpacked(records, Path(models)):
+            records, configs = own, Path(models)
+        loaded = scoring_data.gpu_run_cases(records, configs)
+        results = score(loaded.cases)
+    earlier_coverage(records)
+    covered = [result.bands["kv_cache"].inside for result in results if "kv_cache" in result.bands]
+    print(f"  in the band predicted now: {sum(covered)} of {len(covered)}")
     for result in results:
         errors = ", ".join(f"{name} {error:+.3%}" for name, error in result.errors.items() if name != "kv_of_card")
         print(f"{result.case.id:36s} {result.why_unanswered or errors}")

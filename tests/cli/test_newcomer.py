@@ -5,12 +5,13 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from legroom.cli.completion import bash_script, every_option, fish_script, zsh_script
-from legroom.cli.main import COMMANDS, main, overview
+from legroom.cli.main import _EXTRA_OF_COMMAND, _PACKAGES, COMMANDS, main, overview
 from legroom.facts.gpus import all_gpus, gpu, gpu_names
 
 ROOT = Path(__file__).parents[2]
@@ -55,11 +56,47 @@ def test_the_sample_log_is_diagnosed_without_any_dependency_as_with_them(capsys)
     assert json.loads(done.stdout) == json.loads(capsys.readouterr().out)
 
 
-def test_a_command_that_needs_a_missing_package_names_it():
-    done = without_dependencies("verify", "http://127.0.0.1:9")
+@pytest.mark.parametrize(
+    ("words", "package", "extra"),
+    [
+        (("verify", "http://127.0.0.1:9"), "aiohttp", "run"),
+        (("watch", "http://127.0.0.1:9", "--once"), "psutil", "watch"),
+        (("guard", "--upstream", "http://127.0.0.1:9", "--port", "0"), "httptools", "guard"),
+        (("recover",), "psutil", "run"),
+    ],
+)
+def test_a_command_that_needs_a_missing_package_names_the_extra_that_has_it(words, package, extra):
+    done = without_dependencies(*words)
     assert done.returncode == 3
-    assert "needs the Python package aiohttp" in done.stderr
+    assert f"legroom {words[0]} needs the Python package {package}" in done.stderr
+    assert f"pip install 'legroom[{extra}]'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_every_extra_that_a_sentence_names_is_in_the_project_file():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    named = set(_EXTRA_OF_COMMAND.values()) | {extra for _, extra in _PACKAGES.values() if extra}
+    assert named <= set(extras)
+
+
+def test_a_plain_install_asks_for_packages_of_pure_python_alone():
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
+    assert {re.split(r"[<>=;\[ ]", line)[0].lower() for line in needed} <= {"huggingface_hub", "pyyaml"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("size", "llama-3.1-8b", "--gpu", "h100,l4", "--json"),
+        ("simulate", "--synthetic", "poisson rate=8 requests=50", "--blocks", "2000", "--step-ms", "30", "--json"),
+        ("explain", "--search", "cumem fragmentation", "--json"),
+        ("models", "llama", "--json"),
+    ],
+)
+def test_what_a_browser_runs_needs_the_standard_library_alone(words, capsys):
+    done = without_dependencies(*words)
+    assert done.returncode == main(list(words)) == 0
+    assert json.loads(done.stdout) == json.loads(capsys.readouterr().out)
 
 
 def test_output_that_cannot_be_written_is_one_line_and_code_3():

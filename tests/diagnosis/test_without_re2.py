@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import time
+from re import _constants, _parser  # type: ignore[attr-defined]
+from typing import Any
 
 import pytest
 from diagnosis_logs import CAUSES
 
-from legroom.diagnosis import diagnose, evidence, patterns
+from legroom.diagnosis import diagnose, evidence, masking, patterns
 from legroom.diagnosis.diagnose import read_log
 from legroom.diagnosis.diagnosis_json import readings_json
 from legroom.diagnosis.masking import MASK, masked
 from legroom.diagnosis.patterns import MOST_CHARS, BoundedPattern, Re2Finder, TextFinder
 from legroom.diagnosis.scan import every_mark
+from legroom.explain.catalog import entries
+from legroom.facts.evidence import message_patterns
+from legroom.planning.startup_log import startup_lines
 
 _CACHED = (patterns.compiled, evidence._all_patterns, evidence._pattern, diagnose._startup_patterns)
 HOSTILE = ("9", "9.", "a ", "1GiB->", "deep_ep", "cudaHostAlloc", "ValueError: ", "eyJaaaaaaaaaa-", "memory ", "://")
@@ -75,3 +81,62 @@ def test_the_finder_finds_what_re2_finds() -> None:
     in_order = [at for at, _ in TextFinder(every_mark()).find(text, 0, len(text))]
     assert by_re2 <= set(in_order)
     assert in_order == sorted(in_order)
+
+
+def every_pattern() -> list[str]:
+    """All that meets a foreign text: messages, start-up lines, what is masked, and the catalog's signatures."""
+    messages = [evidence._pattern(message) for message in message_patterns()]
+    startups = [diagnose._linear(form.pattern.pattern)[0] for form in startup_lines()]
+    signatures = [signature.pattern for entry in entries() for signature in entry.signatures]
+    return [*messages, *startups, *masking._SECRETS, masking._PROMPT, masking._LINK, *signatures]
+
+
+def shortest_match(tree: Any) -> str:
+    """A text that a pattern matches, with every repetition run at least once."""
+    pieces = []
+    for operation, argument in tree:
+        if operation is _constants.LITERAL:
+            pieces.append(chr(argument))
+        elif operation is _constants.IN:
+            pieces.append(of_class(argument))
+        elif operation is _constants.BRANCH:
+            pieces.append(shortest_match(argument[1][0]))
+        elif operation is _constants.SUBPATTERN:
+            pieces.append(shortest_match(argument[3]))
+        elif operation in (_constants.MAX_REPEAT, _constants.MIN_REPEAT):
+            pieces.append(shortest_match(argument[2]) * max(argument[0], 1))
+        elif operation is _constants.ANY:
+            pieces.append("9")
+    return "".join(pieces)
+
+
+def of_class(members: Any) -> str:
+    for text in ("9", "a", " ", ".", "/", "-", "'"):
+        for operation, argument in members:
+            if operation is _constants.LITERAL and chr(argument) == text:
+                return text
+            if operation is _constants.RANGE and argument[0] <= ord(text) <= argument[1]:
+                return text
+            if operation is _constants.CATEGORY and re.match(CLASSES[argument], text):
+                return text
+    return "9"
+
+
+CLASSES = {
+    _constants.CATEGORY_DIGIT: r"\d", _constants.CATEGORY_WORD: r"\w", _constants.CATEGORY_SPACE: r"\s",
+    _constants.CATEGORY_NOT_DIGIT: r"\D", _constants.CATEGORY_NOT_WORD: r"\W", _constants.CATEGORY_NOT_SPACE: r"\S",
+}  # fmt: skip
+
+
+def test_no_pattern_of_the_set_takes_long_on_texts_made_against_it() -> None:
+    slow = {}
+    for pattern in dict.fromkeys(every_pattern()):
+        bounded, seed = BoundedPattern(pattern), shortest_match(_parser.parse(pattern, re.ASCII))
+        for text in (seed, seed[:-1], seed[: len(seed) // 2 + 1], seed + " ", *HOSTILE):
+            attack = (text * (MOST_CHARS // max(len(text), 1) + 1))[: MOST_CHARS - 1] + "\0"
+            began = time.process_time()
+            bounded.search(f"{seed[:-1]}{attack}")
+            took = time.process_time() - began
+            if took > 0.5:
+                slow[pattern] = took
+    assert not slow

@@ -47,25 +47,12 @@ def run(args: argparse.Namespace) -> int:
         if all(word in " ".join((card.name, card.vendor, *names[card.name])).lower() for word in words)
     ]
     if args.json:
-        print_json({"gpus": [_gpu_json(card, names[card.name]) for card in cards]})
+        print_json({"gpus": [card.as_json(names[card.name]) for card in cards]})
     elif cards:
         _show(cards, names)
     else:
         sys.stdout.write("No GPU matches; give its memory to legroom plan instead, like --gpu 24GiB.\n")
     return OK if cards else ANSWER_IS_NO
-
-
-def _gpu_json(card: Gpu, names: tuple[str, ...]) -> dict[str, Any]:
-    return {
-        "name": card.name,
-        "write": list(names),
-        "vendor": card.vendor,
-        "total_bytes": card.total_bytes,
-        "bandwidth_bytes_s": card.bandwidth_bytes_s,
-        "compute_capability": ".".join(map(str, card.compute_capability)) if any(card.compute_capability) else None,
-        "unified_memory": card.unified,
-        "source": card.source,
-    }
 
 
 def _show(cards: list[Gpu], names: dict[str, tuple[str, ...]]) -> None:

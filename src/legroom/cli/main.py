@@ -18,12 +18,18 @@ from legroom.version import __version__
 _INTERRUPTED = 130
 _BUG = 70
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-_PACKAGES = {
-    "aiohttp": "aiohttp", "httptools": "httptools", "huggingface_hub": "huggingface_hub", "prometheus_client":
-    "prometheus_client", "psutil": "psutil", "pynvml": "nvidia-ml-py", "re2": "google-re2", "yaml": "PyYAML",
-    "zstandard": "zstandard",
+_EXTRA_OF_COMMAND = {
+    "diagnose": "scan", "guard": "guard", "incident": "watch", "incidents": "watch", "mcp": "mcp", "recover": "run",
+    "run": "run", "ui": "ui", "verify": "run", "watch": "watch",
 }  # fmt: skip
-"""What legroom depends on, by the name that it is imported under."""
+"""The extra that brings what a command needs beyond a plain install."""
+_PACKAGES = {
+    "aiohttp": ("aiohttp", "watch"), "httptools": ("httptools", "guard"), "huggingface_hub": ("huggingface_hub", ""),
+    "mcp": ("mcp", "mcp"), "prometheus_client": ("prometheus_client", "watch"), "psutil": ("psutil", "run"),
+    "pynvml": ("nvidia-ml-py", "watch"), "re2": ("google-re2", "scan"), "starlette": ("starlette", "ui"),
+    "uvicorn": ("uvicorn", "ui"), "yaml": ("PyYAML", ""), "zstandard": ("zstandard", "scan"),
+}  # fmt: skip
+"""What legroom may need, by the name that it is imported under: the package, and an extra that has it."""
 
 
 class CommandEntry(NamedTuple):
@@ -58,6 +64,9 @@ SECTIONS: Mapping[str, tuple[CommandEntry, ...]] = {
         CommandEntry("incident", "one incident: seen, diagnosed, done, recommended"),
         CommandEntry("verify", "does a server hold what was planned? proven under load"),
         CommandEntry("recover", "after a crash: what still holds memory, and freeing what is dead"),
+    ),
+    "on a page": (
+        CommandEntry("ui", "all of it in a browser: served from here, or as files that need no server"),
     ),
     "files for other tools": (
         CommandEntry("export", "alerts, dashboards, units, manifests and scripts from the plan"),
@@ -161,13 +170,13 @@ def _drop_output() -> None:
 
 def _complain_of_missing(error: ModuleNotFoundError, words: Sequence[str]) -> bool:
     """Whether a package that legroom depends on is missing, and was named."""
-    package = _PACKAGES.get((error.name or "").partition(".")[0])
-    if package is None:
+    package, extra = _PACKAGES.get((error.name or "").partition(".")[0], ("", ""))
+    if not package:
         return False
-    command = f"legroom {words[0]}" if words else "legroom"
-    _complain(
-        LegroomError(f"{command} needs the Python package {package}", f"pip install {package}, or pip install legroom")
-    )
+    name = words[0] if words else ""
+    extra = _EXTRA_OF_COMMAND.get(name, extra) if extra else ""
+    install = f"pip install 'legroom[{extra}]'" if extra else "pip install legroom"
+    _complain(LegroomError(f"legroom {name} needs the Python package {package}", install))
     return True
 
 

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     every = (model for name in bundled_names() if (model := find(name)))
     models = [model for model in every if all(word in " ".join((model.name, *model.ids)).lower() for word in words)]
     if args.json:
-        print_json({"models": [_model_json(model) for model in models]})
+        print_json({"models": [model.as_json() for model in models]})
     elif models:
         _show(models)
     else:
@@ -51,16 +51,6 @@ def run(args: argparse.Namespace) -> int:
             "No bundled model matches; any Hugging Face id, or a folder with a config.json, can be planned as well.\n"
         )
     return OK if models else ANSWER_IS_NO
-
-
-def _model_json(model: Bundled) -> dict[str, Any]:
-    return {
-        "name": model.name,
-        "ids": list(model.ids),
-        "parameters": model.parameters or None,
-        "quantized_from": model.base,
-        "source": model.source,
-    }
 
 
 def _show(models: list[Bundled]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from legroom.calls import MOST_ASYNC
 from legroom.errors import LegroomError
 from legroom.simulation.choose import SEARCHED, Candidate, grid
 from legroom.simulation.settings import LayerGroup, SchedulerSettings
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 _UTILIZATIONS = (0.9, 0.95)
 _DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 2048, "block_size": 16}
-_MOST_ASYNC = 2_000
-"""Requests up to which a planned deployment is replayed a batch ahead, as on a GPU: step by step."""
 _PLANNED = (
     "max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len", "enable_prefix_caching",
     "enable_chunked_prefill", "async_scheduling",
@@ -123,7 +122,7 @@ def _planned(
     notes, resolved = [*card_notes, *taken.notes], dict(taken.flags)
     if args.blocks is not None:
         resolved["num_blocks"] = args.blocks
-    if resolved["async_scheduling"] and args.async_scheduling is None and (args.choose or len(trace) > _MOST_ASYNC):
+    if resolved["async_scheduling"] and args.async_scheduling is None and (args.choose or len(trace) > MOST_ASYNC):
         # Deciding a step ahead changes little and only the step-by-step replay knows it.
         resolved["async_scheduling"] = False
         notes.append("simulated without asynchronous scheduling, which is slow to replay; --async-scheduling has it")

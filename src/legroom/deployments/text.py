@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from legroom.errors import LegroomError
+from legroom.isolation import isolation
 from legroom.records import dataclass
 
 MAX_FILE_BYTES = 10 * 2**20
@@ -15,6 +16,8 @@ MAX_FILE_BYTES = 10 * 2**20
 
 def read_text(path: Path) -> str:
     """A text file of reasonable size."""
+    if isolation():
+        raise LegroomError(f"{path} is a file beside this text, and is not read", "put what it says into the text")
     try:
         if path.is_dir():
             raise LegroomError(f"{path} is a folder", "pass one file")

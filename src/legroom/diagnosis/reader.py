@@ -132,7 +132,9 @@ def _zstd_reader(stream: Any, name: str) -> tuple[Any, str, type[Exception]]:
     try:
         import zstandard  # noqa: PLC0415 - only for packed files
     except ImportError:
-        raise LegroomError(f"{name} is packed with zstd", "pip install zstandard, or unpack it with zstd -d") from None
+        raise LegroomError(
+            f"{name} is packed with zstd", "pip install 'legroom[scan]', or unpack it with zstd -d"
+        ) from None
     reader = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
     return reader, name, zstandard.ZstdError
 

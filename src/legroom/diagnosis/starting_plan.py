@@ -19,6 +19,7 @@ from legroom.facts.gpus import Gpu, all_gpus, with_total
 from legroom.facts.gpus import gpu as known_gpu
 from legroom.facts.releases import Release, latest, logged_release
 from legroom.facts.releases import release as known_release
+from legroom.isolation import isolation
 from legroom.memory.deployment import Measurements
 from legroom.records import dataclass
 from legroom.units import GIB
@@ -141,7 +142,9 @@ def all_ranks_seen(case: Case, ranks: int) -> bool:
 
 def is_local(model: str) -> bool:
     """Whether a model's name means a folder or file of this machine rather than an id on the Hub."""
-    return model.startswith(("/", ".", "~")) or "\\" in model or ".." in model or Path(model).exists()
+    if model.startswith(("/", ".", "~")) or "\\" in model or ".." in model:
+        return True
+    return isolation() is None and Path(model).exists()
 
 
 def base_plan(case: Case, known: Known) -> Plan | None:

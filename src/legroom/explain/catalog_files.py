@@ -71,7 +71,7 @@ def _re2() -> Any:
         import re2  # noqa: PLC0415
     except ImportError:
         message = "checking patterns needs the package google-re2"
-        raise LegroomError(message, "pip install google-re2", UNREACHABLE) from None
+        raise LegroomError(message, "pip install 'legroom[scan]'", UNREACHABLE) from None
     return re2
 
 
@@ -109,8 +109,9 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "integer": int, "number": (int, float),
 }  # fmt: skip
 KEYWORDS = frozenset(
-    {"type", "properties", "required", "additionalProperties", "items", "enum", "pattern", "minItems", "minLength",
-     "minimum", "maximum", "uniqueItems", "$ref", "$defs", "$schema", "$id", "title", "description", "anyOf"}
+    {"type", "properties", "required", "additionalProperties", "items", "enum", "pattern", "minItems", "maxItems",
+     "minLength", "maxLength", "minimum", "maximum", "uniqueItems", "$ref", "$defs", "$schema", "$id",
+     "title", "description", "anyOf"}
 )  # fmt: skip
 
 
@@ -143,6 +144,8 @@ def _check(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any], at: s
 def _check_string(value: str, schema: Mapping[str, Any], at: str) -> Iterator[str]:
     if len(value) < schema.get("minLength", 0):
         yield f"{at}: is empty"
+    if len(value) > schema.get("maxLength", len(value)):
+        yield f"{at}: has {len(value):,} characters, may have {schema['maxLength']:,}"
     if "pattern" in schema and not re.search(schema["pattern"], value):
         yield f"{at}: {value!r} does not look like {schema['pattern']}"
 
@@ -155,6 +158,8 @@ def _check_number(value: float, schema: Mapping[str, Any], at: str) -> Iterator[
 def _check_list(value: list[Any], schema: Mapping[str, Any], root: Mapping[str, Any], at: str) -> Iterator[str]:
     if len(value) < schema.get("minItems", 0):
         yield f"{at}: has {len(value)} items, needs {schema['minItems']}"
+    if len(value) > schema.get("maxItems", len(value)):
+        yield f"{at}: has {len(value)} items, may have {schema['maxItems']}"
     if schema.get("uniqueItems") and any(item in value[:place] for place, item in enumerate(value)):
         yield f"{at}: has an item twice"
     for place, item in enumerate(value):

@@ -40,6 +40,16 @@ class Bundled:
     base: str | None
     entry: Mapping[str, Any]
 
+    def as_json(self) -> dict[str, Any]:
+        """As `legroom models --json` lists it."""
+        return {
+            "name": self.name,
+            "ids": list(self.ids),
+            "parameters": self.parameters or None,
+            "quantized_from": self.base,
+            "source": self.source,
+        }
+
 
 def bundled_names() -> tuple[str, ...]:
     """Short names of every bundled model, variants included."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -46,6 +46,8 @@ class Gpu:
     """CPU and GPU share one memory (GB10, Jetson, APUs)."""
     host_total_bytes: int = 0
     """Of a unified card: all of the machine's memory, where the GPU sees only a part of it."""
+    screen: bool = False
+    """It has outputs for a screen, so a desktop may hold a part of it."""
     bf16_flops: float = 0.0
     fp8_flops: float = 0.0
     source: str = ""
@@ -66,6 +68,20 @@ class Gpu:
             object.__setattr__(self, "total_low_bytes", self.total_bytes)
         if not self.total_high_bytes:
             object.__setattr__(self, "total_high_bytes", self.total_bytes)
+
+    def as_json(self, spellings: Sequence[str]) -> dict[str, Any]:
+        """As `legroom gpus --json` lists it; `spellings` are other names that mean it."""
+        known = any(self.compute_capability)
+        return {
+            "name": self.name,
+            "write": list(spellings),
+            "vendor": self.vendor,
+            "total_bytes": self.total_bytes,
+            "bandwidth_bytes_s": self.bandwidth_bytes_s,
+            "compute_capability": ".".join(map(str, self.compute_capability)) if known else None,
+            "unified_memory": self.unified,
+            "source": self.source,
+        }
 
 
 def gpu(name: str) -> Gpu:
@@ -204,6 +220,7 @@ def _read(entry: Mapping[str, Any], note: str = "", larger: str = "") -> Gpu:
         vendor=entry.get("vendor", "nvidia"),
         unified=entry.get("unified", False),
         host_total_bytes=int(entry.get("host_total_gib", 0) * GIB),
+        screen=entry.get("screen", False),
         bf16_flops=entry.get("bf16_tflops", 0) * 1e12,
         fp8_flops=entry.get("fp8_tflops", 0) * 1e12,
         source=entry["source"],

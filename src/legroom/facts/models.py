@@ -23,6 +23,7 @@ from legroom.facts.bundled import (
 from legroom.facts.config.reading import model_from_config
 from legroom.facts.model import Model
 from legroom.facts.model_files import Tensor, config_of_folder, local_tensors, read_json_object, total_bytes
+from legroom.isolation import Isolation, isolation
 
 __all__ = ["bundled_names", "load", "nearest", "smaller_siblings", "variants"]
 
@@ -43,6 +44,8 @@ def load(
         raise LegroomError("no model was named", "pass a Hub id, a folder with a config.json, or a config.json")
     if "\0" in text or len(text) > 4096:
         raise LegroomError("the model name is not a name or a path", "pass a Hub id or a path")
+    if limits := isolation():
+        return _without_files(text, limits, overrides)
     path = Path(os.path.expanduser(text))  # noqa: PTH111 - pathlib's raises where a user is not known
     if _exists(path):
         return _from_path(path, overrides)
@@ -79,6 +82,17 @@ def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any] | None) -
     return changed
 
 
+def _without_files(text: str, limits: Isolation, overrides: Mapping[str, Any] | None) -> Model:
+    if given := limits.models.get(text):
+        model = model_from_config(overridden(given.config, overrides), name=text, source="the given config.json")
+        return replace(model, checkpoint_bytes=given.checkpoint_bytes) if given.checkpoint_bytes else model
+    if bundled := find(text) or mirrored(text):
+        return from_bundled(bundled, text, overrides)
+    error = _unknown(text, "is not a model that is known without looking it up")
+    error.hint = f"give its config.json; {error.hint}" if nearest(text) else "give its config.json"
+    raise error
+
+
 def _from_path(path: Path, overrides: Mapping[str, Any] | None) -> Model:
     if path.is_dir():
         tensors = local_tensors(path)
@@ -95,7 +109,7 @@ def _from_path(path: Path, overrides: Mapping[str, Any] | None) -> Model:
 
 
 def _from_hub(name: str, revision: str | None, offline: bool | None, overrides: Mapping[str, Any] | None) -> Model:
-    if not _is_hub_id(name):
+    if not is_hub_id(name):
         raise _unknown(name, "is neither a bundled model, a path, nor a Hub id (owner/name)")
     from legroom.facts import hub  # noqa: PLC0415 - huggingface_hub takes a third of a second to import
 
@@ -132,7 +146,7 @@ def _looks_like_a_path(text: str) -> bool:
     return text.startswith(("/", "./", "../", "~")) or text.endswith((".json", ".gguf", os.sep)) or text.count("/") > 1
 
 
-def _is_hub_id(text: str) -> bool:
+def is_hub_id(text: str) -> bool:
     owner, slash, repo = text.partition("/")
     allowed = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
     return bool(slash and owner and repo) and set(owner + repo) <= allowed

@@ -12,8 +12,8 @@ from mcp.types import ToolAnnotations
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from legroom import calls
 from legroom.errors import LegroomError
-from legroom.mcp import requests as calls
 from legroom.planning.machine import Machine
 from legroom.version import __version__
 

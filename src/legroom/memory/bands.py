@@ -20,6 +20,7 @@ from legroom.memory.activation.encoder import encoder_profile
 from legroom.memory.cache import PROFILE_RUN, cached
 from legroom.records import dataclass
 from legroom.units import MIB
+from legroom.vllm.traits import is_moe
 
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
@@ -75,6 +76,8 @@ def band_class(model: Model, settings: EngineSettings, gpu: Gpu) -> BandClass:
 
 def _class(model: Model, settings: EngineSettings, gpu: Gpu, _: int) -> BandClass:
     several = settings.tensor_parallel_size * settings.pipeline_parallel_size > 1
+    # Data-parallel ranks share their experts; a dense model's are servers of their own.
+    several = several or (settings.data_parallel_size > 1 and is_moe(model))
     card = card_family(gpu)
     releases: Sequence[str] = bands()["measured"]["releases"]
     measured = card == bands()["measured"]["card"] and settings.release in releases

@@ -17,6 +17,8 @@ from legroom.memory.dtypes import FLOAT32_BYTES
 from legroom.memory.graphs import graph_bytes, graph_estimate
 from legroom.memory.runner_buffers import runner_buffers, sampler_tables, segment_rests
 from legroom.memory.unified import charged_to_vllm, host_terms, system_bytes
+from legroom.memory.weights.draft import draft_is_uncounted, draft_settings
+from legroom.memory.weights.loaded import loaded_weights
 from legroom.units import MIB
 
 if TYPE_CHECKING:
@@ -45,6 +47,11 @@ def held_at_start(settings: EngineSettings, gpu: Gpu) -> Figure:
         term = Term("the system", system, "shares this memory")
         held += estimated(system, system // 2, 2 * system, (term,))
     return held
+
+
+def desktop_bytes(gpu: Gpu) -> int:
+    """What a desktop usually holds of a card that drives a screen; 0 for cards without outputs."""
+    return int(constants()["desktop"]["usual_mib"] * MIB) if gpu.screen else 0
 
 
 def _is_nvlink_server(gpu: Gpu) -> bool:
@@ -150,6 +157,8 @@ def _outside(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> 
     wire = _wire_before_snapshot(settings, gpu)
     if wire:
         terms.insert(1, Term("communication", wire, "NCCL starts before the budget's first look at the card"))
+    if draft := _uncounted_draft(model, settings, gpu):
+        terms.append(Term("the draft model", draft, "V0 charges the weights of the model alone (0.6.5+)"))
     if workspace := flashinfer_workspace(model, settings, gpu):
         terms.append(Term("FlashInfer's workspace", workspace, "kept by the attention backend"))
     outside_total = sum(term.bytes for term in terms)
@@ -161,6 +170,12 @@ def _outside(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> 
     fit = constants()["cached"]
     spread = int(fit["band_mib"] * MIB) + int(fit["relative_band"] * cached) + (taken.high - taken.bytes)
     return estimated(size, max(0, size - spread), size + spread, tuple(terms))
+
+
+def _uncounted_draft(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
+    if model.draft is None or not draft_is_uncounted(settings):
+        return 0
+    return loaded_weights(model.draft, draft_settings(settings), gpu).figure.bytes
 
 
 def cached_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:

@@ -25,6 +25,7 @@ from legroom.records import dataclass
 from legroom.units import GIB, MIB
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.parse import parse_flags
+from legroom.vllm.served_model import with_draft
 
 _LOG_ROUNDING_BYTES = 6 * MIB
 """Logs print hundredths of a GiB, so a figure read from one is known to half of that and a little."""
@@ -277,9 +278,9 @@ def _gpu_run(record: Mapping[str, Any], model: Callable[[str], Model]) -> Scored
     total = record["init_snapshot"]["total_memory"]
     written = release(str(record.get("vllm") or record.get("vllm_version") or "0.26.0"))
     flags = {
-        flag_name(name): value
+        flag_name(name).replace("--", "--no-", 1) if value is False else flag_name(name): value is False or value
         for name, value in (record.get("args") or {}).items()
-        if value is not False and name != "skip_tokenizer_init"
+        if name != "skip_tokenizer_init"
     }
     args = replace(_parsed(flags, written), model=record["model"], env={name: str(env[name]) for name in env})
     frees = [record[name]["mem"]["free"] for name in record if name.startswith("gen") and "mem" in record[name]]
@@ -288,7 +289,9 @@ def _gpu_run(record: Mapping[str, Any], model: Callable[[str], Model]) -> Scored
     return ScoredStart(
         id=str(record["id"]),
         source=str(record["model"]),
-        target=Target(model(record["model"]), _card(record.get("gpu") or "NVIDIA H200", total), 1, written),
+        target=Target(
+            with_draft(model(record["model"]), args), _card(record.get("gpu") or "NVIDIA H200", total), 1, written
+        ),
         args=args,
         printed=Printed(
             weights_bytes=record["weights_bytes"],

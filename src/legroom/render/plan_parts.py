@@ -22,6 +22,8 @@ class LayoutPart:
     """One row of the legend: a share of the card, and the figure behind it where there is one."""
 
     name: str
+    key: str
+    """Its name in the JSON of a layout."""
     segment: Segment
     figure: Figure | None
     meaning: str
@@ -30,23 +32,40 @@ class LayoutPart:
 def parts(layout: Layout) -> list[LayoutPart]:
     """Inside the budget from the left, then what is used beside it, then what is left."""
     inside = (
-        ("weights", layout.weights, "blue", "█", "W", "the model, as loaded"),
-        ("activations", layout.activation, "orange", "▓", "A", "peak of the profile run"),
-        ("CUDA graphs", layout.cuda_graph, "purple", "▒", "G", "what this release sets aside for them"),
-        ("non-torch", layout.non_torch, "brown", "░", "N", "libraries and NCCL"),
-        ("KV cache", layout.kv_cache, "green", "▄", "K", "what is left of the budget"),
-        ("outside", layout.outside, "red", "╳", "x", "used beside the budget: context, uncounted graphs, buffers"),
+        ("weights", "weights_bytes", layout.weights, "blue", "█", "W", "the model, as loaded"),
+        ("activations", "activation_bytes", layout.activation, "orange", "▓", "A", "peak of the profile run"),
+        (
+            "CUDA graphs",
+            "cuda_graph_bytes",
+            layout.cuda_graph,
+            "purple",
+            "▒",
+            "G",
+            "what this release sets aside for them",
+        ),
+        ("non-torch", "non_torch_bytes", layout.non_torch, "brown", "░", "N", "libraries and NCCL"),
+        ("KV cache", "kv_cache_bytes", layout.kv_cache, "green", "▄", "K", "what is left of the budget"),
+        (
+            "outside",
+            "outside_bytes",
+            layout.outside,
+            "red",
+            "╳",
+            "x",
+            "used beside the budget: context, uncounted graphs, buffers",
+        ),
     )
     rows = [
-        LayoutPart(name, Segment(name, max(figure.bytes, 0), colour, glyph, letter), figure, meaning)
-        for name, figure, colour, glyph, letter, meaning in inside
+        LayoutPart(name, key, Segment(name, max(figure.bytes, 0), colour, glyph, letter), figure, meaning)
+        for name, key, figure, colour, glyph, letter, meaning in inside
     ]
     if layout.held_by_others_bytes:
         others = exact(layout.held_by_others_bytes, "other processes", "held of the card")
         segment = Segment("others", others.bytes, "grey", "▞", "o")
-        rows.append(LayoutPart("others", segment, others, "held by other processes"))
+        rows.append(LayoutPart("others", "held_by_others_bytes", segment, others, "held by other processes"))
     spare = max(layout.headroom_bytes, 0)
-    rows.append(LayoutPart("headroom", Segment("headroom", spare, "grey", "·", "."), None, "free at the peak"))
+    free = Segment("headroom", spare, "grey", "·", ".")
+    rows.append(LayoutPart("headroom", "headroom_bytes", free, None, "free at the peak"))
     return rows
 
 
@@ -108,6 +127,8 @@ def headline(plan: Plan) -> str:
         return f"{start} will not start."
     if plan.verdict == "tight" and plan.memory.refused:
         return f"{start} may not start: {plan.memory.refused.hint}."
+    if plan.verdict == "tight" and not plan.starts:
+        return f"{start} will probably not start: {plan.reason}."
     if plan.verdict == "tight":
         return f"{start} starts, but it is tight: {plan.reason}."
     card = "the card" if target.gpus == 1 else "each card"

@@ -189,7 +189,7 @@ class Reference:
             slots, stored = scheduler.kv.slots_of(request)
             tally.held_slot_steps += slots
             tally.stored_token_steps += stored
-        self.sampler.add(self.step, 1, used, running, waiting)
+        self.sampler.add(self.step, 1, used, running, waiting, tally.preemptions)
         if self.on_step and batch.scheduled:
             self.on_step(
                 ScheduledStep(

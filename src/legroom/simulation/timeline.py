@@ -35,6 +35,8 @@ class PoolSample(NamedTuple):
     used_blocks: int
     running: int
     waiting: int
+    preemptions: int = 0
+    """From the start of the replay on."""
 
 
 class Rejection(NamedTuple):
@@ -252,6 +254,13 @@ def _steps_json(values: Sequence[int]) -> dict[str, float]:
 
 
 _MOST_POINTS = 2048
+_Worst = tuple[int, int, int, int]
+"""Of a stretch: the most blocks in use, running and waiting, and preemptions up to its end."""
+_NOTHING: _Worst = (0, 0, 0, 0)
+
+
+def _worst(left: _Worst, right: _Worst) -> _Worst:
+    return max(left[0], right[0]), max(left[1], right[1]), max(left[2], right[2]), max(left[3], right[3])
 
 
 class Sampler:
@@ -259,22 +268,20 @@ class Sampler:
 
     def __init__(self) -> None:
         self._width = 1
-        self._points: dict[int, tuple[int, int, int]] = {}
+        self._points: dict[int, _Worst] = {}
 
-    def add(self, step: int, steps: int, used: int, running: int, waiting: int) -> None:
+    def add(self, step: int, steps: int, used: int, running: int, waiting: int, preemptions: int) -> None:
         """The pool looked like this at the end of each of `steps` steps from `step` on."""
         for stretch in range(step // self._width, (step + steps - 1) // self._width + 1):
-            old = self._points.get(stretch, (0, 0, 0))
-            self._points[stretch] = (max(old[0], used), max(old[1], running), max(old[2], waiting))
+            self._points[stretch] = _worst(self._points.get(stretch, _NOTHING), (used, running, waiting, preemptions))
         while len(self._points) > _MOST_POINTS:
             self._double()
 
     def _double(self) -> None:
         self._width *= 2
-        merged: dict[int, tuple[int, int, int]] = {}
+        merged: dict[int, _Worst] = {}
         for stretch, point in self._points.items():
-            old = merged.get(stretch // 2, (0, 0, 0))
-            merged[stretch // 2] = (max(old[0], point[0]), max(old[1], point[1]), max(old[2], point[2]))
+            merged[stretch // 2] = _worst(merged.get(stretch // 2, _NOTHING), point)
         self._points = merged
 
     def samples(self) -> list[PoolSample]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from legroom.errors import LegroomError
+from legroom.facts.config.fields import LENGTH_NAMES
 from legroom.facts.config.reading import derived_max_len
 from legroom.facts.flags import default
 from legroom.facts.gpus import Gpu
@@ -118,6 +119,9 @@ def _derived_and_limit(args: ServeArgs, model: Model, release: Release) -> tuple
         # Without the config there is nothing to lay the overrides over: the user's length is taken at its word.
         asked = args.max_model_len or 0
         return model.max_position_embeddings, max(model.max_position_embeddings, asked if given else 0)
+    if all(model.config.get(key) is None and given.get(key) is None for key in LENGTH_NAMES):
+        # Where a config names no length (Mamba), every release takes whatever it is asked for.
+        return model.max_position_embeddings, max(model.max_position_embeddings, args.max_model_len or 0)
     scaled = any(key in model.config or key in given for key in ("rope_scaling", "rope_parameters"))
     if not scaled and not given:
         return model.max_position_embeddings, model.max_position_embeddings

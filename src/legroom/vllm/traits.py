@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from legroom.facts.attention import attending, latent, recurrent, with_kv_heads
-from legroom.facts.model import Experts, Layer, Model
+from legroom.facts.model import Experts, Layer, Modality, Model
 from legroom.facts.releases import Release
 from legroom.memo import Memo
 from legroom.records import dataclass
@@ -102,6 +102,16 @@ def builds_encoders(args: ServeArgs, model: Model, release: Release) -> bool:
     taken = frozenset[str]().union(*(encoder.kinds for encoder in model.modalities))
     none_allowed = len(barred) == len(limits) and taken <= barred
     return not (args.language_model_only or (none_allowed and release.at_least("0.11.0")))
+
+
+def built_encoders(args: ServeArgs, model: Model, release: Release) -> tuple[Modality, ...]:
+    """The encoders that are loaded: one none of whose kinds of items is allowed is left out (0.11+)."""
+    if not builds_encoders(args, model, release):
+        return ()
+    if release.before("0.11.0"):
+        return model.modalities
+    barred = {kind for kind, limit in (args.limit_mm_per_prompt or {}).items() if limit in (0, {"count": 0})}
+    return tuple(encoder for encoder in model.modalities if not encoder.kinds <= barred)
 
 
 def replicates_encoders(args: ServeArgs) -> bool:

@@ -78,7 +78,7 @@ def dockerfile(server: ExportedServer) -> ExportedFile:
         f"# docker build -t {image(server)} .\n"
         f"# {WRITTEN}\n"
         f"FROM {server.image}\n"
-        "RUN python3 -m pip install --no-cache-dir legroom\n"
+        "RUN python3 -m pip install --no-cache-dir 'legroom[run]'\n"
     )
     return ExportedFile("Dockerfile", text)
 

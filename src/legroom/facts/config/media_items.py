@@ -83,6 +83,7 @@ class _Grid:
             kind,
             step.tokens,
             step.patches,
+            step.outputs,
             max_frames=int(spec.get("max_frames") or 1_000_000),
             frames_per_step=int(spec.get("frames_per_step") or 1),
             beside_image_until=str(spec.get("beside_image_until") or ""),

@@ -21,6 +21,9 @@ Config = Mapping[str, Any]
 
 def modalities(config: Config) -> tuple[Modality, ...]:
     """The encoders that vLLM loads beside the language model of this config."""
+    thinker = config.get("thinker_config")
+    if isinstance(thinker, Mapping):  # Qwen-Omni: what vLLM serves is the part that listens and writes
+        config = {**config, **thinker}
     family = _family(config)
     row = families().get(family)
     text = nested_text_config(config) or config

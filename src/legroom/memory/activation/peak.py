@@ -134,12 +134,21 @@ def _reserved_slack(peak: int, settings: EngineSettings) -> int:
     return int(peak * fit["relative"] + fit["fixed_mib"] * MIB)
 
 
+def _fuses_product(model: Model, settings: EngineSettings) -> bool:
+    """Whether the activation function and the quantization behind it are one kernel."""
+    scheme, fused = model.quantization, constants()["eager"]["fused_static_fp8"]
+    static = bool(scheme and scheme.static_activations and scheme.number == "float" and scheme.weight_bits == 8)
+    in_release = known_release(settings.release).at_least(fused["since"])
+    return static and in_release and model.model_type in fused["families"]
+
+
 def _stage_peaks(model: Model, settings: EngineSettings, pp_rank: int) -> tuple[LayerPeak, ...]:
     execution = Execution(
         settings.tensor_parallel_size,
         is_compiled(settings),
         _quantizes_activations(model),
         bool(model.quantization and model.quantization.block and model.quantization.weight_bits == 8),
+        _fuses_product(model, settings),
     )
     indices = stage_range(len(model.layers), settings, pp_rank)
     return cached_by_model(layer_peaks, model, indices.start, indices.stop, execution)

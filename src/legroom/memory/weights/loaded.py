@@ -132,6 +132,8 @@ def _staged_bytes(settings: EngineSettings, kept: int) -> int:
 def _why(stored: list[StoredModule], staged: int, above: int) -> str:
     if above < MIB:
         return ""
+    if any(each.storage.freed_last for each in stored):
+        return "this release keeps the original weights until the last layer is quantized"
     online = any(each.storage.after and len(each.storage.loaded) == 1 for each in stored)
     if online and not any(each.storage.layer_by_layer for each in stored):
         return "the whole model is loaded in its own precision and quantized afterwards"
@@ -213,16 +215,27 @@ def _load(allocator: TorchAllocator, stored: list[StoredModule]) -> None:
             later.append((blocks, storage))
         for rope in each.ropes:
             _follow(allocator, [], construction(rope))
+    freed_last: list[AllocatorBlock] = []
     for blocks, storage in later:
-        _follow(allocator, blocks or [allocator.allocate(size) for size in storage.loaded], storage.after)
+        replaced = freed_last if storage.freed_last else None
+        _follow(allocator, blocks or [allocator.allocate(size) for size in storage.loaded], storage.after, replaced)
+    for block in freed_last:
+        allocator.free(block)
 
 
-def _follow(allocator: TorchAllocator, blocks: list[AllocatorBlock], steps: Iterable[Step]) -> None:
+def _follow(
+    allocator: TorchAllocator,
+    blocks: list[AllocatorBlock],
+    steps: Iterable[Step],
+    freed_last: list[AllocatorBlock] | None = None,
+) -> None:
     for action, value in steps:
         if action == "+":
             blocks.append(allocator.allocate(value))
-        else:
+        elif freed_last is None:
             allocator.free(blocks[value])
+        else:
+            freed_last.append(blocks[value])
 
 
 def _terms(stored: list[StoredModule]) -> list[Term]:

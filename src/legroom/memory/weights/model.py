@@ -12,7 +12,7 @@ from legroom.facts.config.quantization import online_quantization
 from legroom.facts.model import Experts, Layer, Model
 from legroom.facts.releases import release as known_release
 from legroom.memory.stages import stage_range
-from legroom.memory.weights.draft import draft_modules, draft_settings
+from legroom.memory.weights.draft import draft_is_uncounted, draft_modules, draft_settings
 from legroom.memory.weights.extras import before_layers, layer_extras, model_extras, with_first_attention
 from legroom.memory.weights.module import Module, Ranks
 from legroom.memory.weights.modules import encoder_modules, feedforward_modules, mixer_modules, norm
@@ -22,7 +22,7 @@ from legroom.memory.weights.storage import Storage, StorageContext, storage
 from legroom.records import dataclass
 from legroom.units import round_up
 from legroom.vllm.speculation import draft_method, predicts_itself
-from legroom.vllm.traits import builds_encoders, is_pooling
+from legroom.vllm.traits import is_pooling
 
 if TYPE_CHECKING:
     from legroom.facts.model import Quantization
@@ -148,7 +148,7 @@ def loaded_modules(
     yield from built
     for module in lora_buffers((each.module for each in built), model, settings, context.dtype_bytes):
         yield StoredModule(module, storage(module, None, context))
-    if build.last:
+    if build.last and not draft_is_uncounted(settings):
         yield from _draft(build)
 
 
@@ -171,9 +171,8 @@ def _draft(build: _Build) -> Iterator[StoredModule]:
 
 def _base(build: _Build, stage: range) -> Iterator[StoredModule]:
     context = build.context
-    if builds_encoders(build.settings.given, build.model, known_release(build.settings.release)):
-        for module in encoder_modules(build.model, build.settings, build.ranks.tensor):
-            yield StoredModule(module, storage(module, None, context))
+    for module in encoder_modules(build.model, build.settings, build.ranks.tensor):
+        yield StoredModule(module, storage(module, None, context))
     for module in _encoder(build):
         yield StoredModule(module, storage(module, build.schemes.of(module, 0), context))
     for module in (*_embeddings(build), *before_layers(build.scheme, context)):

@@ -15,10 +15,11 @@ from legroom.errors import LegroomError
 from legroom.facts.anatomy import Anatomy
 from legroom.facts.attention import Attention, LatentAttention, Mixer, StateSpace
 from legroom.facts.model import Dense, Experts, FeedForward
+from legroom.facts.releases import release as known_release
 from legroom.memory.weights.module import Module, Ranks, share
 from legroom.memory.weights.state_spaces import STATE_SPACES
 from legroom.units import cdiv
-from legroom.vllm.traits import replicates_encoders
+from legroom.vllm.traits import built_encoders, replicates_encoders
 
 if TYPE_CHECKING:
     from legroom.facts.model import Linear, Modality, Model
@@ -311,7 +312,7 @@ def _routed(block: Experts, work: int, ranks: Ranks) -> list[Module]:
 def encoder_modules(model: Model, settings: EngineSettings, tensor_ranks: int) -> Iterator[Module]:
     """vLLM builds encoders on every stage, split like a decoder's unless each rank has them whole."""
     ranks = 1 if replicates_encoders(settings.given) else tensor_ranks
-    for encoder in model.modalities:
+    for encoder in built_encoders(settings.given, model, known_release(settings.release)):
         for weight in _by_block(encoder):
             outputs = cdiv(weight.outputs, ranks) if weight.split == "out" else weight.outputs
             inputs = cdiv(weight.inputs, ranks) if weight.split == "in" else weight.inputs

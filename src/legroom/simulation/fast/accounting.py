@@ -17,8 +17,10 @@ def double_stretches(sim):
         used, running = max(left.used, right.used), max(left.running, right.running)
         waiting = max(left.waiting, right.waiting)
         samples[i].used, samples[i].running, samples[i].waiting = used, running, waiting
+        samples[i].preempted = max(left.preempted, right.preempted)
     for i in range(half, MOST_SAMPLES):
         samples[i].used = samples[i].running = samples[i].waiting = NONE
+        samples[i].preempted = 0
     state.sample_width *= 2
 
 
@@ -34,6 +36,7 @@ def sample(sim, first_step, steps, used):
         point.used = max(point.used, used)
         point.running = max(point.running, state.num_running)
         point.waiting = max(point.waiting, state.num_waiting)
+        point.preempted = state.preemptions
 
 
 @compilable

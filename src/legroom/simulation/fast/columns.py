@@ -147,7 +147,7 @@ class SeatRow(NumberRow):
 class SampleRow(NumberRow):
     """The worst of a stretch of steps."""
 
-    __slots__ = ("running", "used", "waiting")
+    __slots__ = ("preempted", "running", "used", "waiting")
     starts_at_none = ("used", "running", "waiting")
 
 

@@ -178,10 +178,12 @@ class FastReplay:
 
     def _samples(self) -> Iterator[PoolSample]:
         width = self._total("sample_width")
-        points = [column(self.sim.samples, name, self.use_numba) for name in ("used", "running", "waiting")]
-        for i, (used, running, waiting) in enumerate(zip(*points, strict=True)):
+        points = [
+            column(self.sim.samples, name, self.use_numba) for name in ("used", "running", "waiting", "preempted")
+        ]
+        for i, (used, running, waiting, preempted) in enumerate(zip(*points, strict=True)):
             if used != NONE:
-                yield PoolSample(i * width, int(used), int(running), int(waiting))
+                yield PoolSample(i * width, int(used), int(running), int(waiting), int(preempted))
 
 
 def _rules(trace: Trace, settings: SchedulerSettings, contents: Contents) -> Rules:

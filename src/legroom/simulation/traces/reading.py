@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
 from collections.abc import Iterable, Iterator
@@ -40,14 +41,19 @@ def read_trace(path: str, format_name: str | None = None, limit: int | None = No
         raise LegroomError(f"--limit {limit} leaves nothing to read", "give 1 or more")
     try:
         with Path(path).open(encoding="utf-8", errors="strict") as file:
-            return _read(file, path, format_name, limit)
+            return _read(file, path, os.fstat(file.fileno()).st_size, format_name, limit)
     except OSError as error:
         raise LegroomError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise LegroomError(f"{path} is not text", "a trace is JSONL, CSV, JSON or a log") from None
 
 
-def _read(file: TextIO, path: str, format_name: str | None, limit: int | None) -> Trace:
+def trace_of_text(text: str, name: str = "the trace") -> Trace:
+    """The requests of a text, in whichever format it is."""
+    return _read(io.StringIO(text), name, len(text), None, None)
+
+
+def _read(file: TextIO, path: str, size: int, format_name: str | None, limit: int | None) -> Trace:
     head = file.read(_HEAD)
     file.seek(0)
     if not head.strip():
@@ -61,16 +67,15 @@ def _read(file: TextIO, path: str, format_name: str | None, limit: int | None) -
         )
     is_whole = format_name == "sharegpt"
     if limit is None or is_whole:
-        _check_size(file, path, head, is_whole)
+        _check_size(size, path, head, is_whole)
     lines = _lines(file, path, None if is_whole else _LONGEST_LINE)
     if limit is not None and not is_whole:
         lines = itertools.islice(lines, limit)
     return FORMATS[format_name].read(lines, path)
 
 
-def _check_size(file: TextIO, path: str, head: str, is_whole: bool) -> None:
+def _check_size(size: int, path: str, head: str, is_whole: bool) -> None:
     """Refuse at once what would be refused after minutes of reading."""
-    size = os.fstat(file.fileno()).st_size
     if is_whole and size > _LARGEST_DOCUMENT:
         raise LegroomError(
             f"{path} is one JSON document of {size / GIB:.1f} GiB",

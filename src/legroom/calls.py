@@ -1,4 +1,4 @@
-"""From the plain values of a tool call to the typed objects below; needs no MCP package."""
+"""From the plain values of a call (an agent's tool, an HTTP endpoint) to the typed objects below."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 MOST_REQUESTS = 50_000
 """A replay of more belongs on the command line, not in a conversation."""
+MOST_ASYNC = 2_000
+"""Requests up to which a planned deployment is replayed a batch ahead, as on a GPU: step by step."""
 _MODEL_NAME_PARTS = 2
 
 
@@ -91,13 +93,13 @@ def replayed(
 
     if trace.in_seconds and step_ms is None:
         raise LegroomError("arrivals are in seconds, and how long a step takes is not known", "give step_ms, e.g. 30")
-    settings = _scheduler_settings(trace, plan, given)
+    settings = scheduler_settings(trace, plan, given)
     document = simulate(trace, settings, cost=fixed(step_ms / 1000) if step_ms else None).as_json()
     note = plan.target.gpu.note if plan is not None else ""
     return {**document, "notes": [note]} if note else document
 
 
-def _scheduler_settings(trace: Trace, plan: Plan | None, given: Mapping[str, int | bool | None]) -> SchedulerSettings:
+def scheduler_settings(trace: Trace, plan: Plan | None, given: Mapping[str, int | bool | None]) -> SchedulerSettings:
     """What was given, the plan's settings where there is one, vLLM's usual values for the rest."""
     from legroom.simulation.settings import SchedulerSettings  # noqa: PLC0415
 
@@ -106,12 +108,12 @@ def _scheduler_settings(trace: Trace, plan: Plan | None, given: Mapping[str, int
         if plan.verdict == "does_not_fit" and given.get("num_blocks") is None:
             raise LegroomError(f"this deployment does not start ({plan.reason}), so there is no pool to simulate",
                                "call plan for the flags that fix it, or give num_blocks")  # fmt: skip
-        engine = plan.settings
-        values = {
-            "num_blocks": plan.memory.kv.num_blocks, "block_size": plan.memory.kv.block_size,
-            "max_num_seqs": engine.max_num_seqs, "max_num_batched_tokens": engine.max_num_batched_tokens,
-            "max_model_len": engine.max_model_len, "enable_prefix_caching": engine.enable_prefix_caching,
-        }  # fmt: skip
+        from legroom.simulation.deployment import deployed  # noqa: PLC0415
+
+        values = dict(deployed(plan).flags)
+        if len(trace) > MOST_ASYNC:
+            # Deciding a step ahead changes little and only the step-by-step replay knows it.
+            values["async_scheduling"] = False
     values |= {name: value for name, value in given.items() if value is not None}
     if "num_blocks" not in values:
         raise LegroomError("how large is the pool?", "give num_blocks, or model and gpu to plan it")

@@ -1,0 +1,76 @@
+// A log as the page holds it: bytes and where each line begins. Lines become text only when they are on the screen, so a
+// log of 50 MB costs 50 MB and no freeze.
+
+const NEWLINE = 10;
+const PIECE = 4 * 2 ** 20;
+export const MOST_SHOWN_BYTES = 512 * 2 ** 20;
+const LONGEST_LINE = 4000;
+
+export class NotALog extends Error {}
+
+// Logs come zipped, and from PowerShell as UTF-16: both are made plain here. Anything else with zero bytes is no text.
+async function plain(file) {
+  const head = new Uint8Array(await file.slice(0, 65536).arrayBuffer());
+  if (head[0] === 0x1f && head[1] === 0x8b) return unzipped(file);
+  if (head[0] === 0xff && head[1] === 0xfe)
+    return new Blob([new TextDecoder("utf-16le").decode(await file.arrayBuffer())]);
+  if (head[0] === 0xfe && head[1] === 0xff)
+    return new Blob([new TextDecoder("utf-16be").decode(await file.arrayBuffer())]);
+  if (head.includes(0)) throw new NotALog("binary");
+  return file;
+}
+
+async function unzipped(file) {
+  const pieces = [];
+  let size = 0;
+  try {
+    for (const reader = file.stream().pipeThrough(new DecompressionStream("gzip")).getReader(); ;) {
+      const { done, value } = await reader.read();
+      if (done) break;
+      size += value.length;
+      if (size > MOST_SHOWN_BYTES) throw new NotALog("big");
+      pieces.push(value);
+    }
+  } catch (error) {
+    throw error instanceof NotALog ? error : new NotALog("binary");
+  }
+  return plain(new Blob(pieces));
+}
+
+const breathe = () => new Promise((resolve) => setTimeout(resolve));
+
+export async function openLog(file, name = file.name ?? "") {
+  const blob = await plain(file);
+  if (blob.size === 0) throw new NotALog("empty");
+  if (blob.size > MOST_SHOWN_BYTES) return { name, blob, size: blob.size, lines: null };
+  const bytes = new Uint8Array(await blob.arrayBuffer());
+  return { name, blob, size: bytes.length, lines: await lineIndex(bytes) };
+}
+
+async function lineIndex(bytes) {
+  let starts = new Uint32Array(1024);
+  let number = 1;
+  for (let from = 0; from < bytes.length; from += PIECE) {
+    const to = Math.min(from + PIECE, bytes.length);
+    for (let at = bytes.indexOf(NEWLINE, from); at !== -1 && at < to; at = bytes.indexOf(NEWLINE, at + 1)) {
+      if (at + 1 >= bytes.length) break;
+      if (number === starts.length) {
+        const larger = new Uint32Array(2 * number);
+        larger.set(starts);
+        starts = larger;
+      }
+      starts[number++] = at + 1;
+    }
+    await breathe();
+  }
+  const decoder = new TextDecoder();
+  return {
+    count: number,
+    text(index) {
+      const end = index + 1 < number ? starts[index + 1] - 1 : bytes.length;
+      const long = end - starts[index] > LONGEST_LINE;
+      const line = decoder.decode(bytes.subarray(starts[index], long ? starts[index] + LONGEST_LINE : end));
+      return (long ? `${line} …` : line).replace(/[\r\n]+$/, "").replace(/\u001b\[[0-9;]*m/g, "");
+    },
+  };
+}

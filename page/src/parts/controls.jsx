@@ -1,0 +1,318 @@
+import { useEffect, useId, useMemo, useRef, useState } from "preact/hooks";
+import { useText } from "../text/language.jsx";
+
+export function CopyButton({ text, label }) {
+  const t = useText();
+  const [state, setState] = useState("");
+  const copy = async () => {
+    setState((await writeClipboard(typeof text === "function" ? text() : text)) ? "copied" : "failed");
+    setTimeout(() => setState(""), 1600);
+  };
+  return (
+    <button type="button" class="button copy" onClick={copy}>
+      <span aria-live="polite">
+        {state === "copied" ? t("copied") : state === "failed" ? t("copy.failed") : (label ?? t("copy"))}
+      </span>
+    </button>
+  );
+}
+
+async function writeClipboard(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    // Plain http on another address has no clipboard API.
+    const area = document.createElement("textarea");
+    area.value = text;
+    area.className = "off-screen";
+    document.body.append(area);
+    area.select();
+    const worked = document.execCommand("copy");
+    area.remove();
+    return worked;
+  }
+}
+
+export function Command({ text, label }) {
+  const t = useText();
+  return (
+    <div class="command">
+      <pre tabIndex={0} aria-label={label ?? t("command")}>
+        <code>{text}</code>
+      </pre>
+      <CopyButton text={text} />
+    </div>
+  );
+}
+
+export function ErrorNote({ error }) {
+  const t = useText();
+  if (!error) return null;
+  const known = { unreachable: "error.unreachable", "no-wasm": "error.no_wasm" }[error.message];
+  return (
+    <div class="note bad" role="alert">
+      <p>{known ? t(known) : error.message}</p>
+      {error.hint && <p class="soft">{error.hint}</p>}
+    </div>
+  );
+}
+
+export const Notes = ({ notes }) =>
+  notes?.length ? (
+    <ul class="notes">
+      {notes.map((note) => (
+        <li key={note}>{note}</li>
+      ))}
+    </ul>
+  ) : null;
+
+// A text field that offers what is known and takes anything else as it is written.
+export function Picker({ label, value, options, onPick, placeholder, hint }) {
+  const id = useId();
+  const t = useText();
+  const [text, setText] = useState(value);
+  const [open, setOpen] = useState(false);
+  const [at, setAt] = useState(-1);
+  const edited = useRef(false);
+  useEffect(() => setText(value), [value]);
+  const shown = useMemo(() => (open ? matching(options, edited.current ? text : "") : []), [options, text, open]);
+  const pick = (choice) => {
+    edited.current = false;
+    setOpen(false);
+    setAt(-1);
+    setText(choice);
+    if (choice.trim() && choice !== value) onPick(choice.trim());
+    if (!choice.trim()) setText(value);
+  };
+  const keys = (event) => {
+    if (event.key === "ArrowDown" || event.key === "ArrowUp") {
+      event.preventDefault();
+      setOpen(true);
+      const step = event.key === "ArrowDown" ? 1 : -1;
+      setAt((now) => Math.max(-1, Math.min(now + step, shown.length - 1)));
+    } else if (event.key === "Enter") {
+      event.preventDefault();
+      pick(at >= 0 && shown[at] ? shown[at].value : text);
+    } else if (event.key === "Escape") {
+      setOpen(false);
+      setText(value);
+    }
+  };
+  return (
+    <div class="field picker">
+      <label for={id}>{label}</label>
+      <input
+        id={id}
+        type="text"
+        role="combobox"
+        aria-expanded={open}
+        aria-controls={`${id}-list`}
+        aria-autocomplete="list"
+        autocomplete="off"
+        spellcheck={false}
+        aria-activedescendant={open && at >= 0 ? `${id}-${at}` : undefined}
+        value={text}
+        placeholder={placeholder}
+        onInput={(event) => {
+          edited.current = true;
+          setText(event.target.value);
+          setOpen(true);
+          setAt(-1);
+        }}
+        onFocus={(event) => {
+          event.target.select();
+          setOpen(true);
+        }}
+        onKeyDown={keys}
+        onBlur={() => pick(text)}
+      />
+      {hint && <p class="hint">{hint}</p>}
+      <ul id={`${id}-list`} role="listbox" aria-label={label} class="options" hidden={!open || !shown.length}>
+        {open &&
+          shown.map((option, index) => (
+            <li
+              key={option.value}
+              id={`${id}-${index}`}
+              role="option"
+              aria-selected={index === at}
+              class={index === at ? "at" : ""}
+              onMouseDown={(event) => event.preventDefault()}
+              onClick={() => pick(option.value)}
+              ref={(node) => index === at && node?.scrollIntoView({ block: "nearest" })}
+            >
+              <span>{option.value}</span>
+              {option.note && <span class="soft">{option.note}</span>}
+            </li>
+          ))}
+        {open && shown.more > 0 && (
+          <li class="soft more" role="presentation">
+            {t("picker.more", { count: shown.more })}
+          </li>
+        )}
+      </ul>
+    </div>
+  );
+}
+
+function matching(options, text, most = 60) {
+  const words = text.toLowerCase().split(/[\s]+/).filter(Boolean);
+  const hits = options.filter((option) => words.every((word) => option.search.includes(word)));
+  // What begins with the words comes first, then the shorter name.
+  const rank = ({ value }) =>
+    value.length + (words.length && value.split("/").pop().toLowerCase().startsWith(words[0]) ? 0 : 1000);
+  if (words.length) hits.sort((a, b) => rank(a) - rank(b));
+  const shown = hits.slice(0, most);
+  shown.more = hits.length - shown.length;
+  return shown;
+}
+
+export function Choice({ label, value, choices, onPick, defaultWord, onReset }) {
+  const id = useId();
+  return (
+    <div class={`field choice${onReset ? " is-set" : ""}`}>
+      <FieldHead id={id} label={label} defaultWord={defaultWord} onReset={onReset} />
+      <select id={id} value={value} onChange={(event) => onPick(event.target.value)}>
+        {choices.map((choice) => (
+          <option key={choice.value} value={choice.value}>
+            {choice.label ?? choice.value}
+          </option>
+        ))}
+      </select>
+    </div>
+  );
+}
+
+export function FieldHead({ id, label, defaultWord, onReset }) {
+  const t = useText();
+  return (
+    <div class="field-head">
+      <label for={id}>{label}</label>
+      {onReset ? (
+        <button
+          type="button"
+          class="reset"
+          onClick={onReset}
+          title={t("flag.reset")}
+          aria-label={`${t("flag.reset")}: ${label}`}
+        >
+          {t("flag.set")} ×
+        </button>
+      ) : (
+        defaultWord && <span class="default">{defaultWord}</span>
+      )}
+    </div>
+  );
+}
+
+// A slider with the number beside it. `stops` turn its even travel into the values that make sense (powers of two, say).
+export function Slider({ label, value, stops, onMove, onReset, defaultWord, format = String, unit }) {
+  const id = useId();
+  const at = nearest(stops, value);
+  const [typed, setTyped] = useState(null);
+  const commit = () => {
+    const number = Number(typed);
+    if (typed !== null && typed.trim() !== "" && Number.isFinite(number)) onMove(number);
+    setTyped(null);
+  };
+  return (
+    <div class={`field slider${onReset ? " is-set" : ""}`}>
+      <FieldHead id={id} label={label} defaultWord={defaultWord} onReset={onReset} />
+      <div class="slider-row">
+        <input
+          id={id}
+          type="range"
+          min="0"
+          max={stops.length - 1}
+          step="1"
+          value={at}
+          aria-valuetext={format(value)}
+          ref={(node) => node?.style.setProperty("--fill", `${(100 * at) / (stops.length - 1)}%`)}
+          onInput={(event) => onMove(stops[Number(event.target.value)])}
+        />
+        <input
+          type="text"
+          inputMode="decimal"
+          class="number"
+          aria-label={`${label}${unit ? `, ${unit}` : ""}`}
+          value={typed ?? String(value ?? "")}
+          onFocus={(event) => event.target.select()}
+          onInput={(event) => setTyped(event.target.value)}
+          onBlur={commit}
+          onKeyDown={(event) => event.key === "Enter" && commit()}
+        />
+      </div>
+    </div>
+  );
+}
+
+function nearest(stops, value) {
+  let best = 0;
+  for (let index = 1; index < stops.length; index++)
+    if (Math.abs(stops[index] - value) < Math.abs(stops[best] - value)) best = index;
+  return best;
+}
+
+export function Toggle({ label, value, onPick, defaultWord, onReset, plain }) {
+  const id = useId();
+  return (
+    <div class={`field toggle${onReset ? " is-set" : ""}${plain ? " plain" : ""}`}>
+      <input
+        id={id}
+        type="checkbox"
+        role="switch"
+        checked={Boolean(value)}
+        onChange={(event) => onPick(event.target.checked)}
+      />
+      <FieldHead id={id} label={label} defaultWord={defaultWord} onReset={onReset} />
+    </div>
+  );
+}
+
+export function Tabs({ label, tabs, value, onPick }) {
+  return (
+    <div class="tabs" role="group" aria-label={label}>
+      {tabs.map((tab) => (
+        <button key={tab.value} type="button" aria-pressed={tab.value === value} onClick={() => onPick(tab.value)}>
+          {tab.label}
+        </button>
+      ))}
+    </div>
+  );
+}
+
+export function DropArea({ onFile, label, children }) {
+  const [over, setOver] = useState(false);
+  const input = useRef(null);
+  return (
+    <div
+      class={`drop${over ? " over" : ""}`}
+      onDragOver={(event) => {
+        event.preventDefault();
+        setOver(true);
+      }}
+      onDragLeave={() => setOver(false)}
+      onDrop={(event) => {
+        event.preventDefault();
+        setOver(false);
+        if (event.dataTransfer.files[0]) onFile(event.dataTransfer.files[0]);
+      }}
+    >
+      {children}
+      <button type="button" class="button" onClick={() => input.current.click()}>
+        {label}
+      </button>
+      <input
+        ref={input}
+        type="file"
+        class="off-screen"
+        tabIndex={-1}
+        aria-label={label}
+        onChange={(event) => {
+          if (event.target.files[0]) onFile(event.target.files[0]);
+          event.target.value = "";
+        }}
+      />
+    </div>
+  );
+}

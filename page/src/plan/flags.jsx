@@ -1,0 +1,206 @@
+import { useEffect, useMemo, useState } from "preact/hooks";
+import { callOnce } from "../engine.js";
+import { Choice, Picker, Slider, Toggle } from "../parts/controls.jsx";
+import { readValue, withFlag } from "../setup.js";
+import { useText } from "../text/language.jsx";
+import { count, tokensShort } from "../units.js";
+
+const range = (from, to, step) =>
+  Array.from({ length: Math.round((to - from) / step) + 1 }, (_, index) => Number((from + index * step).toFixed(4)));
+
+// Four stops an octave: even travel, round numbers.
+function octaves(from, to) {
+  const stops = new Set();
+  for (let base = from; base <= to; base *= 2)
+    for (const part of [1, 1.25, 1.5, 1.75]) stops.add(Math.min(Math.round(base * part), to));
+  stops.add(to);
+  return [...stops];
+}
+
+const UTILIZATION = range(0.3, 1, 0.01);
+const SEQUENCES = octaves(1, 2048);
+const BATCHED = octaves(256, 131072);
+const SIZES = [1, 2, 4, 8, 16];
+const SHOWN = [
+  "gpu_memory_utilization",
+  "max_model_len",
+  "max_num_seqs",
+  "max_num_batched_tokens",
+  "tensor_parallel_size",
+  "pipeline_parallel_size",
+  "data_parallel_size",
+  "enable_expert_parallel",
+  "kv_cache_dtype",
+  "quantization",
+  "dtype",
+  "enforce_eager",
+  "enable_prefix_caching",
+  "enable_chunked_prefill",
+];
+
+export function useFlags(vllm) {
+  const [flags, setFlags] = useState([]);
+  useEffect(() => {
+    let current = true;
+    callOnce("flags", { vllm }).then(
+      (answer) => current && setFlags(answer.flags),
+      () => {},
+    );
+    return () => {
+      current = false;
+    };
+  }, [vllm]);
+  return flags;
+}
+
+export function Flags({ setup, plan, onChange }) {
+  const t = useText();
+  const flags = useFlags(setup.vllm);
+  const about = useMemo(() => new Map(flags.map((flag) => [flag.name, flag])), [flags]);
+  const args = plan?.args ?? {};
+  const longest = Math.max(plan?.args?.max_model_len ?? 0, plan?.kv?.longest_len ?? 0, 131072);
+  const lengths = useMemo(() => octaves(1024, 2 ** Math.ceil(Math.log2(longest))), [longest]);
+  const set = (name) => (value) => onChange(withFlag(setup, name, value));
+  const common = (name) => ({
+    label: `--${name.replaceAll("_", "-")}`,
+    value: setup.flags[name] ?? args[name] ?? about.get(name)?.default ?? "",
+    onReset: name in setup.flags ? () => onChange(withFlag(setup, name, undefined)) : undefined,
+    defaultWord: t("flag.default"),
+  });
+  return (
+    <section class="panel flags" aria-label={t("flags.title")}>
+      <h2>{t("flags.title")}</h2>
+      <Slider {...common("gpu_memory_utilization")} stops={UTILIZATION} onMove={set("gpu_memory_utilization")} />
+      <Slider
+        {...common("max_model_len")}
+        stops={lengths}
+        format={tokensShort}
+        unit={t("unit.tokens")}
+        onMove={set("max_model_len")}
+      />
+      <Slider {...common("max_num_seqs")} stops={SEQUENCES} format={count} onMove={set("max_num_seqs")} />
+      <Slider
+        {...common("max_num_batched_tokens")}
+        stops={BATCHED}
+        format={count}
+        unit={t("unit.tokens")}
+        onMove={set("max_num_batched_tokens")}
+      />
+      <div class="sizes">
+        {["tensor", "pipeline", "data"].map((kind) => (
+          <Choice
+            key={kind}
+            {...common(`${kind}_parallel_size`)}
+            choices={sizesWith(setup.flags[`${kind}_parallel_size`])}
+            onPick={(value) => onChange(withFlag(setup, `${kind}_parallel_size`, Number(value)))}
+          />
+        ))}
+      </div>
+      {plan?.moe && <Toggle {...common("enable_expert_parallel")} onPick={set("enable_expert_parallel")} />}
+      <div class="sizes">
+        <Choice
+          {...common("kv_cache_dtype")}
+          choices={choicesOf(about.get("kv_cache_dtype"), ["auto", "fp8"])}
+          onPick={set("kv_cache_dtype")}
+        />
+        <Choice
+          {...common("quantization")}
+          choices={[
+            { value: "", label: t("flag.none") },
+            ...choicesOf(about.get("quantization"), ["fp8", "bitsandbytes"]),
+          ]}
+          onPick={set("quantization")}
+        />
+        <Choice
+          {...common("dtype")}
+          choices={choicesOf(about.get("dtype"), ["auto", "bfloat16", "float16"])}
+          onPick={set("dtype")}
+        />
+      </div>
+      <Toggle {...common("enforce_eager")} onPick={set("enforce_eager")} />
+      <Toggle {...common("enable_prefix_caching")} onPick={set("enable_prefix_caching")} />
+      <OtherFlags setup={setup} flags={flags} onChange={onChange} />
+      <Toggle plain label={t("cold")} value={setup.cold} onPick={(cold) => onChange({ ...setup, cold })} />
+    </section>
+  );
+}
+
+const sizesWith = (value) =>
+  [...new Set([...SIZES, ...(Number(value) > 0 ? [Number(value)] : [])])]
+    .sort((a, b) => a - b)
+    .map((size) => ({ value: size }));
+
+function choicesOf(flag, fallback) {
+  const choices = flag?.choices?.length ? flag.choices : fallback;
+  return choices.filter((value) => value !== null && value !== "").map((value) => ({ value }));
+}
+
+// Every other flag of the release that memory depends on: pick its name, then its value.
+function OtherFlags({ setup, flags, onChange }) {
+  const t = useText();
+  const given = Object.keys(setup.flags).filter((name) => !SHOWN.includes(name));
+  const options = useMemo(
+    () =>
+      flags
+        .filter((flag) => !SHOWN.includes(flag.name) && !given.includes(flag.name) && flag.name !== "model")
+        .map((flag) => ({
+          value: flag.name,
+          search: flag.name,
+          note: flag.default == null ? "" : String(flag.default),
+        })),
+    [flags, given.join()],
+  );
+  const add = (name) => {
+    const flag = flags.find((flag) => flag.name === name);
+    if (flag)
+      onChange(
+        withFlag(setup, name, flag.type === "boolean" ? !flag.default : (flag.default ?? flag.choices?.[0] ?? 0)),
+      );
+  };
+  return (
+    <div class="other-flags">
+      {given.map((name) => (
+        <OtherFlag
+          key={name}
+          name={name}
+          flag={flags.find((flag) => flag.name === name)}
+          value={setup.flags[name]}
+          onChange={(value) => onChange(withFlag(setup, name, value))}
+        />
+      ))}
+      <Picker label={t("flags.more")} value="" options={options} placeholder={t("flags.search")} onPick={add} />
+    </div>
+  );
+}
+
+function OtherFlag({ name, flag, value, onChange }) {
+  const label = `--${name.replaceAll("_", "-")}`;
+  const onReset = () => onChange(undefined);
+  if (typeof value === "boolean") return <Toggle label={label} value={value} onPick={onChange} onReset={onReset} />;
+  if (flag?.choices?.length)
+    return (
+      <Choice
+        label={label}
+        value={value}
+        choices={choicesOf(flag, [value])}
+        onPick={(text) => onChange(readValue(text))}
+        onReset={onReset}
+      />
+    );
+  return (
+    <div class="field is-set">
+      <div class="field-head">
+        <label for={`flag-${name}`}>{label}</label>
+        <button type="button" class="reset" aria-label={`× ${label}`} onClick={onReset}>
+          ×
+        </button>
+      </div>
+      <input
+        id={`flag-${name}`}
+        type="text"
+        value={typeof value === "object" ? JSON.stringify(value) : value}
+        onChange={(event) => onChange(readValue(event.target.value.trim()))}
+      />
+    </div>
+  );
+}

@@ -1,0 +1,107 @@
+import { useEffect, useState } from "preact/hooks";
+import { engine } from "../engine.js";
+import { ErrorNote } from "../parts/controls.jsx";
+import { MiniBar } from "../parts/card.jsx";
+import { modelRequestOf } from "../setup.js";
+import { useText } from "../text/language.jsx";
+import { VERDICT_CLASS } from "./result.jsx";
+import { count, gib } from "../units.js";
+
+// Which GPUs hold the model, and how many of each: a search, so it runs when it is opened.
+export function Holders({ setup, plan, onChange }) {
+  const t = useText();
+  const [open, setOpen] = useState(false);
+  const [state, setState] = useState({ rows: null, error: null });
+  // The length that vLLM would take here, so that the table answers the same question as the plan above it.
+  const context = plan?.args.max_model_len ?? null;
+  const key = JSON.stringify({ ...modelRequestOf(setup), context });
+  useEffect(() => {
+    if (!open) return undefined;
+    const abort = new AbortController();
+    const timer = setTimeout(() => {
+      setState({ rows: null, error: null });
+      engine.call("size", JSON.parse(key), abort.signal).then(
+        ({ rows }) => setState({ rows, error: null }),
+        (error) => error.name !== "AbortError" && setState({ rows: null, error }),
+      );
+    }, 300);
+    return () => {
+      clearTimeout(timer);
+      abort.abort();
+    };
+  }, [open, key]);
+  return (
+    <details class="holders" open={open} onToggle={(event) => setOpen(event.currentTarget.open)}>
+      <summary>{t("holders.title")}</summary>
+      {context && <p class="soft">{t("holders.for", { tokens: count(context) })}</p>}
+      <ErrorNote error={state.error} />
+      {!state.rows && !state.error && (
+        <p class="soft" role="status">
+          {t("holders.busy")}
+        </p>
+      )}
+      {state.rows && <HolderTable rows={state.rows} onUse={(row) => onChange(used(setup, row))} />}
+    </details>
+  );
+}
+
+const used = (setup, row) => ({
+  ...setup,
+  gpu: row.gpu,
+  gpus: row.count,
+  gpu_memory: null,
+  flags: {
+    ...setup.flags,
+    ...(row.tensor_parallel_size > 1 && { tensor_parallel_size: row.tensor_parallel_size }),
+    ...(row.pipeline_parallel_size > 1 && { pipeline_parallel_size: row.pipeline_parallel_size }),
+  },
+});
+
+function HolderTable({ rows, onUse }) {
+  const t = useText();
+  return (
+    <div class="scroll-x" tabIndex={0} role="region" aria-label={t("holders.title")}>
+      <table>
+        <thead>
+          <tr>
+            <th>{t("gpu")}</th>
+            <th class="figure">{t("holders.count")}</th>
+            <th>{t("holders.verdict")}</th>
+            <th class="figure">{t("holders.concurrency")}</th>
+            <th>{t("holders.picture")}</th>
+            <th>
+              <span class="off-screen">{t("holders.use")}</span>
+            </th>
+          </tr>
+        </thead>
+        <tbody>
+          {rows.map((row) => (
+            <tr key={row.gpu}>
+              <td>
+                {row.gpu} <span class="soft">{gib(row.total_bytes, 0)}</span>
+              </td>
+              <td class="figure">{row.count ? `${row.count} ×` : "–"}</td>
+              <td>
+                <span class={`badge small ${VERDICT_CLASS[row.verdict]}`}>{t(`badge.${row.verdict}`)}</span>
+              </td>
+              <td class="figure">{row.count ? row.max_concurrency?.toFixed(1) : ""}</td>
+              <td class="picture">{row.layout && <MiniBar layout={row.layout} />}</td>
+              <td>
+                {row.count ? (
+                  <button
+                    type="button"
+                    class="button small"
+                    onClick={() => onUse(row)}
+                    aria-label={`${t("holders.use")}: ${row.gpu}`}
+                  >
+                    {t("holders.use")}
+                  </button>
+                ) : null}
+              </td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}

@@ -1,0 +1,120 @@
+import { useEffect, useState } from "preact/hooks";
+import { addressOf, flushAddress, keepAddress } from "../address.js";
+import { Tabs, CopyButton, ErrorNote } from "../parts/controls.jsx";
+import { scaleOf } from "../parts/layout.js";
+import { EMPTY, fromParams, toParams } from "../setup.js";
+import { useText } from "../text/language.jsx";
+import { Differences } from "./differences.jsx";
+import { Flags } from "./flags.jsx";
+import { Holders } from "./holders.jsx";
+import { picturePng, pictureSvg, save } from "./picture_file.js";
+import { Result, Strip } from "./result.jsx";
+import { Source, useLists } from "./source.jsx";
+import { lastSetup } from "../last_setup.js";
+import { usePlan } from "./use_plan.js";
+
+const addressFor = (first, second) =>
+  addressOf("plan", second ? toParams(second, "b.", toParams(first)) : toParams(first));
+
+const setupsOf = (params) => ({ a: fromParams(params) ?? EMPTY, b: fromParams(params, "b.") });
+
+export function PlanArea({ params, active }) {
+  const t = useText();
+  const lists = useLists();
+  const [setups, setSetups] = useState(() => setupsOf(params));
+  const [side, setSide] = useState("a");
+  // A link that was followed or a step back in the history: what the address says is what is shown.
+  useEffect(() => {
+    if (params?.size) setSetups(setupsOf(params));
+  }, [params]);
+  useEffect(() => {
+    lastSetup.current = setups.a;
+    if (active) keepAddress(addressFor(setups.a, setups.b));
+  }, [setups, active]);
+  const planA = usePlan(setups.a);
+  const planB = usePlan(setups.b);
+  const editing = setups.b ? side : "a";
+  const change = (which) => (setup) => setSetups((now) => ({ ...now, [which]: setup }));
+  const shown = editing === "b" ? planB : planA;
+  const both = setups.b && planA.plan && planB.plan;
+  const scale = both ? Math.max(scaleOf(planA.plan.layout), scaleOf(planB.plan.layout)) : undefined;
+  const compare = () => {
+    setSide("b");
+    setSetups((now) => ({ ...now, b: now.b ? null : { ...now.a, flags: { ...now.a.flags } } }));
+  };
+  return (
+    <div class={`plan-area${setups.b ? " comparing" : ""}`}>
+      <div class="inputs">
+        {setups.b && (
+          <Tabs
+            label={t("compare.edit")}
+            value={editing}
+            onPick={setSide}
+            tabs={[
+              { value: "a", label: t("compare.a") },
+              { value: "b", label: t("compare.b") },
+            ]}
+          />
+        )}
+        <ErrorNote error={lists.error} />
+        <Source key={editing} setup={setups[editing]} onChange={change(editing)} lists={lists} />
+      </div>
+      <div class="results">
+        <div class="sides">
+          <Result
+            {...planA}
+            setup={setups.a}
+            onChange={change("a")}
+            scale={scale}
+            title={setups.b ? t("compare.a") : undefined}
+          />
+          {setups.b && (
+            <Result {...planB} setup={setups.b} onChange={change("b")} scale={scale} title={t("compare.b")} />
+          )}
+        </div>
+        {both && <Differences first={planA.plan} second={planB.plan} />}
+        <Holders setup={setups[editing]} plan={shown.plan} onChange={change(editing)} />
+        <PlanActions plan={shown.plan} comparing={Boolean(setups.b)} onCompare={compare} />
+      </div>
+      <div class="knobs">
+        <Strip plan={shown.plan} />
+        <Flags setup={setups[editing]} plan={shown.plan} onChange={change(editing)} />
+      </div>
+    </div>
+  );
+}
+
+function PlanActions({ plan, comparing, onCompare }) {
+  const t = useText();
+  const link = () => {
+    flushAddress();
+    return location.href;
+  };
+  if (!plan) return null;
+  const name = `legroom-${plan.model.replace(/[^\w.-]+/g, "-").slice(-60)}`;
+  return (
+    <div class="actions">
+      <button type="button" class="button" aria-pressed={comparing} onClick={onCompare}>
+        {t(comparing ? "compare.stop" : "compare.start")}
+      </button>
+      <CopyButton text={link} label={t("share")} />
+      <button
+        type="button"
+        class="button"
+        onClick={() => save(new Blob([pictureSvg(t, plan)], { type: "image/svg+xml" }), `${name}.svg`)}
+      >
+        SVG
+      </button>
+      <button
+        type="button"
+        class="button"
+        onClick={async () => save(await picturePng(pictureSvg(t, plan)), `${name}.png`)}
+      >
+        PNG
+      </button>
+      <button type="button" class="button" onClick={() => print()}>
+        {t("print")}
+      </button>
+    </div>
+  );
+}

@@ -1,0 +1,284 @@
+import { useEffect, useId, useState } from "preact/hooks";
+import { callOnce, engine } from "../engine.js";
+import { DropArea, ErrorNote, Picker, Tabs } from "../parts/controls.jsx";
+import { EMPTY } from "../setup.js";
+import { useText } from "../text/language.jsx";
+import { gib } from "../units.js";
+
+export function useLists() {
+  const [lists, setLists] = useState({ models: [], gpus: [], releases: [], error: null });
+  useEffect(() => {
+    const put = (name) => (answer) => setLists((now) => ({ ...now, [name]: answer[name] }));
+    const failed = (error) => setLists((now) => ({ ...now, error }));
+    for (const name of ["models", "gpus", "releases"]) callOnce(name).then(put(name), failed);
+  }, []);
+  return lists;
+}
+
+function inBillions(parameters) {
+  if (!parameters) return "";
+  return parameters < 1e9 ? `${Math.round(parameters / 1e6)}M` : `${(parameters / 1e9).toPrecision(3)}B`;
+}
+
+// A slider draws the form again sixty times a second: lists are made into options once.
+const made = new WeakMap();
+const once = (make) => (list) => {
+  if (!made.has(list)) made.set(list, make(list));
+  return made.get(list);
+};
+
+export const modelOptions = once((models) =>
+  models.flatMap((model) =>
+    (model.ids ?? [model.id]).map((id) => ({
+      value: id,
+      search: `${id} ${model.name ?? ""}`.toLowerCase(),
+      note: inBillions(model.parameters),
+    })),
+  ),
+);
+
+export const gpuOptions = once((gpus) =>
+  gpus.map((gpu) => ({
+    value: gpu.write?.[0] ?? gpu.name,
+    search: `${gpu.name} ${(gpu.write ?? []).join(" ")}`.toLowerCase(),
+    note: `${gpu.name}, ${gib(gpu.total_bytes, 1)}`,
+  })),
+);
+
+// Where the model and the flags come from: a name, a config.json, or whatever text starts the server.
+export function Source({ setup, onChange, lists }) {
+  const t = useText();
+  const [kind, setKind] = useState(setup.config ? "config" : "name");
+  return (
+    <section class="panel" aria-label={t("source.title")}>
+      <Tabs
+        label={t("source.title")}
+        value={kind}
+        onPick={setKind}
+        tabs={["name", "config", "text"].map((value) => ({ value, label: t(`source.${value}`) }))}
+      />
+      {kind === "name" && <ByName setup={setup} onChange={onChange} lists={lists} />}
+      {kind === "config" && <ByConfig setup={setup} onChange={onChange} />}
+      {kind === "text" && (
+        <ByText
+          onPick={(next) => {
+            onChange(next(setup));
+            setKind("name");
+          }}
+        />
+      )}
+      <Machine setup={setup} onChange={onChange} lists={lists} />
+    </section>
+  );
+}
+
+function ByName({ setup, onChange, lists }) {
+  const t = useText();
+  const options = modelOptions(lists.models);
+  const known = !options.length || options.some((option) => option.value.toLowerCase() === setup.model?.toLowerCase());
+  return (
+    <>
+      <Picker
+        label={t("model")}
+        value={setup.config ? "" : setup.model}
+        options={options}
+        placeholder="org/name"
+        hint={t("model.hint")}
+        onPick={(model) => onChange({ ...setup, model, config: null })}
+      />
+      {setup.config && <p class="hint">{t("config.used", { name: setup.model })}</p>}
+      {!known && setup.model.includes("/") && !setup.config && <HubLookUp setup={setup} onChange={onChange} />}
+    </>
+  );
+}
+
+function HubLookUp({ setup, onChange }) {
+  const t = useText();
+  const [state, setState] = useState({ busy: false, error: null });
+  const look = async () => {
+    setState({ busy: true, error: null });
+    try {
+      const { config, checkpoint_bytes = null } = await engine.call("hub", { id: setup.model });
+      onChange({ ...setup, config, checkpoint_bytes });
+      setState({ busy: false, error: null });
+    } catch (error) {
+      setState({ busy: false, error });
+    }
+  };
+  return (
+    <div class="hub">
+      <button type="button" class="button" disabled={state.busy} onClick={look}>
+        {state.busy ? t("hub.busy") : t("hub.look")}
+      </button>
+      <p class="hint">{t("hub.hint")}</p>
+      <ErrorNote error={state.error} />
+    </div>
+  );
+}
+
+function ByConfig({ setup, onChange }) {
+  const t = useText();
+  const id = useId();
+  const [text, setText] = useState(setup.config ? JSON.stringify(setup.config, null, 1) : "");
+  const [problem, setProblem] = useState("");
+  const take = (written) => {
+    setText(written);
+    setProblem("");
+    if (!written.trim()) return;
+    try {
+      const config = JSON.parse(written);
+      if (!config || typeof config !== "object" || Array.isArray(config)) throw new Error(t("config.no_object"));
+      onChange({ ...setup, config, model: config._name_or_path || t("config.name") });
+    } catch (error) {
+      setProblem(t("config.broken", { why: error.message }));
+    }
+  };
+  const drop = async (file) => take(file.size > 2 ** 21 ? t("config.too_big") : await file.text());
+  return (
+    <div class="field">
+      <label for={id}>config.json</label>
+      <DropArea label={t("choose_file")} onFile={drop}>
+        <textarea
+          id={id}
+          rows={7}
+          spellcheck={false}
+          value={text}
+          placeholder={'{"architectures": ["LlamaForCausalLM"], ...}'}
+          aria-invalid={Boolean(problem)}
+          onInput={(event) => take(event.target.value)}
+        />
+      </DropArea>
+      {problem && (
+        <p class="note bad" role="alert">
+          {problem}
+        </p>
+      )}
+    </div>
+  );
+}
+
+function ByText({ onPick }) {
+  const t = useText();
+  const id = useId();
+  const [text, setText] = useState("");
+  const [state, setState] = useState({ servers: null, error: null });
+  const read = async (written = text) => {
+    setState({ servers: null, error: null });
+    try {
+      const { servers } = await engine.call("read", { text: written });
+      setState({ servers, error: null });
+      if (servers.length === 1) onPick((setup) => withServer(setup, servers[0]));
+    } catch (error) {
+      setState({ servers: null, error });
+    }
+  };
+  return (
+    <div class="field">
+      <label for={id}>{t("text.label")}</label>
+      <DropArea
+        label={t("choose_file")}
+        onFile={async (file) => {
+          const written = await file.text();
+          setText(written);
+          read(written);
+        }}
+      >
+        <textarea
+          id={id}
+          rows={6}
+          spellcheck={false}
+          value={text}
+          placeholder="vllm serve Qwen/Qwen3-32B --tensor-parallel-size 2 ..."
+          onInput={(event) => setText(event.target.value)}
+        />
+      </DropArea>
+      <button type="button" class="button primary" disabled={!text.trim()} onClick={() => read()}>
+        {t("text.read")}
+      </button>
+      <ErrorNote error={state.error} />
+      {state.servers?.length === 0 && (
+        <p class="note" role="status">
+          {t("text.none")}
+        </p>
+      )}
+      {state.servers?.length > 1 && (
+        <ul class="servers-read">
+          {state.servers.map((server) => (
+            <li key={server.place}>
+              <button type="button" class="button wide" onClick={() => onPick((setup) => withServer(setup, server))}>
+                <strong>{server.model}</strong> <span class="soft">{server.place}</span>
+              </button>
+            </li>
+          ))}
+        </ul>
+      )}
+    </div>
+  );
+}
+
+export const withServer = (setup, server) => ({
+  ...EMPTY,
+  gpu: server.gpu ?? setup.gpu,
+  gpus: server.gpus ?? null,
+  vllm: server.vllm_named === false ? setup.vllm : server.vllm,
+  model: server.model,
+  env: { ...server.env },
+  flags: { ...server.flags },
+});
+
+function Machine({ setup, onChange, lists }) {
+  const t = useText();
+  const release = useId();
+  const number = useId();
+  const memory = useId();
+  return (
+    <div class="machine">
+      <Picker
+        label={t("gpu")}
+        value={setup.gpu}
+        options={gpuOptions(lists.gpus)}
+        placeholder="h100, 24GiB"
+        onPick={(gpu) => onChange({ ...setup, gpu })}
+      />
+      <div class="field narrow">
+        <label for={number}>{t("gpus")}</label>
+        <input
+          id={number}
+          type="number"
+          min="1"
+          max="1024"
+          value={setup.gpus ?? ""}
+          placeholder={t("auto")}
+          onInput={(event) => onChange({ ...setup, gpus: Number(event.target.value) || null })}
+        />
+      </div>
+      <div class="field">
+        <label for={release}>vLLM</label>
+        <select
+          id={release}
+          value={setup.vllm ?? ""}
+          onChange={(event) => onChange({ ...setup, vllm: event.target.value || null })}
+        >
+          <option value="">{t("newest", { version: versionOf(lists.releases[0]) })}</option>
+          {lists.releases.map(versionOf).map((version) => (
+            <option key={version} value={version}>
+              {version}
+            </option>
+          ))}
+        </select>
+      </div>
+      <div class="field">
+        <label for={memory}>{t("gpu_memory")}</label>
+        <input
+          id={memory}
+          type="text"
+          value={setup.gpu_memory ?? ""}
+          placeholder={t("gpu_memory.hint")}
+          onChange={(event) => onChange({ ...setup, gpu_memory: event.target.value.trim() || null })}
+        />
+      </div>
+    </div>
+  );
+}
+
+export const versionOf = (release) => (typeof release === "string" ? release : (release?.version ?? ""));

@@ -1,0 +1,60 @@
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { Newest, engine } from "../engine.js";
+import { requestOf } from "../setup.js";
+
+const REST_MS = 180;
+
+// The plan of a setup, kept on the screen until a newer one is there. The picture comes first; fixes, which take a search,
+// follow when the slider rests.
+export function usePlan(setup) {
+  const [state, setState] = useState({ plan: null, error: null, busy: true, request: null });
+  const quick = useRef(null);
+  const thorough = useRef(null);
+  quick.current ??= new Newest();
+  thorough.current ??= new Newest(0);
+  const key = setup && JSON.stringify(requestOf(setup));
+  // Before the next frame is drawn, not after it: a slider's request leaves a frame earlier.
+  useLayoutEffect(() => {
+    if (!key) return undefined;
+    const request = JSON.parse(key);
+    let rest = 0;
+    thorough.current.cancel();
+    const failed = (error) => setState((now) => ({ ...now, error, busy: false }));
+    const askForFixes = () =>
+      thorough.current.run(
+        (signal) => engine.call("plan", request, signal),
+        (plan) => setState({ plan, error: null, busy: false, request }),
+        failed,
+      );
+    quick.current.run(
+      (signal) => engine.call("plan", { ...request, advice: false }, signal),
+      (plan) => {
+        setState((now) => ({ plan: keepFixes(plan, now.plan), error: null, busy: plan.verdict !== "fits", request }));
+        if (plan.verdict !== "fits") rest = setTimeout(askForFixes, REST_MS);
+      },
+      failed,
+    );
+    return () => clearTimeout(rest);
+  }, [key]);
+  return state;
+}
+
+// While the fixes of the new setting are searched for, none are shown: those of another setting would be wrong.
+const keepFixes = (plan) => ({ ...plan, advice: plan.advice ?? [] });
+
+// How each figure came about, asked for when somebody wants to know.
+export function useMath(request, wanted) {
+  const [state, setState] = useState({ key: "", terms: null, error: null });
+  const newest = useRef(null);
+  newest.current ??= new Newest();
+  const key = request && wanted ? JSON.stringify(request) : "";
+  useEffect(() => {
+    if (!key || key === state.key) return;
+    newest.current.run(
+      (signal) => engine.call("math", JSON.parse(key), signal),
+      ({ terms }) => setState({ key, terms, error: null }),
+      (error) => setState({ key, terms: null, error }),
+    );
+  }, [key]);
+  return key && key === state.key ? state : { terms: null, error: null };
+}

@@ -1,0 +1,262 @@
+import { useEffect, useId, useRef, useState } from "preact/hooks";
+import { addressOf, keepAddress } from "../address.js";
+import { engine } from "../engine.js";
+import { DropArea, ErrorNote, Picker, Tabs } from "../parts/controls.jsx";
+import { gpuOptions, modelOptions, useLists } from "../plan/source.jsx";
+import { EMPTY, fromParams, requestOf, toParams, withFlag } from "../setup.js";
+import { lastSetup } from "../last_setup.js";
+import { useText } from "../text/language.jsx";
+import { count } from "../units.js";
+import { Runs } from "./runs.jsx";
+
+const LOAD = {
+  load: "mix",
+  requests: 300,
+  rate_per_s: 8,
+  prompt_tokens: 1000,
+  output_tokens: 300,
+  pool: "plan",
+  blocks: 4000,
+  step_ms: 30,
+  max_num_seqs: "",
+  max_num_batched_tokens: "",
+  block_size: "",
+};
+const NUMBERS = Object.keys(LOAD).filter((name) => !["load", "pool"].includes(name));
+
+function readLoad(params) {
+  const load = { ...LOAD };
+  for (const name of Object.keys(LOAD)) {
+    const text = params.get(`s.${name}`);
+    if (text === null) continue;
+    load[name] = NUMBERS.includes(name) ? Number(text) || LOAD[name] : text;
+  }
+  return load;
+}
+
+function loadParams(load, setup) {
+  const params = toParams(setup);
+  for (const [name, value] of Object.entries(load)) if (value !== LOAD[name]) params.set(`s.${name}`, value);
+  return params;
+}
+
+const given = (value) => (Number(value) > 0 ? Number(value) : null);
+
+function requestFor(load, setup, trace) {
+  const own =
+    load.pool === "plan"
+      ? { plan: requestOf(setup), blocks: null }
+      : { plan: null, blocks: given(load.blocks), step_ms: given(load.step_ms) };
+  const { requests, rate_per_s, prompt_tokens, output_tokens } = load;
+  return {
+    trace: load.load === "trace" ? trace : null,
+    mix: load.load === "mix" ? { requests, rate_per_s, prompt_tokens, output_tokens } : null,
+    ...own,
+    max_num_seqs: given(load.max_num_seqs),
+    max_num_batched_tokens: given(load.max_num_batched_tokens),
+    block_size: given(load.block_size),
+  };
+}
+
+export function SimulateArea({ params, active }) {
+  const t = useText();
+  const lists = useLists();
+  const [load, setLoad] = useState(() => readLoad(params ?? new URLSearchParams()));
+  const [setup, setSetup] = useState(
+    () => (params && fromParams(params)) ?? lastSetup.current ?? withFlag(EMPTY, "max_model_len", 8192),
+  );
+  const [trace, setTrace] = useState({ text: "", name: "" });
+  const [runs, setRuns] = useState([]);
+  const [keep, setKeep] = useState(false);
+  const [state, setState] = useState({ busy: false, error: null });
+  const abort = useRef(null);
+  useEffect(() => {
+    if (active) keepAddress(addressOf("simulate", loadParams(load, setup)));
+  }, [load, setup, active]);
+  const run = async () => {
+    abort.current?.abort();
+    const mine = (abort.current = new AbortController());
+    setState({ busy: true, error: null });
+    try {
+      const answer = await engine.call("simulate", requestFor(load, setup, trace.text), mine.signal);
+      const label = words(load, setup, answer);
+      setRuns((now) => (keep && now.length ? [now[0], { answer, label }] : [{ answer, label }]));
+      setState({ busy: false, error: null });
+    } catch (error) {
+      if (error.name !== "AbortError") setState({ busy: false, error });
+    }
+  };
+  const change = (name) => (value) => setLoad((now) => ({ ...now, [name]: value }));
+  const takeTrace = async (file) => {
+    if (file.size > 32 * 2 ** 20) setState({ busy: false, error: { message: t("trace.too_big") } });
+    else setTrace({ text: await file.text(), name: file.name });
+  };
+  return (
+    <div class="simulate-area">
+      <section class="panel load" aria-label={t("simulate.title")}>
+        <h1>{t("simulate.title")}</h1>
+        <p class="soft">{t("simulate.what")}</p>
+        <Tabs
+          label={t("simulate.load")}
+          value={load.load}
+          onPick={change("load")}
+          tabs={[
+            { value: "mix", label: t("simulate.mix") },
+            { value: "trace", label: t("simulate.trace") },
+          ]}
+        />
+        {load.load === "mix" ? (
+          <MixFields load={load} change={change} />
+        ) : (
+          <TraceField trace={trace} setTrace={setTrace} onFile={takeTrace} />
+        )}
+        <Tabs
+          label={t("simulate.pool")}
+          value={load.pool}
+          onPick={change("pool")}
+          tabs={[
+            { value: "plan", label: t("simulate.pool.plan") },
+            { value: "blocks", label: t("simulate.pool.blocks") },
+          ]}
+        />
+        {load.pool === "plan" ? (
+          <PoolOfPlan setup={setup} onChange={setSetup} lists={lists} />
+        ) : (
+          <div class="grid-fields">
+            <NumberField label={t("simulate.blocks")} value={load.blocks} onChange={change("blocks")} />
+            <NumberField label={t("simulate.step_ms")} value={load.step_ms} onChange={change("step_ms")} />
+          </div>
+        )}
+        <div class="grid-fields">
+          {["max_num_seqs", "max_num_batched_tokens", "block_size"].map((name) => (
+            <NumberField
+              key={name}
+              label={`--${name.replaceAll("_", "-")}`}
+              value={load[name]}
+              placeholder={t("flag.default")}
+              onChange={change(name)}
+            />
+          ))}
+        </div>
+        <div class="row">
+          <button
+            type="button"
+            class="button primary"
+            disabled={load.load === "trace" && !trace.text.trim()}
+            onClick={run}
+          >
+            {t(state.busy ? "simulate.busy" : "simulate.run")}
+          </button>
+          <label class="check">
+            <input
+              type="checkbox"
+              checked={keep}
+              disabled={!runs.length}
+              onChange={(event) => setKeep(event.target.checked)}
+            />{" "}
+            {t("simulate.keep")}
+          </label>
+        </div>
+      </section>
+      <div class="simulation" aria-busy={state.busy}>
+        <ErrorNote error={state.error} />
+        {runs.length === 0 && !state.error && <p class="soft empty">{t("simulate.empty")}</p>}
+        {runs.length > 0 && <Runs runs={runs} />}
+      </div>
+    </div>
+  );
+}
+
+const words = (load, setup, answer) =>
+  [
+    load.pool === "plan" ? `${setup.model.split("/").pop()} · ${setup.gpu}` : `${count(load.blocks)}`,
+    `max_num_seqs ${answer.settings?.max_num_seqs ?? load.max_num_seqs}`,
+  ].join(" · ");
+
+export function NumberField({ label, value, onChange, placeholder }) {
+  const id = useId();
+  return (
+    <div class="field">
+      <label for={id}>{label}</label>
+      <input
+        id={id}
+        type="number"
+        min="0"
+        step="any"
+        value={value}
+        placeholder={placeholder}
+        onInput={(event) => onChange(event.target.value === "" ? "" : Number(event.target.value))}
+      />
+    </div>
+  );
+}
+
+function MixFields({ load, change }) {
+  const t = useText();
+  return (
+    <div class="grid-fields">
+      {["requests", "rate_per_s", "prompt_tokens", "output_tokens"].map((name) => (
+        <NumberField key={name} label={t(`mix.${name}`)} value={load[name]} onChange={change(name)} />
+      ))}
+    </div>
+  );
+}
+
+function TraceField({ trace, setTrace, onFile }) {
+  const t = useText();
+  const id = useId();
+  const large = trace.text.length > 200_000;
+  return (
+    <div class="field">
+      <label for={id}>{t("trace.label")}</label>
+      <DropArea label={t("choose_file")} onFile={onFile}>
+        {large ? (
+          <p id={id} class="mono">
+            {trace.name} · {count(trace.text.length)}
+          </p>
+        ) : (
+          <textarea
+            id={id}
+            rows={6}
+            spellcheck={false}
+            value={trace.text}
+            placeholder={'{"arrival": 0.0, "prompt_len": 812, "output_len": 140}'}
+            onInput={(event) => setTrace({ text: event.target.value, name: "" })}
+          />
+        )}
+      </DropArea>
+      <p class="hint">{t("trace.hint")}</p>
+    </div>
+  );
+}
+
+function PoolOfPlan({ setup, onChange, lists }) {
+  const t = useText();
+  return (
+    <>
+      <Picker
+        label={t("model")}
+        value={setup.model}
+        options={modelOptions(lists.models)}
+        onPick={(model) => onChange({ ...setup, model, config: null })}
+      />
+      <div class="grid-fields">
+        <Picker
+          label={t("gpu")}
+          value={setup.gpu}
+          options={gpuOptions(lists.gpus)}
+          onPick={(gpu) => onChange({ ...setup, gpu })}
+        />
+        <NumberField
+          label="--max-model-len"
+          value={setup.flags.max_model_len ?? ""}
+          placeholder={t("flag.default")}
+          onChange={(value) => onChange(withFlag(setup, "max_model_len", value || undefined))}
+        />
+      </div>
+      <p class="hint">
+        <a href={addressOf("plan", toParams(setup))}>{t("simulate.open_plan")}</a>
+      </p>
+    </>
+  );
+}

@@ -1,0 +1,35 @@
+export const GIB = 2 ** 30;
+
+const minus = (text) => text.replace("-", "−");
+
+export const gib = (bytes, digits = 2) => minus(`${(bytes / GIB).toFixed(digits)} GiB`);
+
+const whole = new Intl.NumberFormat("en-US");
+export const count = (value) => whole.format(Math.round(value));
+
+export function bytesWords(bytes) {
+  const size = Math.abs(bytes);
+  if (size >= 0.1 * GIB) return gib(bytes);
+  if (size >= 2 ** 20) return `${(bytes / 2 ** 20).toFixed(1)} MiB`;
+  if (size >= 2 ** 10) return `${(bytes / 2 ** 10).toFixed(1)} KiB`;
+  return `${bytes} B`;
+}
+
+export const signed = (bytes) => `${bytes >= 0 ? "+" : "−"}${bytesWords(Math.abs(bytes))}`;
+
+export const percent = (ratio, digits = 0) => minus(`${(100 * ratio).toFixed(digits)}%`);
+
+// 131072 -> 128k, as people say context lengths; other numbers stay as they are.
+export const tokensShort = (tokens) => (tokens >= 1024 && tokens % 1024 === 0 ? `${tokens / 1024}k` : count(tokens));
+
+export function seconds(value) {
+  if (value == null) return "–";
+  if (value < 1) return `${Math.round(value * 1000)} ms`;
+  if (value < 120) return `${value.toFixed(value < 10 ? 2 : 0)} s`;
+  return value < 7200 ? `${Math.round(value / 60)} min` : `${(value / 3600).toFixed(1)} h`;
+}
+
+// As a shell needs it.
+export const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${String(word).replaceAll("'", `'"'"'`)}'`);
+export const commandLine = (words, env = {}) =>
+  [...Object.entries(env).map(([name, value]) => `${name}=${quoted(value)}`), ...words.map(quoted)].join(" ");

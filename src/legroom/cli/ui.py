@@ -1,0 +1,153 @@
+"""`legroom ui`: the page, served from this machine or written as files that need no server."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import sys
+from typing import TYPE_CHECKING, Any
+
+from legroom.cli.output import print_json_line
+from legroom.errors import OK, LegroomError
+
+if TYPE_CHECKING:
+    from legroom.web.live import LiveFeed
+
+_PORT = 8400
+_DESCRIPTION = """\
+Plan, diagnose, simulate, watch and look up causes on a page. It is served on this machine alone, unless --host says
+otherwise; then a token is needed, and printed. The same over HTTP: /openapi.json describes it. --static writes the
+page as plain files for any web host: the engine then runs in the visitor's browser, and nothing is sent anywhere."""
+
+_EPILOG = """\
+examples:
+  legroom ui --open
+  legroom ui --port 9000 --watch http://gpu1:8000 --watch http://gpu2:8000
+  legroom ui --host 0.0.0.0 --token "$(openssl rand -hex 16)"
+  legroom ui --static site/
+  curl -s localhost:8400/api/plan -H 'Content-Type: application/json' -d '{"model": "llama-3.1-8b", "gpu": "h100"}'
+
+exit codes: 0 it ended, 2 the call is wrong or the port is in use, 3 something needed is missing
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "ui",
+        usage="legroom ui [--port N] [--watch URL ...] | legroom ui --static DIR",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--host", metavar="ADDRESS", default="127.0.0.1", help="address to serve on (default: 127.0.0.1)"
+    )
+    parser.add_argument("--port", metavar="N", type=int, default=_PORT, help=f"port; 0: any (default: {_PORT})")
+    parser.add_argument("--token", metavar="TEXT", help="what visitors must show (made up for another address)")
+    parser.add_argument("--open", action="store_true", help="open the page in a browser")
+    parser.add_argument("--watch", metavar="URL", action="append", nargs="+", default=[], help="servers to show live")
+    parser.add_argument("--interval", metavar="S", type=float, default=5.0, help="seconds between looks (default: 5)")
+    parser.add_argument("--static", metavar="DIR", help="write the page as files instead")
+    parser.add_argument(
+        "--runtime", metavar="FILE", help="for --static: the npm package of Pyodide, where npm cannot fetch it"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout: where it is")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.static is not None:
+        return _write_static(args)
+    from legroom.web.security import is_loopback
+
+    token = _token(args, is_loopback(args.host))
+    feed = _feed(args)
+    listening = _listen(args.host, args.port)
+    host = f"[{args.host}]" if ":" in args.host else args.host
+    url = f"http://{host}:{listening.getsockname()[1]}/"
+    address = f"{url}?token={token}" if token else url
+    if args.json:
+        print_json_line({"url": url, "token": token or None})
+    else:
+        print(f"legroom is at {address} (Ctrl-C ends it)", flush=True)
+    if args.open:
+        import webbrowser
+
+        webbrowser.open(address)
+    _serve(listening, token, feed)
+    return OK
+
+
+def _token(args: argparse.Namespace, is_local: bool) -> str:
+    if args.token is not None:
+        if len(args.token) < 8 or not args.token.isascii() or not args.token.isprintable() or " " in args.token:
+            raise LegroomError("--token wants 8 or more plain characters", 'say --token "$(openssl rand -hex 16)"')
+        return str(args.token)
+    if is_local:
+        return ""
+    import secrets
+
+    return secrets.token_urlsafe(16)
+
+
+def _feed(args: argparse.Namespace) -> LiveFeed | None:
+    servers = [url for urls in args.watch for url in urls]
+    if not servers:
+        return None
+    from legroom.sidecar.config import simple_config, with_interval
+    from legroom.web.live import LiveFeed
+
+    return LiveFeed(with_interval(simple_config(servers), args.interval))
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= 65535:
+        raise LegroomError(f"--port {port} is no port", "give 1 to 65535, or 0 for any")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(2_048)  # who comes before the server is ready waits
+    except OSError as error:
+        hint = "another program has it: give another --port, or 0 for any" if port else "check --host"
+        raise LegroomError(f"cannot listen on {host} port {port}: {error.strerror}", hint) from None
+    return listening
+
+
+def _serve(listening: socket.socket, token: str, feed: LiveFeed | None) -> None:
+    import uvicorn
+
+    from legroom.web.app import create_app
+    from legroom.web.security import Access
+
+    class Server(uvicorn.Server):
+        """Lets those who follow the live feed go before it waits for open connections."""
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            if feed is not None:
+                feed.close()
+            await super().shutdown(sockets)
+
+    config = uvicorn.Config(
+        create_app(Access(token), feed=feed), log_level="warning", lifespan="on", ws="none", server_header=False,
+        timeout_graceful_shutdown=3, timeout_keep_alive=20, limit_concurrency=4_000,
+    )  # fmt: skip
+    try:
+        Server(config).run(sockets=[listening])
+    except KeyboardInterrupt:
+        pass  # uvicorn has ended everything, and passes the signal on
+    finally:
+        listening.close()
+
+
+def _write_static(args: argparse.Namespace) -> int:
+    from legroom.web.static_edition import write_static
+
+    written = write_static(args.static, args.runtime)
+    if args.json:
+        print_json_line(written.as_json())
+    else:
+        sys.stdout.write(written.text())
+    return OK

@@ -1,0 +1,44 @@
+"""What a call may open: a command opens what its user names; a request from elsewhere opens nothing of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from legroom.records import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class GivenModel:
+    """A model that a request brings along."""
+
+    config: Mapping[str, Any]
+    """Its config.json."""
+    checkpoint_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """In force: no file or address that a request names is opened."""
+
+    models: Mapping[str, GivenModel] = field(default_factory=dict)
+
+
+_ISOLATION: ContextVar[Isolation | None] = ContextVar("isolation", default=None)
+
+
+@contextmanager
+def isolated(models: Mapping[str, GivenModel] | None = None) -> Iterator[None]:
+    """Within it a model's name means one of `models` or a bundled one, and no file is read that a text names."""
+    token = _ISOLATION.set(Isolation(models or {}))
+    try:
+        yield
+    finally:
+        _ISOLATION.reset(token)
+
+
+def isolation() -> Isolation | None:
+    """What is in force; None where files and the Hub may be read."""
+    return _ISOLATION.get()

@@ -1,0 +1,25 @@
+"""The catalog of causes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def catalog(request: dict[str, Any]) -> dict[str, Any]:
+    """All entries in short, or those that fit the words of a query, the best first."""
+    from legroom.explain.catalog import entries  # noqa: PLC0415
+    from legroom.explain.entry import summary_json  # noqa: PLC0415
+    from legroom.explain.search import search  # noqa: PLC0415
+
+    language, query, known = request.get("language", "en"), request.get("query", "").strip(), entries()
+    chosen = [hit.entry for hit in search(query, known, limit=len(known))] if query else list(known)
+    return {"entries": [summary_json(entry, language) for entry in chosen]}
+
+
+def entry(request: dict[str, Any]) -> dict[str, Any]:
+    """The document of `legroom explain ID --json`."""
+    from legroom.explain.catalog import entry as known_entry  # noqa: PLC0415
+    from legroom.explain.catalog import with_outcomes  # noqa: PLC0415
+    from legroom.explain.entry import entry_json  # noqa: PLC0415
+
+    return entry_json(with_outcomes(known_entry(request["id"])), request.get("language", "en"))

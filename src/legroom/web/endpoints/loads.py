@@ -1,0 +1,65 @@
+"""Loads, replayed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import LegroomError
+
+if TYPE_CHECKING:
+    from legroom.simulation.trace import Trace
+
+_GIVEN = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "enable_prefix_caching")
+
+
+def simulate(request: dict[str, Any]) -> dict[str, Any]:
+    """The document of `legroom simulate --json`, and the pool over time."""
+    from legroom import calls  # noqa: PLC0415
+    from legroom.simulation.curves import pool_curves  # noqa: PLC0415
+    from legroom.simulation.deployment import hardware  # noqa: PLC0415
+    from legroom.simulation.replay import simulate as replay  # noqa: PLC0415
+    from legroom.simulation.steptime import fixed, roofline  # noqa: PLC0415
+    from legroom.web.endpoints.plans import made_plan  # noqa: PLC0415
+
+    trace = _trace(request)
+    planned = request.get("plan")
+    plan = made_plan(planned, advice=False) if planned is not None else None
+    given = {name: request.get(name) for name in _GIVEN} | {"num_blocks": request.get("blocks")}
+    # A page is moved by sliders: a batch ahead changes little, and only the slow step-by-step replay knows it.
+    settings = replace(calls.scheduler_settings(trace, plan, given), async_scheduling=False)
+    step_ms = request.get("step_ms")
+    cost = fixed(step_ms / 1000) if step_ms else roofline(hardware(plan)) if plan and trace.in_seconds else None
+    if trace.in_seconds and cost is None:
+        raise LegroomError(
+            "arrivals are in seconds, and how long a step takes is not known",
+            "give `plan` to have it estimated, or `step_ms`",
+        )
+    timeline = replay(trace, settings, cost=cost)
+    return {**timeline.as_json(), "timeline": pool_curves(timeline).as_json()}
+
+
+def _trace(request: dict[str, Any]) -> Trace:
+    from legroom.calls import MOST_REQUESTS  # noqa: PLC0415
+
+    text, mix = request.get("trace"), request.get("mix")
+    if (text is None) == (mix is None):
+        raise LegroomError("say what the load is once", "give `trace`, its text, or `mix`")
+    if text is not None:
+        from legroom.simulation.traces.reading import trace_of_text  # noqa: PLC0415
+
+        trace = trace_of_text(text)
+    else:
+        assert mix is not None
+        from legroom.simulation.traces import synthetic  # noqa: PLC0415
+
+        trace = synthetic.read(
+            f"poisson rate={mix.get('rate_per_s', 8)} requests={mix.get('requests', 300)} "
+            f"prompt=lognormal({mix.get('prompt_tokens', 1000)},0.8) "
+            f"output=lognormal({mix.get('output_tokens', 300)},0.6)",
+            mix.get("seed", 0),
+        )
+    if len(trace) > MOST_REQUESTS:
+        hint = f"at most {MOST_REQUESTS:,}; legroom simulate on the command line takes millions"
+        raise LegroomError(f"{len(trace):,} requests are more than a page replays", hint)
+    return trace.checked()

@@ -1,0 +1,70 @@
+"""The page's own files, as they are installed; which edition a page is stands in its head."""
+
+from __future__ import annotations
+
+import hashlib
+import mimetypes
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+from legroom.records import dataclass
+from legroom.version import __version__
+
+Edition = Literal["served", "static"]
+PAGE_FOLDER = Path(__file__).with_name("page")
+_META = re.compile(rb'(<meta name="legroom-(?:edition|version)" content=")[^"]*(")')
+_NAME = re.compile(r"[\w-][\w.-]*(?:/[\w-][\w.-]*)*")
+"""No name that begins with a dot, so nothing above the folder and nothing hidden."""
+_MEDIA_TYPES = {
+    ".js": "text/javascript",
+    ".mjs": "text/javascript",
+    ".wasm": "application/wasm",
+    ".svg": "image/svg+xml",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PageFile:
+    body: bytes
+    media_type: str
+    etag: str
+
+
+def page_file(path: str, edition: Edition) -> PageFile | None:
+    """A file of the page by its path in an address; None where there is none."""
+    name = path or "index.html"
+    if not _NAME.fullmatch(name):
+        return None
+    file = PAGE_FOLDER / name
+    if not file.is_file():
+        return None
+    return _read(file, file.stat().st_mtime_ns, edition)
+
+
+def page_names() -> Iterator[str]:
+    """Every file of the page."""
+    for file in sorted(PAGE_FOLDER.rglob("*")):
+        if file.is_file():
+            yield file.relative_to(PAGE_FOLDER).as_posix()
+
+
+@lru_cache(maxsize=64)
+def _read(file: Path, changed_ns: int, edition: Edition) -> PageFile:
+    body = file.read_bytes()
+    if file.suffix == ".html":
+        body = as_edition(body, edition)
+    kind = _MEDIA_TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+    return PageFile(body, kind, f'"{hashlib.sha256(body).hexdigest()[:24]}"')
+
+
+def as_edition(html: bytes, edition: Edition) -> bytes:
+    """The page with its edition and version in its head."""
+    values = {b"edition": edition.encode(), b"version": __version__.encode()}
+
+    def filled(tag: re.Match[bytes]) -> bytes:
+        return tag[1] + next(value for name, value in values.items() if b"legroom-" + name in tag[1]) + tag[2]
+
+    return _META.sub(filled, html)

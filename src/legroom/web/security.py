@@ -1,0 +1,128 @@
+"""Who may ask: the checks that stand before every request, and the headers that go with every answer."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections.abc import Iterable
+from http.cookies import CookieError, SimpleCookie
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, urlsplit
+
+from legroom.records import dataclass
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+COOKIE = "legroom-token"
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; font-src 'self'; "
+    "connect-src 'self'; worker-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
+)
+HEADERS = (
+    (b"content-security-policy", CONTENT_SECURITY_POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+_OPEN_PATHS = frozenset({"/healthz"})
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What a request must show."""
+
+    token: str = ""
+    """Empty: none is asked for, and only this machine's own names are answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Denial:
+    status: int
+    message: str
+    hint: str
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address can be reached from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def denial(access: Access, method: str, path: str, query: str, headers: dict[str, str]) -> Denial | None:
+    """Why a request is not answered, if it is not."""
+    host = headers.get("host", "")
+    if not access.token and not is_loopback(_host_name(host)):
+        # A page elsewhere can point its own name at 127.0.0.1 and then read this one's answers.
+        return Denial(421, "this address is not one of this machine's own", "open http://127.0.0.1 and the port")
+    origin = headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != host:
+        return Denial(403, "a page of another site asked for this", "open legroom's own page")
+    if headers.get("sec-fetch-site") == "cross-site" and (method != "GET" or path.startswith("/api/")):
+        return Denial(403, "a page of another site asked for this", "open legroom's own page")
+    if access.token and path not in _OPEN_PATHS and not _shows(access.token, query, headers):
+        return Denial(
+            401, "this needs the token that legroom ui printed", "open the whole address, ?token=... included"
+        )
+    return None
+
+
+def _host_name(host: str) -> str:
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _shows(token: str, query: str, headers: dict[str, str]) -> bool:
+    shown = [headers.get("authorization", "").removeprefix("Bearer "), *parse_qs(query).get("token", ())[:1]]
+    try:
+        cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+    except CookieError:
+        cookie = None
+    if cookie is not None:
+        shown.append(cookie.value)
+    return any(hmac.compare_digest(text.encode(), token.encode()) for text in shown)
+
+
+class SecurityLayer:
+    """Asks `denial` before a request goes further, and adds the headers."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app, self._access = app, access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = _plain(scope["headers"])
+        query = scope.get("query_string", b"").decode("latin-1")
+        denied = denial(self._access, scope["method"], scope["path"], query, headers)
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *HEADERS]
+            await send(message)
+
+        if denied is None:
+            await self._app(scope, receive, send_with_headers)
+            return
+        from legroom.web.responses import error_response  # noqa: PLC0415
+
+        await error_response(denied.status, denied.message, denied.hint)(scope, receive, send_with_headers)
+
+
+def _plain(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """By lower-case name; a header that comes twice is joined, so that a second Host cannot hide behind the first."""
+    plain: dict[str, str] = {}
+    for name, value in headers:
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        plain[key] = f"{plain[key]}, {text}" if key in plain else text
+    return plain

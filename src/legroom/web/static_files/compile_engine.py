@@ -1,0 +1,73 @@
+"""Runs inside the Python of browsers: bytecode beside or in place of what a visitor's first minutes import."""
+
+import importlib._bootstrap_external as bootstrap
+import io
+import json
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+STDLIB, OWN, SITE = "/build/python_stdlib.zip", "/build/legroom.tar", "/build/site/"
+FIRST_CALLS = [
+    ("plan", {"model": "llama-3.1-8b", "gpu": "h100"}),
+    ("plan", {"model": "llama-3.1-70b", "gpu": "l4"}),
+    ("math", {"model": "llama-3.1-8b", "gpu": "h100"}),
+    *((name, {}) for name in ("models", "gpus", "releases", "flags", "catalog")),
+]
+WHEN = (2020, 1, 1, 0, 0, 0)
+
+
+def bytecode(source: bytes, name: str) -> bytes:
+    """Never checked against its source, which is not there or does not change."""
+    code = compile(source, name, "exec", dont_inherit=True)
+    return bytes(bootstrap._code_to_hash_pyc(code, bytes(8), False))  # type: ignore[attr-defined]
+
+
+def loaded_names() -> set[str]:
+    files = (getattr(module, "__file__", None) or "" for module in list(sys.modules.values()))
+    return {name for name in files if name.endswith((".py", ".pyc"))}
+
+
+def compile_stdlib(loaded: set[str]) -> None:
+    used = {name.rpartition("python314.zip/")[2] for name in loaded if "python314.zip/" in name}
+    target = io.BytesIO()
+    # Stored, because the whole is packed at once afterwards, which is smaller and quicker to read.
+    with zipfile.ZipFile(STDLIB) as old, zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as new:
+        for entry in old.infolist():
+            if entry.is_dir():
+                continue
+            name, body = entry.filename, old.read(entry)
+            if name in used:
+                name, body = name + "c", bytecode(body, name)
+            new.writestr(zipfile.ZipInfo(name, WHEN), body)
+    Path(STDLIB).write_bytes(target.getvalue())
+
+
+def compile_own(loaded: set[str]) -> None:
+    used = {name.removeprefix(SITE) for name in loaded if name.startswith(SITE)}
+    target = io.BytesIO()
+    with tarfile.open(OWN) as old, tarfile.open(fileobj=target, mode="w", format=tarfile.USTAR_FORMAT) as new:
+        for member in old.getmembers():
+            packed = old.extractfile(member)
+            body = packed.read() if packed else b""
+            new.addfile(member, io.BytesIO(body))
+            if member.name in used:
+                folder, _, file = member.name.rpartition("/")
+                made = tarfile.TarInfo(f"{folder}/__pycache__/{file[:-3]}.cpython-314.pyc")
+                code = bytecode(body, member.name)
+                made.size = len(code)
+                new.addfile(made, io.BytesIO(code))
+    Path(OWN).write_bytes(target.getvalue())
+
+
+with tarfile.open(OWN) as archive:
+    archive.extractall(SITE, filter="data")
+sys.path.insert(0, SITE)
+from legroom.web.endpoints import call  # noqa: E402 - from what was just unpacked
+
+for name, request in FIRST_CALLS:
+    call(name, json.dumps(request))
+every = loaded_names()
+compile_stdlib(every)
+compile_own(every)

@@ -1,0 +1,66 @@
+"""What legroom's own recording of vLLM 0.32 on an H200 taught: each test is of one start in it."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recorded_runs import H200
+
+from legroom.facts.models import load
+from legroom.facts.releases import release
+from legroom.planning.plan import Plan, Target, plan
+from legroom.vllm.args import ServeArgs
+
+RECORDED = Path(__file__).parent.parent / "fixtures/h200_0.32.jsonl"
+MIB = 2**20
+
+
+@cache
+def lines() -> tuple[dict[str, Any], ...]:
+    return tuple(json.loads(line) for line in RECORDED.read_text().splitlines())
+
+
+def run(name: str) -> dict[str, Any]:
+    return next(line for line in lines() if line.get("id") == name)
+
+
+def planned(name: str, folder: Path) -> Plan:
+    """The plan of a recorded start, made from the files it was started with."""
+    recorded = run(name)
+    files = next(line["files"] for line in lines() if line.get("name") == recorded["model"])
+    for file, content in files.items():
+        (folder / file).write_text(json.dumps(content))
+    target = Target(load(str(folder)), H200, 1, release("0.32.0"))
+    return plan(target, ServeArgs(model=str(folder), usage="serve", **recorded["args"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("H-mamba-codestral-7b", "a config that names no length takes the one it is asked for"),
+        ("S-qwen3next-mtp", "a prediction layer that the config does not name"),
+        ("T-apertus-8b", "xIELU in plain torch"),
+        ("Q-llama-fp8-static", "a product that is written in 8 bits"),
+        ("V-omni", "towers inside thinker_config"),
+        ("V-omni-audio", "no vision tower where only recordings are allowed"),
+    ],
+)
+def test_the_kv_cache_is_within_a_quarter_percent_of_what_was_recorded(name: str, why: str, tmp_path: Path) -> None:
+    assert planned(name, tmp_path).layout.kv_cache.bytes == pytest.approx(
+        run(name)["available_kv_bytes"], rel=2.5e-3
+    ), why
+
+
+def test_the_weights_of_a_tower_that_no_item_may_use_are_left_out(tmp_path: Path) -> None:
+    assert planned("V-omni-audio", tmp_path).layout.weights.bytes == pytest.approx(
+        run("V-omni-audio")["weights_bytes"], abs=4 * MIB
+    )
+
+
+def test_the_peak_of_xielu_is_the_one_recorded_to_the_megabyte(tmp_path: Path) -> None:
+    seen = run("T-apertus-8b")["peak_activation"]
+    assert planned("T-apertus-8b", tmp_path).layout.activation.bytes == pytest.approx(seen, abs=MIB)

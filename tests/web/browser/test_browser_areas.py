@@ -1,0 +1,169 @@
+"""Simulations, live servers and the catalog, as a person uses them."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from metrics_server import Metrics, serving
+from ui_server import serving_ui
+from waiting import wait_until
+
+EVERYWHERE = [(size, language) for size in ("desktop", "phone") for language in ("en", "zh")]
+SMALL = "model=qwen3-8b&gpu=l4&max_model_len=8192&s.requests=80"
+
+
+def replay(page: Any) -> None:
+    page.locator(".load .button.primary").click()
+    page.wait_for_selector(".chart canvas")
+
+
+@pytest.mark.parametrize(("size", "language"), EVERYWHERE)
+def test_a_mix_is_replayed_and_drawn_over_time(served, open_page, keep_screenshot, size, language):
+    page = open_page(f"{served.url}#/simulate?{SMALL}", size=size, language=language, dark=language == "zh")
+    replay(page)
+    assert page.locator(".chart canvas").count() == 3
+    assert "/ 80" in page.inner_text(".totals")
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    keep_screenshot(page)
+
+
+def test_a_moment_is_looked_at_with_the_scrubber(served, open_page):
+    page = open_page(f"{served.url}#/simulate?{SMALL}")
+    replay(page)
+    before = page.inner_text(".scrub output")
+    page.locator(".scrub input").focus()
+    page.keyboard.press("Home")
+    wait_until(page, "before => document.querySelector('.scrub output').innerText !== before", arg=before)
+
+
+def test_two_runs_are_compared(served, open_page, keep_screenshot):
+    page = open_page(f"{served.url}#/simulate?{SMALL}")
+    replay(page)
+    page.get_by_label("Keep this run as A and compare").check()
+    page.get_by_label("--max-num-seqs").fill("4")
+    page.locator(".load .button.primary").click()
+    wait_until(page, "document.querySelectorAll('.totals thead th').length === 2")
+    assert "B" in page.inner_text(".totals thead")
+    keep_screenshot(page)
+
+
+def test_a_pasted_trace_is_replayed_through_blocks(served, open_page):
+    rows = "\n".join(json.dumps({"arrival": index * 0.1, "prompt_len": 400, "output_len": 50}) for index in range(20))
+    page = open_page(f"{served.url}#/simulate?s.pool=blocks&s.blocks=400")
+    page.get_by_role("button", name="A trace").click()
+    page.locator("textarea").fill(rows)
+    replay(page)
+    assert "20 / 20" in page.inner_text(".totals")
+
+
+def test_a_trace_that_cannot_be_read_is_told(served, open_page):
+    page = open_page(f"{served.url}#/simulate?s.pool=blocks&s.blocks=400", errors_are_fine=True)
+    page.get_by_role("button", name="A trace").click()
+    page.locator("textarea").fill("no trace at all")
+    page.locator(".load .button.primary").click()
+    page.wait_for_selector("[role=alert]")
+    assert page.locator("textarea").input_value() == "no trace at all"
+
+
+@pytest.mark.parametrize(("size", "language"), EVERYWHERE)
+def test_the_catalog_is_read_in_both_languages(served, open_page, keep_screenshot, size, language):
+    page = open_page(f"{served.url}#/catalog/LR203", size=size, language=language)
+    page.wait_for_selector("article.entry h2")
+    title = {
+        "en": "One request of max_model_len does not fit the KV cache",
+        "zh": "KV 缓存放不下一个 max_model_len 长度的请求",
+    }
+    assert page.inner_text("article.entry h2") == title[language]
+    keep_screenshot(page)
+
+
+@pytest.mark.parametrize(
+    ("language", "words", "entry"),
+    [("en", "No available memory for the cache blocks", "LR201"), ("zh", "上下文太长", "LR203")],
+)
+def test_the_catalog_is_searched(served, open_page, language, words, entry):
+    page = open_page(f"{served.url}#/catalog", language=language)
+    page.wait_for_selector(".entry-list a")
+    page.locator("input[type=search]").fill(words)
+    wait_until(page, "entry => document.querySelector('.entry-list a code')?.innerText === entry", entry)
+
+
+def test_an_entry_that_does_not_exist_is_told(served, open_page):
+    page = open_page(f"{served.url}#/catalog/LR000", errors_are_fine=True)
+    page.wait_for_selector("[role=alert]")
+    assert "LR000" in page.inner_text("[role=alert]")
+
+
+def test_without_servers_the_live_area_says_how_to_name_them(served, open_page):
+    page = open_page(f"{served.url}#/live", errors_are_fine=True)
+    page.wait_for_selector("text=No servers are watched")
+    assert "--watch" in page.inner_text(".command pre")
+
+
+@pytest.mark.parametrize(("size", "language"), EVERYWHERE)
+def test_a_watched_server_is_shown_as_it_serves(open_page, keep_screenshot, size, language):
+    healthy = {"en": "healthy", "zh": "正常"}[language]
+    with serving(Metrics()) as vllm, serving_ui("--watch", vllm, "--interval", "0.5") as ui:
+        page = open_page(f"{ui.url}#/live", size=size, language=language, errors_are_fine=True)
+        wait_until(page, f"document.querySelector('.server .state')?.innerText === '{healthy}'")
+        page.locator(".server-row").click()
+        wait_until(page, "document.querySelector('.server-details .sparkline polyline')")
+        assert "1,001" in page.inner_text(".server-details")
+        keep_screenshot(page)
+
+
+def test_a_server_that_dies_is_shown_as_unreachable(open_page):
+    metrics = Metrics()
+    with serving(metrics) as vllm, serving_ui("--watch", vllm, "--interval", "0.5") as ui:
+        page = open_page(f"{ui.url}#/live", errors_are_fine=True)
+        page.wait_for_selector(".server.healthy")
+        metrics.status = 503
+        page.wait_for_selector(".server.unreachable")
+
+
+def test_a_page_whose_server_ended_says_so_and_goes_on_when_it_is_back(open_page):
+    with serving(Metrics()) as vllm:
+        with serving_ui("--watch", vllm, "--interval", "0.5") as ui:
+            page = open_page(f"{ui.url}#/live", errors_are_fine=True)
+            page.wait_for_selector(".server.healthy")
+            port = int(ui.url.rstrip("/").rsplit(":", 1)[1])
+        page.wait_for_selector(".connection.lost, .connection.closed")
+        assert page.locator(".server").count() == 1
+        with serving_ui("--watch", vllm, "--interval", "0.5", port=port):
+            page.wait_for_selector(".connection.open")
+
+
+def fleet(size: int, looks: int) -> str:
+    """A stream of looks at many servers."""
+    states = ("healthy", "idle", "warning", "critical", "unreachable")
+    views = (
+        {"server": f"http://gpu{number:03}:8000", "time_s": 1000.0 + look, "state": states[number % 5],
+         "sentence": "serving", "models": ["m"], "kv_use": (number * 7 + look) % 100 / 100, "running": 4, "waiting": 0,
+         "findings": [], "notes": [], "forecast": None}
+        for look in range(looks) for number in range(size)
+    )  # fmt: skip
+    return "".join(f"data: {json.dumps(view)}\n\n" for view in views)
+
+
+def test_200_servers_do_not_freeze_the_page(served, open_page, keep_screenshot):
+    body = fleet(200, 60)
+    page = open_page(f"{served.url}#/catalog")
+    page.route("**/api/live", lambda route: route.fulfill(status=200, content_type="text/event-stream", body=body))
+    page.evaluate("""() => {
+        window.longest = 0;
+        const note = (list) => {
+            window.longest = Math.max(window.longest, ...list.getEntries().map((task) => task.duration));
+        };
+        new PerformanceObserver(note).observe({ type: "longtask" });
+    }""")
+    page.get_by_role("link", name="Live").click()
+    wait_until(page, "document.querySelectorAll('.server').length === 200")
+    started = time.monotonic()
+    page.get_by_label("Filter by name, model or state").fill("critical")
+    wait_until(page, "document.querySelectorAll('.server').length === 40")
+    assert time.monotonic() - started < 2
+    assert page.evaluate("window.longest") < 1_000
+    keep_screenshot(page)

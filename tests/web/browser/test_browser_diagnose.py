@@ -1,0 +1,154 @@
+"""A diagnosis, as a person asks for one."""
+
+from __future__ import annotations
+
+import gzip
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from waiting import wait_until
+
+SAMPLE = Path(__file__).parents[3] / "docs/samples/kv-too-small.log"
+EVERYWHERE = [(size, language) for size in ("desktop", "phone") for language in ("en", "zh")]
+DECISIVE = ".log-row.decisive[data-line='{}']"
+
+
+def drop(page: Any, name: str, body: bytes) -> None:
+    page.set_input_files(".log-input input[type=file]", {"name": name, "mimeType": "text/plain", "buffer": body})
+
+
+def wait_for_finding(page: Any) -> None:
+    page.wait_for_selector(".finding.first")
+
+
+@pytest.mark.parametrize(("size", "language"), EVERYWHERE)
+def test_the_cause_is_told_and_its_line_is_marked_in_the_log(served, open_page, keep_screenshot, size, language):
+    page = open_page(f"{served.url}#/diagnose", size=size, language=language)
+    page.get_by_role("button", name={"en": "Try a sample", "zh": "用示例试试"}[language]).click()
+    wait_for_finding(page)
+    assert page.locator(DECISIVE.format(7)).is_visible()
+    page.wait_for_selector(".before-after .card-svg")
+    assert page.locator(".before-after .card-svg").count() == 2
+    assert page.locator(".dead-ends li").count() >= 1
+    assert "--max-model-len" in page.locator(".fix .command pre").first.inner_text()
+    assert {"en": "stays on this machine", "zh": "日志留在本机"}[language] in page.inner_text(".private")
+    keep_screenshot(page)
+
+
+def test_a_finding_leads_to_its_entry_in_the_catalog(served, open_page):
+    page = open_page(f"{served.url}#/diagnose")
+    page.locator("textarea").fill(SAMPLE.read_text())
+    page.get_by_role("button", name="Diagnose", exact=True).click()
+    wait_for_finding(page)
+    page.get_by_role("link", name="LR203: the long story").click()
+    page.wait_for_selector("article.entry h2")
+    page.get_by_role("link", name="Diagnose").click()
+    assert page.locator(".finding.first").is_visible()
+
+
+def test_a_packed_log_is_read(served, open_page):
+    page = open_page(f"{served.url}#/diagnose")
+    drop(page, "vllm.log.gz", gzip.compress(SAMPLE.read_bytes()))
+    wait_for_finding(page)
+
+
+def test_a_log_that_powershell_wrote_is_read(served, open_page):
+    page = open_page(f"{served.url}#/diagnose")
+    drop(page, "vllm.log", SAMPLE.read_text().encode("utf-16"))
+    wait_for_finding(page)
+
+
+@pytest.mark.parametrize(("body", "words"), [(bytes(range(256)) * 40, "is not a text log"), (b"", "is empty")])
+def test_what_is_no_log_is_told(served, open_page, body, words):
+    page = open_page(f"{served.url}#/diagnose")
+    drop(page, "weights.bin", body)
+    page.wait_for_selector("[role=alert]")
+    assert words in page.inner_text("[role=alert]")
+
+
+def test_a_script_in_a_line_is_text(served, open_page):
+    page = open_page(f"{served.url}#/diagnose")
+    page.on("dialog", lambda dialog: pytest.fail("a script from a log ran"))
+    page.locator("textarea").fill("<img src=x onerror=alert(1)>\n" + SAMPLE.read_text())
+    page.get_by_role("button", name="Diagnose", exact=True).click()
+    wait_for_finding(page)
+    assert page.locator(DECISIVE.format(8)).is_visible()
+    assert page.locator("img[src=x]").count() == 0
+    assert "<img src=x onerror=alert(1)>" in page.inner_text(".log-row[data-line='1']")
+
+
+def test_a_reload_keeps_what_was_pasted(served, open_page):
+    page = open_page(f"{served.url}#/diagnose")
+    page.locator("textarea").fill(SAMPLE.read_text())
+    page.get_by_role("button", name="Diagnose", exact=True).click()
+    wait_for_finding(page)
+    page.reload()
+    wait_for_finding(page)
+    assert "max seq len" in page.locator("textarea").input_value()
+
+
+def test_a_log_of_50_megabytes_does_not_freeze_the_page(served, open_page, tmp_path):
+    log = tmp_path / "long.log"
+    noise = (
+        b"INFO 11-15 03:00:00 [loggers.py:248] Engine 000: generation throughput: 812.4 tokens/s, Running: 31 reqs\n"
+    )
+    log.write_bytes(SAMPLE.read_bytes() + noise * (50_000_000 // len(noise)))
+    page = open_page(f"{served.url}#/diagnose")
+    page.evaluate("""() => {
+        window.longest = 0;
+        let last = performance.now();
+        const beat = () => {
+            window.longest = Math.max(window.longest, performance.now() - last);
+            last = performance.now();
+            setTimeout(beat, 10);
+        };
+        beat();
+    }""")
+    page.set_input_files(".log-input input[type=file]", log)
+    page.wait_for_selector(".log-row")
+    page.locator(".log").evaluate("node => { node.scrollTop = node.scrollHeight; }")
+    wait_until(page, "Number([...document.querySelectorAll('.log-row')].at(-1).dataset.line) > 400000")
+    assert page.locator(".log-row").count() < 100
+    assert page.evaluate("window.longest") < 1_000
+    page.set_default_timeout(240_000)
+    wait_for_finding(page)
+
+
+def test_a_server_that_died_is_told_and_the_log_is_kept(served, open_page):
+    page = open_page(f"{served.url}#/diagnose", errors_are_fine=True)
+    page.locator("textarea").fill(SAMPLE.read_text())
+    page.route("**/api/diagnose*", lambda route: route.abort())
+    page.get_by_role("button", name="Diagnose", exact=True).click()
+    page.wait_for_selector("[role=alert]")
+    assert "does not answer" in page.inner_text("[role=alert]")
+    page.unroute("**/api/diagnose*")
+    page.get_by_role("button", name="Diagnose", exact=True).click()
+    wait_for_finding(page)
+
+
+def test_a_refusal_of_the_server_is_shown_in_its_own_words(served, open_page):
+    page = open_page(f"{served.url}#/diagnose", errors_are_fine=True)
+    error = '{"error": {"message": "the log is over the limit", "hint": "cut it", "exit_code": 2}}'
+    page.route("**/api/diagnose*", lambda route: route.fulfill(status=413, content_type="application/json", body=error))
+    page.locator("textarea").fill(SAMPLE.read_text())
+    page.get_by_role("button", name="Diagnose", exact=True).click()
+    page.wait_for_selector("[role=alert]")
+    assert "the log is over the limit" in page.inner_text("[role=alert]")
+    assert "cut it" in page.inner_text("[role=alert]")
+
+
+def test_the_newest_log_wins(served, open_page):
+    page = open_page(f"{served.url}#/diagnose")
+    answers = iter([1.5, 0.0])
+
+    def late(route: Any) -> None:
+        time.sleep(next(answers, 0.0))
+        route.continue_()
+
+    page.route("**/api/diagnose*", late)
+    drop(page, "old.log", b"nothing that is known\n")
+    drop(page, "new.log", SAMPLE.read_bytes())
+    wait_for_finding(page)
+    assert "new.log" in page.inner_text(".log-panel h2")

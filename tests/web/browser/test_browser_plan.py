@@ -1,0 +1,245 @@
+"""The plan, as a person uses it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from waiting import wait_until
+
+import legroom
+
+EVERYWHERE = [(size, language) for size in ("desktop", "phone") for language in ("en", "zh")]
+SCRIPT = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+
+
+def verdict(page: Any) -> str:
+    page.wait_for_selector(".verdict p")
+    return str(page.inner_text(".verdict p"))
+
+
+def kv_bytes_words(page: Any) -> str:
+    return str(page.inner_text(".legend-row.part-kv .figure"))
+
+
+@pytest.mark.parametrize(("size", "language"), EVERYWHERE)
+def test_a_plan_shows_the_card_its_parts_and_the_command(served, open_page, keep_screenshot, size, language):
+    page = open_page(
+        f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100", size=size, language=language, dark=language == "zh"
+    )
+    assert "NVIDIA H100" in verdict(page)
+    planned = legroom.plan("llama-3.1-8b", "h100").json()
+    assert kv_bytes_words(page) == f"{planned['layout']['kv_cache_bytes'] / 2**30:.2f} GiB"
+    assert page.locator(".card-svg .segment").count() >= 7
+    assert "vllm serve" in page.inner_text(".command pre")
+    assert page.inner_text(".verdict .badge") == {"en": "fits", "zh": "放得下"}[language]
+    keep_screenshot(page)
+
+
+@pytest.mark.parametrize("size", ["desktop", "phone"])
+def test_nothing_is_wider_than_the_screen(served, open_page, size):
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=l4&b.model=llama-3.1-8b&b.gpu=h100", size=size)
+    page.wait_for_selector(".differences")
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+def test_the_page_can_be_read_at_360_pixels(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=l4", size="phone")
+    page.set_viewport_size({"width": 360, "height": 740})
+    verdict(page)
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+def test_a_slider_redraws_the_picture_and_is_kept_in_the_address(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100")
+    verdict(page)
+    before = kv_bytes_words(page)
+    slider = page.get_by_label("--gpu-memory-utilization").first
+    slider.focus()
+    for _ in range(20):
+        page.keyboard.press("ArrowLeft")
+    wait_until(page, "before => document.querySelector('.legend-row.part-kv .figure').innerText !== before", arg=before)
+    wait_until(page, "location.hash.includes('gpu_memory_utilization=0.72')")
+    planned = legroom.plan("llama-3.1-8b", "h100", gpu_memory_utilization=0.72).json()
+    wait_until(
+        page,
+        "words => document.querySelector('.legend-row.part-kv .figure').innerText === words",
+        arg=f"{planned['layout']['kv_cache_bytes'] / 2**30:.2f} GiB",
+    )
+
+
+def test_a_flag_goes_back_to_the_default_of_vllm(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100&max_num_seqs=7")
+    verdict(page)
+    page.get_by_role("button", name="Back to vLLM's default: --max-num-seqs").click()
+    wait_until(page, "!location.hash.includes('max_num_seqs')")
+
+
+def test_vllms_own_error_is_shown_and_a_fix_applies_itself(served, open_page, keep_screenshot):
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=l4")
+    assert "will not start" in verdict(page)
+    assert "max seq len (131072)" in page.inner_text(".failure blockquote")
+    page.wait_for_selector(".fix")
+    keep_screenshot(page)
+    page.get_by_role("button", name="Apply").first.click()
+    wait_until(page, "document.querySelector('.verdict .badge').innerText !== 'does not fit'")
+    assert page.locator(".failure").count() == 0
+    assert "--max-model-len" in page.inner_text(".command pre")
+
+
+def test_focus_on_a_part_shows_its_formula(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100")
+    verdict(page)
+    page.locator(".legend-row.part-kv").focus()
+    page.wait_for_selector(".working .lines li")
+    assert "budget" in page.inner_text(".working .lines")
+
+
+def test_pointing_at_the_picture_shows_the_formula_too(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100")
+    verdict(page)
+    page.locator(".card-svg .segment.part-weights").hover()
+    page.wait_for_selector(".working.part-weights .lines li")
+
+
+def test_a_model_is_searched_for_and_picked_with_the_keyboard(served, open_page):
+    page = open_page(f"{served.url}#/plan")
+    verdict(page)
+    field = page.get_by_role("combobox", name="Model")
+    field.fill("qwen3 8b")
+    page.wait_for_selector(".options li[role=option]")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    wait_until(page, "/Qwen3/i.test(document.querySelector('.verdict p').innerText)")
+
+
+def test_a_whole_command_is_read(served, open_page):
+    page = open_page(f"{served.url}#/plan")
+    page.get_by_role("button", name="Command", exact=True).click()
+    page.locator("textarea").fill("docker run vllm/vllm-openai:v0.19.0 --model Qwen/Qwen3-8B --max-model-len 8192")
+    page.get_by_role("button", name="Read it").click()
+    wait_until(page, "document.querySelector('.verdict p').innerText.includes('Qwen3-8B')")
+    wait_until(page, "document.querySelector('.verdict p').innerText.includes('0.19.0')")
+    assert "--max-model-len 8192" in page.inner_text(".command pre")
+
+
+def test_a_pasted_config_is_planned(served, open_page):
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2048,
+              "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
+              "intermediate_size": 8192, "vocab_size": 32000,
+              "max_position_embeddings": 8192, "torch_dtype": "bfloat16"}  # fmt: skip
+    page = open_page(f"{served.url}#/plan")
+    page.get_by_role("button", name="config.json").click()
+    page.locator("textarea").fill(json.dumps(config))
+    wait_until(page, "document.querySelector('.verdict p')?.innerText.includes('pasted-config')")
+    page.reload()
+    wait_until(page, "document.querySelector('.verdict p')?.innerText.includes('pasted-config')")
+
+
+def test_a_broken_config_is_told_and_nothing_is_lost(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100")
+    before = verdict(page)
+    page.get_by_role("button", name="config.json").click()
+    page.locator("textarea").fill('{"hidden_size": ')
+    assert "not a config.json" in page.inner_text("[role=alert]")
+    assert page.locator("textarea").input_value() == '{"hidden_size": '
+    assert verdict(page) == before
+
+
+def test_two_settings_are_compared_side_by_side(served, open_page, keep_screenshot):
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100")
+    verdict(page)
+    page.get_by_role("button", name="Compare").click()
+    page.get_by_label("vLLM", exact=True).select_option("0.19.0")
+    page.wait_for_selector(".differences")
+    wait_until(page, "document.querySelectorAll('.verdict p')[1]?.innerText.includes('0.19.0')")
+    assert "0.19.0" not in page.locator(".verdict p").nth(0).inner_text()
+    wait_until(page, "location.hash.includes('b.vllm=0.19.0')")
+    keep_screenshot(page)
+
+
+def test_which_gpus_hold_it_is_a_table_whose_rows_can_be_used(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100&max_model_len=8192")
+    verdict(page)
+    page.get_by_text("Which GPUs hold it?").click()
+    page.wait_for_selector(".holders tbody tr")
+    page.get_by_role("button", name="Use: NVIDIA L4", exact=True).click()
+    wait_until(page, "document.querySelector('.verdict p').innerText.includes('NVIDIA L4')")
+
+
+def test_a_shared_link_opens_the_same_plan(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100")
+    verdict(page)
+    page.get_by_label("--max-num-seqs").last.fill("48")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Copy a link").click()
+    page.wait_for_selector("text=Copied")
+    link = page.evaluate("navigator.clipboard.readText()")
+    other = open_page(link)
+    assert "max_num_seqs=48" in link
+    verdict(other)
+    assert other.get_by_label("--max-num-seqs").last.input_value() == "48"
+
+
+@pytest.mark.parametrize("kind", ["SVG", "PNG"])
+def test_the_picture_is_a_file(served, open_page, tmp_path, kind):
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100")
+    verdict(page)
+    with page.expect_download() as download:
+        page.get_by_role("button", name=kind, exact=True).click()
+    file = tmp_path / "picture"
+    download.value.save_as(file)
+    head = {"SVG": b"<svg", "PNG": b"\x89PNG"}[kind]
+    assert file.read_bytes().startswith(head)
+    assert file.stat().st_size > 2_000
+
+
+def test_a_script_in_a_models_name_is_text(served, open_page):
+    page = open_page(f"{served.url}#/plan", errors_are_fine=True)
+    page.on("dialog", lambda dialog: pytest.fail("a script from the name of a model ran"))
+    page.get_by_role("button", name="config.json").click()
+    config = {"_name_or_path": SCRIPT, "architectures": ["LlamaForCausalLM"], "hidden_size": 64,
+              "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 1000,
+              "max_position_embeddings": 512}  # fmt: skip
+    page.locator("textarea").fill(json.dumps(config))
+    wait_until(page, "document.body.innerText.includes('onerror=alert(1)')")
+    assert page.locator("img[src=x]").count() == 0
+
+
+def test_an_unknown_model_is_told_with_a_way_to_look_it_up(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=nobody/such-model-9b&gpu=h100", errors_are_fine=True)
+    page.wait_for_selector("[role=alert]")
+    assert "such-model-9b" in page.inner_text("[role=alert]")
+    assert page.get_by_role("button", name="Look it up on the Hugging Face Hub").is_visible()
+
+
+def test_two_tabs_keep_two_plans(served, open_page):
+    first = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100")
+    second = first.context.new_page()
+    second.goto(f"{served.url}#/plan?model=llama-3.1-8b&gpu=l4")
+    assert "L4" in verdict(second)
+    first.reload()
+    assert "H100" in verdict(first)
+
+
+def test_going_back_shows_what_was_there(served, open_page):
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100&max_num_seqs=9")
+    verdict(page)
+    page.get_by_role("link", name="Catalog").click()
+    page.wait_for_selector(".entry-list a")
+    page.go_back()
+    assert page.get_by_label("--max-num-seqs").last.input_value() == "9"
+
+
+def test_a_printed_plan_leaves_the_controls_out(served, open_page, tmp_path):
+    page = open_page(f"{served.url}#/plan?model=llama-3.1-8b&gpu=h100")
+    verdict(page)
+    page.emulate_media(media="print")
+    assert not page.locator(".knobs").is_visible()
+    assert page.locator(".card-svg").is_visible()
+    printed = Path(tmp_path / "plan.pdf")
+    page.pdf(path=printed)
+    assert len(re.findall(rb"/Type\s*/Page\b", printed.read_bytes())) <= 2

@@ -1,0 +1,198 @@
+"""The endpoints without HTTP: the documents of the command line, and nothing of this machine opened."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from legroom.cli.main import main
+from legroom.web.endpoints import ENDPOINTS, BadRequest, answer, call
+from legroom.web.schemas import REQUESTS, schemas
+
+ROOT = Path(__file__).parents[2]
+SAMPLE = ROOT / "docs" / "samples" / "kv-too-small.log"
+PLAN = {"model": "llama-3.1-8b", "gpu": "h100", "flags": {"max_model_len": 8192}}
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
+    "max_position_embeddings": 8192, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    main([*words, "--json"])
+    return json.loads(capsys.readouterr().out)
+
+
+def problem(name: str, request: Any) -> dict[str, Any]:
+    return json.loads(call(name, json.dumps(request)))["error"]
+
+
+def test_a_plan_is_the_document_of_the_command_line(capsys):
+    words = ("plan", "llama-3.1-8b", "--gpu", "h100", "--max-model-len", "8192")
+    assert answer("plan", PLAN) == printed(capsys, *words)
+
+
+def test_a_plan_that_does_not_fit_has_the_same_advice_as_the_command_line(capsys):
+    words = ("plan", "llama-3.1-70b", "--gpu", "rtx4090", "--gpus", "2", "--tensor-parallel-size", "2")
+    request = {"model": "llama-3.1-70b", "gpu": "rtx4090", "gpus": 2, "flags": {"tensor_parallel_size": 2}}
+    assert answer("plan", request) == printed(capsys, *words)
+
+
+def test_a_plan_without_advice_is_that_of_the_command_line(capsys):
+    words = ("plan", "llama-3.1-70b", "--gpu", "rtx4090", "--no-advice")
+    assert answer("plan", {"model": "llama-3.1-70b", "gpu": "rtx4090", "advice": False}) == printed(capsys, *words)
+
+
+def test_a_cold_start_is_planned_as_on_the_command_line(capsys):
+    words = ("plan", "llama-3.1-8b", "--gpu", "h100", "--max-model-len", "8192", "--cold")
+    assert answer("plan", {**PLAN, "cold": True}) == printed(capsys, *words)
+
+
+def test_a_diagnosis_is_the_document_of_the_command_line(capsys):
+    request = {"log": SAMPLE.read_text("utf-8"), "gpu": "rtx4090"}
+    expected = printed(capsys, "diagnose", str(SAMPLE), "--gpu", "rtx4090")
+    expected["sources"][0]["source"] = "the log"  # a text has no name
+    assert answer("diagnose", request) == expected
+
+
+def test_a_size_is_the_document_of_the_command_line(capsys):
+    words = ("size", "llama-3.1-8b", "--context", "4096", "--gpu", "l4,h100", "--max-gpus", "8")
+    request = {"model": "llama-3.1-8b", "context": 4096, "cards": ["l4", "h100"]}
+    assert answer("size", request) == printed(capsys, *words)
+
+
+def test_a_whole_number_may_be_written_with_a_point():
+    request = {"model": "llama-3.1-8b", "cards": ["l4"], "context": 4096, "max_gpus": 2}
+    assert answer("size", {**request, "context": 4096.0, "max_gpus": 2.0}) == answer("size", request)
+
+
+def test_an_entry_is_the_document_of_the_command_line(capsys):
+    assert answer("entry", {"id": "lr203", "language": "zh"}) == printed(capsys, "explain", "LR203", "--lang", "zh")
+
+
+def test_a_pasted_config_is_planned_under_its_own_name():
+    made = answer("plan", {"model": "me/mine", "config": LLAMA, "gpu": "l4"})
+    assert made["model"] == "me/mine"
+    assert made["command"][:3] == ["vllm", "serve", "me/mine"]
+
+
+def test_a_pasted_config_takes_the_place_of_a_bundled_model_of_that_name():
+    smaller = answer("plan", {"model": "llama-3.1-8b", "config": {**LLAMA, "num_hidden_layers": 2}, "gpu": "h100"})
+    assert smaller["layout"]["weights_bytes"] < answer("plan", PLAN)["layout"]["weights_bytes"] / 2
+
+
+def test_two_configs_of_one_name_are_two_models():
+    layouts = [
+        answer("plan", {"model": "a/b", "config": {**LLAMA, "num_hidden_layers": layers}, "gpu": "h100"})["layout"]
+        for layers in (2, 4)
+    ]
+    assert layouts[0]["weights_bytes"] < layouts[1]["weights_bytes"]
+
+
+@pytest.mark.parametrize("config", [{}, {"model_type": 7}, {"hidden_size": "x" * 1000}, {"num_hidden_layers": -1}])
+def test_a_broken_config_is_a_sentence(config):
+    assert problem("plan", {"config": config, "gpu": "h100"})["exit_code"] == 2
+
+
+def test_the_working_adds_up_to_the_plan():
+    parts = {part["part"]: part["bytes"] for part in answer("math", PLAN)["terms"]}
+    layout = answer("plan", PLAN)["layout"]
+    assert {name: layout[name] for name in parts if name in layout} == {
+        name: bytes_ for name, bytes_ in parts.items() if name in layout
+    }
+
+
+def test_every_server_of_a_text_is_read_with_its_line():
+    text = "vllm serve Qwen/Qwen3-8B --max-model-len 4096\nvllm serve llama-3.1-8b --enforce-eager --port 9000\n"
+    servers = answer("read", {"text": text})["servers"]
+    assert [server["model"] for server in servers] == ["Qwen/Qwen3-8B", "llama-3.1-8b"]
+    assert [server["place"] for server in servers] == ["line 1", "line 2"]
+    assert servers[1]["flags"]["enforce_eager"] is True
+
+
+def test_what_was_read_can_be_planned():
+    text = "docker run --gpus 2 vllm/vllm-openai:v0.10.0 --model Qwen/Qwen3-8B --tensor-parallel-size 2 --port 9000"
+    server = answer("read", {"text": text})["servers"][0]
+    request = {"model": server["model"], "vllm": server["vllm"], "flags": server["flags"], "gpus": server["gpus"]}
+    assert answer("plan", {**request, "gpu": "l40s"})["vllm"] == "0.10.0"
+
+
+def test_keys_in_a_text_are_not_repeated():
+    read = call("read", json.dumps({"text": "vllm serve a/b --api-key sk-very-secret"}))
+    assert "very-secret" not in read
+
+
+def test_a_load_has_a_curve_whose_preemptions_add_up():
+    answered = answer("simulate", {"mix": {"requests": 200}, "blocks": 400, "step_ms": 30})
+    curve = answered["timeline"]
+    assert sum(curve["preemptions"]) == answered["preemptions"] > 0
+    assert max(curve["blocks_in_use"]) == answered["peak_blocks"]
+    assert len({len(column) for column in curve.values()}) == 1
+    assert len(curve["step"]) <= 2048
+    assert curve["time_s"] == sorted(curve["time_s"])
+
+
+def test_flags_that_memory_depends_on_come_first():
+    flags = answer("flags", {"vllm": "0.10.0"})["flags"]
+    matters = [flag["memory"] for flag in flags]
+    assert matters == sorted(matters, reverse=True)
+    assert "max_model_len" in {flag["name"] for flag in flags[:20]}
+
+
+def test_releases_begin_with_the_newest():
+    releases = answer("releases", {})["releases"]
+    assert releases[0] == "0.32.0"
+
+
+@pytest.mark.parametrize(
+    ("name", "request_"),
+    [
+        ("plan", {"model": str(ROOT), "gpu": "h100"}),
+        ("plan", {"model": "tests/web", "gpu": "h100"}),
+        ("plan", {"model": "~/x", "gpu": "h100"}),
+        ("plan", {**PLAN, "flags": {"speculative_config": {"model": str(ROOT), "num_speculative_tokens": 2}}}),
+        ("size", {"model": "../x"}),
+        ("hub", {"id": "../../etc/passwd"}),
+    ],
+)
+def test_a_path_is_never_opened(name, request_, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert problem(name, request_)["exit_code"] == 2
+
+
+def test_files_that_a_text_names_are_not_read(tmp_path):
+    beside = tmp_path / "config.yaml"
+    beside.write_text("model: stolen/model\nmax-model-len: 77\n")
+    text = f"vllm serve a/b --config {beside}"
+    assert "stolen" not in call("read", json.dumps({"text": text}))
+    assert "stolen" not in call("diagnose", json.dumps({"log": "CUDA out of memory\n", "command": str(beside)}))
+    assert "stolen" not in call("diagnose", json.dumps({"log": "CUDA out of memory\n", "command": text}))
+
+
+def test_a_model_that_is_not_bundled_is_not_looked_up(monkeypatch):
+    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("it asked the network"))
+    assert "give its config.json" in problem("plan", {"model": "nobody/nothing", "gpu": "h100"})["hint"]
+
+
+@pytest.mark.parametrize("name", sorted(ENDPOINTS))
+@pytest.mark.parametrize("request_", [None, [], 1, "x", {"nonsense": 1}])
+def test_a_request_of_another_form_is_refused(name, request_):
+    with pytest.raises(BadRequest):
+        answer(name, request_)
+
+
+def test_a_request_that_is_nested_without_end_is_refused():
+    deep: Any = {}
+    for _ in range(5000):
+        deep = {"a": deep}
+    with pytest.raises(BadRequest, match="nested"):
+        answer("plan", {"gpu": "h100", "config": deep})
+
+
+def test_every_endpoint_has_schemas_for_both_ways():
+    assert set(REQUESTS) == set(ENDPOINTS)
+    assert {f"{name.capitalize()}Document" for name in ENDPOINTS} | set(REQUESTS.values()) <= set(schemas())

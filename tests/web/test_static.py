@@ -1,0 +1,117 @@
+"""The page as files: everything beside it, small, and the same every time."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import re
+import subprocess
+import sys
+import tarfile
+
+import pytest
+
+from legroom.errors import LegroomError
+from legroom.web import browser_python, static_edition
+from legroom.web.browser_package import browser_package
+from legroom.web.static_edition import write_static
+
+RUNTIME = {
+    "pyodide.mjs": b"export {}", "pyodide.asm.mjs": b"export {}", "pyodide.asm.wasm": b"\0asm" * 1000,
+    "python_stdlib.zip": b"PK", "pyodide-lock.json": b'{"info": {"python": "3.14.2"}, "packages": {}}',
+}  # fmt: skip
+
+
+ON_ITS_OWN = """
+import sys, json
+sys.path.insert(0, sys.argv[1])
+from legroom.web.endpoints import ENDPOINTS, call
+requests = {
+    "plan": {"model": "llama-3.1-70b", "gpu": "h100"},
+    "math": {"model": "llama-3.1-8b", "gpu": "l4"},
+    "size": {"model": "llama-3.1-8b", "cards": ["l4"]},
+    "entry": {"id": "LR203"},
+    "read": {"text": "services: {a: {image: 'vllm/vllm-openai:v0.10.0', command: --model a/b}}"},
+    "diagnose": {"log": "torch.OutOfMemoryError: CUDA out of memory."},
+    "simulate": {"mix": {}, "blocks": 9999, "step_ms": 9},
+}
+for name in ENDPOINTS:
+    if name != "hub":
+        document = json.loads(call(name, json.dumps(requests.get(name, {}))))
+        assert "error" not in document, (name, document)
+"""
+
+
+@pytest.fixture
+def with_small_runtime(monkeypatch):
+    """Pyodide is 13 MB and comes from npm: what is around it is tested with a stand-in."""
+    monkeypatch.setattr(static_edition, "runtime_files", lambda given: dict(RUNTIME))
+    monkeypatch.setattr(static_edition, "compiled", dict)
+
+
+@pytest.mark.usefixtures("with_small_runtime")
+def test_everything_that_is_loaded_lies_beside_the_page(tmp_path):
+    written = write_static(tmp_path)
+    assert {"index.html", "worker.js", "sw.js", "engine/pyodide.mjs", "engine/legroom.tar.packed"} <= set(written.sizes)
+    assert {file.relative_to(tmp_path).as_posix() for file in tmp_path.rglob("*") if file.is_file()} == set(
+        written.sizes
+    )
+
+
+@pytest.mark.usefixtures("with_small_runtime")
+def test_the_page_says_that_it_is_static_and_has_a_policy(tmp_path):
+    write_static(tmp_path)
+    page = (tmp_path / "index.html").read_text("utf-8")
+    assert 'name="legroom-edition" content="static"' in page
+    assert "script-src 'self' 'wasm-unsafe-eval'" in page
+    assert "unsafe-inline" not in page
+
+
+@pytest.mark.usefixtures("with_small_runtime")
+def test_no_placeholder_is_left_in_a_script(tmp_path):
+    write_static(tmp_path)
+    for name in ("worker.js", "sw.js"):
+        assert not re.search(r"__[A-Z_]+__", (tmp_path / name).read_text("utf-8"))
+
+
+@pytest.mark.usefixtures("with_small_runtime")
+def test_the_same_install_writes_the_same_bytes(tmp_path):
+    write_static(tmp_path / "one")
+    write_static(tmp_path / "two")
+    names = [file.relative_to(tmp_path / "one") for file in (tmp_path / "one").rglob("*") if file.is_file()]
+    assert all((tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes() for name in names)
+
+
+def test_what_a_browser_loads_of_legroom_is_small():
+    assert len(gzip.compress(browser_package(), 9)) < 1_600_000
+
+
+def test_what_a_browser_loads_plans_and_diagnoses_on_its_own(tmp_path):
+    with tarfile.open(fileobj=io.BytesIO(browser_package())) as archive:
+        archive.extractall(tmp_path, filter="data")
+    words = [sys.executable, "-I", "-S", "-c", ON_ITS_OWN, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_runtime_of_other_bytes_is_refused(tmp_path):
+    other = tmp_path / "pyodide.tgz"
+    other.write_bytes(b"something else")
+    with pytest.raises(LegroomError, match="is not pyodide@"):
+        browser_python.runtime_files(str(other))
+
+
+def test_without_npm_the_sentence_says_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.setenv("LEGROOM_HOME", str(tmp_path))
+    monkeypatch.setattr(browser_python.shutil, "which", lambda name: None)
+    with pytest.raises(LegroomError) as caught:
+        browser_python.runtime_files()
+    assert "--runtime" in caught.value.hint
+    assert caught.value.exit_code == 3
+
+
+@pytest.mark.usefixtures("with_small_runtime")
+def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LegroomError, match="cannot write"):
+        write_static(tmp_path / "file" / "site")
