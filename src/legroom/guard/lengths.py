@@ -22,7 +22,7 @@ MOST_PAGES = 1024
 """Models and clients of models that something was learnt about. A page takes about 4 kB."""
 
 
-class _Page:
+class _LearntLengths:
     __slots__ = ("open_tokens", "shares")
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class AnswerLengths:
     """Per model and client, with a bound on how many: both names come from requests."""
 
     def __init__(self) -> None:
-        self._pages: OrderedDict[tuple[str, str | None], _Page] = OrderedDict()
+        self._pages: OrderedDict[tuple[str, str | None], _LearntLengths] = OrderedDict()
 
     def expected(self, model: str, client: str, max_tokens: int | None, worst: int) -> int:
         """Tokens that most answers like this one stay within; `worst` is what one without max_tokens may grow to."""
@@ -52,7 +52,7 @@ class AnswerLengths:
         for key in ((model, None), (model, client)):
             page = self._pages.get(key)
             if page is None:
-                page = self._pages[key] = _Page()
+                page = self._pages[key] = _LearntLengths()
                 if len(self._pages) > MOST_PAGES:
                     self._pages.popitem(last=False)
             self._pages.move_to_end(key)

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from legroom.guard.fair_queue import MOST_CLIENTS, FairQueue
-from legroom.guard.projection import Growth, Hold, fits, hold_of
+from legroom.guard.projection import Growth, Holding, fits, hold_of
 from legroom.guard.supply import Supply
 from legroom.records import dataclass
 
@@ -86,11 +86,11 @@ class Ticket:
         growth = self.need.growth
         return self.need.average_blocks * (max(1, growth.steps) if growth is not None else 1)
 
-    def hold(self, now_s: float, steps_per_s: float) -> Hold:
+    def hold(self, now_s: float, steps_per_s: float) -> Holding:
         """What it holds, by the tokens that passed or by how long it runs."""
         growth = self.need.growth
         if growth is None:
-            return Hold(self.need.blocks, 0.0, math.inf)
+            return Holding(self.need.blocks, 0.0, math.inf)
         if self.steps_seen:
             return hold_of(growth, self.steps_seen, counted=True)
         return hold_of(growth, steps_per_s * (now_s - self.admitted_s), counted=False)
@@ -100,6 +100,8 @@ MOST_AVERAGE_SHARE = 1.15
 """Of the pool, what all that run may hold on average over their lives: requests that began together grow together, and
 nothing but this keeps the look ahead from starting many more of them than will find room. Chosen, with the look ahead,
 by bench/guard_goodput.py: 1.0 lost 6 % of the tokens a second on long answers, 1.3 preempted a third more."""
+LANE_LOOK_AHEAD = 0.5
+"""The least look ahead while small work is about: a pool that overflows preempts the newest, which is the small one."""
 LEAD_S = 0.15
 """From admission to a request's first step: two hops and the engine's own queue, on a busy host."""
 MOST_LEAVING_SHARE = 0.25
@@ -126,6 +128,8 @@ class Pool:
         self._running: dict[int, Ticket] = {}
         self._queue: FairQueue[Ticket] = FairQueue()
         self._heard: dict[str, float] = {}
+        self._now_s = now_s
+        self._small_until_s = -math.inf
         self._blocks = Supply(now_s)
         self._seats = Supply(now_s)
 
@@ -154,6 +158,8 @@ class Pool:
         ticket = Ticket(need, now_s, client)
         limit = self.limits
         self._hear(client, now_s)
+        if need.blocks <= self._lane_capacity():
+            self._small_until_s = now_s + OTHER_CLIENT_S
         if limit.blocks is not None and need.blocks > limit.blocks:
             ticket.state = TicketState.NEVER
         elif (not self._queue and self._fits(need, now_s)) or self._enter_lane(ticket):
@@ -214,6 +220,7 @@ class Pool:
         """The next in turn as long as it fits; it is not overtaken, but for small work in its own lane. With a look
         ahead time alone makes room, as those that run come nearer to their end: call it now and then.
         """
+        self._now_s = now_s
         while (ticket := self._queue.first()) is not None and self._fits(ticket.need, now_s):
             self._admit_queued(ticket, now_s)
         if self._queue and self._lane_size():
@@ -240,9 +247,10 @@ class Pool:
             return False
         steps = need.growth.steps
         holds.append(hold_of(need.growth, 0, counted=True))
-        return fits(holds, blocks, min(steps, max(limit.look_ahead * steps, need.least_steps)))
+        ahead = max(limit.look_ahead, LANE_LOOK_AHEAD) if self._lane_size() else limit.look_ahead
+        return fits(holds, blocks, min(steps, max(ahead * steps, need.least_steps)))
 
-    def _staying(self, now_s: float, blocks: int) -> tuple[float, list[Hold]]:
+    def _staying(self, now_s: float, blocks: int) -> tuple[float, list[Holding]]:
         """What those hold that will still run when a newcomer has reached the engine, and on average over their lives.
 
         Else the engine would idle from each end to the arrival of the next request.
@@ -259,10 +267,12 @@ class Pool:
         return average, holds
 
     def _lane_size(self) -> int:
-        """Blocks kept for small work: only while there is somebody else to keep them for."""
-        if len(self._heard) < 2 or not self.limits.blocks or not self.limits.lane_share:
-            return 0
-        return max(1, int(self.limits.blocks * self.limits.lane_share))
+        """Blocks kept for small work: only while there is somebody to keep them for."""
+        return self._lane_capacity() if len(self._heard) > 1 and self._now_s <= self._small_until_s else 0
+
+    def _lane_capacity(self) -> int:
+        blocks, share = self.limits.blocks, self.limits.lane_share
+        return max(1, int(blocks * share)) if blocks and share else 0
 
     def _enter_lane(self, ticket: Ticket) -> bool:
         need, size, seats = ticket.need, self._lane_size(), self.limits.seats
@@ -296,6 +306,7 @@ class Pool:
 
     def _hear(self, client: str, now_s: float) -> None:
         """Note who sends; those silent for a while are forgotten, the longest silent first."""
+        self._now_s = now_s
         heard = self._heard
         heard.pop(client, None)
         heard[client] = now_s

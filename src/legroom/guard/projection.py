@@ -28,7 +28,7 @@ class Growth(NamedTuple):
     """Tokens that each may generate."""
 
 
-class Hold(NamedTuple):
+class Holding(NamedTuple):
     """What a request holds now, what each step adds, and how many steps it stays."""
 
     blocks: float
@@ -36,7 +36,7 @@ class Hold(NamedTuple):
     steps_left: float
 
 
-def hold_of(growth: Growth, done_steps: float, counted: bool) -> Hold:
+def hold_of(growth: Growth, done_steps: float, counted: bool) -> Holding:
     """`counted`: the steps were seen as they passed, rather than estimated by the clock."""
     steps = max(1, growth.steps)
     per_step = (growth.end_blocks - growth.start_blocks) / steps
@@ -45,10 +45,10 @@ def hold_of(growth: Growth, done_steps: float, counted: bool) -> Hold:
         left = min(growth.most_steps - growth.steps, done_steps * OVERDUE_SHARE)
     elif not counted:
         done_steps = min(done_steps, growth.steps)
-    return Hold(growth.start_blocks + per_step * done_steps, per_step, max(left, steps * LAST_STEPS_SHARE))
+    return Holding(growth.start_blocks + per_step * done_steps, per_step, max(left, steps * LAST_STEPS_SHARE))
 
 
-def fits(holds: Iterable[Hold], pool_blocks: int, ahead_steps: float) -> bool:
+def fits(holds: Iterable[Holding], pool_blocks: int, ahead_steps: float) -> bool:
     """Whether the pool holds all of them for so many steps. What is held only falls when somebody ends, so these
     moments and the last one decide.
     """
