@@ -85,7 +85,8 @@ class Gpu:
 
 
 def gpu(name: str) -> Gpu:
-    """The GPU that `name` means: any usual spelling, or a size such as `24GiB`."""
+    """The GPU that `name` means: any usual spelling, or a size such as `24GiB`; a size that only one card is known to
+    report means that card."""
     if card := _as_written(name):
         return card  # before sizes: 2080ti is a card, not 2080 TiB
     if _SIZE.fullmatch(name):
@@ -182,7 +183,16 @@ def _anonymous(text: str) -> Gpu:
     note = ""
     if not re.search(r"i", text, re.IGNORECASE):
         note = f"{text.strip()} was read as {gib(total_bytes)}; cards report GiB, and less than the figure on the box"
+    if card := _known_by_total(total_bytes):
+        note = f"{gib(total_bytes)} is what a {card.name} reports, so it was taken for one"
+        return replace(with_total(card, total_bytes), note=note)
     return Gpu(name=f"a {gib(total_bytes)} GPU", total_bytes=total_bytes, source="given by size", note=note)
+
+
+def _known_by_total(total_bytes: int) -> Gpu | None:
+    """The card whose logs show this total to the hundredth of a GiB, if no other card's do."""
+    name = _data()["logged_totals"].get(f"{total_bytes / GIB:.2f}")
+    return _as_written(name) if name else None
 
 
 def _check_size(total_bytes: int, text: str) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from legroom.facts.attention import latent
 from legroom.facts.fit import by_release, constants
 from legroom.facts.gpus import HOPPER
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term, estimated
 from legroom.memory.activation.experts import expert_scratch
+from legroom.memory.activation.layers import layer_kinds
 from legroom.memory.activation.peak import activation, cublas_workspace, element_bytes, forward_bytes, is_compiled
 from legroom.memory.activation.sampler import sampling
 from legroom.memory.attention_scratch import flashinfer_workspace
-from legroom.memory.cache import PROFILE_RUN, cached
+from legroom.memory.cache import PROFILE_RUN, cached, cached_by_model
 from legroom.memory.dtypes import FLOAT32_BYTES
 from legroom.memory.graphs import graph_bytes, graph_estimate
 from legroom.memory.runner_buffers import runner_buffers, sampler_tables, segment_rests
@@ -106,6 +108,9 @@ def _non_torch(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -
         terms.append(Term("communication", wire, f"{settings.tensor_parallel_size} tensor-parallel ranks"))
     if charges_device_wide(settings):
         terms.append(Term("CUDA context", cuda_context(gpu).bytes, "this release charges all that the card holds"))
+    newer = known_release(settings.release).at_least(fit["latent"]["since"])
+    if newer and _like_hopper(gpu) and latent(layer.mixer for layer, _ in cached_by_model(layer_kinds, model)):
+        terms.append(Term("latent attention", int(fit["latent"]["mib"] * MIB), "its kernels, as measured in 0.32"))
     if shared := charged_to_vllm(gpu):
         terms.append(Term("host memory", shared, "CPU and GPU share one memory, and free memory is the system's"))
     if counts_runner_buffers(settings):

@@ -32,6 +32,11 @@ def remarks(target: Target, args: ServeArgs) -> Iterator[str]:
             f"the {draft_method(spec)} head {draft_name(spec)} could not be read: it is estimated as one layer as wide "
             "as the model's own; name a folder with its config.json to have it counted"
         )
+    if target.model.assumed:
+        yield (
+            f"how {target.model.name} is stored is taken from its name, so its weights are an estimate; name a folder "
+            "with its config.json to have them counted"
+        )
     if not target.model.known:
         yield (
             f"legroom does not know the architecture {target.model.architecture or 'of this model'}: it is read as a "

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from legroom.facts.anatomy import Anatomy, anatomy
+from legroom.facts.anatomy import Anatomy, adapts_embeddings_since, anatomy
 from legroom.facts.attention import LatentAttention, Mixer, attending, with_kv_heads
 from legroom.facts.config.quantization import online_quantization
 from legroom.facts.model import Experts, Layer, Model
@@ -71,8 +71,12 @@ def lora_buffers(
         return
     slots, rank = given.max_loras or 1, given.max_lora_rank or 16
     experts = known_release(settings.release).at_least("0.11.2")
+    since = adapts_embeddings_since(model.model_type)
+    embeddings = since is not None and known_release(settings.release).at_least(since)
     for module in modules:
         if module.part == "embeddings" and module.name == "embed_tokens":
+            if not embeddings:
+                continue
             yield Module("lora", "embed_a", slots * (model.vocab_size + extra_vocabulary(settings)), rank)
             yield Module("lora", "embed_b", slots * model.hidden_size, rank)
         elif module.quantizable and module.name != "lm_head" and (module.copies == 1 or experts):
@@ -84,8 +88,9 @@ def lora_buffers(
     vocabulary = model.vocab_size
     if extra_vocabulary(settings):
         vocabulary = round_up(vocabulary + EXTRA_VOCABULARY, 256)
-    yield Module("lora", "logits_a", slots * rank, model.hidden_size)
-    yield Module("lora", "logits_b", slots * vocabulary, rank)
+    if embeddings:
+        yield Module("lora", "logits_a", slots * rank, model.hidden_size)
+        yield Module("lora", "logits_b", slots * vocabulary, rank)
     tokens = settings.max_num_batched_tokens
     # Index tensors of the adapter kernels: five of 64-bit and four of 32-bit numbers, one a token.
     yield Module("lora", "indices", 14 * tokens, dtype="float32")

@@ -316,11 +316,12 @@ def _mxfp4_sizes(module: Module, up: bool, context: StorageContext) -> tuple[int
 
 
 def _bitsandbytes(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
-    """4 bits and a scale for 64 of them. Until 0.9.1 the scales stayed quantized as the checkpoint has them."""
+    """4 bits and a scale for 64 of them. Until 0.9.1 the scales stayed quantized, as the checkpoint has them or as
+    loading makes them (compress_statistics=True)."""
     if scheme.weight_bits == 8:
         return Storage((module.elements, module.copies * module.outputs * FLOAT32_BYTES))
     blocks = module.elements // 64
-    nested = not scheme.online and not context.at_least("0.9.2")
+    nested = not context.at_least("0.9.2")
     scales = blocks + cdiv(blocks, 256) * FLOAT32_BYTES if nested else blocks * FLOAT32_BYTES
     return Storage((module.elements // 2, scales))
 
