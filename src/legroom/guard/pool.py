@@ -99,7 +99,7 @@ class Ticket:
 MOST_AVERAGE_SHARE = 1.15
 """Of the pool, what all that run may hold on average over their lives: requests that began together grow together, and
 nothing but this keeps the look ahead from starting many more of them than will find room. Chosen, with the look ahead,
-by bench/guard_goodput.py: 1.0 lost 6 % of the tokens a second on long answers, 1.3 preempted twice as often with n = 4."""
+by bench/guard_goodput.py: 1.0 lost 6 % of tokens a second on long answers, 1.3 preempted twice as often at n 4."""
 LANE_LOOK_AHEAD = 0.5
 """The least look ahead while small work is about: a pool that overflows preempts the newest, which is the small one."""
 LEAD_S = 0.15
