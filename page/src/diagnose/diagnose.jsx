@@ -45,7 +45,7 @@ export function DiagnoseArea() {
     const put = (change) => mine === round.current && setState((now) => ({ ...now, ...change }));
     setState({ log: null, answer: null, pictures: null, error: null, busy: true });
     try {
-      const log = await openLog(file, name);
+      const log = await openLog(file, name, engine.mostLogBytes);
       put({ log });
       const answer = await engine.diagnose(log.blob, known);
       put({ answer, busy: false });

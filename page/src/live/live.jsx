@@ -176,7 +176,7 @@ function Sparkline({ past, width = 120, height = 24 }) {
 }
 
 // How long the curve is.
-const lookedFor = (past) => (past.length > 1 ? seconds(past.at(-1).time_s - past[0].time_s) : "");
+const lookedFor = (past) => seconds(past.at(-1).time_s - past[0].time_s);
 
 function ServerDetails({ view, past, comparison }) {
   const t = useText();
@@ -198,7 +198,7 @@ function ServerDetails({ view, past, comparison }) {
     <div class="server-details">
       <figure class="curve">
         <figcaption>
-          {t("live.kv_curve")} <span class="soft">{lookedFor(past)}</span>
+          {t("live.kv_curve")} <span class="soft">{past.length > 1 && t("live.lately", { span: lookedFor(past) })}</span>
         </figcaption>
         <Sparkline past={past} width={600} height={80} />
       </figure>
@@ -245,6 +245,7 @@ function Incidents({ incidents }) {
   return (
     <section class="incidents" aria-label={t("live.incidents")}>
       <h2>{t("live.incidents")}</h2>
+      {t.language !== "en" && <p class="soft">{t("live.in_english")}</p>}
       {!incidents.length && <p class="soft">{t("live.no_incidents")}</p>}
       <ol aria-live="polite">
         {incidents.slice(0, 60).map((incident) => (

@@ -193,6 +193,8 @@ export const en = {
   "log.previous": "Previous marked line",
   "log.binary": "{name} is not a text log: it has zero bytes in it. Drop what the server printed, as text or as .gz.",
   "log.empty": "{name} is empty.",
+  "log.too_big":
+    "{name} is larger than this page can read. Drop the part around the failure, or run: legroom diagnose {name}",
   "log.big": "{name} unpacks to more than 512 MB. Drop the part around the failure.",
   "log.not_shown": "This log is too large to show here; the findings name its lines.",
 
@@ -279,6 +281,8 @@ export const en = {
   "planned.max_concurrency": "Full-length requests at once",
   "planned.memory_used_bytes": "Memory of all its GPUs, at most",
   "live.kv_curve": "KV cache in use, 0 to 100%",
+  "live.lately": "over the last {span}",
+  "live.in_english": "The sentences about servers are in English only.",
   "live.incidents": "Incidents",
   "live.no_incidents": "None since this page was opened.",
 

@@ -188,6 +188,7 @@ export const zh = {
   "log.previous": "上一个标出的行",
   "log.binary": "{name} 不是文本日志：其中有零字节。请拖入服务打印的文本，或其 .gz 文件。",
   "log.empty": "{name} 是空的。",
+  "log.too_big": "{name} 超出本页能读取的大小。请只放入故障前后的部分，或运行：legroom diagnose {name}",
   "log.big": "{name} 解压后超过 512 MB。请只拖入失败前后的部分。",
   "log.not_shown": "日志太大，无法在此显示；结论中给出了行号。",
 
@@ -272,6 +273,8 @@ export const zh = {
   "planned.max_concurrency": "同时的完整长度请求数",
   "planned.memory_used_bytes": "所有 GPU 的显存（最多）",
   "live.kv_curve": "KV 缓存使用率，0 到 100%",
+  "live.lately": "最近 {span}",
+  "live.in_english": "关于服务器的句子目前只有英文。",
   "live.incidents": "事件",
   "live.no_incidents": "打开本页以来没有事件。",
 
