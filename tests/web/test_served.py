@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import importlib.util
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from metrics_server import Metrics, serving
 
+from legroom.cli.main import main
 from legroom.web.security import Access, denial, is_loopback
 
 pytest.importorskip("uvicorn")
@@ -260,3 +262,10 @@ def test_a_plan_without_a_watched_server_is_a_sentence(tmp_path):
     ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
     assert ended.returncode == 2
     assert "--watch" in ended.stderr
+
+
+def test_watching_without_what_it_takes_names_both_extras(monkeypatch, capsys):
+    known = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "aiohttp" else known(name))
+    assert main(["ui", "--port", "0", "--watch", "http://127.0.0.1:9"]) == 3
+    assert "legroom[ui,watch]" in capsys.readouterr().err

@@ -8,12 +8,14 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from legroom.cli.output import print_json_line
-from legroom.errors import OK, LegroomError
+from legroom.errors import OK, UNREACHABLE, LegroomError
 
 if TYPE_CHECKING:
     from legroom.web.live import LiveFeed
 
 _PORT = 8400
+_WATCH_PACKAGES = ("aiohttp", "psutil")
+"""What looking at servers takes beyond `legroom[ui]`."""
 _DESCRIPTION = """\
 Plan, diagnose, simulate, watch and look up causes on a page. It is served on this machine alone, unless --host says
 otherwise; then a token is needed, and printed. The same over HTTP: /openapi.json describes it. --static writes the
@@ -101,6 +103,11 @@ def _feed(args: argparse.Namespace) -> LiveFeed | None:
         if args.plan:
             raise LegroomError("--plan is what watched servers are compared with", "say --watch http://host:8000, too")
         return None
+    from importlib.util import find_spec
+
+    if missing := next((name for name in _WATCH_PACKAGES if find_spec(name) is None), None):
+        hint = "pip install 'legroom[ui,watch]'"
+        raise LegroomError(f"legroom ui --watch needs the Python package {missing}", hint, UNREACHABLE)
     from legroom.planning.plan_document import read_plan
     from legroom.sidecar.config import simple_config, with_interval
     from legroom.web.live import LiveFeed
