@@ -118,6 +118,7 @@ export const en = {
   ranks: "Each of the {count} ranks",
   "rank.stage": "stage {stage}",
   "fixes.title": "What would make it start, the cheapest first",
+  "fixes.in_english": "What each one changes and costs is told in English only.",
   "fixes.apply": "Apply",
   "fixes.costs": "Costs:",
   "fixes.searching": "Looking for settings that work",

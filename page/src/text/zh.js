@@ -115,6 +115,7 @@ export const zh = {
   ranks: "全部 {count} 个 rank",
   "rank.stage": "第 {stage} 级",
   "fixes.title": "怎样才能启动，代价最小的在前",
+  "fixes.in_english": "每个办法的效果和代价目前只有英文说明。",
   "fixes.apply": "应用",
   "fixes.costs": "代价：",
   "fixes.searching": "正在寻找可行的设置",
