@@ -4,9 +4,12 @@
 
 Each log is diagnosed whole, and again wrapped at 80 columns, cut to its last lines, without its head or its tail, with
 the prefixes that platforms and executors add, and as eight ranks that print it at the same time. A case is an object
-with `log`, `cause` and optionally `accept_causes`, `log_decisive`. `changed` counts other first causes than that of the
-whole log; `above` those of them that say that the decisive lines are missing; `wrong` asserted causes that are not the
-case's, where the whole log's answer is. Last line: the counts as JSON.
+with `log`, `cause` and optionally `accept_causes`, `log_decisive`.
+
+`changed` counts other answers than that of the whole log. Where a cut took every line that proved the whole log's
+answer, "cause above" is the right answer and not a changed one: those are counted as `above`. The same answer while a
+decisive line is still there counts as changed. `wrong` are asserted causes that are not the case's, where the whole
+log's answer is. Last line: the counts as JSON.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ RANKS = 8
 class Answer(NamedTuple):
     verdict: str
     cause: str
+    proof: tuple[int, ...] = ()
+    """The lines that decided."""
 
     @property
     def asserts(self) -> bool:
@@ -42,7 +47,15 @@ def answer(log: str) -> Answer:
         return Answer("not understood", "")
     run = reading.runs[0]
     cause = run.findings[0].cause if run.findings else ""
-    return Answer(run.verdict, cause or ("not_memory" if run.verdict == "not a memory problem" else ""))
+    evidence = run.findings[0].evidence if run.findings else ()
+    proof = tuple(item.line for item in evidence if item.role in ("failure", "host", "exception", "symptom"))
+    return Answer(run.verdict, cause or ("not_memory" if run.verdict == "not a memory problem" else ""), proof)
+
+
+def is_gone(log: str, whole: Answer, text: str) -> bool:
+    """Whether a cut left none of the lines that decided the whole log."""
+    lines, left = log.split("\n"), set(text.split("\n"))
+    return not any(lines[number - 1] in left for number in whole.proof)
 
 
 def wrapped(log: str) -> str:
@@ -108,6 +121,9 @@ VARIANTS: dict[str, Callable[[str], str]] = {
 }
 
 
+CUTS = ("last 30 lines", "without its head", "without its tail")
+
+
 def cases(path: str, fewest_lines: int, half: int | None) -> Iterator[dict]:  # type: ignore[type-arg]
     for line in Path(path).read_text(encoding="utf-8").splitlines():
         case = json.loads(line)
@@ -127,12 +143,12 @@ def measure(path: str, fewest_lines: int, half: int | None, verbose: bool) -> di
             if text == case["log"]:
                 continue
             now = answer(text)
-            above = now.verdict == "cause above" and whole.verdict != now.verdict
-            changed = above or now.cause != whole.cause or now.asserts != whole.asserts
+            above = name in CUTS and now.verdict == "cause above" != whole.verdict and is_gone(case["log"], whole, text)
+            changed = not above and (now.cause != whole.cause or now.asserts != whole.asserts)
             wrong = judged and now.asserts and now.cause not in right
             for what, holds in (("logs", True), ("changed", changed), ("above", above), ("wrong", wrong)):
                 counts[name][what] += holds
-            if verbose and changed:
+            if verbose and (changed or above):
                 mark = "WRONG" if wrong else ""
                 print(f"  {name}: {case['id']}: {whole.cause} -> {now.verdict} {now.cause} {mark}", file=sys.stderr)
     return counts

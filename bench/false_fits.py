@@ -2,9 +2,10 @@
 
     python bench/false_fits.py TRUTH_DIR [--runs measured.jsonl] [--cases cases.jsonl]
 
-Four kinds of settings: starts and failures that people published (TRUTH_DIR, as bench/accuracy.py reads it), failures
-provoked on a GPU (--runs), failures with a command line that can be read (--cases), and settings that vLLM refuses,
-made here from its own rules. Prints a table of what is wrong; the last line is JSON.
+Five kinds of settings: starts and failures that people published (TRUTH_DIR, as bench/accuracy.py reads it), failures
+provoked on a GPU (--runs), failures with a command line that can be read (--cases), failed starts written down here as
+facts with their threads (bench/failed_starts.jsonl), and settings that vLLM refuses, made here from its own rules.
+Prints a table of what is wrong; the last line is JSON.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from legroom.errors import LegroomError
 from legroom.facts.gpus import gpu
 from legroom.facts.releases import release
 from legroom.planning import scoring_data
+from legroom.planning.machine import Machine, make_plan
 from legroom.planning.plan import Target, plan_on_named_card
 from legroom.planning.scoring import ScoredStart, predict
 from legroom.vllm.parse import parse_flags
 from legroom.vllm.served_model import served_model
 
 PLAIN, AWQ, FP8 = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-8B-AWQ", "Qwen/Qwen3-8B-FP8"
+FAILED_STARTS = Path(__file__).with_name("failed_starts.jsonl")
 OLD_AND_NEW = ("0.6.3", "0.9.2", "0.12.0", "0.19.0", "0.27.0", "0.32.0")
 START_UP_CAUSES = frozenset({
     "weights_too_big", "kv_too_small_for_max_len", "no_cache_blocks", "profiling_activation_peak",
@@ -101,6 +104,22 @@ def from_rules() -> Iterator[Verdict]:
         yield Verdict("refused by vLLM", f"{name} on {card}, {version} {flags}".strip(), False, said, why)
 
 
+def from_failed_starts() -> Iterator[Verdict]:
+    """Starts that failed, with model, card, release and flags as their threads state them."""
+    for line in FAILED_STARTS.read_text("utf-8").splitlines():
+        case = json.loads(line)
+        used = release(case["vllm"])
+        parsed = parse_flags(shlex.split(case["flags"]), used).args
+        args = replace(parsed, model=case["model"], env={**parsed.env, **case.get("env", {})})
+        machine = Machine(case["gpu"], None, case.get("gpu_memory"), None, case.get("host_memory"))
+        try:
+            made = make_plan(args, used, machine, advice=False)
+        except LegroomError as error:
+            yield Verdict("failed start", case["id"], False, "refused", error.message)
+            continue
+        yield Verdict("failed start", case["id"], False, made.verdict, made.reason)
+
+
 def from_records(kind: str, cases: list[ScoredStart]) -> Iterator[Verdict]:
     for case in cases:
         if case.printed.started is None:
@@ -137,7 +156,7 @@ def main() -> None:
     args = parser.parse_args()
     records = scoring_data.read_records(args.data / "startups.jsonl")
     published = scoring_data.published_cases(records, scoring_data.read_models(args.data / "models.json"))
-    verdicts = [*from_rules(), *from_records("published start", published.cases)]
+    verdicts = [*from_rules(), *from_failed_starts(), *from_records("published start", published.cases)]
     if args.runs:
         configs = args.runs.parent / "kit" / "configs"
         runs = scoring_data.gpu_run_cases(scoring_data.read_records(args.runs), configs)

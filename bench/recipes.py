@@ -31,7 +31,8 @@ from legroom.vllm.parse import parse_flags
 CARDS = {
     "h100": "h100", "h200": "h200", "b200": "b200", "b300": "b300", "gb200": "gb200", "gb300": "gb300",
     "mi300x": "mi300x", "mi325x": "mi325x", "mi355x": "mi355x", "a100": "a100-80gb", "l40s": "l40s",
-    "rtx_pro_6000": "rtx pro 6000", "dgx_spark_gb10": "gb10",
+    "rtx_pro_6000": "rtx pro 6000", "rtx_pro_6000_2x": "rtx pro 6000", "rtx_pro_6000_8x": "rtx pro 6000",
+    "dgx_spark_gb10": "gb10", "dgx_station_gb300": "gb300",
 }  # fmt: skip
 _COMMAND = re.compile(r"^[ \t]*(?:\w+=\S+[ \t]+)*vllm serve .*(?:\\\n.*)*", re.MULTILINE)
 _HARDWARE = re.compile(

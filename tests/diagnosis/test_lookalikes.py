@@ -33,6 +33,25 @@ FIRST_STEPS = {
     "a weight file cut short": ("safetensors_rust.SafetensorError: Error while deserializing header", "ls -lL"),
     "a dead peer": ("RuntimeError: [gloo/transport/tcp/pair.cc:5] Connection reset by peer", "earliest error"),
     "a late rank": ("[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=31)", "all ranks"),
+    "a GGUF given as a config": (
+        "OSError: It looks like the config file at '/models/granite-code:latest' is not a valid JSON file.",
+        ".gguf",
+    ),
+    "a worker that Ray waits for": (
+        "ray.exceptions.RayChannelTimeoutError: System error: If the execution is expected to take a long time, "
+        "increase RAY_CGRAPH_get_timeout which is currently 10 seconds.",
+        "RAY_CGRAPH_get_timeout=1200",
+    ),
+    "a kernel too large for a TPU core": (
+        "ValueError: Ran out of memory in memory space vmem while allocating on stack for %name.32",
+        "--block-size",
+    ),
+    "a ROCm build beside another torch": (
+        "WARNING 02-28 20:57:36 _core_ext.py:180] Failed to import from vllm._core_C with "
+        "ImportError('libtorch_hip.so: cannot open shared object file: No such file or directory')\n"
+        "RuntimeError: Tried to instantiate class '_core_C.ScalarType', but it does not exist!",
+        "rocm",
+    ),
     "a script without a main guard": (
         "RuntimeError: An attempt has been made to start a new process before the current process has finished its "
         "bootstrapping phase.",
@@ -47,6 +66,27 @@ def test_the_first_step_of_a_lookalike_is_about_what_failed(log: str, words: str
     assert found.cause in ("not_memory", "driver_or_cuda_mismatch")
     assert any(words in step for step in found.fixes[0].steps)
     assert not any("go back to the last release" in step for fix in found.fixes for step in fix.steps)
+
+
+def test_a_crash_in_the_sampling_kernel_is_answered_with_the_other_sampler() -> None:
+    log = "RuntimeError: TopPSamplingFromProbs failed with error code an illegal memory access was encountered"
+    assert finding(log).fixes[0].env == {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
+
+
+def test_a_graph_that_cannot_be_recorded_is_answered_with_eager_mode() -> None:
+    log = (
+        "node:1:1 [0] enqueue.cc:1 NCCL WARN Cuda failure 'dependency created on uncaptured work in another stream'\n"
+        "RuntimeError: CUDA error: operation failed due to a previous error during capture"
+    )
+    assert finding(log).fixes[0].flags == {"enforce_eager": True}
+
+
+def test_a_request_that_crashes_a_step_is_to_be_sent_alone() -> None:
+    log = (
+        "INFO:     Application startup complete.\n"
+        "ERROR 06-25 14:27:21 async_llm_engine.py:52] AttributeError: 'NoneType' object has no attribute 'seed'"
+    )
+    assert "last request" in finding(log).fixes[0].steps[0]
 
 
 def test_a_card_without_bfloat16_gets_the_flag() -> None:

@@ -175,3 +175,82 @@ def test_a_run_that_says_why_is_told_before_a_later_one_that_does_not() -> None:
     earlier = [BANNER.format(version="0.9.2"), CAUSES["a context longer than the pool"][1]]
     later = [BANNER.format(version="0.9.2"), "Loading safetensors checkpoint shards:  10% Completed | 1/10"]
     assert run(*earlier, *later).findings[0].cause == "kv_too_small_for_max_len"
+
+
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        "ValueError: Free memory on device cuda:0 (22.76/",
+        "RuntimeError: CUDA ",
+        "ValueError: To serve at least one request with the\n  model's max seq len (262144), 7.11 GiB KV ca",
+    ],
+)
+def test_an_error_that_breaks_off_asserts_nothing(beginning: str) -> None:
+    diagnosis = run(beginning)
+    assert diagnosis.verdict == "cause above"
+    assert diagnosis.needed[0].startswith("the rest of line 1")
+
+
+def test_a_whole_message_at_the_end_of_a_text_is_no_broken_one() -> None:
+    assert run("ValueError: min_p out of range").verdict == "not a memory problem"
+
+
+def test_a_traceback_without_its_error_is_no_healthy_server() -> None:
+    blocks = "INFO 06-28 06:11:45 gpu_executor.py:45] # GPU blocks: 378, # CPU blocks: 1638"
+    error = "ERROR 06-28 06:11:45 worker_base.py:145] Error executing method initialize_cache."
+    assert run(blocks, error).verdict == "cause above"
+
+
+def test_an_out_of_memory_error_without_a_place_asks_for_the_lines_above_it() -> None:
+    diagnosis = run("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 384.00 MiB.")
+    assert diagnosis.verdict == "cause above"
+    assert diagnosis.needed[0].startswith("the lines above the error")
+    assert len(diagnosis.findings) > 1
+
+
+def test_memory_that_runs_out_while_compiling_is_that_of_the_profile_run() -> None:
+    frame = f'{CORE}  File "torch/_inductor/compile_fx.py", line 990, in _compile_fx_inner'
+    assert causes(frame, CORE + IN_A_STEP)[0] == "profiling_activation_peak"
+    assert causes(READY, frame, CORE + IN_A_STEP)[0] == "runtime_activation_burst"
+
+
+def test_frames_of_a_model_being_built_tell_the_place() -> None:
+    frame = f'{CORE}  File "vllm/model_executor/models/llama.py", line 254, in __init__'
+    assert causes(frame, CORE + FULL_OF_WEIGHTS)[0] == "weights_too_big"
+
+
+def test_tracebacks_of_eight_ranks_in_turn_keep_their_frames() -> None:
+    frames = ['File "vllm/v1/worker/gpu_worker.py", line 99, in determine_available_memory']
+    frames += [f'File "vllm/a.py", line {number}, in forward' for number in range(40)]
+    lines = [*frames, IN_A_STEP]
+    ranks = [f"(Worker_TP{rank} pid={40 + rank}) ERROR {line}" for line in lines for rank in range(8)]
+    assert causes(LOADED, *ranks)[0] == "profiling_activation_peak"
+
+
+def test_the_last_of_several_names_in_front_of_a_line_is_the_speaker() -> None:
+    nested = f"(RayWorkerWrapper pid=4711, ip=10.0.0.7) {NO_BLOCKS}"
+    assert run(nested).case.evidence[0].process == "EngineCore_DP0"
+
+
+def test_lines_that_name_their_process_are_of_a_release_that_does_not_charge_neighbours() -> None:
+    assert causes(NO_BLOCKS)[0] == "no_cache_blocks"
+
+
+def test_a_text_that_ends_during_the_start_up_is_no_healthy_server() -> None:
+    sized = "INFO 01-11 15:51:18 llm_engine.py:275] # GPU blocks: 229, # CPU blocks: 512"
+    finished = "INFO 01-11 15:51:28 model_runner.py:1] Graph capturing finished in 9 secs."
+    assert run(sized).verdict == "cause above"
+    assert run(sized, finished).verdict == "no problem found"
+
+
+def test_weights_that_are_shown_explain_an_empty_pool_before_neighbours_do() -> None:
+    core = "ERROR 03-18 13:09:10 core.py:291] "
+    error = NO_BLOCKS.removeprefix(CORE)
+    weights = "INFO 03-18 13:05:21 gpu_model_runner.py:1060] Loading model weights took 14.2487 GB"
+    assert causes(core + error)[0] == "gpu_shared_or_not_free"
+    assert causes(weights, core + error)[0] == "no_cache_blocks"
+
+
+def test_the_name_that_an_executor_puts_in_front_says_nothing_of_the_release() -> None:
+    error = "ERROR 03-18 13:09:10 [core.py:291] " + NO_BLOCKS.removeprefix(CORE)
+    assert causes(f"(RayWorkerWrapper pid=4711, ip=10.0.0.7) {error}") == causes(error)

@@ -60,6 +60,12 @@ def test_what_legroom_run_expects_is_not_taken_for_what_vllm_said(prefix: str) -
     assert read(expected).runs == ()
 
 
+def test_a_message_over_several_json_lines_is_read() -> None:
+    lines = CAUSES["a context longer than the pool, wrapped"][1].splitlines()
+    log = "\n".join(json.dumps({"log": f"{line}\n", "stream": "stderr"}) for line in lines)
+    assert first_cause(log) == "kv_too_small_for_max_len"
+
+
 def test_json_logs_are_read() -> None:
     log = json.dumps({"time": "2025-01-02", "level": "error", "message": SHORT_KV})
     evidence = read(log).runs[0].findings[0].evidence[0]
@@ -211,6 +217,30 @@ def test_a_number_broken_in_the_middle_is_read() -> None:
 
 def test_a_message_broken_between_words_is_made_whole() -> None:
     assert NOT_FREE in whole("\n".join(textwrap.wrap(NOT_FREE, 80, break_on_hyphens=False)))
+
+
+def test_lines_broken_between_words_may_end_at_the_width() -> None:
+    lines = [f"{'word ' * 15}wordy", " next words", f"{'word ' * 15}wordy", " then words", "a" * 60, "b" * 30]
+    assert line_width("\n".join(lines)).at_words  # type: ignore[union-attr]
+
+
+def test_the_name_of_an_error_can_be_broken() -> None:
+    text = "(Worker_TP0 pid=60) ERROR 05-03 00:18:16 [multiproc_executor.py:870] torch.OutOfMemoryError: CUDA out of "
+    text += "memory. Tried to allocate 1.19 GiB. GPU 0 has a total capacity of 24.00 GiB of which 0.10 GiB is free."
+    assert "torch.OutOfMemoryError" in whole(wrapped(text, 80))
+
+
+def test_a_line_broken_right_behind_its_prefix_goes_on_indented() -> None:
+    prefix = "(VllmWorker rank=0 pid=12144) ERROR 04-30 16:21:27 [multiproc_executor.py:380]  "
+    lines = [f"{prefix}  File 'a.py', line 677, in __call__", f"{prefix}    self.cuda_graph.capture_end()"]
+    assert [line for line in whole(wrapped("\n".join(lines), 80)).split("\n") if line] == lines
+
+
+def test_the_line_of_nccl_is_a_line_of_its_own() -> None:
+    info = "INFO 07-08 13:05:36 model_runner.py:1] " + "words " * 20
+    nccl = "host:116024:116024 [0] misc/strongstream.cc:53 NCCL WARN NCCL cannot be captured in a graph " + "words " * 9
+    text = "\n".join(piece for line in (info, nccl) for piece in textwrap.wrap(line, 80))
+    assert any(line.startswith("host:") for line in whole(text).split("\n"))
 
 
 def test_evidence_keeps_the_line_number_of_the_text_as_given() -> None:

@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from legroom.errors import LegroomError
 from legroom.facts import gpus
+from legroom.facts.data_files import read_data
 from legroom.facts.gpus import Gpu, all_gpus, gpu, nearest_gpus, with_total
 from legroom.units import GIB
 
@@ -87,6 +88,18 @@ def test_a_size_is_an_anonymous_card_of_that_size() -> None:
     assert card.compute_capability == (0, 0)
     assert card.note == ""
     assert gpu("79.1GiB").total_bytes == int(79.1 * GIB)
+
+
+def test_a_size_that_only_one_card_reports_means_that_card() -> None:
+    card = gpu("79.25GiB")
+    assert (card.compute_capability, card.total_bytes) == ((8, 0), int(79.25 * GIB))
+    assert "A100" in card.note
+    assert gpu("79.18GiB").compute_capability == (9, 0)
+
+
+def test_every_logged_total_names_a_known_card() -> None:
+    for name in set(read_data("gpus.json")["logged_totals"].values()):
+        assert gpu(name).name == name
 
 
 def test_a_size_in_gb_says_how_many_gib_were_read() -> None:

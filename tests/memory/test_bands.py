@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+from weight_cases import LLAMA_8B, model
 
 import legroom
 from legroom.facts.fit import ROOT, BandRow, band, bands, row_at, rows_of, sum_band
@@ -32,6 +33,7 @@ def class_of(plan: Plan) -> str:
         ({"card": "rtx4090"}, "read/text/one/ada"),
         ({"tensor_parallel_size": 2, "gpus": 2}, "read/text/several/hopper"),
         ({"model": "gemma-3-4b"}, "measured/multimodal/0.32.0"),
+        ({"vllm": "0.6.6"}, "read/V0/text/one"),
     ],
 )
 def test_a_class_is_measured_only_for_one_card_of_the_measured_family_and_release(
@@ -83,6 +85,55 @@ def test_a_total_that_the_user_gives_is_no_doubt() -> None:
     known = legroom.plan("qwen3-8b", gpu="l4", gpu_memory="22.03GiB", vllm="0.32.0", advice=False).layout.kv_cache
     guessed = legroom.plan("qwen3-8b", gpu="l4", vllm="0.32.0", advice=False).layout.kv_cache
     assert known.high - known.low < guessed.high - guessed.low
+
+
+def halves(plan: Plan) -> tuple[int, int]:
+    kv_cache = plan.layout.kv_cache
+    return kv_cache.bytes - kv_cache.low, kv_cache.high - kv_cache.bytes
+
+
+def test_a_sampler_that_no_flag_names_may_only_leave_more() -> None:
+    below, above = halves(planned(card="h100", vllm="0.10.2"))
+    saved = 1024 * 128256 * 24
+    assert above - below == pytest.approx(saved, rel=0.01)
+
+
+def test_from_0_11_1_on_the_sampler_is_no_doubt() -> None:
+    below, above = halves(planned(card="h100", vllm="0.11.1"))
+    assert below == above
+
+
+def test_a_name_that_two_cards_share_reaches_up_to_the_larger() -> None:
+    plan = planned(card="a100", vllm="0.19.0")
+    larger = planned(card="a100-80gb", vllm="0.19.0")
+    assert plan.layout.kv_cache.low < plan.layout.kv_cache.bytes < larger.layout.kv_cache.bytes
+    assert plan.layout.kv_cache.high >= larger.layout.kv_cache.bytes
+
+
+def stored_as(method: dict[str, Any] | None, **fields: Any) -> tuple[str, ...]:
+    config = LLAMA_8B | fields | ({"quantization_config": method} if method else {})
+    read = planned().target
+    return band_class(model(config), planned().settings, read.gpu).weights_path
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+EXPERTS = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 8,
+           "num_experts_per_tok": 2, "moe_intermediate_size": 1024}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("method", "fields", "path"),
+    [
+        (None, {}, ("plain", "text")),
+        (AWQ, {}, ("quantized", "awq", "text")),
+        (AWQ, EXPERTS, ("unlisted", "text")),
+        (AWQ | {"modules_to_not_convert": ["mlp.gate"]}, EXPERTS, ("quantized", "awq", "text")),
+    ],
+)
+def test_weights_are_classed_by_how_they_are_stored_and_whether_the_config_lists_it(
+    method: dict[str, Any] | None, fields: dict[str, Any], path: tuple[str, ...]
+) -> None:
+    assert stored_as(method, **fields) == path
 
 
 ROWS = {

@@ -187,3 +187,29 @@ def test_an_unknown_encoder_gets_a_wide_band_and_no_exact_weights() -> None:
     profile = run(model)
     assert profile.spread_bytes >= profile.peak_bytes * 0.3 - 1
     assert weights(model, settled(model), H200).kind == "estimated"
+
+
+def settled_on(name: str, card: str, version: str, **flags: Any) -> tuple[Model, EngineSettings]:
+    model = load(name)
+    return model, resolve(ServeArgs(model=name, **flags), model, gpu(card), release(version))
+
+
+def test_every_sequence_of_a_cross_attention_model_has_an_image_in_the_profile_run() -> None:
+    # 0.6.2 with 256 sequences asked for masks of 19.63 GiB each.
+    model, many = settled_on("meta-llama/Llama-3.2-11B-Vision-Instruct", "h100", "0.6.2")
+    _, few = settled_on("meta-llama/Llama-3.2-11B-Vision-Instruct", "h100", "0.6.2", max_num_seqs=16)
+    profiles = [encoder_profile(model, settings, gpu("h100")) for settings in (many, few)]
+    assert profiles[0] is not None
+    assert profiles[1] is not None
+    assert profiles[0].peak_bytes > 58 * 2**30 > 12 * profiles[1].peak_bytes
+
+
+def test_a_radeon_card_keeps_every_score_of_the_tower_until_it_has_a_flash_kernel() -> None:
+    # 256 GiB were asked for on an RX 7800 XT: 65,536 patches, 16 heads.
+    card = gpu("rx 7800 xt")
+    model, early = settled_on("Qwen/Qwen3-VL-2B-Instruct", card.name, "0.11.0")
+    _, late = settled_on("Qwen/Qwen3-VL-2B-Instruct", card.name, "0.15.0")
+    before, after = encoder_profile(model, early, card), encoder_profile(model, late, card)
+    assert before is not None
+    assert after is not None
+    assert before.peak_bytes > 100 * 2**30 > 10 * after.peak_bytes

@@ -19,9 +19,11 @@ from legroom.memory.overhead import (
     runner_buffers,
     sampler_tables,
 )
+from legroom.memory.weights.loaded import weights
 from legroom.units import GIB, MIB
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.resolve import resolve
+from legroom.vllm.served_model import served_model
 
 WHOLE = [run for run in recorded() if "kv_cache_bytes" in run.seen]
 LLAMA = models()["g-llama"]
@@ -142,3 +144,14 @@ def test_looking_drafts_up_needs_the_tokens_and_a_mask_for_each_draft() -> None:
     drafting = settle(LLAMA, "0.32.0", speculative_config={"method": "ngram", "num_speculative_tokens": 4}, **flags)
     more = sampler_tables(LLAMA, drafting) - sampler_tables(LLAMA, settle(LLAMA, "0.32.0", **flags))
     assert more == 64 * (4 * LLAMA.vocab_size // 8 + 8192 * 4)
+
+
+def test_v0_leaves_the_weights_of_a_draft_model_outside_its_budget() -> None:
+    spec = {"model": "Qwen/Qwen2.5-Coder-1.5B-Instruct", "num_speculative_tokens": 4}
+    args = ServeArgs(model="Qwen/Qwen2.5-Coder-3B-Instruct", max_model_len=4096, speculative_config=spec)
+    card, model = gpu("rtx4090"), served_model(args)
+    early, late = (resolve(args, model, card, release(version)) for version in ("0.6.4", "0.7.3"))
+    draft = [term for term in outside(model, late, card).terms if term.label == "the draft model"]
+    assert 2.7 * GIB < draft[0].bytes < 3.2 * GIB
+    assert weights(model, early, card).bytes - weights(model, late, card).bytes == draft[0].bytes
+    assert "the draft model" not in {term.label for term in outside(model, early, card).terms}

@@ -21,6 +21,7 @@ from weight_cases import (
     settings,
 )
 
+from legroom.facts.gpus import Gpu
 from legroom.memory.weights.loaded import weights
 from legroom.vllm.args import ServeArgs
 
@@ -72,6 +73,36 @@ def test_lora_buffers_are_within_a_hundredth_of_a_mebibyte() -> None:
     given = ServeArgs(enable_lora=True, max_loras=4, max_lora_rank=16)
     found = weights(model(LLAMA_8B), settings("0.26.0", runner="V2", given=given), H200)
     assert abs(found.bytes - 16487826944) < 0.02 * MIB
+
+
+def lora_bytes(config: dict[str, Any], release: str) -> int:
+    given = ServeArgs(enable_lora=True, max_loras=1, max_lora_rank=64)
+    plain, adapted = (settings(release, given=args) for args in (ServeArgs(), given))
+    return weights(model(config), adapted, H200).bytes - weights(model(config), plain, H200).bytes
+
+
+def test_a_family_without_adapters_for_its_embeddings_holds_buffers_for_its_layers_alone() -> None:
+    a_layer = 2 * (2 * 3584) + 2 * (3584 + 512) + 3 * (3584 + 18944)
+    assert lora_bytes(QWEN25_7B, "0.26.0") == pytest.approx(28 * a_layer * 64 * 2, abs=4 * MIB)
+
+
+def test_qwen3_adapts_its_embeddings_from_0_16_on() -> None:
+    table = 64 * 151936 * 2
+    assert lora_bytes(QWEN3_30B, "0.16.0") - lora_bytes(QWEN3_30B, "0.15.0") == pytest.approx(2 * table, abs=4 * MIB)
+
+
+def test_sliding_layers_of_olmo_3_have_a_rope_table_of_their_own() -> None:
+    config = LLAMA_8B | {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "sliding_window": 4096}
+    rope = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
+    config |= {"max_position_embeddings": 65536, "rope_scaling": rope}
+    terms = {term.label: term.bytes for term in weights(model(config), settings("0.11.2"), H200).terms}
+    assert terms["rope cache"] == 2 * 65536 * 128 * 2
+
+
+@pytest.mark.parametrize(("release", "kind"), [("0.20.0", "estimated"), ("0.21.0", "exact")])
+def test_rocm_took_all_that_the_card_lost_for_weights_until_0_21(release: str, kind: str) -> None:
+    card = Gpu("AMD Instinct MI300X", 192 * 2**30, vendor="amd", compute_capability=(9, 4))
+    assert weights(model(LLAMA_8B), settings(release), card).kind == kind
 
 
 def test_gpt_oss_on_hopper_is_within_a_thousandth() -> None:

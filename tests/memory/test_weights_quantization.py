@@ -94,6 +94,12 @@ def test_bitsandbytes_scales_stayed_quantized_until_0_9_1() -> None:
     assert kept(section, old) == ELEMENTS // 2 + ELEMENTS // 64 + ELEMENTS // 64 // 256 * 4
 
 
+def test_bitsandbytes_that_loading_quantizes_is_stored_like_a_checkpoint_of_it() -> None:
+    section = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    old = StorageContext("float16", "0.9.1", (7, 5))
+    assert sum(storage(LINEAR, online_quantization("bitsandbytes"), old).kept) == kept(section, old)
+
+
 def test_quantizing_while_loading_leaves_a_byte_a_weight() -> None:
     scheme = online_quantization("fp8")
     assert sum(storage(LINEAR, scheme, HOPPER).kept) == ELEMENTS + 4

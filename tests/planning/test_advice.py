@@ -104,3 +104,17 @@ def test_a_base_model_that_no_checkpoint_stands_in_for_is_quantized_while_it_loa
 def test_a_smaller_model_of_the_series_is_the_last_resort(target):
     start = plan(replace(target("llama-3.1-405b", "l4"), gpus_given=True), ServeArgs(model="llama-3.1-405b"))
     assert with_advice(start).advice[0].flags["model"] == "meta-llama/Llama-3.1-8B"
+
+
+def test_videos_are_left_out_where_their_profile_run_takes_the_card(target):
+    name = "Qwen/Qwen2.5-VL-7B-Instruct"
+    start = plan(target(name, "l4", "0.32.0"), ServeArgs(model=name))
+    first = with_advice(start).advice[0]
+    assert first.flags["limit_mm_per_prompt"] == {"video": 0}
+    assert first.plan.settings.max_model_len > 8192
+
+
+def test_leaving_media_out_is_no_advice_where_it_gains_nothing(target):
+    name = "Qwen/Qwen3-VL-8B-Instruct"
+    start = plan(target(name, "rtx 4090", "0.32.0"), ServeArgs(model=name))
+    assert not any("limit_mm_per_prompt" in each.flags for each in with_advice(start).advice)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from legroom.errors import LegroomError
 from legroom.facts.gpus import gpu, with_total
 from legroom.facts.models import load
 from legroom.facts.releases import known_releases, release
+from legroom.planning.machine import Machine, make_plan
 from legroom.planning.plan import Target, cold_start, plan
 from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
@@ -137,3 +139,39 @@ def test_an_eager_server_has_one_kind_of_start():
     report = legroom.plan("qwen3-8b", gpu="rtx4090", vllm="0.32.0", enforce_eager=True, advice=False)
     assert report.json()["first_start"]["num_blocks"] == report.json()["kv"]["num_blocks"]
     assert "first start" not in str(report)
+
+
+def test_a_pool_short_by_less_than_the_estimate_may_be_wrong_by_is_tight(target) -> None:
+    # The same command started with 0.49 GiB of KV cache and failed with 0.41 four minutes later; 0.44 GiB are needed.
+    args = ServeArgs(model="Qwen/Qwen2.5-7B-Instruct", max_model_len=8192, gpu_memory_utilization=0.65)
+    made = plan(target(args.model, "rtx3090", "0.17.1"), args)
+    assert (made.verdict, made.starts) == ("tight", False)
+    assert made.memory.failure is not None
+
+
+def test_a_pool_short_by_more_than_that_does_not_fit(target) -> None:
+    args = ServeArgs(model="Qwen/Qwen2.5-7B-Instruct", max_model_len=8192, gpu_memory_utilization=0.6)
+    assert plan(target(args.model, "rtx3090", "0.17.1"), args).verdict == "does_not_fit"
+
+
+def test_a_card_that_a_desktop_would_fill_is_tight_unless_there_is_none() -> None:
+    args, used = ServeArgs(model="meta-llama/Llama-3.1-8B-Instruct", max_model_len=8192), release("0.17.1")
+    beside = make_plan(args, used, Machine("rtx3090"), advice=False)
+    alone = make_plan(args, used, Machine("rtx3090", used="0"), advice=False)
+    assert (beside.verdict, alone.verdict) == ("tight", "fits")
+    assert "desktop" in beside.reason
+
+
+def test_a_server_card_drives_no_screen() -> None:
+    args, used = ServeArgs(model="meta-llama/Llama-3.1-8B-Instruct", max_model_len=8192), release("0.17.1")
+    assert make_plan(args, used, Machine("a10"), advice=False).verdict == "fits"
+
+
+def test_a_start_that_a_bug_of_the_release_ended_is_tight_until_it_is_worked_around(target) -> None:
+    args = ServeArgs(model="google/gemma-2-9b", tensor_parallel_size=8, gpu_memory_utilization=0.85)
+    pcie = plan(target(args.model, "l4", "0.5.4", 8), args)
+    assert pcie.bug is not None
+    assert (pcie.verdict, pcie.bug.id) == ("tight", "nccl_graph_memory")
+    eager = replace(args, enforce_eager=True)
+    assert plan(target(args.model, "l4", "0.5.4", 8), eager).bug is None
+    assert plan(target(args.model, "h100", "0.5.4", 8), args).bug is None

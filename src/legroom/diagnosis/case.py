@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Literal
 
-from legroom.diagnosis.evidence import Evidence, TorchOom, parse_oom
+from legroom.diagnosis.evidence import WINDOW_LINES, Evidence, TorchOom, breaks_off, parse_oom
 from legroom.facts.releases import logged_release
 from legroom.planning.startup_log import Startup
 from legroom.records import dataclass
@@ -62,7 +62,16 @@ class Case:
     def last_error(self) -> Evidence | None:
         """The last error that gives a reason of its own."""
         errors = (item for item in reversed(self.evidence) if item.role in (*FAILING, "exception"))
-        return next((item for item in errors if not item.is_warning and item.id not in BOILERPLATE), None)
+        told = (item for item in errors if not item.is_warning and item is not self.broken_message)
+        return next((item for item in told if item.id not in BOILERPLATE), None)
+
+    @cached_property
+    def broken_message(self) -> Evidence | None:
+        """An error at the very end of the text that is only the beginning of one that would decide."""
+        last = self.last("exception")
+        if last is None or last.line + WINDOW_LINES <= self.lines:
+            return None
+        return last if breaks_off(str(last.facts.get("message", ""))) else None
 
     @cached_property
     def echo(self) -> Evidence | None:
@@ -72,7 +81,8 @@ class Case:
     @cached_property
     def broken_traceback(self) -> Evidence | None:
         """A traceback at the end of the text whose error is not there."""
-        last, error = self.last("traceback"), self.last_error
+        frames = (item for item in self.evidence if item.role == "frame" and is_traceback_line(item.text))
+        last, error = self.last("traceback") or next(frames, None), self.last_error
         return None if last is None or (error is not None and error.line > last.line) or self._echoed(last) else last
 
     def _echoed(self, traceback: Evidence) -> bool:
@@ -80,8 +90,12 @@ class Case:
 
     @cached_property
     def is_up(self) -> bool:
-        started = self.startup.outcome == "started"
-        return started or self.has("server_ready", "engine_ready", "request_served", "engine_stats", "kv_usage_line")
+        if self.has("server_ready", "engine_ready", "request_served", "engine_stats", "kv_usage_line"):
+            return True
+        # Old releases used as a library say nothing more than that they are done with the graphs, or without graphs
+        # the size of the pool.
+        eager = self.startup.args.enforce_eager and self.engine.generation != "V1"
+        return self.startup.outcome == "started" and (bool(eager) or self.has("captured"))
 
     @cached_property
     def stops_short(self) -> Evidence | None:
@@ -114,8 +128,10 @@ class Case:
         if failure is None:
             yield from self.evidence
             return
+        # Ranks that fail together print their tracebacks line by line in turn: each is as many times longer.
+        ranks = len({(evidence.rank, evidence.pid) for evidence in self.all(failure.id)})
         for evidence in self.evidence:
-            if failure.line - 200 <= evidence.line <= failure.line + 60:
+            if failure.line - 200 * ranks <= evidence.line <= failure.line + 60 * ranks:
                 yield evidence
 
     @cached_property
@@ -148,8 +164,9 @@ class Case:
         """
         for site, frames in _SITES:
             if self.frames & frames:
-                # The sampler runs in the warm-up and in every step alike.
-                return "serving" if site == "sampling" and self.reached == "serving" else site
+                # The sampler runs in the warm-up and in every step alike; compilation can be late, too.
+                either = site == "sampling" or self.frames & frames == {"frame_compile"}
+                return "serving" if either and self.reached == "serving" else site
         if self.has("sampler_warmup_oom"):
             return "sampler"
         return {
@@ -189,6 +206,11 @@ class Case:
         return total - free
 
 
+def is_traceback_line(text: str) -> bool:
+    """Whether the line is of a traceback, rather than one that mentions a function."""
+    return 'File "' in text or "ERROR" in text or "[rank" in text
+
+
 _SITES: tuple[tuple[str, frozenset[str]], ...] = (
     ("wake", frozenset({"frame_wake"})),
     ("sampler", frozenset({"frame_dummy_sampler"})),
@@ -196,11 +218,13 @@ _SITES: tuple[tuple[str, frozenset[str]], ...] = (
     ("graph", frozenset({"frame_capture"})),
     ("profile", frozenset({"frame_profile"})),
     ("warmup", frozenset({"frame_warmup"})),
-    ("build", frozenset({"frame_create_weights"})),
+    ("build", frozenset({"frame_create_weights", "frame_model_init"})),
     ("load", frozenset({"frame_load"})),
     ("kv", frozenset({"frame_kv_alloc"})),
     ("spec", frozenset({"frame_spec"})),
     ("lora", frozenset({"frame_lora"})),
+    # torch.compile does its work in the first forward pass, which is that of the profile run.
+    ("profile", frozenset({"frame_compile"})),
     ("serving", frozenset({"frame_serving", "frame_logits"})),
     ("sampling", frozenset({"frame_sampler"})),
     ("device", frozenset({"frame_device_init"})),
@@ -217,7 +241,8 @@ _V1_FILES = frozenset({
     "core.py", "core_client.py", "gpu_worker.py", "gpu_model_runner.py", "async_llm.py", "loggers.py",
     "kv_cache_utils.py", "multiproc_executor.py", "v1_core.py",
 })  # fmt: skip
-_EARLY_LABELS = ("", "VllmWorker")
+_LABELS = ("EngineCore", "APIServer")
+"""Executors put names of their own in front of a line; these are vLLM's."""
 _V0_FILES = frozenset({
     "engine.py", "llm_engine.py", "async_llm_engine.py", "worker.py", "model_runner.py", "scheduler.py",
     "multiproc_worker_utils.py", "distributed_gpu_executor.py", "worker_base.py", "metrics.py", "gpu_executor.py",
@@ -271,7 +296,7 @@ def engine_of(evidence: Sequence[Evidence], startup: Startup) -> Engine:
         generation = "V1"
     elif names & _V0_FILES:
         generation = "V0"
-    labelled = any(item.process not in _EARLY_LABELS for item in evidence)
+    labelled = any(item.process.startswith(_LABELS) for item in evidence)
     return Engine(generation, startup.vllm, not files[0].startswith("[") if files else None, labelled)
 
 

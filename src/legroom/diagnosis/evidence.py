@@ -11,7 +11,16 @@ from functools import cache
 
 from legroom.diagnosis.lines import LogLine, server_text, without_prefixes
 from legroom.diagnosis.patterns import PatternMatcher, compiled, escaped, pattern_set
-from legroom.facts.evidence import MessagePattern, Role, Value, message_patterns, oom_parts, size_bytes, typed
+from legroom.facts.evidence import (
+    MessagePattern,
+    Role,
+    Value,
+    message_openings,
+    message_patterns,
+    oom_parts,
+    size_bytes,
+    typed,
+)
 from legroom.records import dataclass, field
 from legroom.units import GIB, MIB
 
@@ -25,6 +34,8 @@ _COMPLETE = re.compile(r"\b(?:INFO|DEBUG) \d\d-\d\d \d\d:")
 _CHATTER = re.compile(r"\b(?:DEBUG|INFO) {1,3}\d\d-\d\d \d\d:|\bNCCL INFO\b|(?:^|\s)(?:INFO|DEBUG):? {2,}")
 """Lines that tell what is tried or skipped on the way: a library that is looked for and not found is no failure."""
 _WARNING = re.compile(r"\bWARN(?:ING)?\b")
+_ANY_NUMBER = re.compile(r"\d[\d.,]*")
+_SHORTEST_OPENING = 4
 _SAID_ABOVE = re.compile(r"original error: ?\w|RuntimeError\('|Worker failed with error")
 
 
@@ -101,6 +112,8 @@ _COVERED = {
     "nccl_register": ("cannot_allocate",),
     "illegal_access": ("kernel_launch",),
     "kernel_shared_memory": ("torch_oom_unsized",),
+    "tpu_chip_memory": ("torch_oom_unsized",),
+    "sampling_kernel": ("illegal_access",),
     "core_killed": ("engine_start_failed",),
     "core_bus_error": ("engine_start_failed",),
     # Ray lists what may have happened, killing for want of memory among it, whatever happened.
@@ -121,6 +134,12 @@ def _without_weaker(items: list[Evidence]) -> list[Evidence]:
         covered.add("exception")
     banner = "server_banner" in ids  # settings name functions and features that are not running yet
     return [evidence for evidence in items if evidence.id not in covered and not (banner and evidence.role == "frame")]
+
+
+def breaks_off(message: str) -> bool:
+    """Whether a message is the beginning of one that decides, without its end."""
+    opening = " ".join(_ANY_NUMBER.sub("#", message).split())
+    return len(opening) >= _SHORTEST_OPENING and any(whole.startswith(opening) for whole in message_openings())
 
 
 def sizes_bytes(texts: Iterable[str]) -> tuple[int, ...]:

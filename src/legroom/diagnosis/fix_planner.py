@@ -208,7 +208,7 @@ class FixPlanner:
             return None
         if made.verdict == "tight" and self.base.verdict == "tight":
             return None  # the run failed where the model saw it tight, so tight is not enough
-        if made.verdict == "does_not_fit" or not self._gains_enough(made):
+        if not made.starts or not self._gains_enough(made):
             return None
         return made
 

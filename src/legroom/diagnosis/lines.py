@@ -24,14 +24,16 @@ _FEWEST_BREAKS = 2
 _BROKEN_SHARE = 0.03
 _WORD_BROKEN_SHARE = 0.2
 
-# What never continues a broken line: indentation, a logger's, platform's or process's prefix, a traceback's own lines,
-# a table's border.
+# What never continues a broken line: a logger's, platform's, process's or NCCL's prefix, a traceback's own lines, a
+# table's border.
 _FRESH = re.compile(
-    r"(?:[ \t]{2}|\((?:EngineCore|Worker|VllmWorker|APIServer|Ray|raylet|pid|\w+ (?:rank|pid)=)|"
+    r"(?:\((?:EngineCore|Worker|VllmWorker|APIServer|Ray|raylet|pid|\w+ (?:rank|pid)=)|"
     r"\[(?:rank\d|pod/|\d{4}-)|(?:INFO|WARN(?:ING)?|ERROR|DEBUG|CRITICAL|FATAL)\b|Traceback |File \"|During handling|"
-    r"The above exc|\d{4}-\d\d-\d\d|[A-Z][a-z]{2} {1,2}\d{1,2} \d\d:|(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Warning): |"
-    r"[+|]|[=~^*-]{4}|\{\"|[$#>] |[\w.-]+ *\| )"
+    r"The above exc|\d{4}-\d\d-\d\d|[A-Z][a-z]{2} {1,2}\d{1,2} \d\d:|"
+    r"[+|]|[=~^*-]{4}|\{\"|[$#>] |[\w.-]+ *\| |[\w.-]+:\d+:\d+ \[\d+\] )"
 )
+_INDENTED = re.compile(r"[ \t]{2}")
+_EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Warning): ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +47,16 @@ class LineWidth:
         """Whether `following` is the rest of `line`."""
         if not following.strip() or _FRESH.match(following) or following[:8] == line[:8]:
             return False  # rows of a table begin alike
-        if not self.at_words:
-            return len(line) == self.characters
-        room = self.characters - len(line.rstrip())
-        return 0 <= room <= len(following.split(None, 1)[0])
+        if self.at_words:
+            room = self.characters - len(line.rstrip())
+            fits = 0 <= room <= len(following.split(None, 1)[0])
+            return fits and not _INDENTED.match(following) and not _EXCEPTION.match(following)
+        if len(line) != self.characters:
+            return False
+        if _INDENTED.match(following):  # a line of its own, unless the break came right behind a prefix
+            return not without_prefixes(line).strip()
+        # The name of an error can be broken, too: `torch.OutOf` and `MemoryError: `.
+        return not _EXCEPTION.match(following) or line[-1:].isalnum() or line.endswith(".")
 
     def joined(self, line: str, following: str) -> str:
         return f"{line.rstrip()} {following.lstrip()}" if self.at_words else line + following
@@ -84,8 +92,14 @@ def line_width(sample: str) -> LineWidth | None:
         sum(width.breaks(line, following) for line, following in pairwise(lines)) for width in (at_column, at_words)
     )
     fewest = 1 if filled <= _SHORT and longest >= _USUAL_NARROWEST else _FEWEST_BREAKS
-    # Text that is broken anywhere hardly ever ends a line short of the width; between words, most lines end so.
-    if broken > 2 * full or (broken > full == 1 and longest not in _USUAL_WIDTHS):
+    # Text that is broken anywhere hardly ever ends a line short of the width, and hardly ever at a space only; between
+    # words, most lines end short of it, and the others at a space.
+    spaced = sum(
+        at_column.breaks(line, following) and (line[-1:].isspace() or following[:1].isspace())
+        for line, following in pairwise(lines)
+    )
+    at_spaces = broken > full == spaced > 0
+    if broken > 2 * full or at_spaces or (broken > full == 1 and longest not in _USUAL_WIDTHS):
         return at_words if broken >= max(fewest, filled * _WORD_BROKEN_SHARE) else None
     enough = full >= max(_FEWEST_BREAKS, filled * _BROKEN_SHARE)
     return at_column if enough or (full and longest in _USUAL_WIDTHS and filled <= _SHORT) else None
@@ -135,7 +149,9 @@ _PREFIXES = tuple(
         r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) {1,3}\d\d-\d\d \d\d:\d\d:\d\d \[?[\w./]{1,120}:\d+\] ?",
     )
 )
-_PROCESS = re.compile(r"\(?(?P<label>\w{1,40})(?: rank=(?P<rank>\d+))? ?(?:TP(?P<tp>\d+) )?pid=(?P<pid>\d+)")
+_PROCESS = re.compile(
+    r"\(?(?P<label>\w{1,40})(?: rank=(?P<rank>\d+))? ?(?:TP(?P<tp>\d+) )?pid=(?P<pid>\d+)(?:, ip=[\d.]+)?\)? ?"
+)
 _RANK = re.compile(r"\[rank(\d+)\]|Worker_(?:\w*_)?TP(\d+)|VllmWorker-(\d+)")
 _VLLM_TIME = re.compile(r"\b(\d\d-\d\d \d\d:\d\d:\d\d)\b")
 _ISO_TIME = re.compile(r"\b\d{4}-(\d\d-\d\d)[T ](\d\d:\d\d:\d\d)")
@@ -164,7 +180,7 @@ class LogLine:
 def read_line(number: int, raw: str) -> LogLine:
     text = server_text(raw)
     head = text[:400]
-    process = _PROCESS.search(head) if "pid=" in head else None
+    process = _process(head) if "pid=" in head else None
     rank = _RANK.search(head) if "rank" in head or "Worker" in head else None
     at = _LOGGED_AT.search(head)
     return LogLine(
@@ -230,7 +246,15 @@ def _from_json(text: str) -> str | None:
     for key in ("exc_info", "exception", "stack_trace", "traceback", "error"):
         if isinstance(record.get(key), str):
             message = f"{message} {record[key]}"
-    return _COLOUR.sub("", message)
+    return _COLOUR.sub("", message).rstrip("\r\n")
+
+
+def _process(head: str) -> re.Match[str] | None:
+    """The process that speaks: of several names in front of a line, such as Ray's and the engine's own, the last."""
+    last = _PROCESS.search(head)
+    while last and (behind := _PROCESS.match(head, last.end())):
+        last = behind
+    return last
 
 
 def _time(head: str) -> str:

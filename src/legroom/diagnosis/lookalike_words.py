@@ -200,6 +200,28 @@ def _library(line: MatchedLine) -> tuple[str, str]:
     )
 
 
+def _op_step(line: MatchedLine) -> str:
+    """The library that vLLM's compiled part did not find, where the log names it; else a fresh installation."""
+    missing = line.planner.case.first("library_missing")
+    if missing is not None and missing.facts.get("library"):
+        facts = {name: str(value) for name, value in missing.facts.items()}
+        return _library(MatchedLine(facts, missing, line.planner))[1]
+    return (
+        f"in a new environment: pip install 'vllm{_pinned(line.planner)}' alone, with the torch it brings; with a "
+        "source checkout do not start from inside its folder"
+    )
+
+
+def _config_step(line: MatchedLine) -> str:
+    file = line.facts.get("file", "")
+    if file and not file.endswith(".json"):
+        return (
+            f"head -c 4 {file}: vLLM was given a file as the model. If it prints GGUF, give it a name that ends in "
+            ".gguf (a link will do) and add --tokenizer; else give the folder that holds config.json"
+        )
+    return f"look at it: head -c 300 {file or 'config.json'}; an HTML page or a Git LFS pointer is not the file"
+
+
 def _driver(planner: FixPlanner) -> str:
     item = planner.case.first("driver_version")
     return str(item.facts.get("driver", "")) if item else ""
@@ -277,13 +299,33 @@ def _image_why(line: MatchedLine) -> str:
     return "Take a release whose wheels have kernels for this card."
 
 
+_NOT_IN_EVERY_BUILD = ((7, 0), (10, 0), (12, 0))
+
+
+def _releases_by_capability() -> str:
+    """What to install on the generations that some releases have kernels for and others have not."""
+    parts = []
+    for capability in _NOT_IN_EVERY_BUILD:
+        first, last = first_build_with(capability), last_build_with(capability)
+        if first is None or last is None:
+            continue
+        build, after = last
+        version = f"=={_last_before_next(build.since)}" if after is not None else f">={first.since}"
+        parts.append(f"{capability}: pip install 'vllm{version}'")
+    return ", ".join(parts)
+
+
 def _image_step(line: MatchedLine) -> str:
     capability = _capability(line.planner)
     source = "or build from source: export TORCH_CUDA_ARCH_LIST='{}' && pip install -e . --no-build-isolation"
     last = last_build_with(capability) if capability != (0, 0) else None
+    if capability == (0, 0):
+        return (
+            "python -c 'import torch; print(torch.cuda.get_device_capability())' tells the card's generation: "
+            f"{_releases_by_capability()}; others: {source.format('MAJOR.MINOR').removeprefix('or ')}"
+        )
     if last is None:
-        arch = f"{capability[0]}.{capability[1]}" if capability != (0, 0) else "MAJOR.MINOR of the card"
-        return f"take the release that has kernels for the card, {source.format(arch)}"
+        return source.format(f"{capability[0]}.{capability[1]}").removeprefix("or ")
     build, after = last
     first = first_build_with(capability)
     text = source.format(f"{capability[0]}.{capability[1]}")
@@ -312,6 +354,8 @@ _DERIVATIONS: dict[str, Callable[[MatchedLine], str | None]] = {
     "library_stem": _library_stem,
     "library_why": lambda line: _library(line)[0],
     "library_step": lambda line: _library(line)[1],
+    "op_step": _op_step,
+    "config_step": _config_step,
     "driver_story": _driver_story,
     "driver_step": _driver_step,
     "older_build_step": _older_build_step,

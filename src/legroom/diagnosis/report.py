@@ -143,7 +143,7 @@ def _entry(cause: Cause, assessment: Assessment) -> str:
 
 
 def _verdict(case: Case, findings: tuple[Finding, ...]) -> Verdict:
-    unsaid = _needed(case) and case.last_error is None
+    unsaid = _needed(case) and (case.last_error is None or _is_placeless(case))
     if findings and not (unsaid and findings[0].confidence < _SURE_WITHOUT_ERROR):
         return "not a memory problem" if cause_of(findings[0].cause).domain == "other" else "cause found"
     if unsaid:
@@ -153,12 +153,25 @@ def _verdict(case: Case, findings: tuple[Finding, ...]) -> Verdict:
     return "cause above" if case.startup.vllm or case.startup.args_known else "not understood"
 
 
+def _is_placeless(case: Case) -> bool:
+    """Memory of the card ran out, and neither a frame nor a start-up line tells during what."""
+    return case.is_oom and not case.site
+
+
 def _needed(case: Case) -> list[str]:
     """The lines that would decide, by what this text ends with."""
     needed = []
     broken, echo, stop = case.broken_traceback, case.echo, case.stops_short
-    if broken is not None:
-        needed.append(f"the rest of the traceback that begins at line {broken.line}: its last line names the error")
+    if case.broken_message is not None:
+        needed.append(f"the rest of line {case.broken_message.line}: the error breaks off in the middle")
+    elif broken is not None:
+        needed.append(f"the rest of the traceback at line {broken.line}: its last line names the error")
+    if _is_placeless(case):
+        needed.append(
+            "the lines above the error: frames (load_model, profile_run, capture_model, execute_model) or the last "
+            "line of the start-up tell whether memory ran out while loading, profiling, capturing graphs or serving"
+        )
+        return needed
     if echo is not None and echo.id in BOILERPLATE:
         needed.append("the log of the worker that died, and `dmesg | grep -i oom` of its node: Ray lists every reason")
     elif echo is not None:
@@ -216,7 +229,7 @@ def _specific(bug: KnownBug, finding: Finding, planner: FixPlanner) -> bool:
         return True
     base = planner.base
     if bug.model and base is not None:
-        from legroom.planning.notes import traits_of  # noqa: PLC0415 - only where the deployment is known
+        from legroom.planning.release_bugs import traits_of  # noqa: PLC0415 - only where the deployment is known
 
         groups = {"several kv groups"} if len(base.memory.kv.groups) > 1 else set()
         return set(bug.model) <= traits_of(base.target.model) | groups and bug.memory == "gpu"

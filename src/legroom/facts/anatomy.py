@@ -81,6 +81,12 @@ def _rows() -> dict[str, dict[str, Any]]:
     return {**rows, **{alias: rows[name] for alias, name in document["aliases"].items()}}
 
 
+def adapts_embeddings_since(model_type: str) -> str | None:
+    """The release from which LoRA has buffers for this family's embeddings and logits; None: for its layers alone."""
+    since: dict[str, str] = read_data("anatomy.json")["lora_embeddings"]["since"]
+    return since.get(model_type.removesuffix("_text"))
+
+
 def anatomy(model_type: str, architecture: str, config: Mapping[str, Any] | None = None) -> Anatomy:
     """The anatomy of a family, by its architecture or else by the type of its language model.
 

@@ -120,6 +120,12 @@ def message_patterns() -> tuple[MessagePattern, ...]:
 
 
 @cache
+def message_openings() -> tuple[str, ...]:
+    """How the errors that decide a diagnosis begin, `#` for every number."""
+    return tuple(_data()["openings"])
+
+
+@cache
 def oom_parts() -> OomParts:
     """The patterns of torch's out-of-memory numbers."""
     return OomParts(tuple(_data()["oom_parts"]), _data()["oom_process"])

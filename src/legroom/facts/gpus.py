@@ -46,6 +46,8 @@ class Gpu:
     """CPU and GPU share one memory (GB10, Jetson, APUs)."""
     host_total_bytes: int = 0
     """Of a unified card: all of the machine's memory, where the GPU sees only a part of it."""
+    screen: bool = False
+    """It has outputs for a screen, so a desktop may hold a part of it."""
     bf16_flops: float = 0.0
     fp8_flops: float = 0.0
     source: str = ""
@@ -84,10 +86,8 @@ class Gpu:
 
 @lru_cache(maxsize=64)
 def gpu(name: str) -> Gpu:
-    """The GPU that `name` means: any usual spelling, or a size such as `24GiB`.
-
-    One object for a name: the memory rules keep their figures by it.
-    """
+    """The GPU that `name` means: any usual spelling, or a size such as `24GiB`; a size that only one card is known to
+    report means that card. One object for a name: the memory rules keep their figures by it."""
     if card := _as_written(name):
         return card  # before sizes: 2080ti is a card, not 2080 TiB
     if _SIZE.fullmatch(name):
@@ -184,7 +184,16 @@ def _anonymous(text: str) -> Gpu:
     note = ""
     if not re.search(r"i", text, re.IGNORECASE):
         note = f"{text.strip()} was read as {gib(total_bytes)}; cards report GiB, and less than the figure on the box"
+    if card := _known_by_total(total_bytes):
+        note = f"{gib(total_bytes)} is what a {card.name} reports, so it was taken for one"
+        return replace(with_total(card, total_bytes), note=note)
     return Gpu(name=f"a {gib(total_bytes)} GPU", total_bytes=total_bytes, source="given by size", note=note)
+
+
+def _known_by_total(total_bytes: int) -> Gpu | None:
+    """The card whose logs show this total to the hundredth of a GiB, if no other card's do."""
+    name = _data()["logged_totals"].get(f"{total_bytes / GIB:.2f}")
+    return _as_written(name) if name else None
 
 
 def _check_size(total_bytes: int, text: str) -> None:
@@ -222,6 +231,7 @@ def _read(entry: Mapping[str, Any], note: str = "", larger: str = "") -> Gpu:
         vendor=entry.get("vendor", "nvidia"),
         unified=entry.get("unified", False),
         host_total_bytes=int(entry.get("host_total_gib", 0) * GIB),
+        screen=entry.get("screen", False),
         bf16_flops=entry.get("bf16_tflops", 0) * 1e12,
         fp8_flops=entry.get("fp8_tflops", 0) * 1e12,
         source=entry["source"],

@@ -26,9 +26,10 @@ class KnownBug:
     """The last one; None: every one since."""
     fixed_in: str | None
     settings: Mapping[str, str]
-    """By vLLM's Python names: on | not on | not off | set | above 1, or words that `others` must hold."""
+    """By vLLM's Python names: on | not on | not off | set | above 1 | above 2, or words that `others` must hold."""
     model: tuple[str, ...]
-    """Traits of the model: mla, multimodal, encoder-decoder, several kv groups, no state layers."""
+    """Traits of the model and of how it is run: mla, experts, multimodal, encoder-decoder, several kv groups, no state
+    layers, runner V2, V1 engine."""
     platform: str | None
     memory: str
     """gpu | host: which memory it costs."""
@@ -41,6 +42,9 @@ class KnownBug:
     env: Mapping[str, str]
     steps: tuple[str, ...]
     source: str
+    start: Mapping[str, str] | None = None
+    """What must hold besides for it to keep a server from starting whose figures fit: settings as above, and the
+    `interconnect` of the cards. None: no start is known to have ended by it."""
 
     def is_in(self, release: Release) -> bool:
         return release.at_least(self.first) and (self.last is None or not release.after(self.last))
@@ -48,6 +52,23 @@ class KnownBug:
     def happens_with(self, args: Any) -> bool:
         """Whether these flags set it off."""
         return all(_holds(getattr(args, name, None), wanted) for name, wanted in self.settings.items())
+
+    def may_end_start(self, args: Any, interconnect: str) -> bool:
+        """Whether a start with these flags may end by it although the memory is there."""
+        if self.start is None or self._is_worked_around(args):
+            return False
+        wanted = dict(self.start)
+        wire = wanted.pop("interconnect", interconnect)
+        return wire == interconnect and all(_holds(getattr(args, name, None), word) for name, word in wanted.items())
+
+    def _is_worked_around(self, args: Any) -> bool:
+        """Whether the flags of the workaround are given already, or a smaller share of the card."""
+        given = {name: getattr(args, name, None) for name in self.flags}
+        share = given.get("gpu_memory_utilization")
+        if share is not None and share <= self.flags["gpu_memory_utilization"]:
+            given["gpu_memory_utilization"] = self.flags["gpu_memory_utilization"]
+        env = {name: args.env.get(name) for name in self.env}
+        return bool(given or env) and given == dict(self.flags) and env == dict(self.env)
 
     @property
     def threads(self) -> str:
@@ -90,6 +111,8 @@ def _holds(value: Any, wanted: str) -> bool:
             return value is not None
         case "above 1":
             return isinstance(value, int) and value > 1
+        case "above 2":
+            return isinstance(value, int) and value > 2
         case _:
             return value is not None and wanted in str(value)
 
@@ -100,5 +123,5 @@ def _bug(row: Mapping[str, Any]) -> KnownBug:
         row["id"], row["title"], row["from"], row["to"], row["fixed_in"], row.get("settings", {}),
         tuple(row.get("model", ())), row.get("platform"), row["memory"], tuple(row["causes"]), tuple(row["evidence"]),
         row["effect"], workaround.get("flags", {}), workaround.get("env", {}), tuple(workaround.get("steps", ())),
-        row["source"],
+        row["source"], row.get("start"),
     )  # fmt: skip

@@ -195,6 +195,8 @@ class Quantization:
     """Other schemes for modules whose name matches a pattern (mixed precision); the first match wins."""
     online: bool = False
     """The checkpoint is not quantized: vLLM quantizes while loading (--quantization fp8 on a bf16 model)."""
+    list_assumed: bool = False
+    """The config does not list what was quantized how: what such checkpoints usually do stands in for the list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +237,8 @@ class Model:
     """Total bytes of the safetensors headers, where they were read."""
     known: bool = True
     """False: legroom does not know this architecture and read it as a plain transformer."""
+    assumed: bool = False
+    """True: how it is stored was taken from its name; its own config was not read."""
     config: Mapping[str, Any] = field(default_factory=dict, hash=False, compare=False, repr=False)
     """The text config as read, for parts that need a rare field."""
     source: str = ""

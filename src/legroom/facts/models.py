@@ -69,7 +69,8 @@ def from_bundled(bundled: Bundled, name: str = "", overrides: Mapping[str, Any] 
     """A bundled entry as a `Model`, named as the user named it if that was a Hub id."""
     hub_id = name if "/" in name else title(bundled, name or bundled.name)
     config = overridden(expanded(bundled, hub_id), overrides)
-    return model_from_config(config, name=hub_id, source=f"bundled: {bundled.source}")
+    model = model_from_config(config, name=hub_id, source=f"bundled: {bundled.source}")
+    return replace(model, assumed=True) if bundled.entry.get("assumed") else model
 
 
 def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any] | None) -> Mapping[str, Any]:

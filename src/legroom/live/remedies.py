@@ -170,7 +170,7 @@ def _fitting_batch(finding: DetectorFinding, seen: Traffic, planned: Plan | None
     )
     flags = {"max_num_seqs": wanted}
     changed = try_flags(planned, flags) if planned is not None else None
-    if changed is not None and changed.verdict == "does_not_fit":
+    if changed is not None and not changed.starts:
         return
     yield ProposedRemedy(
         why, flags, command=tuple(ready_command(changed)) if changed is not None else (), trades=trades
@@ -243,7 +243,7 @@ def _creep(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Ite
     now = planned.settings.gpu_memory_utilization
     target = int((now - (needed - room) / planned.layout.total_bytes) * 100) / 100
     changed = try_flags(planned, {"gpu_memory_utilization": target}) if target > 0.1 else None
-    if changed is None or changed.verdict == "does_not_fit":
+    if changed is None or not changed.starts:
         hours = room / per_h if room > 0 else 0.0
         yield ProposedRemedy(
             f"no utilization leaves a week's room ({human_bytes(int(needed))}); restart every {hours:.0f} h"

@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
 from typing import TYPE_CHECKING
 
+from legroom.facts.attention import StateSpace
 from legroom.facts.fit import BandRow, band, bands, row_at, rows_of, sum_band
-from legroom.facts.releases import release as known_release
+from legroom.facts.gpus import gpu as named_gpu
+from legroom.facts.model import Experts
 from legroom.figures import Figure
 from legroom.memo import Memo
 from legroom.memory.activation.encoder import encoder_profile
-from legroom.memory.cache import PROFILE_RUN, cached
+from legroom.memory.activation.layers import layer_kinds
+from legroom.memory.cache import PROFILE_RUN, cached, cached_by_model
+from legroom.memory.weights.model import scheme_in_use
 from legroom.records import dataclass
 from legroom.units import MIB
+from legroom.vllm.traits import is_moe
 
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
-    from legroom.facts.model import Model
+    from legroom.facts.model import Model, Quantization
     from legroom.vllm.args import EngineSettings
 
 _ADA = (8, 9)
@@ -46,8 +50,10 @@ class BandClass:
     card: str
     """hopper | blackwell | ada | ampere | turing-volta | pascal | amd | intel | unified | unknown"""
     release: str
+    engine: str
     weights: str
-    """The quantization method, or `plain`."""
+    """How they are stored: `plain`, a method of quantization, `online`: quantized while they load, or `unlisted`: the
+    config does not list what its checkpoint left at 16 bits."""
 
     @property
     def path(self) -> tuple[str, ...]:
@@ -55,12 +61,20 @@ class BandClass:
         takes = "multimodal" if self.multimodal else "text"
         if self.measured:
             return ("measured", takes, self.release)
-        return ("read", takes, "several" if self.several_gpus else "one", self.card)
+        count = "several" if self.several_gpus else "one"
+        if self.engine == "V0":
+            return ("read", "V0", takes, count)
+        return ("read", takes, count, self.card)
 
     @property
     def weights_path(self) -> tuple[str, ...]:
-        """The same for the weights: they do not depend on what was profiled where."""
-        return ("multimodal" if self.multimodal else "text", self.weights)
+        """The same for the weights: they do not depend on what was profiled where, but for AMD's own accounting."""
+        if self.card == "amd":
+            return ("amd",)
+        takes = "multimodal" if self.multimodal else "text"
+        if self.weights in ("plain", "unlisted"):
+            return (self.weights, takes)
+        return ("quantized", self.weights, takes)
 
     @property
     def name(self) -> str:
@@ -75,6 +89,8 @@ def band_class(model: Model, settings: EngineSettings, gpu: Gpu) -> BandClass:
 
 def _class(model: Model, settings: EngineSettings, gpu: Gpu, _: int) -> BandClass:
     several = settings.tensor_parallel_size * settings.pipeline_parallel_size > 1
+    # Data-parallel ranks share their experts; a dense model's are servers of their own.
+    several = several or (settings.data_parallel_size > 1 and is_moe(model))
     card = card_family(gpu)
     releases: Sequence[str] = bands()["measured"]["releases"]
     measured = card == bands()["measured"]["card"] and settings.release in releases
@@ -84,8 +100,33 @@ def _class(model: Model, settings: EngineSettings, gpu: Gpu, _: int) -> BandClas
         several,
         card,
         settings.release,
-        model.quantization.method if model.quantization else "plain",
+        settings.engine,
+        _stored_as(model, settings),
     )
+
+
+def _stored_as(model: Model, settings: EngineSettings) -> str:
+    scheme = scheme_in_use(model, settings)
+    if scheme is None:
+        return "plain"
+    if scheme.online:
+        return "online"
+    return "unlisted" if _lacks_its_list(model, scheme) else scheme.method
+
+
+def _lacks_its_list(model: Model, scheme: Quantization) -> bool:
+    """4-bit checkpoints leave a tower, routers, linear attention and whatever else their makers chose at 16 bits, four
+    times as large, and list it. A config without that list is not the checkpoint's own, or says only half."""
+    if scheme.list_assumed:
+        return True
+    if scheme.weight_bits != 4 or scheme.rules or scheme.targets != ("Linear",) or scheme.method == "gguf":
+        return False
+    plain_dense = not model.modalities and not any(
+        isinstance(layer.mixer, StateSpace) or isinstance(layer.feedforward, Experts)
+        for layer, _ in cached_by_model(layer_kinds, model)
+    )
+    lists = any(name != "lm_head" for name in scheme.ignored)
+    return not lists and (not plain_dense or scheme.method == "bitsandbytes")
 
 
 def card_family(gpu: Gpu) -> str:
@@ -112,7 +153,8 @@ def _with_band(figure: str, value: Figure, of: BandClass, settings: EngineSettin
         return _banded_weights(value, of, gpu)
     if value.kind == "exact":
         return value
-    return _widened(value, *band(rows_of(figure), of.path, scale(value, settings), gpu.total_bytes, least=1.0))
+    below, above = band(rows_of(figure), of.path, scale(value), gpu.total_bytes, least=1.0)
+    return _widened(value, below + possible_saving(value), above)
 
 
 def _widened(value: Figure, below: int, above: int) -> Figure:
@@ -124,45 +166,61 @@ def _widened(value: Figure, below: int, above: int) -> Figure:
 def kv_band(parts: Sequence[Figure], of: BandClass, settings: EngineSettings, gpu: Gpu) -> tuple[int, int]:
     """Bytes below and above what is left of the budget: one band for the whole sum, not the sum of the parts' worst.
 
-    What the weights may take more or less is missing or left over there in full, so no class has a narrower band.
+    What the weights and the card's total may differ by is known by itself; the class speaks of the rest.
     """
-    weights = parts[0]
-    below, above = sum_band(rows_of("kv_cache"), of.path, kv_scale(parts, settings, gpu), gpu.total_bytes)
-    return max(below, weights.high - weights.bytes), max(above, weights.bytes - weights.low)
-
-
-def kv_scale(parts: Sequence[Figure], settings: EngineSettings, gpu: Gpu) -> float:
-    """The error that the parts' own rules expect of the sum; a card whose total is not known adds its own."""
     if all(part.kind != "estimated" for part in parts):
-        return 0.0
-    weights, *others = parts
-    total = (gpu.total_high_bytes - gpu.total_low_bytes) / 2 * settings.gpu_memory_utilization
-    of_weights = (weights.high - weights.low) / 2
-    return math.sqrt(of_weights**2 + total**2 + sum(scale(part, settings) ** 2 for part in others))
+        return 0, 0
+    below, above = sum_band(rows_of("kv_cache"), of.path, kv_scale(parts[1:]), gpu.total_bytes)
+    weights, total = parts[0], total_spread(settings, gpu)
+    spare = possible_spare(parts[1:], settings, gpu)
+    return (
+        int(math.hypot(below, weights.high - weights.bytes, total)),
+        int(math.hypot(above, weights.bytes - weights.low, total)) + spare,
+    )
 
 
-def scale(value: Figure, settings: EngineSettings) -> float:
-    """The error that the figure's own rule expects, with what is doubtful about some of its terms."""
-    if value.kind != "estimated":
-        return 0.0
-    own = value.high - value.bytes
-    shares = _doubtful_shares(settings.release)
-    return math.hypot(own, *(shares.get(term.label, 0.0) * term.bytes for term in value.terms)) if shares else own
+def possible_spare(parts: Sequence[Figure], settings: EngineSettings, gpu: Gpu) -> int:
+    """What the KV cache gets more if a doubt that no flag settles turns out well: the card is the larger one of its
+    name, the installation has the library that needs less."""
+    spare = sum(possible_saving(part) for part in parts)
+    if gpu.larger:
+        spare += int((named_gpu(gpu.larger).total_bytes - gpu.total_bytes) * settings.gpu_memory_utilization)
+    return spare
 
 
-@cache
-def _doubtful_shares(release: str) -> dict[str, float]:
-    """By the label of a term, what share of it is doubtful in a release."""
-    known = known_release(release)
-    doubts = (doubt for doubt in bands()["doubts"] if "before" not in doubt or known.before(doubt["before"]))
-    return {doubt["term"]: float(doubt["share"]) for doubt in doubts}
+def possible_saving(value: Figure) -> int:
+    """How much farther its own rule lets a figure fall than rise: a part of it may not be there at all."""
+    return max(0, value.bytes - value.low - (value.high - value.bytes)) if value.kind == "estimated" else 0
+
+
+def kv_scale(parts: Sequence[Figure]) -> float:
+    """The error that the rules of the parts beside the weights expect of their sum."""
+    return math.hypot(*(scale(part) for part in parts))
+
+
+def total_spread(settings: EngineSettings, gpu: Gpu) -> float:
+    """What a card whose total is not known to the last byte adds to the budget or takes from it."""
+    return (gpu.total_high_bytes - gpu.total_low_bytes) / 2 * settings.gpu_memory_utilization
+
+
+def scale(value: Figure) -> float:
+    """The error that the figure's own rule expects."""
+    return float(value.high - value.bytes) if value.kind == "estimated" else 0.0
+
+
+def weights_path(of: BandClass, weights: Figure) -> tuple[str, ...]:
+    """Figures of which a part had to be assumed are classes of their own: they do not make exact ones doubtful."""
+    has_class_of_its_own = of.weights_path[0] in ("amd", "quantized")
+    return of.weights_path if weights.kind == "exact" or has_class_of_its_own else ("assumed", *of.weights_path)
 
 
 def _banded_weights(value: Figure, of: BandClass, gpu: Gpu) -> Figure:
-    below, above = band(rows_of("weights"), of.weights_path, value.bytes, gpu.total_bytes)
+    least = bands()["unseen"]["least_of_weights"]
+    below, above = band(rows_of("weights"), weights_path(of, value), value.bytes, gpu.total_bytes, least)
     if value.kind == "exact" and not below + above:
         return value
-    return _widened(value, max(below, _LEAST_BYTES), max(above, _LEAST_BYTES))
+    own = value.high - value.bytes
+    return _widened(value, max(below, own, _LEAST_BYTES), max(above, own, _LEAST_BYTES))
 
 
 def evidence(of: BandClass) -> tuple[BandRow, bool]:

@@ -14,7 +14,7 @@ from legroom.memory.bands import band_class, banded, kv_band
 from legroom.memory.graphs import graph_bytes, graph_estimate
 from legroom.memory.kv.plan import KvPlan, kv_plan
 from legroom.memory.layout import Layout
-from legroom.memory.overhead import non_torch, outside
+from legroom.memory.overhead import desktop_bytes, non_torch, outside
 from legroom.memory.unified import reserve_bytes
 from legroom.memory.weights.loaded import loaded_weights
 from legroom.records import dataclass
@@ -125,6 +125,7 @@ def stage_layout(
         outside=banded("outside", outside(model, settings, gpu, stage), of, settings, gpu),
         rank=stage,
         held_by_others_bytes=held_by_others_bytes,
+        desktop_bytes=desktop_bytes(gpu),
         reserve_bytes=reserve_bytes(gpu),
         loading_peak_bytes=loaded.peak_bytes,
         loading_why=loaded.why,

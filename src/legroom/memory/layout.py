@@ -43,6 +43,8 @@ class Layout:
     loading_peak_bytes: int = 0
     """The most that torch holds while the weights load: before vLLM profiles, and apart from its budget."""
     loading_why: str = ""
+    desktop_bytes: int = 0
+    """What a desktop may hold of a card that has outputs for a screen; nobody has said whether there is one."""
     reserve_bytes: int = 0
     """What must stay free of a memory that the host shares."""
 

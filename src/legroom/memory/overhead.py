@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from legroom.facts.attention import latent
 from legroom.facts.fit import by_release, constants
 from legroom.facts.gpus import HOPPER
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term, estimated
 from legroom.memory.activation.experts import expert_scratch
+from legroom.memory.activation.layers import layer_kinds
 from legroom.memory.activation.peak import activation, cublas_workspace, element_bytes, forward_bytes, is_compiled
 from legroom.memory.activation.sampler import sampling
 from legroom.memory.attention_scratch import flashinfer_workspace
-from legroom.memory.cache import PROFILE_RUN, cached
+from legroom.memory.cache import PROFILE_RUN, cached, cached_by_model
 from legroom.memory.dtypes import FLOAT32_BYTES
 from legroom.memory.graphs import graph_bytes, graph_estimate
 from legroom.memory.runner_buffers import runner_buffers, sampler_tables, segment_rests
 from legroom.memory.unified import charged_to_vllm, host_terms, system_bytes
+from legroom.memory.weights.draft import draft_is_uncounted, draft_settings
+from legroom.memory.weights.loaded import loaded_weights
 from legroom.units import MIB
 
 if TYPE_CHECKING:
@@ -45,6 +49,11 @@ def held_at_start(settings: EngineSettings, gpu: Gpu) -> Figure:
         term = Term("the system", system, "shares this memory")
         held += estimated(system, system // 2, 2 * system, (term,))
     return held
+
+
+def desktop_bytes(gpu: Gpu) -> int:
+    """What a desktop usually holds of a card that drives a screen; 0 for cards without outputs."""
+    return int(constants()["desktop"]["usual_mib"] * MIB) if gpu.screen else 0
 
 
 def _is_nvlink_server(gpu: Gpu) -> bool:
@@ -99,6 +108,9 @@ def _non_torch(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -
         terms.append(Term("communication", wire, f"{settings.tensor_parallel_size} tensor-parallel ranks"))
     if charges_device_wide(settings):
         terms.append(Term("CUDA context", cuda_context(gpu).bytes, "this release charges all that the card holds"))
+    newer = known_release(settings.release).at_least(fit["latent"]["since"])
+    if newer and _like_hopper(gpu) and latent(layer.mixer for layer, _ in cached_by_model(layer_kinds, model)):
+        terms.append(Term("latent attention", int(fit["latent"]["mib"] * MIB), "its kernels, as measured in 0.32"))
     if shared := charged_to_vllm(gpu):
         terms.append(Term("host memory", shared, "CPU and GPU share one memory, and free memory is the system's"))
     if counts_runner_buffers(settings):
@@ -150,6 +162,8 @@ def _outside(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> 
     wire = _wire_before_snapshot(settings, gpu)
     if wire:
         terms.insert(1, Term("communication", wire, "NCCL starts before the budget's first look at the card"))
+    if draft := _uncounted_draft(model, settings, gpu):
+        terms.append(Term("the draft model", draft, "V0 charges the weights of the model alone (0.6.5+)"))
     if workspace := flashinfer_workspace(model, settings, gpu):
         terms.append(Term("FlashInfer's workspace", workspace, "kept by the attention backend"))
     outside_total = sum(term.bytes for term in terms)
@@ -161,6 +175,12 @@ def _outside(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> 
     fit = constants()["cached"]
     spread = int(fit["band_mib"] * MIB) + int(fit["relative_band"] * cached) + (taken.high - taken.bytes)
     return estimated(size, max(0, size - spread), size + spread, tuple(terms))
+
+
+def _uncounted_draft(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
+    if model.draft is None or not draft_is_uncounted(settings):
+        return 0
+    return loaded_weights(model.draft, draft_settings(settings), gpu).figure.bytes
 
 
 def cached_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:

@@ -58,6 +58,14 @@ def loader_bytes(gpu: Gpu, weights_bytes: int) -> int:
     return min(weights_bytes, int(constants()["unified"]["shard_mib"] * MIB))
 
 
+def file_cache_bytes(gpu: Gpu, checkpoint_bytes: int) -> int:
+    """What the checkpoint's files hold of the card's memory once they were read: the kernel keeps them cached, and the
+    driver does not always get that memory back. Every machine of a tensor-parallel group reads all of them."""
+    if not gpu.unified:
+        return 0
+    return max(0, checkpoint_bytes - max(0, gpu.host_total_bytes - gpu.total_bytes))
+
+
 def charged_to_vllm(gpu: Gpu) -> int:
     """Host memory of the worker that the release counts as its own: free memory is the machine's on NVIDIA's chips."""
     if not gpu.unified or gpu.vendor != "nvidia":

@@ -6,8 +6,8 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
-from legroom.planning.levers import LAST_RESORTS, LEVERS, SUPPORTED, Lever
-from legroom.planning.plan import Advice, Plan, plan
+from legroom.planning.levers import LAST_RESORTS, LEVERS, SUPPORTED, Lever, less_utilization
+from legroom.planning.plan import Advice, Plan, crowded_by_files, plan
 from legroom.units import human_bytes
 from legroom.vllm.command_line import any_release_words
 from legroom.vllm.served_model import served_model
@@ -15,6 +15,7 @@ from legroom.vllm.served_model import served_model
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from legroom.facts.known_bugs import KnownBug
     from legroom.planning.plan import Target
     from legroom.planning.search import WishResult
     from legroom.planning.wish import Wish
@@ -44,6 +45,12 @@ def with_advice(first: Plan, keep: Iterable[str] = ()) -> Plan:
         room = f"no flag helps where the host's memory is too small: allow {human_bytes(first.host.request_bytes)}"
         return replace(first, advised=True, notes=(*first.notes, room))
     kept = frozenset(keep)
+    if first.bug is not None:
+        return _around_bug(first, first.bug, kept)
+    if first.starts and crowded_by_files(first.target, first.settings, first.memory):
+        # Only a smaller pool helps beside what the user does by hand.
+        advice = next((_pull(lever, first, kept) for lever in LEVERS if lever.propose is less_utilization), None)
+        return replace(first, advice=(advice,) if advice else (), advised=True)
     if first.memory.refused:
         advice = _pull(SUPPORTED, first, kept)
         return replace(first, advice=(advice,) if advice else (), advised=True)
@@ -56,6 +63,18 @@ def with_advice(first: Plan, keep: Iterable[str] = ()) -> Plan:
     sure.sort(key=_cost)
     notes = (*first.notes, *(() if sure else _on_more_gpus(first, kept)))
     return replace(first, advice=tuple(sure[:MOST_ADVICE]), advised=True, notes=notes)
+
+
+def _around_bug(first: Plan, bug: KnownBug, kept: frozenset[str]) -> Plan:
+    """What keeps a bug of the release from ending the start: the flags or the steps that its threads name."""
+    changed = _changed(first, bug.flags) if bug.flags and not kept.intersection(bug.flags) else None
+    variables = [f"{name}={value}" for name, value in bug.env.items()]
+    steps = [*([f"set {' '.join(variables)}"] if variables else []), *bug.steps]
+    notes = (*first.notes, *(f"to be safe from that bug: {step}" for step in steps))
+    works = changed is not None and changed.verdict == "fits"
+    trades = f"{bug.title}: this keeps clear of it"
+    advice = (Advice(bug.flags, why(first, changed), changed, trades),) if works and changed else ()
+    return replace(first, advice=advice, advised=True, notes=notes)
 
 
 def _host_is_short(first: Plan) -> bool:
@@ -88,7 +107,7 @@ def _pull(lever: Lever, start: Plan, kept: frozenset[str]) -> Advice | None:
     for flags, changed in _tried(lever, start, kept):
         if changed.verdict == "fits":
             return Advice(flags, why(start, changed), changed, lever.trades)
-        if starts is None and start.verdict == "does_not_fit" and changed.verdict == "tight":
+        if starts is None and changed.starts and not start.starts:
             starts = Advice(flags, why(start, changed), changed, lever.trades)
     return starts
 

@@ -97,6 +97,26 @@ def fewer_graphs(plan: Plan) -> Proposals:
         largest //= 2
 
 
+def fewer_media(plan: Plan) -> Proposals:
+    """Leave out the media that the profile run is largest for, videos first, then all but one image; with the longest
+    context that fits then, where the full one does not."""
+    from legroom.planning.plan import try_flags  # noqa: PLC0415 - a plan knows its advice, and advice its plan
+
+    given = dict(plan.args.limit_mm_per_prompt or {})
+    kinds = {item.kind for tower in plan.target.model.modalities for item in tower.items}
+    limits = {"video": 0} if "video" in kinds and given.get("video") != 0 else {}
+    as_it_is = next((shorter["max_model_len"] for shorter in shorter_context(plan)), 0)
+    tighter = [limits] if limits else []
+    if "image" in kinds and given.get("image") not in (0, 1):
+        tighter.append({**limits, "image": 1})
+    for media in tighter:
+        flags = {"limit_mm_per_prompt": {**given, **media}}
+        yield flags
+        changed = try_flags(plan, flags)
+        lengths = shorter_context(changed) if changed else ()
+        yield from ({**flags, **shorter} for shorter in lengths if shorter["max_model_len"] > as_it_is)
+
+
 def no_graphs(plan: Plan) -> Proposals:
     """Run without CUDA graphs."""
     if not plan.settings.enforce_eager:
@@ -185,6 +205,7 @@ LEVERS: tuple[Lever, ...] = (
     Lever("idle GPUs", idle_gpus, "the model runs on all the GPUs, which talk to each other on every layer", 1),
     Lever("raise utilization", more_utilization, "less of the card is left for what vLLM does not count", 1),
     Lever("lower utilization", less_utilization, "a smaller KV pool", 1),
+    Lever("fewer media", fewer_media, "requests with more media, or longer ones, are refused", 2),
     Lever("shorter context", shorter_context, "requests longer than this are refused", 2),
     Lever("fewer captured graphs", fewer_graphs, "decode batches above the largest graph run slower", 2),
     Lever("fewer sequences", fewer_sequences, "fewer requests run at once", 3),
@@ -192,7 +213,7 @@ LEVERS: tuple[Lever, ...] = (
     Lever("fp8 KV cache", fp8_kv_cache, "keys and values are stored in 8 bits", 4),
     Lever("no CUDA graphs", no_graphs, "slower decoding, most of all for small batches", 5),
     Lever("quantized weights", quantized_weights, "another checkpoint, with weights in fewer bits", 6),
-    Lever("more GPUs", more_gpus, "more GPUs than were planned with, which talk to each other on every layer", 8),
+    Lever("more GPUs", more_gpus, "more GPUs than were planned with, which talk to each other on every layer", 9),
 )
 LAST_RESORTS: tuple[Lever, ...] = (
     Lever("online quantization", online_quantization, "weights are rounded to 8 bits while they are loaded", 7),

@@ -56,7 +56,10 @@ def make_target(args: ServeArgs, release: Release, machine: Machine) -> Target:
         if machine.memory is None
         else with_total(card, parse_bytes(machine.memory, "--gpu-memory"))
     )
-    used = parse_bytes(machine.used, "--gpu-used") if machine.used is not None else 0
+    used = 0
+    if machine.used is not None:
+        used = parse_bytes(machine.used, "--gpu-used")
+        card = replace(card, screen=False)  # what a desktop holds of it is in that figure
     if used > card.total_bytes:
         raise LegroomError("--gpu-used is more than the card has", "give what other processes hold of one GPU")
     number = machine.gpus if machine.gpus is not None else max(args.gpus_needed, 1)

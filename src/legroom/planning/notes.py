@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from legroom.facts.attention import LatentAttention, StateSpace
 from legroom.facts.releases import first_release, latest
 from legroom.vllm.speculation import draft_method, draft_name, predicts_itself
 
 if TYPE_CHECKING:
     from legroom.facts.known_bugs import KnownBug
-    from legroom.facts.model import Model
     from legroom.planning.plan import Plan, Target
     from legroom.vllm.args import ServeArgs
 
@@ -33,6 +31,11 @@ def remarks(target: Target, args: ServeArgs) -> Iterator[str]:
         yield (
             f"the {draft_method(spec)} head {draft_name(spec)} could not be read: it is estimated as one layer as wide "
             "as the model's own; name a folder with its config.json to have it counted"
+        )
+    if target.model.assumed:
+        yield (
+            f"how {target.model.name} is stored is taken from its name, so its weights are an estimate; name a folder "
+            "with its config.json to have them counted"
         )
     if not target.model.known:
         yield (
@@ -58,28 +61,13 @@ def bug_notes(made: Plan) -> Iterator[str]:
     setting or a kind of model first. Bugs are known of releases that a later one corrected: the newest has none."""
     if made.target.release.version == latest().version:
         return
-    from legroom.facts.known_bugs import bugs_with  # noqa: PLC0415 - most plans are of the newest release
+    from legroom.planning.release_bugs import bugs_of  # noqa: PLC0415 - most plans are of the newest release
 
-    traits = traits_of(made.target.model) | ({"several kv groups"} if len(made.memory.kv.groups) > 1 else set())
-    bugs = [
-        bug
-        for bug in bugs_with(made.target.release, made.args, made.target.gpu.vendor)
-        if set(bug.model) <= traits and bug.fixed_in is not None
-    ]
+    target = made.target
+    bugs = bugs_of(target.model, target.gpu, target.release, made.settings, made.memory)
+    bugs = [bug for bug in bugs if bug.fixed_in is not None]
     bugs.sort(key=lambda bug: not (bug.settings or bug.model or bug.platform))
     yield from (_note(bug, made.target.release.version) for bug in bugs[:MOST_NOTES])
-
-
-def traits_of(model: Model) -> set[str]:
-    """The kinds of model that a bug may be tied to."""
-    mixers = [mixer for layer in model.layers for mixer in (layer.mixer, *layer.also)]
-    traits = {
-        "mla": any(isinstance(mixer, LatentAttention) for mixer in mixers),
-        "no state layers": not any(isinstance(mixer, StateSpace) for mixer in mixers),
-        "multimodal": bool(model.modalities),
-        "encoder-decoder": bool(model.encoder_layers),
-    }
-    return {name for name, has in traits.items() if has}
 
 
 def _note(bug: KnownBug, version: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -11,9 +12,10 @@ from legroom.memory.deployment import DeploymentMemory, Measurements, deployment
 from legroom.memory.host import deployment_host, host_failure
 from legroom.memory.kv.plan import kv_plan
 from legroom.memory.overhead import held_at_start
-from legroom.memory.unified import host_note
+from legroom.memory.unified import file_cache_bytes, host_note, reserve_bytes
 from legroom.records import dataclass
 from legroom.units import gib, human_bytes
+from legroom.vllm.args import is_given
 from legroom.vllm.command_line import command, without_secrets
 from legroom.vllm.resolve import resolve
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from legroom.facts.gpus import Gpu
+    from legroom.facts.known_bugs import KnownBug
     from legroom.facts.model import Model
     from legroom.facts.releases import Release
     from legroom.memory.host import HostNeeds
@@ -36,14 +39,22 @@ BAND_KEPT: dict[Policy, float] = {"safe": 1.0, "balanced": 0.5, "tight": 0.0}
 """Share of the error band that a policy holds back: all of it, half of it, none."""
 
 
-def verdict(model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory) -> tuple[Verdict, str]:
+NEAR_MISS = BAND_KEPT["balanced"]
+"""How far into the good half of the band a start must still fail to be called impossible: the same command has been
+seen to start and to fail minutes apart, with 0.08 GiB between the two pools."""
+
+
+def verdict(target: Target, settings: EngineSettings, memory: DeploymentMemory) -> tuple[Verdict, str]:
     """Whether the server starts and holds, with the reason in words.
 
-    `does_not_fit`: a check fails with the expected figures. `tight`: it starts, but at the bad end of the band of the
-    whole sum a check fails, or the card runs over while serving. `fits`: it holds across the band.
+    `does_not_fit`: a check fails, and not only by what the estimate may be wrong by. `tight`: it may start or not,
+    whether the estimate is short by a little or at the bad end of the band of the whole sum; or the card runs over
+    while serving. `fits`: it holds across the band.
     """
+    model, gpu = target.model, target.gpu
     if memory.failure:
-        return "does_not_fit", memory.failure.id
+        short = _near_miss(model, gpu, settings, memory)
+        return ("tight", short) if short else ("does_not_fit", memory.failure.id)
     if memory.doubt:
         return "tight", f"vLLM may not start it: {memory.doubt.hint}"
     over = [rank for rank in memory.ranks if headroom_left(rank, 0.0) < 0]
@@ -57,7 +68,46 @@ def verdict(model: Model, gpu: Gpu, settings: EngineSettings, memory: Deployment
         reason = _out_of_memory_in_band(rank, memory, settings, gpu)
         if reason:
             return "tight", reason
+    if crowded_by_files(target, settings, memory):
+        files, left = gib(_checkpoint_bytes(target.model, settings, memory), 1), gib(_least_headroom(memory), 1)
+        return "tight", (
+            f"the checkpoint's files ({files}) stay cached in the memory that CPU and GPU share, and {left} of it are "
+            "left at the peak; the driver does not always get the cache back, so drop it once the weights are loaded"
+        )
     return "fits", ""
+
+
+def crowded_by_files(target: Target, settings: EngineSettings, memory: DeploymentMemory) -> bool:
+    """Whether the server and the cached files of its checkpoint do not both fit into a memory that they share, and not
+    only by a little that the kernel gives back in time."""
+    if not target.gpu.unified:
+        return False
+    files = file_cache_bytes(target.gpu, _checkpoint_bytes(target.model, settings, memory))
+    return files > _least_headroom(memory) + reserve_bytes(target.gpu)
+
+
+def _least_headroom(memory: DeploymentMemory) -> int:
+    return min(rank.headroom_bytes for rank in memory.ranks)
+
+
+def _checkpoint_bytes(model: Model, settings: EngineSettings, memory: DeploymentMemory) -> int:
+    whole = sum(rank.weights.bytes for rank in memory.ranks) * settings.tensor_parallel_size
+    return model.checkpoint_bytes or whole
+
+
+def _near_miss(model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory) -> str:
+    """Why a pool that is expected to be too small may be large enough; empty where it is too small all the same."""
+    failure = memory.failure
+    if failure is None or failure is not memory.kv.failure:
+        return ""
+    fuller = [
+        rank.kv_cache.bytes + int(NEAR_MISS * (rank.kv_cache.high - rank.kv_cache.bytes)) for rank in memory.ranks
+    ]
+    if kv_plan(model, settings, gpu, fuller).failure:
+        return ""
+    short = failure.needed_bytes - failure.available_bytes
+    by = f"{human_bytes(short)} too small" if short > 0 else "too small"
+    return f"the KV cache is expected to be {by}, less than the estimate may be wrong by"
 
 
 def _out_of_memory_in_band(rank: Layout, memory: DeploymentMemory, settings: EngineSettings, gpu: Gpu) -> str:
@@ -73,6 +123,9 @@ def _out_of_memory_in_band(rank: Layout, memory: DeploymentMemory, settings: Eng
     if headroom_left(rank, 1.0) < 0 and gpu.unified:
         left = human_bytes(headroom_left(rank, 0.0))
         return f"CPU and GPU share this memory, and {left} left at the peak is too little for the system"
+    if headroom_left(rank, 1.0) < 0 <= headroom_left(replace(rank, desktop_bytes=0), 1.0):
+        left, usual = gib(rank.headroom_bytes, 1), gib(rank.desktop_bytes, 1)
+        return f"{left} are left, and a desktop on this card takes about {usual} (--gpu-used 0 says that there is none)"
     if headroom_left(rank, 1.0) < 0:
         return "at the high end of the error band the card runs over at its peak"
     return ""
@@ -81,11 +134,12 @@ def _out_of_memory_in_band(rank: Layout, memory: DeploymentMemory, settings: Eng
 def headroom_left(layout: Layout, band_kept: float) -> int:
     """Bytes left of the card at its peak after holding back a share of what could be worse.
 
-    The KV pool shrinks by what the counted parts grow, so only what is outside the budget adds to the peak, and on a
-    memory that the host shares its reserve.
+    The KV pool shrinks by what the counted parts grow, so only what is outside the budget adds to the peak; on a card
+    that may drive a screen its desktop, and on a memory that the host shares its reserve.
     """
-    worse = layout.outside.high - layout.outside.bytes + layout.reserve_bytes
-    return layout.headroom_bytes - int(worse * band_kept)
+    # What the card's own band and a desktop take have nothing to do with each other.
+    unknown = math.hypot(layout.outside.high - layout.outside.bytes, layout.desktop_bytes)
+    return layout.headroom_bytes - int((unknown + layout.reserve_bytes) * band_kept)
 
 
 @dataclass(frozen=True)
@@ -129,6 +183,13 @@ class Plan:
     notes: tuple[str, ...] = ()
     advised: bool = False
     """Whether advice was looked for, found or not."""
+    bug: KnownBug | None = None
+    """The bug of the release that makes a plan tight whose figures fit."""
+
+    @property
+    def starts(self) -> bool:
+        """Whether it is expected to start; a plan that is not may still be called tight."""
+        return self.memory.failure is None
 
     @property
     def layout(self) -> Layout:
@@ -164,11 +225,31 @@ def plan(target: Target, args: ServeArgs) -> Plan:
     memory = deployment_memory(target.model, target.gpu, settings, target.seen, target.held_by_others_bytes)
     if settings.auto_fit_len and memory.kv.max_model_len != settings.max_model_len:
         settings = replace(settings, max_model_len=memory.kv.max_model_len)
-    answer, reason = verdict(target.model, target.gpu, settings, memory)
+    answer, reason = verdict(target, settings, memory)
     told = (target.release.note, target.gpu.note, host_note(settings, target.gpu))
     notes = (*(note for note in told if note), *settings.notes)
     made = _within_host(Plan(target, args, settings, memory, answer, reason, notes=notes))
-    return _holding_at_first(made) if made.verdict == "fits" else made
+    return _spared_by_bugs(_holding_at_first(made)) if made.verdict == "fits" else made
+
+
+def _spared_by_bugs(made: Plan) -> Plan:
+    """A plan that fits, unless starts like it are known to end by a bug of the release."""
+    if made.verdict != "fits" or not _may_have_start_bugs(made):
+        return made
+    from legroom.planning.release_bugs import start_risk  # noqa: PLC0415 - most plans are of one GPU
+
+    target = made.target
+    bug = start_risk(target.model, target.gpu, target.release, made.settings, made.memory)
+    if bug is None:
+        return made
+    fixed = f" (fixed in {bug.fixed_in})" if bug.fixed_in else ""
+    reason = f"vLLM {made.target.release} has a bug that ended starts like this: {bug.title}{fixed}"
+    return replace(made, verdict="tight", reason=reason, bug=bug)
+
+
+def _may_have_start_bugs(made: Plan) -> bool:
+    """Not worth reading the list of bugs for: one GPU and no sleep mode."""
+    return made.settings.tensor_parallel_size > 1 or is_given(made.args, "--enable-sleep-mode")
 
 
 def _holding_at_first(made: Plan) -> Plan:
@@ -197,7 +278,7 @@ def cold_start(warm: Plan) -> Plan:
     pairs = zip(memory.ranks, warm.memory.ranks, strict=True)
     if all(first.activation.bytes <= later.activation.bytes for first, later in pairs):
         return warm
-    answer, reason = verdict(target.model, target.gpu, settings, memory)
+    answer, reason = verdict(target, settings, memory)
     return _within_host(replace(warm, memory=memory, verdict=answer, reason=reason))
 
 

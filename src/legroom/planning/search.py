@@ -184,7 +184,7 @@ def _starting(options: Iterable[Option], asked: ServeArgs, most: int) -> Iterato
         if any(gpus <= option.gpus and losses <= set(option.losses) for gpus, losses in paid):
             continue
         laid_out = plan(option.target, replace(asked, **dict(option.flags)))
-        if laid_out.verdict == "does_not_fit":
+        if not laid_out.starts:
             continue  # a check that the quick walk leaves out, such as the state blocks of a hybrid model
         paid.append((option.gpus, frozenset(option.losses)))
         yield option, laid_out

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from legroom.errors import LegroomError
 from legroom.facts.bundled import find
 from legroom.facts.flags import Flag, default, defaults_ever, flags_ever, flags_of
-from legroom.facts.models import from_bundled, load
 from legroom.facts.releases import Release
 from legroom.records import dataclass, field
 from legroom.vllm.args import ServeArgs
@@ -39,6 +38,8 @@ _HUB_CACHE = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)")
 
 def model_of_log(name: str) -> Model:
     """The model by the name a log gives it: a Hub id, a folder here, a Hub cache folder, or a known name's folder."""
+    from legroom.facts.models import from_bundled, load  # noqa: PLC0415 - most logs of failures name no known model
+
     cached = _HUB_CACHE.search(name)
     asked = f"{cached['owner']}/{cached['name']}" if cached else name
     try:

@@ -275,7 +275,8 @@ def _cause_above(diagnosis: Diagnosis, style: Style, language: Language) -> Iter
     """What is missing, and what it may be, each with why: nothing is asserted."""
     yield f"{style.paint('?', 'orange', 'bold')} {style.paint(heading('cause_above', language), 'bold')}"
     yield from (style.paint(line, "dim") for line in wrap(_deployment(diagnosis.case), style.width, _MARGIN))
-    echo = diagnosis.case.echo or diagnosis.case.broken_traceback or diagnosis.case.stops_short
+    case = diagnosis.case
+    echo = case.echo or case.broken_message or case.broken_traceback or case.stops_short or case.first_failure
     if echo is not None:
         yield from wrap(f"line {echo.line}: {_shown(echo)}", style.width, _MARGIN)
     yield ""

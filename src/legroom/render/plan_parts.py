@@ -127,6 +127,8 @@ def headline(plan: Plan) -> str:
         return f"{start} will not start."
     if plan.verdict == "tight" and plan.memory.refused:
         return f"{start} may not start: {plan.memory.refused.hint}."
+    if plan.verdict == "tight" and not plan.starts:
+        return f"{start} will probably not start: {plan.reason}."
     if plan.verdict == "tight":
         return f"{start} starts, but it is tight: {plan.reason}."
     card = "the card" if target.gpus == 1 else "each card"

@@ -133,7 +133,7 @@ def _kv(page: Svg, plan: Plan, y: float) -> float:
 def _advice(page: Svg, plan: Plan, y: float) -> float:
     if not plan.advice:
         return y
-    verb = "start" if plan.verdict == "does_not_fit" else "hold"
+    verb = "hold" if plan.starts else "start"
     y += 22
     page.text(_LEFT, y, f"What would make it {verb}, the cheapest first", "sans ink", size=14, bold=True)
     for advice in plan.advice:
@@ -158,9 +158,9 @@ def _one_advice(page: Svg, advice: Advice, y: float) -> float:
 
 
 def _command(page: Svg, plan: Plan, y: float) -> float:
-    if plan.verdict == "does_not_fit" and not plan.advice:
+    if not plan.starts and not plan.advice:
         return y
-    shown = plan.advice[0].plan if plan.verdict == "does_not_fit" else plan
+    shown = plan if plan.starts else plan.advice[0].plan
     lines = wrap(shlex.join(ready_command(shown)), _CHARS - 4)
     page.box(_LEFT, y + 8, _BAR, 19 * len(lines) + 12, css="box", round_=4)
     y += 10

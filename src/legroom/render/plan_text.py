@@ -71,7 +71,8 @@ def _failure(plan: Plan, style: Style) -> Iterator[str]:
     if failure is None:
         return
     edge = style.paint(style.pick("│", "|"), "red")
-    yield f"{_MARGIN}vLLM stops with:"
+    then = "then " if plan.verdict == "tight" else ""
+    yield f"{_MARGIN}vLLM {then}stops with:"
     for line in wrap(failure.message, style.width - 4):
         yield f"{_MARGIN}{edge} {line}"
     short = failure.needed_bytes - failure.available_bytes
@@ -177,7 +178,7 @@ def _first_start(plan: Plan) -> Iterator[tuple[str, str]]:
     kv, blocks = first.memory.kv, plan.memory.kv.num_blocks
     lost = 1 - max(kv.num_blocks, 0) / blocks
     words = f"{plural(max(kv.num_blocks, 0), 'block')} with a cold compile cache"
-    if first.memory.failure and not plan.memory.failure:
+    if first.memory.failure:
         words += ": too few, so the first start fails"
     elif lost > _FIRST_START_DIFFERS:
         words += f", {lost:.0%} fewer: {count(kv.tokens)} tokens, {kv.max_concurrency:.2f} requests of full length"
@@ -202,7 +203,7 @@ def _advice(plan: Plan, style: Style) -> Iterator[str]:
             text = f"No change of flags that was tried makes it start on {gpus}; a smaller model, or more GPUs, would."
             yield from wrap(text, style.width, _MARGIN)
         return
-    verb = "start" if plan.verdict == "does_not_fit" else "hold"
+    verb = "hold" if plan.starts else "start"
     yield style.paint(f"What would make it {verb}, the cheapest first", "bold")
     for number, advice in enumerate(plan.advice, 1):
         yield ""
@@ -231,7 +232,7 @@ def _mini_layout(plan: Plan, style: Style) -> Iterator[str]:
 
 def _ready(plan: Plan, style: Style) -> Iterator[str]:
     """What to run: the planned command, or the first that works."""
-    if plan.verdict != "does_not_fit":
+    if plan.starts or (plan.verdict == "tight" and not plan.advice):
         yield from _command_lines(ready_command(plan), style)
     elif plan.advice:
         yield from _command_lines(ready_command(plan.advice[0].plan), style)

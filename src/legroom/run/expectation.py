@@ -55,6 +55,8 @@ class Gpus:
     count: int = 0
     used_bytes: int = 0
     """What other processes hold of the fullest one."""
+    seen: bool = False
+    """Whether the driver was there to ask."""
 
 
 def gpus_here(env: Mapping[str, str], named: str | None = None, needed: int = 1) -> Gpus:
@@ -74,7 +76,7 @@ def gpus_here(env: Mapping[str, str], named: str | None = None, needed: int = 1)
         known_gpu(name)
     except LegroomError:
         name = f"{seen[0].total_bytes / GIB:.2f}GiB"
-    return Gpus(name, len(seen), max(_used(card) for card in seen[:needed]))
+    return Gpus(name, len(seen), max(_used(card) for card in seen[:needed]), seen=True)
 
 
 def _visible(cards: Sequence[GpuMemory], variable: str | None) -> list[GpuMemory]:
@@ -108,7 +110,7 @@ def _planned(command: ServerCommand, env: Mapping[str, str], gpus: Gpus) -> Expe
     if not command.args.model:
         raise LegroomError("which model?")
     args = replace(command.args, env={**env, **command.env, **command.args.env})
-    used = str(gpus.used_bytes) if gpus.used_bytes else None
+    used = str(gpus.used_bytes) if gpus.seen else None
     plan = make_plan(args, command.release, Machine(gpus.name, max(gpus.count, 1), used=used), advice=False)
     failure, layout, kv = plan.memory.failure, plan.layout, plan.memory.kv
     if plan.verdict == "does_not_fit":

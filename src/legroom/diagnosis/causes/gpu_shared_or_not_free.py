@@ -125,8 +125,10 @@ def _counted_as_own(case: Case) -> Assessment | None:
     if engine.within("0.7.0", "0.9.0.1") and engine.generation == "V1":
         charging = True
     if engine.version is None:
-        # Style tells: a V1 engine that logs this without a KV line above it is older than 0.9.1.
-        charging = (engine.looks_before_0_9_2 and not case.has("available_kv")) or _late_2024(case)
+        # Style tells: a V1 engine that logs this without a KV line above it is older than 0.9.1, unless its lines are
+        # labelled. Weights that are shown may fill the card by themselves: only without them others are likelier.
+        older = engine.generation == "V1" and not engine.is_labelled and startup.weights_bytes is None
+        charging = (older and not case.has("available_kv")) or _late_2024(case)
     why = (
         "Nothing is left for the KV cache. In this generation of "
         "vLLM the measurement counted the memory of every process "

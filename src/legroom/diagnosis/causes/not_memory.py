@@ -32,6 +32,14 @@ _BY_TYPE = {
 }
 
 
+_OF_NOTHING = "'NoneType' object"
+_GOT_NOTHING = (
+    "a step got nothing where it expected something, and while serving it is the request that sets it off: send the "
+    "last request before the error once more, alone, and leave out its options one at a time (embeddings, logprobs, "
+    "guided output, media)"
+)
+
+
 def examine(case: Case) -> Assessment | None:
     """The first failure is one of the known look-alikes, or an exception that no memory message goes with."""
     error = case.first("profiling_error")
@@ -62,7 +70,7 @@ def _exception(case: Case) -> Evidence | None:
 
 def _any_exception(case: Case) -> Assessment | None:
     error = _exception(case)
-    if error is None or case.is_oom:
+    if error is None or error is case.broken_message or case.is_oom:
         return None
     # That an engine died is no reason of its own where an exception says why.
     says_why = "Engine core initialization" not in error.text
@@ -112,6 +120,8 @@ def _message(error: Evidence) -> str:
 def _exception_fix(error: Evidence, planner: FixPlanner) -> Fix:
     kind, message = _kind(error), _message(error)
     meaning = _BY_TYPE.get(kind, "the message and the frame above it name what it stumbled over")
+    if planner.case.is_up and message.startswith(_OF_NOTHING):
+        meaning = _GOT_NOTHING
     release = f" {planner.known.release.version}" if planner.known.release_known else ""
     return Fix(
         "report",

@@ -215,10 +215,11 @@ def _modelopt(section: Config) -> Quantization:
         return _mixed(inner, ignored, kv_dtype)
     if algo not in _MODELOPT:
         raise LegroomError(f"modelopt algorithm {algo!r} is not known", f"known: {', '.join(_MODELOPT)}")
-    if algo == "NVFP4" and not ignored:
+    unlisted = algo == "NVFP4" and not ignored
+    if unlisted:
         # Every published checkpoint lists what it leaves alone; where the list got lost, it held the attention.
         ignored = ("lm_head", "re:.*(self_attn|linear_attn).*")
-    scheme = replace(_MODELOPT[algo], ignored=ignored, kv_cache_dtype=kv_dtype)
+    scheme = replace(_MODELOPT[algo], ignored=ignored, kv_cache_dtype=kv_dtype, list_assumed=unlisted)
     size = inner.get("group_size")
     return replace(scheme, group_size=int(size)) if scheme.group_size and isinstance(size, int) and size > 0 else scheme
 
@@ -237,11 +238,12 @@ def _mixed(section: Config, ignored: tuple[str, ...], kv_dtype: str | None) -> Q
             scheme = _weights_scheme(group, "modelopt")
             scheme = _MODELOPT["FP8"] if scheme.weight_bits == 8 else replace(scheme, method="modelopt_fp4")
             rules.extend((str(target), scheme) for target in group.get("targets") or ())
-    if not rules:
+    unlisted = not rules
+    if unlisted:
         # The list lives in a file that is not here: such checkpoints keep attention in FP8, the rest in NVFP4.
         rules = [("re:.*(self_attn|linear_attn).*", _MODELOPT["FP8"]), ("Linear", _MODELOPT["NVFP4"])]
     base = Quantization("modelopt_mixed", 8, number="float", strategy="tensor", targets=(), rules=tuple(rules))
-    return replace(base, ignored=ignored, kv_cache_dtype=kv_dtype)
+    return replace(base, ignored=ignored, kv_cache_dtype=kv_dtype, list_assumed=unlisted)
 
 
 def _mxfp4(section: Config) -> Quantization:

@@ -224,6 +224,9 @@ def _profile(model: Model, settings: EngineSettings, gpu: Gpu, _: int) -> Encode
         kept += pixels
         how += f" + {pixels / MIB:.0f} MiB of pixels"
     inside, moment = _tower_peak(batch, model, settings, gpu, width)
+    scores = _score_matrix_bytes(batch, settings, gpu)
+    if scores > inside:
+        inside, moment = inside + scores, "attention, whose scores are all kept at once"
     outputs = count * largest.outputs * handed * width
     peak = max(inside, outputs + kept if padded else 0)
     what = f"{count} {largest.kind} items, {batch.patches} patches in the {moment}"
@@ -255,6 +258,20 @@ def _tower_peak(
     live, where = max((_live_bytes(moment, tower, batch.ranks, width), moment.where) for moment in moments)
     pixels = batch.patches * _pixel_bytes(tower, settings, width)
     return at_once * live + pixels + _tapped_bytes(batch, model, settings, width), where
+
+
+_FLASH_ON_RDNA = "0.15.0"
+"""From here on Radeon cards run the towers' attention on Triton's flash kernel; torch's own keeps all scores."""
+_RDNA = (10, 0)
+_SCORE_BYTES = 4
+
+
+def _score_matrix_bytes(batch: EncoderBatch, settings: EngineSettings, gpu: Gpu) -> int:
+    """What attention takes inside one item where no flash kernel runs: a score for every pair of patches and head."""
+    radeon = gpu.vendor == "amd" and gpu.compute_capability >= _RDNA
+    if not radeon or known_release(settings.release).at_least(_FLASH_ON_RDNA):
+        return 0
+    return batch.item.patches**2 * cdiv(batch.item.tower.heads, batch.ranks) * _SCORE_BYTES
 
 
 def _pixel_bytes(tower: Modality, settings: EngineSettings, width: int) -> int:
@@ -303,11 +320,21 @@ def _tapped_bytes(batch: EncoderBatch, model: Model, settings: EngineSettings, w
     return (tower.feature_levels - 1) * size
 
 
+_TILES, _MASKS = 4, 3
+"""Llama 3.2 Vision: an image is up to four tiles (max_num_tiles), whose patches attend to each other; the mask of every
+pair of them is there three times while it is made (vLLM's mllama.py; 19.63 GiB each in a report of 256 sequences)."""
+
+
 def _inside_the_text_pass(
     items: tuple[ProfiledItem, ...], model: Model, settings: EngineSettings, width: int
 ) -> EncoderProfile:
     """V0 sends one sequence with every kind of item through the whole model: pixels and outputs stay until its end."""
     sequences = max(1, min(settings.max_num_seqs, settings.max_num_batched_tokens // sum(i.tokens for i in items)))
+    masks = 0
+    if "cross_attention_layers" in model.config:
+        # No token of the prompt stands for an image, so every sequence of the batch has one.
+        sequences = settings.max_num_seqs
+        masks = sequences * (_TILES * max(item.patches for item in items)) ** 2 * _MASKS * width
     elements = sum(
         item.outputs * model.hidden_size * item.tower.feature_levels + item.patches * item.tower.pixels_per_patch
         for item in items
@@ -316,6 +343,7 @@ def _inside_the_text_pass(
     largest = max(items, key=lambda item: item.patches)
     batch = EncoderBatch(largest, sequences, settings.tensor_parallel_size)
     inside, moment = _tower_peak(batch, model, settings, None, width)
+    inside += masks
     kinds = " and ".join(item.kind for item in items)
     return EncoderProfile(
         inside + kept,

@@ -65,10 +65,13 @@ def _of_block(block: Experts, model: Model, settings: EngineSettings, gpu: Gpu) 
         # One workspace that only grows: two buffers, each wide enough for both products.
         chunk = tokens if release.at_least("0.18.0") else min(tokens, 16 * 1024)
         rows = chunk * top_k
+        first = max(inner, width)
         if _uses_deep_gemm(model, settings, gpu, inner, width):
+            if release.at_least("0.32.0"):
+                first = cdiv(first, 2)  # only ever holds FP8, and is sized by bytes now
             local = cdiv(block.num_experts, settings.expert_ranks if settings.enable_expert_parallel else 1)
             rows = round_up(rows + min(rows, local) * (_DEEP_GEMM_ROWS - 1), _DEEP_GEMM_ROWS)
-        return ExpertScratch(kept_elements=rows * (max(inner, width) + max(gate_up, width)), passing_elements=gathered)
+        return ExpertScratch(kept_elements=rows * (first + max(gate_up, width)), passing_elements=gathered)
     chunk = min(tokens, 16 * 1024 if release.at_least("0.12.0") else 32 * 1024)
     if release.before("0.8.0"):
         return ExpertScratch(passing_elements=chunk * top_k * (gate_up + inner + width))

@@ -46,7 +46,7 @@ def _activation_cold(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: 
     beside = 2 * settings.max_num_batched_tokens * model.hidden_size * width
     cold = max(warm.bytes, table + beside)
     how = "compiling: a copy of the embedding + 2 x hidden of every token"
-    return estimated(cold, warm.low, cold + _spread(cold), (Term("first start", cold, how),))
+    return estimated(cold, cold - _spread(cold), cold + _spread(cold), (Term("first start", cold, how),))
 
 
 def forward_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:

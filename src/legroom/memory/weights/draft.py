@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from legroom.facts.anatomy import Anatomy
 from legroom.facts.attention import with_kv_heads
 from legroom.facts.model import Layer
+from legroom.facts.releases import release as known_release
 from legroom.memory.weights.module import Module, Ranks
 from legroom.memory.weights.modules import feedforward_modules, mixer_modules, norm
 from legroom.units import cdiv
@@ -67,6 +68,12 @@ def draft_settings(settings: EngineSettings) -> EngineSettings:
         settings, given=own, quantization=asked, pipeline_parallel_size=1, enable_expert_parallel=False,
         tensor_parallel_size=size if isinstance(size, int) and size > 0 else settings.tensor_parallel_size,
     )  # fmt: skip
+
+
+def draft_is_uncounted(settings: EngineSettings) -> bool:
+    """V0 from 0.6.5 on charges the weights of the model that it profiles; a draft model's worker has none."""
+    uncounted = settings.engine == "V0" and known_release(settings.release).at_least("0.6.5")
+    return uncounted and draft_method(settings.given.speculative_config) == "draft_model"
 
 
 def is_estimated(model: Model, settings: EngineSettings) -> bool:

@@ -122,4 +122,6 @@ def with_first_attention(model: Model, settings: EngineSettings, context: Storag
 
 
 def _has_deep_gemm(context: StorageContext) -> bool:
-    return context.vendor == "nvidia" and context.capability[0] in (9, 10) and context.at_least("0.20.0")
+    """0.27 pins a newer DeepGEMM; the one of 0.32 takes nothing from torch when it is imported (measured)."""
+    shipped = context.at_least("0.20.0") and not context.at_least("0.27.0")
+    return context.vendor == "nvidia" and context.capability[0] in (9, 10) and shipped

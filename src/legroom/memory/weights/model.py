@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from legroom.facts.anatomy import Anatomy, anatomy
+from legroom.facts.anatomy import Anatomy, adapts_embeddings_since, anatomy
 from legroom.facts.attention import LatentAttention, Mixer, attending, with_kv_heads
 from legroom.facts.config.quantization import online_quantization
 from legroom.facts.model import Experts, Layer, Model
 from legroom.facts.releases import release as known_release
 from legroom.memory.stages import stage_range
-from legroom.memory.weights.draft import draft_modules, draft_settings
+from legroom.memory.weights.draft import draft_is_uncounted, draft_modules, draft_settings
 from legroom.memory.weights.extras import before_layers, layer_extras, model_extras, with_first_attention
 from legroom.memory.weights.module import Module, Ranks
 from legroom.memory.weights.modules import encoder_modules, feedforward_modules, mixer_modules, norm
@@ -71,8 +71,12 @@ def lora_buffers(
         return
     slots, rank = given.max_loras or 1, given.max_lora_rank or 16
     experts = known_release(settings.release).at_least("0.11.2")
+    since = adapts_embeddings_since(model.model_type)
+    embeddings = since is not None and known_release(settings.release).at_least(since)
     for module in modules:
         if module.part == "embeddings" and module.name == "embed_tokens":
+            if not embeddings:
+                continue
             yield Module("lora", "embed_a", slots * (model.vocab_size + extra_vocabulary(settings)), rank)
             yield Module("lora", "embed_b", slots * model.hidden_size, rank)
         elif module.quantizable and module.name != "lm_head" and (module.copies == 1 or experts):
@@ -84,8 +88,9 @@ def lora_buffers(
     vocabulary = model.vocab_size
     if extra_vocabulary(settings):
         vocabulary = round_up(vocabulary + EXTRA_VOCABULARY, 256)
-    yield Module("lora", "logits_a", slots * rank, model.hidden_size)
-    yield Module("lora", "logits_b", slots * vocabulary, rank)
+    if embeddings:
+        yield Module("lora", "logits_a", slots * rank, model.hidden_size)
+        yield Module("lora", "logits_b", slots * vocabulary, rank)
     tokens = settings.max_num_batched_tokens
     # Index tensors of the adapter kernels: five of 64-bit and four of 32-bit numbers, one a token.
     yield Module("lora", "indices", 14 * tokens, dtype="float32")
@@ -148,7 +153,7 @@ def loaded_modules(
     yield from built
     for module in lora_buffers((each.module for each in built), model, settings, context.dtype_bytes):
         yield StoredModule(module, storage(module, None, context))
-    if build.last:
+    if build.last and not draft_is_uncounted(settings):
         yield from _draft(build)
 
 

@@ -26,6 +26,8 @@ class Storage:
     """What happens to them after loading: repacking, quantizing, with the temporaries that it takes."""
     layer_by_layer: bool = False
     """Created only when its turn to load comes, and treated at once: the model never stands there unquantized."""
+    freed_last: bool = False
+    """What is replaced is freed only when all of the model is loaded: until then the loader holds on to it."""
 
     @property
     def kept(self) -> tuple[int, ...]:
@@ -101,7 +103,7 @@ def _beside(stored: Storage, bias: tuple[int, ...]) -> Storage:
     """A bias that no repacking touches, counted after the other loaded tensors."""
     count, more = len(stored.loaded), len(bias)
     steps = tuple((act, value + more if act == "-" and value >= count else value) for act, value in stored.after)
-    return Storage(stored.loaded + bias, steps, stored.layer_by_layer)
+    return Storage(stored.loaded + bias, steps, stored.layer_by_layer, stored.freed_last)
 
 
 def _bias(module: Module, context: StorageContext) -> tuple[int, ...]:
@@ -221,8 +223,11 @@ def _eight_bits(module: Module, scheme: Quantization, context: StorageContext) -
     activation = (copies * shards * FLOAT32_BYTES,) if scheme.static_activations else ()
     if scheme.online:
         steps = (("+", weight), ("+", copies * FLOAT32_BYTES), ("-", 0))
-        # 0.16+ leaves the weights on the meta device until the checkpoint has them all for a layer.
-        return Storage((weight * context.dtype_bytes,), steps, context.at_least("0.16.0"))
+        # 0.16+ leaves the weights on the meta device until the checkpoint has them all for a layer. 0.13 to 0.15 round
+        # each layer as it comes, but the loader's own list of parameters keeps the 16-bit ones of every layer.
+        streams = context.at_least("0.16.0")
+        held_on_to = context.at_least("0.13.0") and not streams
+        return Storage((weight * context.dtype_bytes,), steps, streams, held_on_to)
     loaded = (weight, copies * shards * FLOAT32_BYTES, *activation)
     if context.fp8_kernels or scheme.number == "int":
         return Storage(loaded)
@@ -311,11 +316,12 @@ def _mxfp4_sizes(module: Module, up: bool, context: StorageContext) -> tuple[int
 
 
 def _bitsandbytes(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
-    """4 bits and a scale for 64 of them. Until 0.9.1 the scales stayed quantized as the checkpoint has them."""
+    """4 bits and a scale for 64 of them. Until 0.9.1 the scales stayed quantized, as the checkpoint has them or as
+    loading makes them (compress_statistics=True)."""
     if scheme.weight_bits == 8:
         return Storage((module.elements, module.copies * module.outputs * FLOAT32_BYTES))
     blocks = module.elements // 64
-    nested = not scheme.online and not context.at_least("0.9.2")
+    nested = not context.at_least("0.9.2")
     scales = blocks + cdiv(blocks, 256) * FLOAT32_BYTES if nested else blocks * FLOAT32_BYTES
     return Storage((module.elements // 2, scales))
 
