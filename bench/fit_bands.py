@@ -246,7 +246,7 @@ def fit_figure(seen: Sequence[Seen], skewed: bool = False) -> dict[str, BandRow]
     pooled: dict[tuple[str, ...], list[tuple[float, float]]] = {}
     most: dict[tuple[str, ...], float] = {}
     rows = {}
-    for node in sorted(nodes, key=len):
+    for node in sorted(nodes, key=lambda node: (len(node), node)):
         mine = [each for each in seen if each.path[: len(node)] == node]
         count = Counter(each.source for each in mine)
         # Many starts of one source are not as many opinions, and not only one.

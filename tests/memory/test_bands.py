@@ -34,6 +34,7 @@ def class_of(plan: Plan) -> str:
         ({"tensor_parallel_size": 2, "gpus": 2}, "read/text/several/hopper"),
         ({"model": "gemma-3-4b"}, "measured/multimodal/0.32.0"),
         ({"vllm": "0.6.6"}, "read/V0/text/one"),
+        ({"card": "23.55GiB"}, "read/text/one"),
     ],
 )
 def test_a_class_is_measured_only_for_one_card_of_the_measured_family_and_release(

@@ -64,6 +64,8 @@ class BandClass:
         count = "several" if self.several_gpus else "one"
         if self.engine == "V0":
             return ("read", "V0", takes, count)
+        if self.card == "unknown":
+            return ("read", takes, count)  # a card known by its size alone is one of the families, not a new one
         return ("read", takes, count, self.card)
 
     @property

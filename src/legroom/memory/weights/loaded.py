@@ -103,7 +103,7 @@ def _figure(model: Model, settings: EngineSettings, gpu: Gpu, total: int, terms:
         terms.append(Term("checkpoint", stored_bytes - total, "what the files hold beyond what the config explains"))
         band = int(stored_bytes * _ASSUMED_BAND)
         return Figure(stored_bytes, "estimated", stored_bytes - band, stored_bytes + band, tuple(terms))
-    if is_estimated(model, settings) or not model.known:
+    if is_estimated(model, settings) or not model.known or model.assumed:
         band = int(total * _ASSUMED_BAND)
         return Figure(total, "estimated", total - band, total + band, tuple(terms))
     encoders = all(modality.exact for modality in model.modalities)
