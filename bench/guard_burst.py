@@ -71,7 +71,7 @@ def main() -> None:
         policy.write_text("")
         with RealServer(args.python, args.port, *flags, env={"LEGROOM_GUARD_POLICY": str(policy)}) as server:
             for name, overcommit in (("without", None), ("with", 1.0), ("overcommitted", args.overcommit)):
-                policy.write_text(f"[pool]\novercommit = {overcommit or 1.0}\n")
+                policy.write_text(f'[pool]\nadmit = "strict"\novercommit = {overcommit or 1.0}\n')
                 time.sleep(1.5)  # the file is looked at once a second
                 before = server.metrics()
                 found[name] = asyncio.run(burst(server.port, count, guard=overcommit is not None))

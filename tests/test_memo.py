@@ -31,3 +31,10 @@ def test_a_full_memo_still_answers_right(questions, most):
     memo, owner = Memo[int](most), object()
     for asked in questions:
         assert memo.get((owner,), (asked,), lambda asked=asked: asked * asked) == asked * asked
+
+
+def test_a_memo_that_forgot_everything_computes_again():
+    memo, owner = Memo[int](), object()
+    memo.get((owner,), (), lambda: 1)
+    Memo.forget_everything()
+    assert memo.get((owner,), (), lambda: 2) == 2

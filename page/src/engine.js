@@ -14,6 +14,7 @@ const fail = (error) => {
 
 class HttpEngine {
   edition = "served";
+  mostLogBytes = 4 * 2 ** 30;
 
   async call(name, request, signal) {
     return this.#ask(`./api/${name}`, {
@@ -116,6 +117,8 @@ const SLOW = new Set(["size", "simulate", "diagnose"]);
 
 class WorkerEngine {
   edition = "static";
+  // The browser's Python holds a log several times over, and has 4 GB in all.
+  mostLogBytes = 128 * 2 ** 20;
   #onProgress = () => {};
   #quick = new Lane((data) =>
     this.#onProgress({ ready: Boolean(data.ready), share: data.progress ?? null, error: data.failed ?? null }),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
+from weakref import WeakSet
 
 _Result = TypeVar("_Result")
 
@@ -15,7 +16,10 @@ class Memo(Generic[_Result]):
     result, so that no other object can get their `id` while it is remembered.
     """
 
+    _all: ClassVar[WeakSet[Memo[Any]]] = WeakSet()
+
     def __init__(self, most: int = 4096) -> None:
+        self._all.add(self)
         self._most = most
         self._known: dict[tuple[object, ...], tuple[tuple[object, ...], _Result]] = {}
 
@@ -28,3 +32,9 @@ class Memo(Generic[_Result]):
                 self._known.clear()
             found = self._known[whole] = (owners, compute())
         return found[1]
+
+    @classmethod
+    def forget_everything(cls) -> None:
+        """Empty every memo: for a process that stays, whose callers ask for ever other things."""
+        for memo in cls._all:
+            memo._known.clear()

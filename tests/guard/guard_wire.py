@@ -11,7 +11,8 @@ from legroom.guard.proxy.server import Proxy, ProxyOptions
 from legroom.guard.proxy.wire import upstream_of
 
 PLAN = EngineLimits(11, 16, 8, 128, 4, source="a test")
-WHOLE_POOL = b'{"prompt": [1, 2, 3], "max_tokens": 120}'
+WHOLE_POOL = json.dumps({"prompt": [1] * 120, "max_tokens": 8}).encode()
+"""Of the pool's ten blocks, eight from its first step on."""
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
 
 

@@ -74,3 +74,27 @@ def test_a_pool_that_the_policy_names_is_a_pool_however_small(tokens):
     admission = door_of(CACHELESS, pool=PoolPolicy(tokens=tokens))
     requests = [asked(admission, Kind.POOLING, input="a") for _ in range(2)]
     assert [admission.is_waiting(request) for request in requests] == [False, True]
+
+
+@pytest.mark.parametrize("admit", ["goodput", "strict"])
+@pytest.mark.parametrize("many", [{"prompt": [1], "n": 40}, {"prompt": [[1, 2]] * 50}])
+def test_more_sequences_than_run_at_once_are_admitted_as_vllm_queues_them(many, admit):
+    admission = door_of(PLAIN, pool=PoolPolicy(admit=admit))
+    request = asked(admission, **many, max_tokens=3)
+    assert not admission.is_waiting(request)
+
+
+def test_a_single_sequence_that_cannot_fit_is_refused_with_the_numbers():
+    limits = EngineLimits(num_blocks=11, block_size=16, max_model_len=1024, source="a test")
+    refusal = asked(door_of(limits), prompt=[1] * 100, max_tokens=200)
+    assert (refusal.status, refusal.reason) == (400, "never_fits")
+    assert "304" in refusal.message
+
+
+def test_requests_that_grow_into_each_other_share_the_pool_unless_the_policy_is_strict():
+    growing = {"prompt": [1] * 16, "max_tokens": 100}
+    waiting = {}
+    for admit in ("goodput", "strict"):
+        admission = door_of(PLAIN, pool=PoolPolicy(admit=admit))
+        waiting[admit] = [admission.is_waiting(asked(admission, **growing)) for _ in range(2)]
+    assert waiting == {"goodput": [False, False], "strict": [False, True]}

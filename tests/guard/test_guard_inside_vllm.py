@@ -124,7 +124,7 @@ def test_only_paths_that_the_release_asks_a_key_for_pass_without_one(version, co
 
 async def test_a_path_that_vllm_serves_without_a_key_is_guarded_without_one():
     guard, app = Guard(Server()), vllm_state(api_key=["right"])
-    huge = {"token_ids": [1] * 50, "sampling_params": {"max_tokens": 100, "n": 500}}
+    huge = {"token_ids": [1] * 50, "sampling_params": {"max_tokens": 100, "prompt_logprobs": -1}}
     assert (await Call(guard, "/inference/v1/generate", body=huge, app=app)).status == 400
 
 

@@ -5,7 +5,7 @@ import json
 import os
 
 import pytest
-from guard_asgi import Call, Server, settle, until
+from guard_asgi import Call, Server, settle, until, vllm_state
 
 from legroom.guard import Guard
 
@@ -159,7 +159,7 @@ async def test_a_response_in_the_background_keeps_its_place_unless_it_was_refuse
 
 
 async def test_a_request_that_can_never_fit_gets_400_with_the_numbers():
-    call = await Call(Guard(Server()), body={"prompt": [1] * 64, "max_tokens": 64, "n": 3})
+    call = await Call(Guard(Server()), body={"prompt": [1] * 64, "max_tokens": 320}, app=vllm_state(max_model_len=1024))
     assert (call.status, call.error["code"]) == (400, "never_fits")
     assert "384" in call.error["message"]
     assert "160" in call.error["message"]

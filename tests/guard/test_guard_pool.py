@@ -116,6 +116,19 @@ def test_a_burst_is_told_to_come_back_spread_out():
     assert told[-1] > 2 * told[0]
 
 
+def test_those_whose_time_in_the_queue_is_up_together_are_told_to_come_back_spread_out():
+    pool = pool_of(100, queue=50)
+    for second in range(60):
+        pool.release(pool.acquire(Need(10), second), second)
+    pool.acquire(Need(100), 60.0)
+    told = []
+    for ticket in [pool.acquire(Need(20), 60.0) for _ in range(20)]:
+        pool.release(ticket, 60.0)
+        told.append(pool.retry_after_s(ticket.need, 60.0, gave_up=True))
+    assert told == sorted(told)
+    assert len(set(told)) >= 15
+
+
 def test_retry_after_is_a_guess_before_anything_was_released():
     pool = pool_of()
     pool.acquire(Need(10), 0.0)

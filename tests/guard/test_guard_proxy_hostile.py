@@ -1,6 +1,7 @@
 """Clients and servers that do to the proxy what none should: odd targets, half requests, answers left unread."""
 
 import asyncio
+import json
 import socket
 import time
 from contextlib import asynccontextmanager
@@ -13,7 +14,7 @@ from guard_wire import OK, WHOLE_POOL, Client, Upstream, answer_of, ask, connect
 from legroom.guard.proxy.client import MOST_PIPELINED, STALLED_S
 from legroom.guard.proxy.wire import unsent_bytes, upstream_of
 
-TOO_LARGE = b'{"prompt": [1], "max_tokens": 100, "n": 500}'
+TOO_LARGE = b'{"prompt": [1], "max_tokens": 100, "logprobs": 500}'
 BODY = b'{"prompt": [1], "max_tokens": 4}'
 GET = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
 
@@ -147,7 +148,8 @@ async def test_a_request_behind_the_last_answer_of_a_connection_takes_no_place()
         await other.send(refused + request(WHOLE_POOL))
         assert (await other.answer())[0] == 400
         assert await other.reader.read() == b""
-        assert (proxy.admission.pool.waiting, proxy.buffered.total_bytes) == (0, 0)
+        assert proxy.admission.pool.waiting == 0
+        assert proxy.buffered.total_bytes == len(WHOLE_POOL), "that of the request inside alone"
         other.close()
 
 
@@ -396,3 +398,51 @@ async def test_half_a_request_is_answered_when_the_proxy_stops():
         status, headers, body = await client.answer()
         assert (status, error(body)["code"], headers["connection"]) == (503, "draining", "close")
         assert int(headers["retry-after"]) >= 1
+
+
+async def test_a_body_counts_until_the_server_has_taken_it():
+    upstream = Upstream()
+    async with proxied(upstream) as (proxy, port):
+        upstream.open.clear()
+        body = json.dumps({"prompt": "x" * 100, "max_tokens": 1, "user": "y" * 300_000}).encode()
+        call = asyncio.ensure_future(ask(port, body))
+        await until(lambda: upstream.inside == 1)
+        assert proxy.buffered.total_bytes == len(body)
+        upstream.open.set()
+        assert (await call)[0] == 200
+        assert proxy.buffered.total_bytes == 0
+        assert upstream.requests[0][1] == body
+
+
+async def test_bodies_that_a_stuck_server_does_not_read_are_bounded_and_more_get_503():
+    class Stuck(Upstream):
+        async def __call__(self, reader, writer):
+            await self.open.wait()
+
+    stuck = Stuck()
+    stuck.open.clear()
+    async with proxied(stuck, most_buffered_bytes=2_000_000) as (proxy, port):
+        body = json.dumps({"prompt": [1], "max_tokens": 1, "user": "y" * 900_000}).encode()
+        calls = [asyncio.ensure_future(ask(port, body)) for _ in range(2)]
+        await until(lambda: proxy.buffered.total_bytes == 2 * len(body))
+        assert (await ask(port, body))[0] == 503
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+
+@pytest.mark.parametrize(("when_down", "status"), [("page", 200), ("503", 503)])
+async def test_the_metrics_page_says_that_the_server_does_not_answer(tmp_path, when_down, status):
+    (tmp_path / "policy.toml").write_text(f'[proxy]\nmetrics_when_down = "{when_down}"')
+
+    class Refuses(Upstream):
+        async def __call__(self, reader, writer):
+            writer.close()
+
+    async with proxied(Refuses(), tmp_path / "policy.toml") as (_, port):
+        client = await Client.connect(port)
+        await client.send(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n")
+        answer = await client.answer()
+        assert answer[0] == status
+        assert b"legroom_guard_upstream_up 0" in answer[2]
+        client.close()

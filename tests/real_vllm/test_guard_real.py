@@ -130,7 +130,8 @@ def test_the_metrics_page_says_what_vllms_own_configuration_says(server):
     assert limits.max_model_len == 1024
 
 
-def test_a_burst_of_many_times_the_pool_never_preempts_and_nothing_admitted_fails(server):
+def test_a_burst_of_many_times_the_pool_never_preempts_under_the_strict_policy_and_nothing_admitted_fails(server):
+    server.set_policy('[pool]\nadmit = "strict"')
     answers = asyncio.run(burst(server.url, 64, prompt=150, output=200))  # 3 blocks each: 12 times the pool
     assert server.metric("vllm:num_preemptions_total") == 0
     served = [answer for answer in answers if answer[0] == 200]
@@ -142,7 +143,7 @@ def test_a_burst_of_many_times_the_pool_never_preempts_and_nothing_admitted_fail
 
 
 def test_a_short_queue_turns_a_burst_away_with_retry_after(server):
-    server.set_policy("[queue]\nrequests = 2")
+    server.set_policy('[queue]\nrequests = 2\n[pool]\nadmit = "strict"')
     answers = asyncio.run(burst(server.url, 40, prompt=150, output=100))
     refused = [answer for answer in answers if answer[0] == 429]
     assert refused
@@ -171,9 +172,22 @@ def test_prompts_are_counted_by_vllms_tokenizer_where_the_bound_decides(server):
 
 
 def test_what_can_never_fit_and_what_is_no_json_gets_400(server):
-    status, _, answer = server.post({"model": "tiny", "prompt": [5] * 500, "max_tokens": 500, "n": 4})
+    server.set_policy("[pool]\ntokens = 256")
+    status, _, answer = server.post({"model": "tiny", "prompt": [5] * 500, "max_tokens": 500})
     assert (status, answer["error"]["code"]) == (400, "never_fits")
     assert server.post(b"{bad")[2]["error"]["code"] == "malformed_json"
+
+
+def test_more_sequences_than_the_pool_holds_are_served_as_vllm_serves_them(server):
+    many = {"model": "tiny", "prompt": [5] * 10, "max_tokens": 3, "n": 40, "temperature": 1}
+    assert server.post(many)[0] == 200
+    assert server.post({"model": "tiny", "prompt": [[5, 6]] * 50, "max_tokens": 3})[0] == 200
+
+
+def test_a_burst_under_the_default_policy_is_served_whole(server):
+    answers = asyncio.run(burst(server.url, 24, prompt=60, output=300))
+    assert [(status, tokens) for status, _, tokens in answers] == [(200, 300)] * 24
+    assert server.metric("legroom_guard_reserved_tokens") == 0
 
 
 def test_a_client_that_leaves_gives_its_place_back(server):

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from legroom.cli.main import main
-from legroom.simulation.choose import Candidate, Goal, choose
+from legroom.simulation.choose import Candidate, choose
+from legroom.simulation.outcome import Goal
 from legroom.simulation.settings import SchedulerSettings
 from legroom.simulation.trace import Trace
 

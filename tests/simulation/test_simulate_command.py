@@ -68,7 +68,7 @@ def test_the_drawing_is_an_svg(trace: str, tmp_path: Path, capsys: pytest.Captur
 
 
 def test_choose_ends_with_a_command(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--blocks", "40", "--max-num-batched-tokens", "512", "--block-size", "16", "--workers", "1", "--json"]
+    flags = ["--blocks", "80", "--max-num-batched-tokens", "512", "--block-size", "16", "--workers", "1", "--json"]
     assert main(["simulate", trace, "--choose", *flags]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["chosen"]["preemptions"] == 0

@@ -10,6 +10,7 @@ import pytest
 
 from legroom.cli.main import main
 from legroom.web.endpoints import ENDPOINTS, BadRequest, answer, call
+from legroom.web.endpoints.plans import made_plan
 from legroom.web.schemas import REQUESTS, schemas
 
 ROOT = Path(__file__).parents[2]
@@ -83,6 +84,15 @@ def test_a_pasted_config_is_planned_under_its_own_name():
 def test_a_pasted_config_takes_the_place_of_a_bundled_model_of_that_name():
     smaller = answer("plan", {"model": "llama-3.1-8b", "config": {**LLAMA, "num_hidden_layers": 2}, "gpu": "h100"})
     assert smaller["layout"]["weights_bytes"] < answer("plan", PLAN)["layout"]["weights_bytes"] / 2
+
+
+def test_requests_about_one_model_and_one_card_share_both_so_that_a_slider_finds_the_figures_kept():
+    first, second = (
+        made_plan({"model": "llama-3.1-8b", "gpu": "24GiB", "flags": {"gpu_memory_utilization": share}}, advice=False)
+        for share in (0.8, 0.9)
+    )
+    assert first.target.model is second.target.model
+    assert first.target.gpu is second.target.gpu
 
 
 def test_two_configs_of_one_name_are_two_models():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import importlib.util
 import json
 import os
 import signal
@@ -12,7 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from metrics_server import Metrics, serving
 
+from legroom.cli.main import main
 from legroom.web.security import Access, denial, is_loopback
 
 pytest.importorskip("uvicorn")
@@ -220,3 +223,49 @@ def test_a_link_from_another_site_may_open_the_page_but_not_ask_the_api():
     refused = denial(Access(), "GET", "/api/models", "", headers)
     assert refused is not None
     assert refused.status == 403
+
+
+def first_events(server: Served, count: int) -> list[str]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection.request("GET", "/api/live")
+    answer = connection.getresponse()
+    return [_event(answer) for _ in range(count)]
+
+
+def _event(answer: http.client.HTTPResponse) -> str:
+    lines = iter(answer.readline, b"\n")
+    return b"".join(lines).decode()
+
+
+def test_the_live_feed_shows_the_plan_beside_the_server(tmp_path):
+    pytest.importorskip("aiohttp")
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps({"model": "tiny", "vllm": "0.32.0", "kv": {"num_blocks": 2000, "block_size": 16}}))
+    with serving(Metrics()) as vllm:
+        server = Served("--watch", vllm, "--interval", "0.5", "--plan", str(plan))
+        try:
+            events = first_events(server, 6)
+        finally:
+            server.end()
+    text = next(text for text in events if text.startswith("event: plan\n"))
+    blocks = json.loads(text.partition("data: ")[2])["figures"][0]
+    assert (blocks["name"], blocks["planned"], blocks["actual"], blocks["is_as_planned"]) == (
+        "num_blocks",
+        2000,
+        1001,
+        False,
+    )
+
+
+def test_a_plan_without_a_watched_server_is_a_sentence(tmp_path):
+    words = [sys.executable, "-m", "legroom", "ui", "--port", "0", "--plan", "plan.json"]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 2
+    assert "--watch" in ended.stderr
+
+
+def test_watching_without_what_it_takes_names_both_extras(monkeypatch, capsys):
+    known = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "aiohttp" else known(name))
+    assert main(["ui", "--port", "0", "--watch", "http://127.0.0.1:9"]) == 3
+    assert "legroom[ui,watch]" in capsys.readouterr().err

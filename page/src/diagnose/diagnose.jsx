@@ -45,7 +45,7 @@ export function DiagnoseArea() {
     const put = (change) => mine === round.current && setState((now) => ({ ...now, ...change }));
     setState({ log: null, answer: null, pictures: null, error: null, busy: true });
     try {
-      const log = await openLog(file, name);
+      const log = await openLog(file, name, engine.mostLogBytes);
       put({ log });
       const answer = await engine.diagnose(log.blob, known);
       put({ answer, busy: false });
@@ -87,7 +87,7 @@ export function DiagnoseArea() {
     <div class="diagnose-area">
       <section class="panel log-input" aria-label={t("diagnose.title")}>
         <h1>{t("diagnose.title")}</h1>
-        <p class="private">{t(engine.edition === "static" ? "diagnose.private_static" : "diagnose.private")}</p>
+        <p class="private">{t(privacy, { host: location.host })}</p>
         <LogInput
           text={text}
           setText={setText}
@@ -132,6 +132,10 @@ export function DiagnoseArea() {
     </div>
   );
 }
+
+const LOOPBACK = /^(localhost|127\.[\d.]+|\[::1\])$/;
+const SERVED = LOOPBACK.test(location.hostname) ? "diagnose.private" : "diagnose.private_elsewhere";
+const privacy = engine.edition === "static" ? "diagnose.private_static" : SERVED;
 
 // The card of the command that failed and of the first fix, where the log (or the user) tells enough to draw them.
 async function beforeAndAfter(answer, hints) {

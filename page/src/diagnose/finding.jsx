@@ -34,7 +34,10 @@ export function Finding({ finding, first, pictures, onJump }) {
   const body = (
     <>
       {own && <p class="why">{own.root_cause?.text}</p>}
-      <p class={own ? "soft" : "why"}>{finding.why}</p>
+      <p class={own ? "soft" : "why"} lang="en">
+        {finding.why}
+      </p>
+      {own && first && <p class="soft in-english">{t("finding.in_english")}</p>}
       <p class="evidence-links">
         {t("finding.lines")}{" "}
         {lines.map(({ line }) => (

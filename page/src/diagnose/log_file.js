@@ -12,12 +12,15 @@ export class NotALog extends Error {}
 async function plain(file) {
   const head = new Uint8Array(await file.slice(0, 65536).arrayBuffer());
   if (head[0] === 0x1f && head[1] === 0x8b) return unzipped(file);
-  if (head[0] === 0xff && head[1] === 0xfe)
-    return new Blob([new TextDecoder("utf-16le").decode(await file.arrayBuffer())]);
-  if (head[0] === 0xfe && head[1] === 0xff)
-    return new Blob([new TextDecoder("utf-16be").decode(await file.arrayBuffer())]);
+  if (head[0] === 0xff && head[1] === 0xfe) return decoded(file, "utf-16le");
+  if (head[0] === 0xfe && head[1] === 0xff) return decoded(file, "utf-16be");
   if (head.includes(0)) throw new NotALog("binary");
   return file;
+}
+
+async function decoded(file, encoding) {
+  if (file.size > MOST_SHOWN_BYTES) throw new NotALog("big");
+  return new Blob([new TextDecoder(encoding).decode(await file.arrayBuffer())]);
 }
 
 async function unzipped(file) {
@@ -39,9 +42,12 @@ async function unzipped(file) {
 
 const breathe = () => new Promise((resolve) => setTimeout(resolve));
 
-export async function openLog(file, name = file.name ?? "") {
+// `most` is what the engine of this page can take.
+export async function openLog(file, name = file.name ?? "", most = Infinity) {
+  if (file.size > most) throw new NotALog("too_big");
   const blob = await plain(file);
   if (blob.size === 0) throw new NotALog("empty");
+  if (blob.size > most) throw new NotALog("too_big");
   if (blob.size > MOST_SHOWN_BYTES) return { name, blob, size: blob.size, lines: null };
   const bytes = new Uint8Array(await blob.arrayBuffer());
   return { name, blob, size: bytes.length, lines: await lineIndex(bytes) };

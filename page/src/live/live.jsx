@@ -3,6 +3,7 @@ import { engine } from "../engine.js";
 import { Command } from "../parts/controls.jsx";
 import { useText } from "../text/language.jsx";
 import { count, gib, percent, seconds } from "../units.js";
+import { PlanComparison } from "./plan_comparison.jsx";
 import { HISTORY, Servers } from "./servers.js";
 
 // However often looks arrive, the page is drawn at most this often.
@@ -38,6 +39,10 @@ function useLive() {
     source.addEventListener(
       "incidents",
       listen((changes) => servers.current.takeIncidents(changes)),
+    );
+    source.addEventListener(
+      "plan",
+      listen((comparison) => servers.current.takeComparison(comparison)),
     );
     source.onerror = () => setLink(source.readyState === EventSource.CLOSED ? "closed" : "lost");
     return () => {
@@ -104,6 +109,7 @@ function Fleet() {
               key={view.server}
               view={view}
               past={servers.history.get(view.server)}
+              comparison={servers.comparisons.get(view.server)}
               open={open === view.server}
               onOpen={() => setOpen(open === view.server ? null : view.server)}
             />
@@ -134,7 +140,7 @@ function Counts({ counts }) {
   );
 }
 
-function Server({ view, past, open, onOpen }) {
+function Server({ view, past, comparison, open, onOpen }) {
   const t = useText();
   return (
     <li class={`server ${view.state}`}>
@@ -145,7 +151,7 @@ function Server({ view, past, open, onOpen }) {
         <Sparkline past={past} />
         <span class="figure kv">{view.kv_use == null ? "–" : percent(view.kv_use)}</span>
       </button>
-      {open && <ServerDetails view={view} past={past} />}
+      {open && <ServerDetails view={view} past={past} comparison={comparison} />}
     </li>
   );
 }
@@ -163,12 +169,16 @@ function Sparkline({ past, width = 120, height = 24 }) {
   return (
     <svg class="sparkline" viewBox={`0 0 ${width} ${height}`} preserveAspectRatio="none" aria-hidden="true">
       <line x1="0" x2={width} y1="1" y2="1" />
+      <line x1="0" x2={width} y1={height - 1} y2={height - 1} />
       {points.length > 1 && <polyline points={points.join(" ")} />}
     </svg>
   );
 }
 
-function ServerDetails({ view, past }) {
+// How long the curve is.
+const lookedFor = (past) => seconds(past.at(-1).time_s - past[0].time_s);
+
+function ServerDetails({ view, past, comparison }) {
   const t = useText();
   const rate = (value) => (value == null ? "–" : `${count(value)} tok/s`);
   const facts = [
@@ -186,7 +196,12 @@ function ServerDetails({ view, past }) {
   ];
   return (
     <div class="server-details">
-      <Sparkline past={past} width={600} height={80} />
+      <figure class="curve">
+        <figcaption>
+          {t("live.kv_curve")} <span class="soft">{past.length > 1 && t("live.lately", { span: lookedFor(past) })}</span>
+        </figcaption>
+        <Sparkline past={past} width={600} height={80} />
+      </figure>
       {view.forecast?.text && <p>{view.forecast.text}</p>}
       <dl class="facts">
         {facts.map(([key, figure]) => (
@@ -198,6 +213,7 @@ function ServerDetails({ view, past }) {
           </div>
         ))}
       </dl>
+      {comparison && <PlanComparison comparison={comparison} />}
       {(view.findings ?? []).map((finding) => (
         <FindingNote key={finding.kind} finding={finding} />
       ))}
@@ -229,6 +245,7 @@ function Incidents({ incidents }) {
   return (
     <section class="incidents" aria-label={t("live.incidents")}>
       <h2>{t("live.incidents")}</h2>
+      {t.language !== "en" && <p class="soft">{t("live.in_english")}</p>}
       {!incidents.length && <p class="soft">{t("live.no_incidents")}</p>}
       <ol aria-live="polite">
         {incidents.slice(0, 60).map((incident) => (

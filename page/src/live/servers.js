@@ -8,6 +8,7 @@ export class Servers {
   views = new Map();
   history = new Map();
   incidents = [];
+  comparisons = new Map();
 
   take(view) {
     this.views.set(view.server, view);
@@ -20,6 +21,11 @@ export class Servers {
   // How it has been before this page was opened.
   takeHistory(curves) {
     for (const [server, points] of Object.entries(curves)) this.history.set(server, points.slice(-HISTORY));
+  }
+
+  // A server beside its plan.
+  takeComparison(comparison) {
+    this.comparisons.set(comparison.server, comparison);
   }
 
   // Those that began or ended lately, the newest first: an end replaces its beginning.

@@ -7,6 +7,7 @@ export function Differences({ first, second }) {
   const t = useText();
   const parts = PARTS.filter(({ key }) => first.layout[key] || second.layout[key]);
   const tokens = second.kv.tokens - first.kv.tokens;
+  const requests = Number((second.kv.max_concurrency - first.kv.max_concurrency).toFixed(2));
   return (
     <section class="differences" aria-label={t("compare.changes")}>
       <h3>{t("compare.changes")}</h3>
@@ -43,7 +44,9 @@ export function Differences({ first, second }) {
               <td>{t("kv.concurrency")}</td>
               <td class="figure">{first.kv.max_concurrency.toFixed(2)}</td>
               <td class="figure">{second.kv.max_concurrency.toFixed(2)}</td>
-              <td class="figure">{(second.kv.max_concurrency - first.kv.max_concurrency).toFixed(2)}</td>
+              <td class="figure">
+                {requests === 0 ? "=" : `${requests > 0 ? "+" : "−"}${Math.abs(requests).toFixed(2)}`}
+              </td>
             </tr>
           </tbody>
         </table>

@@ -219,6 +219,7 @@ function Fixes({ plan, busy, onApply }) {
   return (
     <section class="fixes" aria-label={t("fixes.title")}>
       <h3>{t("fixes.title")}</h3>
+      {t.language !== "en" && <p class="soft">{t("fixes.in_english")}</p>}
       <ol>
         {plan.advice.map((fix) => (
           <li key={flagsWords(fix.flags)} class="fix">

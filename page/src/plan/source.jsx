@@ -259,7 +259,7 @@ function Machine({ setup, onChange, lists }) {
           value={setup.vllm ?? ""}
           onChange={(event) => onChange({ ...setup, vllm: event.target.value || null })}
         >
-          <option value="">{t("newest", { version: versionOf(lists.releases[0]) })}</option>
+          <option value="">{lists.releases.length ? t("newest", { version: versionOf(lists.releases[0]) }) : "…"}</option>
           {lists.releases.map(versionOf).map((version) => (
             <option key={version} value={version}>
               {version}

@@ -3,9 +3,11 @@ import uPlot from "uplot";
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const HEIGHT = 190;
+// Blocks, requests and preemptions come whole.
+const WHOLE_STEPS = Array.from({ length: 10 }, (_, power) => [1, 2, 5].map((step) => step * 10 ** power)).flat();
 
 // Series of one or two runs over a shared axis; canvases of one page move their cursors together.
-export function Chart({ title, xLabel, data, series, top, cursor }) {
+export function Chart({ title, note, xLabel, data, series, top, cursor }) {
   const box = useRef(null);
   const plot = useRef(null);
   useEffect(() => {
@@ -33,7 +35,9 @@ export function Chart({ title, xLabel, data, series, top, cursor }) {
   }, [cursor, data]);
   return (
     <figure class="chart">
-      <figcaption>{title}</figcaption>
+      <figcaption>
+        {title} {note && <span class="chart-key">{note}</span>}
+      </figcaption>
       <div ref={box} role="img" aria-label={`${title}: ${summary(data, series)}`} />
     </figure>
   );
@@ -60,7 +64,7 @@ function options(width, { xLabel, series, top }) {
     scales: { x: { time: false }, y: { range: (_, low, high) => [0, Math.max(high, top ?? 0, 1) * 1.05] } },
     axes: [
       { ...axis, label: xLabel, labelSize: 18, size: 34 },
-      { ...axis, size: 58 },
+      { ...axis, size: 58, incrs: WHOLE_STEPS },
     ],
     series: [
       {},

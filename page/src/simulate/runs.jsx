@@ -32,6 +32,7 @@ export function Runs({ runs }) {
   return (
     <>
       <Totals runs={runs} />
+      {runs.length > 1 && <p class="soft">{t("simulate.dashed")}</p>}
       <Scrub length={tables.pool[0].length} at={at} setAt={setAt} tables={tables} xLabel={xLabel} />
       <Chart
         title={t("simulate.blocks_in_use")}
@@ -46,6 +47,12 @@ export function Runs({ runs }) {
         xLabel={xLabel}
         data={tables.queue}
         cursor={at}
+        note={
+          <>
+            <span class="key part-weights" /> {t("simulate.running")} <span class="key part-activation" />{" "}
+            {t("simulate.waiting")}
+          </>
+        }
         series={series([
           { label: t("simulate.running"), ink: "--part-weights" },
           { label: t("simulate.waiting"), ink: "--part-activation" },
@@ -58,11 +65,6 @@ export function Runs({ runs }) {
         cursor={at}
         series={series([{ label: t("simulate.preemptions"), ink: "--part-outside", bars: runs.length === 1 }])}
       />
-      <p class="soft chart-key">
-        <span class="key part-weights" /> {t("simulate.running")} <span class="key part-activation" />{" "}
-        {t("simulate.waiting")}
-        {runs.length > 1 && ` · ${t("simulate.dashed")}`}
-      </p>
     </>
   );
 }
@@ -72,8 +74,11 @@ function Scrub({ length, at, setAt, tables, xLabel }) {
   const id = useId();
   const shown = at ?? length - 1;
   const runs = tables.pool.length - 1;
-  // Two runs have points at different moments: what holds is the newest before this one.
-  const newest = (column) => column[column.findLastIndex((value, index) => index <= shown && value != null)];
+  // Two runs have points at different moments: what holds is the newest before this one, until the run has ended.
+  const newest = (column) =>
+    column.findLastIndex((value) => value != null) < shown
+      ? null
+      : column[column.findLastIndex((value, index) => index <= shown && value != null)];
   const values = (table, place, width) =>
     Array.from({ length: runs }, (_, run) => newest(table[1 + run * width + place]) ?? "–").join(" / ");
   const x = tables.pool[0][shown];

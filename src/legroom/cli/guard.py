@@ -18,7 +18,9 @@ __all__ = ["add_parser", "run"]
 _DESCRIPTION = """\
 Stand in front of an OpenAI-compatible server and admit what its KV cache can hold: each request is bounded (prompt,
 max_tokens, n, logprobs, images) and weighed (prompt and answer in blocks, times n); what does not fit now waits, or
-gets 429 with Retry-After, before vLLM has to preempt. Inside vLLM the same guard is a middleware, without a hop
+gets 429 with Retry-After. By default it fills the cache and lets vLLM preempt now and then; `admit = "strict"` in the
+policy has vLLM never preempt, and with long answers finish up to a quarter fewer tokens a second. Clients take turns.
+Inside vLLM the same guard is a middleware, without a hop
 (LEGROOM_GUARD_POLICY and LEGROOM_GUARD_PLAN name its files, LEGROOM_GUARD_TOKEN lets somebody drain it):
 
   vllm serve MODEL --middleware legroom.guard.Guard"""

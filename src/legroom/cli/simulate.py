@@ -16,7 +16,9 @@ from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.simulation.timeline import ScheduledStep
 
 if TYPE_CHECKING:
-    from legroom.simulation.choose import Choice
+    from legroom.cli.simulate_pool import PoolChoice
+    from legroom.simulation.capacity import HoldingFleet
+    from legroom.simulation.choose import Candidate, Choice
     from legroom.simulation.fast.columns import StepCost
     from legroom.simulation.settings import SchedulerSettings
     from legroom.simulation.timeline import Timeline
@@ -89,7 +91,7 @@ examples:
   legroom simulate --synthetic 'poisson rate=8 prompt=lognormal(1200,0.8) output=lognormal(300,0.6)' \\
       --model qwen3-8b --gpu l4 --max-model-len 8192 --choose
 
-exit codes: 0 simulated, 1 nothing meets the goal of --choose, 2 the call or the trace is wrong
+exit codes: 0 simulated, 1 no setting of --choose holds the load, 2 the call or the trace is wrong
 """
 
 _POLICIES = ("fcfs", "priority")
@@ -148,9 +150,9 @@ def _add_scheduler_options(parser: argparse.ArgumentParser) -> None:
         flags.add_argument(name, metavar="N", help=argparse.SUPPRESS if name == "--max-model-len" else None)
     for name in ("--enable-prefix-caching", "--enable-chunked-prefill", "--async-scheduling"):
         flags.add_argument(name, action=argparse.BooleanOptionalAction, default=None)
-    flags.add_argument("--scheduler-reserve-full-isl", action=argparse.BooleanOptionalAction, default=True)
-    flags.add_argument("--scheduling-policy", choices=_POLICIES, default="fcfs", help="who goes first (default: fcfs)")
-    flags.add_argument("--long-prefill-token-threshold", type=int, default=0, metavar="N")
+    flags.add_argument("--scheduler-reserve-full-isl", action=argparse.BooleanOptionalAction, default=None)
+    flags.add_argument("--scheduling-policy", choices=_POLICIES, help="who goes first (default: fcfs)")
+    flags.add_argument("--long-prefill-token-threshold", type=int, metavar="N")
     flags.add_argument(
         "--watermark", type=float, metavar="SHARE", help="share of the pool that an admission leaves free"
     )
@@ -167,7 +169,10 @@ def _add_choose_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--slo-first-token", type=float, metavar="S", help="p99 of the first token, in seconds or steps")
     group.add_argument("--slo-latency", type=float, metavar="S", help="p99 of the whole answer")
     group.add_argument(
-        "--allow-preemptions", type=int, default=0, metavar="N", help="preemptions that are accepted (default: 0)"
+        "--allow-preemptions",
+        type=int,
+        metavar="N",
+        help="no setting with more (default: any number, for what they cost)",
     )
     group.add_argument("--workers", type=int, metavar="N", help="worker processes (default: one per core)")
     group.add_argument(
@@ -243,46 +248,45 @@ def _replay(args: argparse.Namespace, trace: Trace, settings: SchedulerSettings,
         bar.clear()
 
 
-def _choose(args: argparse.Namespace, trace: Trace, pool: Any) -> int:
-    from legroom.simulation.choose import Goal, choose
+def _choose(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
+    from dataclasses import replace
+
+    from legroom.simulation.choose import choose
+    from legroom.simulation.outcome import Goal
 
     bar = ProgressBar("searching")
-    goal = Goal(args.allow_preemptions, args.slo_first_token, args.slo_latency)
+    goal = Goal(args.slo_first_token, args.slo_latency, args.allow_preemptions)
+    candidates = pool.candidates()
     try:
-        choice = choose(trace, pool.candidates(), goal, workers=args.workers, runner=args.engine, progress=bar)
+        choice = choose(trace, candidates, goal, workers=args.workers, runner=args.engine, progress=bar)
+        fleets: list[HoldingFleet] = []
+        if not (choice.holds or choice.interrupted):
+            try:
+                fleets = _fleets(trace, pool, choice, candidates)
+            except KeyboardInterrupt:
+                choice = replace(choice, interrupted=True)
     finally:
         bar.clear()
+    command = pool.command(choice.best.flags)
+    commands = [pool.command(fleet.outcome.flags) for fleet in fleets]
     if args.json:
         document = choice.as_json()
-        document["command"] = pool.command(choice.best.flags) if choice.best else None
+        document["command"] = command
+        document["would_hold"] = [fleet.as_json(words) for fleet, words in zip(fleets, commands, strict=True)]
         print_json(document)
     else:
-        _show_choice(choice, pool)
-    return OK if choice.best else ANSWER_IS_NO
+        from legroom.drawing.terminal import style_of
+        from legroom.render.choice_text import choice_text
+
+        print(choice_text(choice, trace, command, list(zip(fleets, commands, strict=True)), style_of(sys.stdout)))
+    return OK if choice.holds else ANSWER_IS_NO
 
 
-def _show_choice(choice: Choice, pool: Any) -> None:
-    from legroom.drawing.terminal import style_of
-    from legroom.drawing.text import columns, count
-    from legroom.vllm.command_line import any_release_words
+def _fleets(trace: Trace, pool: PoolChoice, choice: Choice, candidates: Sequence[Candidate]) -> list[HoldingFleet]:
+    """What would hold the load: so many servers like this one, and one on a larger card."""
+    from legroom.simulation.capacity import card_that_holds, promising, replicas_that_hold
 
-    style, unit = style_of(sys.stdout), "s" if choice.in_seconds else "steps"
-    rows = [("", "tokens/" + ("s" if choice.in_seconds else "step"), f"first token p99 ({unit})",
-             f"latency p99 ({unit})", "preemptions", "peak", "hits", "flags")]  # fmt: skip
-    shown = choice.frontier[:12]
-    if choice.best and choice.best not in shown:
-        shown = [choice.best, *shown]
-    for outcome in shown:
-        flags = " ".join(any_release_words(outcome.flags))
-        rows.append((
-            style.pick("▶", ">") if outcome is choice.best else "", f"{outcome.throughput:,.1f}",
-            f"{outcome.first_token_p99:,.2f}", f"{outcome.latency_p99:,.2f}", count(outcome.preemptions),
-            f"{outcome.peak_share:.0%}", f"{outcome.hit_ratio:.0%}", flags,
-        ))  # fmt: skip
-    cut_short = " before the interruption" if choice.interrupted else ""
-    print(f"{len(choice.outcomes)} settings tried{cut_short}; those that no other beats:\n")
-    print("\n".join(columns(rows, "<>>>>>><")))
-    if choice.best:
-        print(f"\n{style.paint(' '.join(pool.command(choice.best.flags)), 'bold')}")
-    else:
-        print("\nNone of them meets the goal.")
+    few = promising(trace, choice, candidates)
+    cards = pool.larger_cards([candidate.flags for candidate in few[:2]])
+    fleets = (replicas_that_hold(trace, choice, pool.gpu, few), card_that_holds(trace, choice, cards))
+    return [fleet for fleet in fleets if fleet is not None]

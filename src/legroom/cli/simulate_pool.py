@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from legroom.units import cdiv
 from legroom.vllm.command_line import any_release_words
 
 if TYPE_CHECKING:
+    from legroom.cli.deployment import RequestedDeployment
     from legroom.simulation.fast.columns import StepCost
 
 _UTILIZATIONS = (0.9, 0.95)
@@ -25,6 +26,8 @@ _PLANNED = (
     "max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len", "enable_prefix_caching",
     "enable_chunked_prefill", "async_scheduling",
 )  # fmt: skip
+_ASKED = ("scheduling_policy", "long_prefill_token_threshold", "scheduler_reserve_full_isl", "watermark")
+"""Flags of vLLM's scheduler that no plan depends on."""
 
 
 @dataclass
@@ -36,25 +39,54 @@ class PoolChoice:
     settings: SchedulerSettings
     cost: StepCost | None
     notes: list[str] = field(default_factory=list)
-    meant: Any = None
-    base: list[str] = field(default_factory=list)
+    meant: RequestedDeployment | None = None
+    """None: the pool is a number of blocks."""
+
+    @property
+    def gpu(self) -> str:
+        """The card as it was named; empty for a number of blocks."""
+        return "" if self.meant is None else self.args.gpu or ""
 
     def candidates(self) -> list[Candidate]:
         """Every setting that vLLM would take."""
         given = {name for name in _PLANNED if getattr(self.args, name) is not None}
         searched = dict(SEARCHED)
-        if self.meant is not None and self.meant.args.gpu_memory_utilization is None:
-            # A second utilization in place of a second block size: the kernels of most GPUs want 16.
-            searched["block_size"] = (16,)
-            searched["gpu_memory_utilization"] = _UTILIZATIONS
-        return list(self._make(grid(given, searched)))
+        if self.meant is not None:
+            serve = self.meant.args
+            given |= {name for name in _PLANNED if getattr(serve, name) is not None}
+            if serve.gpu_memory_utilization is None and serve.kv_cache_memory_bytes is None:
+                # A second utilization in place of a second block size: the kernels of most GPUs want 16.
+                searched["block_size"] = (16,)
+                searched["gpu_memory_utilization"] = _UTILIZATIONS
+        return list(self._make(grid(given, searched), self.args))
 
-    def _make(self, flags: Iterator[dict[str, Any]]) -> Iterator[Candidate]:
+    def larger_cards(self, flags: Sequence[dict[str, Any]]) -> Iterator[tuple[str, list[Candidate]]]:
+        """Cards with more bandwidth or memory than this one, the slowest first, with these flags and with none.
+
+        Nothing where a card would not change the length of a step, which is then given or measured on this one.
+        """
+        if self.meant is None or not self.trace.in_seconds or self.args.blocks is not None:
+            return
+        if self.args.step_ms is not None or self.args.measured_step_ms is not None:
+            return
+        from legroom.facts.gpus import gpu as known_gpu
+        from legroom.planning.sizing import USUAL_GPUS
+
+        here = known_gpu(self.args.gpu)
+        cards = {name: known_gpu(name) for name in USUAL_GPUS}
+        for name, card in sorted(cards.items(), key=lambda named: named[1].bandwidth_bytes_s):
+            larger = card.bandwidth_bytes_s > here.bandwidth_bytes_s or card.total_bytes > here.total_bytes
+            # A rate of 0 is one that is not known: its steps would seem to compute nothing.
+            if larger and card.vendor == here.vendor and card.bf16_flops > 0:
+                elsewhere = argparse.Namespace(**{**vars(self.args), "gpu": name, "gpu_memory": None, "gpu_used": None})
+                yield name, list(self._make([*flags, {}], elsewhere))
+
+    def _make(self, flags: Iterable[dict[str, Any]], args: argparse.Namespace) -> Iterator[Candidate]:
         tokens = self.settings.num_blocks * self.settings.block_size
         for combination in flags:
             try:
                 if self.meant is not None:
-                    settings, cost, _ = _planned(self.args, self.trace, self.meant, combination)
+                    settings, cost, _ = _planned(args, self.trace, self.meant, combination)
                 else:
                     size = combination.get("block_size", self.settings.block_size)
                     settings = replace(self.settings, **combination, num_blocks=tokens // size)
@@ -64,8 +96,22 @@ class PoolChoice:
             yield Candidate(combination, settings, cost)
 
     def command(self, flags: dict[str, Any]) -> list[str]:
-        """The server's command line with these flags."""
-        return ["vllm", "serve", *self.base, *any_release_words(flags)]
+        """The server's command line with these flags and all that were given, as its release takes them."""
+        asked = {name: getattr(self.args, name) for name in (*_PLANNED, *_ASKED)}
+        asked = {name: value for name, value in asked.items() if value is not None}
+        if self.meant is None:
+            return ["vllm", "serve", "MODEL", *any_release_words({**asked, **flags})]
+        from legroom.cli.deployment import machine
+        from legroom.planning.machine import make_plan
+        from legroom.planning.plan import ready_command
+        from legroom.vllm.command_line import setting_words
+
+        meant, words = self.meant, list[str]()
+        for name in _ASKED:
+            if name in asked:
+                words += setting_words(name, asked.pop(name), meant.release) or ()
+        serve = replace(meant.args, **{**asked, **flags}, others=(*meant.args.others, *words))
+        return ready_command(make_plan(serve, meant.release, machine(self.args, meant), advice=False))
 
 
 def pool_of(args: argparse.Namespace, trace: Trace) -> PoolChoice:
@@ -78,15 +124,14 @@ def pool_of(args: argparse.Namespace, trace: Trace) -> PoolChoice:
     if not is_planned:
         flags = {name: value for name in _PLANNED if (value := getattr(args, name)) is not None}
         settings = _settings(args, trace, {"num_blocks": args.blocks, **_DEFAULTS, **flags})
-        return PoolChoice(args, trace, settings, _fixed_cost(args, trace), base=["MODEL"])
+        return PoolChoice(args, trace, settings, _fixed_cost(args, trace))
     from legroom.cli.deployment import requested
 
     if args.model:
         args.vllm_words = [args.model, *args.vllm_words]
     meant = requested(args)
     settings, cost, taken = _planned(args, trace, meant, {})
-    base = [meant.args.model, *args.vllm_words[1 if args.model else 0 :]]
-    return PoolChoice(args, trace, settings, cost, [*meant.notes, *taken], meant, base)
+    return PoolChoice(args, trace, settings, cost, [*meant.notes, *taken], meant)
 
 
 def _fixed_cost(args: argparse.Namespace, trace: Trace) -> StepCost | None:
@@ -101,7 +146,7 @@ def _fixed_cost(args: argparse.Namespace, trace: Trace) -> StepCost | None:
 
 
 def _planned(
-    args: argparse.Namespace, trace: Trace, meant: Any, flags: dict[str, Any]
+    args: argparse.Namespace, trace: Trace, meant: RequestedDeployment, flags: dict[str, Any]
 ) -> tuple[SchedulerSettings, StepCost | None, list[str]]:
     from legroom.cli.deployment import machine
     from legroom.planning.machine import make_plan
@@ -177,9 +222,9 @@ def _settings(args: argparse.Namespace, trace: Trace, flags: dict[str, Any]) -> 
     if args.sliding_windows:
         flags["groups"] = tuple(LayerGroup(window or None) for window in _windows(args.sliding_windows))
     return SchedulerSettings(
-        scheduling_policy=args.scheduling_policy,
-        long_prefill_token_threshold=args.long_prefill_token_threshold,
-        reserve_full_isl=args.scheduler_reserve_full_isl,
+        scheduling_policy=args.scheduling_policy or "fcfs",
+        long_prefill_token_threshold=args.long_prefill_token_threshold or 0,
+        reserve_full_isl=args.scheduler_reserve_full_isl is not False,
         speculative_acceptance=args.acceptance if flags.get("num_speculative_tokens") else 0.0,
         swap_blocks=args.swap_blocks,
         **flags,

@@ -8,12 +8,14 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from legroom.cli.output import print_json_line
-from legroom.errors import OK, LegroomError
+from legroom.errors import OK, UNREACHABLE, LegroomError
 
 if TYPE_CHECKING:
     from legroom.web.live import LiveFeed
 
 _PORT = 8400
+_WATCH_PACKAGES = ("aiohttp", "psutil")
+"""What looking at servers takes beyond `legroom[ui]`."""
 _DESCRIPTION = """\
 Plan, diagnose, simulate, watch and look up causes on a page. It is served on this machine alone, unless --host says
 otherwise; then a token is needed, and printed. The same over HTTP: /openapi.json describes it. --static writes the
@@ -23,6 +25,7 @@ _EPILOG = """\
 examples:
   legroom ui --open
   legroom ui --port 9000 --watch http://gpu1:8000 --watch http://gpu2:8000
+  legroom ui --watch http://gpu1:8000 --plan plan.json
   legroom ui --host 0.0.0.0 --token "$(openssl rand -hex 16)"
   legroom ui --static site/
   curl -s localhost:8400/api/plan -H 'Content-Type: application/json' -d '{"model": "llama-3.1-8b", "gpu": "h100"}'
@@ -47,6 +50,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--token", metavar="TEXT", help="what visitors must show (made up for another address)")
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
     parser.add_argument("--watch", metavar="URL", action="append", nargs="+", default=[], help="servers to show live")
+    parser.add_argument(
+        "--plan", metavar="FILE", help="the output of legroom plan --json: shows the watched servers beside it"
+    )
     parser.add_argument("--interval", metavar="S", type=float, default=5.0, help="seconds between looks (default: 5)")
     parser.add_argument("--static", metavar="DIR", help="write the page as files instead")
     parser.add_argument(
@@ -94,11 +100,20 @@ def _token(args: argparse.Namespace, is_local: bool) -> str:
 def _feed(args: argparse.Namespace) -> LiveFeed | None:
     servers = [url for urls in args.watch for url in urls]
     if not servers:
+        if args.plan:
+            raise LegroomError("--plan is what watched servers are compared with", "say --watch http://host:8000, too")
         return None
+    from importlib.util import find_spec
+
+    if missing := next((name for name in _WATCH_PACKAGES if find_spec(name) is None), None):
+        hint = "pip install 'legroom[ui,watch]'"
+        raise LegroomError(f"legroom ui --watch needs the Python package {missing}", hint, UNREACHABLE)
+    from legroom.planning.plan_document import read_plan
     from legroom.sidecar.config import simple_config, with_interval
     from legroom.web.live import LiveFeed
 
-    return LiveFeed(with_interval(simple_config(servers), args.interval))
+    plan = read_plan(args.plan, needs=("kv",)) if args.plan else None
+    return LiveFeed(with_interval(simple_config(servers), args.interval), plan)
 
 
 def _listen(host: str, port: int) -> socket.socket:

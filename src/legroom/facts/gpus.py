@@ -84,9 +84,10 @@ class Gpu:
         }
 
 
+@lru_cache(maxsize=64)
 def gpu(name: str) -> Gpu:
     """The GPU that `name` means: any usual spelling, or a size such as `24GiB`; a size that only one card is known to
-    report means that card."""
+    report means that card. One object for a name: the memory rules keep their figures by it."""
     if card := _as_written(name):
         return card  # before sizes: 2080ti is a card, not 2080 TiB
     if _SIZE.fullmatch(name):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +86,20 @@ def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any] | None) -
 
 
 def _without_files(text: str, limits: Isolation, overrides: Mapping[str, Any] | None) -> Model:
-    if given := limits.models.get(text):
-        model = model_from_config(overridden(given.config, overrides), name=text, source="the given config.json")
-        return replace(model, checkpoint_bytes=given.checkpoint_bytes) if given.checkpoint_bytes else model
+    given = limits.models.get(text)
+    brought = json.dumps([given.config, given.checkpoint_bytes]) if given else ""
+    return _model_of_request(text, brought, json.dumps(dict(overrides or {})))
+
+
+@lru_cache(maxsize=16)
+def _model_of_request(text: str, brought: str, overrides_json: str) -> Model:
+    """One object for requests about the same model: a slider asks for it at every move, and the memory rules keep
+    their figures by it."""
+    overrides = json.loads(overrides_json)
+    if brought:
+        config, checkpoint_bytes = json.loads(brought)
+        model = model_from_config(overridden(config, overrides), name=text, source="the given config.json")
+        return replace(model, checkpoint_bytes=checkpoint_bytes) if checkpoint_bytes else model
     if bundled := find(text) or mirrored(text):
         return from_bundled(bundled, text, overrides)
     error = _unknown(text, "is not a model that is known without looking it up")

@@ -18,6 +18,7 @@ from legroom.errors import LegroomError
 from legroom.facts.releases import release
 from legroom.guard import refusals
 from legroom.guard.bounds import Change, apply, changes_of, refusal_of
+from legroom.guard.clients import weights_by_client
 from legroom.guard.demand import Demand, demand_of, read_body
 from legroom.guard.learning import Tokenize, UsageLearner
 from legroom.guard.limits import DEFAULT_BLOCK, EngineLimits, limits_of_tokens, native_flags
@@ -28,13 +29,17 @@ from legroom.guard.policy import Policy, PolicyFile
 from legroom.guard.pool import Need, Pool, PoolLimits, Ticket, TicketState
 from legroom.guard.prompts import Prompt
 from legroom.guard.refusals import Refusal
-from legroom.guard.request import GuardedRequest, Weight, weight_of
+from legroom.guard.request import GuardedRequest, Weight, need_of, weight_of
 
 _UPLOAD = Demand(Kind.UPLOAD, "", (Prompt(open_ended=True),), None, None, 1, 0, 0, (), False, False, True)
 MOST_WAITING_BYTES = 512 << 20
 """Bodies of waiting requests, together: images make some of them large."""
 BACKGROUND_S = 60.0
 """How long a response in the background keeps its place: its end is not seen here."""
+LOOK_AHEAD = 0.1
+"""Of its own life, for which a newcomer must find room where the policy is goodput: see bench/guard_goodput.py."""
+LOOK_AGAIN_S = 0.1
+"""Those that run come nearer to their end, which alone can make room: how often to look while somebody waits."""
 
 
 class Admission:
@@ -57,6 +62,7 @@ class Admission:
         self.learner = UsageLearner(tokenize)
         self.limits = self._engine
         self.pool = Pool(PoolLimits(), clock())
+        self._look: asyncio.TimerHandle | None = None
         self._refit()
 
     @property
@@ -90,16 +96,19 @@ class Admission:
         self.limits = limits
         blocks = limits.share_blocks(pool.overcommit)
         seats = pool.max_running or limits.share_seats()
-        self.pool.resize(PoolLimits(blocks, seats, self.policy.queue.requests))
+        ahead = LOOK_AHEAD if pool.admit == "goodput" else None
+        small_share = self.policy.clients.small_share
+        self.pool.weights = weights_by_client(self.policy.weights)
+        self.pool.resize(PoolLimits(blocks, seats, self.policy.queue.requests, ahead, small_share), self.clock())
 
-    def read(self, kind: Kind, body: bytes) -> GuardedRequest | Refusal:
+    def read(self, kind: Kind, body: bytes, client: str = "") -> GuardedRequest | Refusal:
         """Read a body and hold it against the policy."""
         if self.draining:
             return self.refuse(refusals.draining(self.policy.queue.drain_retry_s))
         if len(body) > self.policy.requests.body_bytes:
             return self.refuse(refusals.too_large(self.policy.requests.body_bytes))
         if kind is Kind.UPLOAD:
-            return GuardedRequest(body, _UPLOAD)
+            return GuardedRequest(body, _UPLOAD, client=client)
         try:
             document = read_body(body)
             if not isinstance(document, dict):
@@ -107,11 +116,13 @@ class Admission:
         except ValueError as error:
             return self.refuse(refusals.malformed(str(error)))
         try:
-            return self._within_policy(kind, body, document)
+            return self._within_policy(kind, body, document, client)
         except RecursionError:  # what could just be read may be too deep to be written
             return self.refuse(refusals.malformed("it is nested too deeply"))
 
-    def _within_policy(self, kind: Kind, body: bytes, document: dict[str, Any]) -> GuardedRequest | Refusal:
+    def _within_policy(
+        self, kind: Kind, body: bytes, document: dict[str, Any], client: str
+    ) -> GuardedRequest | Refusal:
         """A request held against the policy's bounds."""
         demand = demand_of(kind, document)
         changes: tuple[Change, ...] = ()
@@ -126,7 +137,7 @@ class Admission:
                 demand = demand_of(kind, document)
                 for change in changes:
                     self.meters.capped[change.counted] += 1
-        return GuardedRequest(body, demand, bool(changes))
+        return GuardedRequest(body, demand, bool(changes), client)
 
     def weigh(self, request: GuardedRequest) -> bool:
         """Weigh a request; whether it must also be `count`ed. Most are weighed at once."""
@@ -170,16 +181,10 @@ class Admission:
         assert weight is not None
         if limits.blocks is None and self.policy.pool.when_unknown == "closed" and not self.limits.known:
             return self.refuse(refusals.pool_unknown(self.limits.source))
-        blocks, seats = weight.blocks, weight.seats
-        if limits.blocks is not None and blocks > limits.blocks:
-            whole = limits.blocks * self.limits.api_servers
-            if request.demand.generates and weight.certain_blocks > whole:
-                return self.refuse(self._never(request, whole))
-            blocks = limits.blocks  # only by estimate, or nothing that grows: it gets its turn, alone
-        if limits.seats is not None:
-            seats = min(seats, limits.seats)
-        need = Need(blocks, seats)
-        ticket = self.pool.acquire(need, now_s)
+        if limits.blocks is not None and request.demand.generates and weight.certain_blocks > self.limits.rank_blocks:
+            return self.refuse(self._never(request, self.limits.rank_blocks))
+        need = need_of(weight, self._expected_steps(request), limits.blocks, limits.seats)
+        ticket = self.pool.acquire(need, now_s, request.client)
         if ticket.state is TicketState.FULL:
             return self.refuse(self._busy("queue_full", request, need))
         if ticket.state is TicketState.WAITING and self._waiting_bytes + len(request.body) > MOST_WAITING_BYTES:
@@ -189,6 +194,16 @@ class Admission:
         if ticket.state is TicketState.ADMITTED:
             self._admitted(request, 0.0)
         return None
+
+    def _expected_steps(self, request: GuardedRequest) -> int | None:
+        """Tokens that its answers likely have; None where they are counted at their worst."""
+        demand, policy, weight = request.demand, self.policy.pool, request.weight
+        assert weight is not None
+        if policy.admit == "strict":
+            return None
+        if demand.output_tokens is None and policy.open_ended != "learnt":
+            return weight.most_steps
+        return self.learner.lengths.expected(demand.model, request.client, demand.output_tokens, weight.most_steps)
 
     @staticmethod
     def is_waiting(request: GuardedRequest) -> bool:
@@ -209,6 +224,7 @@ class Admission:
         if ticket.state is not TicketState.WAITING:  # room came between asking and waiting
             call()
         self._waiting_bytes += len(request.body)
+        self._look_again()
         try:
             both: set[asyncio.Future[Any]] = {turn} if gone is None else {turn, gone}
             await asyncio.wait(both, timeout=self.policy.queue.wait_s, return_when=asyncio.FIRST_COMPLETED)
@@ -227,6 +243,17 @@ class Admission:
         self.pool.release(ticket, self.clock())
         return self.refuse(self._busy("queue_timeout", request, ticket.need))
 
+    def _look_again(self) -> None:
+        """Look for room now and then as long as somebody waits."""
+        if self._look is None and self.pool.limits.look_ahead is not None:
+            self._look = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._looked)
+
+    def _looked(self) -> None:
+        self._look = None
+        self.pool.admit_waiting(self.clock())
+        if self.pool.waiting:
+            self._look_again()
+
     def abandon(self, request: GuardedRequest) -> None:
         """The client left before it was served; a second call does nothing."""
         ticket = request.ticket
@@ -243,7 +270,7 @@ class Admission:
         if ticket is None or ticket.state is not TicketState.ADMITTED:
             return
         if finished:
-            self.learner.on_finished(request)
+            self.pool.learn_pace(self.learner.on_finished(request), self.clock() - ticket.admitted_s)
         hold_s = 0.0 if finished or not sent else self.policy.pool.abort_grace_s
         if request.demand.background and request.answered:
             hold_s = BACKGROUND_S
@@ -275,19 +302,19 @@ class Admission:
     def _busy(self, reason: str, request: GuardedRequest, need: Need) -> Refusal:
         size, blocks = self.limits.block_size or DEFAULT_BLOCK, self.pool.limits.blocks
         free = None if blocks is None else max(0, blocks - self.pool.held_blocks) * size
-        retry_s = self.pool.retry_after_s(need, self.clock())
+        retry_s = self.pool.retry_after_s(need, self.clock(), gave_up=reason == "queue_timeout")
         return refusals.busy(reason, request.weight.tokens if request.weight else 0, free, self.pool.waiting, retry_s)
 
     def _never(self, request: GuardedRequest, blocks: int) -> Refusal:
         size, demand = self.limits.block_size or DEFAULT_BLOCK, request.demand
         weight = request.weight
         assert weight is not None
-        why = f"{len(demand.prompts):,} prompt{'s' if len(demand.prompts) != 1 else ''}, n {demand.sequences:,}, "
+        why = f"one sequence of it: the prompt has up to {weight.prompt_tokens:,}, "
         why += f"max_tokens {demand.output_tokens:,}" if demand.output_tokens is not None else "no max_tokens"
         return refusals.never_fits(weight.certain_blocks * size, blocks * size, why)
 
-    def page(self, open_metrics: bool = False) -> str:
-        """The guard's part of the metrics page."""
+    def page(self, open_metrics: bool = False, upstream_up: bool | None = None) -> str:
+        """The guard's part of the metrics page. `upstream_up`: of the proxy alone."""
         size, pool = self.limits.block_size or 0, self.pool
         gauges = {
             "waiting": ("Requests in the queue.", pool.waiting),
@@ -296,6 +323,8 @@ class Admission:
             "reserved_tokens": ("KV tokens that they may grow to.", pool.held_blocks * size),
             "queued_tokens": ("KV tokens that waiting requests may grow to.", pool.queued_blocks * size),
             "pool_tokens": ("KV tokens that may be reserved at once; 0: not known.", (pool.limits.blocks or 0) * size),
+            "waiting_clients": ("Clients that these are of.", pool.waiting_clients),
+            "small_lane_total": ("Requests admitted to the part kept for small ones.", pool.lane_admitted),
             "draining": ("1 while new requests are refused.", int(self.draining)),
             "fail_open": ("1 while the pool's size is not known and all are admitted.",
                           int(not self.limits.known and self.policy.pool.when_unknown == "open")),
@@ -303,6 +332,8 @@ class Admission:
             "policy_reloads_total": ("Times a changed policy was taken over.", self.file.reloads),
             "policy_reload_errors_total": ("Times a changed policy was broken; the old one stayed.", self.file.errors),
         }  # fmt: skip
+        if upstream_up is not None:
+            gauges["upstream_up"] = ("1 if the server behind the guard answered this scrape.", int(upstream_up))
         label = f'api_server="{os.getpid()}"' if self.limits.api_servers > 1 else ""
         return self.meters.page(gauges, label, open_metrics)
 

@@ -30,7 +30,7 @@ class Change:
 def refusal_of(demand: Demand, policy: Policy, limits: EngineLimits) -> Refusal | None:
     """What is wrong with a request, the first thing found."""
     bounds = policy.requests
-    most = bounds.max_sequences or limits.max_num_seqs
+    most = bounds.max_sequences
     if most and demand.sequences > most:
         text = f"n, best_of or the beam width is {demand.sequences:,}; at most {most:,} sequences a request are served."
         return bad_value("too_many_sequences", text, "n")

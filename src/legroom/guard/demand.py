@@ -105,8 +105,8 @@ class Demand(NamedTuple):
 
     @property
     def informative(self) -> bool:
-        """Whether its answer can tell something that is not known: text was not counted, or the answer is open."""
-        if self.generates and self.output_tokens is None:
+        """Whether its answer can tell something that is not known: how long it is, or what text was not counted."""
+        if self.generates:
             return True
         return any([not prompt.exact for prompt in self.prompts])  # noqa: C419 - a list is quicker for the usual one
 

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from legroom.guard.demand import Demand, read_body
+from legroom.guard.lengths import AnswerLengths
 from legroom.guard.paths import Kind
 from legroom.guard.request import GuardedRequest
 from legroom.guard.tokens import FEWEST, ModelTokens, TokenBook
@@ -56,6 +57,7 @@ class UsageLearner:
     def __init__(self, tokenize: Tokenize | None) -> None:
         self.calls = 0
         self._tokenize = tokenize
+        self.lengths = AnswerLengths()
         self._book = TokenBook()
         self._silent = 0
         self._sampling: asyncio.Task[None] | None = None
@@ -105,19 +107,25 @@ class UsageLearner:
         usage = usage_in(piece)
         if usage is not None and usage[0]:
             request.usage = usage
+        if request.ticket is not None and request.events:
+            request.ticket.steps_seen = request.events // copies(request.demand)
 
-    def on_finished(self, request: GuardedRequest) -> None:
-        """A whole answer informative once: a stream may name its usage so far in every piece (continuous_usage_stats).
-        One that named none still has a length.
+    def on_finished(self, request: GuardedRequest) -> int:
+        """A whole answer teaches once: a stream may name its usage so far in every piece (continuous_usage_stats).
+        One that named none still has a length. The tokens of each of its sequences, 0 where nobody said.
         """
         demand, usage = request.demand, request.usage
         if not request.informative or (usage is None and not request.events):
-            return
-        if demand.generates and demand.output_tokens is None:
-            length = usage[1] if usage is not None else int(request.events * EVENT_MARGIN)
-            self._book.learnt(demand.model).outputs.add(length // copies(demand))
+            return 0
+        length = (usage[1] if usage is not None else request.events) // copies(demand)
+        if demand.generates:
+            self.lengths.observe(demand.model, request.client, demand.output_tokens, length)
+            if demand.output_tokens is None:
+                margin = 1.0 if usage is not None else EVENT_MARGIN
+                self._book.learnt(demand.model).outputs.add(int(length * margin))
         if usage is not None:
             self._observe(demand, usage[0])
+        return length
 
     def _observe(self, demand: Demand, prompt_tokens: int) -> None:
         if demand.cut or not demand.prompts or not all(prompt.text_alone for prompt in demand.prompts):

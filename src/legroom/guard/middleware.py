@@ -22,6 +22,7 @@ from legroom.facts.releases import release
 from legroom.guard import control, refusals
 from legroom.guard.admission import Admission
 from legroom.guard.asgi import Message, Receive, Replay, Upload, call, soon
+from legroom.guard.clients import client_of
 from legroom.guard.control import Peers, together
 from legroom.guard.limits import EngineLimits, limits_of_metrics, limits_of_vllm, read_limits
 from legroom.guard.log import LOG, log_to_stderr
@@ -132,7 +133,9 @@ class Guard:
         body = self._announced(scope) or b"" if kind is Kind.UPLOAD else await self._body(scope, receive)
         if body is None:
             return  # the client went away
-        request = body if isinstance(body, Refusal) else admission.read(kind, body)
+        address = (scope.get("client") or ("",))[0]
+        client = client_of(scope["headers"], str(address), admission.policy.clients)
+        request = body if isinstance(body, Refusal) else admission.read(kind, body, client)
         if isinstance(request, Refusal):
             await _answer(request, send)
             return

@@ -6,6 +6,7 @@ in a file names its line and its key, and a file that was broken leaves the old 
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Mapping
@@ -33,7 +34,7 @@ class RequestBounds:
     max_output_tokens: int = _key(0, "longest answer (max_tokens, max_completion_tokens, max_output_tokens); 0: any")
     output_over: str = _key("cap", "an answer over that is capped or rejected", choices=("cap", "reject"))
     default_output_tokens: int = _key(0, "set this max_tokens where a request names none; 0: leave it open")
-    max_sequences: int = _key(0, "largest n, best_of or beam width; 0: max_num_seqs")
+    max_sequences: int = _key(0, "largest n, best_of or beam width; 0: any, vLLM queues sequences")
     max_prompts: int = _key(0, "most prompts in one request; 0: 65,536")
     max_logprobs: int | None = _key(
         None, "most logprobs and top_logprobs a token; unset: the server's --max-logprobs, or 20", optional=True
@@ -55,9 +56,11 @@ class PoolPolicy:
     """How the KV pool is shared out."""
 
     tokens: int = _key(0, "size of the pool; 0: as the engine or the plan says")
-    overcommit: float = _key(
-        1.0, "1: nothing is ever preempted; 1.5: count on answers ending early", low=0.1, high=10.0
-    )
+    admit: str = _key(
+        "goodput", "goodput: fill the pool, at the price of a few preemptions; strict: none, at that of unused room",
+        choices=("goodput", "strict"),
+    )  # fmt: skip
+    overcommit: float = _key(1.0, "1: the pool as it is; 1.5: count on answers ending early", low=0.1, high=10.0)
     max_running: int = _key(0, "sequences admitted at once; 0: max_num_seqs")
     open_ended: int | str = _key(
         "learnt", "reserve for an answer without max_tokens: learnt, worst, or tokens", choices=("learnt", "worst")
@@ -83,13 +86,44 @@ class QueuePolicy:
 
 
 @dataclass(frozen=True)
+class ClientPolicy:
+    """How clients share the queue."""
+
+    by: str = _key(
+        "auto", "clients told apart by key, address, auto (key, else address) or none: one queue",
+        choices=("auto", "key", "address", "none"),
+    )  # fmt: skip
+    header: str = _key("", "a header that names the client and goes before these, as a gateway may set", free=True)
+    small_share: float = _key(
+        0.05, "of the pool, kept for requests that fit there while several clients send; 0: nothing", low=0.0, high=0.5
+    )
+
+
+@dataclass(frozen=True)
+class ProxyPolicy:
+    """What the proxy alone answers."""
+
+    metrics_when_down: str = _key(
+        "page", "of a server that does not answer, /metrics has the guard's own part (page) or is 503",
+        choices=("page", "503"),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
 class Policy:
     requests: RequestBounds = RequestBounds()
     pool: PoolPolicy = PoolPolicy()
     queue: QueuePolicy = QueuePolicy()
+    clients: ClientPolicy = ClientPolicy()
+    proxy: ProxyPolicy = ProxyPolicy()
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Shares of clients, by key, header or address; those not named have 1."""
 
 
-SECTIONS: Mapping[str, type] = {"requests": RequestBounds, "pool": PoolPolicy, "queue": QueuePolicy}
+SECTIONS: Mapping[str, type] = {
+    "requests": RequestBounds, "pool": PoolPolicy, "queue": QueuePolicy, "clients": ClientPolicy, "proxy": ProxyPolicy,
+}  # fmt: skip
+WEIGHTS = "weights"
 
 
 def policy_toml(policy: Policy | None = None) -> str:
@@ -104,7 +138,12 @@ def policy_toml(policy: Policy | None = None) -> str:
             written = f"{key.name} = {_toml(value)}" if value is not None else f"# {key.name} = 4"
             lines.append(f"{written:<32}# {key.metadata['about']}")
         lines.append("")
-    return "\n".join(lines)
+    lines.append(f"[{WEIGHTS}]")
+    lines += [f"{json.dumps(name)} = {weight}" for name, weight in shown.weights.items()]
+    lines += (
+        [] if shown.weights else ['# "10.0.0.7" = 2.0              # a client (key, header or address) and its share']
+    )
+    return "\n".join([*lines, ""])
 
 
 def _toml(value: Any) -> str:
@@ -152,10 +191,13 @@ def _policy(document: Mapping[str, Any], text: str, name: str) -> Policy:
     sections: dict[str, Any] = {}
     for section, values in document.items():
         kind = SECTIONS.get(section)
-        if kind is None:
-            _complain(text, name, section, None, f"there is no section {section!r}", SECTIONS)
+        if kind is None and section != WEIGHTS:
+            _complain(text, name, section, None, f"there is no section {section!r}", (*SECTIONS, WEIGHTS))
         if not isinstance(values, dict):
             _complain(text, name, section, None, f"{section!r} is a section: write [{section}]", ())
+        if section == WEIGHTS:
+            sections[section] = _weights(values, text, name)
+            continue
         known = {field.name: field for field in fields(SECTIONS[section])}
         read: dict[str, Any] = {}
         for key, value in values.items():
@@ -169,6 +211,13 @@ def _policy(document: Mapping[str, Any], text: str, name: str) -> Policy:
     return Policy(**sections)
 
 
+def _weights(values: Mapping[str, Any], text: str, name: str) -> dict[str, float]:
+    for client, weight in values.items():
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0.01 <= weight <= 100:
+            _complain(text, name, WEIGHTS, client, f"{WEIGHTS}.{client}: must be a number between 0.01 and 100", ())
+    return {client: float(weight) for client, weight in values.items()}
+
+
 def _checked(declared: Any, meta: Mapping[str, Any], value: Any) -> Any:
     kinds = str(declared)
     choices: tuple[str, ...] = meta.get("choices", ())
@@ -180,7 +229,7 @@ def _checked(declared: Any, meta: Mapping[str, Any], value: Any) -> Any:
     if isinstance(value, str):
         if "str" not in kinds:
             raise ValueError(f"must be a number, not {value!r}")
-        if value not in choices:
+        if value not in choices and not meta.get("free"):
             raise ValueError(f"{value!r} is not one of {', '.join(choices)}")
         return value
     if isinstance(value, bool) or not isinstance(value, int | float):

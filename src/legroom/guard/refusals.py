@@ -67,7 +67,7 @@ def never_fits(needed_tokens: int, pool_tokens: int, why: str) -> Refusal:
     """More than the whole pool."""
     message = (
         f"This request may grow to {needed_tokens:,} tokens of KV cache ({why}), and the whole cache holds "
-        f"{pool_tokens:,}. Lower max_tokens, n or the prompt."
+        f"{pool_tokens:,}. Lower max_tokens or shorten the prompt."
     )
     return Refusal(400, "never_fits", message)
 

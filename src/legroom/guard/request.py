@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from legroom.guard.demand import Demand
 from legroom.guard.limits import EngineLimits
 from legroom.guard.policy import PoolPolicy
-from legroom.guard.pool import Ticket
+from legroom.guard.pool import Need, Ticket
+from legroom.guard.projection import Growth
 from legroom.guard.prompts import Prompt
 from legroom.guard.tokens import FEWEST, ModelTokens
 
@@ -25,7 +27,11 @@ class Weight(NamedTuple):
     prompt_tokens: int
     """The bound of the longest prompt, of what stands in the request: media and earlier responses are not in it."""
     certain_blocks: int
-    """The part that is counted rather than estimated: what decides that a request can never fit."""
+    """Of its largest sequence, the part that is counted rather than estimated: what decides that it can never fit."""
+    start_blocks: int = 0
+    """What it holds when its answers begin."""
+    most_steps: int = 0
+    """Tokens that each answer may have."""
 
 
 def weight_of(
@@ -36,7 +42,7 @@ def weight_of(
     """
     longest_len = limits.max_model_len or 0
     output = _output_tokens(demand, limits, policy, learnt)
-    blocks = tokens = certain = longest = 0
+    blocks = tokens = certain = longest = start = 0
     share = media_tokens(demand, limits, learnt)
     for prompt in demand.prompts or (Prompt(tokens=1),):
         size, sure, here = _prompt_tokens(prompt, limits, learnt, share)
@@ -47,11 +53,34 @@ def weight_of(
             whole, surely, here = min(whole, longest_len), min(surely, longest_len), min(here, longest_len)
         tokens += whole
         blocks += limits.blocks(whole)
-        certain += limits.blocks(surely)
+        start += limits.blocks(min(size + 1, whole))
+        certain = max(certain, limits.blocks(surely))
         longest = max(longest, here)
     copies = demand.sequences
     seats = max(1, len(demand.prompts)) * copies
-    return Weight(blocks * copies, tokens * copies, seats, longest, certain * copies)
+    return Weight(blocks * copies, tokens * copies, seats, longest, certain, start * copies, output.reserved)
+
+
+def need_of(weight: Weight, expected_steps: int | None, blocks: int | None, seats: int | None) -> Need:
+    """What the pool is asked for. `expected_steps` None: strictly, all of it from the start.
+
+    A request of more sequences than run at once has its turn all the same: vLLM queues sequences. Strictly that is when
+    it has the pool to itself; else half of the pool is enough to begin.
+    """
+    fewer = 1 if expected_steps is None else 2
+    most_blocks = weight.blocks if blocks is None or weight.blocks <= blocks else max(1, blocks // fewer)
+    most_seats = weight.seats if seats is None or weight.seats <= seats else max(1, seats // fewer)
+    if expected_steps is None or not weight.most_steps:
+        return Need(most_blocks, most_seats)
+    part = most_blocks / max(1, weight.blocks)
+    steps = min(expected_steps, weight.most_steps)
+    grown = weight.start_blocks + (weight.blocks - weight.start_blocks) * steps / weight.most_steps
+    growth = Growth(
+        max(1, round(weight.start_blocks * part)), max(1, math.ceil(grown * part)), steps, weight.most_steps
+    )
+    # Preempted, it would compute its prompt again for an answer that is shorter.
+    least = steps if steps <= weight.prompt_tokens else 0
+    return Need(most_blocks, most_seats, growth, least)
 
 
 class _Output(NamedTuple):
@@ -92,13 +121,25 @@ def media_tokens(demand: Demand, limits: EngineLimits, learnt: ModelTokens) -> i
 
 
 class GuardedRequest:
-    __slots__ = ("answered", "body", "changed", "demand", "events", "informative", "ticket", "usage", "weight")
+    __slots__ = (
+        "answered",
+        "body",
+        "changed",
+        "client",
+        "demand",
+        "events",
+        "informative",
+        "ticket",
+        "usage",
+        "weight",
+    )
 
-    def __init__(self, body: bytes, demand: Demand, changed: bool = False) -> None:
+    def __init__(self, body: bytes, demand: Demand, changed: bool = False, client: str = "") -> None:
         self.body = body
         self.demand = demand
         self.changed = changed
         """The body is not as the client sent it."""
+        self.client = client
         self.informative = demand.informative
         self.weight: Weight | None = None
         self.ticket: Ticket | None = None

@@ -8,7 +8,7 @@ kept apart for plain ASCII and other text: a script that was rare so far does no
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, deque
 
 GENERATION = 256
 """Observations until the oldest are forgotten: the bound looks back over one to two of these."""
@@ -58,32 +58,47 @@ class Highest:
 class Quantile:
     """A high quantile of whole numbers, in buckets a quarter of a power of two wide, over one to two generations."""
 
-    __slots__ = ("_current", "_previous", "_seen", "count")
+    __slots__ = ("_current", "_newest", "_previous", "_seen", "count")
 
     _BUCKETS = 128
+    _NEWEST = 16
 
     def __init__(self) -> None:
         self.count = 0
         self._seen = 0
         self._current = [0] * self._BUCKETS
         self._previous = [0] * self._BUCKETS
+        self._newest: deque[int] = deque(maxlen=self._NEWEST)
 
     def add(self, value: int) -> None:
         self.count += 1
         self._seen += 1
+        self._newest.append(value)
         self._current[min(self._BUCKETS - 1, math.ceil(4 * math.log2(max(1, value))))] += 1
         if self._seen >= 4 * GENERATION:
             self._previous, self._current, self._seen = self._current, [0] * self._BUCKETS, 0
 
-    def at(self, share: float) -> int:
-        """The upper edge of the bucket that this share of the values reaches."""
-        total = sum(self._current) + sum(self._previous)
-        reached, wanted = 0, share * total
+    def at(self, share: float, prior: int = 0, prior_count: int = 0) -> int:
+        """The upper edge of the bucket that this share of the values reaches, as if `prior_count` more values of
+        `prior` had been seen.
+        """
+        total = sum(self._current) + sum(self._previous) + prior_count
+        reached, wanted, counted = 0, share * total, not prior_count
         for bucket, (new, old) in enumerate(zip(self._current, self._previous, strict=True)):
+            edge = math.ceil(2 ** (bucket / 4))
+            if not counted and edge >= prior:
+                reached, counted = reached + prior_count, True
+                if reached >= wanted and not new + old:
+                    return prior
             reached += new + old
             if reached >= wanted and reached:
-                return math.ceil(2 ** (bucket / 4))
-        return 0
+                return edge
+        return prior
+
+    def recent(self, share: float) -> int:
+        """What this share of the newest few stayed within: a change shows here long before it moves `at`."""
+        newest = sorted(self._newest)
+        return newest[min(len(newest) - 1, int(share * len(newest)))] if newest else 0
 
 
 class ModelTokens:

@@ -23,6 +23,7 @@ from legroom.errors import UNREACHABLE, LegroomError
 from legroom.live.detectors import Condition, Detector, DetectorFinding, Watcher
 from legroom.live.gpu_memory import LocalMemory
 from legroom.live.metrics.sample import Look, Sample, ScrapeFailure
+from legroom.live.plan_comparison import ComparedFigure, compare
 from legroom.live.thresholds import DEFAULT, Thresholds
 from legroom.live.view import ServerView, view
 from legroom.planning.plan_document import PlanDocument
@@ -106,8 +107,7 @@ class WatchSession:
             self._recorder.add(look)
         watcher = self._watchers.get(look.server)
         if watcher is None:
-            plan = self._plans.get(look.server, self._plans.get(""))
-            watcher = self._watchers[look.server] = Watcher(look.server, self.levels, plan)
+            watcher = self._watchers[look.server] = Watcher(look.server, self.levels, self.plan_of(look.server))
         if isinstance(look, ScrapeFailure) and (what := _under_way(look)) is not None:
             waiting = replace(view(watcher, self.levels), state="unreachable", sentence=f"{what}: no answer yet")
             self.views[look.server] = waiting
@@ -124,6 +124,17 @@ class WatchSession:
             self._samples.append(look)
             self._write_samples(look.time_s)
         return now
+
+    def plan_of(self, server: str) -> PlanDocument | None:
+        """What it was planned to be, where a plan was given."""
+        return self._plans.get(server, self._plans.get(""))
+
+    def comparison(self, server: str) -> tuple[ComparedFigure, ...]:
+        """Its plan beside what the last look showed; () without a plan or an answer."""
+        plan, watcher = self.plan_of(server), self._watchers.get(server)
+        if plan is None or watcher is None or not watcher.window.is_answering or watcher.window.latest is None:
+            return ()
+        return compare(plan, watcher.window.latest, self.levels)
 
     def gone(self, server: str) -> None:
         """Whoever listed a server lists it no longer: nothing is known of it any more."""
@@ -207,8 +218,7 @@ class WatchSession:
         from legroom.live.remedies import remedies_for  # noqa: PLC0415 - planning is only needed once something is wrong
 
         assert incident.finding is not None and self._journal is not None
-        plan = self._plans.get(incident.server, self._plans.get(""))
-        remedies = remedies_for(incident.finding, watcher.window, plan)
+        remedies = remedies_for(incident.finding, watcher.window, self.plan_of(incident.server))
         text = "what helps: " + "; ".join(remedy.why for remedy in remedies)
         self._journal.note(made, text, {"answers": [remedy.to_json() for remedy in remedies]}, incident.finding.time_s)
 

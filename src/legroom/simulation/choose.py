@@ -6,15 +6,16 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import ceil
 from typing import Any, Literal
 
 from legroom.errors import LegroomError
 from legroom.simulation.fast.columns import StepCost
 from legroom.simulation.fast.jit import is_compiled_before, numba_is_installed
+from legroom.simulation.outcome import Goal, ReplayOutcome, outcome_of
 from legroom.simulation.replay import ReplayEngine, simulate
 from legroom.simulation.settings import SchedulerSettings
-from legroom.simulation.timeline import Timeline, percentile
 from legroom.simulation.trace import Trace
 
 SEARCHED: dict[str, tuple[Any, ...]] = {
@@ -28,6 +29,13 @@ SEARCHED: dict[str, tuple[Any, ...]] = {
 
 Flags that the user gives are not searched.
 """
+Figure = Callable[[ReplayOutcome], float]
+"""What is better when it is larger."""
+_EQUAL = 0.01
+_ANSWERS_LONG, _MOST_ROUNDS = 3, 20
+"""A load that lasts as long as so many answers shows whether a server keeps up; a shorter one is repeated."""
+_MOST_SHARES = 16
+"""Of more replicas than this, so many stand for all: their requests are drawn alike."""
 
 
 @dataclass(frozen=True)
@@ -38,65 +46,31 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class ReplayOutcome:
-    """What a setting does to the load. Waits are seconds, or steps where the trace counts steps."""
-
-    flags: dict[str, Any]
-    num_blocks: int
-    finished: int
-    rejected: int
-    preemptions: int
-    throughput: float
-    """Output tokens a second, or a step."""
-    first_token_p99: float
-    latency_p99: float
-    peak_share: float
-    hit_ratio: float
-
-    def as_json(self) -> dict[str, Any]:
-        """The row of a frontier."""
-        return {
-            "flags": self.flags, "num_blocks": self.num_blocks, "finished": self.finished, "rejected": self.rejected,
-            "preemptions": self.preemptions, "throughput": round(self.throughput, 3),
-            "first_token_p99": round(self.first_token_p99, 4), "latency_p99": round(self.latency_p99, 4),
-            "peak_ratio": round(self.peak_share, 4), "hit_ratio": round(self.hit_ratio, 4),
-        }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Goal:
-    """What counts as holding the load."""
-
-    most_preemptions: int = 0
-    first_token_p99: float | None = None
-    latency_p99: float | None = None
-
-    def is_met(self, outcome: ReplayOutcome) -> bool:
-        """Whether this setting is good enough to be chosen."""
-        return (
-            outcome.preemptions <= self.most_preemptions
-            and (self.first_token_p99 is None or outcome.first_token_p99 <= self.first_token_p99)
-            and (self.latency_p99 is None or outcome.latency_p99 <= self.latency_p99)
-        )
-
-
-@dataclass(frozen=True)
 class Choice:
     """The best setting, those that beat it in something, and how many were tried."""
 
-    best: ReplayOutcome | None
+    best: ReplayOutcome
+    holds: bool
+    """Whether the best setting meets the goal; where it does not, none does."""
     frontier: list[ReplayOutcome]
     outcomes: list[ReplayOutcome] = field(repr=False)
+    goal: Goal
     in_seconds: bool
     interrupted: bool = False
-    """Not all settings were tried."""
+    """Not all that was meant to be tried was."""
+    sustained: bool | None = None
+    """Whether the server would keep up if a load went on that ends before its answers do; None where it lasts longer
+    than they take, or does not hold anyway."""
 
     def as_json(self) -> dict[str, Any]:
         """The document of `legroom simulate --choose --json`."""
         return {
             "tried": len(self.outcomes),
             "unit": "s" if self.in_seconds else "steps",
-            "chosen": self.best.as_json() if self.best else None,
+            "goal": self.goal.as_json(),
+            "holds": self.holds,
+            "sustained": self.sustained,
+            "chosen": self.best.as_json(),
             "frontier": [outcome.as_json() for outcome in self.frontier],
             "interrupted": self.interrupted,
         }
@@ -111,47 +85,81 @@ def grid(given: Iterable[str], searched: dict[str, tuple[Any, ...]] | None = Non
     yield from combinations
 
 
+@dataclass(frozen=True)
+class ReplayTask:
+    """What every candidate is put through."""
+
+    trace: Trace
+    goal: Goal
+    replicas: int = 1
+    """Servers that share the load, a request each in turn."""
+    engine: ReplayEngine = "auto"
+
+
 def choose(
     trace: Trace,
     candidates: Sequence[Candidate],
     goal: Goal,
     *,
+    replicas: int = 1,
     workers: int | None = None,
     runner: Literal["processes", "ray"] = "processes",
     progress: Callable[[float], None] | None = None,
 ) -> Choice:
-    """Replay every candidate and pick the one with the best throughput among those that meet the goal."""
+    """Replay every candidate and pick the one with the most goodput among those that meet the goal, or among all."""
     if not candidates:
         raise LegroomError("no setting is left to try", "give fewer flags, or a larger pool")
-    trace = trace.checked()
-    engine: ReplayEngine = "auto"
-    if numba_is_installed() and is_compiled_before():
-        engine = "compiled"
+    task = replay_task(trace, goal, replicas)
     run = _on_ray if runner == "ray" else _on_processes
     outcomes: list[ReplayOutcome] = []
     try:
-        for outcome in run(trace, candidates, engine, workers):
+        for outcome in run(task, candidates, workers):
             outcomes.append(outcome)
             if progress:
                 progress(len(outcomes) / len(candidates))
     except KeyboardInterrupt:
         if not outcomes:
             raise
-    good = [outcome for outcome in outcomes if goal.is_met(outcome)]
-    best = max(good, key=_rank) if good else None
-    return Choice(best, frontier(outcomes), outcomes, trace.in_seconds, len(outcomes) < len(candidates))
+    best = best_of(outcomes, goal, task.trace.arrives_at_once)
+    interrupted = len(outcomes) < len(candidates)
+    sustained = None
+    if goal.is_met(best) and not interrupted:
+        sustained = is_sustained(task, candidates[outcomes.index(best)], best)
+    return Choice(best, goal.is_met(best), frontier(outcomes), outcomes, goal, trace.in_seconds, interrupted, sustained)
 
 
-def _rank(outcome: ReplayOutcome) -> tuple[float, ...]:
-    # Throughputs within a percent count as equal: then the shorter waits win.
-    return (outcome.finished, round(outcome.throughput, 2 - len(str(int(outcome.throughput)))), -outcome.latency_p99,
-            -outcome.first_token_p99)  # fmt: skip
+def replay_task(trace: Trace, goal: Goal, replicas: int = 1) -> ReplayTask:
+    """Compiled code is used where it lies ready: a search makes it pay at any length."""
+    engine: ReplayEngine = "compiled" if numba_is_installed() and is_compiled_before() else "auto"
+    return ReplayTask(trace.checked(), goal, replicas, engine)
+
+
+def best_of(outcomes: Sequence[ReplayOutcome], goal: Goal, arrives_at_once: bool = False) -> ReplayOutcome:
+    """The most goodput, then the shortest p99, then the fewest preemptions; what differs by a percent is equal.
+
+    Settings that keep up with a load all serve it at the load's own rate, so their goodput is the share of requests
+    within the latency asked for; the time until the last answer ends is chance.
+    """
+    holding = [outcome for outcome in outcomes if goal.is_met(outcome)]
+    rivals = holding or list(outcomes)
+    rates: tuple[Figure, ...] = (lambda o: o.goodput, lambda o: o.throughput)
+    if holding and not arrives_at_once:
+        rates = (lambda o: o.good_ratio,)
+    waits: tuple[Figure, ...] = (lambda o: -o.latency_p99, lambda o: -o.first_token_p99, lambda o: -o.preemptions)
+    most = max(outcome.finished for outcome in rivals)
+    rivals = [outcome for outcome in rivals if outcome.finished == most]
+    for figure in (*rates, *waits):
+        top = max(map(figure, rivals))
+        rivals = [outcome for outcome in rivals if figure(outcome) >= top - _EQUAL * abs(top)]
+    return rivals[0]
 
 
 def frontier(outcomes: Sequence[ReplayOutcome]) -> list[ReplayOutcome]:
-    """Outcomes that no other one beats in throughput, wait for the first token and preemptions alike."""
+    """Outcomes that no other one beats in goodput, wait for the first token and latency alike."""
     kept: list[ReplayOutcome] = []
-    for outcome in sorted(outcomes, key=lambda o: (-o.finished, o.preemptions, -o.throughput, o.first_token_p99)):
+    for outcome in sorted(
+        outcomes, key=lambda o: (-o.finished, -o.goodput, o.first_token_p99, o.latency_p99, o.preemptions)
+    ):
         if not any(_beats(other, outcome) for other in kept):
             kept.append(outcome)
     return kept
@@ -160,70 +168,65 @@ def frontier(outcomes: Sequence[ReplayOutcome]) -> list[ReplayOutcome]:
 def _beats(rival: ReplayOutcome, other: ReplayOutcome) -> bool:
     return (
         rival.finished >= other.finished
-        and rival.preemptions <= other.preemptions
-        and rival.throughput >= other.throughput
+        and rival.goodput >= other.goodput
         and rival.first_token_p99 <= other.first_token_p99
+        and rival.latency_p99 <= other.latency_p99
     )
 
 
-def outcome_of(flags: dict[str, Any], timeline: Timeline) -> ReplayOutcome:
-    settings, tally = timeline.settings, timeline.tally
-    if timeline.clocks is not None:
-        seconds = timeline.seconds
-        throughput, waits, latencies = timeline.output_tokens_per_s, seconds["first_token_s"], seconds["latency_s"]
-    else:
-        throughput = timeline.output_tokens / max(1, timeline.last_step)
-        waits = [float(wait) for wait in timeline.first_token_wait_steps]
-        latencies = [float(wait) for wait in timeline.latency_steps]
-    return ReplayOutcome(
-        flags, settings.num_blocks, tally.finished, len(timeline.rejections), tally.preemptions, throughput,
-        percentile(waits, 0.99), percentile(latencies, 0.99), tally.peak_blocks / settings.usable_blocks,
-        timeline.hit_ratio,
-    )  # fmt: skip
-
-
-def try_one(trace: Trace, candidate: Candidate, engine: ReplayEngine) -> ReplayOutcome:
+def try_one(task: ReplayTask, candidate: Candidate) -> ReplayOutcome:
     """Replay one setting. Half a replay is no outcome."""
-    timeline = simulate(trace, candidate.settings, cost=candidate.cost, engine=engine)
-    if timeline.interrupted:
-        raise KeyboardInterrupt
-    return outcome_of(candidate.flags, timeline)
+    timelines = []
+    for part in task.trace.shares(task.replicas, _MOST_SHARES):
+        timelines.append(simulate(part, candidate.settings, cost=candidate.cost, engine=task.engine))
+        if timelines[-1].interrupted:
+            raise KeyboardInterrupt
+    return outcome_of(candidate.flags, timelines, task.goal, task.replicas)
 
 
-_shared: dict[str, Any] = {}
+def is_sustained(task: ReplayTask, candidate: Candidate, outcome: ReplayOutcome) -> bool | None:
+    """Whether it keeps up with a short load that goes on; None where the load outlasts its answers already.
+
+    An empty server takes in what it could not finish at that rate: until its first answers end, nothing waits.
+    """
+    trace = task.trace
+    duration, needed = trace.arrivals[-1] - trace.arrivals[0], _ANSWERS_LONG * outcome.latency_p99
+    if trace.arrives_at_once or duration >= needed:
+        return None
+    times = min(_MOST_ROUNDS, ceil(needed / duration))
+    return try_one(replace(task, trace=trace.repeated(times)), candidate).keeps_up
 
 
-def _remember(trace: Trace, engine: ReplayEngine) -> None:
+_shared: dict[str, ReplayTask] = {}
+
+
+def _remember(task: ReplayTask) -> None:
     # Ctrl-C reaches every process of the terminal: the one that collects the outcomes decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _shared.update(trace=trace, engine=engine)
+    _shared["task"] = task
 
 
 def _try_shared(candidate: Candidate) -> ReplayOutcome:
-    return try_one(_shared["trace"], candidate, _shared["engine"])
+    return try_one(_shared["task"], candidate)
 
 
-def _on_processes(
-    trace: Trace, candidates: Sequence[Candidate], engine: ReplayEngine, workers: int | None
-) -> Iterator[ReplayOutcome]:
+def _on_processes(task: ReplayTask, candidates: Sequence[Candidate], workers: int | None) -> Iterator[ReplayOutcome]:
     workers = min(workers or os.cpu_count() or 1, len(candidates))
     if workers == 1:
-        yield from (try_one(trace, candidate, engine) for candidate in candidates)
+        yield from (try_one(task, candidate) for candidate in candidates)
         return
-    with ProcessPoolExecutor(workers, initializer=_remember, initargs=(trace, engine)) as pool:
+    with ProcessPoolExecutor(workers, initializer=_remember, initargs=(task,)) as pool:
         yield from pool.map(_try_shared, candidates)
 
 
-def _on_ray(
-    trace: Trace, candidates: Sequence[Candidate], engine: ReplayEngine, workers: int | None
-) -> Iterator[ReplayOutcome]:
+def _on_ray(task: ReplayTask, candidates: Sequence[Candidate], workers: int | None) -> Iterator[ReplayOutcome]:
     try:
         import ray  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415
     except ImportError:
         raise LegroomError("--engine ray needs the package ray", "pip install 'legroom[ray]'") from None
     if not ray.is_initialized():
         ray.init(num_cpus=workers, log_to_driver=False)
-    shared = ray.put(trace)
+    shared = ray.put(task)
     remote = ray.remote(try_one)
-    for task in [remote.remote(shared, candidate, engine) for candidate in candidates]:
-        yield ray.get(task)
+    for pending in [remote.remote(shared, candidate) for candidate in candidates]:
+        yield ray.get(pending)

@@ -125,12 +125,37 @@ class Trace:
             raise LegroomError(f"{self.name} uses the id {twice!r} twice", "ids tell requests apart: make them unique")
         return self if self._in_order() else self._sorted()
 
+    @property
+    def arrives_at_once(self) -> bool:
+        """A batch: no rate of arrival to keep up with."""
+        return self.arrivals[0] == self.arrivals[-1]
+
+    def shares(self, replicas: int, most: int) -> Iterator[Trace]:
+        """What each of `replicas` servers gets when they take requests in turn; of more than `most`, an even sample."""
+        if replicas == 1:
+            yield self
+            return
+        for number in range(min(replicas, most, len(self))):
+            yield self._rows(range(number * replicas // min(replicas, most), len(self), replicas))
+
+    def repeated(self, times: int) -> Trace:
+        """The same arrivals over and over, every request with a prompt of its own but for the shared prefixes."""
+        count = len(self)
+        longer = self._rows([*range(count)] * times)
+        # The pause between two rounds is the mean one within them.
+        duration = (self.arrivals[-1] - self.arrivals[0]) * count / max(1, count - 1)
+        longer.ids = [f"{name}/{i // count}" for i, name in enumerate(longer.ids or ())]
+        longer.arrivals = array("d", (at + i // count * duration for i, at in enumerate(longer.arrivals)))
+        return longer
+
     def _in_order(self) -> bool:
         arrivals = self.arrivals
         return all(arrivals[i] <= arrivals[i + 1] for i in range(len(arrivals) - 1))
 
     def _sorted(self) -> Trace:
-        order = sorted(range(len(self)), key=self.arrivals.__getitem__)
+        return self._rows(sorted(range(len(self)), key=self.arrivals.__getitem__))
+
+    def _rows(self, order: Sequence[int]) -> Trace:
         ids = [self.id_of(i) for i in order]
         return Trace(
             self.name, self.in_seconds, ids,

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from legroom.sidecar.watch import IncidentChange, WatchSession, stream
 
 if TYPE_CHECKING:
+    from legroom.live.plan_comparison import ComparedFigure
     from legroom.live.view import ServerView
+    from legroom.planning.plan_document import PlanDocument
     from legroom.sidecar.config import SidecarConfig
 
 _MOST_UNREAD = 1_000
@@ -25,9 +27,10 @@ _END = ""
 class LiveFeed:
     """Looks at servers while it runs, and tells every reader."""
 
-    def __init__(self, config: SidecarConfig) -> None:
+    def __init__(self, config: SidecarConfig, plan: PlanDocument | None = None) -> None:
         self._config = config
-        self._session = WatchSession(config.thresholds)
+        self._session = WatchSession(config.thresholds, {"": plan} if plan else None)
+        self._compared: dict[str, tuple[ComparedFigure, ...]] = {}
         self._readers: set[asyncio.Queue[str]] = set()
         self._is_closed = False
         self._last_change: IncidentChange | None = None
@@ -69,7 +72,8 @@ class LiveFeed:
             for server, points in self._session.history.items()
         }
         looks = [event(view.to_json()) for view in self._session.views.values()]
-        return [event(curves, "history"), event(self._incidents(), "incidents"), *looks]
+        plans = [self._comparison(server) for server in self._compared]
+        return [event(curves, "history"), event(self._incidents(), "incidents"), *looks, *plans]
 
     def _show(self, view: ServerView) -> None:
         newest = self._session.changes[0] if self._session.changes else None
@@ -77,9 +81,20 @@ class LiveFeed:
         if newest is not self._last_change:
             self._last_change = newest
             texts.append(event(self._incidents(), "incidents"))
+        compared = self._session.comparison(view.server)
+        if compared and compared != self._compared.get(view.server):  # a pool keeps its size: hardly ever
+            self._compared[view.server] = compared
+            texts.append(self._comparison(view.server))
         for reader in self._readers:
             for text in texts:
                 _put(reader, text)
+
+    def _comparison(self, server: str) -> str:
+        plan = self._session.plan_of(server)
+        assert plan is not None
+        figures = [asdict(figure) | {"is_as_planned": figure.is_as_planned} for figure in self._compared[server]]
+        planned = {"model": plan.model, "vllm": plan.vllm, "gpu": plan.gpu.name, "gpus": plan.gpu.count}
+        return event({"server": server, "plan": planned | {"command": list(plan.command)}, "figures": figures}, "plan")
 
     def _incidents(self) -> list[dict[str, Any]]:
         """Those that began or ended lately, the newest first."""

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
 from legroom.errors import UNREACHABLE, LegroomError
+from legroom.memo import Memo
 from legroom.web.endpoints import BadRequest, answer, error_document
 
 HEADER = struct.Struct(">cI")
@@ -22,6 +23,8 @@ CALL, STREAM, PIECE, END = b"C", b"S", b"P", b"E"
 """A whole request; one whose log follows in pieces; a piece; the end of them."""
 STATUS = struct.Struct(">HI")
 """An answer: its HTTP status and how many bytes follow."""
+_CALLS_REMEMBERED = 200
+"""A slider asks for much the same again and again; what a hundred visitors asked for would only fill the memory."""
 _OK, _BAD_REQUEST, _UNPROCESSABLE, _DEPENDENCY, _BUG = 200, 400, 422, 424, 500
 
 
@@ -36,10 +39,12 @@ def main() -> None:
     # What a library prints must not get between answers.
     target = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    while frame := _read(source):
+    for number, frame in enumerate(iter(lambda: _read(source), None), 1):
         status, document = _answered(frame, source)
         target.write(STATUS.pack(status, len(document)) + document)
         target.flush()
+        if number % _CALLS_REMEMBERED == 0:
+            Memo.forget_everything()
 
 
 def _read(source: BinaryIO) -> Frame | None:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -48,9 +49,19 @@ class _Silent(SimpleHTTPRequestHandler):
         pass
 
 
+@contextmanager
+def file_server(folder: Path) -> Iterator[str]:
+    """The address of a plain file server."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Silent, directory=str(folder)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/"
+    server.shutdown()
+    server.server_close()
+
+
 @pytest.fixture(scope="package")
-def static_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The static edition on a plain file server."""
+def static_folder(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The static edition, written once; not at all where there is no browser for it."""
     from legroom.errors import LegroomError
     from legroom.web.static_edition import write_static
 
@@ -59,11 +70,20 @@ def static_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         write_static(folder)
     except LegroomError as error:
         pytest.skip(f"the static edition cannot be written here: {error.message}")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Silent, directory=str(folder)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}/"
-    server.shutdown()
-    server.server_close()
+    return folder
+
+
+@pytest.fixture(scope="package")
+def static_url(static_folder: Path) -> Iterator[str]:
+    """The static edition on a plain file server."""
+    with file_server(static_folder) as url:
+        yield url
+
+
+@pytest.fixture
+def files_served() -> Callable[[Path], AbstractContextManager[str]]:
+    """A file server that a test may end."""
+    return file_server
 
 
 OpenPage = Callable[..., Any]

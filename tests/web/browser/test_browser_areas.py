@@ -11,6 +11,8 @@ from metrics_server import Metrics, serving
 from ui_server import serving_ui
 from waiting import wait_until
 
+import legroom
+
 EVERYWHERE = [(size, language) for size in ("desktop", "phone") for language in ("en", "zh")]
 SMALL = "model=qwen3-8b&gpu=l4&max_model_len=8192&s.requests=80"
 
@@ -112,6 +114,19 @@ def test_a_watched_server_is_shown_as_it_serves(open_page, keep_screenshot, size
         page.locator(".server-row").click()
         wait_until(page, "document.querySelector('.server-details .sparkline polyline')")
         assert "1,001" in page.inner_text(".server-details")
+        keep_screenshot(page)
+
+
+@pytest.mark.parametrize(("size", "language"), [("desktop", "en"), ("phone", "zh")])
+def test_a_server_is_shown_beside_its_plan(open_page, keep_screenshot, tmp_path, size, language):
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps(legroom.plan("qwen3-8b", "l4", max_model_len=4096).json()))
+    with serving(Metrics()) as vllm, serving_ui("--watch", vllm, "--interval", "0.5", "--plan", str(plan)) as ui:
+        page = open_page(f"{ui.url}#/live", size=size, language=language, errors_are_fine=True)
+        page.locator(".server-row").click()
+        page.wait_for_selector(".plan-comparison li.off")
+        assert "1,001" in page.locator(".plan-comparison li").first.inner_text()
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
         keep_screenshot(page)
 
 

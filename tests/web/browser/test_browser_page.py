@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from metrics_server import Metrics, serving
+from ui_server import serving_ui
 from waiting import wait_until
 
+import legroom
 from legroom.web.page_files import PAGE_FOLDER
 
 ROOT = Path(__file__).parents[3]
@@ -50,6 +53,17 @@ def test_axe_finds_nothing_serious_in_a_diagnosis(served, open_page, axe):
     page.get_by_role("button", name="Try a sample").click()
     page.wait_for_selector(".before-after .card-svg")
     assert serious(page, axe) == []
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_axe_finds_nothing_serious_in_a_server_beside_its_plan(open_page, axe, tmp_path, dark):
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps(legroom.plan("qwen3-8b", "l4", max_model_len=4096).json()))
+    with serving(Metrics()) as vllm, serving_ui("--watch", vllm, "--interval", "0.5", "--plan", str(plan)) as ui:
+        page = open_page(f"{ui.url}#/live", dark=dark, errors_are_fine=True)
+        page.locator(".server-row").click()
+        page.wait_for_selector(".plan-comparison li.off")
+        assert serious(page, axe) == []
 
 
 def test_the_first_load_is_small(served, open_page):

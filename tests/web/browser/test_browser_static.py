@@ -61,3 +61,31 @@ def test_a_browser_without_webassembly_is_told_so(static_url, open_page):
     page.goto(static_url)
     page.wait_for_selector("[role=alert]")
     assert "WebAssembly" in page.locator("[role=alert]").first.inner_text()
+
+
+def test_after_the_first_visit_it_plans_without_a_network(static_folder, files_served, open_page):
+    with files_served(static_folder) as url:
+        page = open_static(open_page, f"{url}#/plan?model=llama-3.1-8b&gpu=h100")
+        page.wait_for_selector(".legend-row.part-kv")
+        page.evaluate("navigator.serviceWorker.ready.then(() => true)")
+    page.goto("about:blank")
+    page.goto(f"{url}#/plan?model=qwen3-8b&gpu=l4&max_model_len=4096")
+    page.wait_for_selector(".legend-row.part-kv")
+    planned = legroom.plan("qwen3-8b", "l4", max_model_len=4096).json()
+    assert page.inner_text(".legend-row.part-kv .figure") == f"{planned['layout']['kv_cache_bytes'] / 2**30:.2f} GiB"
+
+
+def test_a_log_too_large_for_a_browser_is_refused_with_a_sentence(static_url, open_page, tmp_path):
+    log = tmp_path / "large.log"
+    with log.open("wb") as file:
+        file.write(SAMPLE.read_bytes() * 100)
+        file.truncate(2 << 30)
+    page = open_static(open_page, f"{static_url}#/diagnose")
+    page.locator("input[type=file]").set_input_files(log)
+    page.wait_for_selector("[role=alert]")
+    assert "legroom diagnose large.log" in page.inner_text("[role=alert]")
+
+
+def test_the_page_names_its_version(static_url, open_page):
+    page = open_static(open_page, f"{static_url}#/catalog")
+    assert f"legroom {legroom.__version__}" in page.inner_text("footer")

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from legroom.guard import refusals
 from legroom.guard.admission import Admission
+from legroom.guard.clients import client_of
 from legroom.guard.log import log_bug
 from legroom.guard.paths import DRAIN, METRICS, STATUS, kind_of
 from legroom.guard.proxy.reader import BufferedBodies, HttpRequest, RequestReader, Stop
@@ -44,7 +45,7 @@ class ProxyState(Protocol):
 
 
 class ClientConnection(asyncio.Protocol):
-    __slots__ = ("_discarding", "_exchange", "_head_only", "_proxy", "_queue", "_reader", "_task",
+    __slots__ = ("_charged_bytes", "_discarding", "_exchange", "_head_only", "_proxy", "_queue", "_reader", "_task",
                  "_unsent_bytes", "deadline_s", "keep_alive", "peer", "serving", "speaks_chunked",
                  "stalled_since_s", "transport")  # fmt: skip
 
@@ -57,6 +58,7 @@ class ClientConnection(asyncio.Protocol):
         self.serving = False
         self._discarding = False
         self._head_only = False
+        self._charged_bytes = 0
         self._unsent_bytes = 0
         self.keep_alive = True
         self.speaks_chunked = True
@@ -75,6 +77,7 @@ class ClientConnection(asyncio.Protocol):
         del error
         self._proxy.clients.discard(self)
         self._drop_requests()
+        self.body_gone()
         if self._task is not None:
             self._task.cancel()
         if self._exchange is not None:
@@ -135,7 +138,7 @@ class ClientConnection(asyncio.Protocol):
         self.speaks_chunked = not request.old
         self._head_only = request.method == b"HEAD"
         body = request.take_body()
-        self._proxy.buffered.total_bytes -= len(body)
+        self._charged_bytes = len(body)
         method, path, admission = request.method.decode("latin-1"), path_of(request.target), self._proxy.admission
         kind = kind_of(method, path)
         if kind is None:
@@ -146,7 +149,7 @@ class ClientConnection(asyncio.Protocol):
             self._forward(request, None, body)
             return
         admission.reload()
-        guarded = admission.read(kind, body)
+        guarded = admission.read(kind, body, client_of(request.headers, self.peer, admission.policy.clients))
         if isinstance(guarded, Refusal):
             self.refuse(guarded)
         elif admission.weigh(guarded):
@@ -254,9 +257,15 @@ class ClientConnection(asyncio.Protocol):
             self.transport.write(b"%b%b%b\r\n%b" % (start, head, closing, b"" if self._head_only else body))
         self.answered()
 
+    def body_gone(self) -> None:
+        """The body of the request in hand is held no longer."""
+        self._proxy.buffered.total_bytes -= self._charged_bytes
+        self._charged_bytes = 0
+
     def answered(self) -> None:
         """An answer ended; on to the next request."""
         self._exchange = None
+        self.body_gone()
         self.serving = False
         if self._discarding and self.transport.can_write_eof() and not self.transport.is_closing():
             # Closed now, bytes still on their way would make the system reset the connection, and the answer be lost.

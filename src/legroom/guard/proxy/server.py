@@ -56,7 +56,7 @@ class ProxyOptions:
     answer_s: float = 600.0
     """The server must begin to answer within this; 0: no limit."""
     drain_s: float = 30.0
-    most_buffered_bytes: int = 512 << 20
+    most_buffered_bytes: int = 400 << 20
 
 
 class Proxy:
@@ -221,8 +221,11 @@ class Proxy:
     async def own_page(self, client: ClientConnection, method: str, path: str, headers: Headers, body: bytes) -> None:
         """The pages that the guard answers itself, or adds to."""
         if path == METRICS:
-            page = with_page(await self._get(METRICS) or b"", self.admission.page())
-            client.respond(200, [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8"),
+            theirs = await self._get(METRICS)
+            down = theirs is None
+            page = with_page(theirs or b"", self.admission.page(upstream_up=not down))
+            status = 503 if down and self.admission.policy.proxy.metrics_when_down == "503" else 200
+            client.respond(status, [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8"),
                                  (b"content-length", b"%d" % len(page))], page)  # fmt: skip
             return
         given = dict(headers).get(b"authorization", b"")

@@ -19,6 +19,7 @@ from legroom.guard.refusals import SERVER, Refusal
 from legroom.guard.request import GuardedRequest
 
 CONNECT_S = 5.0
+PIECE_BYTES = 65536
 IDLE_S = 4.0
 """Idle connections are dropped before the server does it: uvicorn closes them after five seconds."""
 STALE_S = 0.25
@@ -41,6 +42,9 @@ class AnswerReceiver(Protocol):
 
     def refuse(self, refusal: Refusal) -> None:
         """Answer in the server's place."""
+
+    def body_gone(self) -> None:
+        """The body of the request is held no longer."""
 
     def answered(self) -> None:
         """The answer ended."""
@@ -78,6 +82,8 @@ class Exchange:
         """The head of the answer came; refusals of the server's own get a Retry-After."""
         self.status = status
         self.body = self.head = b""  # not needed any more, and a stream may last for minutes
+        if self.server is None or not self.server.has_unsent:
+            self.client.body_gone()
         if status in (429, 503) and not any(name == b"retry-after" for name, _ in headers):
             return [*headers, (b"retry-after", b"1")]
         return headers
@@ -145,14 +151,18 @@ def down(why: str) -> Refusal:
 
 
 class ServerConnection(asyncio.Protocol):
-    __slots__ = ("_headers", "_parser", "_pool", "_reason", "chunked", "exchange", "has_length", "idle_since_s", "out",
-                 "sent_s", "transport", "used")  # fmt: skip
+    __slots__ = ("_headers", "_parser", "_pool", "_reason", "_unsent", "_writing", "chunked", "exchange", "has_length",
+                 "idle_since_s", "out", "sent_s", "transport", "used")  # fmt: skip
 
     def __init__(self, pool: ServerPool) -> None:
         self._pool = pool
         self.exchange: Exchange | None = None
         self.idle_since_s = 0.0
         self.used = False
+        self._writing = True
+        self._unsent = memoryview(b"")
+        """What the server has yet to take of a body. It is written in pieces: all at once, the transport would keep a
+        second copy of what the server does not read."""
         self.out: list[bytes] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -167,9 +177,31 @@ class ServerConnection(asyncio.Protocol):
         exchange.server = self
         exchange.sent = True
         self.sent_s = self._pool.clock()
-        self.transport.write(exchange.head + exchange.body if len(exchange.body) < 65536 else exchange.head)
-        if len(exchange.body) >= 65536:
-            self.transport.write(exchange.body)
+        if len(exchange.body) < PIECE_BYTES:
+            self.transport.write(exchange.head + exchange.body)
+            return
+        self._unsent = memoryview(exchange.body)
+        self._writing = True
+        self.transport.write(exchange.head)
+        self._write_on()
+
+    def _write_on(self) -> None:
+        while self._writing and self._unsent and not self.transport.is_closing():
+            piece, self._unsent = self._unsent[:PIECE_BYTES], self._unsent[PIECE_BYTES:]
+            self.transport.write(piece)
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether the server has yet to take some of the body."""
+        return bool(self._unsent)
+
+    def pause_writing(self) -> None:
+        """The server takes no more for now."""
+        self._writing = False
+
+    def resume_writing(self) -> None:
+        self._writing = True
+        self._write_on()
 
     def data_received(self, data: bytes) -> None:
         """Bytes of an answer; all that they make goes to the client in one write."""
@@ -240,7 +272,10 @@ class ServerConnection(asyncio.Protocol):
         self.flush(exchange)
         self.exchange = None
         self.used = True
-        if reusable and not self.transport.is_closing():
+        if self._unsent:  # it answered before it had read the request, and would take the rest for another one
+            self._unsent = memoryview(b"")
+            self.transport.abort()
+        elif reusable and not self.transport.is_closing():
             self.transport.resume_reading()
             self._pool.give_back(self)
         else:
@@ -253,6 +288,7 @@ class ServerConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Gone, between answers or in the midst of one."""
         self._pool.forget(self)
+        self._unsent = memoryview(b"")
         exchange, self.exchange = self.exchange, None
         if exchange is None:
             return

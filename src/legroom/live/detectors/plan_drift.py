@@ -5,6 +5,7 @@ from __future__ import annotations
 from legroom.live.detectors.base import Condition, Detector, named
 from legroom.live.metrics.sample import EngineSample
 from legroom.live.metrics.window import Window
+from legroom.live.plan_comparison import block_tokens, furthest_engine, planned_tokens, tolerated
 from legroom.live.thresholds import Hold
 from legroom.planning.plan_document import PlanDocument
 
@@ -25,21 +26,17 @@ class PlanDrift(Detector):
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
         """The engine that is furthest off; None without a plan or a pool."""
-        planned = _planned_tokens(self.plan)
+        planned = planned_tokens(self.plan) if self.plan else None
         if self.plan is None or planned is None or not window.is_answering or window.latest is None:
             return None
-        seen = [engine for engine in window.latest.engines if _block_tokens(engine)]
-        if not seen:
-            return None
-        worst = max(seen, key=lambda engine: abs(_block_tokens(engine) / planned - 1))
-        return self._condition(worst, self.plan, planned, window)
+        worst = furthest_engine(window.latest, planned)
+        return self._condition(worst, self.plan, planned, window) if worst else None
 
     def _condition(self, engine: EngineSample, plan: PlanDocument, planned: float, window: Window) -> Condition:
-        tokens = _block_tokens(engine)
+        tokens = block_tokens(engine) or 0
         off = tokens / planned - 1
-        low, high = _band(plan)
-        allowed = self.levels.drift_pool_ratio
-        if min(low, -allowed) <= off <= max(high, allowed):
+        low, high = tolerated(plan, self.levels)
+        if low <= off <= high:
             return Condition(False, True)
         which = named(engine.key, window)
         more = ""
@@ -53,20 +50,3 @@ class PlanDrift(Detector):
         )
         numbers = {"pool_tokens": float(tokens), "planned_tokens": planned, "off": off}
         return Condition(True, False, reason, numbers, which, severity="warning" if off < 0 else "info")
-
-
-def _block_tokens(engine: EngineSample) -> int:
-    """Like the plan's: blocks times block size, whatever groups of layers share them."""
-    return (engine.num_blocks or 0) * (engine.block_size or 0)
-
-
-def _planned_tokens(plan: PlanDocument | None) -> float | None:
-    """Blocks times block size, as vLLM reports them, null block included."""
-    return float(max(plan.kv.num_blocks, 0) * max(plan.kv.block_size, 0)) or None if plan else None
-
-
-def _band(plan: PlanDocument) -> tuple[float, float]:
-    """How far off the plan itself says that it may be."""
-    middle, band = plan.layout.kv_cache_bytes, plan.confidence.get("kv_cache_bytes")
-    low, high = (band.low or 0, band.high or 0) if band else (0, 0)
-    return (low / middle - 1, high / middle - 1) if min(middle, low, high) > 0 else (0.0, 0.0)

@@ -1,0 +1,140 @@
+#!/usr/bin/env python3
+"""Goodput of the guard's admission against vLLM alone, on vLLM's own scheduler in simulation: many rounds, no server.
+
+    guard_goodput.py [--rounds 3] [--look-ahead 0.1 0.2] [--step-ms 10 1 0.15] [--loads long mixed]
+
+The pool is `legroom.guard`'s own, driven by a simulated clock. A step takes a constant, a part for each sequence that
+decodes and a part for each prompt token; the defaults are in the proportions of the tiny model of
+../shared/checks/goodput.py on two cores, where strict admission measured 1.06, 0.75 and 0.78 of direct.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from legroom.guard.pool import Need, Pool, PoolLimits, TicketState
+from legroom.guard.projection import Growth
+from legroom.simulation.request import Request
+from legroom.simulation.scheduler import Scheduler
+from legroom.simulation.settings import SchedulerSettings
+from legroom.simulation.trace import TraceRequest
+from legroom.units import cdiv
+
+BLOCKS, BLOCK_SIZE, LONGEST = 32, 128, 1024
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request of the load: the tokens it will have, and those that the guard expects."""
+
+    prompt: int
+    output: int
+    copies: int = 1
+    expected: int = 0
+
+    def need(self) -> Need:
+        steps = self.expected or self.output
+        most = LONGEST - self.prompt if self.expected else self.output
+
+        def blocks(tokens: int) -> int:
+            return cdiv(tokens, BLOCK_SIZE) * self.copies
+
+        growth = Growth(blocks(self.prompt + 1), blocks(self.prompt + steps), steps, most)
+        return Need(min(BLOCKS, blocks(self.prompt + most)), self.copies, growth, steps if steps <= self.prompt else 0)
+
+
+def open_ended(rnd: random.Random) -> Asked:
+    return Asked(rnd.choice([40, 200]), min(800, 1 + int(rnd.expovariate(1 / 200))), expected=320)
+
+
+LOADS: dict[str, Callable[[random.Random], list[Asked]]] = {
+    "short": lambda rnd: [Asked(100, 40)] * 80,
+    "long": lambda rnd: [Asked(60, 700)] * 40,
+    "mixed": lambda rnd: [Asked(rnd.choice([60, 300]), rnd.choice([30, 150, 600])) for _ in range(50)],
+    "several": lambda rnd: [Asked(50, 60, 8)] * 12,
+    "several long": lambda rnd: [Asked(50, 300, 4)] * 20,
+    "open-ended": lambda rnd: [open_ended(rnd) for _ in range(100)],
+    "half prompts": lambda rnd: [Asked(200, 300)] * 100,
+}
+
+
+@dataclass
+class Run:
+    tokens_per_s: float
+    preemptions: int
+    p50_s: float
+    worst_s: float
+
+
+def run(load: list[Asked], limits: PoolLimits | None, step_ms: tuple[float, float, float]) -> Run:
+    """`limits` None: everything goes straight to the server."""
+    scheduler = Scheduler(SchedulerSettings(BLOCKS + 1, BLOCK_SIZE, max_model_len=LONGEST, enable_prefix_caching=False))
+    pool, now_s, next_look_s = Pool(limits or PoolLimits()), 0.0, 0.0
+    waiting = [(asked, pool.acquire(asked.need(), 0.0)) for asked in load]
+    inside: dict[Request, tuple[int, Asked]] = {}
+    left: dict[int, int] = {}
+    preemptions = tokens = number = 0
+    ends_s: list[float] = []
+    tickets = {}
+    while waiting or inside:
+        for asked, ticket in [pair for pair in waiting if pair[1].state is TicketState.ADMITTED]:
+            waiting.remove((asked, ticket))
+            number += 1
+            tickets[number], left[number] = ticket, asked.copies
+            for copy in range(asked.copies):
+                row = TraceRequest(f"{number}-{copy}", 0, asked.prompt, asked.output)
+                request = Request(row, number * 64 + copy, LONGEST)
+                inside[request] = number, asked
+                scheduler.add(request)
+        batch = scheduler.schedule()
+        preemptions += len(batch.preempted)
+        decoding = sum(count == 1 for count in batch.scheduled.values())
+        prompt_tokens = sum(count for count in batch.scheduled.values() if count > 1)
+        now_s += (step_ms[0] + step_ms[1] * decoding + step_ms[2] * prompt_tokens) / 1000
+        for request in scheduler.update(batch)[1]:
+            which, asked = inside.pop(request)
+            tokens += asked.output
+            left[which] -= 1
+            if not left[which]:
+                ticket = tickets[which]
+                pool.learn_pace(asked.output, now_s - ticket.admitted_s)
+                pool.release(ticket, now_s)
+                ends_s.append(now_s)
+        if now_s >= next_look_s:
+            next_look_s = now_s + 0.1
+            pool.admit_waiting(now_s)
+    return Run(tokens / now_s, preemptions, statistics.median(ends_s), max(ends_s))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--look-ahead", type=float, nargs="+", default=[0.1, 0.2, 0.35])
+    parser.add_argument("--step-ms", type=float, nargs=3, default=(10.0, 1.0, 0.15))
+    parser.add_argument("--loads", nargs="+", default=list(LOADS))
+    args = parser.parse_args()
+    policies: dict[str, PoolLimits | None] = {"direct": None, "strict": PoolLimits(BLOCKS, None, 10_000)}
+    policies |= {f"ahead {share:g}": PoolLimits(BLOCKS, None, 10_000, share) for share in args.look_ahead}
+    for name in args.loads:
+        seen: dict[str, list[Run]] = {}
+        for seed in range(args.rounds):
+            for policy, limits in policies.items():
+                seen.setdefault(policy, []).append(run(LOADS[name](random.Random(seed)), limits, args.step_ms))
+        for policy, runs in seen.items():
+            ratios = [
+                ours.tokens_per_s / theirs.tokens_per_s for ours, theirs in zip(runs, seen["direct"], strict=True)
+            ]
+            preemptions = sum(result.preemptions for result in runs)
+            print(
+                f"{name:13}{policy:11} goodput {statistics.median(ratios):.3f} (least {min(ratios):.3f})  "
+                f"preemptions {preemptions:4}  p50 {runs[0].p50_s:5.1f} s  last {runs[0].worst_s:5.1f} s",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

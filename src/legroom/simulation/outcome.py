@@ -1,0 +1,156 @@
+"""What a setting does to a load, and what counts as holding it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from legroom.simulation.timeline import Timeline, percentile
+
+_NOTICEABLE = 0.05
+"""A server falls behind when the wait grows by more than this for every second of load, and ends more than this share
+of the load's duration behind. Below it, the filling of an empty server and chance in the arrivals look the same."""
+
+
+@dataclass(frozen=True)
+class ReplayOutcome:
+    """What a setting does to the load. Waits are seconds, or steps where the trace counts steps."""
+
+    flags: dict[str, Any]
+    num_blocks: int
+    finished: int
+    rejected: int
+    preemptions: int
+    throughput: float
+    """Output tokens a second, or a step."""
+    goodput: float
+    """Of these, the tokens of requests that kept to the latency asked for."""
+    good_ratio: float
+    """Share of the finished requests that kept to it."""
+    first_token_p99: float
+    latency_p99: float
+    wait_growth_ratio: float
+    """Seconds by which the wait for the first token grows in every second of load."""
+    keeps_up: bool
+    """Whether requests are served as fast as they arrive."""
+    peak_share: float
+    hit_ratio: float
+
+    def as_json(self) -> dict[str, Any]:
+        """The row of a frontier."""
+        return {
+            "flags": self.flags, "num_blocks": self.num_blocks, "finished": self.finished, "rejected": self.rejected,
+            "preemptions": self.preemptions, "throughput": round(self.throughput, 3),
+            "goodput": round(self.goodput, 3), "good_ratio": round(self.good_ratio, 4),
+            "first_token_p99": round(self.first_token_p99, 4), "latency_p99": round(self.latency_p99, 4),
+            "wait_growth_ratio": round(self.wait_growth_ratio, 4), "keeps_up": self.keeps_up,
+            "peak_ratio": round(self.peak_share, 4), "hit_ratio": round(self.hit_ratio, 4),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What counts as holding the load: to keep up with it, within the latency asked for."""
+
+    first_token_p99: float | None = None
+    latency_p99: float | None = None
+    most_preemptions: int | None = None
+    """None: any number. What they cost is in the waits and the goodput."""
+
+    def is_met(self, outcome: ReplayOutcome) -> bool:
+        """Whether this setting holds the load."""
+        return (
+            outcome.finished > 0
+            and outcome.keeps_up
+            and self.is_within(outcome.first_token_p99, outcome.latency_p99)
+            and (self.most_preemptions is None or outcome.preemptions <= self.most_preemptions)
+        )
+
+    def is_within(self, first_token: float, latency: float) -> bool:
+        return (self.first_token_p99 is None or first_token <= self.first_token_p99) and (
+            self.latency_p99 is None or latency <= self.latency_p99
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "first_token_p99": self.first_token_p99,
+            "latency_p99": self.latency_p99,
+            "most_preemptions": self.most_preemptions,
+        }
+
+
+class ServedRequest(NamedTuple):
+    arrival: float
+    first_token: float
+    """The wait for it."""
+    latency: float
+    output_len: int
+
+
+def outcome_of(flags: dict[str, Any], timelines: Sequence[Timeline], goal: Goal, servers: int = 1) -> ReplayOutcome:
+    """What `servers` servers did together, of which `timelines` are all or an even sample."""
+    served = [request for timeline in timelines for request in _served(timeline)]
+    good = [request for request in served if goal.is_within(request.first_token, request.latency)]
+    settings, tallies = timelines[0].settings, [timeline.tally for timeline in timelines]
+    sampled = servers / len(timelines)
+    duration = _duration(timelines, served)
+    growth, keeps_up = _pace(served)
+    prompt_tokens = sum(tally.prompt_tokens for tally in tallies)
+    return ReplayOutcome(
+        flags,
+        settings.num_blocks,
+        round(sum(tally.finished for tally in tallies) * sampled),
+        round(sum(len(timeline.rejections) for timeline in timelines) * sampled),
+        round(sum(tally.preemptions for tally in tallies) * sampled),
+        sum(request.output_len for request in served) * sampled / duration,
+        sum(request.output_len for request in good) * sampled / duration,
+        len(good) / len(served) if served else 0.0,
+        percentile(sorted(request.first_token for request in served), 0.99),
+        percentile(sorted(request.latency for request in served), 0.99),
+        growth,
+        keeps_up,
+        max(tally.peak_blocks for tally in tallies) / settings.usable_blocks,
+        sum(tally.cached_tokens for tally in tallies) / prompt_tokens if prompt_tokens else 0.0,
+    )
+
+
+def _served(timeline: Timeline) -> Iterator[ServedRequest]:
+    if timeline.clocks is not None:
+        arrivals: Sequence[float] = timeline.trace.arrivals
+        tokens: Sequence[float] = timeline.clocks.token_s
+        ends: Sequence[float] = timeline.clocks.finish_s
+    else:
+        arrivals, tokens, ends = timeline.arrival_steps, timeline.first_token_steps, timeline.finish_steps
+    for arrival, token, end, step, output_len in zip(
+        arrivals, tokens, ends, timeline.finish_steps, timeline.trace.output_lens, strict=True
+    ):
+        if step >= 0:
+            yield ServedRequest(float(arrival), float(token - arrival), float(end - arrival), output_len)
+
+
+def _duration(timelines: Sequence[Timeline], served: Sequence[ServedRequest]) -> float:
+    """From the first arrival to the last token; steps are counted from the trace's own 0."""
+    if timelines[0].clocks is None:
+        return max(1, *(timeline.last_step for timeline in timelines))
+    first = min(timeline.trace.arrivals[0] for timeline in timelines)
+    return max((request.arrival + request.latency for request in served), default=first) - first or 1.0
+
+
+def _pace(served: Sequence[ServedRequest]) -> tuple[float, bool]:
+    """By how much waits grow in every second of load (the least-squares line), and whether the server keeps up.
+
+    A server that is sent twice what it serves lets its newest request wait as long as the load has lasted: the line
+    rises by 1. One that keeps up has a level line, however long its bursts make requests wait.
+    """
+    if not served:
+        return 0.0, False
+    middle, mean_wait = fmean(r.arrival for r in served), fmean(r.first_token for r in served)
+    spread = sum((r.arrival - middle) ** 2 for r in served)
+    if spread == 0:
+        return 0.0, True  # all at once: nothing arrives later that could find a longer queue
+    growth = sum((r.arrival - middle) * (r.first_token - mean_wait) for r in served) / spread
+    first, last = min(r.arrival for r in served), max(r.arrival for r in served)
+    behind = max(r.arrival + r.first_token for r in served) - last
+    return growth, growth <= _NOTICEABLE or behind <= _NOTICEABLE * (last - first)

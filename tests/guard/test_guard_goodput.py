@@ -1,0 +1,104 @@
+"""Admission that looks ahead: it fills the pool, keeps from thrashing, and is not misled by a few short answers."""
+
+import importlib.util
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+from legroom.guard.lengths import AnswerLengths
+from legroom.guard.pool import Need, Pool, PoolLimits, TicketState
+from legroom.guard.projection import Growth, fits, hold_of
+
+_SPEC = importlib.util.spec_from_file_location(
+    "guard_goodput", Path(__file__).parents[2] / "bench" / "guard_goodput.py"
+)
+goodput = importlib.util.module_from_spec(_SPEC)
+sys.modules[_SPEC.name] = goodput  # dataclasses look their module up
+_SPEC.loader.exec_module(goodput)
+STEP_MS = (10.0, 1.0, 0.15)
+
+
+def measured(load, look_ahead):
+    asked = goodput.LOADS[load](random.Random(0))
+    direct = goodput.run(asked, None, STEP_MS)
+    ours = goodput.run(asked, PoolLimits(goodput.BLOCKS, None, 10_000, look_ahead), STEP_MS)
+    return ours.tokens_per_s / direct.tokens_per_s, ours.preemptions, direct.preemptions
+
+
+@pytest.mark.parametrize("load", ["short", "long", "several", "open-ended", "half prompts"])
+def test_goodput_on_vllms_scheduler_is_not_below_that_of_vllm_alone(load):
+    ratio, _, _ = measured(load, 0.1)
+    assert ratio >= 0.99
+
+
+@pytest.mark.parametrize("load", ["short", "long", "mixed", "several long", "open-ended"])
+def test_where_vllm_alone_thrashes_most_preemptions_are_avoided(load):
+    _, preemptions, direct = measured(load, 0.1)
+    assert preemptions <= 0.45 * direct
+
+
+@pytest.mark.parametrize("load", ["short", "long", "mixed"])
+def test_strict_admission_never_preempts_where_lengths_are_known(load):
+    _, preemptions, direct = measured(load, None)
+    assert (preemptions, direct > 0) == (0, True)
+
+
+GROWING = Need(10, 1, Growth(1, 10, 100, 100))
+
+
+def test_requests_near_their_end_make_room_by_time_alone():
+    pool = Pool(PoolLimits(20, None, 10, look_ahead=0.5))
+    pool.learn_pace(100, 10.0)
+    pool.acquire(GROWING, 0.0)
+    pool.acquire(GROWING, 5.0)
+    waiting = pool.acquire(GROWING, 5.0)
+    assert waiting.state is TicketState.WAITING
+    pool.admit_waiting(9.0)
+    assert waiting.state is TicketState.ADMITTED
+
+
+def test_room_is_looked_for_at_every_end_before_the_last_moment():
+    short, long = hold_of(Growth(6, 10, 10, 10), 0, True), hold_of(Growth(2, 12, 100, 100), 0, True)
+    assert fits([short, long], 13, 50)
+    assert not fits([short, long], 12, 50)
+
+
+def test_an_answer_that_outlived_what_was_expected_is_expected_to_go_on():
+    assert hold_of(Growth(1, 3, 20, 500), 40, True).steps_left == 20
+    assert hold_of(Growth(1, 3, 20, 500), 40, True).blocks == 5
+
+
+def answers(lengths, count, tokens, max_tokens=None, client="a"):
+    for _ in range(count):
+        lengths.observe("m", client, max_tokens, tokens)
+
+
+def test_forty_short_answers_do_not_mislead():
+    lengths = AnswerLengths()
+    answers(lengths, 40, 3)
+    answers(lengths, 40, 3, max_tokens=1000)
+    assert lengths.expected("m", "a", None, 1024) == 1024
+    assert lengths.expected("m", "a", 1000, 1024) == 1000
+
+
+def test_many_short_answers_are_believed_and_a_few_long_ones_widen_at_once():
+    lengths = AnswerLengths()
+    answers(lengths, 400, 10)
+    assert lengths.expected("m", "a", None, 1024) < 20
+    answers(lengths, 4, 700)
+    assert lengths.expected("m", "a", None, 1024) >= 700
+
+
+def test_a_new_client_is_expected_to_be_like_all_of_the_model():
+    lengths = AnswerLengths()
+    answers(lengths, 400, 10)
+    assert lengths.expected("m", "new", None, 1024) < 20
+    assert lengths.expected("other model", "new", None, 1024) == 1024
+
+
+def test_requests_that_use_all_of_their_max_tokens_are_expected_to_do_so_again():
+    lengths = AnswerLengths()
+    answers(lengths, 400, 40, max_tokens=40)
+    assert lengths.expected("m", "a", 700, 1024) == 700
