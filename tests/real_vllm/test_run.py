@@ -147,7 +147,7 @@ def test_one_ctrl_c_under_load_answers_every_client_and_ends(vllm_python, tmp_pa
         asked_s = time.monotonic()
         run.process.send_signal(signal.SIGINT)
         run.process.wait(PATIENCE_S)
-        assert time.monotonic() - asked_s < 4.0  # 0.8 s on a quiet machine
+        assert time.monotonic() - asked_s < 4.0  # 1.4 s on a busy machine
         for client in clients:
             client.join()
         assert tokens == [0] * 8  # each stream was ended with an error event: one that breaks off raises
