@@ -101,6 +101,32 @@ def test_signals_reach_the_server(launch, tmp_path):
     assert child.exit_code == 3
 
 
+def process(*below: str) -> str:
+    """Code of a process that starts others with titles of vLLM's, prints their pids, and stays."""
+    starts = "".join(
+        f"print(subprocess.Popen([{title!r}, '-c', {code!r}], executable={sys.executable!r}).pid, flush=True)\n"
+        for title, code in zip(below[::2], below[1::2], strict=True)
+    )
+    return f"import subprocess, time\n{starts}time.sleep(600)"
+
+
+def test_the_engine_of_a_single_api_server_is_killed_with_its_workers(launch, tmp_path):
+    engine = process("VLLM::Worker_TP0", SLEEP)
+    child = launch(process("VLLM::EngineCore", engine, "tracker", SLEEP))
+    pids = pids_printed(tmp_path / "out", 3)
+    assert child.kill_engines()
+    assert until(lambda: sum(map(alive, pids)) == 1)
+    assert not child.gone and not child.kill_engines()
+
+
+def test_an_engine_of_several_api_servers_loses_its_workers_so_that_it_can_tell_them(launch, tmp_path):
+    engine = process("VLLM::Worker_TP0", SLEEP)
+    child = launch(process("VLLM::EngineCore_DP0", engine, "VLLM::APIServer_0", SLEEP))
+    pids = pids_printed(tmp_path / "out", 3)
+    assert child.kill_engines()
+    assert until(lambda: sum(map(alive, pids)) == 2)
+
+
 def test_a_server_starts_with_default_signals(launch, tmp_path):
     child = launch("import signal; print(int(signal.getsignal(15) == signal.SIG_DFL))")
     child.wait_gone(20)

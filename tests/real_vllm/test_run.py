@@ -1,4 +1,5 @@
-"""`legroom run` on a real vLLM: failed starts are mended, a dead engine is restarted, SIGTERM lets requests finish."""
+"""`legroom run` on a real vLLM: failed starts are mended, a dead engine is restarted, SIGTERM lets requests finish, and
+a Ctrl-C answers every client at once."""
 
 from __future__ import annotations
 
@@ -129,3 +130,27 @@ def test_sigterm_lets_requests_finish_and_leaves_nothing(held):
         client.join()
     assert answers == [400] * 4
     assert not any(started(pid) for pid in pids)
+
+
+def test_one_ctrl_c_under_load_answers_every_client_and_ends(vllm_python, tmp_path):
+    run = Run(vllm_python, tmp_path, "--max-model-len", "2048", "--kv-cache-memory-bytes", "64M", own=("--no-verify",))
+    try:
+        run.until_said("serving at")
+        begun = [threading.Event() for _ in range(8)]
+        tokens: list[int] = []
+        clients = [
+            threading.Thread(target=lambda event=event: tokens.append(run.stream(1500, event))) for event in begun
+        ]
+        for client in clients:
+            client.start()
+        assert all(event.wait(PATIENCE_S) for event in begun)
+        asked_s = time.monotonic()
+        run.process.send_signal(signal.SIGINT)
+        run.process.wait(PATIENCE_S)
+        assert time.monotonic() - asked_s < 4.0  # 1.4 s on a busy machine
+        for client in clients:
+            client.join()
+        assert tokens == [0] * 8  # each stream was ended with an error event: one that breaks off raises
+    finally:
+        run.process.kill()
+        run.process.wait()

@@ -211,3 +211,13 @@ def test_a_process_whose_command_line_is_no_text_is_looked_at_like_any_other():
         seen = look().processes[strange.pid]
         strange.stdin.close()
     assert seen.title.endswith("na?ve")
+
+
+def test_what_only_its_owner_may_look_into_is_said_to_be_theirs():
+    judged = judge(machine(replace(CORE, is_readable=False, user="bob")))
+    assert [(holder.state, holder.owner) for holder in judged] == [("suspect", "bob")]
+
+
+def test_a_segment_of_another_user_is_said_to_be_theirs():
+    judged = judge(machine(segments=(ring(is_accounted=False, owner="bob"),)))
+    assert [(holder.state, holder.owner) for holder in judged] == [("suspect", "bob")]

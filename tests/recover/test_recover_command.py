@@ -107,6 +107,22 @@ def test_without_a_driver_it_says_so():
     assert "Nothing here is dead weight" in text
 
 
+@pytest.mark.parametrize(
+    ("seen", "said"),
+    [
+        (
+            Holdings(1e6, {1: INIT, 200: replace(CORE, is_readable=False, user="bob")}),
+            "1 process: 2.00 GiB of bob cannot be",
+        ),
+        (Holdings(1e6, {7: OTHER}, hides_others=True), "the processes of other users are hidden"),
+    ],
+)
+def test_what_may_not_be_looked_into_is_said_and_ends_with_1(seen, said, monkeypatch, capsys):
+    monkeypatch.setattr(holders, "look", lambda: seen)
+    assert main(["recover"]) == 1
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize("width", [66, 80, 100])
 def test_no_line_is_wider_than_the_terminal(width):
     from legroom.recover.orphans import judge

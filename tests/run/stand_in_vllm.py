@@ -9,6 +9,8 @@ purpose: the engine and the worker never notice that the API server is gone.
 
 STAND_IN_KV_TOKENS=N refuses a --max-model-len above N as vLLM does; STAND_IN_START_S waits before it is ready;
 STAND_IN_EXIT=N ends with that code instead of starting; while the file STAND_IN_BROKEN is there, it ends with 1.
+STAND_IN_CGROUP=FOLDER puts it there first, as a container would; in it the prompt "eat" makes the engine take more
+memory than it may.
 `POST /v1/completions` takes `max_tokens` x 10 ms; the prompt "too much" runs it out of memory, "in pieces" out of
 memory in one piece.
 """
@@ -59,6 +61,7 @@ class Server:
         self.tokens = int(os.environ.get("STAND_IN_KV_TOKENS", "32768"))
         self.drain_s = float(flag(words, "--shutdown-timeout", "0"))
         self.running = 0
+        self.started_s = time.time()
         self.stopping = False
         self.engine = 0
 
@@ -123,6 +126,7 @@ def be_engine(server: Server) -> None:
         os._exit(0)
 
     signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGUSR1, lambda *_: bytearray(1 << 30))
     os.waitpid(worker, 0)
     os._exit(1)
 
@@ -130,7 +134,9 @@ def be_engine(server: Server) -> None:
 def handler_of(server: Server) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            if self.path == "/v1/models":
+            if self.path == "/metrics":
+                self.show_metrics()
+            elif self.path == "/v1/models":
                 self.answer({"data": [{"id": server.model, "max_model_len": server.length}]})
             else:
                 self.answer({})
@@ -140,6 +146,8 @@ def handler_of(server: Server) -> type[BaseHTTPRequestHandler]:
             if not self.path.startswith("/v1/"):
                 self.answer({"detail": "Not Found"}, 404)
                 return
+            if asked.get("prompt") == "eat":
+                os.kill(server.engine, signal.SIGUSR1)
             if asked.get("prompt") in ("too much", "in pieces"):
                 say(_OOM if asked["prompt"] == "too much" else _PIECES)
                 os.kill(server.engine, signal.SIGKILL)
@@ -152,6 +160,20 @@ def handler_of(server: Server) -> type[BaseHTTPRequestHandler]:
                 self.answer({"choices": [{"text": text, "finish_reason": "length"}], "usage": usage})
             finally:
                 server.running -= 1
+
+        def show_metrics(self) -> None:
+            labels = f'engine="0",model_name="{server.model}"'
+            text = (
+                f"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{{{labels}}} {server.running}.0\n"
+                f"# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting{{{labels}}} 0.0\n"
+                "# TYPE process_start_time_seconds gauge\n"
+                f"process_start_time_seconds {server.started_s}\n"
+            )
+            self.send_response(200)
+            self.send_header("content-type", "text/plain; version=0.0.4")
+            self.send_header("content-length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
 
         def answer(self, document: object, status: int = 200) -> None:
             body = json.dumps(document).encode()
@@ -176,6 +198,8 @@ def main() -> None:
     words = sys.argv[1:]
     if words[:1] != ["serve"]:
         sys.exit("usage: stand_in_vllm.py serve MODEL ...")
+    if "STAND_IN_CGROUP" in os.environ:
+        Path(os.environ["STAND_IN_CGROUP"], "cgroup.procs").write_text(str(os.getpid()))
     if "STAND_IN_EXIT" in os.environ:
         sys.exit(int(os.environ["STAND_IN_EXIT"]))
     broken = os.environ.get("STAND_IN_BROKEN")

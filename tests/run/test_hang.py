@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -12,9 +13,10 @@ import pytest
 
 from legroom.actions.child import Child
 from legroom.actions.descendants import cpu_ticks, descendants, title
-from legroom.run.health import LOOKS, HangWatch, ticks_in_front
+from legroom.run.health import LOOKS, HangWatch, has_stopped_engine, ticks_in_front
 
 PATIENCE_S = 40.0
+SLEEP = "import time; time.sleep(600)"
 
 
 def until_true(true: Callable[[], bool]) -> None:
@@ -139,3 +141,25 @@ def test_a_server_whose_output_nobody_reads_is_not_judged():
 
 def _is_full(pipe: int) -> bool:
     return not select.select([], [pipe], [], 0)[1]
+
+
+def test_an_engine_that_was_stopped_hangs_though_its_api_server_lives():
+    server = Server()
+    watch = HangWatch(PATIENCE_S, lambda: server.ticks, server.ask, lambda: server.now_s, lambda: True)
+    assert server.looks(watch, LOOKS, ticks=5) == [False] * (LOOKS - 1) + [True]
+
+
+def test_a_stopped_engine_is_told_by_its_state():
+    engine_words = f"['VLLM::EngineCore', '-c', {SLEEP!r}]"
+    code = f"import subprocess, sys; subprocess.Popen({engine_words}, executable=sys.executable); {SLEEP}"
+    child = Child([sys.executable, "-c", code], os.environ)
+    try:
+        assert child.pid is not None
+        until_true(lambda: any(b"EngineCore" in title(pid) for pid in descendants(child.pid)))
+        engine = next(pid for pid in descendants(child.pid) if b"EngineCore" in title(pid))
+        stopped = has_stopped_engine(child)
+        assert not stopped()
+        os.kill(engine, signal.SIGSTOP)
+        until_true(stopped)
+    finally:
+        child.close()

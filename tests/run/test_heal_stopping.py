@@ -14,20 +14,26 @@ from hypothesis import strategies as st
 from legroom.run.files import RunFile
 from legroom.run.health import port_problem
 from legroom.run.restarts import LONGEST_DELAY_S, WINDOW_S, RestartBudget
-from legroom.run.stopping import GRACE_S, HURRY_S, NOT_UP_S, Signals, Stopping
+from legroom.run.stopping import ANSWERING_S, GRACE_S, HURRY_S, LEAVING_S, NOT_UP_S, Signals, Stopping
 
 
 class Recorder:
     """A server that only takes notes."""
 
-    def __init__(self) -> None:
+    def __init__(self, has_engines: bool = False) -> None:
         self.got: list[object] = []
+        self._has_engines = has_engines
 
     def send(self, number: int) -> None:
         self.got.append(signal.Signals(number).name)
 
     def kill(self) -> None:
         self.got.append("kill")
+
+    def kill_engines(self) -> bool:
+        if self._has_engines:
+            self.got.append("kill engines")
+        return self._has_engines
 
 
 @pytest.fixture
@@ -125,12 +131,46 @@ def test_a_guard_drains_for_sigterm_alone(behind_a_guard):
     assert (closed, server.got) == ([], ["SIGINT"])
 
 
-def test_a_second_signal_hurries_and_a_third_kills(world):
+def test_after_sigterm_a_second_signal_ends_it_at_once_and_a_third_kills(world):
     stopping, server, _ = world
     for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
         stopping.take(number, server)
     assert server.got == ["SIGTERM", "SIGINT", "kill"]
     assert stopping.left_s() == HURRY_S
+
+
+def test_a_second_sigint_kills(world):
+    stopping, server, _ = world
+    for number in (signal.SIGINT, signal.SIGINT):
+        stopping.take(number, server)
+    assert server.got == ["SIGINT", "kill"]
+
+
+@pytest.fixture
+def ending(world):
+    stopping, _, clock = world
+    server = Recorder(has_engines=True)
+    stopping.take(signal.SIGINT, server)
+    return stopping, server, clock
+
+
+def test_sigint_takes_the_engines_away_so_that_the_api_server_answers_its_clients(ending):
+    stopping, server, _ = ending
+    assert (server.got, stopping.left_s()) == (["kill engines"], ANSWERING_S)
+
+
+def test_an_api_server_that_has_not_noticed_is_asked_to_go_and_killed_at_last(ending):
+    stopping, server, clock = ending
+    for patience_s in (ANSWERING_S, LEAVING_S):
+        clock[0] += patience_s
+        stopping.check(server)
+    assert server.got == ["kill engines", "SIGINT", "kill"]
+
+
+def test_a_server_that_is_still_starting_has_nobody_to_answer():
+    stopping, server = Stopping(60.0, lambda line: None), Recorder(has_engines=True)
+    stopping.take(signal.SIGINT, server)
+    assert server.got == ["SIGINT"]
 
 
 def test_sighup_drains_and_starts_anew(world):
@@ -157,7 +197,7 @@ def test_sigquit_is_not_said_to_drain():
     stopping.is_up = True
     stopping.take(signal.SIGQUIT, server)
     assert server.got == ["SIGQUIT"]
-    assert lines[0].startswith("SIGQUIT: ending, 30 s")
+    assert lines[0].startswith("SIGQUIT: ending at once")
 
 
 def test_sigterm_after_sighup_is_for_good(world):

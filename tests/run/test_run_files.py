@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -66,3 +69,29 @@ def test_a_bug_is_reported_without_the_keys_of_the_call(words, monkeypatch, caps
     error = capsys.readouterr().err
     assert "This is a bug" in error and "RuntimeError" in error
     assert "topsecret" not in error
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system without a free byte."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", place], capture_output=True, check=False)
+    if made.returncode:
+        pytest.skip("no file system can be mounted here: it takes root")
+    try:
+        with contextlib.suppress(OSError), (place / "ballast").open("wb", buffering=0) as ballast:
+            while True:
+                ballast.write(b"x" * 4096)
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", place], check=True)
+
+
+def test_on_a_full_disk_a_failed_start_is_diagnosed_and_fixed_all_the_same(run, full_disk):
+    flags = ("--max-model-len", "2048")
+    supervised = run("--no-verify", flags=flags, STAND_IN_KV_TOKENS="1000", LEGROOM_HOME=str(full_disk))
+    supervised.serving()
+    assert "Changed: --max-model-len 976 (was 2048)" in supervised.said("try 1 of 3")
+    assert supervised.said("its newest lines are kept in memory")
+    assert supervised.end() == 0

@@ -193,7 +193,7 @@ def test_a_server_that_hangs_is_an_incident_and_a_restart(run):
     supervised.serving()
     os.kill(supervised.file()["child_pid"], signal.SIGSTOP)
     supervised.serving(times=2)
-    supervised.said("it hangs: no answer and no work for 0.8 s")
+    supervised.said("it hangs: it could not serve for 0.8 s")
     assert supervised.end() == 0
     (incident,) = supervised.incidents()
     assert (incident.kind, incident.outcome) == ("died_serving", "it serves again")

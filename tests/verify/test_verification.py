@@ -58,7 +58,7 @@ class StandIn:
 
         self.keys.add(request.headers.get("Authorization", ""))
         if request.path == "/health":
-            return web.Response()
+            return web.Response(status=self.faults.get("health_status", 200))
         if request.path == "/v1/models":
             return web.json_response({"data": [{"id": "tiny", "max_model_len": self.context}]})
         if request.path == "/metrics":
@@ -152,6 +152,16 @@ def test_a_server_that_answers_everything_is_verified():
     assert [name for name, ok in passed.items() if ok] == [
         "health", "completion", "full context", "load", "preemptions", "kv use",
     ]  # fmt: skip
+
+
+def test_a_server_without_a_health_route_is_verified_all_the_same():
+    passed, verification = checked(StandIn(health_status=404))
+    assert verification.ok and passed["health"]
+
+
+def test_a_server_that_says_it_is_not_healthy_is_not_verified():
+    with pytest.raises(LegroomError, match="/health answered 503"):
+        checked(StandIn(health_status=503))
 
 
 def test_by_default_as_many_run_as_always_fit_the_pool():

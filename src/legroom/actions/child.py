@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from legroom.actions.descendants import adopt_orphans, kill_all_below
+from legroom.actions.engines import kill_engines
 from legroom.actions.server_log import OutputRelay, ServerLog
 from legroom.errors import UNREACHABLE, LegroomError
 
@@ -105,6 +106,11 @@ class Child:
     def kill(self) -> None:
         """SIGKILL to the server and everything below it."""
         self._say("kill")
+
+    def kill_engines(self) -> bool:
+        """SIGKILL to its engines alone: the API server answers what is in flight with an error, and ends. Whether
+        there were any."""
+        return self.pid is not None and kill_engines(self.pid) > 0
 
     def wait_gone(self, patience_s: float) -> bool:
         """Whether nothing of it is left, waiting as long as that."""

@@ -47,6 +47,12 @@ def cpu_ticks(pid: int) -> int | None:
     return int(fields[_USER]) + int(fields[_SYSTEM]) if fields is not None and fields[0] not in "Zt" else None
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped it (SIGSTOP); a debugger's hold is something else."""
+    fields = _stat(str(pid))
+    return fields is not None and fields[0] == "T"
+
+
 def send(pid: int, start: int, number: int) -> bool:
     """Send a signal to the process that `descendants` saw; False where it has gone, whoever has its pid now."""
     try:

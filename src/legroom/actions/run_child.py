@@ -51,6 +51,9 @@ class RunChild:
         """SIGHUP, and waits until another vLLM runs in the place of the old one."""
         before = await self.state()
         pid = int(self._record()["pid"])
+        if self._record().get("state") == "starting" and not self._flags_file().exists():
+            # It would not restart what is only starting; whoever asks wants a fresh server, and gets one.
+            raise ActionFailed(f"the {self.name} is starting its server already")
         identity = process_identity(pid)
         if asked.launched is not None and identity is not None:
             # The process that does it is the `run` itself, and one signal is one restart: recorded, then sent.

@@ -27,7 +27,8 @@ examples:
   legroom recover --yes --log vllm.log
   legroom recover --dry-run --command 'vllm serve Qwen/Qwen3-8B --max-model-len 32768' --gpu rtx4090
 
-exit codes: 0 no dead weight is left, 1 some is (a dry run, not permitted, would not end), 2 the call is wrong
+exit codes: 0 no dead weight is left, 1 some is (a dry run, not permitted, would not end) or may be (of another user,
+  who alone can look into it), 2 the call is wrong
 """
 
 
@@ -72,7 +73,16 @@ def run(args: argparse.Namespace) -> int:
     if why_not:
         note(why_not)
     left = len(dead) - sum(result.is_free for result in freed)
-    return ANSWER_IS_NO if left else OK
+    hidden = _hidden(holdings, holders)
+    if hidden and args.json:
+        note(hidden)
+    return ANSWER_IS_NO if left or hidden else OK
+
+
+def _hidden(holdings: Holdings, holders: Sequence[Holder]) -> str:
+    from legroom.render.recover_text import hidden_text
+
+    return hidden_text(holdings, holders)
 
 
 def _show(holdings: Holdings, holders: Sequence[Holder]) -> None:

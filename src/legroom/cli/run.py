@@ -122,7 +122,6 @@ def run(args: argparse.Namespace) -> int:
         else:
             print(prepared["line"])
         return ANSWER_IS_NO if prepared["expected"]["verdict"] == "does_not_fit" else OK
-    say(f"starting: {prepared['line']}")
     from legroom.run.supervisor import Supervisor
 
     if not args.json:

@@ -154,6 +154,8 @@ class SharedMemorySegment:
     modified_s: float
     is_accounted: bool = True
     """Whether every process that may map it was read: it is private to its user, and we are that user or root."""
+    owner: str = ""
+    """Its user, where that is another one and we are not root."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,8 @@ class Holdings:
     """False in a container, where a process that maps a segment may be hidden."""
     knows_peers: bool = True
     notes: tuple[str, ...] = ()
+    hides_others: bool = False
+    """Whether the processes of other users are not listed at all (/proc mounted with hidepid)."""
 
     def tree(self, pid: int) -> tuple[ProcessFact, ...]:
         """A process and everything below it."""
@@ -212,6 +216,7 @@ def look(shared_memory: Path = SHARED_MEMORY) -> Holdings:
         sees_every_process=_sees_every_process(opened),
         knows_peers=peers is not None,
         notes=() if gpus else (NO_NVML,),
+        hides_others=os.getuid() != 0 and 1 not in processes,
     )
 
 
@@ -342,6 +347,15 @@ def _gpus() -> tuple[GpuMemory, ...]:
     return devices()
 
 
+def _user_name(uid: int) -> str:
+    import pwd  # noqa: PLC0415
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
 def _segments(folder: Path) -> tuple[SharedMemorySegment, ...]:
     segments = []
     with contextlib.suppress(OSError):
@@ -352,7 +366,13 @@ def _segments(folder: Path) -> tuple[SharedMemorySegment, ...]:
                     ours = os.getuid() in (0, seen.st_uid) and not seen.st_mode & 0o077
                     segments.append(
                         SharedMemorySegment(
-                            entry.path, seen.st_size, seen.st_blocks * 512, seen.st_ino, seen.st_mtime, ours
+                            entry.path,
+                            seen.st_size,
+                            seen.st_blocks * 512,
+                            seen.st_ino,
+                            seen.st_mtime,
+                            ours,
+                            "" if os.getuid() in (0, seen.st_uid) else _user_name(seen.st_uid),
                         )
                     )
     return tuple(sorted(segments, key=lambda segment: segment.path))

@@ -9,7 +9,7 @@ Python has adopted them; ppid 1 alone proves nothing, since a container's vLLM s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 from typing import Literal
 
@@ -44,6 +44,8 @@ class Holder:
     gpu_bytes: int = 0
     top: int = 0
     """PID of the engine core that this belongs to; ending that one ends the rest."""
+    owner: str = ""
+    """Whose it is, where only they or root could tell what it is."""
 
     @property
     def bytes(self) -> int:
@@ -78,7 +80,8 @@ def _processes(holdings: Holdings) -> Iterator[Holder]:
                 yield Holder("zombie", fact.name, reason, fact, gpu_bytes=gpu_bytes)
         elif part_of(fact):
             state, reason, top = _verdict(holdings, fact)
-            yield Holder(state, fact.title, reason, fact, gpu_bytes=gpu_bytes, top=top)
+            owner = _hidden_owner(holdings, top) if state == "suspect" else ""
+            yield Holder(state, fact.title, reason, fact, gpu_bytes=gpu_bytes, top=top, owner=owner)
         elif _SERVER.search(fact.title) and fact.is_python and fact.loads_vllm:
             yield _server(holdings, fact, gpu_bytes)
         elif gpu_bytes:
@@ -104,8 +107,8 @@ def _verdict(holdings: Holdings, fact: ProcessFact) -> tuple[HolderState, str, i
     group = holdings.tree(top.pid)
     if not holdings.knows_peers:
         return "suspect", "its server is gone, but whom it talks to cannot be asked of this system", top.pid
-    if hidden := next((member for member in group if not member.is_readable), None):
-        whose = hidden.user or "another user"
+    if hidden := _hidden(group):
+        whose = _hidden_owner(holdings, top.pid)
         return "suspect", f"its server is gone, but PID {hidden.pid} of {whose} cannot be looked into", top.pid
     inside = {member.pid for member in group}
     outside = {peer for member in group for peer in member.peers} - inside - _bystanders(holdings)
@@ -117,6 +120,15 @@ def _verdict(holdings: Holdings, fact: ProcessFact) -> tuple[HolderState, str, i
     adopter = f"adopted by {above.name} (PID {above.pid})" if above else "without a parent"
     which = "it is" if fact is top else f"its engine core (PID {top.pid}) is"
     return "dead", f"its API server is gone: {which} {adopter}, and no process talks to it", top.pid
+
+
+def _hidden(group: Sequence[ProcessFact]) -> ProcessFact | None:
+    return next((member for member in group if not member.is_readable), None)
+
+
+def _hidden_owner(holdings: Holdings, top: int) -> str:
+    hidden = _hidden(holdings.tree(top))
+    return (hidden.user or "another user") if hidden is not None else ""
 
 
 def _with_parent(holdings: Holdings, top: ProcessFact, above: ProcessFact) -> tuple[HolderState, str, int]:
@@ -181,7 +193,8 @@ def _unmapped(holdings: Holdings, segment: SharedMemorySegment, made_by: str) ->
         return Holder("in use", name, reason, segment=segment)
     if not holdings.sees_every_process or not segment.is_accounted:
         reason = f"{made_by}; nobody seen from here maps it, but not every process can be seen from here"
-        return Holder("suspect", name, reason, segment=segment)
+        owner = segment.owner if not segment.is_accounted else ""
+        return Holder("suspect", name, reason, segment=segment, owner=owner)
     return Holder("dead", name, f"{made_by}; no process maps it", segment=segment)
 
 

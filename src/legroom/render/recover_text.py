@@ -37,9 +37,27 @@ def holdings_text(holdings: Holdings, holders: Sequence[Holder], style: Style) -
         title, colour = _HEADINGS[state]
         lines += ["", style.paint(title, colour, "bold"), *_rows(list(group), style)]
     if not any(holder.state == "dead" for holder in holders):
-        lines += ["", style.paint("Nothing here is dead weight.", "green", "bold")]
+        lines += ["", *_no_dead_weight(hidden_text(holdings, holders), style)]
     lines += _reset_advice(holdings, style)
     return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _no_dead_weight(hidden: str, style: Style) -> list[str]:
+    if not hidden:
+        return [style.paint("Nothing here is dead weight.", "green", "bold")]
+    text = f"Nothing here is proven to be dead weight: {hidden}."
+    return [style.paint(line, "orange", "bold") for line in wrap(text, style.width)]
+
+
+def hidden_text(holdings: Holdings, holders: Sequence[Holder]) -> str:
+    """What only somebody else may look into, and how; empty where nothing is hidden."""
+    hidden = [holder for holder in holders if holder.owner]
+    if hidden:
+        owners = ", ".join(sorted({holder.owner for holder in hidden}))
+        return f"{total_text(hidden)} of {owners} cannot be looked into; run it as that user or as root"
+    if holdings.hides_others:
+        return "the processes of other users are hidden from this one; run it as root"
+    return ""
 
 
 def _rows(holders: Sequence[Holder], style: Style) -> Iterable[str]:

@@ -133,7 +133,7 @@ def _on_cpu(command: ServerCommand, env: Mapping[str, str]) -> Expectation:
     from legroom.vllm.served_model import served_model  # noqa: PLC0415
 
     nothing = "no GPU here, so no plan of a card"
-    pool = _cpu_pool_bytes(command, env)
+    pool = cpu_pool_bytes(command, env)
     if pool is None:
         return Expectation(nothing)
     try:
@@ -150,7 +150,8 @@ def _on_cpu(command: ServerCommand, env: Mapping[str, str]) -> Expectation:
     return Expectation(text, "fits", kv.tokens, kv.max_concurrency, kv.max_model_len)
 
 
-def _cpu_pool_bytes(command: ServerCommand, env: Mapping[str, str]) -> int | None:
+def cpu_pool_bytes(command: ServerCommand, env: Mapping[str, str]) -> int | None:
+    """The KV cache that was asked for on a CPU; None where vLLM sizes it."""
     if command.args.kv_cache_memory_bytes is not None:
         return command.args.kv_cache_memory_bytes
     space_gib = {**env, **command.env}.get("VLLM_CPU_KVCACHE_SPACE", "")

@@ -10,6 +10,7 @@ import json
 import os
 import shlex
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ class RunFile:
         self.log = self._log_folder() / f"{port}.log"
         self._lock = self.path.with_name(f"{port}.lock")
         self._port = port
+        self._is_problem_told = False
         self._flags = self.path.with_name(f"{port}.flags.json")
 
     def _log_folder(self) -> Path:
@@ -59,6 +61,13 @@ class RunFile:
 
         return single_process(self._lock, say, "a second run away from the port", refusal)
 
+    def record(self, content: Mapping[str, Any], say: Callable[[str], None]) -> None:
+        """Write it with where the log is and since when it holds; that it cannot be written is said once."""
+        problem = self.write({**content, "log": str(self.log), "started_s": time.time()})
+        if problem and not self._is_problem_told:
+            say(problem)
+        self._is_problem_told = bool(problem)
+
     def write(self, content: Mapping[str, Any]) -> str:
         """Replace the file in one step; why not, where it cannot be."""
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
@@ -83,6 +92,10 @@ class RunFile:
         """The log of the run before stays, once."""
         with contextlib.suppress(OSError):
             self.log.replace(self.log.with_name(f"{self.log.stem}.previous.log"))
+
+    def has_changes(self) -> bool:
+        """Whether something was left for the next restart."""
+        return self._flags.exists()
 
     def take_changes(self) -> tuple[Mapping[str, Any] | None, str]:
         """What was left for this restart, once; or why it cannot be taken."""

@@ -20,8 +20,11 @@ from legroom.diagnosis.starting_plan import Hints
 from legroom.errors import LegroomError
 from legroom.explain.catalog import entry
 from legroom.facts.flags import flag_name, flags_of
+from legroom.live.host_memory import KernelKill
 from legroom.records import dataclass
 from legroom.run.expectation import Expectation, Gpus, expect
+from legroom.run.host_ram import CAUSE as HOST_CAUSE
+from legroom.run.host_ram import kernel_finding
 from legroom.run.server_command import ServerCommand, read_command
 from legroom.vllm.command_line import command_parts, value_of, with_settings
 
@@ -92,11 +95,15 @@ def heal(
     gpus: Gpus,
     environ: Mapping[str, str],
     tried: Iterable[Tried] = (),
+    kill: KernelKill | None = None,
 ) -> Remedy:
-    """Diagnose the log and work out the next command, one that is not among those that were tried."""
+    """Diagnose the log and work out the next command, one that is not among those that were tried. What the kernel
+    killed for want of memory needs no log."""
     hints = Hints(_line(command, environ), None, gpus.name or None, gpus.count or None, command.stated_release or None)
     reading = read_log(pieces_of_file(str(log)), str(log), hints)
     findings = reading.runs[0].proven_findings if reading.runs else ()
+    if kill is not None:
+        findings = (kernel_finding(kill, command, environ, gpus), *(it for it in findings if it.cause != HOST_CAUSE))
     if not findings:
         last_line = next((line.strip() for line in reversed(last_lines(log, _LAST_LINES)) if line.strip()), "")
         last = f" Its last line: {masked(last_line)[:_LONGEST_WORDS]}" if last_line else ""
@@ -105,10 +112,11 @@ def heal(
     diagnosed = Remedy(
         first.cause, first.entry, f"{_title(first)}: {masked(first.why + _exception_text(first))}",
         cause_of(first.cause).is_memory,
-        tuple(masked(item.text)[:300] for item in first.evidence[:3]),
+        tuple(masked(item.text)[:300] for item in first.evidence[:3]) or ((kill.line,) if kill and kill.line else ()),
     )  # fmt: skip
     keys = frozenset(_key(words, env, command, environ) for words, env in (*tried, (command.words, command.env)))
-    case = _Case(command, bounds, gpus, environ, keys, longest_len(reading.runs[0].case))
+    pool_tokens = longest_len(reading.runs[0].case) if reading.runs else None
+    case = _Case(command, bounds, gpus, environ, keys, pool_tokens)
     return _first_allowed(diagnosed, findings, case)
 
 

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import errno
-import re
 import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from legroom.actions.child import Child
-from legroom.actions.descendants import cpu_ticks, descendants, title
+from legroom.actions.descendants import cpu_ticks, descendants, is_stopped
+from legroom.actions.engines import is_engine
 from legroom.records import dataclass
 
 LOOKS = 4
 """How many looks in a row must find it hanging."""
 _ASK_S = 5.0
 """How long a look waits for an answer, at most."""
-_ENGINE = re.compile(rb"::(EngineCore|Worker|DPCoordinator)")
-"""How vLLM titles the processes behind its API servers. Releases that do not are never said to hang."""
 
 
 class HangWatch:
@@ -27,6 +25,9 @@ class HangWatch:
     The event loop of an API server wakes up ten times a second (uvicorn), so one that lives uses CPU time even while
     nobody asks it anything, and a busy one uses much: neither is ever asked, and neither can be taken for one that
     hangs. Only a server that has used none since the last look is asked whether it answers.
+
+    An engine that was stopped (SIGSTOP, a frozen job) serves nobody, however well its API server answers: it counts as
+    silent, before a request finds out.
     """
 
     def __init__(
@@ -35,9 +36,11 @@ class HangWatch:
         used: Callable[[], int | None],
         answers: Callable[[float], bool],
         clock: Callable[[], float] = time.monotonic,
+        is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self._every_s = patience_s / LOOKS
         self._used, self._answers, self._clock = used, answers, clock
+        self._is_stopped = is_stopped
         self._before = used()
         self._silent = 0
         self._due_s = clock() + self._every_s
@@ -54,7 +57,8 @@ class HangWatch:
         used = self._used()
         works = used is None or used != self._before
         self._before = used
-        self._silent = 0 if works or self._answers(min(_ASK_S, self._every_s)) else self._silent + 1
+        serves = (works or self._answers(min(_ASK_S, self._every_s))) and not self._is_stopped()
+        self._silent = 0 if serves else self._silent + 1
         return self._silent >= LOOKS
 
 
@@ -65,13 +69,20 @@ def ticks_in_front(child: Child) -> Callable[[], int | None]:
     assert server is not None
 
     def used() -> int | None:
-        front = [pid for pid in (server, *descendants(server)) if not _ENGINE.search(title(pid))]
+        front = [pid for pid in (server, *descendants(server)) if not is_engine(pid)]
         ticks = [cpu_ticks(pid) for pid in front]
         if child.is_held_up or None in ticks:
             return None
         return sum(used or 0 for used in ticks) or None  # a system that counts no CPU time cannot tell work from none
 
     return used
+
+
+def has_stopped_engine(child: Child) -> Callable[[], bool]:
+    """Whether one of its engines does not run, because somebody stopped it; one under a debugger counts as running."""
+    server = child.pid
+    assert server is not None
+    return lambda: any(is_stopped(pid) for pid in descendants(server) if is_engine(pid))
 
 
 _PATIENCE_S = 2.0

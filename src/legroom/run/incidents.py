@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from legroom.actions.server_log import last_lines
 from legroom.errors import LegroomError
 from legroom.live.journal.journal import DONE, FAILED, Journal, JournalUnavailable
 from legroom.records import dataclass
@@ -37,10 +35,11 @@ def history_entry(what: str, ending: ServerExit, remedy: Mapping[str, Any]) -> d
     return {"what": what, "exit_code": ending.code, "lived_s": ending.lived_s, "changed": None, **diagnosed}
 
 
-def incident_detail(ending: ServerExit, remedy: Mapping[str, Any], command: str, log: Path) -> dict[str, Any]:
+def incident_detail(
+    ending: ServerExit, remedy: Mapping[str, Any], command: str, lines: Sequence[str]
+) -> dict[str, Any]:
     diagnosed = {name: remedy[name] for name in ("cause", "entry", "evidence", "refused") if remedy.get(name)}
-    lines = last_lines(log, LINES_SHOWN)
-    return {"exit_code": ending.code, "lived_s": ending.lived_s, "command": command, "lines": lines, **diagnosed}
+    return {"exit_code": ending.code, "lived_s": ending.lived_s, "command": command, "lines": list(lines), **diagnosed}
 
 
 class IncidentRecorder:

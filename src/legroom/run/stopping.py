@@ -75,7 +75,11 @@ def _has_terminal() -> bool:
 
 GRACE_S = 15.0
 """What vLLM may take beyond its own drain to take itself down."""
-INTERRUPT_S = 30.0
+ANSWERING_S = 1.0
+"""How long a server whose engines are gone may take to answer its clients and end by itself. One without requests looks
+at its engines every five seconds only (0.32), so it is asked to go after that."""
+LEAVING_S = 1.0
+"""And then to go: its clients have their answers, and several API servers wait for each other (0.32)."""
 HURRY_S = 5.0
 NOT_UP_S = 10.0
 """A server that is still starting has no request to finish, and vLLM 0.32 does not hear SIGTERM before it is up."""
@@ -88,12 +92,21 @@ class Stoppable(Protocol):
     def send(self, number: int) -> None:
         """A signal to it."""
 
+    def kill_engines(self) -> bool:
+        """Its engines alone, so that every client gets an error at once; whether any could be told apart."""
+        ...
+
     def kill(self) -> None:
         """All of it, at once."""
 
 
 class Stopping:
-    """SIGTERM drains, SIGINT ends, a second one of either hurries, a third kills; SIGHUP drains and starts anew.
+    """SIGTERM drains, SIGINT ends at once; after SIGTERM another signal ends it at once, and one more kills; SIGHUP
+    drains and starts anew.
+
+    To end at once with every client answered, its engines are killed: the API server answers what is in flight with an
+    error and ends. SIGINT alone would not do: vLLM drains after it as after SIGTERM, for as long as its
+    --shutdown-timeout says, and with a timeout of 0 it hangs with its clients (0.32).
 
     vLLM answers 500 to what comes while it drains. Where a guard admits its requests, `start_drain` lets it admit
     nothing new and begins to wait for the rest, and the server hears SIGTERM when `drained` is called.
@@ -114,6 +127,7 @@ class Stopping:
         self._drain_s, self._say, self._clock = drain_s, say, clock
         self._start_drain = start_drain
         self._has_drained = self._is_draining = False
+        self._is_ending = self._is_answering = False
         self._asked = 0
         self._deadline_s: float | None = None
 
@@ -125,7 +139,7 @@ class Stopping:
     def restarting(self) -> None:
         """The server that was to be replaced is gone."""
         self.restart, self._asked, self._deadline_s = False, 0, None
-        self._has_drained = self._is_draining = False
+        self._has_drained = self._is_draining = self._is_ending = self._is_answering = False
 
     def left_s(self) -> float | None:
         """How long until the deadline; None where there is none."""
@@ -147,6 +161,10 @@ class Stopping:
         if self._is_draining:
             self.drained(server, GRACE_S)
             return
+        if self._is_answering:
+            self._is_answering = False
+            self._send(server, signal.SIGINT, LEAVING_S)
+            return
         self._say("it did not go in time: killing it")
         server.kill()
         self._deadline_s = self._clock() + HURRY_S
@@ -165,38 +183,42 @@ class Stopping:
             self._say("SIGHUP: the next start takes what was left for it")
             return
         self._say("SIGHUP: draining, then starting again")
-        self._end(server, signal.SIGTERM, self._patience_s(signal.SIGTERM))
+        self._end(server, signal.SIGTERM, self._patience_s())
 
     def _take_end(self, number: int, server: Stoppable | None) -> None:
         self.for_good, self.restart = True, False
         self._asked += 1
         if server is None:
             return
-        if self._asked == 1:
-            patience_s = self._patience_s(number)
-            what = "draining" if number == signal.SIGTERM else "ending"
-            self._say(f"{signal.Signals(number).name}: {what}, {patience_s:.0f} s at most; once more hurries")
-            self._end(server, number, patience_s)
-        elif self._asked == 2:
-            self._say(f"hurrying: {HURRY_S:.0f} s at most")
-            self._end(server, signal.SIGINT, HURRY_S)
-        else:
+        if self._is_ending:
             self._say("killing it")
             server.kill()
+        elif number == signal.SIGTERM and self._asked == 1:
+            patience_s = self._patience_s()
+            self._say(f"SIGTERM: draining, {patience_s:.0f} s at most; once more ends it at once")
+            self._end(server, number, patience_s)
+        else:
+            self._say(f"{signal.Signals(number).name}: ending at once; once more kills")
+            self._end_at_once(server, signal.SIGINT if number == signal.SIGTERM else number)
 
-    def _patience_s(self, number: int) -> float:
-        if not self.is_up:
-            return NOT_UP_S
-        return self._drain_s + GRACE_S if number == signal.SIGTERM else INTERRUPT_S
+    def _patience_s(self) -> float:
+        return self._drain_s + GRACE_S if self.is_up else NOT_UP_S
 
     def _end(self, server: Stoppable, number: int, patience_s: float) -> None:
-        if number == signal.SIGTERM and self.is_up and self._start_drain is not None and not self._has_drained:
+        if self.is_up and self._start_drain is not None and not self._has_drained:
             self._has_drained = self._is_draining = True
             self._start_drain(self._drain_s)
             self._deadline_s = self._clock() + self._drain_s
-        elif number != signal.SIGTERM or not self._is_draining:  # else it is on its way already
-            self._is_draining = False
+        elif not self._is_draining:  # else it is on its way already
             self._send(server, number, patience_s)
+
+    def _end_at_once(self, server: Stoppable, number: int) -> None:
+        self._is_draining, self._is_ending = False, True
+        if self.is_up and server.kill_engines():
+            self._is_answering = True
+            self._deadline_s = self._clock() + ANSWERING_S
+        else:
+            self._send(server, number, HURRY_S)
 
     def _send(self, server: Stoppable, number: int, patience_s: float) -> None:
         server.send(number)

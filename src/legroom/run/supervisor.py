@@ -10,15 +10,14 @@ import select
 import signal
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from legroom.actions.child import Child
 from legroom.actions.descendants import reap
-from legroom.actions.server_log import ServerLog, last_lines
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.guard import TOKEN_NAME as GUARD_TOKEN
 from legroom.run.files import RunFile
-from legroom.run.health import HangWatch, ServerAddress, port_problem, ticks_in_front
+from legroom.run.health import HangWatch, ServerAddress, has_stopped_engine, port_problem, ticks_in_front
 from legroom.run.incidents import (
     LINES_SHOWN,
     IncidentRecorder,
@@ -27,10 +26,14 @@ from legroom.run.incidents import (
     history_entry,
     incident_detail,
 )
+from legroom.run.life_record import LifeRecord
 from legroom.run.options import USUAL, RunOptions, Timing
 from legroom.run.restarts import RestartBudget, Setup, Setups
 from legroom.run.stopping import Signals, Stopping
 from legroom.run.task_process import StartTask, TaskProcess, start_python
+
+if TYPE_CHECKING:
+    from legroom.actions.run_record import RunState
 
 PoolReport = Literal["awaited", "printed", "compared"]
 """Whether the server has printed the size of its KV pool, and whether that was held against the plan."""
@@ -70,6 +73,8 @@ class Supervisor:
         self._mark: bytes = prepared["capacity_mark"].encode()
         self._pool: PoolReport = "awaited"
         self._tries = 0
+        self._life: LifeRecord | None = None
+        """Of the server that runs, or ran last."""
 
     @property
     def setup(self) -> Setup:
@@ -94,6 +99,8 @@ class Supervisor:
                 self._take_changes()
             if self.stopping.for_good:
                 break
+            if not self._setups.tried:
+                self.say(f"starting: {self.setup.line}")
             ending = self._serve_once()
             code = ending.code
             if not self.stopping.begun:
@@ -103,8 +110,7 @@ class Supervisor:
         return code
 
     def _serve_once(self) -> ServerExit:
-        self.file.keep_previous_log()
-        log = ServerLog(self.file.log)
+        life = self._begin_life()
         self._pool, self.stopping.is_up = "awaited", False
         began = time.monotonic()
         self._setups.mark_launched()
@@ -112,18 +118,22 @@ class Supervisor:
         env = {"PYTHONUNBUFFERED": "1", **os.environ, **self.setup.env}
         if self._guard_token:
             env[GUARD_TOKEN] = self._guard_token
-        child = Child(self.setup.words, env, log=log, see=self._see, outputs=self._outputs,
+        child = Child(self.setup.words, env, log=life.log, see=self._see, outputs=self._outputs,
                       leftover_grace_s=self._timing.leftover_grace_s)  # fmt: skip
         task: TaskProcess | None = None
         watch: HangWatch | None = None
         timed_out = hung = False
-        self._record(child)
+        life.follow(child.pid)
+        self._record("starting", child)
         try:
             while not child.gone:
                 if watch is None and not self.stopping.begun and self._address.is_healthy():
                     self.stopping.is_up = True
-                    task = self._came_up(child, log, task)
-                    watch = HangWatch(self.options.hang_timeout_s, ticks_in_front(child), self._address.answers)
+                    task = self._came_up(child, life, task)
+                    watch = HangWatch(
+                        self.options.hang_timeout_s, ticks_in_front(child), self._address.answers,
+                        is_stopped=has_stopped_engine(child),
+                    )  # fmt: skip
                 timed_out = timed_out or self._is_late(child, watch is not None, began)
                 hung = self._hangs(child, watch) or hung
                 task = self._wait(child, task, self._look_s(watch))
@@ -133,8 +143,17 @@ class Supervisor:
                     open_task.stop()
             self._guard_drain = None
             child.close()
-            log.close()
+            life.log.close()
+            life.tell_problem(self.say)
+            self._record("stopping" if self.stopping.for_good else "restarting")
         return ServerExit(child.exit_code or 0, watch is not None, timed_out, hung, time.monotonic() - began)
+
+    def _begin_life(self) -> LifeRecord:
+        if self._life is not None:
+            self._life.log.forget()
+        self.file.keep_previous_log()
+        self._life = LifeRecord(self.file.log)
+        return self._life
 
     def _look_s(self, watch: HangWatch | None) -> float | None:
         """How long until the server is looked at again; one that is on its way out has a deadline instead."""
@@ -145,7 +164,7 @@ class Supervisor:
     def _hangs(self, child: Child, watch: HangWatch | None) -> bool:
         if watch is None or self.stopping.begun or not watch.hangs():
             return False
-        self.say(f"it hangs: no answer and no work for {self.options.hang_timeout_s:g} s. Killing it")
+        self.say(f"it hangs: it could not serve for {self.options.hang_timeout_s:g} s. Killing it")
         child.kill()
         child.wait_gone(self._timing.port_patience_s)
         return True
@@ -173,6 +192,8 @@ class Supervisor:
         if child is not None and self._guard_drain is not None and self._guard_drain in readable:
             self._read_guard_drain(self._guard_drain, child)
         self.stopping.check(child)
+        if self._life is not None:
+            self._life.tell_problem(self.say)
         if task is not None and task in readable:
             task.read()
             if task.done:
@@ -180,14 +201,23 @@ class Supervisor:
                 task = None
         if task is None and child is not None and self._pool == "printed":
             self._pool = "compared"
-            task = self._begin("compare_pool", {"log": str(self.file.log), "expected": dict(self.setup.expected)})
+            task = self._begin("compare_pool", self._kept() | {"expected": dict(self.setup.expected)})
         return task
 
     def _take(self, number: int, child: Child | None) -> None:
         if number == signal.SIGHUP and child is not None and (problem := self.file.moving()):
             self.say(f"SIGHUP: {problem}; the server goes on as it is")
+        elif number == signal.SIGHUP and child is not None and self._is_fresh():
+            self.say("SIGHUP: it is starting already, and nothing was left to change")
         else:
             self.stopping.take(number, child)
+            if child is not None and self.stopping.begun:
+                self._record("stopping" if self.stopping.for_good else "restarting", child)
+
+    def _is_fresh(self) -> bool:
+        """Whether a restart would only repeat the start that is under way, and lose it: two who see a server die may
+        both ask for the next one."""
+        return not (self.stopping.is_up or self.stopping.begun or self.file.has_changes())
 
     def _drain_guard(self, deadline_s: float) -> None:
         question = {"url": self.prepared["url"], "token": self._guard_token, "deadline_s": deadline_s}
@@ -205,17 +235,19 @@ class Supervisor:
         if ready or self.stopping.begun or time.monotonic() - began < patience_s:
             return False
         self.say(f"not healthy after {patience_s:.0f} s: stopping it. Its last lines:")
-        for line in last_lines(self.file.log, LINES_SHOWN):
+        for line in self._last_lines():
             self.say(f"  {line}")
         child.kill()
         child.wait_gone(self._timing.port_patience_s)
         return True
 
-    def _came_up(self, child: Child, log: ServerLog, task: TaskProcess | None) -> TaskProcess:
+    def _came_up(self, child: Child, life: LifeRecord, task: TaskProcess | None) -> TaskProcess:
         if task is not None:
             self._report_answer(task)
-        log.started()
+        life.log.started()
+        life.follow(child.pid)
         child.mark_ready()
+        self._record("serving", child)
         self.incidents.close_done("it serves again")
         self._tried_fix.end(worked=True)
         self._tries = 0
@@ -253,9 +285,15 @@ class Supervisor:
 
     def _question(self) -> dict[str, Any]:
         return {
-            "words": self.setup.words, "env": self.setup.env, "vllm": self.prepared["vllm"], "log": str(self.file.log),
-            "gpus": self.prepared["gpus"],
+            "words": self.setup.words, "env": self.setup.env, "vllm": self.prepared["vllm"],
+            "gpus": self.prepared["gpus"], **self._kept(),
         }  # fmt: skip
+
+    def _kept(self) -> dict[str, Any]:
+        return self._life.question() if self._life is not None else {"log": str(self.file.log)}
+
+    def _last_lines(self) -> list[str]:
+        return self._life.last_lines(LINES_SHOWN) if self._life is not None else []
 
     def _answer_of(self, name: str, question: Mapping[str, Any]) -> dict[str, Any] | None:
         """A task's answer, while signals still count; None where a stop came first."""
@@ -295,7 +333,7 @@ class Supervisor:
         remedy = self._fix()
         if remedy is None:
             return False
-        detail = incident_detail(ending, remedy, self.setup.line, self.file.log) | {"how": ending.why}
+        detail = incident_detail(ending, remedy, self.setup.line, self._last_lines()) | {"how": ending.why}
         name = self.incidents.open("start_failed", f"start-up failed: {remedy['failed']}", detail)
         self.history.append(history_entry("start_failed", ending, remedy))
         of = self.options.tries
@@ -328,7 +366,9 @@ class Supervisor:
             self.say("vLLM exited 0, but nobody had asked it to stop: its engine died")
         what = "hung and was killed" if ending.hung else "died"
         title = f"the server {what} after {ending.lived_s:.0f} s (exit {ending.code})"
-        name = self.incidents.open("died_serving", title, incident_detail(ending, {}, self.setup.line, self.file.log))
+        name = self.incidents.open(
+            "died_serving", title, incident_detail(ending, {}, self.setup.line, self._last_lines())
+        )
         self.say(f"{name}: {title}")
         remedy = self._fix()
         if remedy is None:
@@ -396,15 +436,11 @@ class Supervisor:
                 return False
         return True
 
-    def _record(self, child: Child) -> None:
-        problem = self.file.write(
-            {
-                "pid": os.getpid(), "child_pid": child.pid, "keeper_pid": child.keeper_pid, "url": self.prepared["url"],
-                "command": self.setup.words, "env": self.setup.env, "log": str(self.file.log), "started_s": time.time(),
-            }
-        )  # fmt: skip
-        if problem:
-            self.say(problem)
+    def _record(self, state: RunState, child: Child | None = None) -> None:
+        """What others read of this run: who it is, and whether it is about to start its server anyway."""
+        pids = {"child_pid": child.pid if child else None, "keeper_pid": child.keeper_pid if child else None}
+        command = {"command": self.setup.words, "env": self.setup.env}
+        self.file.record({"pid": os.getpid(), **pids, "url": self.prepared["url"], "state": state, **command}, self.say)
 
 
 def _guard_token(env: Mapping[str, str]) -> str:

@@ -27,8 +27,10 @@ from legroom.facts.evidence import startup_lines
 from legroom.facts.flags import flag_name, flags_ever, flags_of
 from legroom.facts.releases import Release
 from legroom.guard import MIDDLEWARE
+from legroom.live.host_memory import kernel_kill
 from legroom.run.expectation import Expectation, Gpus, calibrated, compared, expect, gpus_here
 from legroom.run.healing import Bounds, heal
+from legroom.run.life_record import account_of
 from legroom.run.server_command import ServerCommand, read_command
 from legroom.vllm.args import other_value
 from legroom.vllm.command_line import command_parts, value_of, with_settings, without_secrets
@@ -103,8 +105,9 @@ def find_fix(question: Question) -> Answer:
     """Diagnose a failed run and work out the next command."""
     command = read_command([*assignments(question["env"]), *question["words"]], question["vllm"], os.environ)
     bounds = Bounds(tuple(question["keep"]), question["min_context"], question["min_concurrency"])
+    kill = kernel_kill(account_of(question["account"])) if question.get("account") else None
     remedy = heal(
-        Path(question["log"]), command, bounds, Gpus(**question["gpus"]), os.environ, question["tried"]
+        Path(question["log"]), command, bounds, Gpus(**question["gpus"]), os.environ, question["tried"], kill
     )  # fmt: skip
     answer = asdict(remedy)
     if remedy.words:

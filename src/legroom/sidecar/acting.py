@@ -10,6 +10,7 @@ from typing import Any
 
 from legroom.actions.kubernetes import KubernetesLease
 from legroom.actions.platform import ActionFailed, FlagsFixed, Override, kept_override, scale
+from legroom.actions.run_record import run_under_way
 from legroom.live.detectors import Watcher
 from legroom.live.journal.journal import DONE, FAILED, UNDONE, Action, JournalUnavailable
 from legroom.sidecar.config import ServerConfig, SidecarConfig
@@ -47,7 +48,8 @@ class Actor:
             return  # it may be over, by the last restart perhaps: nothing is done to a server that looks well
         if time.monotonic() < incident.ask_again_s:
             return
-        group = GroupState(incident.group, servers, unhealthy, (), self._busy.get(incident.group))
+        busy = self._busy.get(incident.group) or run_under_way(incident.server)
+        group = GroupState(incident.group, servers, unhealthy, (), busy)
         decision = self._decide(incident, watcher, group)
         if decision.action is None:
             self._refuse(incident, decision)
@@ -75,7 +77,8 @@ class Actor:
         """Asks again with what the journal knows, then does it."""
         try:
             ages_s = await self._attempt_ages(incident.group)
-            group = GroupState(group.name, group.servers, group.unhealthy, ages_s, None, await self._replicas(incident))
+            replicas, busy = await self._replicas(incident), run_under_way(incident.server)
+            group = GroupState(group.name, group.servers, group.unhealthy, ages_s, busy, replicas)
             decision = self._decide(incident, watcher, group)
             if decision.action is None:
                 self._refuse(incident, decision)

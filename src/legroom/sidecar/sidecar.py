@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from legroom.actions.run_record import run_under_way
 from legroom.errors import LegroomError
 from legroom.live.detectors import DetectorFinding, Watcher, watch_all
 from legroom.live.forecast import forecast
@@ -20,7 +21,7 @@ from legroom.live.gpu_memory import LocalMemory
 from legroom.live.journal.buffered import JournalThread
 from legroom.live.journal.journal import Journal, JournalUnavailable, journal_path
 from legroom.live.metrics.address import Endpoint, is_loopback_host
-from legroom.live.metrics.sample import Look, Sample
+from legroom.live.metrics.sample import Look, Sample, ScrapeFailure
 from legroom.live.metrics.scrape import look, open_session
 from legroom.live.metrics.window import Window
 from legroom.live.remedies import remedies_for
@@ -65,6 +66,8 @@ class Sidecar:
         """Until then nothing is done to a server: what an earlier legroom left unfinished there is not known."""
         self._mistake = ""
         self._next_forecast_s: dict[str, float] = {}
+        self._under_way: dict[str, str] = {}
+        """Servers that a `legroom run` is about to start, and what it does."""
         self._actor = Actor(
             config,
             ActionContext(self._journal.call, self._journal.write, self._look, path.parent, config.poll_s),
@@ -177,11 +180,16 @@ class Sidecar:
             server = self._servers.get(seen.server)
             watcher = Watcher(seen.server, self._config.thresholds, server.plan if server is not None else None)
             self._watchers[seen.server] = watcher
+        is_acted_on = self._actor.is_acting_on(seen.server)
+        if isinstance(seen, ScrapeFailure) and not is_acted_on and self._is_expected(seen.server):
+            self._count(seen, watcher, group)
+            return
+        self._under_way.pop(seen.server, None)
         findings = watcher.take(seen)
         if isinstance(seen, Sample):
             self._samples.append(seen)
         self._count(seen, watcher, group)
-        if self._actor.is_acting_on(seen.server):
+        if is_acted_on:
             return  # its silence is legroom's own doing, and whether the trouble is over shows afterwards
         changes = self._keeper.update(seen.server, group, findings)
         for incident in changes.opened:
@@ -199,6 +207,14 @@ class Sidecar:
             self._ask_for_remedies(incident)
             if self._has_taken_over:
                 self._actor.consider(incident, watcher, servers, unhealthy)
+
+    def _is_expected(self, server: str) -> bool:
+        """Whether a `legroom run` of this machine is about to start the server anyway: it acts, and this one knows."""
+        what = run_under_way(server)
+        if what is not None and self._under_way.get(server) != what:
+            self._say(f"{server}: {what}: its silence is no incident, and nothing is done here")
+            self._under_way[server] = what
+        return what is not None
 
     def gone(self, server: str) -> None:
         """A source no longer lists a server: whatever was known of it is over."""
@@ -281,7 +297,7 @@ class Sidecar:
                 self._notifier.notify(incident, report.text)
 
     def _count(self, seen: Look, watcher: Watcher, group: str) -> None:
-        self._metrics.saw(seen, group, not _is_unhealthy(watcher))
+        self._metrics.saw(seen, group, not (_is_unhealthy(watcher) or seen.server in self._under_way))
         if self._last_look_s < self._next_forecast_s.get(seen.server, 0.0):
             return
         self._next_forecast_s[seen.server] = self._last_look_s + _FORECAST_S
@@ -291,8 +307,9 @@ class Sidecar:
     def _group_health(self, group: str) -> tuple[int, int]:
         members = [name for name, own in self._groups.items() if own == group]
         watched = [self._watchers[name] for name in members if name in self._watchers]
-        # A server that was never seen yet is not known to be healthy.
-        return len(members), sum(map(_is_unhealthy, watched)) + len(members) - len(watched)
+        # A server that was never seen yet is not known to be healthy, and one that is being restarted is not.
+        unhealthy = [it for it in watched if _is_unhealthy(it) or it.window.server in self._under_way]
+        return len(members), len(unhealthy) + len(members) - len(watched)
 
     async def _look(self, server: ServerConfig) -> Look:
         place: Endpoint = server.endpoint

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from legroom.actions.run_record import run_under_way
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.live.detectors import Condition, Detector, DetectorFinding, Watcher
 from legroom.live.gpu_memory import LocalMemory
@@ -45,6 +46,8 @@ _SCRAPES_AGO_S = (60.0, 30.0, 15.0)
 _SECOND_SCRAPE_S = 65.0
 """How long is waited for a second scrape where there was none yet."""
 _SAMPLES_EVERY_S = 10.0
+_NOW_S = 60.0
+"""A look this young is of now, and not from a recording."""
 _DISCOVERY_S = 15.0
 
 
@@ -105,6 +108,10 @@ class WatchSession:
         watcher = self._watchers.get(look.server)
         if watcher is None:
             watcher = self._watchers[look.server] = Watcher(look.server, self.levels, self.plan_of(look.server))
+        if isinstance(look, ScrapeFailure) and (what := _under_way(look)) is not None:
+            waiting = replace(view(watcher, self.levels), state="unreachable", sentence=f"{what}: no answer yet")
+            self.views[look.server] = waiting
+            return waiting  # an expected silence is no incident
         findings = watcher.take(look)
         now = self.views[look.server] = view(watcher, self.levels)
         self._remember(look, now, watcher)
@@ -257,6 +264,11 @@ def _is_kept(incident: Incident) -> bool:
     except (OSError, KeyError, ValueError, TypeError, OverflowError):
         return False
     return True
+
+
+def _under_way(look: ScrapeFailure) -> str | None:
+    """What a `legroom run` does to the server meanwhile; of a recording nobody knows any more."""
+    return run_under_way(look.server) if abs(time.time() - look.time_s) < _NOW_S else None
 
 
 def _at_once(detector: Detector, watcher: Watcher, seen: Condition, now_s: float) -> DetectorFinding:

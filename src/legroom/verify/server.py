@@ -66,6 +66,11 @@ class ServerRefusal:
         return f"{self.status}: {' '.join(text.split())[:_ERROR_LENGTH]}"
 
 
+class RouteMissing(LegroomError):
+    """The server answers, and has no such route."""
+
+
+_NO_ROUTE = (404, 405, 501)
 _SAMPLE_TEXT = (
     "The pool of blocks holds the keys and values of every token that a request has seen so far, and no more."
 )
@@ -132,7 +137,7 @@ class ServerClient:
 
     async def served(self, timeout_s: float = 10.0) -> ServedModel:
         """Its model and context; raises where nothing answers, or not as a server of this kind would."""
-        await self._get("/health", timeout_s, parsed=False)
+        await self._check_health(timeout_s)
         document = await self._get("/v1/models", timeout_s)
         try:
             model = document["data"][0]
@@ -200,6 +205,13 @@ class ServerClient:
             return _refused(response.status, text)
         return RequestOutcome(len(prompt), total_s=time.monotonic() - began)
 
+    async def _check_health(self, timeout_s: float) -> None:
+        """Where there is such a route: vLLM has it, and other OpenAI-compatible servers need not."""
+        try:
+            await self._get("/health", timeout_s, parsed=False)
+        except RouteMissing:
+            return
+
     async def _get(self, path: str, timeout_s: float, parsed: bool = True) -> Any:
         return await self._ask("GET", path, None, timeout_s, parsed)
 
@@ -220,9 +232,8 @@ class ServerClient:
                 f"{self.url} wants an API key ({response.status})", "give --api-key or OPENAI_API_KEY", UNREACHABLE
             )
         if response.status != 200:
-            raise LegroomError(
-                f"{self.url}{path} answered {ServerRefusal.read(response.status, text)}", "", UNREACHABLE
-            )
+            kind = RouteMissing if response.status in _NO_ROUTE else LegroomError
+            raise kind(f"{self.url}{path} answered {ServerRefusal.read(response.status, text)}", "", UNREACHABLE)
         try:
             return json.loads(text) if parsed else text
         except ValueError:

@@ -1,0 +1,243 @@
+"""The kernel's account of a process's memory: its cgroup's limit, peak and out-of-memory kills, and the machine's.
+
+Reads small files of /proc and /sys, both versions of cgroups. What cannot be read is None: a system may show any part
+of it, or nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from legroom.records import dataclass
+
+_UNLIMITED = 1 << 60
+"""Version 1 writes "no limit" as a number near 2^63."""
+_KMSG_RECORD = 8192
+_KILLED = re.compile(r"(?P<scope>Memory cgroup out of memory|Out of memory)[^:]*: Killed process (?P<pid>\d+) "
+                     r"\((?P<name>[^)]*)\).*?anon-rss:(?P<anon>\d+)kB")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cgroup:
+    """Where the kernel accounts for a process's memory."""
+
+    folder: str
+    mount: str
+    version: int
+
+    @classmethod
+    def of(cls, pid: int | str = "self", proc: Path = Path("/proc")) -> Cgroup | None:
+        """The memory cgroup of a process; None where it has none, or it is not shown here."""
+        paths = _cgroup_paths(_text(proc / str(pid) / "cgroup"))
+        for mount, root, version in _mounts(_text(proc / "self/mountinfo")):
+            path = paths.get(version)
+            if path is None:
+                continue
+            inside = os.path.relpath(path, root) if path.startswith(root) else path.lstrip("/")
+            folder = Path(mount, inside)
+            if folder.joinpath(_FILES[version].current).exists():
+                return cls(str(folder), mount, version)
+        return None
+
+    @property
+    def kills(self) -> int | None:
+        """How many of its processes the kernel has killed for want of memory, whoever's limit it was."""
+        return _counters(_text(Path(self.folder) / _FILES[self.version].events)).get("oom_kill")
+
+    @property
+    def limit(self) -> tuple[int, str] | None:
+        """The tightest limit that it is under, and the folder it is set on."""
+        limits = [(limit, str(folder)) for folder in self._upwards() if (limit := self._limit(folder)) is not None]
+        return min(limits, default=None)
+
+    def peak_bytes(self, folder: str) -> int | None:
+        """The most that was in use there; kernels before 5.19 do not keep it in version 2."""
+        return _number(_text(Path(folder) / _FILES[self.version].peak))
+
+    def _upwards(self) -> Iterator[Path]:
+        folder = Path(self.folder)
+        while folder.is_relative_to(self.mount):
+            yield folder
+            folder = folder.parent
+
+    def _limit(self, folder: Path) -> int | None:
+        limit = _number(_text(folder / _FILES[self.version].limit))
+        return limit if limit is not None and limit < _UNLIMITED else None
+
+
+@dataclass(frozen=True)
+class _CgroupFiles:
+    events: str
+    limit: str
+    peak: str
+    current: str
+
+
+_FILES = {
+    1: _CgroupFiles(
+        "memory.oom_control", "memory.limit_in_bytes", "memory.max_usage_in_bytes", "memory.usage_in_bytes"
+    ),
+    2: _CgroupFiles("memory.events", "memory.max", "memory.peak", "memory.current"),
+}
+
+
+@dataclass(frozen=True)
+class KernelAccount:
+    """The counters at one moment, to be compared with those of a later one."""
+
+    cgroup: Cgroup | None
+    kills: int | None
+    machine_kills: int | None
+    time_s: float
+    """Since boot, as the kernel's log counts."""
+
+    @classmethod
+    def of(cls, pid: int | str = "self", proc: Path = Path("/proc")) -> KernelAccount:
+        cgroup = Cgroup.of(pid, proc)
+        return cls(cgroup, cgroup.kills if cgroup else None, machine_kills(proc), time.clock_gettime(_KERNEL_CLOCK))
+
+
+_KERNEL_CLOCK = getattr(time, "CLOCK_MONOTONIC", 1)
+"""What the kernel stamps its log with, but for a drift of seconds a day."""
+_CLOCK_DRIFT_S = 5.0
+
+
+@dataclass(frozen=True)
+class KernelKill:
+    """A process that the kernel killed for want of memory."""
+
+    limit_bytes: int | None
+    """What the cgroup may use, where its limit was the reason; None: the whole machine was full."""
+    limit_file: str
+    """The file that the limit stands in."""
+    peak_bytes: int | None
+    machine_bytes: int | None
+    victim: str = ""
+    victim_bytes: int | None = None
+    """What the victim itself held; only the kernel's log says who it was."""
+    line: str = ""
+    """The kernel's own line."""
+
+
+_AT_LIMIT = 0.9
+"""A cgroup whose peak came this near to its limit was full; the kernel gives back pages of files first."""
+
+
+def kernel_kill(before: KernelAccount, proc: Path = Path("/proc"), kmsg: Path = Path("/dev/kmsg")) -> KernelKill | None:
+    """What the kernel killed of a server since then; None where its counters show nothing.
+
+    The counter of a cgroup is of its own processes alone. Without one the machine's counts, which may be another's.
+    """
+    cgroup = before.cgroup
+    now = cgroup.kills if cgroup is not None else machine_kills(proc)
+    then = before.kills if cgroup is not None else before.machine_kills
+    if now is None or then is None or now <= then:
+        return None
+    line = _killed_line(before.time_s - _CLOCK_DRIFT_S, kmsg)
+    killed = _KILLED.search(line)
+    limit = cgroup.limit if cgroup is not None else None
+    peak = cgroup.peak_bytes(limit[1]) if cgroup is not None and limit is not None else None
+    in_cgroup = "cgroup" in killed["scope"] if killed else peak is None or (limit and peak >= _AT_LIMIT * limit[0])
+    if cgroup is None or limit is None or not in_cgroup:
+        limit = peak = None
+    return KernelKill(
+        limit[0] if limit else None,
+        str(Path(limit[1]) / _FILES[cgroup.version].limit) if cgroup is not None and limit else "",
+        peak,
+        _machine_bytes(proc),
+        killed["name"] if killed else "",
+        int(killed["anon"]) * 1024 if killed else None,
+        line,
+    )
+
+
+def machine_kills(proc: Path = Path("/proc")) -> int | None:
+    """Out-of-memory kills since boot, of any process (Linux 4.13 and later)."""
+    return _counters(_text(proc / "vmstat")).get("oom_kill")
+
+
+def _machine_bytes(proc: Path) -> int | None:
+    total = re.search(r"^MemTotal:\s+(\d+) kB", _text(proc / "meminfo"), re.MULTILINE)
+    return int(total[1]) * 1024 if total else None
+
+
+def _killed_line(since_s: float, kmsg: Path) -> str:
+    """The newest line of the kernel's log about a killed process; empty where it may not be read."""
+    newest = ""
+    for stamp_s, text in _kernel_log(kmsg):
+        if stamp_s >= since_s and _KILLED.search(text):
+            newest = text
+    return newest
+
+
+def _kernel_log(kmsg: Path) -> Iterator[tuple[float, str]]:
+    """Records of /dev/kmsg as far as there are any: `priority,sequence,microseconds,flags;text`."""
+    try:
+        device = os.open(kmsg, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return
+    try:
+        while True:
+            try:
+                record = os.read(device, _KMSG_RECORD)
+            except BrokenPipeError:
+                continue  # records were overwritten while they were read
+            if not record:
+                return
+            head, _, text = record.decode("utf-8", "replace").partition(";")
+            with contextlib.suppress(ValueError, IndexError):
+                yield int(head.split(",")[2]) / 1e6, text.partition("\n")[0]
+    except OSError:
+        return  # BlockingIOError: that was all
+    finally:
+        os.close(device)
+
+
+def _cgroup_paths(text: str) -> dict[int, str]:
+    """Version -> the path of the memory controller's cgroup, from /proc/PID/cgroup."""
+    paths: dict[int, str] = {}
+    for line in text.splitlines():
+        number, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if number == "0" and not controllers:
+            paths[2] = path
+        elif "memory" in controllers.split(","):
+            paths[1] = path
+    return paths
+
+
+def _mounts(text: str) -> Iterator[tuple[str, str, int]]:
+    """Mount point, the part of the hierarchy that is mounted there, version. A memory controller of version 1 first:
+    beside one, version 2 accounts for no memory."""
+    mounts = []
+    for line in text.splitlines():
+        left, _, right = line.partition(" - ")
+        fields, kind = left.split(), right.split()
+        if len(fields) < 5 or len(kind) < 3:
+            continue
+        if kind[0] == "cgroup2":
+            mounts.append((fields[4], fields[3], 2))
+        elif kind[0] == "cgroup" and "memory" in kind[2].split(","):
+            mounts.append((fields[4], fields[3], 1))
+    yield from sorted(mounts, key=lambda mount: mount[2])
+
+
+def _counters(text: str) -> Mapping[str, int]:
+    pairs = (line.split() for line in text.splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
+
+
+def _number(text: str) -> int | None:
+    stripped = text.strip()
+    return int(stripped) if stripped.isdecimal() else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", "replace")
+    except OSError:
+        return ""

@@ -1,0 +1,95 @@
+"""A server that the kernel kills for want of host memory: `run` names it, with the limit, the peak and the cure."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from own_cgroup import limited_cgroup
+
+from legroom.live.host_memory import KernelKill
+from legroom.run.expectation import Gpus
+from legroom.run.healing import Bounds, heal
+from legroom.run.server_command import read_command
+from legroom.units import GIB
+
+NO_BOUNDS, NO_GPU = Bounds(), Gpus()
+
+
+@pytest.fixture
+def own_cgroup() -> Iterator[Path]:
+    with limited_cgroup() as folder:
+        yield folder
+
+
+def test_a_server_that_its_real_cgroup_kills_while_it_serves_is_diagnosed_and_restarted(run, own_cgroup):
+    supervised = run("--no-verify", STAND_IN_CGROUP=str(own_cgroup))
+    supervised.serving()
+    supervised.attempt(1, "eat")
+    said = supervised.said("diagnosis:")
+    assert "LR501" in said
+    assert "may use 0.09 GiB" in said and "in use at the peak" in said
+    supervised.serving(times=2)
+    assert supervised.end() == 0
+    detail = supervised.incidents()[0]
+    assert detail.kind == "died_serving"
+
+
+@pytest.fixture
+def diagnosed(tmp_path):
+    vllm, log = tmp_path / "vllm", tmp_path / "log"
+    vllm.write_text(f"#!{sys.executable}\n")
+    vllm.chmod(0o755)
+    log.write_text("(EngineCore pid=2) INFO 11-15 05:57:24 [core.py:100] loading\n")
+
+    def diagnose(*flags: str, kill: KernelKill, bounds: Bounds = NO_BOUNDS, gpus: Gpus = NO_GPU):
+        command = read_command([str(vllm), "serve", "Qwen/Qwen3-8B", *flags], "0.32.0", {})
+        return heal(log, command, bounds, gpus, {}, kill=kill)
+
+    return diagnose
+
+
+def at_limit(limit_gib: float) -> KernelKill:
+    limit = int(limit_gib * GIB)
+    return KernelKill(limit, "/sys/fs/cgroup/memory.max", limit, 64 * GIB, "VLLM::Worker", limit // 2)
+
+
+def test_on_a_cpu_the_kv_cache_is_made_to_fit_the_limit(diagnosed):
+    remedy = diagnosed("--kv-cache-memory-bytes", "32G", kill=at_limit(40))
+    assert (remedy.cause, remedy.entry, remedy.is_memory) == ("host_ram_oom", "LR501", True)
+    at = remedy.words.index("--kv-cache-memory-bytes")
+    assert 16 * GIB < int(remedy.words[at + 1]) < 32 * GIB
+
+
+def test_a_limit_that_leaves_no_room_for_a_kv_cache_is_to_be_raised_to_what_the_plan_says(diagnosed):
+    remedy = diagnosed("--kv-cache-memory-bytes", "8G", kill=at_limit(4))
+    assert not remedy.words
+    assert "raise the memory limit to 27 GiB" in remedy.refused
+
+
+def test_the_kernels_words_name_the_victim_the_limit_and_the_peak(diagnosed):
+    remedy = diagnosed("--kv-cache-memory-bytes", "8G", kill=at_limit(4))
+    assert "killed VLLM::Worker, which held 2.00 GiB," in remedy.failed
+    assert "may use 4.00 GiB (/sys/fs/cgroup/memory.max), of which 4.00 GiB were in use at the peak" in remedy.failed
+    assert "8.00 GiB KV cache" in remedy.failed
+
+
+def test_on_a_card_the_plan_says_what_the_host_must_give(diagnosed):
+    remedy = diagnosed("--kv-offloading-size", "40", kill=at_limit(32), gpus=Gpus("l40s", 1))
+    assert "GiB processes" in remedy.failed
+    at = remedy.words.index("--kv-offloading-size")
+    assert 0 < int(remedy.words[at + 1]) < 40
+
+
+def test_a_machine_without_a_limit_that_is_full_has_no_limit_to_raise(diagnosed):
+    kill = KernelKill(None, "", None, 64 * GIB)
+    remedy = diagnosed("--kv-cache-memory-bytes", "8G", kill=kill)
+    assert "the machine's 64.00 GiB of RAM were used up" in remedy.failed
+    assert "a machine with more RAM" in remedy.refused and not remedy.words
+
+
+def test_a_kept_flag_stays_also_then(diagnosed):
+    kept = Bounds(keep=("kv_cache_memory_bytes",))
+    assert not diagnosed("--kv-cache-memory-bytes", "32G", kill=at_limit(40), bounds=kept).words

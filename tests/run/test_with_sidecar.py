@@ -1,0 +1,149 @@
+"""`legroom run` and an acting sidecar at the same server: one acts, the other knows."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from forked import Forked, take_streams
+from held_run import Run, until
+
+from legroom.actions.run_record import run_under_way
+from legroom.sidecar.config import read_config
+from legroom.sidecar.sidecar import run_sidecar
+
+CONFIG = """
+interval_s = 0.05
+port = {own}
+journal = {journal}
+act = ["notify", "restart"]
+token = "act-token"
+
+[limits]
+per_hour = 3600
+per_day = 86400
+first_pause_s = 0
+restart_deadline_s = 20
+
+[thresholds]
+unreachable_hold = {{ samples = 2, seconds = 0.1 }}
+calm = {{ samples = 1, seconds = 0.0 }}
+crash_restarts = 1000000
+
+[[servers]]
+url = "http://127.0.0.1:{port}"
+platform = "run"
+"""
+"""A sidecar that is as hasty as can be: two looks without an answer, and it would restart."""
+
+
+@pytest.fixture
+def hasty_sidecar(tmp_path: Path, monkeypatch) -> Iterator[Callable[[Run], Path]]:
+    sidecars: list[Forked] = []
+
+    def start(supervised: Run) -> Path:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            own = probe.getsockname()[1]
+        monkeypatch.setenv("LEGROOM_HOME", str(supervised.home))
+        config, said = tmp_path / "watch.toml", tmp_path / "sidecar"
+        journal = json.dumps(str(tmp_path / "sidecar.db"))
+        config.write_text(CONFIG.format(own=own, port=supervised.port, journal=journal))
+
+        def work() -> int:
+            take_streams(said, said)
+            return run_sidecar(read_config(config))
+
+        sidecars.append(Forked(work))
+        until(lambda: said.exists() and "watching 1 server" in said.read_text())
+        return said
+
+    yield start
+    for sidecar in sidecars:
+        sidecar.kill()
+        sidecar.wait()
+
+
+def starts(supervised: Run) -> int:
+    return supervised.out.read_text().count("Application startup complete")
+
+
+def test_a_crash_is_restarted_by_the_run_and_by_nobody_else(run, hasty_sidecar):
+    supervised = run("--no-verify", "--restarts", "100", STAND_IN_START_S="0.4")
+    supervised.serving()
+    said = hasty_sidecar(supervised)
+    for kills in range(1, 6):
+        os.kill(random.Random(kills).choice([supervised.file()["child_pid"], supervised.engine()]), signal.SIGKILL)
+        supervised.serving(times=kills + 1)
+    assert starts(supervised) == 6
+    assert "its silence is no incident" in said.read_text()  # at two looks, and the start takes eight
+    assert "does not answer" not in said.read_text() and "restart:" not in said.read_text()
+
+
+def test_a_planned_restart_is_no_incident_of_the_sidecars(run, hasty_sidecar):
+    supervised = run("--no-verify", STAND_IN_START_S="0.4")
+    supervised.serving()
+    said = hasty_sidecar(supervised)
+    supervised.process.send_signal(signal.SIGHUP)
+    supervised.serving(times=2)
+    assert starts(supervised) == 2
+    assert "does not answer" not in said.read_text()
+
+
+def test_a_run_that_has_given_up_is_the_sidecars_to_report(run, hasty_sidecar):
+    supervised = run("--no-verify", "--on-crash", "exit")
+    supervised.serving()
+    said = hasty_sidecar(supervised)
+    os.kill(supervised.file()["child_pid"], signal.SIGKILL)
+    supervised.process.wait(120)
+    until(lambda: "The server does not answer" in said.read_text())
+
+
+def test_a_sighup_while_it_starts_does_not_start_it_twice(run):
+    supervised = run("--no-verify", STAND_IN_START_S="2")
+    until((supervised.home / f"runs/{supervised.port}.json").exists)
+    supervised.process.send_signal(signal.SIGHUP)
+    supervised.said("SIGHUP: it is starting already")
+    supervised.serving()
+    assert starts(supervised) == 1
+
+
+def test_a_sighup_while_it_starts_takes_what_was_left_for_it(run):
+    supervised = run("--no-verify", STAND_IN_START_S="2")
+    until((supervised.home / f"runs/{supervised.port}.json").exists)
+    left = {"flags": {"--max-model-len": "512"}, "env": {}}
+    (supervised.home / f"runs/{supervised.port}.flags.json").write_text(json.dumps(left))
+    supervised.process.send_signal(signal.SIGHUP)
+    supervised.said("restart with: ")
+    supervised.serving()
+    assert supervised.file()["command"][-2:] == ["--max-model-len", "512"]
+
+
+def record(home: Path, port: int, state: str, pid: int, **more: int) -> None:
+    (home / "runs").mkdir(parents=True, exist_ok=True)
+    (home / f"runs/{port}.json").write_text(json.dumps({"pid": pid, "state": state, **more}))
+
+
+@pytest.mark.parametrize(("state", "says"), [("starting", True), ("restarting", True), ("stopping", True),
+                                             ("serving", False), ("unheard of", False)])  # fmt: skip
+def test_what_a_run_is_about_to_do_is_read_by_the_address_of_its_server(tmp_path, state, says):
+    record(tmp_path, 8000, state, os.getpid())
+    assert (run_under_way("http://127.0.0.1:8000", tmp_path) is not None) == says
+    assert run_under_way("http://127.0.0.1:8001", tmp_path) is None
+    assert run_under_way("http://10.1.2.3:8000", tmp_path) is None
+
+
+def test_a_run_whose_server_has_just_died_is_about_to_act(tmp_path):
+    record(tmp_path, 8000, "serving", os.getpid(), child_pid=2**22 + 1)
+    assert run_under_way("http://127.0.0.1:8000", tmp_path) is not None
+
+
+def test_a_run_that_is_gone_does_nothing_any_more(tmp_path):
+    record(tmp_path, 8000, "starting", 2**22 + 1)
+    assert run_under_way("http://127.0.0.1:8000", tmp_path) is None
