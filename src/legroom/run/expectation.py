@@ -110,7 +110,7 @@ def _planned(command: ServerCommand, env: Mapping[str, str], gpus: Gpus) -> Expe
     if not command.args.model:
         raise LegroomError("which model?")
     args = replace(command.args, env={**env, **command.env, **command.args.env})
-    used = str(gpus.used_bytes) if gpus.seen else None
+    used = str(gpus.used_bytes) if gpus.seen or gpus.used_bytes else None
     plan = make_plan(args, command.release, Machine(gpus.name, max(gpus.count, 1), used=used), advice=False)
     failure, layout, kv = plan.memory.failure, plan.layout, plan.memory.kv
     if plan.verdict == "does_not_fit":
