@@ -123,16 +123,16 @@ def _query(request: Request) -> dict[str, str]:
 async def _pieces(request: Request, most_bytes: int) -> AsyncIterator[bytes]:
     """The body as it comes, refused as soon as it is too large or has stopped coming."""
     told = request.headers.get("content-length", "")
-    amount = int(told) if told.isascii() and told.isdigit() else 0
+    announced, come = int(told) if told.isascii() and told.isdigit() else 0, 0
     stream = aiter(request.stream())
-    while amount <= most_bytes:
+    while max(announced, come) <= most_bytes:
         try:
             piece = await asyncio.wait_for(anext(stream), _LONGEST_SILENCE_S)
         except StopAsyncIteration:
             return
         except TimeoutError:
             raise Refused(408, "the request stopped coming", "send it again") from None
-        amount = amount + len(piece) if not told else amount
+        come += len(piece)
         if piece:
             yield piece
     shown = f"{most_bytes / 2**30:.0f} GiB" if most_bytes >= 2**30 else f"{most_bytes >> 20} MiB"
