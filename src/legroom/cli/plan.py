@@ -179,7 +179,7 @@ def _with_variants(target: Target, serve_args: ServeArgs) -> list[Target]:
 def _used_only(plan: Plan) -> Plan:
     """The plan on just the GPUs that it uses."""
     settings = plan.settings
-    used = settings.tensor_parallel_size * settings.pipeline_parallel_size * settings.data_parallel_size
+    used = settings.gpus_used
     return replace(plan, target=replace(plan.target, gpus=used))
 
 

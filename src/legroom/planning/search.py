@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 Flags = dict[str, Any]
+Combiner = Callable[[Iterable[Flags]], Structure | None]
 
 UTILIZATIONS = tuple(hundredths / 100 for hundredths in range(30, 99))
 TOKEN_BUDGETS = (16384, 8192, 4096, 2048, 1024)
@@ -196,21 +197,15 @@ def _structures(
     target: Target, args: ServeArgs, parallel: Flags, base: EngineSettings, wish: Wish
 ) -> Iterator[Structure]:
     """Every valid combination of the flags other than utilization, for one way to split the model."""
-    room = _with_room(target, base)
     axes = _axes(target, args, base, wish)
-    frugal = _combined(room, args, parallel, [axis[-1] for axis in axes.values()])
-    if frugal is not None and frugal.shortfall_bytes(wish) > 0:
-        yield frugal  # every axis ends with its most frugal choice: where that is not enough, nothing is
+    combined = _combiner(target, args, parallel, base)
+    if (frugal := _not_enough(axes, combined, wish)) is not None:
+        yield frugal
         return
     for choice in itertools.product(*axes.values()):
-        shape = _combined(room, args, parallel, choice)
+        shape = combined(choice)
         if shape is not None:
             yield shape
-
-
-def _with_room(target: Target, base: EngineSettings) -> Target:
-    used = base.tensor_parallel_size * base.pipeline_parallel_size * base.data_parallel_size
-    return replace(target, gpus=max(target.gpus, used))
 
 
 def _best_structures(
@@ -218,10 +213,6 @@ def _best_structures(
 ) -> Iterator[Structure]:
     """The combination that gives up least, for one way to split the model, without weighing them all: a branch whose
     most frugal end is not enough is passed over. Of another checkpoint, also the best that leaves some room."""
-    room = _with_room(target, base)
-
-    def combined(choice: Sequence[Flags]) -> Structure | None:
-        return _combined(room, args, parallel, choice)
 
     def grants(shape: Structure) -> bool:
         return shape.shortfall_bytes(wish) <= 0
@@ -230,8 +221,8 @@ def _best_structures(
         return any(option.roomy for option in _walk_utilization(shape, args, wish, variant, base.max_num_seqs)[1])
 
     axes = _axes(target, args, base, wish)
-    frugal = combined([axis[-1] for axis in axes.values()])
-    if frugal is not None and not grants(frugal):
+    combined = _combiner(target, args, parallel, base)
+    if (frugal := _not_enough(axes, combined, wish)) is not None:
         yield frugal
         return
     for sufficient in (grants, fits_with_ease) if variant else (grants,):
@@ -239,6 +230,25 @@ def _best_structures(
         best = next((shape for shape in branches if _walk_utilization(shape, args, wish, variant, 0)[1]), None)
         if best is not None:
             yield best
+
+
+def _combiner(target: Target, args: ServeArgs, parallel: Flags, base: EngineSettings) -> Combiner:
+    """What a choice of every axis comes to, for one way to split the model; None where the release refuses it."""
+    room = replace(target, gpus=max(target.gpus, base.gpus_used))
+
+    def combined(choice: Iterable[Flags]) -> Structure | None:
+        flags: Flags = dict(parallel)
+        for part in choice:
+            flags |= part
+        return structure(room, args, flags)
+
+    return combined
+
+
+def _not_enough(axes: Mapping[str, list[Flags]], combined: Combiner, wish: Wish) -> Structure | None:
+    """The most frugal combination, which every axis ends with, where even that is not enough."""
+    frugal = combined([axis[-1] for axis in axes.values()])
+    return frugal if frugal is not None and frugal.shortfall_bytes(wish) > 0 else None
 
 
 def _by_loss(axes: Mapping[str, list[Flags]]) -> Iterator[list[list[Flags]]]:
@@ -257,7 +267,7 @@ def _by_loss(axes: Mapping[str, list[Flags]]) -> Iterator[list[list[Flags]]]:
 def _branches(
     chosen: tuple[Flags, ...],
     axes: Sequence[Sequence[Flags]],
-    combined: Callable[[Sequence[Flags]], Structure | None],
+    combined: Combiner,
     sufficient: Callable[[Structure], bool],
 ) -> Iterator[Structure]:
     """Every combination that is sufficient, in the order of the axes."""
@@ -270,13 +280,6 @@ def _branches(
         frugal = combined([*chosen, choice, *(axis[-1] for axis in axes[1:])])
         if frugal is None or sufficient(frugal):
             yield from _branches((*chosen, choice), axes[1:], combined, sufficient)
-
-
-def _combined(target: Target, args: ServeArgs, parallel: Flags, choice: Iterable[Flags]) -> Structure | None:
-    flags: Flags = dict(parallel)
-    for part in choice:
-        flags |= part
-    return structure(target, args, flags)
 
 
 def _gpus_of(parallel: Flags) -> int:
@@ -387,7 +390,7 @@ def _option(
     settings = shape.settings
     if settings.max_num_seqs < usual_seqs:
         losses.append("a lower cap on running requests")
-    gpus = settings.tensor_parallel_size * settings.pipeline_parallel_size * settings.data_parallel_size
+    gpus = settings.gpus_used
     cost = (
         variant > 0,
         variant > 0 and not roomy,  # of the checkpoints that do, rather one that fits with ease

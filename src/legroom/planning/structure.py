@@ -83,7 +83,7 @@ class Structure:
         stage = max(self.stages, key=lambda layout: self._needed(layout, wish))
         needed, pool = self._needed(stage, wish), self._pool(wish)
         settings = self.settings
-        gpus = settings.tensor_parallel_size * settings.pipeline_parallel_size * settings.data_parallel_size
+        gpus = settings.gpus_used
         where = f"of {human_bytes(stage.total_bytes)}" + (f" on each of {gpus} GPUs" if gpus > 1 else "")
         return (
             f"the closest setting needs {human_bytes(needed)} {where}: weights {human_bytes(stage.weights.bytes)}, "

@@ -119,7 +119,7 @@ def headline(plan: Plan) -> str:
     """The answer in a sentence."""
     target = plan.target
     settings = plan.settings
-    used = settings.tensor_parallel_size * settings.pipeline_parallel_size * settings.data_parallel_size
+    used = settings.gpus_used
     where = f"{used} of {target.gpus} x" if used < target.gpus else f"{target.gpus} x"
     where = f"{where} {target.gpu.name}"
     start = f"{short_name(target.model.name)} on {where} with vLLM {target.release.version}"

@@ -127,6 +127,11 @@ class EngineSettings:
     """Sentences about what was clamped, ignored or replaced."""
 
     @property
+    def gpus_used(self) -> int:
+        """The GPUs that the tensor, pipeline and data-parallel sizes take together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+
+    @property
     def expert_ranks(self) -> int:
         """Over how many GPUs experts are divided, whole or in slices: data-parallel ranks share them (0.8.0 on)."""
         return self.tensor_parallel_size * self.data_parallel_size * self.prefill_context_parallel_size
