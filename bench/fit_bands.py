@@ -88,8 +88,8 @@ class Miss:
     allowed_below: int = 0
     allowed_above: int = 0
     """How far the truth may lie to a side for a reason that the plan names: no error is made there."""
-    of_total: float = 0.0
-    """Of the KV cache: what the card's unknown total may do to it."""
+    of_total: tuple[float, float] = (0.0, 0.0)
+    """Of the KV cache: what the card's unknown total may take from it, and what it may add."""
 
     @property
     def truth_above(self) -> int:
@@ -226,18 +226,21 @@ def fit(starts: Sequence[Start]) -> dict[str, dict[str, BandRow]]:
     return tables
 
 
-def known_spread(figure: str, start: Start, weights_table: Mapping[str, BandRow]) -> float:
-    """What the KV band has from the weights' band and the card's total, before its class says anything."""
+def known_spread(figure: str, start: Start, weights_table: Mapping[str, BandRow]) -> tuple[float, float]:
+    """What the KV band has below and above from the weights' band and the card's total, before its class says
+    anything."""
     if figure != "kv_cache":
-        return 0.0
+        return 0.0, 0.0
     least = bands()["unseen"]["least_of_weights"]
     of_weights = sum(band(weights_table, start.weights_path, start.weights_bytes, start.total, least)) / 2
-    return math.hypot(start.misses[figure].of_total, of_weights)
+    smaller, larger = start.misses[figure].of_total
+    return math.hypot(smaller, of_weights), math.hypot(larger, of_weights)
 
 
-def beyond(miss: Miss, known: float) -> float:
+def beyond(miss: Miss, known: tuple[float, float]) -> float:
     """What of an error the class has to explain: a band is the root of both squares."""
-    return math.copysign(math.sqrt(max(0.0, miss.truth_above**2 - known**2)), miss.truth_above)
+    explained = known[1 if miss.truth_above > 0 else 0]
+    return math.copysign(math.sqrt(max(0.0, miss.truth_above**2 - explained**2)), miss.truth_above)
 
 
 def fit_figure(seen: Sequence[Seen], skewed: bool = False) -> dict[str, BandRow]:
@@ -322,7 +325,7 @@ def leave_sources_out(starts: Sequence[Start]) -> dict[str, list[Held]]:
                     miss, known = start.misses[figure], known_spread(figure, start, tables["weights"])
                     rule = sum_band if figure == "kv_cache" else band
                     sides = rule(tables[figure], start.of.path, max(miss.scale, 1.0), start.total)
-                    below, above = (math.hypot(side, known) for side in sides)
+                    below, above = (math.hypot(side, already) for side, already in zip(sides, known))
                     inside = -below <= miss.truth_above <= above
                     width = below + above + miss.allowed_below + miss.allowed_above
                     held[figure].append(Held(start, inside, width / start.total))

@@ -94,14 +94,21 @@ def halves(plan: Plan) -> tuple[int, int]:
 
 
 def test_a_sampler_that_no_flag_names_may_only_leave_more() -> None:
-    below, above = halves(planned(card="h100", vllm="0.10.2"))
+    below, above = halves(planned(card="h100", gpu_memory="79.18GiB", vllm="0.10.2"))
     saved = 1024 * 128256 * 24
     assert above - below == pytest.approx(saved, rel=0.01)
 
 
 def test_from_0_11_1_on_the_sampler_is_no_doubt() -> None:
-    below, above = halves(planned(card="h100", vllm="0.11.1"))
+    below, above = halves(planned(card="h100", gpu_memory="79.18GiB", vllm="0.11.1"))
     assert below == above
+
+
+def test_a_card_seen_with_larger_totals_than_the_usual_one_may_leave_more_than_it_may_lack() -> None:
+    card = gpu("rtx3090")
+    below, above = halves(planned(card="rtx3090", vllm="0.17.1", max_model_len=8192))
+    assert card.total_high_bytes - card.total_bytes > card.total_bytes - card.total_low_bytes
+    assert above > below
 
 
 def test_a_name_that_two_cards_share_reaches_up_to_the_larger() -> None:
