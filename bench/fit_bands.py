@@ -360,7 +360,7 @@ def coverage_table(held: Sequence[Held], least: int = 10) -> dict[str, tuple[int
 
 def document(tables: Tables, starts: Sequence[Start]) -> dict[str, Any]:
     before = bands()
-    kept = {name: before[name] for name in ("about", "measured", "unseen")}
+    kept = {name: before[name] for name in ("about", "measured", "unseen", "seen")}
     source = f"bench/fit_bands.py: {len(starts)} starts of {len({start.source for start in starts})} sources"
     rows = {
         figure: {name: {key: getattr(row, key) for key in row.__dataclass_fields__} for name, row in table.items()}
