@@ -325,7 +325,7 @@ def leave_sources_out(starts: Sequence[Start]) -> dict[str, list[Held]]:
                     miss, known = start.misses[figure], known_spread(figure, start, tables["weights"])
                     rule = sum_band if figure == "kv_cache" else band
                     sides = rule(tables[figure], start.of.path, max(miss.scale, 1.0), start.total)
-                    below, above = (math.hypot(side, already) for side, already in zip(sides, known))
+                    below, above = (math.hypot(side, already) for side, already in zip(sides, known, strict=True))
                     inside = -below <= miss.truth_above <= above
                     width = below + above + miss.allowed_below + miss.allowed_above
                     held[figure].append(Held(start, inside, width / start.total))

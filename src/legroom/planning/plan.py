@@ -101,15 +101,15 @@ def _near_miss(model: Model, gpu: Gpu, settings: EngineSettings, memory: Deploym
     failure = memory.failure
     if failure is None or failure is not memory.kv.failure:
         return ""
-    expected = [rank.kv_cache.bytes for rank in memory.ranks]
+    pools = [rank.kv_cache for rank in memory.ranks]
     other_card = spare_on_larger_card(settings, gpu)
-    fuller = [kv + int(NEAR_MISS * (rank.kv_cache.high - other_card - kv)) for kv, rank in zip(expected, memory.ranks)]
+    fuller = [pool.bytes + int(NEAR_MISS * (pool.high - other_card - pool.bytes)) for pool in pools]
     short = failure.needed_bytes - failure.available_bytes
     by = f"{human_bytes(short)} too small" if short > 0 else "too small"
     if not kv_plan(model, settings, gpu, fuller).failure:
         return f"the KV cache is expected to be {by}, less than the estimate may be wrong by"
-    if other_card and not kv_plan(model, settings, gpu, [kv + other_card for kv in expected]).failure:
-        return f"on the {gpu.name} the KV cache is {by}, on the {gpu.larger} it is not, and the name may mean either"
+    if other_card and not kv_plan(model, settings, gpu, [pool.bytes + other_card for pool in pools]).failure:
+        return f"two cards have that name: on {gpu.name} the KV cache is {by}, on {gpu.larger} it is large enough"
     return ""
 
 

@@ -81,7 +81,9 @@ def stored_modules(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: in
 
 
 def _loaded(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> LoadedWeights:
-    stored, offloaded = _offload(list(loaded_modules(model, settings, storage_context(settings, gpu), pp_rank)), settings)
+    stored, offloaded = _offload(
+        list(loaded_modules(model, settings, storage_context(settings, gpu), pp_rank)), settings
+    )
     allocator = _allocator(settings, gpu)
     _load(allocator, stored)
     total = allocator.allocated_bytes + (_RUNNER_V2_BYTES if settings.runner == "V2" else 0)
