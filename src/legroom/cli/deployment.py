@@ -43,9 +43,10 @@ def split(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[s
         elif action.nargs == 0 or value or "=" in word:
             own.append(word)
         else:
+            values = action.nargs if isinstance(action.nargs, int) else 1
             own.append(word)
-            own += before[position : position + 1]
-            position += 1
+            own += before[position : position + values]
+            position += values
     return own, rest, after
 
 
