@@ -14,7 +14,7 @@ from typing import BinaryIO
 from legroom.gate.judgement import Judgement, judge
 from legroom.web.worker import Frame, answer_frames
 
-_MOST_MEMORY_BYTES = 2 << 30
+_MOST_MEMORY_BYTES = 1 << 30
 _OK, _BUG = 200, 500
 
 
