@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from legroom.deployments.containers import bytes_of, image_words, serves_vllm
+from legroom.deployments.kubeai import is_kubeai_model, kubeai_server
+from legroom.deployments.launchers import launched_engine
 from legroom.deployments.server_words import expand, server_start
 from legroom.deployments.shell.scan import Word, placed_env
 from legroom.deployments.shell.script import script_subjects
@@ -85,6 +88,9 @@ def kubernetes_subjects(document: Node) -> Iterator[StartedServer | Invoked]:
         gpus = gpus * pods if gpus is not None and pods > 1 else server.gpus
         return replace(server, gpus=gpus, read_as=f"Kubernetes {kind} {name}".rstrip())
 
+    if (model := document.get("spec")) is not None and kind == "Model" and is_kubeai_model(model):
+        yield described(kubeai_server(model))
+        return
     yield from with_servers(_pods(document), described)
 
 
@@ -116,7 +122,8 @@ def _container(container: Node, pod: Node) -> Iterator[StartedServer | Invoked]:
                 return
             given = renamed
     if more := env.get("VLLM_ADDITIONAL_ARGS"):  # KServe's own way to add flags
-        given += tuple(Word(text, more.offset, text) for text in more.text.split())
+        given += tuple(Word(text, more.offset, text) for text in _split(more.text))
+        image = image or "vllm"
     for hook in ("preStop", "postStart"):
         command = container.get("lifecycle", hook, "exec", "command")
         yield from scripts(command, env) if command is not None else ()
@@ -124,6 +131,7 @@ def _container(container: Node, pod: Node) -> Iterator[StartedServer | Invoked]:
         servers(container, image, entry, given, env, "kubernetes"),
         lambda server: replace(
             server, image=image, in_container=True, shm=_pod_shm(container, pod), gpus=_cards(container),
+            gpu_name=gpu_name(pod),
             memory_limit_bytes=bytes_of(container.text("resources", "limits", "memory")),
             start_limit=_start_limit(container), stop_limit=_grace(container, pod),
         ),
@@ -139,6 +147,10 @@ def servers(
     if at is not None:
         place = owner.source.place
         yield StartedServer(runs, words[at:], env, place, place(words[at].offset), image)
+    elif engine := launched_engine(words):
+        place = owner.source.place
+        at_word = place(engine.words[0].offset)
+        yield StartedServer(runs, engine.words, env, place, at_word, image, launcher=engine.launcher)
     else:
         for node in (owner.get("entrypoint"), owner.get("command"), owner.get("args")):
             yield from scripts(node, env, runs) if node is not None else ()
@@ -150,6 +162,13 @@ def scripts(node: Node, env: Mapping[str, Word], runs: Runs = "kubernetes") -> I
         text = item.scalar or ""
         if any(character.isspace() for character in text.strip()):
             yield from script_subjects(item.inner(), runs, placed_env(env, item.source.place))
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.split()
 
 
 def _word_list(node: Node | None, env: Mapping[str, Word]) -> tuple[Word, ...]:
@@ -190,6 +209,28 @@ def _cards(container: Node) -> int | None:
             if _GPU.fullmatch(name) and (amount.scalar or "").isdecimal():
                 return int(amount.scalar or 0)
     return None
+
+
+_GPU_LABELS = (
+    "nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "karpenter.k8s.aws/instance-gpu-name",
+    "gpu.nvidia.com/class", "gpu.nvidia.com/model", "k8s.amazonaws.com/accelerator",
+)  # fmt: skip
+"""Labels of nodes that name their GPU: NVIDIA's feature discovery, GKE, Karpenter, CoreWeave, the EKS autoscaler."""
+
+
+def gpu_name(pod: Node) -> str:
+    """The GPU that a pod's node selector or its required affinity asks for, as the label's value has it."""
+    selector = pod.get("nodeSelector")
+    for label, value in selector.items() if selector else ():
+        if label in _GPU_LABELS and value.scalar:
+            return value.scalar
+    affinity = pod.get("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
+    for node in affinity.walk() if affinity else ():
+        values = node.get("values")
+        if node.text("key") in _GPU_LABELS and node.text("operator") == "In" and values is not None:
+            names = [item.scalar for item in values.list() if item.scalar]
+            return names[0] if len(names) == 1 else ""
+    return ""
 
 
 def _start_limit(container: Node) -> At | None:

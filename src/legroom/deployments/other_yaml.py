@@ -7,10 +7,11 @@ looked for is what vLLM itself is given.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 
 from legroom.deployments.compose import compose_env, compose_words
 from legroom.deployments.kinds import Kind, kind_of, sniffed
+from legroom.deployments.kubeai import is_kubeai_model, kubeai_server
 from legroom.deployments.kubernetes import list_env
 from legroom.deployments.markdown import FENCE, START
 from legroom.deployments.server_words import server_start
@@ -18,13 +19,22 @@ from legroom.deployments.shell.scan import Word, placed_env
 from legroom.deployments.shell.script import read_shell
 from legroom.deployments.subjects import StartedServer, Subject
 from legroom.deployments.text import Text
-from legroom.deployments.vllm_config import ANCHORS, config_server, is_config
+from legroom.deployments.vllm_config import config_server, is_config
 from legroom.deployments.yaml_nodes import Node
-from legroom.facts.flags import flag_name
+from legroom.facts.flags import all_flag_names, flag_name
 from legroom.facts.releases import Release
 from legroom.records import dataclass, field
 
-_ARGUMENTS = re.compile(r"(extra|additional|vllm|engine|server|model)?_?(args|arguments)", re.IGNORECASE)
+_ARGUMENTS = re.compile(
+    r"((extra|additional|base|vllm|engine|server|serve|model|cmd|container|runtime|backend)[_-]?)*"
+    r"(args|arguments|flags|parameters)",
+    re.IGNORECASE,
+)
+_COMPANIONS = re.compile(
+    r"router|gateway|proxy|operator|exporter|simulator|epp\b|controller|autoscaler|bench|client|frontend|scheduler|"
+    r"loadgen|sidecar|tgi\b|sglang|trt-?llm|tensorrt|llama\.?cpp|ollama|infinity"
+)
+"""Parts of a chart that stand beside vLLM, and other engines: their flags are their own."""
 _SETTINGS = re.compile(r"(engine|vllm|llm)_?(kwargs|args|config)", re.IGNORECASE)
 _VARIABLES = ("env", "envs", "environment", "env_vars")
 _COMMANDS = ("command", "args")
@@ -54,11 +64,14 @@ class _Scope:
 
 def other_subjects(document: Node, release: Release) -> Iterator[Subject]:
     """Every server, in whatever way it is written."""
-    waiting = [(document, _Scope())]
+    waiting = [(document, _Scope("vllm" if _is_recipe(document) else ""))]
     while waiting:
         node, scope = waiting.pop()
         if isinstance(node.values, dict):
             scope = scope.inside(node)
+            if is_kubeai_model(node):
+                yield kubeai_server(node)
+                continue
             yield from _arguments(node, scope)
             yield from _settings(node, release)
             waiting += reversed([(value, scope.under(key)) for key, value in node.items()])
@@ -101,7 +114,7 @@ def _arguments(node: Node, scope: _Scope) -> Iterator[StartedServer]:
     words = (*command, *given)
     at = server_start(tuple(word.text for word in words))
     if at is None:
-        if not _are_flags(words) or not _is_vllms(node, scope):
+        if not _is_vllms(node, scope) or not _are_flags(words, set(all_flag_names())):
             return
         head = (Word("vllm", words[0].offset), Word("serve", words[0].offset))
         words, at = (*head, *words), 0
@@ -109,13 +122,20 @@ def _arguments(node: Node, scope: _Scope) -> Iterator[StartedServer]:
     yield StartedServer("kubernetes", words[at:], scope.env, place, place(words[at].offset), scope.image)
 
 
-def _are_flags(words: tuple[Word, ...]) -> bool:
+def _are_flags(words: tuple[Word, ...], known: Set[str]) -> bool:
     flags = {flag_name(word.text.partition("=")[0]) for word in words if word.text.startswith("--")}
-    return bool(words) and words[0].text.startswith("--") and bool(flags & ANCHORS)
+    return bool(words) and words[0].text.startswith("--") and bool(flags & known)
 
 
 def _is_vllms(node: Node, scope: _Scope) -> bool:
-    return "vllm" in f"{scope.keys} {scope.image} {node.text('modelCommand')}".lower()
+    around = f"{scope.keys} {scope.image} {node.text('modelCommand')}".lower()
+    return "vllm" in around.replace("vllm-project/", "") and not _COMPANIONS.search(f"{around} {node.text('name')}")
+
+
+def _is_recipe(document: Node) -> bool:
+    """A file of vLLM's recipes: lists of flags for each feature and variant. Those of vLLM-Omni have other flags."""
+    is_omni = "omni" in document.source.text.lower()
+    return document.get("model", "min_vllm_version") is not None and not is_omni
 
 
 def _settings(node: Node, release: Release) -> Iterator[Subject]:

@@ -24,7 +24,7 @@ from legroom.deployments.supervisord import is_supervisord, supervisord_subjects
 from legroom.deployments.text import Text, Unread
 from legroom.deployments.unit import unit_subjects
 from legroom.deployments.vllm_config import config_server, is_config
-from legroom.deployments.yaml_nodes import Node, load_nodes
+from legroom.deployments.yaml_nodes import Node, is_template, load_nodes, without_actions
 from legroom.errors import LegroomError
 from legroom.facts.releases import Release
 
@@ -104,14 +104,28 @@ def _yaml(kind: Kind, source: Text, release: Release) -> tuple[FilePart, list[tu
         if "vllm" not in source.text.lower() or '"panels"' in source.text:
             return FilePart(kind, source), []
         source = source.with_text(source.text.replace("\t", " "))  # all that JSON allows and YAML does not
-    documents = tuple(load_nodes(source))
+    documents, template = _documents(source)
     subjects: list[Subject] = []
     inner: list[tuple[Kind, Text]] = []
     for document in documents:
         what = document_kind(document)
         subjects += _document(what, document, release)
         inner += embedded_files(document, scripts=what != "other")
-    return FilePart(kind, source, tuple(subjects), documents), inner
+    unread = Unread(source.place(0), template.message, template.hint) if template else None
+    return FilePart(kind, source, tuple(subjects), documents, unread=unread, is_template=template is not None), inner
+
+
+def _documents(source: Text) -> tuple[tuple[Node, ...], LegroomError | None]:
+    """The documents of a YAML text; with what to say where it is a template, and was read without its values."""
+    try:
+        return tuple(load_nodes(source)), None
+    except LegroomError as error:
+        if not is_template(source.text):
+            raise
+        try:
+            return tuple(load_nodes(source.with_text(without_actions(source.text)))), error
+        except LegroomError:
+            raise error from None
 
 
 def _check_json(source: Text) -> None:

@@ -14,6 +14,8 @@ from legroom.deployments.yaml_nodes import Node
 Owner = Literal["alert", "record", "panel", "variable", "text", "family", "sample"]
 """`text`: a string that may be a name; `family`: one that may be a family's name; `sample`: a line of /metrics."""
 _QUERY_KEYS = ("expr", "query", "metricsQuery", "seriesQuery", "promql", "expression")
+_SCALED_BY = re.compile(r"(?:^|[|/])vllm:[a-z0-9_]+(?:$|[|/])")
+"""A series under its own name that an autoscaler asks for, also as Google's adapter writes it; other adapters rename."""
 _NAME = re.compile(r"""(['"])(vllm[:_][a-z][a-z0-9_:]*)\1""")
 _READS_METRICS = re.compile(r"/metrics|prometheus|metrics", re.IGNORECASE)
 _FAMILIES = re.compile(
@@ -47,6 +49,9 @@ def queries(document: Node) -> Iterator[Expression]:
         for key in _QUERY_KEYS:
             value = node.get(key)
             if value is not None and value.scalar and re.search(r"vllm[:_]", value.scalar):
+                yield Expression(value.scalar, ScalarLocator(value), "panel")
+        for value in (node.get("metric", "name"), node.get("metricName")):
+            if value is not None and value.scalar and _SCALED_BY.search(value.scalar):
                 yield Expression(value.scalar, ScalarLocator(value), "panel")
 
 

@@ -64,7 +64,7 @@ def read_linted(path: str, text: str, release: Release) -> Iterator[LintedPart |
 
 def _linted(part: FilePart) -> LintedPart | None:
     """A part with the expressions in it; None where it could not be read."""
-    if part.unread is not None and not part.subjects:
+    if part.unread is not None and not part.subjects and not part.documents:
         return None
     if part.kind == "json":
         return _json(part)
