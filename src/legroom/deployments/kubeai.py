@@ -34,6 +34,7 @@ def kubeai_server(node: Node) -> StartedServer:
     )
     place = node.source.place
     profile = _PROFILE.fullmatch(node.text("resourceProfile"))
+    # Profiles of other hardware bring an image of their own, of a release that is not said.
     card = _GPU_PROFILE.fullmatch(profile["name"]) if profile else None
     return StartedServer(
         "kubernetes",
@@ -41,7 +42,7 @@ def kubeai_server(node: Node) -> StartedServer:
         env,
         place,
         place(node.offset),
-        image=node.text("image"),
+        image=node.text("image") or ("" if card or profile is None else profile["name"]),
         in_container=True,
         # KubeAI mounts a /dev/shm of its own into every pod of a model.
         shm="mounted",

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from legroom.deployments.containers import bytes_of, image_words, serves_vllm
 from legroom.deployments.kubeai import is_kubeai_model, kubeai_server
-from legroom.deployments.launchers import launched_engine
+from legroom.deployments.launchers import KSERVE, launched_engine
 from legroom.deployments.server_words import expand, server_start
 from legroom.deployments.shell.scan import Word, placed_env
 from legroom.deployments.shell.script import script_subjects
@@ -114,13 +114,14 @@ def _container(container: Node, pod: Node) -> Iterator[StartedServer | Invoked]:
     env = list_env(container.get("env"))
     image = container.text("image")
     entry, given = _word_list(container.get("command"), env), _word_list(container.get("args"), env)
+    launcher = ""
     if runtime := runtime_of(container):
         image = image or "vllm"
         if runtime == "huggingface" and not entry:
             renamed = kserve_words(container, given)
             if renamed is None:
                 return
-            given = renamed
+            given, launcher = renamed, KSERVE
     if more := env.get("VLLM_ADDITIONAL_ARGS"):  # KServe's own way to add flags
         given += tuple(Word(text, more.offset, text) for text in _split(more.text))
         image = image or "vllm"
@@ -131,7 +132,7 @@ def _container(container: Node, pod: Node) -> Iterator[StartedServer | Invoked]:
         servers(container, image, entry, given, env, "kubernetes"),
         lambda server: replace(
             server, image=image, in_container=True, shm=_pod_shm(container, pod), gpus=_cards(container),
-            gpu_name=gpu_name(pod),
+            gpu_name=gpu_name(pod), launcher=server.launcher or launcher,
             memory_limit_bytes=bytes_of(container.text("resources", "limits", "memory")),
             start_limit=_start_limit(container), stop_limit=_grace(container, pod),
         ),

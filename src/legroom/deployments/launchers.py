@@ -9,6 +9,9 @@ from legroom.records import dataclass
 DYNAMO = "dynamo.vllm"
 """Dynamo's worker. `dynamo.frontend` and the other modules beside it start no engine."""
 
+KSERVE = "KServe's Hugging Face runtime"
+"""It comes with a release of vLLM of its own, and serves without vLLM what vLLM does not know."""
+
 
 @dataclass(frozen=True)
 class LaunchedEngine:

@@ -14,7 +14,7 @@ from legroom.deployments.kinds import Kind, kind_of, sniffed
 from legroom.deployments.kubeai import is_kubeai_model, kubeai_server
 from legroom.deployments.kubernetes import list_env
 from legroom.deployments.markdown import FENCE, START
-from legroom.deployments.server_words import server_start
+from legroom.deployments.server_words import CONTAINER_TOOLS, basename, server_start
 from legroom.deployments.shell.scan import Word, placed_env
 from legroom.deployments.shell.script import read_shell
 from legroom.deployments.subjects import StartedServer, Subject
@@ -39,6 +39,7 @@ _SETTINGS = re.compile(r"(engine|vllm|llm)_?(kwargs|args|config)", re.IGNORECASE
 _VARIABLES = ("env", "envs", "environment", "env_vars")
 _COMMANDS = ("command", "args")
 _ABOUT_VLLM = re.compile(r"vllm|(max.model.len|gpu.memory.utilization|tensor.parallel.size)[ \t]*:", re.IGNORECASE)
+_RECIPE = "vllm recipe"
 _LOOKS_LIKE_YAML = re.compile(r"\s*(#[^\n]*\n\s*)*(- )?[A-Za-z_][\w.-]*:(\s|$)")
 
 
@@ -64,7 +65,7 @@ class _Scope:
 
 def other_subjects(document: Node, release: Release) -> Iterator[Subject]:
     """Every server, in whatever way it is written."""
-    waiting = [(document, _Scope("vllm" if _is_recipe(document) else ""))]
+    waiting = [(document, _Scope(_RECIPE if _is_recipe(document) else ""))]
     while waiting:
         node, scope = waiting.pop()
         if isinstance(node.values, dict):
@@ -112,7 +113,11 @@ def _arguments(node: Node, scope: _Scope) -> Iterator[StartedServer]:
         word for key, value in node.items() if _ARGUMENTS.fullmatch(key) for word in compose_words(value) if word.text
     )
     words = (*command, *given)
+    if scope.keys.startswith(_RECIPE):
+        words = tuple(part for word in words for part in _joined_flag(word))
     at = server_start(tuple(word.text for word in words))
+    if at is not None and basename(words[at].text) in CONTAINER_TOOLS:
+        return  # a script: it is read as one
     if at is None:
         if not _is_vllms(node, scope) or not _are_flags(words, set(all_flag_names())):
             return
@@ -130,6 +135,14 @@ def _are_flags(words: tuple[Word, ...], known: Set[str]) -> bool:
 def _is_vllms(node: Node, scope: _Scope) -> bool:
     around = f"{scope.keys} {scope.image} {node.text('modelCommand')}".lower()
     return "vllm" in around.replace("vllm-project/", "") and not _COMPANIONS.search(f"{around} {node.text('name')}")
+
+
+def _joined_flag(word: Word) -> tuple[Word, ...]:
+    """`--max-model-len auto` in one word: a recipe is joined into a line for a shell."""
+    flag, space, value = word.text.partition(" ")
+    if not space or not flag.startswith("--"):
+        return (word,)
+    return word.with_text(flag), word.with_text(value.strip())
 
 
 def _is_recipe(document: Node) -> bool:

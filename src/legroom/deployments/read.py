@@ -30,8 +30,8 @@ from legroom.facts.releases import Release
 
 DocumentKind = Literal["rules", "compose", "kubernetes", "config", "other"]
 """What a YAML document is. Prometheus rules start nothing; what they are is for lint to read."""
-_PINNED = re.compile(r"\bvllm(?:\[[\w,-]+\])?==(\d+(?:\.\d+)+(?:\.?post\d+)?)")
-"""`pip install vllm==0.6.3`."""
+_PINNED = re.compile(r"(?<![`\w])vllm(?:\[[\w,-]+\])?==(\d+(?:\.\d+)+(?:\.?post\d+)?)")
+"""`pip install vllm==0.6.3`; what a sentence quotes (`vllm==0.6.3`) installs nothing."""
 _SCRIPT_RUNNERS = ("bash", "sh", "zsh", "dash", "ash", "ssh", "sbatch")
 _ESCAPED = re.compile(r"\\([\\$`])")
 _DEEPEST = 5

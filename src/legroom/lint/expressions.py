@@ -15,7 +15,7 @@ Owner = Literal["alert", "record", "panel", "variable", "text", "family", "sampl
 """`text`: a string that may be a name; `family`: one that may be a family's name; `sample`: a line of /metrics."""
 _QUERY_KEYS = ("expr", "query", "metricsQuery", "seriesQuery", "promql", "expression")
 _SCALED_BY = re.compile(r"(?:^|[|/])vllm:[a-z0-9_]+(?:$|[|/])")
-"""A series under its own name that an autoscaler asks for, also as Google's adapter writes it; other adapters rename."""
+"""A series under its own name that an autoscaler asks for, also as Google's adapter writes it."""
 _NAME = re.compile(r"""(['"])(vllm[:_][a-z][a-z0-9_:]*)\1""")
 _READS_METRICS = re.compile(r"/metrics|prometheus|metrics", re.IGNORECASE)
 _FAMILIES = re.compile(

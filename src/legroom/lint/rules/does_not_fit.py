@@ -25,5 +25,6 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     own = own_plan(subject, context.release_of(subject))
     if own is None or not own.is_card_known or own.plan.verdict != "does_not_fit":
         return
-    message = f"it does not fit {subject.gpu_name}: {own.plan.reason}"
+    failure = own.plan.memory.failure
+    message = f"it does not fit {subject.gpu_name}: {failure.message if failure else own.plan.reason}"
     yield finding(RULE, subject.place, message, "legroom plan --file FILE shows the flags that do")

@@ -37,7 +37,9 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     known = context.series
     plain = subject.owner in ("text", "family", "sample")
     if subject.owner in _IN_CODE:
-        known |= {_family(metric) for metric in metrics_of(context.release)}
+        # Code often names a histogram and adds `_sum` and `_count` itself; a counter has only one ending to leave out.
+        kinds = ("histogram", "counter") if subject.owner == "family" else ("histogram",)
+        known |= {_family(metric) for metric in metrics_of(context.release) if metric.type in kinds}
     named = [Series(subject.text, 0)] if plain else list(series_names(subject.text))
     alternatives = any(token.text == "or" for token in tokens(subject.text)) and any(
         series.name in known for series in named
