@@ -185,6 +185,8 @@ def hides_release(image: str) -> bool:
     """Whether an image holds some release of vLLM and does not say which: a fork's, or a tag of somebody's own."""
     if not image or image_release(image):
         return False
+    if "vllm" not in image.lower():
+        return True
     tag = image.rpartition("/")[2].partition("@")[0].partition(":")[2]
     return (
         "@" in image or "$" in image or "{{" in image or bool(_FORKS.search(image)) or not _MOVING_TAGS.fullmatch(tag)

@@ -20,6 +20,8 @@ from legroom.facts.flags import all_flag_names, flag_name
 _RENAMED = {"--model-id": "--model", "--model-name": "--served-model-name", "--model-revision": "--revision"}
 _OWN = ("--backend", "--task", "--model-dir")
 """Flags of KServe's server that some vLLM has too, with other values."""
+_ADDITIONAL = "VLLM_ADDITIONAL_ARGS"
+"""KServe's own way to add flags."""
 _WITHOUT_VLLM = "huggingface"
 """The other backend of KServe's Hugging Face runtime."""
 
@@ -107,7 +109,8 @@ def _pods(document: Node) -> Iterator[StartedServer | Invoked]:
 def _is_container(key: str, node: Node) -> bool:
     """Whether a mapping says what is run: Argo, Dynamo and KServe put containers under names of their own."""
     runs = any(inner is not None and inner.list() for inner in (node.get("command"), node.get("args")))
-    return runs or bool(runtime_of(node)) or (key in _CONTAINERS and serves_vllm(node.text("image")))
+    adds = key in _CONTAINERS and _ADDITIONAL in list_env(node.get("env"))
+    return runs or adds or bool(runtime_of(node)) or (key in _CONTAINERS and serves_vllm(node.text("image")))
 
 
 def _container(container: Node, pod: Node) -> Iterator[StartedServer | Invoked]:
@@ -122,7 +125,7 @@ def _container(container: Node, pod: Node) -> Iterator[StartedServer | Invoked]:
             if renamed is None:
                 return
             given, launcher = renamed, KSERVE
-    if more := env.get("VLLM_ADDITIONAL_ARGS"):  # KServe's own way to add flags
+    if more := env.get(_ADDITIONAL):
         given += tuple(Word(text, more.offset, text) for text in _split(more.text))
         image = image or "vllm"
     for hook in ("preStop", "postStart"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Set
+from dataclasses import replace
 
 from legroom.deployments.compose import compose_env, compose_words
 from legroom.deployments.kinds import Kind, kind_of, sniffed
@@ -40,6 +41,8 @@ _VARIABLES = ("env", "envs", "environment", "env_vars")
 _COMMANDS = ("command", "args")
 _ABOUT_VLLM = re.compile(r"vllm|(max.model.len|gpu.memory.utilization|tensor.parallel.size)[ \t]*:", re.IGNORECASE)
 _RECIPE = "vllm recipe"
+_OMNI_STAGE = "model_stage"
+"""What every stage of a vLLM-Omni deployment has: its settings are vLLM's and others."""
 _LOOKS_LIKE_YAML = re.compile(r"\s*(#[^\n]*\n\s*)*(- )?[A-Za-z_][\w.-]*:(\s|$)")
 
 
@@ -81,7 +84,15 @@ def other_subjects(document: Node, release: Release) -> Iterator[Subject]:
         elif FENCE in node.scalar:
             continue  # a document: its blocks are read one by one
         elif START.search(node.scalar) or node.scalar.lstrip().startswith("#!/bin/"):
-            yield from read_shell(node.inner(), env=placed_env(scope.env, node.source.place)).subjects
+            script = read_shell(node.inner(), env=placed_env(scope.env, node.source.place))
+            yield from (_in_image(subject, scope.image) for subject in script.subjects)
+
+
+def _in_image(subject: Subject, image: str) -> Subject:
+    """A script runs in the image that stands beside it."""
+    if isinstance(subject, StartedServer) and not subject.image and "vllm" in image.lower():
+        return replace(subject, image=image)
+    return subject
 
 
 def embedded_files(document: Node, scripts: bool) -> Iterator[tuple[Kind, Text]]:
@@ -154,5 +165,5 @@ def _is_recipe(document: Node) -> bool:
 def _settings(node: Node, release: Release) -> Iterator[Subject]:
     """`engine_kwargs:` and the like: every key as the flag of the same name."""
     for key, value in node.items():
-        if _SETTINGS.fullmatch(key) and is_config(value):
+        if _SETTINGS.fullmatch(key) and is_config(value) and value.get(_OMNI_STAGE) is None:
             yield config_server(value, release)

@@ -23,7 +23,9 @@ from legroom.vllm.parse import ParsedArgs
 from legroom.vllm.problems import explain_unknown, nearest_flags
 from legroom.vllm.reading import FIELDS, FlagReader
 
-_WORTH_PARSING = re.compile(r"vllm.*serve|vllm\.entrypoints|\bLLM\(|EngineArgs\(", re.DOTALL)
+_WORTH_PARSING = re.compile(
+    r"vllm.*serve|vllm\.entrypoints|\bLLM\(|EngineArgs\(|\b(docker|podman)\b.*vllm|dynamo\.vllm", re.DOTALL
+)
 _ENGINES: dict[str, Usage] = {"LLM": "llm", "EngineArgs": "llm", "AsyncEngineArgs": "serve"}
 """vLLM's engines, and whose defaults a call of each gets."""
 _NOT_LITERAL = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)

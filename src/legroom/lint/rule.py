@@ -84,7 +84,7 @@ class Context:
             return False
         from legroom.deployments.containers import hides_release  # noqa: PLC0415 - not for a plain command line
 
-        return bool(server.launcher) or hides_release(server.image)
+        return bool(server.launcher) or hides_release(server.image) or _is_other_hardware(server)
 
     def plan_of(self, server: StartedServer) -> PlanDocument | None:
         """The plan, unless the server serves another model than the planned one."""
@@ -94,6 +94,20 @@ class Context:
     def parsed(self, server: StartedServer) -> ParsedArgs:
         """Its flags as its release reads them."""
         return _parsed(tuple(word.text for word in server.words), self.release_of(server))
+
+
+_COMMON_DEVICES = frozenset({"auto", "cuda", "cpu"})
+"""Other values of --device (until 0.10.0) name a build of vLLM for other hardware, with releases of its own."""
+
+
+def _is_other_hardware(server: StartedServer) -> bool:
+    word = flag_word(server, "--device")
+    if word is None:
+        return False
+    _, equals, value = word.text.partition("=")
+    following = server.words[server.words.index(word) + 1 :][:1]
+    device = value if equals else following[0].text if following else "auto"
+    return device not in _COMMON_DEVICES
 
 
 def _names(model: str, command: tuple[str, ...]) -> bool:

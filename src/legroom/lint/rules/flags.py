@@ -80,6 +80,8 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
         elif problem.kind == "removed" and problem.instead:
             suggestion = f"leave it out, or see {problem.instead}"
         severity: Severity | None = None
+        if problem.kind == "unknown" and subject.runs == "config":
+            severity = "warning"  # that the file is vLLM's own is only likely
         if is_unsure and problem.kind in _OF_ANOTHER_RELEASE:
             message += f" (which release {_what_runs(subject)} holds is not known)"
             severity = "warning"

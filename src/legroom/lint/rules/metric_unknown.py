@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from legroom.facts.metrics import Metric, all_exposed_names, metrics_of, nearest, releases_of
-from legroom.lint.expressions import Expression, Owner
+from legroom.lint.expressions import NAMES_ONLY, Expression, Owner
 from legroom.lint.promql import Series, series_names, tokens
 from legroom.lint.rule import Context, LintFinding, Rule, Severity, finding
 
@@ -26,7 +26,7 @@ FOREIGN = Rule(
     "Nothing of vLLM has a name like it. A router or an exporter beside vLLM may show it; otherwise it is never there.",
 )
 RULES = (RULE, FOREIGN)
-_IN_CODE = ("text", "family")
+_IN_CODE = ("text", "family", "prose")
 """Where a family's name (a counter without `_total`, a histogram without `_bucket`) is as good as a series'."""
 
 
@@ -35,10 +35,10 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     if not isinstance(subject, Expression):
         return
     known = context.series
-    plain = subject.owner in ("text", "family", "sample")
+    plain = subject.owner in NAMES_ONLY
     if subject.owner in _IN_CODE:
         # Code often names a histogram and adds `_sum` and `_count` itself; a counter has only one ending to leave out.
-        kinds = ("histogram", "counter") if subject.owner == "family" else ("histogram",)
+        kinds = ("histogram",) if subject.owner == "text" else ("histogram", "counter")
         known |= {_family(metric) for metric in metrics_of(context.release) if metric.type in kinds}
     named = [Series(subject.text, 0)] if plain else list(series_names(subject.text))
     alternatives = any(token.text == "or" for token in tokens(subject.text)) and any(
@@ -55,7 +55,7 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
             instead = instead.removesuffix("_total")
         if instead in subject.beside and releases_of(name):
             continue  # code that knows both names
-        if subject.owner in ("text", "family") and not instead and name not in all_exposed_names():
+        if subject.owner in _IN_CODE and not instead and name not in all_exposed_names():
             continue  # any string may begin with vllm_
         rule = RULE if instead or _spans(name, subject.owner) else FOREIGN
         if rule is FOREIGN and ":" in name[len("vllm:") :]:
@@ -63,7 +63,7 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
         suggestion = f"write {instead}" if instead else _without(name)
         message = f"{name} {_why(_spans(name, subject.owner), context)}"
         # Code and samples may well be for several releases, or only quote a name: only a query must find its series.
-        severity: Severity | None = "warning" if plain else None
+        severity: Severity | None = "note" if subject.owner == "prose" else "warning" if plain else None
         yield finding(rule, subject.locate(series.offset), message, suggestion, len(name), severity)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from legroom.facts.metrics import role_of, type_of
-from legroom.lint.expressions import Expression
+from legroom.lint.expressions import NAMES_ONLY, Expression
 from legroom.lint.promql import Operand, Token, operands, series_names, skip, tokens
 from legroom.lint.rule import Context, LintFinding, Rule, finding
 
@@ -57,7 +57,7 @@ _SHARES = frozenset({"prefix_hits", "prefix_queries"})
 
 def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """Every query; thresholds only of alerts."""
-    if not isinstance(subject, Expression) or subject.owner in ("text", "family", "sample", "variable"):
+    if not isinstance(subject, Expression) or subject.owner in (*NAMES_ONLY, "variable"):
         return
     yield from _rates_of_gauges(subject)
     yield from _quantiles(subject)
