@@ -219,3 +219,17 @@ def test_another_program_that_is_told_to_use_vllm_has_its_own_flags():
 def test_a_script_runs_in_the_image_beside_it():
     text = "image: rocm/vllm-dev:august\ncommands:\n- vllm serve m --swap-space 4\n"
     assert judged(text) == [(REMOVED, "warning", 3)]
+
+
+def test_a_document_about_one_image_is_of_the_release_that_the_image_names():
+    text = "```bash\ndocker pull intel/vllm:0.11.0-xpu\n```\n\n```bash\nvllm serve m --swap-space 4\n```\n"
+    assert judged(text, "a.md") == [("flag-ignored", "warning", 6)]
+
+
+def test_a_document_about_an_image_that_hides_its_release_is_judged_with_care():
+    text = "```bash\ndocker pull intel/my-vllm:1.3\n```\n\n```bash\nvllm serve m --swap-space 4\n```\n"
+    assert judged(text, "a.md") == [(REMOVED, "warning", 6)]
+
+
+def test_a_pattern_for_series_of_a_plugin_is_a_warning():
+    assert judged("curl localhost:8000/metrics | grep vllm_neuron\n", "a.sh") == [("metric-grep", "warning", 1)]

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Literal
 
 from legroom.deployments.compose import compose_subjects, is_compose
+from legroom.deployments.containers import hides_release, image_release
 from legroom.deployments.dockerfile import copied_files, dockerfile_subjects
 from legroom.deployments.env_file import env_file_server
 from legroom.deployments.kinds import Kind, kind_of, sniffed
@@ -32,6 +33,8 @@ DocumentKind = Literal["rules", "compose", "kubernetes", "config", "other"]
 """What a YAML document is. Prometheus rules start nothing; what they are is for lint to read."""
 _PINNED = re.compile(r"(?<![`\w])vllm(?:\[[\w,-]+\])?==(\d+(?:\.\d+)+(?:\.?post\d+)?)")
 """`pip install vllm==0.6.3`; what a sentence quotes (`vllm==0.6.3`) installs nothing."""
+_IMAGE = re.compile(r"(?<![\w./-])(?:[\w.-]+/)+[\w.-]*vllm[\w.-]*:[\w.-]+")
+"""An image of vLLM that a document names anywhere."""
 _SCRIPT_RUNNERS = ("bash", "sh", "zsh", "dash", "ash", "ssh", "sbatch")
 _ESCAPED = re.compile(r"\\([\\$`])")
 _DEEPEST = 5
@@ -39,10 +42,18 @@ _DEEPEST = 5
 
 def read_file(path: str, text: str, release: Release) -> Iterator[FilePart]:
     """A file and every text inside of it that could start a server, in order; what cannot be read is among them."""
+    kind = kind_of(path, text)
     pinned = set(_PINNED.findall(text))
-    for part in _parts(kind_of(path, text), Text(path, text), release):
-        subjects = tuple(_of_release(subject, *pinned) for subject in part.subjects) if len(pinned) == 1 else None
-        yield part if subjects is None else replace(part, subjects=subjects)
+    images = {image.rstrip(".") for image in _IMAGE.findall(text)} if kind == "document" else set()
+    named = pinned | {version for image in images if (version := image_release(image))}
+    hidden = next(iter(sorted(images)), "") if images and all(map(hides_release, images)) else ""
+    for part in _parts(kind, Text(path, text), release):
+        if len(named) == 1:
+            yield replace(part, subjects=tuple(_of_release(subject, *named) for subject in part.subjects))
+        elif hidden and not named:
+            yield replace(part, subjects=tuple(_of_image(subject, hidden) for subject in part.subjects))
+        else:
+            yield part
 
 
 def document_kind(document: Node) -> DocumentKind:
@@ -67,6 +78,11 @@ def _of_release(subject: Subject, version: str) -> Subject:
     if not isinstance(subject, StartedServer) or "vllm" in subject.image.lower():
         return subject
     return replace(subject, installed=version)
+
+
+def _of_image(subject: Subject, image: str) -> Subject:
+    """A command in a document about one image runs in that image."""
+    return replace(subject, image=image) if isinstance(subject, StartedServer) and not subject.image else subject
 
 
 def _parts(kind: Kind, source: Text, release: Release, depth: int = 0) -> Iterator[FilePart]:
