@@ -82,6 +82,8 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
         severity: Severity | None = None
         if problem.kind == "unknown" and subject.runs == "config":
             severity = "warning"  # that the file is vLLM's own is only likely
+        if problem.kind in _OF_ANOTHER_RELEASE and subject.runs == "python" and not subject.named_release:
+            severity = "warning"  # code often asks for the version first, and has a call for each
         if is_unsure and problem.kind in _OF_ANOTHER_RELEASE:
             message += f" (which release {_what_runs(subject)} holds is not known)"
             severity = "warning"
