@@ -100,6 +100,11 @@ class Measures:
         """Requests finished per second."""
         return self._finished(self.rate, self.observation_rate, window)
 
+    def failed_rate(self, window: str) -> str:
+        """Requests per second that ended with an error of the server's own, not by the client's will."""
+        where = ", ".join(filter(None, (self.selector, 'finished_reason="error"')))
+        return replace(self, selector=where).rate("request_success", window)
+
     def finished_count(self, window: str) -> str:
         """Requests finished over a window."""
         return self._finished(self.increase, self.observed, window)
