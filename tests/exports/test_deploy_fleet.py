@@ -1,10 +1,13 @@
 """Several replicas: caches, budgets, scaling and security of the exported manifests, and the monitoring objects."""
 
+import subprocess
+
 import pytest
 import yaml
 from cluster_schemas import check
 from planned import NAMES_OF_FLEETS, planned, request
 
+from legroom.cli.watch_fleet import fleet_queries
 from legroom.errors import LegroomError
 from legroom.exports.deploy import kubernetes
 from legroom.exports.deploy.server import planned_server
@@ -93,10 +96,19 @@ def test_the_scaler_owns_the_number_of_replicas():
     assert "replicas" not in of_kind("8b-h100", "Deployment", autoscale="6")["spec"]
 
 
-def test_the_queries_are_in_the_names_of_the_release(promtool, tmp_path):
+def test_the_queries_are_in_the_names_of_the_release():
     for name, expected in (("8b-h100", "vllm:kv_cache_usage_perc"), ("0.8.5-tp2", "vllm:gpu_cache_usage_perc")):
         queries = [trigger["metadata"]["query"] for trigger in scaled(name)["triggers"]]
         assert expected in queries[1]
+
+
+def test_prometheus_takes_the_queries_of_scalers_and_of_the_fleet_view(promtool, tmp_path):
+    asked = [trigger["metadata"]["query"] for name in NAMES_OF_FLEETS for trigger in scaled(name)["triggers"]]
+    asked += fleet_queries('job="vllm"', "1h").values()
+    made = [{"record": f"r{number}", "expr": query} for number, query in enumerate(asked)]
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "g", "rules": made}]}))
+    done = subprocess.run([promtool, "check", "rules", "rules.yml"], cwd=tmp_path, capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def test_an_autoscaler_of_kubernetes_comes_with_the_rules_of_its_adapter():

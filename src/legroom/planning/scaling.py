@@ -29,7 +29,10 @@ TOLERANCE = 0.1
 """The controller leaves things as they are while the ratio to the target is within this of 1."""
 _LONGEST_PERIOD_S, _LONGEST_WINDOW_S = 1800, 3600
 """What the API of the HorizontalPodAutoscaler allows."""
-_LEAST_PERIOD_S, _LEAST_WINDOW_S = 60, 300
+_LEAST_PERIOD_S = 60
+_LEAST_WINDOW_S = 900
+"""Also where a server starts within a minute: load on a few servers swings by chance for longer than the five minutes
+that Kubernetes waits by default, and replays of such load flapped."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,11 @@ class Measures:
         inner = f"{self._matching()}[{window}]"
         return self._each(role, lambda name: f"{how} {self._labels(role)} (max_over_time({name}{inner}))")
 
+    def mean(self, role: str, window: str, how: str = "sum") -> str:
+        """A gauge on average over a window."""
+        inner = f"{self._matching()}[{window}]"
+        return self._each(role, lambda name: f"{how} {self._labels(role)} (avg_over_time({name}{inner}))")
+
     def queued(self) -> str:
         """Requests that wait for blocks or a place in the batch; 0.20.0 on tells them from those that wait for more."""
         ways = []
