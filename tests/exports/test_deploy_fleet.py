@@ -1,5 +1,7 @@
 """Several replicas: caches, budgets, scaling and security of the exported manifests, and the monitoring objects."""
 
+import json
+import shlex
 import subprocess
 
 import pytest
@@ -9,7 +11,7 @@ from planned import NAMES_OF_FLEETS, planned, request
 
 from legroom.cli.watch_fleet import fleet_queries
 from legroom.errors import LegroomError
-from legroom.exports.deploy import kubernetes
+from legroom.exports.deploy import kserve, kubernetes, llm_d_values
 from legroom.exports.deploy.server import planned_server
 from legroom.exports.prometheus import rules
 from legroom.exports.request import ExportRequest
@@ -144,3 +146,41 @@ def test_the_pod_monitor_selects_what_the_manifests_label():
     assert monitor["selector"]["matchLabels"].items() <= labels.items()
     ports = pod("8b-h100")["containers"][0]["ports"]
     assert monitor["podMetricsEndpoints"][0]["port"] in [port["name"] for port in ports]
+
+
+def shell_words(document):
+    """What vLLM gets: KServe's template reads the args by a shell once more."""
+    return shlex.split(" ".join(document["spec"]["template"]["containers"][0]["args"]))
+
+
+@pytest.mark.parametrize("name", NAMES_OF_FLEETS)
+def test_an_llm_inference_service_is_valid_and_leaves_to_kserve_what_it_writes(name):
+    (file,) = kserve.files(request(name, namespace="models", replicas="2"))
+    document = yaml.safe_load(file.text)
+    check(document)
+    assert not {"--port", "--tensor-parallel-size", "--served-model-name"} & set(shell_words(document))
+    assert document["spec"]["parallelism"]["tensor"] == planned(name).args["tensor_parallel_size"]
+
+
+def test_json_in_a_flag_survives_the_shell_of_kserve():
+    (file,) = kserve.files(request("speculative"))
+    words = shell_words(yaml.safe_load(file.text))
+    assert json.loads(words[words.index("--speculative-config") + 1])["method"] == "ngram"
+
+
+@pytest.mark.parametrize("name", NAMES_OF_FLEETS)
+def test_the_values_of_llm_d_have_a_valid_container_with_the_planned_command(name):
+    values = yaml.safe_load(llm_d_values.files(request(name, replicas="2"))[0].text)
+    decode = values["decode"]
+    (first,) = decode["containers"]
+    assert (decode["replicas"], values["prefill"]) == (2, {"create": False})
+    assert first["modelCommand"] == "custom" and first["command"][:2] in (["vllm", "serve"], ["python3", "-m"])
+    own = {key: value for key, value in first.items() if key not in ("modelCommand", "mountModelVolume")}
+    pod_ = {"containers": [own], "volumes": decode["volumes"]}
+    check({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": pod_})
+
+
+@pytest.mark.parametrize("module", [kserve, llm_d_values])
+def test_a_guard_has_no_place_in_other_peoples_templates(module):
+    with pytest.raises(LegroomError, match="no place"):
+        module.files(request("8b-h100", with_guard=True))

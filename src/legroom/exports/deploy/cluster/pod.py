@@ -87,7 +87,7 @@ def container(
     return {
         **_program(server, settings, more, wrapper),
         "ports": [{"name": "http", "containerPort": server.port}],
-        "resources": _resources(server),
+        "resources": resources(server),
         **probes(server),
         "lifecycle": {
             "preStop": Commented(_pre_stop_why(server), {"exec": {"command": ["/bin/sh", "-c", _pre_stop(server)]}})
@@ -107,7 +107,7 @@ def worker_container(
     )
     return {
         **_program(server, settings, more, wrapper),
-        "resources": _resources(server),
+        "resources": resources(server),
         "lifecycle": {"preStop": Commented(why, {"exec": {"command": ["/bin/sh", "-c", f"sleep {stop_s}"]}})},
         **_mounted(server, settings),
     }
@@ -181,7 +181,7 @@ def secrets_created(server: ExportedServer, namespace: str | None) -> Iterator[s
         yield f"Its secrets: kubectl create secret generic {server.name}{where} {literals}"
 
 
-def _resources(server: ExportedServer) -> dict[str, Any]:
+def resources(server: ExportedServer) -> dict[str, Any]:
     cards = {containers.gpu_resource(server): server.gpus}
     host = server.host
     if host is None:
