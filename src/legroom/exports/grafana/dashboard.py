@@ -141,7 +141,7 @@ def _annotations() -> list[Any]:
 
     up = f"up{{{INSTANCE}}}"
     queries = {
-        "Incidents": ("sum by (kind) (legroom_incidents_open) > 0", "red"),
+        "Incidents": ("sum by (cluster, namespace, job, kind) (legroom_incidents_open) > 0", "red"),
         "Alerts": ('ALERTS{alertname=~"Vllm.*|Legroom.*", alertstate="firing"}', "orange"),
         "Came up": (f"({up} == 1) unless ({up} offset 1m == 1)", "blue"),
     }

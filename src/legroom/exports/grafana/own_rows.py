@@ -103,7 +103,7 @@ def _watch() -> DashboardRow:
             Panel(
                 "Open incidents",
                 "What the sidecar's detectors have found and that is not over yet, by kind.",
-                (Query("sum by (kind) (legroom_incidents_open)", "{{kind}}"),),
+                (Query("sum by (cluster, namespace, job, kind) (legroom_incidents_open)", "{{kind}}"),),
                 "short",
                 "timeseries",
                 8,
@@ -111,7 +111,7 @@ def _watch() -> DashboardRow:
             Panel(
                 "Healthy servers",
                 "1: the server answered the last scrape and nothing critical was found.",
-                (Query("min by (server) (legroom_server_healthy)", "{{server}}"),),
+                (Query("min by (cluster, namespace, job, server) (legroom_server_healthy)", "{{server}}"),),
                 "short",
                 "timeseries",
                 8,
@@ -121,7 +121,11 @@ def _watch() -> DashboardRow:
             Panel(
                 "Scrapes",
                 "Scrapes of servers per second, by result.",
-                (Query(f"sum by (result) (rate(legroom_looks_total[{WINDOW}]))", "{{result}}"),),
+                (
+                    Query(
+                        f"sum by (cluster, namespace, job, result) (rate(legroom_looks_total[{WINDOW}]))", "{{result}}"
+                    ),
+                ),
                 "short",
                 "timeseries",
                 8,
