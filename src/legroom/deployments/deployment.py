@@ -39,6 +39,8 @@ class Deployment:
     release_hint: str | None = None
     """What the image tag or the file says, None where nothing does."""
     gpu_count: int | None = None
+    gpu_names: tuple[str, ...] = ()
+    """The GPUs that it may be put on, where a manifest names any."""
     memory_limit_bytes: int | None = None
     """The host memory that its container may use."""
     shm_size: str | None = None
@@ -183,6 +185,7 @@ def deployment_of(server: StartedServer, asked: Release | None = None) -> Deploy
         release=used,
         release_hint=hint,
         gpu_count=server.gpu_count,
+        gpu_names=server.gpu_names,
         memory_limit_bytes=server.memory_limit_bytes,
         shm_size=server.shm if server.shm and server.shm[0].isdigit() else None,
         problems=parsed.problems,

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from legroom.deployments.containers import bytes_of, image_words, serves_vllm
+from legroom.deployments.node_gpus import gpus_named
 from legroom.deployments.server_words import expand, server_start
 from legroom.deployments.shell.scan import Word, placed_env
 from legroom.deployments.shell.script import script_subjects
@@ -89,13 +90,14 @@ def kubernetes_subjects(document: Node) -> Iterator[StartedServer | Invoked]:
 
 
 def _pods(document: Node) -> Iterator[StartedServer | Invoked]:
+    metadata = document.get("metadata"), document.get("spec", "template", "metadata")
     for node in document.walk():
         for key, value in node.items():
             if key == "exec":
                 continue  # the command of a probe or a hook
             for container in value.list() or [value]:
                 if isinstance(container.values, dict) and _is_container(key, container):
-                    yield from _container(container, node)
+                    yield from _container(container, node, gpus_named(container, node, *metadata))
 
 
 def _is_container(key: str, node: Node) -> bool:
@@ -104,7 +106,7 @@ def _is_container(key: str, node: Node) -> bool:
     return runs or bool(runtime_of(node)) or (key in _CONTAINERS and serves_vllm(node.text("image")))
 
 
-def _container(container: Node, pod: Node) -> Iterator[StartedServer | Invoked]:
+def _container(container: Node, pod: Node, gpu_names: tuple[str, ...]) -> Iterator[StartedServer | Invoked]:
     env = list_env(container.get("env"))
     image = container.text("image")
     entry, given = _word_list(container.get("command"), env), _word_list(container.get("args"), env)
@@ -123,8 +125,8 @@ def _container(container: Node, pod: Node) -> Iterator[StartedServer | Invoked]:
     yield from with_servers(
         servers(container, image, entry, given, env, "kubernetes"),
         lambda server: replace(
-            server, image=image, in_container=True, shm=_pod_shm(container, pod), gpus=_cards(container),
-            memory_limit_bytes=bytes_of(container.text("resources", "limits", "memory")),
+            server, image=image, in_container=True, shm=_pod_shm(container, pod), gpus=cards(container),
+            gpu_names=gpu_names, memory_limit_bytes=bytes_of(container.text("resources", "limits", "memory")),
             start_limit=_start_limit(container), stop_limit=_grace(container, pod),
         ),
     )  # fmt: skip
@@ -183,7 +185,8 @@ def _pod_shm(container: Node, pod: Node) -> str | None:
     return "host" if pod.text("hostIPC") == "true" else None
 
 
-def _cards(container: Node) -> int | None:
+def cards(container: Node) -> int | None:
+    """How many GPUs, or slices of one, a container is given."""
     for side in ("limits", "requests"):
         amounts = container.get("resources", side)
         for name, amount in amounts.items() if amounts else ():

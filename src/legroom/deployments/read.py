@@ -14,6 +14,7 @@ from legroom.deployments.env_file import env_file_server
 from legroom.deployments.kinds import Kind, kind_of, sniffed
 from legroom.deployments.kubernetes import is_kubernetes, kubernetes_subjects
 from legroom.deployments.markdown import blocks_of
+from legroom.deployments.model_resources import model_resource
 from legroom.deployments.other_yaml import embedded_files, other_subjects
 from legroom.deployments.python import python_subjects
 from legroom.deployments.server_words import basename
@@ -126,7 +127,7 @@ def _document(kind: DocumentKind, document: Node, release: Release) -> Iterable[
     if kind == "compose":
         return compose_subjects(document)
     if kind == "kubernetes":
-        return kubernetes_subjects(document)
+        return list(model_resource(document)) or kubernetes_subjects(document)
     if kind == "config":
         return [config_server(document, release)]
     return other_subjects(document, release) if kind == "other" else ()

@@ -53,6 +53,8 @@ class StartedServer:
     """What the file says about /dev/shm: a size, `host`, or None where it says nothing."""
     gpus: int | None = None
     """How many GPUs the file gives it."""
+    gpu_names: tuple[str, ...] = ()
+    """The GPUs that it may be put on, where the file names any; it runs on one kind of them."""
     memory_limit_bytes: int | None = None
     """How much of the host's memory the file lets it use."""
     start_limit: At | None = None
