@@ -10,6 +10,7 @@ from legroom.deployments.subjects import StartedServer
 from legroom.facts.flags import advice
 from legroom.lint.rule import Context, LintFinding, Rule, Severity, finding, flag_word
 from legroom.vllm.command_line import plain_name
+from legroom.vllm.problems import FlagProblem
 
 _STOPS = "vLLM ends with 'unrecognized arguments' before it loads anything."
 UNKNOWN = Rule("flag-unknown", "error", "A flag that no vLLM release has", _STOPS)
@@ -50,7 +51,7 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     seen = set()
     problems = context.parsed(subject).problems
     other = next((name for word in subject.words if (name := _EXTENSIONS.get(word.text))), "")
-    is_unsure = context.hides_release(subject)
+    is_known = context.knows_release(subject)
     strays = sum(not problem.flag.startswith("-") for problem in problems)
     for problem in problems:
         is_stray = not problem.flag.startswith("-")
@@ -84,13 +85,30 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
             severity = "warning"  # that the file is vLLM's own is only likely
         if problem.kind in _OF_ANOTHER_RELEASE and subject.runs == "python" and not subject.named_release:
             severity = "warning"  # code often asks for the version first, and has a call for each
-        if is_unsure and problem.kind in _OF_ANOTHER_RELEASE:
-            message += f" (which release {_what_runs(subject)} holds is not known)"
+        if not is_known and _depends_on_release(subject, context, problem):
+            if problem.kind != "unknown":
+                message += f" ({_why_unsure(subject, context)})"
             severity = "warning"
         yield finding(rule, place, message, suggestion, len(problem.flag), severity)
     if other:
         yield finding(OTHER, subject.place, f"flags of {other} are not judged: {other} reads this command line itself")
     yield from _share(subject, context)
+
+
+def _depends_on_release(subject: StartedServer, context: Context, problem: FlagProblem) -> bool:
+    """Whether some release that the server may well run has nothing against it."""
+    if problem.kind in _OF_ANOTHER_RELEASE:
+        return True
+    if problem.kind == "unknown":
+        # A slip of the pen is refused by every release and every fork; any other name may be a fork's or a newer one's.
+        return not problem.instead
+    return not context.is_refused_by_all(subject, problem.flag, problem.kind)
+
+
+def _why_unsure(subject: StartedServer, context: Context) -> str:
+    if context.hides_release(subject):
+        return f"which release {_what_runs(subject)} holds is not known"
+    return f"the file names no release, and {context.release} is assumed"
 
 
 def _what_runs(subject: StartedServer) -> str:

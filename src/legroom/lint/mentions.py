@@ -1,0 +1,79 @@
+"""Names of vLLM that a file mentions where no reader understood what they are for: in a table, a docstring, a list."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from legroom.deployments.kinds import Kind
+from legroom.deployments.read import named_releases
+from legroom.deployments.subjects import StartedServer, Subject
+from legroom.deployments.text import Text
+from legroom.lint.expressions import Expression
+from legroom.vllm.command_line import plain_name
+
+MentionKind = Literal["flag", "series", "variable"]
+_NAMES: dict[MentionKind, re.Pattern[str]] = {
+    "flag": re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*(?![\w-])"),
+    "series": re.compile(r"(?<![\w:])vllm:[a-z][a-z0-9_]+(?![\w:])"),
+    "variable": re.compile(r"(?<![\w$])VLLM_[A-Z0-9_]+(?!\w)"),
+}
+_IS_SET = re.compile(r"""^(=|['"]?\s*\]\s*=[^=])""")
+"""What follows the name of a variable that is given a value: `NAME=1`, `environ["NAME"] = "1"`."""
+_COMMENTED: tuple[Kind, ...] = ("yaml", "shell", "dockerfile", "python", "unit", "env")
+
+
+@dataclass(frozen=True)
+class Mention:
+    """A name of vLLM, where it stands first."""
+
+    kind: MentionKind
+    name: str
+    source: Text
+    offset: int
+    is_document: bool
+    """Whether it stands in something that people read, rather than a program."""
+    is_set: bool
+    """Of a variable: whether it is given a value there."""
+    beside: frozenset[str]
+    """Every name that the file mentions."""
+    releases: frozenset[str]
+    """The releases that the file names anywhere."""
+
+
+def mentions(kind: Kind, source: Text, subjects: Iterable[Subject | Expression]) -> Iterator[Mention]:
+    """Every name that no subject of the file has, once; a line that is a comment says nothing."""
+    subjects = tuple(subjects)
+    judged = {name for subject in subjects for name in _names_of(subject)}
+    # Where a file starts a server, its reader knows which variables that server has; a program may set them anywhere.
+    is_env_read = kind not in ("python", "document") and any(
+        isinstance(subject, StartedServer) and subject.words for subject in subjects
+    )
+    first: dict[tuple[MentionKind, str], tuple[int, bool]] = {}
+    offset = 0
+    for line in source.text.splitlines(keepends=True):
+        if not (kind in _COMMENTED and line.lstrip().startswith("#")):
+            for what, pattern in _NAMES.items():
+                if what == "series" and "{{" in line:
+                    continue  # the text of a message, which asks for nothing
+                for match in pattern.finditer(line):
+                    name = plain_name(match[0]) if what == "flag" else match[0]
+                    is_set = what == "variable" and bool(_IS_SET.match(line[match.end() :]))
+                    if (what, name) not in first or (is_set and not first[what, name][1]):
+                        first[what, name] = (offset + match.start(), is_set)
+        offset += len(line)
+    releases = named_releases(source.text)
+    beside = frozenset(name for _, name in first) | judged
+    for (what, name), (at, is_set) in first.items():
+        if name not in judged and not (what == "variable" and is_env_read):
+            yield Mention(what, name, source, at, kind == "document", is_set, beside, releases)
+
+
+def _names_of(subject: Subject | Expression) -> Iterator[str]:
+    if isinstance(subject, StartedServer):
+        yield from (plain_name(word.text) for word in subject.words if word.text.startswith("-"))
+        yield from subject.env
+    elif isinstance(subject, Expression):
+        yield from _NAMES["series"].findall(subject.text)
