@@ -125,7 +125,7 @@ def image_words(image: str, entry: tuple[Word, ...], given: tuple[Word, ...], of
     names_program = first == "-m" or (not first.startswith("-") and (basename(first) in _PROGRAMS or " " in first))
     if names_program or not _can_be_model(first) or not (serves_vllm(image) or _takes_vllm_flags(image, given)):
         return given
-    if not _is_published_by_vllm(image) and _takes_only_others(arguments):
+    if not is_published_by_vllm(image) and _takes_only_others(arguments):
         return given
     return (Word("vllm", offset, "vllm"), Word("serve", offset, "serve"), *arguments)
 
@@ -136,7 +136,8 @@ def _takes_vllm_flags(image: str, given: tuple[Word, ...]) -> bool:
     return is_flag and bool(image) and not _is_companion(image) and not names.isdisjoint(_ONLY_VLLMS)
 
 
-def _is_published_by_vllm(image: str) -> bool:
+def is_published_by_vllm(image: str) -> bool:
+    """Whether an image is one of vLLM's own, or a mirror of one under the same name."""
     name = image.lower().removeprefix("docker.io/")
     return name == "vllm" or name.startswith("vllm/") or "vllm-openai" in name
 

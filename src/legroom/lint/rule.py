@@ -92,6 +92,16 @@ class Context:
 
         return follows_newest(server.image) and not server.launcher and not _is_other_hardware(server)
 
+    def runs_known_build(self, server: StartedServer) -> bool:
+        """Whether every flag that a server takes is on record: vLLM's own build of a release that legroom knows."""
+        if self.is_told_release:
+            return True
+        from legroom.deployments.containers import is_published_by_vllm  # noqa: PLC0415 - not for a plain command line
+
+        if not server.named_release or server.launcher or known_release(server.named_release).note:
+            return False
+        return "vllm" not in server.image.lower() or is_published_by_vllm(server.image)
+
     def is_refused_by_all(self, server: StartedServer, flag: str, kind: str) -> bool:
         """Whether every release that has a flag sees the same problem with it."""
         history = flag_history(flag)

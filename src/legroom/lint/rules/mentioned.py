@@ -53,10 +53,14 @@ def _oldest(versions: frozenset[str]) -> Release | None:
 
 def _flag(mention: Mention, context: Context) -> Iterator[LintFinding]:
     history = flag_history(mention.name)
-    if history is None or mention.name in _OF_MANY_PROGRAMS or not context.release.after(history.last):
+    is_vllms = mention.name not in _OF_MANY_PROGRAMS or (
+        mention.name == "--num-speculative-tokens" and "--speculative-model" in mention.beside
+    )
+    if history is None or not is_vllms or not context.release.after(history.last):
         return
     problem = explain_unknown(mention.name, context.release)
-    if problem.instead.partition(" ")[0] not in mention.beside:
+    # A program that has both flags asks for the release first; a document that has both may well mean them together.
+    if mention.is_document or problem.instead.partition(" ")[0] not in mention.beside:
         suggestion = f"leave it out, or see {problem.instead}" if problem.instead else "leave it out"
         message = f"{problem.message} (what reads it here was not understood)"
         yield _finding(flags.REMOVED, mention, message, suggestion, "note")
@@ -80,7 +84,7 @@ def _variable(mention: Mention, context: Context) -> Iterator[LintFinding]:
     if history is None or not context.release.after(history[-1][1]):
         return
     instead = env_unknown.FLAG_INSTEAD.get(mention.name, "")
-    if instead not in mention.beside:
+    if mention.is_set or instead not in mention.beside:
         message = env_unknown.no_longer_read(mention.name, history, context.release)
         yield _finding(env_unknown.RULE, mention, message, "leave it out", "warning" if mention.is_set else "note")
 
