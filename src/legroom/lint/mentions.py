@@ -11,6 +11,7 @@ from legroom.deployments.kinds import Kind
 from legroom.deployments.read import named_releases
 from legroom.deployments.subjects import StartedServer, Subject
 from legroom.deployments.text import Text
+from legroom.facts.flags import flag_name
 from legroom.lint.expressions import Expression
 from legroom.vllm.command_line import plain_name
 
@@ -20,6 +21,8 @@ _NAMES: dict[MentionKind, re.Pattern[str]] = {
     "series": re.compile(r"(?<![\w:])vllm:[a-z][a-z0-9_]+(?![\w:])"),
     "variable": re.compile(r"(?<![\w$])VLLM_[A-Z0-9_]+(?!\w)"),
 }
+_SETTING = re.compile(r"""(?<![\w$.-])['"]?([a-z][a-z0-9]*(?:_[a-z0-9]+)+)['"]?\s*(?:=(?!=)|:)""")
+"""A flag under its name in Python: a keyword, a key of a mapping."""
 _IS_SET = re.compile(r"""^(=|['"]?\s*\]\s*=[^=])""")
 """What follows the name of a variable that is given a value: `NAME=1`, `environ["NAME"] = "1"`."""
 _COMMENTED: tuple[Kind, ...] = ("yaml", "shell", "dockerfile", "python", "unit", "env")
@@ -55,20 +58,28 @@ def mentions(kind: Kind, source: Text, subjects: Iterable[Subject | Expression])
     offset = 0
     for line in source.text.splitlines(keepends=True):
         if not (kind in _COMMENTED and line.lstrip().startswith("#")):
-            for what, pattern in _NAMES.items():
-                if what == "series" and "{{" in line:
-                    continue  # the text of a message, which asks for nothing
-                for match in pattern.finditer(line):
-                    name = plain_name(match[0]) if what == "flag" else match[0]
-                    is_set = what == "variable" and bool(_IS_SET.match(line[match.end() :]))
-                    if (what, name) not in first or (is_set and not first[what, name][1]):
-                        first[what, name] = (offset + match.start(), is_set)
+            for what, name, column, is_set in _named_in(line):
+                if (what, name) not in first or (is_set and not first[what, name][1]):
+                    first[what, name] = (offset + column, is_set)
         offset += len(line)
     releases = named_releases(source.text)
     beside = frozenset(name for _, name in first) | judged
     for (what, name), (at, is_set) in first.items():
         if name not in judged and not (what == "variable" and is_env_read):
             yield Mention(what, name, source, at, kind == "document", is_set, beside, releases)
+
+
+def _named_in(line: str) -> Iterator[tuple[MentionKind, str, int, bool]]:
+    """The names in a line: what each is, its column, and whether it is a variable that is given a value."""
+    for flag in _NAMES["flag"].finditer(line):
+        yield "flag", plain_name(flag[0]), flag.start(), False
+    for setting in _SETTING.finditer(line):
+        yield "flag", flag_name(setting[1]), setting.start(1), False
+    if "{{" not in line:  # the text of a message asks for nothing
+        for series in _NAMES["series"].finditer(line):
+            yield "series", series[0], series.start(), False
+    for variable in _NAMES["variable"].finditer(line):
+        yield "variable", variable[0], variable.start(), bool(_IS_SET.match(line[variable.end() :]))
 
 
 def _names_of(subject: Subject | Expression) -> Iterator[str]:

@@ -116,6 +116,8 @@ def _is_slip(subject: StartedServer, problem: FlagProblem) -> bool:
     import difflib  # noqa: PLC0415 - only where a flag was wrong
 
     meant = problem.instead.partition(" ")[0]
+    if problem.flag.count("-") != meant.count("-"):
+        return False  # a word more is another flag: a fork's --gpu-memory-utilization-gb
     return difflib.SequenceMatcher(None, problem.flag, meant, autojunk=False).ratio() >= _SLIP
 
 
