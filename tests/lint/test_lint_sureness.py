@@ -59,6 +59,7 @@ def test_a_value_that_every_release_refuses_is_an_error():
     [
         ("vllm:gpu_cache_usage_perc", "warning"),
         ("vllm_num_requests_waiting", "error"),
+        ("vllm_gpu_cache_usage_perc", "error"),
         ("vllm:num_requests_waitin", "error"),
         ("vllm_request_duration_seconds_bucket", "warning"),
     ],

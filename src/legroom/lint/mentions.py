@@ -21,7 +21,7 @@ _NAMES: dict[MentionKind, re.Pattern[str]] = {
     "series": re.compile(r"(?<![\w:])vllm:[a-z][a-z0-9_]+(?![\w:])"),
     "variable": re.compile(r"(?<![\w$])VLLM_[A-Z0-9_]+(?!\w)"),
 }
-_SETTING = re.compile(r"""(?<![\w$.-])['"]?([a-z][a-z0-9]*(?:_[a-z0-9]+)+)['"]?\s*(?:=(?!=)|:)""")
+_SETTING = re.compile(r"""(?<![\w$-])['"]?([a-z][a-z0-9]*(?:_[a-z0-9]+)+)['"]?\s*(?:=(?!=)|:)""")
 """A flag under its name in Python: a keyword, a key of a mapping."""
 _IS_SET = re.compile(r"""^(=|['"]?\s*\]\s*=[^=])""")
 """What follows the name of a variable that is given a value: `NAME=1`, `environ["NAME"] = "1"`."""
@@ -38,8 +38,8 @@ class Mention:
     offset: int
     is_document: bool
     """Whether it stands in something that people read, rather than a program."""
-    is_set: bool
-    """Of a variable: whether it is given a value there."""
+    is_plain: bool
+    """Whether a variable is given a value there, or a flag has its dashes."""
     beside: frozenset[str]
     """Every name that the file mentions."""
     releases: frozenset[str]
@@ -58,21 +58,21 @@ def mentions(kind: Kind, source: Text, subjects: Iterable[Subject | Expression])
     offset = 0
     for line in source.text.splitlines(keepends=True):
         if not (kind in _COMMENTED and line.lstrip().startswith("#")):
-            for what, name, column, is_set in _named_in(line):
-                if (what, name) not in first or (is_set and not first[what, name][1]):
-                    first[what, name] = (offset + column, is_set)
+            for what, name, column, is_plain in _named_in(line):
+                if (what, name) not in first or (is_plain and not first[what, name][1]):
+                    first[what, name] = (offset + column, is_plain)
         offset += len(line)
     releases = named_releases(source.text)
     beside = frozenset(name for _, name in first) | judged
-    for (what, name), (at, is_set) in first.items():
+    for (what, name), (at, is_plain) in first.items():
         if name not in judged and not (what == "variable" and is_env_read):
-            yield Mention(what, name, source, at, kind == "document", is_set, beside, releases)
+            yield Mention(what, name, source, at, kind == "document", is_plain, beside, releases)
 
 
 def _named_in(line: str) -> Iterator[tuple[MentionKind, str, int, bool]]:
-    """The names in a line: what each is, its column, and whether it is a variable that is given a value."""
+    """The names in a line: what each is, its column, and whether it is plain what it does there."""
     for flag in _NAMES["flag"].finditer(line):
-        yield "flag", plain_name(flag[0]), flag.start(), False
+        yield "flag", plain_name(flag[0]), flag.start(), True
     for setting in _SETTING.finditer(line):
         yield "flag", flag_name(setting[1]), setting.start(1), False
     if "{{" not in line:  # the text of a message asks for nothing

@@ -85,9 +85,9 @@ def _variable(mention: Mention, context: Context) -> Iterator[LintFinding]:
     if history is None or not context.release.after(history[-1][1]):
         return
     instead = env_unknown.FLAG_INSTEAD.get(mention.name, "")
-    if mention.is_set or instead not in mention.beside:
+    if mention.is_plain or instead not in mention.beside:
         message = env_unknown.no_longer_read(mention.name, history, context.release)
-        yield _finding(env_unknown.RULE, mention, message, "leave it out", "warning" if mention.is_set else "note")
+        yield _finding(env_unknown.RULE, mention, message, "leave it out", "warning" if mention.is_plain else "note")
 
 
 def _finding(rule: Rule, mention: Mention, message: str, suggestion: str, severity: Severity) -> LintFinding:

@@ -78,6 +78,9 @@ def is_slip(name: str, instead: str) -> bool:
 
     What merely resembles a series may well be shown by a router or an exporter beside vLLM.
     """
+    if name.replace("vllm_", "vllm:", 1) in all_exposed_names():
+        return True
+
     import difflib  # noqa: PLC0415 - only where a name was wrong
 
     plain, right = (_ENDING.sub("", text.replace(":", "_", 1)) for text in (name, instead))
