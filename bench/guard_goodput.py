@@ -11,12 +11,13 @@ decodes and a part for each prompt token; the defaults are in the proportions of
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from legroom.guard.pool import Need, Pool, PoolLimits, TicketState
+from legroom.guard.pool import DEAR_RECOMPUTE, Need, Pool, PoolLimits, TicketState
 from legroom.guard.projection import Growth
 from legroom.simulation.request import Request
 from legroom.simulation.scheduler import Scheduler
@@ -24,7 +25,18 @@ from legroom.simulation.settings import SchedulerSettings
 from legroom.simulation.trace import TraceRequest
 from legroom.units import cdiv
 
-BLOCKS, BLOCK_SIZE, LONGEST = 32, 128, 1024
+LONGEST = 1024
+LIVES = tuple(min(800, round(-200 * math.log(1 - (part + 0.5) / 5))) for part in range(5))
+"""Of open-ended answers, as they are learnt."""
+
+
+@dataclass
+class BenchPool:
+    blocks: int = 32
+    block_size: int = 128
+
+
+POOL = BenchPool()
 
 
 @dataclass(frozen=True)
@@ -41,10 +53,13 @@ class Asked:
         most = LONGEST - self.prompt if self.expected else self.output
 
         def blocks(tokens: int) -> int:
-            return cdiv(tokens, BLOCK_SIZE) * self.copies
+            return cdiv(tokens, POOL.block_size) * self.copies
 
-        growth = Growth(blocks(self.prompt + 1), blocks(self.prompt + steps), steps, most)
-        return Need(min(BLOCKS, blocks(self.prompt + most)), self.copies, growth, steps if steps <= self.prompt else 0)
+        lives = LIVES if self.expected else ()
+        start, size = blocks(self.prompt + 1), POOL.block_size
+        first = cdiv(self.prompt + 1, size) * size - self.prompt
+        growth = Growth(start, blocks(self.prompt + steps), steps, most, lives, first, size)
+        return Need(min(POOL.blocks, blocks(self.prompt + most)), self.copies, growth, self.prompt)
 
 
 def open_ended(rnd: random.Random) -> Asked:
@@ -72,7 +87,7 @@ class Run:
 
 def run(load: list[Asked], limits: PoolLimits | None, step_ms: tuple[float, float, float]) -> Run:
     """`limits` None: everything goes straight to the server."""
-    scheduler = Scheduler(SchedulerSettings(BLOCKS + 1, BLOCK_SIZE, max_model_len=LONGEST, enable_prefix_caching=False))
+    scheduler = Scheduler(SchedulerSettings(POOL.blocks + 1, POOL.block_size, max_model_len=LONGEST, enable_prefix_caching=False))
     pool, now_s, next_look_s = Pool(limits or PoolLimits()), 0.0, 0.0
     waiting = [(asked, pool.acquire(asked.need(), 0.0)) for asked in load]
     inside: dict[Request, tuple[int, Asked]] = {}
@@ -113,17 +128,24 @@ def run(load: list[Asked], limits: PoolLimits | None, step_ms: tuple[float, floa
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--look-ahead", type=float, nargs="+", default=[0.1, 0.2, 0.35])
+    parser.add_argument("--look-ahead", type=float, nargs="+", default=[0.25])
+    parser.add_argument("--pool", type=int, nargs=2, default=(32, 128), help="blocks, and tokens in each")
+    parser.add_argument("--requests", type=int, default=1, help="times those of each load")
     parser.add_argument("--step-ms", type=float, nargs=3, default=(10.0, 1.0, 0.15))
+    parser.add_argument("--recompute", type=float, default=DEAR_RECOMPUTE, help="steps that a prompt token takes")
     parser.add_argument("--loads", nargs="+", default=list(LOADS))
     args = parser.parse_args()
-    policies: dict[str, PoolLimits | None] = {"direct": None, "strict": PoolLimits(BLOCKS, None, 10_000)}
-    policies |= {f"ahead {share:g}": PoolLimits(BLOCKS, None, 10_000, share) for share in args.look_ahead}
+    POOL.blocks, POOL.block_size = args.pool
+    policies: dict[str, PoolLimits | None] = {"direct": None, "strict": PoolLimits(POOL.blocks, None, 10_000)}
+    policies |= {
+        f"ahead {share:g}": PoolLimits(POOL.blocks, None, 10_000, share, args.recompute) for share in args.look_ahead
+    }
     for name in args.loads:
         seen: dict[str, list[Run]] = {}
         for seed in range(args.rounds):
             for policy, limits in policies.items():
-                seen.setdefault(policy, []).append(run(LOADS[name](random.Random(seed)), limits, args.step_ms))
+                load = [asked for part in range(args.requests) for asked in LOADS[name](random.Random(seed + part))]
+                seen.setdefault(policy, []).append(run(load, limits, args.step_ms))
         for policy, runs in seen.items():
             ratios = [
                 ours.tokens_per_s / theirs.tokens_per_s for ours, theirs in zip(runs, seen["direct"], strict=True)

@@ -9,7 +9,7 @@ import pytest
 
 from legroom.guard.lengths import AnswerLengths
 from legroom.guard.pool import Need, Pool, PoolLimits, TicketState
-from legroom.guard.projection import Growth, fits, hold_of
+from legroom.guard.projection import Growth, Outlook, hold_of
 
 _SPEC = importlib.util.spec_from_file_location(
     "guard_goodput", Path(__file__).parents[2] / "bench" / "guard_goodput.py"
@@ -23,7 +23,7 @@ STEP_MS = (10.0, 1.0, 0.15)
 def measured(load, look_ahead):
     asked = goodput.LOADS[load](random.Random(0))
     direct = goodput.run(asked, None, STEP_MS)
-    ours = goodput.run(asked, PoolLimits(goodput.BLOCKS, None, 10_000, look_ahead), STEP_MS)
+    ours = goodput.run(asked, PoolLimits(goodput.POOL.blocks, None, 10_000, look_ahead), STEP_MS)
     return ours.tokens_per_s / direct.tokens_per_s, ours.preemptions, direct.preemptions
 
 

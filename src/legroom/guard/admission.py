@@ -36,7 +36,7 @@ MOST_WAITING_BYTES = 512 << 20
 """Bodies of waiting requests, together: images make some of them large."""
 BACKGROUND_S = 60.0
 """How long a response in the background keeps its place: its end is not seen here."""
-LOOK_AHEAD = 0.1
+LOOK_AHEAD = 0.25
 """Of its own life, for which a newcomer must find room where the policy is goodput: see bench/guard_goodput.py."""
 LOOK_AGAIN_S = 0.1
 """Those that run come nearer to their end, which alone can make room: how often to look while somebody waits."""

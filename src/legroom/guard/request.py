@@ -78,9 +78,7 @@ def need_of(weight: Weight, expected_steps: int | None, blocks: int | None, seat
     growth = Growth(
         max(1, round(weight.start_blocks * part)), max(1, math.ceil(grown * part)), steps, weight.most_steps
     )
-    # Preempted, it would compute its prompt again for an answer that is shorter.
-    least = steps if steps <= weight.prompt_tokens else 0
-    return Need(most_blocks, most_seats, growth, least)
+    return Need(most_blocks, most_seats, growth, weight.prompt_tokens)
 
 
 class _Output(NamedTuple):
