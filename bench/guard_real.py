@@ -34,6 +34,8 @@ from guard_toggle import ROOT, Connection, RealServer, percentile
 
 POLICIES = {"strict": '[pool]\nadmit = "strict"\n'}
 LONGEST_RETRY_S = 30.0
+GPU_MODEL = {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 12, "num_attention_heads": 16,
+             "num_key_value_heads": 8, "head_dim": 128}  # fmt: skip
 PREFIX = [random.Random(7).randrange(10, 200) for _ in range(400)]
 
 
@@ -90,6 +92,7 @@ class Bench:
         self.server, self.policy, self.proxy, self.proxy_port = server, policy, proxy, proxy_port
         self.pids = {"api": [server.child.pid], "engine": children(server.child.pid)}
         self.pids |= {"proxy": [proxy.pid]} if proxy else {}
+        self.answers = 1.0
 
     def _cpu(self) -> dict[str, float]:
         return {name: sum(cpu_s(pid) for pid in pids) for name, pids in self.pids.items()}
@@ -119,6 +122,9 @@ class Bench:
             await asyncio.sleep(1.2)
         rnd, (count, make) = random.Random(number), LOADS[load]
         bodies = [make(rnd) for _ in range(max(1, round(count * share)))]
+        for body in bodies:
+            if (body["max_tokens"] or 0) > 100:
+                body["max_tokens"] = round(body["max_tokens"] * self.answers)
         port = self.proxy_port if mode == "proxy" else self.server.port
         guard = mode not in ("direct", "proxy")
         before, used, began = self.server.metrics(), self._cpu(), time.perf_counter()
@@ -154,6 +160,15 @@ def start_proxy(python: str, upstream: str, port: int, log: Path) -> subprocess.
     sys.exit(f"the proxy did not start:\n{log.read_text()[-2000:]}")
 
 
+def use_gpu(server: RealServer) -> None:
+    """A model with some work to do, its steps captured as graphs, in place of one that a CPU can run."""
+    config = Path(server.folder.name) / "tiny" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | GPU_MODEL))
+    without = {"--enforce-eager", "--dtype", "float32"}
+    graphs = '{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}'
+    server.words = [word for word in server.words if word not in without] + ["--compilation-config", graphs]
+
+
 def table(runs: list[Run]) -> None:
     for load in dict.fromkeys(run.load for run in runs):
         direct = {run.round: run for run in runs if (run.load, run.mode) == (load, "direct")}
@@ -164,11 +179,11 @@ def table(runs: list[Run]) -> None:
             ratios = [run.tokens_per_s / direct[run.round].tokens_per_s for run in own]
             cpu = {name: round(statistics.mean(run.cpu_ms[name] for run in own), 1) for name in own[0].cpu_ms}
             print(
-                f"{load:11}{mode:11} goodput {statistics.median(ratios):.3f} (least {min(ratios):.3f}, of sums "
-                f"{sum(direct[run.round].seconds for run in own) / sum(run.seconds for run in own):.3f})  preemptions "
-                f"{sum(run.preemptions for run in own):4}  p50 {statistics.median(run.p50_s for run in own):6.2f} s  p99 "
-                f"{statistics.median(run.p99_s for run in own):6.2f} s  refused {sum(run.refused for run in own)}  lost "
-                f"{sum(run.lost for run in own)}  cpu ms {cpu}",
+                f"{load:11}{mode:11} rounds {len(own)}  goodput {statistics.median(ratios):.3f} "
+                f"(least {min(ratios):.3f})  preemptions {sum(run.preemptions for run in own):4}  "
+                f"p50 {statistics.median(run.p50_s for run in own):6.2f} s  "
+                f"p99 {statistics.median(run.p99_s for run in own):6.2f} s  "
+                f"refused {sum(run.refused for run in own)}  lost {sum(run.lost for run in own)}  cpu ms {cpu}",
                 flush=True,
             )
 
@@ -182,6 +197,8 @@ def main() -> None:
     parser.add_argument("--requests", type=float, default=1.0, help="times the requests of each load")
     parser.add_argument("--flags", default="--max-model-len 1024 --block-size 128 --num-gpu-blocks-override 33 "
                         "--kv-cache-memory-bytes 16M")  # fmt: skip
+    parser.add_argument("--gpu", action="store_true", help="a larger model, with graphs")
+    parser.add_argument("--answers", type=float, default=1.0, help="times the tokens of each answer of over 100")
     parser.add_argument("--proxy-python", default=sys.executable)
     parser.add_argument("--minutes", type=float, default=60.0, help="start no further run after so many")
     parser.add_argument("--json", type=Path)
@@ -191,11 +208,14 @@ def main() -> None:
         policy = Path(folder) / "policy.toml"
         policy.write_text("")
         port, proxy = free_port(), None
-        with RealServer(args.python, free_port(), *shlex.split(args.flags), env={"LEGROOM_GUARD_POLICY": str(policy)}) as server:
+        with RealServer(
+            args.python, free_port(), *shlex.split(args.flags), env={"LEGROOM_GUARD_POLICY": str(policy)}
+        ) as server:
             try:
                 if "proxy" in args.modes:
                     proxy = start_proxy(args.proxy_python, server.url, port, Path(folder) / "proxy.log")
                 bench = Bench(server, policy, proxy, port)
+                bench.answers = args.answers
                 asyncio.run(bench.run(args.loads[0], "direct", 0, 0.3))  # warm
                 for number in range(args.rounds):
                     modes = args.modes[number % len(args.modes) :] + args.modes[: number % len(args.modes)]
@@ -207,7 +227,9 @@ def main() -> None:
                             runs.append(run)
                             if args.json:
                                 with args.json.open("a") as file:
-                                    file.write(json.dumps(asdict(run) | {"tokens_per_s": round(run.tokens_per_s, 1)}) + "\n")
+                                    file.write(
+                                        json.dumps(asdict(run) | {"tokens_per_s": round(run.tokens_per_s, 1)}) + "\n"
+                                    )
             finally:
                 if proxy is not None:
                     proxy.send_signal(signal.SIGTERM)

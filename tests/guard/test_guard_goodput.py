@@ -60,13 +60,16 @@ def test_requests_near_their_end_make_room_by_time_alone():
 
 
 def test_room_is_looked_for_at_every_end_before_the_last_moment():
-    short, long = hold_of(Growth(6, 10, 10, 10), 0, True), hold_of(Growth(2, 12, 100, 100), 0, True)
-    assert fits([short, long], 13, 50)
-    assert not fits([short, long], 12, 50)
+    short = hold_of(Growth(6, 10, 10, 10), 0, True)
+    outlook = Outlook(0.0, 0.0, 50, [short])
+    outlook.add(outlook.of(short), 8)
+    newcomer = hold_of(Growth(2, 12, 100, 100), 0, True)
+    assert outlook.has_room(newcomer, 13, 50)
+    assert not outlook.has_room(newcomer, 12, 50)
 
 
 def test_an_answer_that_outlived_what_was_expected_is_expected_to_go_on():
-    assert hold_of(Growth(1, 3, 20, 500), 40, True).steps_left == 20
+    assert hold_of(Growth(1, 3, 20, 500), 40, True).steps_left == (20,)
     assert hold_of(Growth(1, 3, 20, 500), 40, True).blocks == 5
 
 

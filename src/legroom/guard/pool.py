@@ -10,10 +10,12 @@ so that the sum never outgrows the pool and vLLM never has to preempt. With a lo
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
+from legroom.guard.engine_use import EngineUse
 from legroom.guard.fair_queue import MOST_CLIENTS, FairQueue
 from legroom.guard.projection import Growth, Holding, Outlook, hold_of
 from legroom.guard.supply import Supply
@@ -55,7 +57,6 @@ class PoolLimits:
     lane_share: float = 0.0
     """Of the pool, kept from large requests for small ones while more than one client sends."""
 
-
     @property
     def recompute_is_dear(self) -> bool:
         """Whether a preemption costs more than the steps that it made room for."""
@@ -79,7 +80,8 @@ class Need(NamedTuple):
 
 
 class Ticket:
-    __slots__ = ("admitted_s", "asked_s", "client", "in_lane", "need", "on_admitted", "outlook", "state", "steps_seen")
+    __slots__ = ("admitted_s", "asked_s", "client", "in_lane", "need", "on_admitted", "outlook",
+                 "state", "steps_seen")  # fmt: skip
 
     def __init__(self, need: Need, asked_s: float, client: str = "") -> None:
         self.need = need
@@ -114,22 +116,21 @@ LOOK_AHEAD_A_REQUEST = 1 / 200
 """The look ahead, as a share of a newcomer's life, for each request like it that the pool holds. To look further always
 preempts less; with few large requests it leaves the pool idle until the largest ends, with many somebody always ends.
 Chosen by bench/guard_goodput.py: with ten in the pool 0.05 lost nothing and 0.1 lost 2 %, with 85 0.25 gained 2 %."""
-DEAR_LOOK_AHEAD = 0.1
 MOST_AVERAGE_SHARE = 1.15
 """Of the pool, what all that run may hold on average over their lives, where computing a prompt again is dear: requests
 that began together grow together, and nothing but this keeps the look ahead from starting many more of them than will
 find room. 1.0 lost 6 % of tokens a second on long answers, 1.3 preempted twice as often at n 4."""
 LANE_LOOK_AHEAD = 0.5
 """The least look ahead while small work is about: a pool that overflows preempts the newest, which is the small one."""
-LEAD_S = 0.05
+LEAD_S = 0.1
 """From admission to a request's first step: two hops and the engine's own queue."""
 OUTLOOK_S = 0.05
 """How long the outlook stands; those who come and go are followed at once."""
 FEWEST_USED_SHARE = 0.25
 """Of the pool, what must be in use before it is compared with what was expected."""
-USE_SHARE = 0.3
-"""Of the newest comparison, in the average."""
-LEAST_USE, MOST_USE = 0.1, 1.25
+LOOKS = 8
+"""At the engine, that must agree that less is in use than expected."""
+SURELY_LESS, LEAST_USE = 0.75, 0.1
 OTHER_CLIENT_S = 60.0
 """Clients heard within this share the pool; the lane is kept open while there are several."""
 PACE_SHARE = 0.2
@@ -148,10 +149,8 @@ class Pool:
         """Of clients that have another share than 1."""
         self.steps_per_s = 0.0
         """Tokens a second that a running sequence gets, by the answers so far."""
-        self.use_ratio = 1.0
-        """Blocks in use over those expected: prefixes that requests share are held once, texts are shorter than their
-        bytes."""
-        self._outlook = Outlook(-math.inf, 0.0)
+        self._used_shares: deque[float] = deque(maxlen=LOOKS)
+        self._outlook = Outlook(-math.inf, 0.0, 1.0)
         self._lane_blocks = 0
         self._running: dict[int, Ticket] = {}
         self._queue: FairQueue[Ticket] = FairQueue()
@@ -231,6 +230,27 @@ class Pool:
             pace = steps / seconds
             self.steps_per_s += (pace - self.steps_per_s) * (PACE_SHARE if self.steps_per_s else 1.0)
 
+    def learn_use(self, use: EngineUse, now_s: float) -> None:
+        """The engine said what part of what was expected is really in use."""
+        blocks = self.limits.blocks
+        if not blocks or self.limits.look_ahead is None or use.kv_share < FEWEST_USED_SHARE:
+            return
+        if use.waiting:  # it holds nothing, and which of those let in it is nobody says
+            return
+        expected = self._outlook_at(now_s).now_blocks
+        if expected > 0:
+            self._used_shares.append(use.kv_share * blocks / expected)
+
+    @property
+    def use_ratio(self) -> float:
+        """Blocks in use over those expected: prefixes that requests share are held once, texts are shorter than their
+        bytes. The largest lately, and 1 where it is near that: how far requests have come is only reckoned, and who
+        followed every difference would let in ever more.
+        """
+        shares = self._used_shares
+        most = max(shares) if len(shares) == LOOKS else 1.0
+        return max(LEAST_USE, most) if most < SURELY_LESS else 1.0
+
     def retry_after_s(self, need: Need, now_s: float, gave_up: bool = False) -> int:
         """When there will likely be room for this request: whole seconds, at least one.
 
@@ -272,12 +292,13 @@ class Pool:
             return True
         if limit.look_ahead is None or need.growth is None:
             return False
-        outlook, room = self._outlook_at(now_s), blocks / self.use_ratio
+        room = blocks / self.use_ratio
+        steps = self._steps_ahead(need, need.growth, room)
+        outlook = self._outlook_at(now_s, steps)
         average = outlook.average_blocks + need.average_blocks
         if limit.recompute_is_dear and average > room * MOST_AVERAGE_SHARE:
             return False
-        newcomer = hold_of(need.growth, 0, counted=True)
-        return outlook.has_room(newcomer, room, self._steps_ahead(need, need.growth, room))
+        return outlook.has_room(hold_of(need.growth, 0, counted=True), room, steps)
 
     def _steps_ahead(self, need: Need, growth: Growth, room: float) -> float:
         """For how long a newcomer must find room.
@@ -290,8 +311,9 @@ class Pool:
         alike = max(1.0, room / max(need.average_blocks, 1e-9))
         gained = 1 / (alike * need.seats) - limit.recompute_steps
         even = limit.recompute_steps * need.prompt_tokens / gained if gained > 0 else math.inf
-        share = DEAR_LOOK_AHEAD if limit.recompute_is_dear else alike * LOOK_AHEAD_A_REQUEST
-        share = min(share, limit.look_ahead)
+        share = limit.look_ahead
+        if not limit.recompute_is_dear:
+            share = min(share, alike * LOOK_AHEAD_A_REQUEST)
         if self._lane_size():
             share = max(share, LANE_LOOK_AHEAD)
         return min(growth.steps, max(share * growth.steps, even))
@@ -299,26 +321,16 @@ class Pool:
     def _is_fresh(self, now_s: float) -> bool:
         return 0 <= now_s - self._outlook.made_s <= OUTLOOK_S
 
-    def _outlook_at(self, now_s: float) -> Outlook:
-        if self._is_fresh(now_s):
+    def _outlook_at(self, now_s: float, steps: float = 0.0) -> Outlook:
+        if self._is_fresh(now_s) and steps <= self._outlook.steps:
             return self._outlook
-        outlook = self._outlook = Outlook(now_s, self.steps_per_s * LEAD_S)
-        for ticket in self._running.values():
-            hold = ticket.hold(now_s, self.steps_per_s)
-            outlook.now_blocks += hold.blocks
+        holds = [ticket.hold(now_s, self.steps_per_s) for ticket in self._running.values()]
+        outlook = Outlook(now_s, self.steps_per_s * LEAD_S, max(steps, self._outlook.steps), holds)
+        for ticket, hold in zip(self._running.values(), holds, strict=True):
             ticket.outlook = outlook.of(hold)
             outlook.add(ticket.outlook, ticket.need.average_blocks)
+        self._outlook = outlook
         return outlook
-
-    def learn_use(self, used_blocks: float, running: float, waiting: float, now_s: float) -> None:
-        """The engine said what is in use, and how many sequences run and wait in it: these hold nothing."""
-        blocks = self.limits.blocks
-        if not blocks or self.limits.look_ahead is None or used_blocks < FEWEST_USED_SHARE * blocks or running < 1:
-            return
-        expected = self._outlook_at(now_s).now_blocks * running / (running + waiting)
-        if expected > 0:
-            ratio = min(MOST_USE, max(LEAST_USE, used_blocks / expected))
-            self.use_ratio += (ratio - self.use_ratio) * USE_SHARE
 
     def _lane_size(self) -> int:
         """Blocks kept for small work: only while there is somebody to keep them for."""
@@ -344,7 +356,7 @@ class Pool:
         self.held_blocks += ticket.need.blocks
         self.held_seats += ticket.need.seats
         if self._is_fresh(now_s):  # else nobody has to look ahead: there is room for all
-            ticket.outlook = self._outlook.of(ticket.hold(now_s, 0.0))
+            ticket.outlook = self._outlook.of_newcomer(ticket.hold(now_s, 0.0))
             self._outlook.add(ticket.outlook, ticket.need.average_blocks)
         if ticket.on_admitted is not None:
             ticket.on_admitted()

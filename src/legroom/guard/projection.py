@@ -12,6 +12,7 @@ will hold is the average over those that it has not outlived.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,8 +20,8 @@ OVERDUE_SHARE = 0.5
 """An answer that outlived what was expected is expected to go on for this share of its length so far."""
 LAST_STEPS_SHARE = 0.02
 """An answer that must be at its end, by its pace, is given this share of its steps more."""
-MOMENTS = (0, 2, 4, 6, 9, 13, 20, 30, 45, 68, 101, 152, 228, 342, 513, 769, 1153, 1730, 2595, 3892, 5839, 8758, 13137)
-"""Steps from now at which the pool is looked at: closely at first, as later ones are less certain anyway."""
+MOST_MOMENTS = 12
+"""At how many of the ends that are near the pool is looked at."""
 
 
 class Growth(NamedTuple):
@@ -64,7 +65,7 @@ class Holding(NamedTuple):
     def after(self, steps: float) -> float:
         """Blocks that it holds so many steps on, by how likely it is still there."""
         left = self.steps_left
-        staying = sum([life > steps for life in left]) if len(left) > 1 else left[0] > steps
+        staying = sum([life >= steps for life in left]) if len(left) > 1 else left[0] >= steps
         return self.growth.blocks_at(self.done_steps + steps) * staying / len(left) if staying else 0.0
 
 
@@ -83,21 +84,34 @@ def hold_of(growth: Growth, done_steps: float, counted: bool) -> Holding:
 
 
 class Outlook:
-    """What all that run will hold together, at each of `MOMENTS` after `lead_steps`, when a newcomer begins to run."""
+    """What all that run will hold together, just before each of them ends, up to some moment.
 
-    __slots__ = ("average_blocks", "lead_steps", "made_s", "now_blocks", "totals")
+    What is held only falls when somebody ends, so these moments and the last one decide; of many, some do. They are
+    counted from when a newcomer begins to run, `lead_steps` from now.
+    """
 
-    def __init__(self, made_s: float, lead_steps: float) -> None:
+    __slots__ = ("average_blocks", "lead_steps", "made_s", "moments", "now_blocks", "steps", "totals")
+
+    def __init__(self, made_s: float, lead_steps: float, steps: float, holds: Sequence[Holding] = ()) -> None:
         self.made_s = made_s
         self.lead_steps = lead_steps
-        self.now_blocks = 0.0
+        self.steps = steps
+        self.now_blocks = sum([hold.blocks for hold in holds])
         self.average_blocks = 0.0
         """Over their lives."""
-        self.totals = [0.0] * len(MOMENTS)
+        ends = sorted({life - lead_steps for hold in holds for life in hold.steps_left})
+        ends = ends[bisect_right(ends, 0.0) : bisect_right(ends, steps)]
+        if len(ends) > MOST_MOMENTS:
+            ends = [ends[at * (len(ends) - 1) // (MOST_MOMENTS - 1)] for at in range(MOST_MOMENTS)]
+        self.moments = (0.0, *ends, steps)
+        self.totals = [0.0] * len(self.moments)
 
     def of(self, hold: Holding) -> list[float]:
-        lead = self.lead_steps
-        return [hold.after(lead + moment) for moment in MOMENTS]
+        """One request's part."""
+        return [hold.after(self.lead_steps + moment) for moment in self.moments]
+
+    def of_newcomer(self, hold: Holding) -> list[float]:
+        return [hold.after(moment) for moment in self.moments]
 
     def add(self, blocks: Sequence[float], average: float) -> None:
         self.totals = [total + more for total, more in zip(self.totals, blocks, strict=True)]
@@ -109,9 +123,13 @@ class Outlook:
 
     def has_room(self, newcomer: Holding, pool_blocks: float, ahead_steps: float) -> bool:
         """Whether the pool holds all of them, and a newcomer, for so many steps."""
-        for moment, total in zip(MOMENTS, self.totals, strict=True):
+        before, total_before = 0.0, self.totals[0]
+        for moment, total in zip(self.moments, self.totals, strict=True):
+            if moment > ahead_steps:
+                part = (ahead_steps - before) / (moment - before)
+                total_then = total_before + (total - total_before) * part
+                return total_then + newcomer.after(ahead_steps) <= pool_blocks + 1e-6
             if total + newcomer.after(moment) > pool_blocks + 1e-6:
                 return False
-            if moment >= ahead_steps:
-                break
+            before, total_before = moment, total
         return True
