@@ -105,3 +105,21 @@ def test_requests_that_use_all_of_their_max_tokens_are_expected_to_do_so_again()
     lengths = AnswerLengths()
     answers(lengths, 400, 40, max_tokens=40)
     assert lengths.expected("m", "a", 700, 1024) == 700
+
+
+def test_lengths_are_learnt_as_a_few_that_are_equally_likely():
+    lengths = AnswerLengths()
+    for number in range(2000):
+        lengths.observe("m", "a", None, number % 500)
+    lives = lengths.lives("m", "a", None, 1024)
+    assert list(lives) == sorted(lives)
+    assert lives[0] <= 70 and 200 <= lives[2] <= 310 and lives[-1] >= 420
+    assert lengths.lives("other", "a", None, 1024) == ()
+
+
+def test_an_answer_longer_than_all_known_ones_widens_them_at_once():
+    lengths = AnswerLengths()
+    answers(lengths, 400, 10)
+    assert lengths.lives("m", "a", None, 1024)[-1] < 20
+    answers(lengths, 4, 700)
+    assert lengths.lives("m", "a", None, 1024)[-1] >= 700

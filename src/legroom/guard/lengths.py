@@ -68,7 +68,9 @@ class AnswerLengths:
         value = WHOLE if max_tokens is not None else worst
         for page in pages:
             learnt = page.shares if max_tokens is not None else page.open_tokens
-            value = max(learnt.at(share, value, PRIOR), learnt.recent(share))
+            value = learnt.at(share, value, PRIOR)
+            if share >= EXPECTED_SHARE:
+                value = max(value, learnt.recent(share))
         if max_tokens is None:
             return max(1, min(worst, value))
         return max(1, min(max_tokens, math.ceil(max_tokens * value / WHOLE))) if max_tokens else 0

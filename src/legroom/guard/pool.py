@@ -237,7 +237,7 @@ class Pool:
             return
         if use.waiting:  # it holds nothing, and which of those let in it is nobody says
             return
-        expected = self._outlook_at(now_s).now_blocks
+        expected = self._outlook_at(now_s).totals[0]
         if expected > 0:
             self._used_shares.append(use.kv_share * blocks / expected)
 

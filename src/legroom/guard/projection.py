@@ -90,13 +90,12 @@ class Outlook:
     counted from when a newcomer begins to run, `lead_steps` from now.
     """
 
-    __slots__ = ("average_blocks", "lead_steps", "made_s", "moments", "now_blocks", "steps", "totals")
+    __slots__ = ("average_blocks", "lead_steps", "made_s", "moments", "steps", "totals")
 
     def __init__(self, made_s: float, lead_steps: float, steps: float, holds: Sequence[Holding] = ()) -> None:
         self.made_s = made_s
         self.lead_steps = lead_steps
         self.steps = steps
-        self.now_blocks = sum([hold.blocks for hold in holds])
         self.average_blocks = 0.0
         """Over their lives."""
         ends = sorted({life - lead_steps for hold in holds for life in hold.steps_left})
