@@ -149,6 +149,7 @@ class Pool:
         """Of clients that have another share than 1."""
         self.steps_per_s = 0.0
         """Tokens a second that a running sequence gets, by the answers so far."""
+        self._pace_steps, self._pace_s = 0.0, 0.0
         self._used_shares: deque[float] = deque(maxlen=LOOKS)
         self._outlook = Outlook(-math.inf, 0.0, 1.0)
         self._lane_blocks = 0
@@ -227,8 +228,11 @@ class Pool:
     def learn_pace(self, steps: int, seconds: float) -> None:
         """An answer of so many tokens a sequence took so long."""
         if steps > 0 and seconds > 0:
-            pace = steps / seconds
-            self.steps_per_s += (pace - self.steps_per_s) * (PACE_SHARE if self.steps_per_s else 1.0)
+            # Long answers tell more of the pace: a short one has waited for its first token most of the time.
+            share = PACE_SHARE if self.steps_per_s else 1.0
+            self._pace_steps += (steps - self._pace_steps) * share
+            self._pace_s += (seconds - self._pace_s) * share
+            self.steps_per_s = self._pace_steps / self._pace_s
 
     def learn_use(self, use: EngineUse, now_s: float) -> None:
         """The engine said what part of what was expected is really in use."""
