@@ -22,6 +22,7 @@ from legroom.guard.clients import weights_by_client
 from legroom.guard.demand import Demand, demand_of, read_body
 from legroom.guard.engine_use import EngineUse
 from legroom.guard.learning import Tokenize, UsageLearner
+from legroom.guard.lengths import LikelyLengths
 from legroom.guard.limits import DEFAULT_BLOCK, EngineLimits, limits_of_tokens, native_flags
 from legroom.guard.log import LOG
 from legroom.guard.meters import Meters
@@ -30,7 +31,7 @@ from legroom.guard.policy import Policy, PolicyFile
 from legroom.guard.pool import CHEAP_RECOMPUTE, DEAR_RECOMPUTE, Need, Pool, PoolLimits, Ticket, TicketState
 from legroom.guard.prompts import Prompt
 from legroom.guard.refusals import Refusal
-from legroom.guard.request import Answer, GuardedRequest, Weight, need_of, weight_of
+from legroom.guard.request import GuardedRequest, Weight, need_of, weight_of
 
 _UPLOAD = Demand(Kind.UPLOAD, "", (Prompt(open_ended=True),), None, None, 1, 0, 0, (), False, False, True)
 MOST_WAITING_BYTES = 512 << 20
@@ -204,18 +205,17 @@ class Admission:
             self._admitted(request, 0.0)
         return None
 
-    def _answer(self, request: GuardedRequest) -> Answer | None:
+    def _answer(self, request: GuardedRequest) -> LikelyLengths | None:
         """How long its answers likely get; None where they are counted at their worst."""
         demand, policy, weight = request.demand, self.policy.pool, request.weight
         assert weight is not None
         if policy.admit == "strict":
             return None
         if demand.output_tokens is None and policy.open_ended != "learnt":
-            return Answer(weight.most_steps)
-        asked = (demand.model, request.client, demand.output_tokens, weight.most_steps)
+            return LikelyLengths(weight.most_steps, ())
+        likely = self.learner.lengths.likely(demand.model, request.client, demand.output_tokens, weight.most_steps)
         # Where a preemption is dear, what most answers stay within is the safer guess than their average.
-        lives = () if self.pool.limits.recompute_is_dear else self.learner.lengths.lives(*asked)
-        return Answer(self.learner.lengths.expected(*asked), lives)
+        return likely._replace(lives=()) if self.pool.limits.recompute_is_dear else likely
 
     @staticmethod
     def is_waiting(request: GuardedRequest) -> bool:

@@ -6,6 +6,7 @@ import math
 from typing import NamedTuple
 
 from legroom.guard.demand import Demand
+from legroom.guard.lengths import LikelyLengths
 from legroom.guard.limits import DEFAULT_BLOCK, EngineLimits
 from legroom.guard.policy import PoolPolicy
 from legroom.guard.pool import Need, Ticket
@@ -61,17 +62,8 @@ def weight_of(
     return Weight(blocks * copies, tokens * copies, seats, longest, certain, start * copies, output.reserved)
 
 
-class Answer(NamedTuple):
-    """How long an answer likely gets."""
-
-    steps: int
-    """Tokens that most answers like it stay within."""
-    lives: tuple[int, ...] = ()
-    """Lengths that are each as likely as the others; empty: `steps` is the one."""
-
-
 def need_of(
-    weight: Weight, answer: Answer | None, blocks: int | None, seats: int | None, block_size: int = DEFAULT_BLOCK
+    weight: Weight, answer: LikelyLengths | None, blocks: int | None, seats: int | None, block_size: int = DEFAULT_BLOCK
 ) -> Need:
     """What the pool is asked for. `answer` None: strictly, all of it from the start.
 
@@ -84,7 +76,7 @@ def need_of(
     if answer is None or not weight.most_steps:
         return Need(most_blocks, most_seats)
     part = most_blocks / max(1, weight.blocks)
-    steps = min(answer.steps, weight.most_steps)
+    steps = min(answer.expected, weight.most_steps)
     grown = weight.start_blocks + (weight.blocks - weight.start_blocks) * steps / weight.most_steps
     alone = weight.seats == 1
     growth = Growth(
