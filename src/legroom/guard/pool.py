@@ -128,7 +128,7 @@ OUTLOOK_S = 0.05
 """How long the outlook stands; those who come and go are followed at once."""
 FEWEST_USED_SHARE = 0.25
 """Of the pool, what must be in use before it is compared with what was expected."""
-LOOKS = 8
+LOOKS = 4
 """At the engine, that must agree that less is in use than expected."""
 SURELY_LESS, LEAST_USE = 0.75, 0.1
 OTHER_CLIENT_S = 60.0
