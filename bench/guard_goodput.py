@@ -141,6 +141,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--look-ahead", type=float, nargs="+", default=[0.25])
     parser.add_argument("--pool", type=int, nargs=2, default=(32, 128), help="blocks, and tokens in each")
+    parser.add_argument("--seed", type=int, default=0, help="of the first round: others than those it was tuned on")
     parser.add_argument("--streams", action="store_true", help="tokens are seen as they pass")
     parser.add_argument("--requests", type=int, default=1, help="times those of each load")
     parser.add_argument("--step-ms", type=float, nargs=3, default=(10.0, 1.0, 0.15))
@@ -154,7 +155,7 @@ def main() -> None:
     }
     for name in args.loads:
         seen: dict[str, list[Run]] = {}
-        for seed in range(args.rounds):
+        for seed in range(args.seed, args.seed + args.rounds):
             for policy, limits in policies.items():
                 load = [asked for part in range(args.requests) for asked in LOADS[name](random.Random(seed + part))]
                 seen.setdefault(policy, []).append(run(load, limits, args.step_ms))

@@ -62,7 +62,8 @@ class EngineLimits:
     """vLLM's own bound on requests inside it (0.29+); what goes over it fails with 503."""
     max_num_queued_tokens: int | None = None
     on_cpu: bool = False
-    """The engine computes on processor cores, where a prompt takes as long as an answer."""
+    """The engine computes on processor cores, where a prompt takes as long as an answer. Only vLLM's own configuration
+    tells: neither the metrics page nor /version does, so a proxy takes every server for one with an accelerator."""
     source: str = ""
 
     @property

@@ -39,8 +39,6 @@ LEARN_AGAIN_S = 30.0
 LEARN_SOON_S = 2.0
 USE_S = 0.5
 """How often to ask what is in use while requests wait: a page takes the server some milliseconds."""
-CPU_BUILD = "+cpu"
-"""At the end of the version that such a build of vLLM gives itself."""
 TWICE_S = 1.0
 """Signals closer together than this are one."""
 
@@ -205,7 +203,7 @@ class Proxy:
             lengths = [model.get("max_model_len") for model in json.loads(models or b"{}")["data"]]
             limits = replace(limits, max_model_len=max(int(length) for length in lengths if length))
         self._version = await self._read_version()
-        return replace(limits, on_cpu=self._version.endswith(CPU_BUILD))
+        return limits
 
     async def _read_version(self) -> str:
         """Empty where the server has none: another server, or an old release."""
