@@ -1,6 +1,6 @@
 """One Ctrl-C under load, for each shape a real vLLM can have: how soon does it end, and what does every client get?
 
-    python bench/run_interrupt.py --vllm VENV/bin/vllm [--shapes plain,api,dp,dp+api,second] [--rounds 2]
+    python bench/run_interrupt.py --vllm VENV/bin/vllm [--shapes plain,api,dp,dp+api,...] [--rounds 2]
 
 Clients stream or wait for the whole answer, half and half, all with requests that take much longer than the bench.
 A client has an answer when it gets a status of 4xx or 5xx, a stream that ends with an error event, or a whole answer;
@@ -38,8 +38,11 @@ SHAPES: dict[str, tuple[str, ...]] = {
     "api": ("--api-server-count", "2"),
     "dp": ("--data-parallel-size", "2", "--api-server-count", "1"),
     "dp+api": ("--data-parallel-size", "2"),  # as many API servers as engines is vLLM's default
+    "api-uni": ("--api-server-count", "2", "--distributed-executor-backend", "uni"),
     "second": ("--api-server-count", "2"),
 }
+NO_WORKERS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+"""The engine core works itself, as with one GPU an engine: without this the CPU build gives it a worker process."""
 CLIENTS = 12
 TOKENS = 3500
 PATIENCE_S = 400.0
@@ -62,6 +65,7 @@ class Interrupted:
         words += ["--host", "127.0.0.1", "--port", str(self.port), "--served-model-name", "tiny"]
         words += ["--kv-cache-memory-bytes", "64M", "--max-model-len", "4096", *SHAPES[shape]]
         env = {**os.environ, **SERVE_ENV, "LEGROOM_HOME": str(self.home)}
+        env |= NO_WORKERS if "uni" in shape else {}
         with self.said.open("wb") as err:
             self.run = subprocess.Popen(words, stdout=err, stderr=err, env=env)
 
@@ -131,7 +135,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     results = []
-    print(f"{'shape':8} {'ended after':>12} {'last answer':>12} {'exit':>5} {'orphans':>8}  clients", flush=True)
+    print(f"{'shape':15} {'ended after':>12} {'last answer':>12} {'exit':>5} {'orphans':>8}  clients", flush=True)
     for _ in range(args.rounds):
         for shape in args.shapes.split(","):
             with tempfile.TemporaryDirectory() as name:
@@ -143,11 +147,11 @@ def main() -> None:
             results.append(result)
             fates = ", ".join(f"{count} {fate}" for fate, count in sorted(result["fates"].items()))
             print(
-                f"{shape:8} {result['exit_s']:10.2f} s {result['last_answer_s']:10.2f} s {result['exit_code']:5} "
+                f"{shape:15} {result['exit_s']:10.2f} s {result['last_answer_s']:10.2f} s {result['exit_code']:5} "
                 f"{result['orphans']:8}  {fates}", flush=True,
             )  # fmt: skip
-    if args.json:
-        args.json.write_text(json.dumps(results, indent=1))
+            if args.json:
+                args.json.write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

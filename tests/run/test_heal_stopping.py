@@ -30,6 +30,9 @@ class Recorder:
     def kill(self) -> None:
         self.got.append("kill")
 
+    def kill_api_servers(self) -> None:
+        self.got.append("kill API servers")
+
     def kill_engines(self) -> bool:
         if self._has_engines:
             self.got.append("kill engines")
@@ -164,7 +167,7 @@ def test_an_api_server_that_has_not_noticed_is_asked_to_go_and_killed_at_last(en
     for patience_s in (ANSWERING_S, LEAVING_S):
         clock[0] += patience_s
         stopping.check(server)
-    assert server.got == ["kill engines", "SIGINT", "kill"]
+    assert server.got == ["kill engines", "SIGINT", "kill API servers", "kill"]
 
 
 def test_a_server_that_is_still_starting_has_nobody_to_answer():

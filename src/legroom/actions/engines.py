@@ -13,6 +13,7 @@ _ENGINE = re.compile(rb"::(EngineCore|Worker|DPCoordinator)")
 
 _API_SERVER = re.compile(rb"::APIServer")
 """One of several; a single API server is the server itself."""
+_COORDINATOR = re.compile(rb"::DPCoordinator")
 
 
 def is_engine(pid: int) -> bool:
@@ -25,10 +26,21 @@ def kill_engines(server: int) -> int:
 
     A single API server sees its engine die. Several that share their engines (--api-server-count, data parallelism) do
     not, and must be told by the engine: an engine core whose worker dies tells them, and ends (0.32). Without workers
-    of its own it cannot, so then it goes itself.
+    of its own it cannot, so then it goes itself. The coordinator of data parallelism stays until then: when it dies, the
+    API servers are stopped before the engines can tell them anything.
     """
     below = descendants(server)
     engines = [pid for pid in below if is_engine(pid)]
     if any(_API_SERVER.search(title(pid)) for pid in below):
+        engines = [pid for pid in engines if not _COORDINATOR.search(title(pid))]
         engines = [pid for pid in engines if not any(is_engine(worker) for worker in descendants(pid))]
     return sum(send(pid, below[pid], signal.SIGKILL) for pid in engines)
+
+
+def kill_api_servers(server: int) -> None:
+    """SIGKILL to several API servers, and to what is left behind them."""
+    below = descendants(server)
+    if any(_API_SERVER.search(title(pid)) for pid in below):
+        for pid, start in below.items():
+            if _API_SERVER.search(title(pid)) or is_engine(pid):
+                send(pid, start, signal.SIGKILL)

@@ -78,8 +78,8 @@ GRACE_S = 15.0
 ANSWERING_S = 1.0
 """How long a server whose engines are gone may take to answer its clients and end by itself. One without requests looks
 at its engines every five seconds only (0.32), so it is asked to go after that."""
-LEAVING_S = 1.0
-"""And then to go: its clients have their answers, and several API servers wait for each other (0.32)."""
+LEAVING_S = 0.7
+"""And then to go: its clients have their answers."""
 HURRY_S = 5.0
 NOT_UP_S = 10.0
 """A server that is still starting has no request to finish, and vLLM 0.32 does not hear SIGTERM before it is up."""
@@ -95,6 +95,10 @@ class Stoppable(Protocol):
     def kill_engines(self) -> bool:
         """Its engines alone, so that every client gets an error at once; whether any could be told apart."""
         ...
+
+    def kill_api_servers(self) -> None:
+        """The processes that several API servers are, whose clients have their answers; a single one is the server
+        itself, and stays."""
 
     def kill(self) -> None:
         """All of it, at once."""
@@ -164,6 +168,7 @@ class Stopping:
         if self._is_answering:
             self._is_answering = False
             self._send(server, signal.SIGINT, LEAVING_S)
+            server.kill_api_servers()  # they would wait for each other (0.32)
             return
         self._say("it did not go in time: killing it")
         server.kill()
