@@ -26,8 +26,8 @@ def kill_engines(server: int) -> int:
 
     A single API server sees its engine die. Several that share their engines (--api-server-count, data parallelism) do
     not, and must be told by the engine: an engine core whose worker dies tells them, and ends (0.32). Without workers
-    of its own it cannot, so then it goes itself. The coordinator of data parallelism stays until then: when it dies, the
-    API servers are stopped before the engines can tell them anything.
+    of its own it cannot, so then it goes itself. The coordinator of data parallelism stays: when it dies, the API
+    servers are stopped before the engines can tell them anything.
     """
     below = descendants(server)
     engines = [pid for pid in below if is_engine(pid)]

@@ -17,7 +17,7 @@ from legroom.actions.descendants import reap
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.guard import TOKEN_NAME as GUARD_TOKEN
 from legroom.run.files import RunFile
-from legroom.run.health import HangWatch, ServerAddress, has_stopped_engine, port_problem, ticks_in_front
+from legroom.run.health import HangWatch, ServerAddress, has_clients, has_stopped_engine, port_problem, ticks_in_front
 from legroom.run.incidents import LINES_SHOWN, IncidentRecorder, ServerExit
 from legroom.run.life_record import LifeRecord
 from legroom.run.options import USUAL, RunOptions, Timing
@@ -62,6 +62,7 @@ class Supervisor:
         self.stopping = Stopping(
             max(options.drain_s, prepared["own_drain_s"]), say,
             start_drain=self._drain_guard if self._guard_token else None,
+            has_clients=lambda: has_clients(self._address.port),
         )  # fmt: skip
         self._mark: bytes = prepared["capacity_mark"].encode()
         self._pool: PoolReport = "awaited"
@@ -175,7 +176,7 @@ class Supervisor:
     def _wait(self, child: Child | None, task: TaskProcess | None, patience_s: float | None) -> TaskProcess | None:
         """Wait for something to happen, take it in, and give back the task that is still under way."""
         waits = [wait for wait in (self._signals, child, task, self._guard_drain) if wait is not None]
-        left_s = self.stopping.left_s()
+        left_s = self.stopping.look_s()
         patience_s = left_s if patience_s is None else patience_s if left_s is None else min(patience_s, left_s)
         readable, _, _ = select.select(waits, [], [], patience_s)
         if os.getpid() == 1:
