@@ -148,6 +148,17 @@ def test_a_server_whose_clients_have_all_gone_is_asked_to_go_before_the_deadline
     assert stopping.left_s() == ANSWERING_S + LEAVING_S
 
 
+def test_a_server_that_is_killed_is_not_asked_to_go_as_well():
+    clock = [100.0]
+    stopping = Stopping(60.0, lambda line: None, lambda: clock[0])
+    server, stopping.is_up = Recorder(has_engines=True), True
+    stopping.take(signal.SIGINT, server)
+    stopping.take(signal.SIGINT, server)
+    clock[0] += ANSWERING_S
+    stopping.check(server)
+    assert server.got == ["kill engines", "kill"]
+
+
 def test_a_client_is_seen_while_it_is_connected_and_no_longer():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

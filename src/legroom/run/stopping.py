@@ -180,8 +180,7 @@ class Stopping:
             self.drained(server, GRACE_S)
             return
         self._say("it did not go in time: killing it")
-        server.kill()
-        self._deadline_s = self._clock() + HURRY_S
+        self._kill(server)
 
     def drained(self, server: Stoppable, patience_s: float | None = None) -> None:
         """No request is left in the server, or it cannot be told: the server itself is asked to go."""
@@ -206,7 +205,8 @@ class Stopping:
             return
         if self._is_ending:
             self._say("killing it")
-            server.kill()
+            self._is_answering = False
+            self._kill(server)
         elif number == signal.SIGTERM and self._asked == 1:
             patience_s = self._patience_s()
             self._say(f"SIGTERM: draining, {patience_s:.0f} s at most; once more ends it at once")
@@ -233,6 +233,10 @@ class Stopping:
             self._deadline_s = self._clock() + ANSWERING_S
         else:
             self._send(server, number, HURRY_S)
+
+    def _kill(self, server: Stoppable) -> None:
+        server.kill()
+        self._deadline_s = self._clock() + HURRY_S
 
     def _send(self, server: Stoppable, number: int, patience_s: float) -> None:
         server.send(number)
