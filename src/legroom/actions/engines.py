@@ -16,8 +16,16 @@ _API_SERVER = re.compile(rb"::APIServer")
 _COORDINATOR = re.compile(rb"::DPCoordinator")
 
 
+_ENGINE_CORE = re.compile(rb"::EngineCore")
+
+
 def is_engine(pid: int) -> bool:
     return _ENGINE.search(title(pid)) is not None
+
+
+def engine_cores(server: int) -> list[int]:
+    """The engine cores below a server; none where a release gives them no title."""
+    return [pid for pid in descendants(server) if _ENGINE_CORE.search(title(pid))]
 
 
 def kill_engines(server: int) -> int:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from legroom.actions.child import Child
-from legroom.actions.descendants import reap
+from legroom.actions.descendants import reap, started
+from legroom.actions.engines import engine_cores
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.guard import TOKEN_NAME as GUARD_TOKEN
 from legroom.run.files import RunFile
@@ -66,6 +67,8 @@ class Supervisor:
         )  # fmt: skip
         self._mark: bytes = prepared["capacity_mark"].encode()
         self._pool: PoolReport = "awaited"
+        self._engines: list[int] = []
+        """The engine cores of a server that has come up."""
         self._life: LifeRecord | None = None
         """Of the server that runs, or ran last."""
 
@@ -110,7 +113,7 @@ class Supervisor:
 
     def _serve_once(self) -> ServerExit:
         life = self._begin_life()
-        self._pool, self.stopping.is_up = "awaited", False
+        self._pool, self.stopping.is_up, self._engines = "awaited", False, []
         began = time.monotonic()
         self._setups.mark_launched()
         # Into a pipe Python would keep lines back until there are many.
@@ -208,6 +211,8 @@ class Supervisor:
             self.say(f"SIGHUP: {problem}; the server goes on as it is")
         elif number == signal.SIGHUP and child is not None and self._is_fresh():
             self.say("SIGHUP: it is starting already, and nothing was left to change")
+        elif number == signal.SIGHUP and child is not None and self._has_lost_engine():
+            self.say("SIGHUP: its engine has died, so it is about to end and to be started again anyway")
         else:
             self.stopping.take(number, child)
             if child is not None and self.stopping.begun:
@@ -217,6 +222,10 @@ class Supervisor:
         """Whether a restart would only repeat the start that is under way, and lose it: two who see a server die may
         both ask for the next one."""
         return not (self.stopping.is_up or self.stopping.begun or self.file.has_changes())
+
+    def _has_lost_engine(self) -> bool:
+        """Whether the server is on its way out by itself: that is a crash, to be diagnosed, and not a planned restart."""
+        return not self.stopping.begun and any(started(pid) is None for pid in self._engines)
 
     def _drain_guard(self, deadline_s: float) -> None:
         question = {"url": self.prepared["url"], "token": self._guard_token, "deadline_s": deadline_s}
@@ -246,6 +255,7 @@ class Supervisor:
         life.log.started()
         life.follow(child.pid)
         child.mark_ready()
+        self._engines = engine_cores(child.pid) if child.pid is not None else []
         self._record("serving", child)
         self._restarts.served()
         question = self._question() | {"url": self.prepared["url"], "verify": self.options.verify}
@@ -359,7 +369,10 @@ class Supervisor:
 
     def _record(self, state: RunState, child: Child | None = None) -> None:
         """What others read of this run: who it is, and whether it is about to start its server anyway."""
-        pids = {"child_pid": child.pid if child else None, "keeper_pid": child.keeper_pid if child else None}
+        pids = {
+            "child_pid": child.pid if child else None, "keeper_pid": child.keeper_pid if child else None,
+            "engine_pids": self._engines if child else [],
+        }  # fmt: skip
         command = {"command": self.setup.words, "env": self.setup.env}
         self.file.record({"pid": os.getpid(), **pids, "url": self.prepared["url"], "state": state, **command}, self.say)
 
