@@ -224,7 +224,7 @@ class Supervisor:
         return not (self.stopping.is_up or self.stopping.begun or self.file.has_changes())
 
     def _has_lost_engine(self) -> bool:
-        """Whether the server is on its way out by itself: that is a crash, to be diagnosed, and not a planned restart."""
+        """Whether the server is on its way out by itself: a crash, to be diagnosed, and not a planned restart."""
         return not self.stopping.begun and any(started(pid) is None for pid in self._engines)
 
     def _drain_guard(self, deadline_s: float) -> None:
