@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from own_cgroup import limited_cgroup
 from legroom.live.host_memory import KernelKill
 from legroom.run.expectation import Gpus
 from legroom.run.healing import Bounds, heal
+from legroom.run.life_record import LifeRecord
 from legroom.run.server_command import read_command
 from legroom.units import GIB
 
@@ -35,6 +37,17 @@ def test_a_server_that_its_real_cgroup_kills_while_it_serves_is_diagnosed_and_re
     assert supervised.end() == 0
     detail = supervised.incidents()[0]
     assert detail.kind == "died_serving"
+
+
+def test_a_server_that_is_moved_into_its_cgroup_late_is_followed_there(own_cgroup, tmp_path):
+    life = LifeRecord(tmp_path / "log")
+    with subprocess.Popen(["sleep", "60"]) as server:
+        life.follow(server.pid)
+        (own_cgroup / "cgroup.procs").write_text(str(server.pid))
+        life.follow(server.pid)
+        server.kill()
+    life.follow(server.pid)
+    assert life.question()["account"]["cgroup"]["folder"] == str(own_cgroup)
 
 
 @pytest.fixture

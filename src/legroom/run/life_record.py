@@ -22,7 +22,8 @@ class LifeRecord:
         self._is_problem_told = False
 
     def follow(self, pid: int | None) -> None:
-        """Where the server's memory is accounted for: a wrapper may have moved it into a cgroup of its own."""
+        """Where the server's memory is accounted for: a wrapper may move it into a cgroup of its own, as late as it
+        likes before vLLM itself begins."""
         if pid is not None and (cgroup := Cgroup.of(pid)) is not None and cgroup != self._account.cgroup:
             self._account = KernelAccount.of(pid)
 

@@ -125,10 +125,11 @@ class Supervisor:
         task: TaskProcess | None = None
         watch: HangWatch | None = None
         timed_out = hung = False
-        life.follow(child.pid)
         self._record("starting", child)
         try:
             while not child.gone:
+                if watch is None:
+                    life.follow(child.pid)
                 if watch is None and not self.stopping.begun and self._address.is_healthy():
                     self.stopping.is_up = True
                     task = self._came_up(child, life, task)
