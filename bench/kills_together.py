@@ -286,10 +286,11 @@ class Together:
     def _outages(self) -> list[tuple[float, float]]:
         """From each kill of the server (and from the first start on) until a request that came later was answered."""
         if self._known_outages is None:
-            answered = sorted(request.began_s for request in self.requests if request.fate == "answered")
+            answered = sorted((one.began_s, one.ended_s) for one in self.requests if one.fate == "answered")
             gone = [0.0, *(kill.gone_s for kill in self.kills if kill.lives)]
             self._known_outages = [
-                (gone_s, next((at_s for at_s in answered if at_s > gone_s), float("inf"))) for gone_s in gone
+                (gone_s, next((ended_s for began_s, ended_s in answered if began_s > gone_s), float("inf")))
+                for gone_s in gone
             ]
         return self._known_outages
 
