@@ -4,7 +4,7 @@
 
 Needs a machine where a memory cgroup can be made (root, a writable /sys/fs/cgroup). Even rounds give the server a KV
 cache that its cgroup cannot hold: the kernel kills it while it starts. Odd rounds let it come up and then have another
-process of the same cgroup, which the kernel is told to spare, take what is left. Named means: the entry (LR501), the
+process of the same cgroup take what is left; the kernel is told to prefer the server. Named means: the entry (LR501), the
 limit in GiB with the file it stands in, the peak, and a cure (a smaller KV cache, or the limit to set).
 """
 
@@ -31,7 +31,6 @@ from tiny_models import SERVE_ENV, SERVE_FLAGS, write_model  # noqa: E402
 GIB = 1 << 30
 EATER = """
 import os, pathlib, sys, time
-pathlib.Path("/proc/self/oom_score_adj").write_text("-1000")
 pathlib.Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
 eaten = []
 while True:
@@ -46,7 +45,9 @@ def play(vllm: str, number: int, folder: Path, cgroup: Path, limit: int, dice: r
     is_serving = number % 2 == 1
     pool = 64 << 20 if is_serving else limit + dice.randrange(GIB)
     wrapper, said = folder / "vllm", folder / "said"
-    wrapper.write_text(f'#!/bin/sh\necho $$ > {cgroup}/cgroup.procs\nexec {vllm} "$@"\n')
+    wrapper.write_text(
+        f'#!/bin/sh\necho $$ > {cgroup}/cgroup.procs\necho 1000 > /proc/self/oom_score_adj\nexec {vllm} "$@"\n'
+    )
     wrapper.chmod(0o755)
     words = [sys.executable, "-m", "legroom", "run", "--no-verify", "--tries", "0", "--on-crash", "exit", "--"]
     words += [str(wrapper), "serve", str(write_model(folder / "tiny")), *SERVE_FLAGS, "--port", str(18300 + number)]
