@@ -4,8 +4,8 @@
 
 Needs a machine where a memory cgroup can be made (root, a writable /sys/fs/cgroup). Even rounds give the server a KV
 cache that its cgroup cannot hold: the kernel kills it while it starts. Odd rounds let it come up and then have another
-process of the same cgroup take what is left; the kernel is told to prefer the server. Named means: the entry (LR501), the
-limit in GiB with the file it stands in, the peak, and a cure (a smaller KV cache, or the limit to set).
+process of the same cgroup take what is left; the kernel is told to prefer the server. Named means: the entry (LR501),
+the limit in GiB with the file it stands in, the peak, and a cure (a smaller KV cache, or the limit to set).
 """
 
 from __future__ import annotations
