@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -46,7 +47,8 @@ def test_a_server_that_is_moved_into_its_cgroup_late_is_followed_there(own_cgrou
         (own_cgroup / "cgroup.procs").write_text(str(server.pid))
         life.follow(server.pid)
         server.kill()
-    life.follow(server.pid)
+        os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
+        life.follow(server.pid)  # it has ended, and nobody has collected it
     assert life.question()["account"]["cgroup"]["folder"] == str(own_cgroup)
 
 

@@ -24,7 +24,13 @@ class LifeRecord:
     def follow(self, pid: int | None) -> None:
         """Where the server's memory is accounted for: a wrapper may move it into a cgroup of its own, as late as it
         likes before vLLM itself begins."""
-        if pid is not None and (cgroup := Cgroup.of(pid)) is not None and cgroup != self._account.cgroup:
+        if pid is None:
+            return
+        cgroup, current = Cgroup.of(pid), self._account.cgroup
+        if cgroup is None or cgroup == current:
+            return
+        # A process that has ended is shown at the top of the hierarchy until it is collected: it has not moved there.
+        if current is None or not Path(current.folder).is_relative_to(cgroup.folder):
             self._account = KernelAccount.of(pid)
 
     def tell_problem(self, say: Callable[[str], None]) -> None:
