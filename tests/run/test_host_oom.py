@@ -34,6 +34,7 @@ def test_a_server_that_its_real_cgroup_kills_while_it_serves_is_diagnosed_and_re
     said = supervised.said("diagnosis:")
     assert "LR501" in said
     assert "may use 0.09 GiB" in said and "in use at the peak" in said
+    assert "raise the memory limit" in supervised.said("nothing is changed:")
     supervised.serving(times=2)
     assert supervised.end() == 0
     detail = supervised.incidents()[0]

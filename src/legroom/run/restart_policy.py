@@ -107,10 +107,19 @@ class RestartPolicy:
         self._incidents.note(remedy["failed"], {"cause": remedy.get("cause"), "evidence": remedy.get("evidence")})
         self._say(f"diagnosis: {remedy['failed']}")
         self.history.append(history_entry("died_serving", ending, remedy))
+        if remedy["is_memory"]:
+            self._tell_cure(remedy)
         if self._options.on_crash == "exit":
             self.give_up("--on-crash exit: not restarted")
             return None
         return self._restart("the same command", remedy if remedy["is_memory"] and remedy["words"] else None)
+
+    def _tell_cure(self, remedy: Mapping[str, Any]) -> None:
+        """What a restart cannot do, or is not to: a limit to raise, a flag to change by hand."""
+        if not remedy["words"]:
+            self._say(f"nothing is changed: {remedy['refused']}")
+        elif self._options.on_crash == "exit":
+            self._say(f"what would fix it: {remedy['changed']}")
 
     def _restart(self, unchanged: str, remedy: Mapping[str, Any] | None = None) -> float | None:
         """Within the budget, after a wait."""
