@@ -9,9 +9,9 @@ legroom. A judgement is one line of JSON:
      "held_out": true, "group": "E", "of": "precision", "why": "..."}
 
 `line` is the start of the SHA-256 of the line without the spaces around it: nothing of the file is kept. `right` says
-whether something is wrong there as the rule says, `why` for what reason, `of` whether it was an error of lint's or a hit
-of the search for recall. A judgement with `right` that lint does not report is a miss; so
-recall is of what was looked for, not of what nobody knows. Precision is of errors. A file that has changed since no
+whether something is wrong there as the rule says, `why` for what reason, `of` whether it was an error of lint's or a
+hit of the search for recall. A judgement with `right` that lint does not report is a miss; so recall is of what was
+looked for, not of what nobody knows. Precision is of errors. A file that has changed since no
 longer matches its judgements, and its errors are counted as unjudged.
 """
 
