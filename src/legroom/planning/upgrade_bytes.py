@@ -89,7 +89,7 @@ _SETTINGS = (
 )  # fmt: skip
 _TITLES = {
     "budget": "budget", "weights": "weights", "activation": "profile run", "cuda_graph": "CUDA-graph estimate",
-    "non_torch": "non-torch",
+    "non_torch": "non-torch", "neighbours": "other processes on the card",
 }  # fmt: skip
 
 
@@ -224,9 +224,19 @@ def _parts(layout: Layout) -> dict[_Key, _Part]:
         figure = getattr(layout, name)
         parts[name, ""] = _Part(-figure.bytes, terms=figure.terms)
     own = layout.non_torch
+    if rest := _beyond_parts(layout):
+        parts["neighbours", ""] = _Part(rest)
     if sum(term.bytes for term in own.terms) != own.bytes:
         return {**parts, ("non_torch", ""): _Part(-own.bytes)}
     return {**parts, **{("non_torch", term.label): _Part(-term.bytes, term.how) for term in own.terms}}
+
+
+def _beyond_parts(layout: Layout) -> int:
+    """What else the release takes from the budget, below zero: memory of other processes, where it charges that too.
+    None where the bytes of the KV cache are given, and nothing is taken from anything."""
+    named = (layout.weights, layout.activation, layout.cuda_graph, layout.non_torch)
+    left = layout.budget_bytes - sum(figure.bytes for figure in named)
+    return layout.kv_cache.bytes - left if len(layout.kv_cache.terms) > 1 else 0
 
 
 def _title(key: _Key) -> str:
