@@ -156,7 +156,7 @@ def _source(args: argparse.Namespace, asked: Release | None) -> Deployment | Non
     from legroom.deployments.deployment import deployment_from_command, deployment_from_file, deployment_from_python
 
     if args.file:
-        return deployment_from_file(args.file, asked, getattr(args, "server", 0))
+        return deployment_from_file(args.file, asked, getattr(args, "server", None))
     if args.python:
         return deployment_from_python(args.python, asked, "--python")
     if used:

@@ -14,6 +14,7 @@ from legroom.cli.deployment import add_source_options, machine, requested
 from legroom.cli.deployment import parse as parse_words
 from legroom.cli.output import note, print_json
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+from legroom.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from legroom.planning.upgrade import Upgrade
 
 _RELEASE = re.compile(r"v?\d+(\.\d+)+\S*|latest|nightly|main|stable")
+_BLOCKS_OFF = 0.05
+"""A pool that differs by more than a plan does: something was not told."""
 _CALL = "legroom upgrade FROM TO --gpu NAME -- vllm serve ..."
 
 _DESCRIPTION = """\
@@ -83,14 +86,12 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 def run(args: argparse.Namespace) -> int:
     """Compare, print, and answer with 1 where a server does not start on the other release."""
-    from legroom.facts.releases import release as known_release
-
     if not args.releases:
         raise LegroomError("to which release?", _CALL)
-    _refuse_nothing_to_run(args)
-    target = known_release(args.releases[-1])
-    asked = known_release(args.releases[0]) if len(args.releases) == 2 else None
-    made = [_upgrade(meant, where, target, args) for meant, where in _servers(args, asked)]
+    _check_words(args)
+    target = _release(args.releases[-1])
+    asked = _release(args.releases[0]) if len(args.releases) == 2 else None
+    made = [_upgrade(server, target, args) for server in _servers(args, asked)]
     if args.json:
         documents = [_json(each) for each in made]
         print_json(documents[0] if len(documents) == 1 else {**documents[0], "servers": documents})
@@ -103,32 +104,60 @@ def run(args: argparse.Namespace) -> int:
     return OK if all(each.new.verdict != "does_not_fit" for each in made) else ANSWER_IS_NO
 
 
-def _refuse_nothing_to_run(args: argparse.Namespace) -> None:
-    ways = (args.vllm_words, args.command_words, args.line, args.file, args.python, args.url)
-    if not any(ways):
+def _check_words(args: argparse.Namespace) -> None:
+    """A word too many beside a command is a release that is none; no word at all says nothing."""
+    sources = (args.command_words, args.line, args.file, args.python, args.url)
+    stray = next((word for word in args.vllm_words[:1] if not word.startswith("-")), None)
+    if any(sources) and stray is not None:
+        raise LegroomError(f"{stray!r} is not a vLLM release", f"write releases like 0.32.0: {_CALL}")
+    if not any(sources) and not args.vllm_words:
         raise LegroomError("which server? Nothing says what runs", f"{_CALL}, or --command, --file or --url")
 
 
-def _upgrade(meant: RequestedDeployment, where: Machine, target: Release, args: argparse.Namespace) -> Upgrade:
+def _release(text: str) -> Release:
+    """The release that is meant; one older than the facts is the oldest known, and says so like any other."""
+    from legroom.facts.releases import logged_release, release
+
+    return logged_release(text) if text.lstrip("v")[:1].isdigit() else release(text)
+
+
+@dataclass(frozen=True)
+class TodaysServer:
+    """What runs today and where."""
+
+    meant: RequestedDeployment
+    machine: Machine
+    num_blocks: int | None = None
+    """The blocks that it shows, where it was asked."""
+
+
+def _upgrade(server: TodaysServer, target: Release, args: argparse.Namespace) -> Upgrade:
     from legroom.planning.upgrade import upgrade
 
+    meant = server.meant
     for remark in meant.notes:
         note(f"note: {remark}")
-    return upgrade(meant.args, meant.release, target, where, every_release=args.all)
+    made = upgrade(meant.args, meant.release, target, server.machine, every_release=args.all)
+    planned = made.old.memory.kv.num_blocks
+    if server.num_blocks and abs(planned / server.num_blocks - 1) > _BLOCKS_OFF:
+        note(f"note: the server has {server.num_blocks:,} blocks, and {planned:,} are planned from what it tells: give "
+             "the other flags that it was started with, and --gpu-memory")  # fmt: skip
+    return made
 
 
-def _servers(args: argparse.Namespace, asked: Release | None) -> Iterator[tuple[RequestedDeployment, Machine]]:
-    """What runs today and where, however it was said."""
-    args.vllm = asked.asked if asked else None
+def _servers(args: argparse.Namespace, asked: Release | None) -> Iterator[TodaysServer]:
+    """The servers, however they were said."""
+    args.vllm = asked.version if asked else None
     if args.url:
         yield _running(args, asked)
         return
-    for number in range(_count(args, asked)):
-        args.server = number
+    count = _count(args, asked)
+    for number in range(count):
+        args.server = number if count > 1 else None
         meant = requested(args)
         if asked is None and not meant.release_named:
             raise LegroomError("from which release? Nothing that was given names the one that runs today", _CALL)
-        yield meant, machine(args, meant)
+        yield TodaysServer(replace(meant, release=asked or meant.release), machine(args, meant))
 
 
 def _count(args: argparse.Namespace, asked: Release | None) -> int:
@@ -143,7 +172,7 @@ def _count(args: argparse.Namespace, asked: Release | None) -> int:
     return max(1, len(started_servers(args.file, read_text(Path(args.file)), asked)[0]))
 
 
-def _running(args: argparse.Namespace, asked: Release | None) -> tuple[RequestedDeployment, Machine]:
+def _running(args: argparse.Namespace, asked: Release | None) -> TodaysServer:
     from legroom.cli.deployment import RequestedDeployment, with_flags_beside
     from legroom.facts.releases import logged_release
     from legroom.live.metrics.address import is_loopback
@@ -163,7 +192,7 @@ def _running(args: argparse.Namespace, asked: Release | None) -> tuple[Requested
         "the server does not tell its parallel sizes, --max-num-seqs and --max-num-batched-tokens: give those that it "
         "was started with beside --url"
     ]  # fmt: skip
-    return replace(told, notes=tuple(notes)), machine(args, told)
+    return TodaysServer(replace(told, notes=tuple(notes)), machine(args, told), server.num_blocks)
 
 
 def _alerts(made: Upgrade) -> tuple[str, ...]:

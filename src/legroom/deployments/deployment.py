@@ -70,7 +70,7 @@ def deployment_from_command(text: str, asked: Release | None = None) -> Deployme
     return _first_of(servers, text, asked)
 
 
-def deployment_from_file(path: str | Path, asked: Release | None = None, number: int = 0) -> Deployment:
+def deployment_from_file(path: str | Path, asked: Release | None = None, number: int | None = None) -> Deployment:
     """Read the first server, or the one of a number, of a file of any kind: a manifest, a script, a unit, a Dockerfile,
     Python, Markdown."""
     from legroom.deployments.read import read_file  # noqa: PLC0415 - only files need YAML and the like
@@ -86,7 +86,7 @@ def deployment_from_file(path: str | Path, asked: Release | None = None, number:
         raise _nothing_in(where, text, [part.unread for part in parts if part.is_whole and part.unread][:1])
     if any("{{" in word.text or "{%" in word.text for word in servers[0].words):
         raise _template(where)
-    if number:
+    if number is not None:
         return _naming_key(deployment_of(servers[number], asked), text)
     return _first_of(servers, text, asked)
 

@@ -49,6 +49,8 @@ def _head(made: Upgrade, style: Style) -> Iterator[str]:
     old, new = made.old, made.new
     model = short_name(old.target.model.name)
     yield style.paint(f"{model}: vLLM {old.target.release} -> {new.target.release}", "bold")
+    if old.target.release.version == new.target.release.version:
+        yield "Both are the same release to legroom: nothing changes."
     if made.is_downgrade:
         yield f"{new.target.release} is the older release: this is a downgrade."
     yield from wrap(headline(new), style.width)
