@@ -262,10 +262,10 @@ def _difference(first: _Part, last: _Part) -> str:
         for label in dict.fromkeys((*before, *after))
         if before.get(label, 0) != after.get(label, 0)
     ]
-    before_words, after_words = _sized(first), _sized(last)
-    if not moved and before_words == after_words:
+    sizes = [human_bytes(abs(part.bytes)) for part in (first, last)]
+    if not moved and sizes[0] == sizes[1]:
         return "rounded otherwise"
-    return ", ".join(moved) or f"{before_words} -> {after_words}"
+    return ", ".join(moved) or f"{sizes[0]} -> {sizes[1]}"
 
 
 def _sized(part: _Part) -> str:

@@ -36,7 +36,7 @@ class PoolChange:
 
 def comparable_tokens(kv: KvPlan) -> int:
     """Tokens that full-length requests can use: the same measure in every release."""
-    return int(kv.max_concurrency * kv.max_model_len)
+    return round(kv.max_concurrency * kv.max_model_len)
 
 
 def pool_changes(old: Plan, new: Plan) -> tuple[PoolChange, ...]:
@@ -72,8 +72,8 @@ def pool_remarks(old: Plan, new: Plan) -> tuple[str, ...]:
 def _tokens_line(old: Plan, new: Plan) -> Iterator[str]:
     before, after = old.memory.kv, new.memory.kv
     lines = before.shape.era.tokens_line, after.shape.era.tokens_line
-    several = max(len(before.groups), len(after.groups)) > 1
-    if lines[0] == lines[1] or not (several or before.tokens != comparable_tokens(before)):
+    alike = all(abs(kv.tokens - comparable_tokens(kv)) <= 1 for kv in (before, after))  # rounded this way or that
+    if lines[0] == lines[1] or alike:
         return
     versions = old.target.release, new.target.release
     yield (

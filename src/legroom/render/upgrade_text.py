@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from legroom.drawing.terminal import PLAIN, Style
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 _ALWAYS = ("KV cache", "blocks", "tokens as vLLM prints them", "longest requests at once", "free at the peak")
 """Figures that are shown whether or not they change."""
+_SAID_BY = {
+    "KV cache, first start": "KV cache", "longest requests at once, first start": "longest requests at once",
+    "tokens of full-length requests": "tokens as vLLM prints them",
+}  # fmt: skip
+"""Figures that often are those of another row."""
 _SMALL_BYTES = MIB
 """Smaller changes are summed up in one line; `--json` has them all."""
 _WORDS = {"tight": "tight", "does_not_fit": "will not start"}
@@ -62,20 +67,20 @@ def _head(made: Upgrade, style: Style) -> Iterator[str]:
 
 def _figures(made: Upgrade) -> list[str]:
     rows = [("", str(made.old.target.release), str(made.new.target.release), "")]
-    shown = {change.what: (_figure(change, change.old), _figure(change, change.new)) for change in made.pool}
+    by_name = {change.what: change for change in made.pool}
     for change in made.pool:
-        old, new = shown[change.what]
-        if change.what in _ALWAYS or (old != new and not _repeats(change, shown)):
+        old, new = _figure(change, change.old), _figure(change, change.new)
+        if change.what in _ALWAYS or (old != new and not _repeats(change, by_name)):
             rows.append((change.what, old, new, _difference(change) if old != new else ""))
     return [f"  {line}" for line in columns(rows, "<>>>")]
 
 
-def _repeats(change: PoolChange, shown: dict[str, tuple[str, str]]) -> bool:
+def _repeats(change: PoolChange, by_name: Mapping[str, PoolChange]) -> bool:
     """Whether a row says what another one has said: the first start like the later ones, one way to count tokens."""
-    other = change.what.removesuffix(", first start")
-    if change.what == "tokens of full-length requests":
-        other = "tokens as vLLM prints them"
-    return other != change.what and shown[other] == shown[change.what]
+    other = by_name[_SAID_BY.get(change.what, change.what)]
+    rounding = 1 if isinstance(change.old, int) else 0.005
+    same = abs(change.old - other.old) <= rounding and abs(change.new - other.new) <= rounding
+    return other is not change and same
 
 
 def _figure(change: PoolChange, value: float) -> str:
@@ -168,9 +173,10 @@ def _kept_words(made: Upgrade) -> str:
     held, today = kept.plan.memory.kv, old.memory.kv
     changed = kept.flags or any(flag.kind in ("refused", "renamed") for flag in made.flags)
     unchanged = "It" if changed else "The same command: it"
+    tight = f" It is tight: {kept.plan.reason}." if kept.plan.verdict == "tight" else ""
     return (
         f"{unchanged} holds {held.max_concurrency:.2f} requests of {held.max_model_len:,} tokens at once (today "
-        f"{today.max_concurrency:.2f}) and leaves {free}."
+        f"{today.max_concurrency:.2f}) and leaves {free}.{tight}"
     )
 
 
